@@ -126,9 +126,11 @@ type Binding struct {
 	// of them has the GPUs while it is there, even if the runtime no longer knows the container.
 	Cgroups []string `json:"cgroups,omitzero"`
 	// Occupies are all cgroups that may become its own, whether or not they could be read, and the
-	// names of its systemd unit. No other container is created in one of them, and none below one
-	// that is also in Cgroups.
+	// names of its systemd unit. No other container is created in one of them, nor below one.
 	Occupies []string `json:"occupies,omitzero"`
+	// Unplaced says that the container's spec names no cgroup, so that Occupies are what runtimes
+	// use then. Containers may be created below those.
+	Unplaced bool `json:"unplaced,omitzero"`
 	// Driven says that the driver limits the container's cgroup and gpuledgerd maintains the limit.
 	Driven bool `json:"driven,omitzero"`
 	// Throttled says that its launches pass the gate of the grant's share of compute.

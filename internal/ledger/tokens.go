@@ -112,6 +112,8 @@ func (r *bindingRecord) read(d *jsontext.Decoder) error {
 			return tokens.Strings(d, &r.Cgroups)
 		case "occupies":
 			return tokens.Strings(d, &r.Occupies)
+		case "unplaced":
+			return tokens.Bool(d, &r.Unplaced)
 		case "driven":
 			return tokens.Bool(d, &r.Driven)
 		case "throttled":
@@ -201,6 +203,9 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		if r.Occupies != nil {
 			w.Name("occupies").Strings(r.Occupies)
+		}
+		if r.Unplaced {
+			w.Name("unplaced").Bool(true)
 		}
 		if r.Driven {
 			w.Name("driven").Bool(true)

@@ -138,7 +138,7 @@ func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process)
 	tx.DropReserved(d.Grant.ID, f.Container.ID)
 	d.Bound = true
 	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot, Container: f.Container.ID,
-		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known, Occupies: f.cgroups.possible,
+		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known, Occupies: f.cgroups.possible, Unplaced: f.request.Cgroup == "",
 		Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
 		Throttled: d.Throttled, Reserved: f.Reserve})
 	if err != nil {

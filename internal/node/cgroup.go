@@ -169,9 +169,9 @@ func (f facts) namesItself() bool {
 	return f.request.Cgroup == "" || bears(f.request.Cgroup, f.Container.ID)
 }
 
-// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if
-// that cgroup is only a guess. It also may if that cgroup does not bear the bound container's id
+// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if the
+// bound one's spec names no cgroup. It also may if that cgroup does not bear the bound container's id
 // and this one bears its own: then engines may use it as a parent, and no grant closes a parent.
 func (f facts) mayBeBelow(b grant.Binding, path string) bool {
-	return !slices.Contains(b.Cgroups, path) || f.namesItself() && !bears(path, b.Container)
+	return b.Unplaced || f.namesItself() && !bears(path, b.Container)
 }
