@@ -10,103 +10,112 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Adopts reports whether Decide could adopt a grant for the container: the operator vouches for
-// what schedulers write, one has written about this container, and it names no grant and owns none.
-// Decide needs View.Whole then.
+// The hints about allocations that cannot be adopted.
+const (
+	hintAdopters = "only pods' containers under containerd (1.6.11 and later) or CRI-O adopt; " +
+		"elsewhere present a reference (" + requesting + ")"
+	hintAdoptedCompute = "have it allocated in mode mps (gpuledger.dev/mode: mps), " +
+		"which keeps a share of compute, or without one"
+	hintPodSum = "the scheduler writes the pod's sum (ALIYUN_COM_GPU_MEM_POD), " +
+		"and the engine must pass it on"
+	hintPodShares = "a pod's containers share what the scheduler allocated to the pod; " +
+		"the size in the environment is bounded by the pod's annotation"
+)
+
+// Adopts reports whether Decide could adopt a grant for the container. If so, Decide needs
+// View.Whole.
 func Adopts(r grant.Request, v grant.View, p grant.Policy) bool {
-	if r.Sandbox {
-		return false
-	}
-	c := newCase(r, v, grant.Inventory{}, p)
-	return c.adopts()
+	return !r.Sandbox && adopts(&question{request: r, view: v, policy: p})
 }
 
-func (c *asking) adopts() bool {
-	return c.policy.Annotations.Trust == grant.Adopt && c.owned == nil && len(c.request.References) == 0 &&
-		slices.ContainsFunc(c.request.Allocations, func(a grant.Allocation) bool { return a.Asks })
+// adopts reports whether the allocations of a scheduler may become the container's grant: the
+// operator guarantees that only schedulers write them, one names this container, and the container
+// neither names nor owns a grant.
+func adopts(q *question) bool {
+	return q.policy.Annotations.Trust == grant.Adopt && len(q.request.References) == 0 &&
+		slices.ContainsFunc(q.request.Allocations, asksByAllocation) && ownedGrant(q) == nil
 }
 
-// adopt makes the allocation that a scheduler wrote the container's grant, if it passes the same
-// checks as `gpuledger grant`. The grant has no id yet: whoever acts on the verdict enters it, in
-// one critical section with the decision.
-func (c *asking) adopt() {
-	c.tried = true
-	if len(c.findings) > 0 || len(c.view.Problems) > 0 || c.view.Whole == nil {
-		return
+// adoptGrant makes the allocation that a scheduler wrote the container's grant, if it passes the
+// same checks as `gpuledger grant`. The grant has no id yet: the caller enters it into the ledger,
+// in the critical section of the decision.
+func adoptGrant(q *question) (adopted resolution) {
+	if len(q.view.Problems) > 0 || q.view.Whole == nil {
+		return resolution{}
 	}
-	ask := c.allocated()
-	c.ownable(ask.Owner)
-	c.withinPod(ask)
-	if len(c.findings) > 0 {
-		return
+	ask, found := askOf(q)
+	if found = slices.Concat(found, checkOwner(q, ask.Owner), checkPodSum(q, ask)); len(found) > 0 {
+		adopted.found = found
+		return adopted
 	}
-	if why := ComputeUnkept(grant.Grant{Mode: ask.Mode, Owner: ask.Owner,
-		GPUs: make([]grant.Share, ask.count())}, c.inventory, c.policy); ask.Compute > 0 && why != "" {
-		c.tell(grant.LimitUnenforceable, c.source(), fmt.Sprintf("%d%% compute", ask.Compute),
-			fmt.Sprintf("is allocated %d%% of a GPU's compute by %s: %s", ask.Compute,
-				place(c.source()), why),
-			"have it allocated in mode mps (gpuledger.dev/mode: mps), which keeps a share of compute, or "+
-				"without one")
-		return
+	source := allocationSource(q)
+	if why := whyUnkept(ask, q.inventory, q.policy); ask.Compute > 0 && why != "" {
+		share := strconv.Itoa(ask.Compute) + "%"
+		adopted.found.explain(grant.LimitUnenforceable, source, share+" compute",
+			fmt.Sprintf("is allocated %s of a GPU's compute by %s: %s", share, vectorName(source), why),
+			hintAdoptedCompute)
+		return adopted
 	}
-	shares, err := Place(ask, "", *c.view.Whole, c.inventory, c.policy)
-	if err != nil {
-		c.unplaced(ask, err)
-		return
+	shares, err := Place(ask, "", *q.view.Whole, q.inventory, q.policy)
+	if err != nil { // the error names holders, so only the audit log gets it
+		adopted.recorded = []string{"adopts nothing: " + err.Error()}
+		adopted.found.notPlaced(source, ask, err)
+		return adopted
 	}
-	c.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: StrengthOf(ask.Mode),
-		GPUs: shares, Compute: ask.Compute, Source: ask.Source}
-	c.recorded = append(c.recorded, fmt.Sprintf("adopts %s in mode %s from %s", sharesOf(shares),
-		ask.Mode, c.source()))
+	adopted.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
+		Strength: StrengthOf(ask.Mode), GPUs: shares, Compute: ask.Compute, Source: ask.Source}
+	adopted.recorded = []string{
+		fmt.Sprintf("adopts %s in mode %s from %s", labelsOf(shares), ask.Mode, source)}
+	return adopted
 }
 
-// allocated adds up what the allocations say. Each may say a part; what two of them say must be the
-// same.
-func (c *asking) allocated() Ask {
-	id := c.request.Container.Pod
-	ask := Ask{Owner: id.Owner(), Label: grant.Printable(id.Namespace + "/" + id.Pod), Source: grant.Adopted}
-	for _, a := range c.request.Allocations {
-		switch names := c.uuids(a.GPUs); {
+// askOf combines the allocations of the container. Each may state a part. If two state the same
+// part, they must agree.
+func askOf(q *question) (ask Ask, found findings) {
+	id := q.request.Container.Pod
+	ask = Ask{Owner: id.Owner(), Label: grant.Printable(id.Namespace + "/" + id.Pod), Source: grant.Adopted}
+	for _, a := range q.request.Allocations {
+		switch names := sortedUUIDs(&q.inventory, a.GPUs); {
 		case names == nil:
 		case ask.Names == nil:
 			ask.Names = names
 		case !slices.Equal(ask.Names, names):
-			c.find(grant.AnnotationMismatch, a.Source, fmt.Sprintf("GPUs %v", a.GPUs))
+			found.add(grant.AnnotationMismatch, a.Source, fmt.Sprintf("GPUs %v", a.GPUs))
 		}
-		if !say(&ask.Compute, a.Compute) {
-			c.find(grant.AnnotationMismatch, a.Source, strconv.Itoa(a.Compute)+"% compute")
+		if !merge(&ask.Compute, a.Compute) {
+			found.add(grant.AnnotationMismatch, a.Source, strconv.Itoa(a.Compute)+"% compute")
 		}
-		if !say(&ask.Mode, a.Mode) {
-			c.find(grant.AnnotationMismatch, a.Source, "mode "+string(a.Mode))
+		if !merge(&ask.Mode, a.Mode) {
+			found.add(grant.AnnotationMismatch, a.Source, "mode "+string(a.Mode))
 		}
 	}
-	for _, a := range c.request.Allocations { // once it is known how many GPUs, and which
-		if memory := c.memory(a, ask); !say(&ask.Memory, memory) {
-			c.find(grant.AnnotationMismatch, a.Source, memory.String())
+	for _, a := range q.request.Allocations { // units need the GPUs, which are known now
+		if memory := memoryOf(&q.inventory, a, ask); !merge(&ask.Memory, memory) {
+			found.add(grant.AnnotationMismatch, a.Source, memory.String())
 		}
 	}
 	if ask.Mode == "" {
 		ask.Mode = grant.Limit
 	}
-	return ask
+	return ask, found
 }
 
-// say puts one statement beside those before it, the zero value being none, and reports whether
-// they agree.
-func say[T comparable](said *T, now T) bool {
+// merge sets a value that is not set yet, and reports whether it agrees with the one before. The
+// zero value states nothing.
+func merge[T comparable](stated *T, next T) bool {
 	var nothing T
-	if *said == nothing {
-		*said = now
+	if *stated == nothing {
+		*stated = next
 	}
-	return now == nothing || now == *said
+	return next == nothing || next == *stated
 }
 
-// uuids names GPUs so that two lists of them can be compared. One that the node does not have keeps
-// its name.
-func (c *asking) uuids(names []string) []string {
+// sortedUUIDs returns the UUIDs of GPUs, so that two lists can be compared. A GPU that the node
+// does not have keeps its name.
+func sortedUUIDs(inv *grant.Inventory, names []string) []string {
 	var uuids []string
 	for _, name := range names {
-		if d, found := c.inventory.Device(name); found {
+		if d, known := inv.Device(name); known {
 			name = d.UUID()
 		}
 		uuids = append(uuids, name)
@@ -115,117 +124,114 @@ func (c *asking) uuids(names []string) []string {
 	return uuids
 }
 
-// memory is what an allocation says of the whole size.
-func (c *asking) memory(a grant.Allocation, ask Ask) grant.Bytes {
+// memoryOf is what an allocation states about the memory on all GPUs.
+func memoryOf(inv *grant.Inventory, a grant.Allocation, ask Ask) grant.Bytes {
 	if a.Units == 0 || len(ask.Names) == 0 {
 		return a.Memory
 	}
-	return grant.Bytes(a.Units) * c.unit(a, ask.Names[0]) * grant.Bytes(len(ask.Names))
+	return grant.Bytes(a.Units) * unitOf(inv, a, ask.Names[0]) * grant.Bytes(len(ask.Names))
 }
 
-// unit is what gpushare counts in. The device plugin counts in GiB or in MiB and does not say
-// which; the card's total does.
-func (c *asking) unit(a grant.Allocation, name string) grant.Bytes {
-	if gpu, found := c.inventory.Find(name); found && grant.Bytes(a.Total)*grant.GiB > 2*gpu.Memory {
+// unitOf is the unit in which gpushare counts memory. Its device plugin counts in GiB or MiB
+// without stating which, but it states the total of the card.
+func unitOf(inv *grant.Inventory, a grant.Allocation, gpu string) grant.Bytes {
+	if known, found := inv.Find(gpu); found && grant.Bytes(a.Total)*grant.GiB > 2*known.Memory {
 		return grant.MiB
 	}
 	return grant.GiB
 }
 
-// ownable wants an identity that the engine vouches for: a grant that nobody owns could be used by
-// nobody, and one without an owner's proof by everybody.
-func (c *asking) ownable(owner grant.Owner) {
+// checkOwner finds that the engine vouches for no identity, or that the owner has a grant already.
+// No container could use a grant without an owner, and any container could use a grant whose owner
+// need not be proven.
+func checkOwner(q *question, owner grant.Owner) (found findings) {
 	if _, err := grant.ParseOwner(string(owner)); err != nil {
-		c.tell(grant.GrantNotFound, c.source(), "", "carries "+place(c.source())+
-			", but its engine vouches for no pod and container, so no grant can be adopted for it",
-			"only pods' containers under containerd (1.6.11 and later) or CRI-O adopt; elsewhere present a "+
-				"reference ("+grant.Docs+"requesting.md)")
-		return
+		source := allocationSource(q)
+		found.explain(grant.GrantNotFound, source, "",
+			"carries "+vectorName(source)+", but its engine vouches for no pod and container, "+
+				"so no grant can be adopted for it", hintAdopters)
+		return found
 	}
-	if i := slices.IndexFunc(c.view.Whole.Grants, func(g grant.Grant) bool {
-		return g.Owner == owner && g.Live(c.view.Now)
-	}); i >= 0 {
-		c.find(grant.GrantInUse, "grant", string(c.view.Whole.Grants[i].ID))
+	for _, g := range q.view.Whole.Grants {
+		if g.Owner == owner && g.Live(q.view.Now) {
+			found.add(grant.GrantInUse, "grant", string(g.ID))
+			break
+		}
 	}
+	return found
 }
 
-// withinPod holds a size that comes from the environment against the pod's annotation. An image can
-// set the one and not the other: what a pod's containers adopt together stays within the pod's
-// figure, whatever each of them claims.
-func (c *asking) withinPod(ask Ask) {
-	for _, a := range c.request.Allocations {
+// checkPodSum compares a size from the environment with the pod's annotation. An image can set the
+// one, but not the other. All that a pod's containers adopt stays within the number of the pod,
+// whatever each of them claims.
+func checkPodSum(q *question, ask Ask) (found findings) {
+	for _, a := range q.request.Allocations {
 		if !a.InEnv || len(ask.Names) == 0 {
 			continue
 		}
 		if a.PodUnits == 0 {
-			c.tell(grant.AnnotationMismatch, a.Source, strconv.Itoa(a.Units),
-				"says by its environment how much of a GPU is its own, and its pod has no readable "+
-					"annotation that bounds it",
-				"the scheduler writes the pod's sum (ALIYUN_COM_GPU_MEM_POD), and the engine must pass it on")
+			found.explain(grant.AnnotationMismatch, a.Source, strconv.Itoa(a.Units),
+				"says by its environment how much of a GPU is its own, "+
+					"and its pod has no readable annotation that bounds it", hintPodSum)
 			continue
 		}
-		sum := ask.Memory
-		for _, g := range c.view.Whole.Grants {
-			if g.Source == grant.Adopted && g.Owner.Group() == ask.Owner.Group() && g.Live(c.view.Now) {
-				sum += g.Memory()
-			}
-		}
-		if bound := grant.Bytes(a.PodUnits) * c.unit(a, ask.Names[0]); sum > bound {
-			c.tell(grant.AnnotationMismatch, a.Source, ask.Memory.String(),
+		sum := ask.Memory + adoptedMemory(q, ask.Owner)
+		bound := grant.Bytes(a.PodUnits) * unitOf(&q.inventory, a, ask.Names[0])
+		if sum > bound {
+			found.explain(grant.AnnotationMismatch, a.Source, ask.Memory.String(),
 				fmt.Sprintf("asks by its environment for %s, which with its pod's other containers is %s, "+
-					"more than the pod's %s", ask.Memory, sum, bound),
-				"a pod's containers share what the scheduler allocated to the pod; the size in the "+
-					"environment is bounded by the pod's annotation")
+					"more than the pod's %s", ask.Memory, sum, bound), hintPodShares)
 		}
 	}
+	return found
 }
 
-// unplaced tells the tenant that there is no room. Who holds it stands in what is recorded, for the
-// administrator.
-func (c *asking) unplaced(ask Ask, err error) {
-	c.recorded = append(c.recorded, "adopts nothing: "+err.Error())
+// adoptedMemory is what the other containers of an owner's pod have adopted.
+func adoptedMemory(q *question, owner grant.Owner) grant.Bytes {
+	var sum grant.Bytes
+	for _, g := range q.view.Whole.Grants {
+		if g.Source == grant.Adopted && g.Owner.Group() == owner.Group() && g.Live(q.view.Now) {
+			sum += g.Memory()
+		}
+	}
+	return sum
+}
+
+// notPlaced adds that the allocation has no room. It does not name the holders of other grants.
+func (f *findings) notPlaced(source string, ask Ask, err error) {
 	var refusal *grant.Refusal
 	var missing *grant.NotFoundError
 	switch {
 	case errors.As(err, &refusal) && refusal.Code == grant.MPSNotReady:
-		c.tell(refusal.Code, c.source(), ask.size(), "is allocated a GPU in mode mps by "+place(c.source())+
-			", and this node cannot run MPS", "have it allocated in another mode, or on another node")
+		f.explain(refusal.Code, source, ask.size(),
+			"is allocated a GPU in mode mps by "+vectorName(source)+", and this node cannot run MPS",
+			"have it allocated in another mode, or on another node")
 	case refusal != nil && sentences()[refusal.Code] != (sentence{}):
-		c.find(refusal.Code, c.source(), ask.size())
-	case refusal != nil: // the node's fault
-		c.findings = append(c.findings, finding{Detail: grant.Detail{
-			Vector: "node", Value: refusal.Message, Code: refusal.Code}, message: refusal.Message,
-			hint: refusal.Hint})
+		f.add(refusal.Code, source, ask.size())
+	case refusal != nil:
+		f.onNode(refusal.Code, refusal.Message, refusal.Hint)
 	case errors.As(err, &missing):
-		c.tell(grant.AnnotationMismatch, c.source(), strings.Join(ask.Names, ","),
-			"is allocated GPUs that this node does not have, by "+place(c.source()),
+		f.explain(grant.AnnotationMismatch, source, strings.Join(ask.Names, ","),
+			"is allocated GPUs that this node does not have, by "+vectorName(source),
 			"the pod was scheduled for another node, or the inventory is older than its GPUs")
 	default:
-		c.tell(grant.AnnotationMalformed, c.source(), ask.size(), "is allocated by "+place(c.source())+
+		f.explain(grant.AnnotationMalformed, source, ask.size(), "is allocated by "+vectorName(source)+
 			" what can be no grant: "+strings.TrimPrefix(err.Error(), "cannot grant: "),
 			"correct what writes the annotations")
 	}
 }
 
-// size is what was asked for, as a tenant said it.
-func (a Ask) size() string {
-	if a.wholly() && a.Memory == 0 {
-		return fmt.Sprintf("%d whole", a.count())
-	}
-	return fmt.Sprintf("%s over %d", a.Memory, a.count())
+// allocationSource is the source of the first allocation that asks. The others are about the same.
+func allocationSource(q *question) string {
+	i := slices.IndexFunc(q.request.Allocations, asksByAllocation)
+	return q.request.Allocations[i].Source
 }
 
-// source is the first statement that asks: the others are about the same.
-func (c *asking) source() string {
-	i := slices.IndexFunc(c.request.Allocations, func(a grant.Allocation) bool { return a.Asks })
-	return c.request.Allocations[i].Source
-}
-
-// sharesOf writes shares as the command line does: 0:4GiB,1:4GiB.
-func sharesOf(shares []grant.Share) string {
-	parts := make([]string, len(shares))
+// labelsOf writes shares as the command line does: 0:4GiB,1:4GiB.
+func labelsOf(shares []grant.Share) string {
+	labels := make([]string, len(shares))
 	for i, s := range shares {
-		parts[i] = s.Label()
+		labels[i] = s.Label()
 	}
-	return strings.Join(parts, ",")
+	return strings.Join(labels, ",")
 }

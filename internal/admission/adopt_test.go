@@ -7,8 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// adopting is the pod's container "new", about which nobody has entered a grant, on a node that
-// trusts its scheduler.
+// adopting is the container "new" of a pod, without a grant, on a node that trusts its scheduler.
 func adopting(allocations ...grant.Allocation) *world {
 	w := newWorld()
 	w.p.Annotations.Trust = grant.Adopt
@@ -22,7 +21,7 @@ func adopting(allocations ...grant.Allocation) *world {
 	return w
 }
 
-// holds adds a grant that one of the pod's containers has adopted and uses.
+// holds adds a grant that a container of the pod has adopted and uses.
 func (w *world) holds(container string, memory grant.Bytes) {
 	w.v.Whole.Grants = append(w.v.Whole.Grants, grant.Grant{
 		ID: "g-siblingsibli", Owner: grant.PodOwner("job", container), Mode: grant.Limit,
@@ -33,7 +32,7 @@ func (w *world) holds(container string, memory grant.Bytes) {
 
 func gibs(n grant.Bytes) grant.Bytes { return n * grant.GiB }
 
-// Of GPU 0 8 GiB are free and 40% compute, of GPU 1 4 GiB and 10%.
+// GPU 0 has 8 GiB and 40% of its compute free, GPU 1 has 4 GiB and 10%.
 func TestAdopts(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -69,7 +68,7 @@ func TestAdopts(t *testing.T) {
 				v.Grant.Label != "team/job-0" {
 				t.Fatalf("%+v", v)
 			}
-			if got := sharesOf(v.Grant.GPUs); got != c.want || c.extra != nil && !c.extra(*v.Grant) {
+			if got := labelsOf(v.Grant.GPUs); got != c.want || c.extra != nil && !c.extra(*v.Grant) {
 				t.Errorf("%s: %+v, want %s", got, v.Grant, c.want)
 			}
 			if len(v.Recorded) != 1 || v.Recorded[0] != "adopts "+c.want+" in mode limit from annotation:a" {
@@ -190,7 +189,7 @@ func TestDoesNotAdopt(t *testing.T) {
 	}
 }
 
-// The administrator reads what the tenant is not told.
+// The audit log names the holders, and the tenant's text does not.
 func TestWhyNothingIsAdoptedIsRecorded(t *testing.T) {
 	v := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: gibs(9)}).decide()
 	if len(v.Recorded) != 1 || !strings.Contains(v.Recorded[0], "GPU 0 has 8GiB of 16GiB free") {

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// entry is what the container's pod, or another, has in the ledger already: adopted, in use, in
-// mode limit, 3 GiB of GPU 0.
+// entry is a grant in the ledger of the container's pod or of another: adopted, in use, in mode
+// limit, with 3 GiB of GPU 0.
 func entry(owner grant.Owner, change func(*grant.Grant)) func(*world) {
 	return func(w *world) {
 		g := grant.Grant{ID: "g-entryentryen", Owner: owner, Mode: grant.Limit, Source: grant.Adopted,
@@ -20,8 +20,7 @@ func entry(owner grant.Owner, change func(*grant.Grant)) func(*world) {
 	}
 }
 
-// TestAdoptionsInWholeVerdicts: what is adopted, and that a container which is refused adopts
-// nothing.
+// TestAdoptionsInWholeVerdicts tests what is adopted, and that a refused container adopts nothing.
 func TestAdoptionsInWholeVerdicts(t *testing.T) {
 	const (
 		new0 = `says: container "new" `
@@ -143,16 +142,16 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 					"cannot run MPS, because the driver's files in the inventory have no "+
 					"nvidia-cuda-mps-control")},
 
-		// how much a pod's containers have together
+		// the sum of a pod's containers
 		{"with a pod's other container: all of the pod's", []grant.Allocation{inEnv(2, 5)},
 			entry("pod:job/sidecar", nil), fits},
 		{"with a pod's other container: more than the pod's", []grant.Allocation{inEnv(3, 5)},
 			entry("pod:job/sidecar", nil),
-			lines("refuse annotation-mismatch none", new0+
-				"asks by its environment for 3GiB, which with its pod's other containers is 6GiB, more "+
-				"than the pod's 5GiB", `finds: annotation-mismatch annotation:a "3GiB"`)},
-		{"beside what another pod has adopted", []grant.Allocation{inEnv(2, 2)},
-			entry("pod:other/sidecar", nil), fits},
+			lines("refuse annotation-mismatch none",
+				new0+"asks by its environment for 3GiB, which with its pod's other containers is 6GiB, more "+
+					"than the pod's 5GiB", `finds: annotation-mismatch annotation:a "3GiB"`)},
+		{"beside what another pod has adopted", []grant.Allocation{inEnv(2, 2)}, entry("pod:other/sidecar",
+			nil), fits},
 		{"beside what the pod was granted otherwise", []grant.Allocation{inEnv(2, 2)},
 			entry("pod:job/sidecar", func(g *grant.Grant) { g.Source = "cli" }), fits},
 		{"beside what the pod had adopted, which has ended", []grant.Allocation{inEnv(2, 2)},
@@ -173,7 +172,8 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 	}
 }
 
-// TestAnAdoptedGrantsRecords lie where the grant's will, which has no name yet in the verdict.
+// TestAnAdoptedGrantsRecords tests that the records are mounted from the directory of the id that
+// the grant will have. In the verdict it has none yet.
 func TestAnAdoptedGrantsRecords(t *testing.T) {
 	w := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: grant.GiB})
 	w.r.Layout, w.r.Capabilities = cuda.Layout, cuda.Capabilities
@@ -186,7 +186,7 @@ func TestAnAdoptedGrantsRecords(t *testing.T) {
 	}
 }
 
-// TestStrengthOfAMode is what holds a container before anything is known of it.
+// TestStrengthOfAMode tests the strength that a mode has without facts about the node.
 func TestStrengthOfAMode(t *testing.T) {
 	want := map[grant.Mode]grant.Strength{grant.Exclusive: grant.StrengthNone,
 		grant.Timeslice: grant.StrengthNone, grant.Limit: grant.StrengthNone, grant.MPS: grant.StrengthServer,

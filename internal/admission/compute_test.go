@@ -8,9 +8,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAShareOfComputeThatNothingKeeps: mode limit counts it, and where the policy wants more than a
-// number it is refused: to who asks for it, to whom a scheduler allocated it, and to a container
-// whose grant is older than the policy.
+// TestAShareOfComputeThatNothingKeeps tests that mode limit counts a share of compute. If the
+// policy wants it enforced, it is refused: to a caller that asks for it, to a container to which a
+// scheduler allocated it, and to a container whose grant is older than the policy.
 func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 	refuse := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}
 	strong := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
@@ -70,9 +70,9 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 	}
 }
 
-// TestAShareOfComputeThatIsThrottled: a container of a grant with one has the proxy that throttles
-// under every name of libcuda, all others have the one that does not. Where it cannot be had the
-// share is refused, and nothing else is.
+// TestAShareOfComputeThatIsThrottled tests that a container with a share gets the proxy that
+// throttles under every name of libcuda, and that all others get the other proxy. If there is no
+// such proxy, the share is refused, and nothing else is.
 func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	able := shimmed()
@@ -111,10 +111,9 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 	} {
 		v := ofLimit(own, c.g, able, c.p)
 		if c.g.Mode == grant.MPS { // without a daemon it is refused, with the same files
-			w := newCase(own, grant.View{}, able, c.p)
-			w.grant = &c.g
 			v = grant.Verdict{Kind: grant.Admit}
-			v.Edits.Mounts = w.driverFiles()
+			v.Edits.Mounts = new(Judge).useOf(&question{request: own, inventory: able, policy: c.p},
+				&c.g).files
 		}
 		throttling, plain, nvml := proxies(v)
 		if v.Kind != grant.Admit || (throttling > 1) != c.throttle || (plain > 1) == c.throttle ||
@@ -124,14 +123,13 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 		}
 	}
 
-	var j Judge // which keeps the files of its last decision
+	var j Judge // it keeps the files of its last decision
 	for _, g := range []grant.Grant{limitGrant, shared, limitGrant} {
-		c := newCase(own, grant.View{}, able, throttle)
-		c.planned, c.grant = &j.files, &g
-		if throttling, plain, _ := proxies(c.granted()); (throttling > 0) != (g.Compute > 0) ||
+		v := judgeLimit(&j, own, g, able, throttle)
+		if throttling, plain, _ := proxies(v); (throttling > 0) != (g.Compute > 0) ||
 			(plain > 0) == (g.Compute > 0) {
-			t.Errorf("%d%% after another: %d of the proxy that throttles, %d of the other",
-				g.Compute, throttling, plain)
+			t.Errorf("%d%% after another: %d of the proxy that throttles, %d of the other", g.Compute,
+				throttling, plain)
 		}
 	}
 
@@ -186,8 +184,8 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 	}
 }
 
-// TestTheStrengthOfAShare is told of compute as of memory: by the weakest container, and where none
-// runs by what the next would have.
+// TestTheStrengthOfAShare tests that the strength of a share is that of the weakest container, and
+// without containers that of the next one, as for memory.
 func TestTheStrengthOfAShare(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	able := shimmed()

@@ -22,7 +22,7 @@ const (
 	wrongSecret = "ffeeddccbbaa99887766554433221100"
 )
 
-// world is a container that asks, and a node with two GPUs of 16 GiB whose ledger has four grants.
+// world is a container, and a node with two GPUs of 16 GiB whose ledger has four grants.
 type world struct {
 	r   grant.Request
 	v   grant.View
@@ -58,13 +58,13 @@ func newWorld() *world {
 
 func (w *world) decide() grant.Verdict { return Decide(w.r, w.v, w.inv, w.p) }
 
-// train is the container "train" of the pod that owns podGrant.
+// train makes the container the one that owns podGrant.
 func (w *world) train() {
 	w.r.Container.Pod = grant.Identity{UID: "uid", Namespace: "team", Pod: "job-0", Container: "train"}
 }
 
-// wants sets what the node demands, of a grant without a share of compute, which mode limit could
-// not keep.
+// wants sets the minimum strength. The grant loses its share of compute, because mode limit could
+// not enforce one.
 func (w *world) wants(minimum grant.Strength) {
 	w.p.Rules.MinimumStrength = minimum
 	w.v.Grants[0].Compute = 0
@@ -85,7 +85,7 @@ func (w *world) problem(code grant.Code) {
 		Hint: "ask the administrator"})
 }
 
-// The hits that Find gives; request's tests say when.
+// The hits that request.Find returns; the tests of request say when.
 func env(value string, gpus ...string) grant.Hit {
 	code := grant.VisibleDevicesOutsideGrant
 	if slices.Contains(gpus, "all") {
@@ -411,7 +411,7 @@ func TestDecide(t *testing.T) {
 			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
 				"GPU: rule:none]"},
 
-		// what keeps the node from telling stops only who asks
+		// problems of the node stop only a container that asks
 		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) },
 			"refuse config-invalid visible-devices-all"},
 		{"several problems", func(w *world) {
@@ -862,7 +862,7 @@ func rules(v grant.Verdict) []string {
 	return texts
 }
 
-// A confined privileged container keeps every device that is no GPU's, and what it was granted.
+// A confined privileged container keeps its grant and every device that is not of a GPU.
 func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 	for name, granted := range map[string]bool{"stripped": false, "granted": true} {
 		w := newWorld()
@@ -894,7 +894,7 @@ func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 	}
 }
 
-// Only a container whose rules opened everything gets that list: for another it would open disks.
+// Only a container whose rules open everything gets that list. To another it would give disks.
 func TestNarrowingNeverWidens(t *testing.T) {
 	for name, setup := range map[string]func(*world){
 		"CAP_SYS_ADMIN with a GPU's node": func(w *world) { w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0))} },

@@ -7,7 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// limiting is shimmed with a driver that can limit memory, and somebody who has it do so.
+// limiting is shimmed with a driver that can limit memory, and the hook that has it do so.
 func limiting() grant.Inventory {
 	inv := shimmed()
 	inv.Driver.MemoryLimits = grant.CanLimit
@@ -15,8 +15,8 @@ func limiting() grant.Inventory {
 	return inv
 }
 
-// TestTheDriverComesBeforeTheShim: where everything is there for it, and nothing of the shim is
-// mounted then. What is missing has the shim take its place, or under "driver" refuses.
+// TestTheDriverComesBeforeTheShim tests that the driver limits the memory if it can, without the
+// shim. If it cannot, the shim limits it, or with "driver" the container is refused.
 func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	claim, mig, timeslice, two := limitGrant, limitGrant, limitGrant, limitGrant
 	claim.Owner = "claim:c"
@@ -40,8 +40,8 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 		request  grant.Request
 		grant    grant.Grant
 		inv      grant.Inventory
-		strength grant.Strength // in auto
-		why      string         // not the driver
+		strength grant.Strength // with auto
+		why      string         // why not the driver
 	}{
 		"as it should be":        {asks, limitGrant, limiting(), grant.StrengthDriver, ""},
 		"without the shim":       {asks, limitGrant, unshimmed, grant.StrengthDriver, ""},

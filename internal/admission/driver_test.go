@@ -11,7 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// installed is a driver with a file of each sort.
+// installed is a driver with a file of each kind.
 var installed = grant.Inventory{Driver: grant.Driver{Root: "/drv", Files: []grant.DriverFile{
 	{Path: "/l64/libcuda.so.9", Kind: grant.FileLibrary, Capability: grant.Compute, Target: "/usr/lib64", Names: []string{"libcuda.so", "libcuda.so.1"}, Bits: 64},
 	{Path: "/l32/libcuda.so.9", Kind: grant.FileLibrary, Capability: grant.Compute, Target: "/usr/lib", Names: []string{"libcuda.so.1"}, Bits: 32},
@@ -23,6 +23,7 @@ var installed = grant.Inventory{Driver: grant.Driver{Root: "/drv", Files: []gran
 	{Path: "/usr/lib/nvidia/mps", Kind: grant.FileBinary, Capability: grant.Compute, Target: "/usr/bin/nvidia-cuda-mps-server"},
 	{Path: "/run/nvidia-persistenced/socket", Kind: grant.FileSocket, Capability: grant.Utility, Target: "/run/nvidia-persistenced/socket"},
 	{Path: "/usr/share/v.json", Kind: grant.FileConfig, Capability: grant.Graphics, Target: "/etc/vulkan/icd.d/v.json"},
+	{Path: "/x/unnamed.so", Kind: grant.FileModule, Capability: grant.Display, Target: "/usr/lib64/xorg/modules"}, // no program can find it
 	{Path: "/x/nvidia_drv.so", Kind: grant.FileModule, Capability: grant.Display, Target: "/usr/lib64/xorg/modules/drivers", Names: []string{"nvidia_drv.so"}},
 }}}
 
@@ -74,8 +75,7 @@ func TestDriverFilesByCapability(t *testing.T) {
 			grant.Compute, grant.Utility}}, []string{firmware}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := newCase(c.request, grant.View{}, installed, grant.Policy{})
-			mounts := a.driverFiles()
+			mounts := driverFiles(wantedBy(&c.request), &installed, &grant.Policy{})
 			if got := places(mounts); !slices.Equal(got, c.want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
 			}
@@ -88,8 +88,8 @@ func TestDriverFilesByCapability(t *testing.T) {
 	}
 }
 
-// TestOfferedFilesLieWhereTheNodeHasThem: nobody has seen the image. Daemons' programs and sockets
-// are for nobody.
+// TestOfferedFilesLieWhereTheNodeHasThem tests the files for an image that was not read. No
+// container gets the programs and sockets of daemons.
 func TestOfferedFilesLieWhereTheNodeHasThem(t *testing.T) {
 	want := []string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1",
 		"/l64/libvdpau.so.9 /usr/lib64/vdpau/libvdpau.so.1",

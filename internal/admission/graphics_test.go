@@ -7,7 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// desk is a container with a GPU that has a display, in a mode of its own.
+// desk is a container with a grant in this mode, of a GPU with a display.
 func desk(mode grant.Mode, capabilities ...grant.Capability) *world {
 	w := newWorld()
 	w.bearer()
@@ -19,8 +19,8 @@ func desk(mode grant.Mode, capabilities ...grant.Capability) *world {
 	return w
 }
 
-// TestNodesToDrawWith: render nodes for who wants graphics or a display, and what drives a display
-// for who has the GPU alone.
+// TestNodesToDrawWith tests that a container with the capability graphics or display gets render
+// nodes, and one with an exclusive grant also the nodes that drive a display.
 func TestNodesToDrawWith(t *testing.T) {
 	const usual = "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools"
 	const render = " dri/renderD128 dri/by-path/pci-0000:01:00.0-render"
@@ -62,7 +62,8 @@ func TestNodesToDrawWith(t *testing.T) {
 	}
 }
 
-// TestAModesetNodeOfTheSpec stays where the grant brings one, and goes elsewhere.
+// TestAModesetNodeOfTheSpec tests that the node stays if the grant brings it, and otherwise is
+// removed.
 func TestAModesetNodeOfTheSpec(t *testing.T) {
 	for _, c := range []struct {
 		w       *world
@@ -79,7 +80,7 @@ func TestAModesetNodeOfTheSpec(t *testing.T) {
 	}
 }
 
-// TestMIGDevicesDrawNothing but those of a profile for it.
+// TestMIGDevicesDrawNothing tests that only MIG devices of a profile with graphics get such nodes.
 func TestMIGDevicesDrawNothing(t *testing.T) {
 	w := mig("MIG-a")
 	w.inv.GPUs[0].Render = []string{"/dev/dri/renderD128"}

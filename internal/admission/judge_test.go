@@ -8,9 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAJudgeDoesNotStickToItsFirstCase: whatever was decided before about the container, the next
-// decision is what it would be alone. Each of these changes something that the driver's files
-// depend on.
+// TestAJudgeDoesNotStickToItsFirstCase tests that a decision does not depend on the one before.
+// Each case changes something that the driver's files depend on.
 func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
 	image := grant.Layout{Lib64: "/img/lib", Lib32: "/img/lib32"}
 	compute := []grant.Capability{grant.Compute}
@@ -58,7 +57,7 @@ func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
 			seen[fmt.Sprint(places(want.Edits.Mounts))] = true
 		}
 	}
-	if len(seen) < len(cases)-1 { // 32-bit libraries come without a limit alone
+	if len(seen) < len(cases)-1 { // 32-bit libraries are mounted only without a limit
 		t.Errorf("%d cases have only %d sets of files", len(cases), len(seen))
 	}
 }

@@ -14,8 +14,8 @@ import (
 var cuda = grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
 	grant.Compute}, Drivable: true}
 
-// TestWhyNothingLimits: each reason for which the node's shim, or its driver, holds no container to
-// its memory, in its words.
+// TestWhyNothingLimits tests the text of each reason for which the node's shim, or its driver,
+// cannot limit memory.
 func TestWhyNothingLimits(t *testing.T) {
 	limited := func(backend grant.LimitBackend) grant.Policy {
 		return grant.Policy{Enforcement: grant.Enforcement{Limit: backend}}
@@ -86,8 +86,7 @@ func TestWhyNothingLimits(t *testing.T) {
 	}
 }
 
-// TestALimitThatThePolicyWants is kept, or the container is refused in the words of what is
-// missing.
+// TestALimitThatThePolicyWants tests that it is enforced, or that the refusal says what is missing.
 func TestALimitThatThePolicyWants(t *testing.T) {
 	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets " +
 		"enforcement.limit = \"auto\""
@@ -100,7 +99,7 @@ func TestALimitThatThePolicyWants(t *testing.T) {
 		request grant.Request
 		inv     grant.Inventory
 		backend grant.LimitBackend
-		want    string // why it is refused, or the strength
+		want    string // the reason of the refusal, or the strength
 	}{
 		{"by the shim", cuda, limiting(), grant.LibraryBackend, "library limited"},
 		{"by the driver", cuda, limiting(), grant.DriverBackend, "driver driven"},
@@ -124,7 +123,8 @@ func TestALimitThatThePolicyWants(t *testing.T) {
 	}
 }
 
-// TestWhyAContainerIsHeldByLess says what is true of the container, whatever else the node lacks.
+// TestWhyAContainerIsHeldByLess tests that the reason is about the container, whatever else the
+// node lacks.
 func TestWhyAContainerIsHeldByLess(t *testing.T) {
 	late, utility, unseen := cuda, cuda, cuda
 	late.Drivable = false
@@ -157,8 +157,8 @@ func TestWhyAContainerIsHeldByLess(t *testing.T) {
 	}
 }
 
-// TestAnImagesOwnLibraries get the proxies over them where the container is limited, and only where
-// there is a proxy for them.
+// TestAnImagesOwnLibraries tests that a limited container gets proxies in place of its own
+// libraries, if there is a proxy for them.
 func TestAnImagesOwnLibraries(t *testing.T) {
 	r := cuda
 	r.Own = []grant.OwnLibrary{{Place: "/opt/libcuda.so.1", Name: "libcuda.so.1"},
@@ -180,8 +180,8 @@ func TestAnImagesOwnLibraries(t *testing.T) {
 	}
 }
 
-// TestSharesOfComputeInTheirWords: why one cannot be kept, and what holds the containers of one
-// that can.
+// TestSharesOfComputeInTheirWords tests the text why a share cannot be enforced, and the strength
+// of one that can.
 func TestSharesOfComputeInTheirWords(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	stronger := func(p grant.Policy, s grant.Strength) grant.Policy { p.Rules.MinimumStrength = s; return p }
@@ -219,13 +219,13 @@ func TestSharesOfComputeInTheirWords(t *testing.T) {
 	}
 }
 
-// TestMPSInWholeVerdicts: what a client of MPS gets, and who is none.
+// TestMPSInWholeVerdicts tests what a client of MPS gets, and which containers are refused.
 func TestMPSInWholeVerdicts(t *testing.T) {
 	const ready = "container \"c1\" holds a grant in mode mps, and its MPS daemon cannot take it " +
 		"as a client: "
 	for name, c := range map[string]struct {
 		change func(*world, *grant.Grant)
-		want   string // the refusal's message, or the settings
+		want   string // the message of the refusal, or the settings
 	}{
 		"a share of the compute": {func(*world, *grant.Grant) {},
 			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 server"},
@@ -263,8 +263,8 @@ func TestMPSInWholeVerdicts(t *testing.T) {
 	}
 }
 
-// TestDRMNodesByTheirPaths: one without a number is given to nobody, and stands for no node of a
-// spec.
+// TestDRMNodesByTheirPaths tests that a DRM node without a number is given to no container and
+// covers no node of a spec.
 func TestDRMNodesByTheirPaths(t *testing.T) {
 	w := desk(grant.Exclusive, grant.Graphics)
 	w.inv.GPUs[0].Links = nil
@@ -288,8 +288,8 @@ func TestDRMNodesByTheirPaths(t *testing.T) {
 	}
 }
 
-// TestAJudgePlansTheFilesOnce, and for its first container too where that differs in nothing from
-// none.
+// TestAJudgePlansTheFilesOnce tests that files are planned once, and also if the first container
+// wants what the zero value wants.
 func TestAJudgePlansTheFilesOnce(t *testing.T) {
 	w := adopting(grant.Allocation{GPUs: []string{"0"}, Memory: grant.GiB})
 	w.inv.Driver = installed.Driver
@@ -303,7 +303,7 @@ func TestAJudgePlansTheFilesOnce(t *testing.T) {
 	}
 }
 
-// TestAGPUInTwoPools is told to everyone who adds up what the node has.
+// TestAGPUInTwoPools tests that every function that adds up the node's GPUs returns the error.
 func TestAGPUInTwoPools(t *testing.T) {
 	p := grant.Policy{Pools: []grant.Pool{{GPUs: []string{"0"}}, {GPUs: []string{"0-1"}}}}
 	seats, ofSeats := Seats(grant.View{}, inventory(2), p)
@@ -319,7 +319,7 @@ func TestAGPUInTwoPools(t *testing.T) {
 	}
 }
 
-// TestModesOfSeats: those that a grant of some size could be in, whatever is free.
+// TestModesOfSeats tests the modes in which a grant of some size can be made, whatever is free.
 func TestModesOfSeats(t *testing.T) {
 	inv := partitioned()
 	v := grant.View{Now: now, Grants: []grant.Grant{heldMIG("g-m", grant.Bearer, "MIG-b"),

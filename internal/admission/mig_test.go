@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// partitioned is a node of two H100 in MIG devices and one whole GPU. The last MIG device is one of
-// which the driver tells no capability.
+// partitioned is a node with two H100 in MIG devices and one whole GPU. The driver shows no
+// capability of the last MIG device.
 func partitioned() grant.Inventory {
 	mig := func(uuid, profile string, gib grant.Bytes, gi, ci, first int) grant.MIGDevice {
 		return grant.MIGDevice{UUID: uuid, Profile: profile, Memory: gib * grant.GiB, GI: gi, CI: ci,
@@ -61,7 +61,7 @@ func TestPlaceMIGDevices(t *testing.T) {
 		name   string
 		ask    Ask
 		grants []grant.Grant
-		want   string // UUIDs, or what begins the error
+		want   string // UUIDs, or the beginning of the error
 	}{
 		{"by profile", profile("1g.10gb", 0), nil, "MIG-a"},
 		{"by profile, the first taken", profile("1g.10gb", 0),
@@ -144,7 +144,8 @@ func TestPlaceMIGDevices(t *testing.T) {
 	}
 }
 
-// TestASickGPUsMIGDevices take no grants, and a damaged entry closes those it may name.
+// TestASickGPUsMIGDevices tests that they take no grants, and that a damaged entry closes all that
+// it may name.
 func TestASickGPUsMIGDevices(t *testing.T) {
 	inv := partitioned()
 	inv.GPUs[0].Health = "it has fallen off the PCI bus"
@@ -163,7 +164,7 @@ func TestASickGPUsMIGDevices(t *testing.T) {
 	}
 }
 
-// mig is a container that holds these MIG devices by reference.
+// mig is a container with a reference to a grant of these MIG devices.
 func mig(uuids ...string) *world {
 	w := newWorld()
 	g := heldMIG(bearerGrant, grant.Bearer, uuids...)
@@ -182,8 +183,8 @@ func paths(nodes []*cdispec.DeviceNode) string {
 	return strings.Join(list, " ")
 }
 
-// TestAMIGGrantGives its card's node, the two that open its instances, and no other: each once,
-// with a rule for each.
+// TestAMIGGrantGives tests that a grant gives the node of its GPU and the two nodes of its
+// instances, each once and with a rule, and no others.
 func TestAMIGGrantGives(t *testing.T) {
 	const control = " nvidiactl nvidia-uvm nvidia-uvm-tools"
 	const dir, beside = "/proc/driver/nvidia/gpus/0000:0", "/proc/driver/nvidia/capabilities/gpu"
@@ -222,7 +223,8 @@ func TestAMIGGrantGives(t *testing.T) {
 	}
 }
 
-// TestAMIGGrantCovers what belongs to its own devices, whoever put it into the spec.
+// TestAMIGGrantCovers tests that a grant covers what belongs to its own devices, whatever put it
+// into the spec.
 func TestAMIGGrantCovers(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -256,7 +258,7 @@ func TestAMIGGrantCovers(t *testing.T) {
 	}
 }
 
-// TestAMIGGrantWhoseDeviceIsAnother: the ledger keeps what was granted, and the node has changed.
+// TestAMIGGrantWhoseDeviceIsAnother tests a grant in the ledger after the node has changed.
 func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*grant.Inventory)
@@ -272,7 +274,7 @@ func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 			t.Errorf("%s: %s %s: %s", name, v.Kind, v.Code, v.Message)
 		}
 	}
-	w := newWorld() // a whole GPU, partitioned since
+	w := newWorld() // a whole GPU, which was partitioned later
 	w.bearer()
 	w.inv.GPUs[0].MIG = partitioned().GPUs[0].MIG
 	if v := w.decide(); v.Code != grant.GPUUnhealthy ||
@@ -281,7 +283,8 @@ func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 	}
 }
 
-// TestWhatASchedulerSaysOfAMIGDevice must be the granted one, and what it asked for must fit.
+// TestWhatASchedulerSaysOfAMIGDevice tests that an allocation must name the granted device, and
+// that its size must fit into the device.
 func TestWhatASchedulerSaysOfAMIGDevice(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -305,7 +308,7 @@ func TestWhatASchedulerSaysOfAMIGDevice(t *testing.T) {
 	}
 }
 
-// TestAPrivilegedContainerWithAMIGDevice keeps what is its own, and is isolated by nothing.
+// TestAPrivilegedContainerWithAMIGDevice tests that it keeps its own nodes, with strength none.
 func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
 	w := mig("MIG-a")
 	w.r.Privileged, w.r.AllDevices = true, true
@@ -326,8 +329,8 @@ func TestAPrivilegedContainerWithAMIGDevice(t *testing.T) {
 	}
 }
 
-// TestAMIGDeviceIsGrantedWhole: what is kept back of a GPU's memory, or in use of it outside the
-// ledger, is not kept back of its MIG devices' too.
+// TestAMIGDeviceIsGrantedWhole tests that the reserve of a GPU and its use outside the ledger do
+// not count against its MIG devices.
 func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
 	v, p := grant.View{Now: now, Outside: map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}},
 		grant.Policy{Rules: grant.Rules{Reserve: grant.Size(grant.GiB)}}
@@ -338,7 +341,8 @@ func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
 	}
 }
 
-// TestADamagedEntryOfAGPU closes the MIG devices that it has been partitioned into since.
+// TestADamagedEntryOfAGPU tests that it closes the MIG devices into which the GPU was partitioned
+// later.
 func TestADamagedEntryOfAGPU(t *testing.T) {
 	v := grant.View{Now: now, Damaged: []grant.Damage{{ID: "g-damaged", GPUs: []string{"GPU-0"}}}}
 	free, err := Free(v, partitioned(), grant.Policy{})
@@ -347,8 +351,8 @@ func TestADamagedEntryOfAGPU(t *testing.T) {
 	}
 }
 
-// TestMIGDevicesInWholeVerdicts: what there is beside a device that is granted, and what a device
-// that nobody can use does not cover.
+// TestMIGDevicesInWholeVerdicts tests the devices next to a granted one, and what a device that
+// cannot be used does not cover.
 func TestMIGDevicesInWholeVerdicts(t *testing.T) {
 	const (
 		env     = "env: NVIDIA_VISIBLE_DEVICES="

@@ -15,11 +15,11 @@ func mpsWorld() (*world, *grant.Grant) {
 	i := slices.IndexFunc(w.v.Grants, func(g grant.Grant) bool { return g.ID == bearerGrant })
 	g := &w.v.Grants[i]
 	g.Mode, g.Strength, g.Compute = grant.MPS, StrengthOf(grant.MPS), 25
-	w.v.MPS = []grant.MPSDaemon{assumed(*g)}
+	w.v.MPS = []grant.MPSDaemon{readyDaemon(*g)}
 	return w, g
 }
 
-// TestMPSReady: a client starts only where the daemon has proven that it is held to its grant.
+// TestMPSReady tests that a client starts only if the daemon holds it to its grant.
 func TestMPSReady(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*world, *grant.MPSDaemon)
@@ -49,9 +49,9 @@ func TestMPSReady(t *testing.T) {
 	}
 }
 
-// TestMPSEdits: the settings name the granted GPUs by their ordinals and no others, whatever the
-// container brought; the mounts are the daemon's own two; and both are still admitted when the
-// container is looked at again.
+// TestMPSEdits tests that the settings name exactly the granted GPUs by their ordinals, whatever
+// the container brought, that the mounts are the two of the daemon, and that the edited container
+// is admitted again.
 func TestMPSEdits(t *testing.T) {
 	w, g := mpsWorld()
 	for _, name := range []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_PROTOCOL_VERSION"} {

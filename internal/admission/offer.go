@@ -6,14 +6,23 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Offer is the verdict on a container that asks for nothing but the grant: what can be written down
-// for it ahead of time, as a CDI file does. It is no admission: the container that comes is judged
-// by its own spec. A container that uses the grant already stands in nobody's way here.
+// Offer returns the verdict on a container that asks for nothing but the grant. It is what can be
+// written ahead of time, as in a CDI file. It is no admission: the container is judged by its own
+// spec when it is created. A container that already uses the grant does not matter here.
 func Offer(g grant.Grant, now time.Time, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	g.Bindings = nil
 	r := unseen
 	r.Container.ID = string(g.ID)
-	c := newCase(r, grant.View{Now: now, MPS: []grant.MPSDaemon{assumed(g)}}, inv, p)
-	c.grant = &g
-	return c.granted()
+	v := grant.View{Now: now, MPS: []grant.MPSDaemon{readyDaemon(g)}}
+	var j Judge
+	return j.decideWithGrant(&question{request: r, view: v, inventory: inv, policy: p}, resolution{grant: &g})
+}
+
+// readyDaemon is an MPS daemon that could serve the grant: there is none yet.
+func readyDaemon(g grant.Grant) grant.MPSDaemon {
+	m := grant.MPSDaemon{GPUs: g.UUIDs(), Limits: map[string]grant.Bytes{}, Threads: 100}
+	for _, s := range g.GPUs {
+		m.Limits[s.UUID] = s.Memory
+	}
+	return m
 }

@@ -5,35 +5,22 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Ask is what somebody wants granted.
-type Ask struct {
-	Memory  grant.Bytes // over all GPUs; 0 for an exclusive grant
-	GPUs    int         // how many; 0: as many as Names, else 1
-	Compute int         // percent of each GPU; 0: no share of its own
-	Mode    grant.Mode
-	Place   grant.Placement // "": the pool's
-	Names   []string        // GPUs by UUID or index, MIG devices by UUID or as 0:1; nil: placement chooses
-	Profile string          // of MIG devices, as 1g.10gb; "": whatever is large enough
-	Owner   grant.Owner
-	Label   string
-	TTL     time.Duration // 0: for ever
-	For     []grant.Tie   // who may use it, of those who have its reference; none: all of them
-	Source  string        // who asks: "cli", ...
-}
-
-// Place chooses the GPUs of a new grant, or of the grant called updated as it would be after a
-// change. It gives all of them or an error: *grant.UsageError for what can never be,
-// *grant.NotFoundError for a GPU that is not there, *grant.Refusal with NoCapacity or ModeConflict
-// for what cannot be now, LimitUnenforceable for a share of compute that nothing keeps, and
-// MPSNotReady for mode mps where the node has no MPS. Their texts name holders: they are for the
-// administrator.
-func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory,
-	p grant.Policy) ([]grant.Share, error) {
+// Place chooses the GPUs of a new grant, or of the grant with the id updated as it would be after a
+// change. It returns all of them or an error:
+//   - *grant.UsageError for an ask that can never be granted
+//   - *grant.NotFoundError for a GPU that does not exist
+//   - *grant.Refusal with NoCapacity or ModeConflict for an ask that cannot be granted now, with
+//     LimitUnenforceable for a share of compute that nothing enforces, and with MPSNotReady for
+//     mode mps on a node without MPS
+//
+// The errors name holders of grants, so they are for the administrator.
+func Place(
+	ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy,
+) ([]grant.Share, error) {
 	if err := ask.Validate(); err != nil {
 		return nil, err
 	}
@@ -44,96 +31,161 @@ func Place(ask Ask, updated grant.ID, v grant.View, inv grant.Inventory,
 		return nil, &grant.Refusal{Code: grant.NoCapacity, Message: "this node has no GPU",
 			Hint: "`gpuledger inventory refresh` looks again"}
 	}
-	seats, err := survey(updated, v, inv, p)
+	seats, err := allSeats(updated, v, inv, p)
 	if err != nil {
 		return nil, err
 	}
-	shares, err := ask.placed(seats)
+	var chosen []seat
+	if len(ask.Names) > 0 {
+		chosen, err = ask.chooseNamed(seats)
+	} else {
+		chosen, err = ask.chooseFree(ask.ofKind(seats))
+	}
 	if err == nil && updated == "" {
 		err = ask.startable(inv)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return shares, nil
+	return ask.shares(chosen), nil
 }
 
-// placed chooses among the seats.
-func (a Ask) placed(seats []seat) ([]grant.Share, error) {
-	if len(a.Names) > 0 {
-		return a.named(seats)
+// chooseNamed returns exactly the GPUs that the caller named.
+func (a Ask) chooseNamed(seats []seat) ([]seat, error) {
+	var chosen []seat
+	for _, name := range a.Names {
+		i := slices.IndexFunc(seats,
+			func(s seat) bool { return s.device.UUID() == name || s.device.Name() == name })
+		if i < 0 {
+			return nil, &grant.NotFoundError{Message: fmt.Sprintf(
+				"cannot grant: this node has no GPU %q; it has %s", name, namesOf(seats))}
+		}
+		uuid := seats[i].device.UUID()
+		if slices.ContainsFunc(chosen, func(s seat) bool { return s.device.UUID() == uuid }) {
+			return nil, &grant.UsageError{Message: fmt.Sprintf("cannot grant: GPU %q is named twice", name)}
+		}
+		chosen = append(chosen, seats[i])
 	}
-	return a.choose(a.ofKind(seats))
+	var misfits []string
+	conflict := false
+	for _, s := range chosen {
+		if why, onlyMode := a.misfit(s); why != "" {
+			misfits = append(misfits, why)
+			conflict = conflict || onlyMode
+		}
+	}
+	if why := daemonConflict(chosen); why != "" && len(misfits) == 0 {
+		misfits, conflict = []string{why}, true
+	}
+	if len(misfits) > 0 {
+		return nil, a.noRoom(misfits, conflict)
+	}
+	return chosen, nil
 }
 
-// maxGPUs is more than any node has, and little enough to multiply with.
-const maxGPUs = 1 << 12
-
-// count is how many GPUs are wanted.
-func (a Ask) count() int {
+// chooseFree chooses GPUs by the placement. All are from one pool, the first that has room.
+func (a Ask) chooseFree(seats []seat) ([]seat, error) {
+	var misfits []string
+	conflicts := 0
+	fitting := map[seatSet][]seat{}
+	var sets []seatSet
+	for _, s := range seats {
+		if why, onlyMode := a.misfit(s); why != "" {
+			misfits = append(misfits, why)
+			if onlyMode {
+				conflicts++
+			}
+			continue
+		}
+		set := a.setOf(s)
+		sets = append(sets, set) // once for each of its seats
+		fitting[set] = append(fitting[set], s)
+	}
+	slices.SortStableFunc(sets, a.compareSets)
+	for _, set := range sets {
+		if fits := fitting[set]; len(fits) >= a.count() {
+			slices.SortStableFunc(fits, a.compareSeats(set.pool))
+			return fits[:a.count()], nil
+		}
+	}
+	conflict := conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count()
 	switch {
-	case a.GPUs > 0:
-		return a.GPUs
-	case len(a.Names) > 0:
-		return len(a.Names)
+	case a.count() > len(seats):
+		misfits = []string{fmt.Sprintf("%s on this node: %d", a.kind(), len(seats))}
+	case len(seats)-len(misfits) >= a.count():
+		misfits = append(misfits, fmt.Sprintf("no pool has %d %s with that much free", a.count(), a.kind()))
 	}
-	return 1
+	return nil, a.noRoom(misfits, conflict)
 }
 
-// wholly reports whether the grant takes all of each GPU or MIG device.
-func (a Ask) wholly() bool { return a.Mode == grant.Exclusive || a.Mode == grant.MIG }
-
-// kind is what the grant is of, in words.
-func (a Ask) kind() string {
-	if a.Mode == grant.MIG {
-		return "MIG devices"
-	}
-	return "GPUs"
+// seatSet identifies the seats among which one grant can be placed: those of one pool. A grant over
+// several GPUs in mode mps needs those of one daemon, or those without a daemon.
+type seatSet struct {
+	pool   *grant.Pool
+	daemon string // the GPUs of the daemon; "": without one, or not distinguished
 }
 
-// each is the memory on each GPU.
-func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
-
-// Validate says what can never be, on any node: a *grant.UsageError.
-func (a Ask) Validate() error {
-	usage := func(format string, args ...any) error {
-		return &grant.UsageError{Message: fmt.Sprintf("cannot grant: "+format, args...)}
+func (a Ask) setOf(s seat) seatSet {
+	if a.count() == 1 {
+		return seatSet{pool: s.pool}
 	}
-	switch n := grant.Bytes(a.count()); {
-	case a.migUsage() != "":
-		return usage("%s", a.migUsage())
-	case a.GPUs < 0 || a.GPUs > maxGPUs:
-		return usage("want 1 to %d GPUs, not %d", maxGPUs, a.GPUs)
-	case len(a.Names) > 0 && len(a.Names) != a.count():
-		return usage("%d GPUs are named, but %d are asked for", len(a.Names), a.GPUs)
-	case len(a.For) > grant.MaxTies:
-		return usage("a grant is tied to %d at most, not to %d", grant.MaxTies, len(a.For))
-	case len(a.For) > 0 && a.Owner.IsPod():
-		return usage("%s proves its grant by what it is; only a bearer's or a claim's can be tied", a.Owner)
-	case a.Compute < 0 || a.Compute > 100:
-		return usage("compute is a percentage from 1 to 100, not %d", a.Compute)
-	case a.Mode == grant.Exclusive && a.Memory != 0:
-		return usage("an exclusive grant has all memory of its GPUs; leave the memory out")
-	case a.Mode == grant.Exclusive && a.Compute != 0:
-		return usage("an exclusive grant has all compute of its GPUs; leave the compute out")
-	case a.Mode != grant.Exclusive && a.Mode != grant.MIG && a.Memory == 0:
-		return usage("mode %s needs an amount of memory, as 4GiB", a.Mode)
-	case a.Memory%(n*grant.MiB) != 0:
-		return usage("%s over %d GPUs does not divide evenly in MiB; %s would", a.Memory,
-			n, (a.Memory/(n*grant.MiB)+1)*n*grant.MiB)
-	}
-	return nil
+	return seatSet{pool: s.pool, daemon: strings.Join(s.daemonGPUs, ",")}
 }
 
-// misfit says why a seat cannot take the ask, as "GPU 0 has 2GiB free"; conflict is true when only
-// its mode forbids it.
-func (a Ask) misfit(s seat) (why string, conflict bool) {
+// compareSets keeps the order of pools. In one pool, the placement says whether the GPUs of a
+// daemon that runs already come first or last.
+func (a Ask) compareSets(x, y seatSet) int {
+	if x.pool != y.pool {
+		return 0
+	}
+	if a.placement(x.pool) == grant.Spread {
+		return count(x.daemon != "") - count(y.daemon != "")
+	}
+	return count(y.daemon != "") - count(x.daemon != "")
+}
+
+// compareSeats orders the seats of a pool by the placement, the best one first.
+func (a Ask) compareSeats(pool *grant.Pool) func(x, y seat) int {
+	if a.placement(pool) == grant.Spread {
+		group := a.Owner.Group()
+		serves := func(s seat) int { return count(slices.Contains(s.groups, group)) }
+		return func(x, y seat) int {
+			return cmp.Or(a.compareSizes(x, y), serves(x)-serves(y), x.siblings-y.siblings,
+				cmp.Compare(y.free, x.free))
+		}
+	}
+	used := func(s seat) int { return count(s.mode != "") }
+	return func(x, y seat) int {
+		return cmp.Or(a.compareSizes(x, y), used(y)-used(x), y.siblings-x.siblings,
+			cmp.Compare(x.free, y.free))
+	}
+}
+
+// compareSizes puts the smallest MIG device first that is large enough. Sizes of GPUs do not
+// matter.
+func (a Ask) compareSizes(x, y seat) int {
+	if a.Mode != grant.MIG {
+		return 0
+	}
+	return cmp.Compare(x.space, y.space)
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// misfit says why a seat cannot serve the ask, as "GPU 0 has 2GiB free"; "" if it can. onlyMode
+// reports whether just the seat's mode forbids it.
+func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 	gpu := fmt.Sprintf("GPU %s ", s.device.Name())
 	switch {
-	case a.otherKind(s):
-		return gpu + a.notOfKind(s), true
-	case len(s.parts) > 0:
-		return gpu + "is in mode mig, held by " + strings.Join(s.parts, ", "), true
+	case a.isOtherKind(s):
+		return gpu + whyOtherKind(s), true
+	case len(s.migHolders) > 0:
+		return gpu + "is in mode mig, held by " + strings.Join(s.migHolders, ", "), true
 	case s.closed != "":
 		return gpu + s.closed, false
 	case s.pool != nil && len(s.pool.Modes) > 0 && !slices.Contains(s.pool.Modes, a.Mode):
@@ -142,11 +194,11 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 		return gpu + fmt.Sprintf("is in mode %s, held by %s", s.mode, strings.Join(s.holders, ", ")), true
 	case s.mode == grant.MIG:
 		return gpu + "is held by " + strings.Join(s.holders, ", "), false
-	case len(s.together) > 0 && len(s.together) != a.count():
-		return gpu + s.served(), true
-	case a.wholly() && s.held:
+	case len(s.daemonGPUs) > 0 && len(s.daemonGPUs) != a.count():
+		return gpu + servedByDaemon(s), true
+	case a.isWhole() && s.held:
 		return gpu + "is held by a container that has no grant of it", false
-	case a.wholly() && s.outside > 0:
+	case a.isWhole() && s.outside > 0:
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
 	case a.otherSize(s) != "":
 		return gpu + a.otherSize(s), false
@@ -158,106 +210,64 @@ func (a Ask) misfit(s seat) (why string, conflict bool) {
 	return "", false
 }
 
-// named takes exactly the GPUs that the caller named.
-func (a Ask) named(seats []seat) ([]grant.Share, error) {
-	var chosen []seat
-	for _, name := range a.Names {
-		i := slices.IndexFunc(seats, func(s seat) bool {
-			return s.device.UUID() == name || s.device.Name() == name
-		})
-		if i < 0 {
-			return nil, &grant.NotFoundError{Message: fmt.Sprintf(
-				"cannot grant: this node has no GPU %q; it has %s", name, indexes(seats))}
-		}
-		if slices.ContainsFunc(chosen, func(s seat) bool {
-			return s.device.UUID() == seats[i].device.UUID()
-		}) {
-			return nil, &grant.UsageError{Message: fmt.Sprintf("cannot grant: GPU %q is named twice", name)}
-		}
-		chosen = append(chosen, seats[i])
-	}
-	var misfits []string
-	conflicts := 0
-	for _, s := range chosen {
-		if why, conflict := a.misfit(s); why != "" {
-			misfits = append(misfits, why)
-			if conflict {
-				conflicts++
-			}
-		}
-	}
-	if why := apart(chosen); why != "" && len(misfits) == 0 {
-		misfits, conflicts = []string{why}, 1
-	}
-	if len(misfits) > 0 {
-		return nil, a.cannot(misfits, conflicts > 0)
-	}
-	return a.shares(chosen), nil
+// ofKind returns the seats of the kind that the mode grants: MIG devices in mode mig, otherwise
+// GPUs.
+func (a Ask) ofKind(seats []seat) []seat {
+	return slices.DeleteFunc(slices.Clone(seats), a.isOtherKind)
 }
 
-// choose takes GPUs by the placement: all from one pool, the first that has room.
-func (a Ask) choose(seats []seat) ([]grant.Share, error) {
-	var misfits []string
-	conflicts := 0
-	fitting := map[row][]seat{}
-	var rows []row
-	for _, s := range seats {
-		if why, conflict := a.misfit(s); why != "" {
-			misfits = append(misfits, why)
-			if conflict {
-				conflicts++
-			}
-			continue
-		}
-		r := a.row(s)
-		rows = append(rows, r) // once for each of its seats
-		fitting[r] = append(fitting[r], s)
+func (a Ask) isOtherKind(s seat) bool { return (a.Mode == grant.MIG) != (s.device.MIG != nil) }
+
+// whyOtherKind says why a seat that was named is not of the kind that the mode grants.
+func whyOtherKind(s seat) string {
+	if s.device.MIG != nil {
+		return "is a MIG device, which mode mig alone grants"
 	}
-	slices.SortStableFunc(rows, a.orderRows)
-	for _, r := range rows {
-		if fits := fitting[r]; len(fits) >= a.count() {
-			slices.SortStableFunc(fits, a.order(r.pool))
-			return a.shares(fits[:a.count()]), nil
-		}
+	if n := len(s.device.GPU.MIG); n > 0 {
+		return fmt.Sprintf("is partitioned; mode mig grants its MIG devices, %s:0 to %s:%d",
+			s.device.Name(), s.device.Name(), n-1)
 	}
-	conflict := conflicts > 0 && len(seats)-len(misfits)+conflicts >= a.count()
+	return "is not partitioned; mode mig grants MIG devices, which an administrator makes"
+}
+
+// otherSize says why a MIG device does not have the size that is asked for; "" if it has.
+func (a Ask) otherSize(s seat) string {
 	switch {
-	case a.count() > len(seats):
-		misfits = []string{fmt.Sprintf("%s on this node: %d", a.kind(), len(seats))}
-	case len(seats)-len(misfits) >= a.count():
-		misfits = append(misfits, fmt.Sprintf("no pool has %d %s with that much free", a.count(), a.kind()))
+	case a.Mode != grant.MIG:
+	case a.Profile != "" && s.device.MIG.Profile != a.Profile:
+		return "is a " + s.device.MIG.Profile
+	case a.each() > s.space:
+		return fmt.Sprintf("has %s", s.space)
 	}
-	return nil, a.cannot(misfits, conflict)
+	return ""
 }
 
-// order sorts the seats of a pool by the placement, best first.
-func (a Ask) order(pool *grant.Pool) func(x, y seat) int {
-	if a.placement(pool) == grant.Spread {
-		group := a.Owner.Group()
-		serves := func(s seat) int { return count(slices.Contains(s.groups, group)) }
-		return func(x, y seat) int {
-			return cmp.Or(a.bySize(x, y), serves(x)-serves(y), x.beside-y.beside, cmp.Compare(y.free, x.free))
+// servedByDaemon says why a GPU of an MPS daemon cannot serve a grant over other GPUs. A client has
+// one daemon, and the GPUs of a daemon are fixed when it starts.
+func servedByDaemon(s seat) string {
+	return fmt.Sprintf("is served by an MPS daemon over %d GPUs, for %s",
+		len(s.daemonGPUs), strings.Join(s.holders, ", "))
+}
+
+// daemonConflict says which of the chosen GPUs has a daemon that does not serve all of them; "" if
+// none has.
+func daemonConflict(chosen []seat) string {
+	for _, s := range chosen {
+		for _, o := range chosen {
+			if len(s.daemonGPUs) > 0 && !slices.Contains(s.daemonGPUs, o.device.UUID()) {
+				return fmt.Sprintf("GPU %s ", s.device.Name()) + servedByDaemon(s)
+			}
 		}
 	}
-	taken := func(s seat) int { return count(s.mode != "") }
-	return func(x, y seat) int {
-		return cmp.Or(a.bySize(x, y), taken(y)-taken(x), y.beside-x.beside, cmp.Compare(x.free, y.free))
-	}
+	return ""
 }
 
-func count(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// shares turns seats into the grant's shares, by index.
+// shares makes seats the shares of the grant, sorted by index.
 func (a Ask) shares(seats []seat) []grant.Share {
 	shares := make([]grant.Share, len(seats))
 	for i, s := range seats {
 		shares[i] = grant.Share{UUID: s.device.UUID(), Index: s.device.GPU.Index, Memory: a.each()}
-		if a.wholly() {
+		if a.isWhole() {
 			shares[i].Memory = s.space
 		}
 		if s.device.MIG != nil {
@@ -268,22 +278,11 @@ func (a Ask) shares(seats []seat) []grant.Share {
 	return shares
 }
 
-// cannot says why there is no room, and what is free where.
-func (a Ask) cannot(misfits []string, conflict bool) error {
-	what := fmt.Sprintf("%s on each of %d GPUs", a.each(), a.count())
-	switch {
-	case a.Mode == grant.MIG:
-		what = a.partitions()
-	case a.Mode == grant.Exclusive:
-		what = fmt.Sprintf("%d whole GPUs", a.count())
-	case a.count() == 1:
-		what = a.each().String() + " on a GPU"
-	}
-	if a.Compute > 0 {
-		what += fmt.Sprintf(" with %d%% of its compute", a.Compute)
-	}
-	r := &grant.Refusal{Code: grant.NoCapacity, Message: fmt.Sprintf("cannot grant %s in mode %s: %s", what,
-		a.Mode, strings.Join(misfits, "; ")),
+// noRoom returns a refusal that says what is free where.
+func (a Ask) noRoom(misfits []string, conflict bool) error {
+	r := &grant.Refusal{Code: grant.NoCapacity,
+		Message: fmt.Sprintf("cannot grant %s in mode %s: %s",
+			a.wanted(), a.Mode, strings.Join(misfits, "; ")),
 		Hint: "`gpuledger inspect` shows who holds what; release a grant or ask for less"}
 	if conflict {
 		r.Code = grant.ModeConflict
@@ -292,7 +291,7 @@ func (a Ask) cannot(misfits []string, conflict bool) error {
 	return r
 }
 
-func indexes(seats []seat) string {
+func namesOf(seats []seat) string {
 	names := make([]string, len(seats))
 	for i, s := range seats {
 		names[i] = s.device.Name()

@@ -13,11 +13,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// mpsFiles are the driver's where it has MPS.
+// mpsFiles are the files of a driver with MPS.
 var mpsFiles = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
 	Target: "/usr/bin/" + grant.MPSControl}}
 
-// node of n GPUs of 16 GiB.
+// inventory is a node of n GPUs with 16 GiB each.
 func inventory(n int) grant.Inventory {
 	inv := grant.Inventory{Driver: grant.Driver{Files: mpsFiles}}
 	for i := range n {
@@ -49,7 +49,7 @@ func asked(memory grant.Bytes, more func(*Ask)) Ask {
 	return a
 }
 
-// placed is a placement in one line, or its error with its kind.
+// placed is a placement in one line, or its error with the kind.
 func placed(shares []grant.Share, err error) string {
 	var refusal *grant.Refusal
 	var usage *grant.UsageError
@@ -181,6 +181,12 @@ func TestPlace(t *testing.T) {
 		{"named, full", grants(held(g1, grant.Bearer, grant.Limit, 0, 16*grant.GiB, 1)),
 			asked(2*grant.GiB, named("0", "1")),
 			"no-capacity: cannot grant 1GiB on each of 2 GPUs in mode limit: GPU 1 has 0MiB of 16GiB free"},
+
+		{"named, one in another mode, one full", grants(held(g1, grant.Bearer, grant.Timeslice, 0,
+			grant.GiB, 0), held(g2, grant.Bearer, grant.Limit, 0, 16*grant.GiB, 1)),
+			asked(2*grant.GiB, named("0", "1")),
+			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode limit: GPU 0 is in mode " +
+				"timeslice, held by g-aaaaaaaaaaaa (timeslice, 1GiB); GPU 1 has 0MiB of 16GiB free"},
 
 		{"another mode: an empty GPU is taken", grants(held(g1, grant.Bearer, grant.Timeslice, 0, grant.GiB,
 			0)), asked(grant.GiB, nil), "1:1GiB"},
@@ -386,7 +392,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Whatever is asked, released and grown in whatever order: no GPU is given twice.
+// No GPU is granted twice, in whatever order grants are made, changed and released.
 func TestPlacementNeverGivesMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		inv := inventory(rapid.IntRange(1, 4).Draw(t, "GPUs"))

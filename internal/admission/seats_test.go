@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// What a seat promises a placement keeps, and what it does not promise a placement refuses.
+// A placement grants what a seat shows as free, and refuses more.
 func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 	inv := inventory(6)
 	inv.GPUs[4].Health = "fell off the bus"
@@ -53,8 +53,7 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 	}
 }
 
-// Who reads that a GPU has room has to know that it has none for a grant over other GPUs than its
-// daemon's.
+// A GPU with an MPS daemon has room only for grants over the GPUs of that daemon.
 func TestSeatsTellWhatADaemonIsOver(t *testing.T) {
 	v := grant.View{Grants: []grant.Grant{held("g-a", "bearer", grant.MPS, 0, 4*grant.GiB, 0, 1),
 		held("g-b", "bearer", grant.MPS, 0, 4*grant.GiB, 2),

@@ -25,16 +25,20 @@ func shimmed() grant.Inventory {
 var limitGrant = grant.Grant{ID: "g-abcdefghijkl", Owner: grant.Bearer, Mode: grant.Limit,
 	Strength: grant.StrengthNone, GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}
 
-// ofLimit judges a container that holds the grant.
+// ofLimit decides about a container with the grant.
 func ofLimit(r grant.Request, g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	p.RunDir = "/run/g"
-	c := newCase(r, grant.View{Now: time.Unix(1e9, 0)}, inv, p)
-	c.grant = &g
-	return c.granted()
+	return judgeLimit(new(Judge), r, g, inv, p)
 }
 
-// TestALimitPutsTheProxiesInTheDriversPlace: under every name of the 64-bit libcuda and NVML, with
-// the real ones where the proxies need them, and the records. All else is as ever.
+func judgeLimit(j *Judge, r grant.Request, g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Verdict {
+	q := &question{request: r, view: grant.View{Now: time.Unix(1e9, 0)}, inventory: inv, policy: p}
+	return j.decideWithGrant(q, resolution{grant: &g})
+}
+
+// TestALimitPutsTheProxiesInTheDriversPlace tests that proxies are mounted under every name of the
+// 64-bit libcuda and NVML, the real libraries where the proxies open them, and the records. All
+// other mounts are as without a limit.
 func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 	const (
 		limits  = "/run/g/limits/g-abcdefghijkl/limits /run/gpuledger/limits"
@@ -86,8 +90,8 @@ func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
 	}
 }
 
-// TestWhyAContainerIsTooWeak: what policy wants and the container cannot have is told with its
-// reason.
+// TestWhyAContainerIsTooWeak tests that the refusal says why the container cannot have the minimum
+// strength.
 func TestWhyAContainerIsTooWeak(t *testing.T) {
 	p := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
 	v := ofLimit(grant.Request{Capabilities: []grant.Capability{grant.Compute}}, limitGrant, shimmed(), p)
@@ -98,7 +102,7 @@ func TestWhyAContainerIsTooWeak(t *testing.T) {
 	}
 }
 
-// TestWithoutALimit nothing of the shim is mounted.
+// TestWithoutALimit tests that nothing of the shim is mounted.
 func TestWithoutALimit(t *testing.T) {
 	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
 		grant.Compute}}
@@ -113,7 +117,7 @@ func TestWithoutALimit(t *testing.T) {
 	}
 	noShim, broken, noDriver := inv, inv, inv
 	noShim.Shim, broken.Shim = grant.Shim{}, grant.Shim{Problem: "the shim is for another machine"}
-	noDriver.Driver.Files = noDriver.Driver.Files[1:] // libcuda of 32 bits alone
+	noDriver.Driver.Files = noDriver.Driver.Files[1:] // only the 32-bit libcuda is left
 	for name, c := range map[string]struct {
 		grant grant.Grant
 		inv   grant.Inventory
@@ -145,8 +149,8 @@ func TestWithoutALimit(t *testing.T) {
 	}
 }
 
-// TestMinimumStrengthKnowsTheShim: what is held by it is strong enough for "library", and nothing
-// else is.
+// TestMinimumStrengthKnowsTheShim tests that only a container under the shim has strength
+// "library".
 func TestMinimumStrengthKnowsTheShim(t *testing.T) {
 	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
 		grant.Compute}}
@@ -172,8 +176,8 @@ func TestMinimumStrengthKnowsTheShim(t *testing.T) {
 	}
 }
 
-// TestRecordsInASpec: its own grant's record is what an earlier edit left; another's is taken out;
-// without a grant either refuses.
+// TestRecordsInASpec tests that the record of the container's own grant stays, as an earlier edit
+// left it, that another one is removed, and that without a grant both refuse.
 func TestRecordsInASpec(t *testing.T) {
 	hit := func(id grant.ID) grant.Hit {
 		return grant.Hit{Vector: "mount:/run/gpuledger/limits", Code: grant.GPUSocket,
@@ -194,8 +198,8 @@ func TestRecordsInASpec(t *testing.T) {
 	}
 }
 
-// TestStrengthOfAGrant: the weakest that a container of it has; without one what the next would
-// get.
+// TestStrengthOfAGrant tests that it is the weakest strength of its containers, and without
+// containers that of the next one.
 func TestStrengthOfAGrant(t *testing.T) {
 	with := func(strengths ...grant.Strength) grant.Grant {
 		g := limitGrant

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// The text of the design's own example.
+// The text of the example in the design.
 func TestTheExampleRefusal(t *testing.T) {
 	w := newWorld()
 	w.r.Container.Pod = grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "train"}
@@ -130,7 +130,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode,
 	Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 
-// A guesser of ids or secrets learns nothing from the difference.
+// Guessing ids or secrets shows no difference.
 func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
 	verdict := func(r grant.Reference) grant.Verdict {
 		w := newWorld()
@@ -148,7 +148,7 @@ func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
 	}
 }
 
-// Whatever is wrong, the text has no secret and nothing of another tenant's.
+// No text contains a secret or names another tenant.
 func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
 	for name, setup := range map[string]func(*world){
 		"ungranted":           func(w *world) { w.hit(all) },
@@ -191,7 +191,7 @@ func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
 	}
 }
 
-// A tenant's words reach an administrator's terminal and a log of lines.
+// A tenant's words reach an administrator's terminal and logs of one line an entry.
 func TestATenantsWordsComeThroughHarmless(t *testing.T) {
 	for name, evil := range map[string]string{
 		"new lines":        "x\n{\"level\":\"error\"}\r\n",
@@ -234,7 +234,7 @@ func TestATenantsWordsComeThroughHarmless(t *testing.T) {
 	}
 }
 
-// Every code that a decision finds has words of its own.
+// Every code of a decision has a sentence.
 func TestEveryFindingHasASentence(t *testing.T) {
 	for code, s := range sentences() {
 		if code.Rank() < 0 || s.without == "" || s.hint == "" {

@@ -9,14 +9,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// tie ties the grant of an owner that has a secret.
+// tie ties a grant to pods or namespaces.
 func (w *world) tie(id grant.ID, ties ...grant.Tie) {
 	i := slices.IndexFunc(w.v.Grants, func(g grant.Grant) bool { return g.ID == id })
 	w.v.Grants[i].For, w.v.Grants[i].Compute = ties, 0
 }
 
-// A reference is good in the pods that its grant is tied to, and in no other: of all identities,
-// ties, owners and places of the reference.
+// A reference opens its grant only in the pods that the grant is tied to, for all combinations of
+// identity, ties, owner and source of the reference.
 func TestATiedGrantIsNobodyElses(t *testing.T) {
 	identities := []grant.Identity{{}, {UID: "u1", Namespace: "n1", Pod: "p", Container: "c"},
 		{UID: "u2", Namespace: "n1", Pod: "q", Container: "c"},
@@ -112,7 +112,8 @@ func TestWhatAStrangerIsTold(t *testing.T) {
 	}
 }
 
-// What keeps the ledger's list of pods from being waited for is told at once.
+// A refusal is late if the ledger may still learn of the pod and nothing else is wrong with the
+// node.
 func TestNothingIsWaitedForThatCannotCome(t *testing.T) {
 	w := newWorld()
 	w.tie(claimGrant, "namespace:team", "pod:u1")

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// written is a verdict with everything in it but a refusal's hint, a line each.
+// written is a whole verdict without the hint, one line a field.
 func written(v grant.Verdict) string {
 	head := string(v.Kind)
 	if v.Code != "" {
@@ -60,10 +60,10 @@ func written(v grant.Verdict) string {
 	return strings.Join(lines, "\n")
 }
 
-// lines are a verdict as it is written, from its parts.
+// lines joins the parts of a written verdict.
 func lines(parts ...string) string { return strings.Join(parts, "\n") }
 
-// TestWholeVerdicts compares everything that a decision says.
+// TestWholeVerdicts compares whole verdicts.
 func TestWholeVerdicts(t *testing.T) {
 	const (
 		train   = `container "train" `
@@ -212,7 +212,7 @@ func TestWholeVerdicts(t *testing.T) {
 			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
 			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 
-		// what the ledger cannot say
+		// what the ledger does not know
 		{"a pod's container that owns a damaged grant and names a sound one", func(w *world) {
 			w.train()
 			w.v.Grants = w.v.Grants[1:]
@@ -290,7 +290,7 @@ func TestWholeVerdicts(t *testing.T) {
 			`finds: gpu-unhealthy GPU-0 "is not there any more"`,
 			`finds: gpu-device-node device:/dev/x "c nvidia:0"`)},
 
-		// what a tenant is told
+		// what a tenant reads
 		{"a mount of a GPU that is not granted", func(w *world) { w.train(); w.hit(bind1) },
 			lines("refuse gpu-bind-mount of g-podpodpodpod none", "says: "+train+
 				"mounts GPU devices by mount /m from /dev/nvidia3 (c 195:3), which are not in its grant "+
