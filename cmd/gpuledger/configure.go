@@ -219,12 +219,11 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		return err
 	}
 	if done.Kept > 0 {
-		return fmt.Errorf("cannot undo everything: %d of the files have been changed by another program or "+
-			"user since; "+
-			"take out our lines by hand and run it again", done.Kept)
+		return fmt.Errorf("cannot undo everything: %d of the files were changed since by another program or "+
+			"user; take out gpuledger's lines by hand and run it again", done.Kept)
 	}
 	if len(done.Named) > 0 {
-		return fmt.Errorf("cannot undo everything: %s still names us; %s",
+		return fmt.Errorf("cannot undo everything: %s still names gpuledger; %s",
 			strings.Join(done.Named, ", "), done.Advice)
 	}
 	if a.Waits != "" && c.Bool("restart") { // it could not be restarted from here

@@ -72,7 +72,7 @@ func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
 		"all is undone":                      {Undone{Callers: list{b}}, nil, list{b}},
 		"all is undone, and nobody calls us": {Undone{}, nil, list{}},
 		"a file stays":                       {Undone{Kept: 1, Callers: list{b}}, list{a}, nil},
-		"a file still names us": {Undone{Named: []string{"x:1"}, Callers: list{b}},
+		"a file still names gpuledger": {Undone{Named: []string{"x:1"}, Callers: list{b}},
 			list{a}, nil},
 		"one that a distribution writes anew names": {Undone{
 			Named: []string{"x:1"}, rewrote: true, Callers: list{b}}, nil, list{b}},
