@@ -25,7 +25,7 @@ import (
 func auditCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "audit",
-		Usage:     "show what was decided: the entries of the audit log",
+		Usage:     "show the entries of the audit log: decisions, findings and switches",
 		UsageText: "gpuledger audit --since 24h --code no-capacity",
 		Description: "Reads the audit log and its rotated files, the oldest entry first. A mode in " +
 			"parentheses behind a verdict: it was only\n" +
@@ -37,9 +37,9 @@ func auditCommand() *cli.Command {
 			&cli.StringFlag{Name: "since", Usage: "entries from this `TIME` on"},
 			&cli.StringFlag{Name: "until", Usage: "entries before this `TIME`"},
 			&cli.StringFlag{Name: "code", Usage: "refusals with this `CODE`, or findings of this kind"},
-			&cli.StringFlag{Name: "container", Usage: "of the container with this `ID`, or the beginning of it, or NAMESPACE/POD[/CONTAINER]"},
+			&cli.StringFlag{Name: "container", Usage: "entries of the container with this `ID`, or the beginning of it, or NAMESPACE/POD[/CONTAINER]"},
 			&cli.StringFlag{Name: "grant", Usage: "entries that name the grant with this `ID`"},
-			&cli.BoolFlag{Name: "follow", Usage: "go on with what comes, until interrupted"},
+			&cli.BoolFlag{Name: "follow", Usage: "also print new entries, until interrupted"},
 			&cli.BoolFlag{Name: "json", Usage: "print the lines of the log as they are"},
 		},
 		Action: audit,

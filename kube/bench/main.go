@@ -39,7 +39,7 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
 	flag.StringVar(&o.modes, "modes", "",
-		"the modes of all GPUs, with commas between, as a pool of the node's configuration says "+
+		"the modes of all GPUs, separated by commas, as a pool of the node's configuration says "+
 			"them; none: all")
 	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
 	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")

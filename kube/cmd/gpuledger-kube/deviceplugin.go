@@ -19,15 +19,15 @@ func devicePluginCommand() *cli.Command {
 		Name:  "device-plugin",
 		Usage: "memory and whole GPUs as resources, for clusters without dynamic resource allocation",
 		Flags: append(common(),
-			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, with commas between",
+			&cli.StringFlag{Name: "resources", Usage: "memory, gpu, gpushare, separated by commas",
 				Value: "memory,gpu"},
-			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` that one gpuledger.dev/gpu-memory stands for",
+			&cli.StringFlag{Name: "unit", Usage: "the `SIZE` of one gpuledger.dev/gpu-memory",
 				Value: "1GiB"},
-			&cli.StringFlag{Name: "mode", Usage: "of grants of memory: timeslice, limit, mps",
+			&cli.StringFlag{Name: "mode", Usage: "mode of grants of memory: timeslice, limit, mps",
 				Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "pod",
-				Usage: "`NAMESPACE/NAME` of the plugin's own pod: a kubelet that does not list it does " +
-					"not know its pods yet",
+				Usage: "`NAMESPACE/NAME` of the plugin's own pod; until the kubelet lists it, " +
+					"the kubelet's list of pods is not complete",
 				EnvVars: []string{"POD"}}),
 		Action: serveDevices,
 	}

@@ -25,11 +25,11 @@ func draCommand() *cli.Command {
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster",
 				EnvVars: []string{"NODE_NAME"}},
 			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "how to reach the API; none: as the pod that this runs in",
+				Usage:   "kubeconfig file for the API; without one, the account of the pod",
 				EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod-uid",
-				Usage: "the `UID` of this driver's own pod: an update then starts the new one before it " +
-					"ends the old",
+				Usage: "the `UID` of the driver's own pod, so that an update can start the new driver " +
+					"before the old one ends",
 				EnvVars: []string{"POD_UID"}},
 			&cli.DurationFlag{Name: "reclaim",
 				Usage: "interval between two checks for grants whose claim is gone and for a new node object",

@@ -54,7 +54,8 @@ func common() []cli.Flag {
 		&cli.StringFlag{Name: "config", Usage: "the configuration `FILE` of the node",
 			EnvVars: []string{policy.PathEnv}, Value: policy.DefaultPath},
 		&cli.StringFlag{Name: "kubelet-dir", Usage: "the kubelet's `DIR`ectory", Value: "/var/lib/kubelet"},
-		&cli.DurationFlag{Name: "interval", Usage: "between two looks at the ledger", Value: time.Second},
+		&cli.DurationFlag{Name: "interval", Usage: "interval between two readings of the ledger",
+			Value: time.Second},
 	}
 }
 

@@ -28,14 +28,14 @@ func run(args []string) int {
 	defer stop()
 	app := &cli.App{
 		Name:        "kubectl gpuledger",
-		Usage:       "the GPUs of a cluster, and who has them",
+		Usage:       "the GPUs of a cluster, and the grants on them",
 		Description: "Exit status: 0 done, 1 failed, 2 usage.",
 		Version:     version.Version,
 		Commands: []*cli.Command{
-			{Name: "inspect", Usage: "nodes by GPUs: allocated and total", Action: inspect,
+			{Name: "inspect", Usage: "show the nodes' GPUs, allocated and total", Action: inspect,
 				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"},
 					Usage: "a line for each claim on each GPU"})},
-			{Name: "explain", Usage: "what a pod has, or what keeps it from that",
+			{Name: "explain", Usage: "show a pod's GPUs, or why it has none",
 				ArgsUsage: "POD", Action: explain,
 				Flags: common()},
 		},
