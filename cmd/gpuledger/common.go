@@ -128,7 +128,7 @@ func complain(err error) int {
 	return status
 }
 
-// output remembers that a write failed: a reference that reached nobody is no success.
+// output remembers that a write failed: a reference that could not be printed is no success.
 type output struct {
 	io.Writer
 	err error

@@ -64,7 +64,7 @@ type gpuJSON struct {
 	Name   string      `json:"name"`
 	Memory grant.Bytes `json:"memory"`
 	Free   grant.Bytes `json:"free"`
-	Mode   grant.Mode  `json:"mode"` // "" when nobody holds it
+	Mode   grant.Mode  `json:"mode"` // "" while no grant is on it
 	Grants []grant.ID  `json:"grants"`
 	Health string      `json:"health"`
 	Parent string      `json:"parent,omitempty"` // of a MIG device: its GPU's UUID

@@ -103,7 +103,7 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 		return g, reference, err
 	}
 	if _, err = files.Expose(reference); err != nil {
-		_, e := grants.Release(n, g.ID, true) // nobody was told of it yet
+		_, e := grants.Release(n, g.ID, true) // it was not printed yet
 		err = errors.Join(err, e)
 	}
 	return g, reference, err

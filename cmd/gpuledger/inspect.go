@@ -112,7 +112,7 @@ type inspectGPU struct {
 	Allocated grant.Bytes  `json:"allocated"`
 	Total     grant.Bytes  `json:"total"`
 	Used      *grant.Bytes `json:"used,omitempty"`    // absent where it is not known
-	Outside   *grant.Bytes `json:"outside,omitempty"` // of it in nobody's grant
+	Outside   *grant.Bytes `json:"outside,omitempty"` // of it outside the ledger
 	Compute   int          `json:"compute"`           // percent granted
 	Health    string       `json:"health"`
 	Grants    []grantJSON  `json:"grants"`

@@ -48,8 +48,8 @@ func measure(c *cli.Context) error {
 	return answer(c.App.Reader, c.App.Writer, sample)
 }
 
-// answer writes a sample for each line that it reads. A sample that fails ends it: whoever asks
-// begins anew, with another NVML.
+// answer writes a sample for each line that it reads. It ends with a sample that
+// fails: gpuledgerd then starts another process, which loads NVML again.
 func answer(in io.Reader, out io.Writer, sample func(time.Time) (grant.Sample, error)) error {
 	for lines := bufio.NewScanner(in); ; {
 		if !lines.Scan() {

@@ -20,8 +20,8 @@ type Target struct {
 	Rootfs string // where its root file system lies in its own mount namespace, before pivot_root
 }
 
-// container is an opened Target. All is reached through proc, which is the init's and nobody's
-// after it: a pid that is used again leads nowhere.
+// container is an opened Target. All is reached through proc, which belongs to the init and to
+// no later process: a pid that is used again leads nowhere.
 type container struct {
 	Target
 	proc, rootfs, dev int // file descriptors; -1: not opened

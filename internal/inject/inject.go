@@ -4,7 +4,7 @@
 //
 // Nothing of the image is run or believed. The root file system is walked with file descriptors,
 // and what is not as an OCI runtime makes it (a /dev that is a link, a shared cgroup, a mount
-// namespace that is somebody else's) is an error before anything is changed.
+// namespace of another container) is an error before anything is changed.
 package inject
 
 import (

@@ -12,7 +12,7 @@ import (
 
 // v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of
 // any for an answer, so a device is opened by changing them all. Ours is what was there with our
-// rules before it: the runtime's own stay as they are, and nobody has to guess them.
+// rules before it: the runtime's own stay as they are, and need not be guessed.
 type v2Programs struct{ dir string }
 
 func (c v2Programs) set(change Change) error {

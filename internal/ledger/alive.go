@@ -91,7 +91,7 @@ func (l *Ledger) contained(b *grant.Binding) (life grant.Life, pid int, unseen b
 	return grant.Dead, 0, false
 }
 
-// remains tells whether anybody is left in the cgroups of a container that its runtime has
+// remains reports whether a process is left in the cgroups of a container that its runtime has
 // forgotten.
 func (l *Ledger) remains(b *grant.Binding) grant.Life {
 	if len(b.Cgroups) == 0 {
@@ -109,11 +109,11 @@ func (l *Ledger) remains(b *grant.Binding) grant.Life {
 	return life
 }
 
-// unseen tells what can be told of containers without a state and without a cgroup on record. That
-// there is no state proves nothing to one who does not see where it would lie: an agent in a pod
-// has the runtime roots that it was given. So nobody may run in a cgroup of the container's name
-// who can be its, and where the root itself is not there, the caller must be one who sees the node
-// as it is: to that one it is gone with its engine, or was never made.
+// unseen finds out what it can about containers without a state and without a cgroup on record.
+// That there is no state proves nothing to a program that does not see where the state would lie:
+// an agent in a pod has only the runtime roots that it was given. So a container is dead only if no
+// process that can be its own runs in a cgroup of its name. If the root itself is missing, the
+// caller must also see the node as it is: then the root is gone with its engine, or was never made.
 func (l *Ledger) unseen(bindings []*grant.Binding) {
 	bindings = l.glance.known(bindings)
 	if len(bindings) == 0 {

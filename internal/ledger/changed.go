@@ -10,7 +10,7 @@ import (
 // nothing in it.
 type Stamp struct{ grants, bindings host.Stamp }
 
-// Stamp costs two system calls, so that whoever looks each second need not read everything.
+// Stamp costs two system calls, so that a program that looks each second need not read everything.
 func (l *Ledger) Stamp() Stamp {
 	return Stamp{host.StampOf(l.grantsDir()), host.StampOf(l.bindingsDir())}
 }

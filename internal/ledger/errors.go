@@ -12,7 +12,7 @@ import (
 var ErrNotFound = errors.New("the ledger has no such entry")
 
 // notFoundError is ErrNotFound of an entry. Most creates look for one that is not there: the
-// sentence is made when somebody reads it.
+// sentence is made only when it is read.
 type notFoundError struct{ format, name string }
 
 // Error says what is not there.

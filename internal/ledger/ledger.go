@@ -71,7 +71,7 @@ func (l *Ledger) Update(fn func(*Tx) error) error {
 }
 
 // View runs fn on the ledger as it is. It never waits: every file is replaced whole, so a reader
-// sees an entry before or after a change. A ledger that nobody has written yet is empty.
+// sees an entry before or after a change. A ledger that was not written yet is empty.
 func (l *Ledger) View(fn func(*Tx) error) error { return fn(&Tx{l: l}) }
 
 // HasBinding reports whether the container has a binding, dead or alive. It costs one system call:
@@ -117,8 +117,8 @@ func (l *Ledger) dirs() []string {
 	return []string{l.grantsDir(), l.ownersDir(), l.gpusDir(), l.bindingsDir(), l.boundDir()}
 }
 
-// ensureDir makes a directory, and those above it, for nobody but us. What it makes survives a
-// power cut.
+// ensureDir makes a directory, and those above it, which only the caller's user can read. What it
+// makes survives a power cut.
 func ensureDir(path string) error {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {

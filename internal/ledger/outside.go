@@ -18,7 +18,7 @@ import (
 type outsideRecord struct {
 	Version int    `json:"version"`
 	BootID  string `json:"boot_id"`
-	// only for people: what was found counts until somebody looks again
+	// only for people: what was found counts until the next look
 	Taken time.Time              `json:"taken,omitzero"`
 	GPUs  map[string]grant.Bytes `json:"gpus"`
 	// Held are processes of containers that have a GPU without a grant of it, by GPU: PID/START,
@@ -26,8 +26,8 @@ type outsideRecord struct {
 	Held map[string]string `json:"held,omitzero"`
 }
 
-// Outside is the memory, by GPU, that was found in use by nobody's grant. Nil where nobody has
-// looked in this boot.
+// Outside is the memory, by GPU, that was found in use outside the ledger; nil if no program
+// has looked in this boot.
 func (tx *Tx) Outside() (map[string]grant.Bytes, error) {
 	rec, err := tx.outside()
 	return rec.GPUs, err
@@ -75,7 +75,7 @@ func (l *Ledger) SetOutside(gpus map[string]grant.Bytes) error { return l.SetFou
 
 // SetFound records the memory, by GPU, that is in use outside the ledger, and which processes have
 // a GPU that they were not granted. It holds until it is set again or the node boots, however old
-// it is: while nobody looks nobody is granted what may still be in use.
+// it is: memory that may still be in use is not granted while no program looks.
 func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.Process) error {
 	boot, err := l.bootID()
 	if err != nil {

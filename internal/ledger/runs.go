@@ -17,8 +17,8 @@ func (l *Ledger) ContainerLife(runtimeRoot, container string) grant.Life {
 		return grant.Dead
 	}
 	if _, err := l.readState(runtimeRoot, container); errors.Is(err, fs.ErrNotExist) {
-		// to the runtime, which is asked next: whoever else has the id, under another root, is not
-		// in its way
+		// for the runtime, which is called next: another container with the id, under another root,
+		// does not matter
 		return grant.Dead
 	}
 	b := grant.Binding{RuntimeRoot: runtimeRoot, Container: container}

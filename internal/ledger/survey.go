@@ -251,8 +251,8 @@ func (s *survey) repairGPUs() {
 	}
 }
 
-// removeTemporary removes what writers left that were killed: nobody else writes while we hold the
-// lock.
+// removeTemporary removes what killed writers left: no other process writes while this one holds
+// the lock.
 func (s *survey) removeTemporary() {
 	l := s.tx.l
 	dirs := []string{l.grantsDir(), l.ownersDir(), l.bindingsDir()}
@@ -273,7 +273,7 @@ func (s *survey) removeTemporary() {
 	}
 }
 
-// list is a directory's names. What is no directory has none, and is somebody's stray.
+// list is a directory's names. What is no directory has none: gpuledger did not make it.
 func (s *survey) list(dir string) []string {
 	names, err := namesIn(dir)
 	if err != nil && !isNotDir(err) && s.failed == nil {

@@ -1,11 +1,11 @@
 // Command mutants changes the code that decides about containers, one condition, comparison or
 // result at a time, and runs its tests. A mutant that no test notices is a survivor: a line that
-// could be wrong without anybody knowing. It exits with 1 where one survives that survivors.txt
+// could be wrong unnoticed. It exits with 1 where one survives that survivors.txt
 // does not explain.
 //
 // Without arguments it changes the packages whose survivors are all explained, so that 1 means a
 // new survivor. Arguments name other packages: of internal/node, internal/ledger and
-// internal/inject many survive that nobody has looked at.
+// internal/inject many survive that were not examined yet.
 //
 // All mutants are compiled into the test programs at once, and a variable of the environment
 // chooses one: compiling each of them on its own, as the libraries for this do, takes seconds a
