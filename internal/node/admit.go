@@ -120,8 +120,7 @@ func admit(n *Node, c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	d := listed(f, bindPatiently(n, f))
-	return withOwnCgroup(n, f, d)
+	return withOwnCgroup(n, f, bindPatiently(n, f))
 }
 
 // forOneCreate gives the node for one create: what is known of a binding after one look at all

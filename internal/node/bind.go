@@ -34,7 +34,7 @@ func bind(n *Node, f facts) Decision {
 		}
 		if settled {
 			failpoint.Hit("node/bound")
-			return d
+			return listed(f, d)
 		}
 	}
 	return *refusal(grant.LedgerUnreadable, ledgerChanges, f.Container.Name(), maxTries)

@@ -162,11 +162,11 @@ func (f facts) possibleCgroups() []string {
 
 func (f facts) units() []string { return possibleUnits(f.request.Cgroup, f.Container.ID) }
 
-// namesItself reports whether the container's cgroup bears its own id, as engines name it. Nearly
-// all creates do, and are not announced: no other container has the cgroup, unless its caller
-// chooses ids as well.
+// namesItself reports whether the container's cgroup is named for it, as engines name it. Nearly all
+// creates are so, and are not announced: no container of another id has a cgroup of that name without
+// being announced.
 func (f facts) namesItself() bool {
-	return f.request.Cgroup == "" || bears(f.request.Cgroup, f.Container.ID)
+	return namedFor(cmp.Or(f.request.Cgroup, f.Container.ID)) == f.Container.ID
 }
 
 // mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if the

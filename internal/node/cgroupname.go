@@ -113,9 +113,32 @@ func ownCgroups(proc string) (paths []string) {
 // maxCgroups bounds what is read of /proc/self/cgroup, in bytes.
 const maxCgroups = 1 << 20
 
-// bears reports whether the name of a cgroup or unit, the last of a path, is made of a container's
-// id, with or without what engines put before it.
+// bears reports whether the name of a cgroup or unit, the last of a path, ends with a container's id.
 func bears(path, id string) bool {
-	name := strings.TrimSuffix(path[strings.LastIndexAny(path, "/:")+1:], ".scope")
+	name := lastName(path)
 	return name == id || strings.HasSuffix(name, "-"+id)
+}
+
+// namedFor returns the id of the container for which an engine gives a cgroup this name: no name is
+// one of two containers by their ids.
+func namedFor(path string) string {
+	name, longest := lastName(path), ""
+	for _, prefix := range enginePrefixes {
+		if strings.HasPrefix(name, prefix) && len(prefix) > len(longest) {
+			longest = prefix
+		}
+	}
+	return name[len(longest):]
+}
+
+// enginePrefixes are what engines and runtimes put before an id.
+var enginePrefixes = []string{"crio-", "cri-containerd-", "docker-", "libpod-", "libpod-payload-", "nerdctl-",
+	"buildkit-", "runc-", "crun-"}
+
+// lastName returns the last name of a path, or that of the unit which "slice:prefix:name" means.
+func lastName(path string) string {
+	if _, unit, isUnit := strings.Cut(path, ":"); isUnit && !strings.Contains(path, "/") {
+		path = strings.Replace(unit, ":", "-", 1)
+	}
+	return strings.TrimSuffix(path[strings.LastIndex(path, "/")+1:], ".scope")
 }

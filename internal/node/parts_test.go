@@ -111,7 +111,17 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 	for _, c := range []struct {
 		path, id string
 		want     bool
-	}{{"", "c", true}, {"/pods/c", "c", true}, {"/pods/cri-containerd-c", "c", true}, {"a.slice:docker-c", "c", true}, {"/pods/x", "c", false}, {"/pods/c/x", "c", false}, {"/pods/xc", "c", false}} {
+	}{
+		{"", "c", true}, {"/pods/c", "c", true}, {"/pods/x", "c", false}, {"/pods/c/x", "c", false},
+		{"/pods/xc", "c", false}, {"/pods/cri-containerd-c", "c", true}, {"a.slice:docker-c", "c", true},
+		{"a.slice:docker:c", "c", true}, {":runc:c", "c", true}, {"/s/libpod-payload-c", "c", true},
+		{"/a.slice/docker-c.scope", "c", true},
+		// names that are made of more than one id
+		{"/pods/work-c", "c", false}, {"/pods/work-c", "work-c", true}, {"a.slice:docker:work-c", "c", false},
+		{"a.slice:docker-work:c", "c", false}, {"a.slice:docker-work:c", "work-c", true},
+		{"/pods/docker-c", "docker-c", false}, {"", "docker-c", false}, {"/s/libpod-payload-c", "payload-c", false},
+		{"a.slice:other:c", "c", false}, {"/a/docker:c", "c", false},
+	} {
 		f := facts{request: grant.Request{Cgroup: c.path}}
 		f.Container.ID = c.id
 		if f.namesItself() != c.want {
