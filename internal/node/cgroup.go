@@ -83,7 +83,9 @@ func withOwnCgroup(n *Node, f facts, d Decision) Decision {
 // unit at the same time: one of the two would be outside its cgroup.
 func sharesCgroup(n *Node, f facts, announces bool) bool {
 	possible, named := f.possibleCgroups(), f.namesItself()
-	if announces && !named {
+	// An announcement lasts as long as its process, which becomes the real runtime unless it
+	// reserves.
+	if announces && !named && !f.Reserve {
 		_ = n.Ledger.Announce(possible) // if it cannot be written, nothing can be bound either
 		if f.Live == nil && n.Ledger.Announced(f.units()) {
 			return true
@@ -162,16 +164,17 @@ func (f facts) possibleCgroups() []string {
 
 func (f facts) units() []string { return possibleUnits(f.request.Cgroup, f.Container.ID) }
 
-// namesItself reports whether the container's cgroup is named for it, as engines name it. Nearly all
-// creates are so, and are not announced: no container of another id has a cgroup of that name without
-// being announced.
+// namesItself reports whether the container's cgroup is named for it, as engines name it. Nearly
+// all creates are so, and are not announced: no container of another id has a cgroup of that name
+// without being announced.
 func (f facts) namesItself() bool {
 	return namedFor(cmp.Or(f.request.Cgroup, f.Container.ID)) == f.Container.ID
 }
 
-// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if the
-// bound one's spec names no cgroup. It also may if that cgroup does not bear the bound container's id
-// and this one bears its own: then engines may use it as a parent, and no grant closes a parent.
+// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if
+// the bound one's spec names no cgroup. It also may if that cgroup does not bear the bound
+// container's id and this one bears its own: then engines may use it as a parent, and no grant
+// closes a parent.
 func (f facts) mayBeBelow(b grant.Binding, path string) bool {
 	return b.Unplaced || f.namesItself() && !bears(path, b.Container)
 }
