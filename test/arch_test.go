@@ -38,6 +38,7 @@ var layers = map[string][]string{
 	"internal/policy":        {"internal/grant", "internal/host"},
 	"internal/admission":     {"internal/grant"},
 	"internal/edit":          {"internal/grant", "internal/ocispec", "internal/tokens"},
+	"internal/hostpath":      {"internal/grant", "internal/host"},
 	"internal/request":       {"internal/grant", "internal/host", "internal/ocispec", "internal/tokens"},
 	"internal/layout":        {"internal/grant", "internal/host"},
 	"internal/rootfs":        {"internal/host"},
