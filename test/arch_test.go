@@ -39,7 +39,7 @@ var layers = map[string][]string{
 	"internal/admission":     {"internal/grant"},
 	"internal/edit":          {"internal/grant", "internal/ocispec", "internal/tokens"},
 	"internal/hostpath":      {"internal/grant", "internal/host"},
-	"internal/request":       {"internal/grant", "internal/host", "internal/ocispec", "internal/tokens"},
+	"internal/request":       {"internal/grant", "internal/host", "internal/hostpath", "internal/ocispec", "internal/tokens"},
 	"internal/layout":        {"internal/grant", "internal/host"},
 	"internal/rootfs":        {"internal/host"},
 	"internal/gpu":           {"internal/grant", "internal/host", "internal/tokens"},

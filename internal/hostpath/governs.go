@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Access is how a container reaches a file of the node.
@@ -53,6 +55,15 @@ func (s *Paths) Governs(p Place, a *Access) bool {
 		g.path = s.Real(g.path)
 		return s.touches(&g, &p, a)
 	})
+}
+
+// GovernsByName reports whether a path is of a guard or of a program, without a look at what is there. It is for
+// a file that is open to be written to, and for the name of a socket.
+func (s *Paths) GovernsByName(path string, a *Access) bool {
+	writing := *a
+	writing.Write = true
+	p := Place{Target: host.Target{Path: path}}
+	return s.touchesOne(guards, &p, &writing) || isProgram(path) && s.Lets(path, a)
 }
 
 // MakesRoot reports whether a container that gets a file of the node by a bind mount is root on the

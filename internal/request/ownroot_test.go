@@ -174,7 +174,7 @@ func TestSourcesBehindOtherMountsTakeTime(t *testing.T) {
 	s.bind("rootfs/mnt"+strings.Repeat("/a", maxBefore), "/x")
 	s.node.Seen = &Seen{}
 	s.find()
-	if n := len(s.node.Seen.places); n < maxBefore*maxBefore/4 || n > maxBefore*maxBefore {
+	if n := len(s.node.Seen.paths.Known); n < maxBefore*maxBefore/4 || n > maxBefore*maxBefore {
 		t.Errorf("%d paths were looked at", n)
 	}
 }
