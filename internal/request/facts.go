@@ -65,7 +65,7 @@ func readFacts(spec Spec, caller Caller, node Node) (*facts, error) {
 	}
 	f.rules = readRules(f)
 	f.sources = sources{mounts: f.spec.Mounts, bundle: caller.Container.Bundle, root: f.root, paths: f.paths,
-		opensAny: f.rules.opensAny()}
+		opensAny: f.rules.opensAny}
 	return f, nil
 }
 

@@ -179,7 +179,7 @@ func sourceAt(f *facts, vector string, m *specs.Mount, value string, p hostpath.
 			Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
 		return true
 	}
-	if f.rules.opensAny() && bringsDev(f, p.Path) {
+	if f.rules.opensAny && bringsDev(f, p.Path) {
 		parentOfNodes(f, vector, m, found)
 		return true
 	}
@@ -216,7 +216,7 @@ func holdsNodes(f *facts, dir string) bool {
 // Without one each open answers EPERM, and node agents mount the host's / or /dev for other
 // reasons.
 func parentOfNodes(f *facts, vector string, m *specs.Mount, found *findings) {
-	if !f.rules.opensAny() {
+	if !f.rules.opensAny {
 		return
 	}
 	code := f.rules.codeFor(grant.GPUBindMount)

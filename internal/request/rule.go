@@ -14,6 +14,7 @@ import (
 // rules are what a container's device rules let it open. grant.Request has most of them.
 type rules struct {
 	open       []opening
+	opensAny   bool // a rule lets GPUs be opened that no exact rule names
 	unruled    bool // no device rule takes effect
 	all        bool // a rule allows every device
 	privileged bool
@@ -32,6 +33,7 @@ func readRules(f *facts) (r rules) {
 	} else {
 		r.open = openings(f.spec.Linux.Resources.Devices, &f.devices)
 	}
+	r.opensAny = slices.ContainsFunc(r.open, func(o opening) bool { return o.minor == wildcard })
 	if r.unruled {
 		r.privileged = f.sysAdmin && bringsNodes(f)
 		return r
@@ -46,11 +48,6 @@ func readRules(f *facts) (r rules) {
 		r.allows, r.unclosed = allowsOnly(f.spec.Linux.Resources.Devices)
 	}
 	return r
-}
-
-// opensAny reports whether a device rule lets GPUs be opened that no exact rule names.
-func (r *rules) opensAny() bool {
-	return slices.ContainsFunc(r.open, func(o opening) bool { return o.minor == wildcard })
 }
 
 // codeFor is the code of a GPU's device or rule. In a privileged container it is that of the
