@@ -35,12 +35,15 @@ func busyNode(mounts, subPaths int) []host.Mount {
 		pod := fmt.Sprintf("/var/lib/kubelet/pods/%08d-0000-4000-8000-000000000000", i)
 		add(1, own(), "/", pod+"/volumes/kubernetes.io~projected/kube-api-access-00000")
 		add(run, own(), "/", fmt.Sprintf("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/%064d/shm", i))
-		add(run, unix.Mkdev(0, 4), fmt.Sprintf("net:[%d]", 4026532000+i), fmt.Sprintf("/run/netns/cni-%08d-0000-4000-8000-000000000000", i))
+		add(run, unix.Mkdev(0, 4), fmt.Sprintf("net:[%d]", 4026532000+i),
+			fmt.Sprintf("/run/netns/cni-%08d-0000-4000-8000-000000000000", i))
 		for c := range 2 {
-			add(run, own(), "/", fmt.Sprintf("/run/containerd/io.containerd.runtime.v2.task/k8s.io/%032d%032d/rootfs", c, i))
+			const task = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/%032d%032d/rootfs"
+			add(run, own(), "/", fmt.Sprintf(task, c, i))
 		}
 		for n := range subPaths {
-			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/data/%d", pod, n), fmt.Sprintf("%s/volume-subpaths/data/main/%d", pod, n))
+			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/data/%d", pod, n),
+				fmt.Sprintf("%s/volume-subpaths/data/main/%d", pod, n))
 		}
 	}
 	return list[:mounts]
@@ -52,11 +55,13 @@ func BenchmarkAliases(b *testing.B) {
 	for _, mounts := range []int{330, 2000, 10000} {
 		for _, subPaths := range []int{1, 20} {
 			list := busyNode(mounts, subPaths)
-			one := list[slices.IndexFunc(list, func(m host.Mount) bool { return strings.Contains(m.Point, "volume-subpaths") })].Point
+			isSubPath := func(m host.Mount) bool { return strings.Contains(m.Point, "volume-subpaths") }
+			one := list[slices.IndexFunc(list, isSubPath)].Point
 			for _, source := range []string{one, "/var/lib/kubelet"} {
 				b.Run(fmt.Sprintf("%s/%d/%d", filepath.Base(source), mounts, subPaths), func(b *testing.B) {
 					for b.Loop() {
-						newMountTable(list).aliases(Place{Exists: true, Target: host.Target{Path: source}}, source != one)
+						p := Place{Exists: true, Target: host.Target{Path: source}}
+						newMountTable(list).aliases(p, source != one)
 					}
 				})
 			}

@@ -122,8 +122,9 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 // mounted.
 func TestPlacesOfContainers(t *testing.T) {
 	for path, want := range map[string]bool{"/var/lib/docker/volumes/v": true,
-		"/var/lib/docker/volumes": false, "/var/lib/docker": false, "/": false, "/var/lib/kubelet/pods/u/volumes": true,
-		"/var/lib/kubelet/podsx": false, "/run/containerd/io.containerd.grpc.v1.cri/sandboxes": true} {
+		"/var/lib/docker/volumes": false, "/var/lib/docker": false, "/": false,
+		"/var/lib/kubelet/pods/u/volumes": true, "/var/lib/kubelet/podsx": false,
+		"/run/containerd/io.containerd.grpc.v1.cri/sandboxes": true} {
 		if isPrivatePlace(path) != want {
 			t.Errorf("%s is a container's: %v", path, !want)
 		}

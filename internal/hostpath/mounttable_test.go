@@ -13,13 +13,16 @@ import (
 // TestAtWhichMountAPathEnds: mounts are covered by others, at their own place and above.
 func TestAtWhichMountAPathEnds(t *testing.T) {
 	list := newMountTable([]host.Mount{
-		{ID: 20, Parent: 1, Point: "/", Root: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
+		{ID: 20, Parent: 1, Point: "/", Root: "/"},
+		{ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
 		{ID: 23, Parent: 20, Point: "/c/d"}, {ID: 24, Parent: 20, Point: "/c"}, // over it
 		{ID: 25, Parent: 21, Point: "/a"},                                      // on it
 		{ID: 29, Parent: 20, Point: "/g"}, {ID: 30, Parent: 20, Point: "/g/h"}, // covered by it
-		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"}, {ID: 28, Parent: 27, Point: "/e/f"},
+		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"},
+		{ID: 28, Parent: 27, Point: "/e/f"},
 	})
-	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26, "/g/h": 29} {
+	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24,
+		"/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26, "/g/h": 29} {
 		if i := list.at(path); list.list[i].ID != want {
 			t.Errorf("%s ends in %+v, want %d", path, list.list[i], want)
 		}
@@ -31,7 +34,8 @@ func TestAtWhichMountAPathEnds(t *testing.T) {
 
 // TestAListOfMountsThatGoesRound, as one can that is read while it changes, has an end.
 func TestAListOfMountsThatGoesRound(t *testing.T) {
-	table := newMountTable([]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a"}, {ID: 21, Parent: 22, Point: "/a"}})
+	table := newMountTable([]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"},
+		{ID: 22, Parent: 21, Point: "/a"}, {ID: 21, Parent: 22, Point: "/a"}})
 	if got := table.at("/a/b"); got < 1 {
 		t.Errorf("a path ends in %d", got)
 	}
@@ -58,7 +62,8 @@ func TestTheRootOfTheListOfMounts(t *testing.T) {
 	if found := newMountTable(nil).aliases(Place{Target: host.Target{Path: "/a"}}, true); found != nil {
 		t.Errorf("without mounts there are %+v", found)
 	}
-	if at := newMountTable([]host.Mount{{ID: 20, Parent: 20, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}}).at("/a/b"); at != 1 {
+	own := newMountTable([]host.Mount{{ID: 20, Parent: 20, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}})
+	if at := own.at("/a/b"); at != 1 {
 		t.Errorf("on a root that is its own parent a path ends in %d", at)
 	}
 }
@@ -67,14 +72,16 @@ func TestTheRootOfTheListOfMounts(t *testing.T) {
 // for each. The same is found as if.
 func TestAliasesInALongList(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2)) // the same draws at every run
-	names := []string{"", "/a", "/a/b", "/ab", "/a/b/c", "/var/lib/kubelet/pods/0/v", "/var/lib/kubelet/pods/1/v"}
+	names := []string{"", "/a", "/a/b", "/ab", "/a/b/c",
+		"/var/lib/kubelet/pods/0/v", "/var/lib/kubelet/pods/1/v"}
 	name := func() string { return names[random.IntN(len(names))] }
 	places, inside := 0, 0
 	for range 2000 {
 		list := []host.Mount{{ID: 1, Device: 1, Root: "/", Point: "/"}}
 		for id := uint64(2); id < 12; id++ {
 			above := list[random.IntN(len(list))]
-			list = append(list, host.Mount{ID: id, Parent: above.ID, Device: random.Uint64N(3), Root: cmp.Or(name(), "/"), Point: Join(above.Point, strings.TrimPrefix(name(), "/"))})
+			list = append(list, host.Mount{ID: id, Parent: above.ID, Device: random.Uint64N(3),
+				Root: cmp.Or(name(), "/"), Point: Join(above.Point, strings.TrimPrefix(name(), "/"))})
 		}
 		random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		source := Place{Target: host.Target{Path: cmp.Or(name(), "/")}}
@@ -118,7 +125,8 @@ func plainAliases(list []host.Mount, source Place) (found []Alias) {
 			default:
 				continue
 			}
-			if j == i || other.Device != m.Device || isPrivatePlace(other.Point) || plainAt(list, a.Path) != j || inSource && Within(a.Path, source.Path) {
+			if j == i || other.Device != m.Device || isPrivatePlace(other.Point) ||
+				plainAt(list, a.Path) != j || inSource && Within(a.Path, source.Path) {
 				continue
 			}
 			if inSource {
@@ -137,7 +145,8 @@ func plainAt(list []host.Mount, path string) int {
 	for {
 		next := -1
 		for i, m := range list {
-			if m.Parent == list[here].ID && Within(path, m.Point) && (next < 0 || len(m.Point) < len(list[next].Point)) {
+			if m.Parent == list[here].ID && Within(path, m.Point) &&
+				(next < 0 || len(m.Point) < len(list[next].Point)) {
 				next = i
 			}
 		}

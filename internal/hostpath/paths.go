@@ -65,7 +65,8 @@ func (s *Paths) Look(path string) Place {
 	t, err := s.walk(path)
 	p := Place{Target: t, Exists: err == nil}
 	switch {
-	case err == nil, t.Path != "" && !Within(t.Path, "/proc"): // some files of /proc are the runtime's alone
+	// some files of /proc are the runtime's alone
+	case err == nil, t.Path != "" && !Within(t.Path, "/proc"):
 	case isAbsent(err):
 		p.Target = absent(path)
 	default:
@@ -75,8 +76,8 @@ func (s *Paths) Look(path string) Place {
 	return p
 }
 
-// Real returns the real path of what a path leads to. It is not inlined, nor is Below: gpuledger-hook
-// would be 5 kB larger.
+// Real returns the real path of what a path leads to. It is not inlined, nor is Below:
+// gpuledger-hook would be 5 kB larger.
 //
 //go:noinline
 func (s *Paths) Real(path string) string { return s.Look(path).Path }

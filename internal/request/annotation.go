@@ -47,7 +47,8 @@ func unitProperty(key, value string, found *findings) {
 			Cover: grant.CoverNever})
 	case name == "Slice":
 		found.drop(grant.RemoveAnnotation, key)
-	case !slices.ContainsFunc(ownProperties, func(own string) bool { return strings.HasPrefix(name, own) }):
+	case !slices.ContainsFunc(ownProperties,
+		func(own string) bool { return strings.HasPrefix(name, own) }):
 		found.root("annotation:" + key)
 	}
 }
