@@ -59,9 +59,9 @@ func unitProperty(key, value string, found *findings) {
 var ownProperties = []string{"CPU", "StartupCPU", "Allowed", "StartupAllowed", "Memory", "StartupMemory",
 	"DefaultMemory", "DefaultStartupMemory", "Tasks", "IO", "StartupIO", "BlockIO", "StartupBlockIO", "IP",
 	"RestrictNetworkInterfaces", "SocketBind", "NFTSet", "ManagedOOM", "OOM", "Delegate",
-	"DisableControllers", "Coredump", "Timeout", "RuntimeMax", "RuntimeRandomizedExtra", "Kill", "SendSIG", "FinalKillSignal",
-	"RestartKillSignal", "WatchdogSignal", "CollectMode", "AddRef", "Description", "Documentation",
-	"DefaultDependencies", "After", "Before", "User", "Group", "Log"}
+	"DisableControllers", "Coredump", "Timeout", "RuntimeMax", "RuntimeRandomizedExtra", "Kill", "SendSIG",
+	"FinalKillSignal", "RestartKillSignal", "WatchdogSignal", "CollectMode", "AddRef", "Description",
+	"Documentation", "DefaultDependencies", "After", "Before", "User", "Group", "Log"}
 
 // subCgroups name a cgroup below the container's, into which crun moves it. The device rules do not
 // apply in one that is not below.
