@@ -57,8 +57,8 @@ func (s *Paths) Governs(p Place, a *Access) bool {
 	})
 }
 
-// GovernsByName reports whether a path is of a guard or of a program, without a look at what is there. It is for
-// a file that is open to be written to, and for the name of a socket.
+// GovernsByName reports whether a path is of a guard or of a program, without a look at what is
+// there. It is for a file that is open to be written to, and for the name of a socket.
 func (s *Paths) GovernsByName(path string, a *Access) bool {
 	writing := *a
 	writing.Write = true

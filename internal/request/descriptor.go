@@ -16,9 +16,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/hostpath"
 )
 
-// descriptors judges the files that the container is handed open. The kernel checks the device rules at open(2)
-// alone. So an open node of a GPU is the GPU, whatever rules the container has. Only the engine can take a
-// descriptor out again.
+// descriptors judges the files that the container is handed open. The kernel checks the device
+// rules at open(2) alone. So an open node of a GPU is the GPU, whatever rules the container has.
+// Only the engine can take a descriptor out again.
 func descriptors(f *facts) (found findings) {
 	if f.caller.RestoresRules && isV1(f.node.Host) {
 		found.hit(grant.Hit{Vector: "option:--manage-cgroups-mode", Value: "whatever the checkpoint has",
@@ -59,12 +59,13 @@ func descriptor(f *facts, d *host.Descriptor, found *findings) {
 
 func descriptorVector(d *host.Descriptor) string { return "descriptor:" + strconv.Itoa(d.Number) }
 
-// leadsTo returns what a descriptor gives its holder whatever its path is, "" for nothing, and whether it passes
-// all the same. What any process can use that has the descriptor is refused: no device rule is checked there. What
-// needs more passes and is recorded as node-root, as a pid namespace of the node's is: pidfd_getfd(2) for example
-// needs the right to trace the process. All other objects of the kernel are harmless: an epoll gives no process
-// the files that it watches, a namespace is entered with CAP_SYS_ADMIN, and a BPF program is attached with as
-// much (docs/adr/0084).
+// leadsTo returns what a descriptor gives its holder whatever its path is, "" for nothing, and
+// whether it passes all the same. What any process can use that has the descriptor is refused: no
+// device rule is checked there. What needs more passes and is recorded as node-root, as a pid
+// namespace of the node's is: pidfd_getfd(2) for example needs the right to trace the process. All
+// other objects of the kernel are harmless: an epoll gives no process the files that it watches, a
+// namespace is entered with CAP_SYS_ADMIN, and a BPF program is attached with as much
+// (docs/adr/0084).
 func leadsTo(d *host.Descriptor) (what string, passes bool) {
 	const process, memory = "a process", "the memory of a process"
 	switch d.FileSystem {
@@ -96,13 +97,13 @@ func leadsTo(d *host.Descriptor) (what string, passes bool) {
 	return "", false
 }
 
-// leadsOn reports whether a descriptor leads on as a mount of the same source does: it is a directory, or a
-// socket that is open as a path.
+// leadsOn reports whether a descriptor leads on as a mount of the same source does: it is a
+// directory, or a socket that is open as a path.
 func leadsOn(d *host.Descriptor) bool { return d.IsDir() || d.IsSocket() && d.Path != "" }
 
-// asMount returns the mount that would bring the same, and its place of the node. If something else is at its path
-// now, it was opened in another mount namespace, or is a mount of its own (open_tree(2)), or was covered or
-// removed since.
+// asMount returns the mount that would bring the same, and its place of the node. If something else
+// is at its path now, it was opened in another mount namespace, or is a mount of its own
+// (open_tree(2)), or was covered or removed since.
 func asMount(f *facts, d *host.Descriptor) (specs.Mount, hostpath.Place) {
 	at := f.paths.Look(d.Path)
 	p := hostpath.Place{Target: d.Target, Exists: true}
@@ -110,8 +111,8 @@ func asMount(f *facts, d *host.Descriptor) (specs.Mount, hostpath.Place) {
 	return specs.Mount{Destination: descriptorVector(d), Source: d.Path, Options: []string{"rbind"}}, p
 }
 
-// handsRoot reports whether a descriptor makes root in the container root on the node. Of a regular file, and of
-// the peer of a socket, only the name is compared.
+// handsRoot reports whether a descriptor makes root in the container root on the node. Of a regular
+// file, and of the peer of a socket, only the name is compared.
 func handsRoot(f *facts, d *host.Descriptor, by hostpath.Access, found *findings) bool {
 	if leadsOn(d) {
 		m, p := asMount(f, d)
@@ -128,7 +129,8 @@ func isV1(h host.Host) bool {
 	return err == nil
 }
 
-// governsGPUs reports whether a path is of a file or socket of the ledger's, or of a socket of an MPS daemon.
+// governsGPUs reports whether a path is of a file or socket of the ledger's, or of a socket of an
+// MPS daemon.
 func governsGPUs(f *facts, path string) bool {
 	if !filepath.IsAbs(path) {
 		return false

@@ -164,7 +164,8 @@ func bindMakesRoot(f *facts, i int, by hostpath.Access, found *findings) bool {
 	return false
 }
 
-// sourceMakesRoot judges a file or directory of the host that a mount brings, at each of its places.
+// sourceMakesRoot judges a file or directory of the host that a mount brings, at each of its
+// places.
 func sourceMakesRoot(f *facts, vector string, m *specs.Mount, p hostpath.Place, by *hostpath.Access,
 	found *findings) bool {
 	if f.paths.MakesRoot(p, by) {
