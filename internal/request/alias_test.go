@@ -220,7 +220,7 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 // TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node. Without the list Find notes each
 // source for which it asks.
 func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
-	ownMounts(t, "/var/lib")
+	ownMounts(t, "/var/lib", "/run")
 	const dir = pod + "/volumes/kubernetes.io~empty-dir/v"
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -246,6 +246,12 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 		"a daemon's directory in the ledger's, by its path": {func(s *scene) []string {
 			tmpfs(s, s.path("run/mps/0a1b/pipe"))
 			return []string{s.mps("run/mps/0a1b/pipe")}
+		}, false},
+		"root's usual directory of a daemon, by its path": {func(s *scene) []string {
+			dir := tmpfs(s, "/run/nvidia-mps")
+			s.must(errors.Join(unix.Mknod(dir+"/control", unix.S_IFSOCK|0o600, 0),
+				os.WriteFile(dir+"/control_lock", nil, 0o600)))
+			return []string{dir}
 		}, false},
 		"an image that looks like a daemon's directory": {func(s *scene) []string {
 			s.mkdir("bundle/rootfs")

@@ -185,6 +185,9 @@ func TestTheNodeIsNotAsked(t *testing.T) {
 	if r := s.find(); len(r.Noted)+len(r.Hits)+len(r.NodeRoot) > 0 {
 		t.Errorf("%+v", r)
 	}
+	if rule, widens, err := Widens(parseRules(t, "allow c 10:200 rw"), s.spec, s.node); widens || err != nil {
+		t.Errorf("%s widens %v, %v", rule, widens, err)
+	}
 	var d devices
 	first := errors.New("the first")
 	d.fail(first)

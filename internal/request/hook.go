@@ -23,7 +23,7 @@ var askingHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-to
 func hooks(f *facts) (found findings) {
 	h := f.spec.Hooks
 	if h == nil {
-		return found
+		return findings{}
 	}
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	for _, stage := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer,

@@ -18,7 +18,7 @@ import (
 func nodeRoot(f *facts) (found findings) {
 	switch {
 	case f.ownUsers && !mapsRoot(f):
-		return found
+		return findings{}
 	case !f.ownUsers:
 		namespaces(f, &found)
 		capabilities(f, &found)

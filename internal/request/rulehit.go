@@ -10,7 +10,7 @@ import (
 // nothing.
 func deviceRules(f *facts) (found findings) {
 	if f.rules.unruled {
-		return found
+		return findings{}
 	}
 	for _, o := range f.rules.open {
 		found.hit(ruleHit(f, o))
