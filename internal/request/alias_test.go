@@ -260,6 +260,10 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 			s.mps("bundle/rootfs")
 			return nil
 		}, false},
+		"an image elsewhere, on a file system of its own": {func(s *scene) []string {
+			s.spec.Root = &specs.Root{Path: tmpfs(s, s.path("image"))}
+			return nil
+		}, false},
 		"a daemon's directory on a file system of its own": {func(s *scene) []string {
 			tmpfs(s, s.path("own"))
 			return []string{s.mps("own")}

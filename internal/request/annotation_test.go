@@ -223,6 +223,9 @@ func TestReferencesToGrants(t *testing.T) {
 		}, []grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
 		{"by its CDI name in an annotation", func(s *scene) { s.spec.Annotations["cdi.k8s.io/x"] = "gpuledger.dev/grant=" + ref.String() },
 			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: ref}}},
+		{"by its CDI name in an annotation that is for nothing", func(s *scene) {
+			s.spec.Annotations["example.com/x"] = "gpuledger.dev/grant=" + ref.String()
+		}, nil},
 		{"by its CDI name in a pod, whose containers all have the annotation", func(s *scene) {
 			s.spec.Annotations = merged(criKeys, annotated("cdi.k8s.io/x", "gpuledger.dev/grant="+id))
 		},

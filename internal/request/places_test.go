@@ -175,6 +175,17 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		t.Errorf("a daemon of another network namespace: %q", got)
 	}
 	s.must(os.RemoveAll("/run/nvidia-mps"))
+	s = newScene(t)
+	s.mkdir("data")
+	s.socket("data/other")
+	l, err := net.Listen("unix", "/run/control")
+	s.must(errors.Join(err, os.WriteFile("/run/control_lock", nil, 0o600)))
+	s.bind("/run", "/x")
+	s.wantHits()
+	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run") {
+		t.Errorf("a daemon in /run itself: %q", got)
+	}
+	s.must(errors.Join(l.Close(), os.Remove("/run/control_lock")))
 	for _, c := range []struct {
 		name        string
 		setup       func(*scene)
@@ -263,6 +274,11 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		{"a root file system that is a daemon's directory", func(s *scene) {
 			s.spec.Root = &specs.Root{Path: s.mount(s.daemon("data/mps"), subPath, "")}
 		}, []string{"gpu-socket | root | " + subPath + " | never"}, nil, false},
+		{"a root file system, of which a directory is mounted in run_dir", func(s *scene) {
+			s.mkdir("data/inner")
+			s.spec.Root = &specs.Root{Path: s.mount(s.path("data"), subPath, "")}
+			s.mount(s.path("data/inner"), s.path("run/inner"), "")
+		}, nil, nil, false},
 		{"a file system of its own that is nowhere else", func(s *scene) { plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind") }, nil, nil, false},
 	} {
 		s := newScene(t)
