@@ -240,3 +240,17 @@ func TestNoRulesWiden(t *testing.T) {
 		t.Errorf("what the spec itself opens cannot be told: %q, %v, %v", rule, widens, err)
 	}
 }
+
+// TestNothingWidensWithoutRules: if no device rule takes effect, a rule of an update opens nothing.
+func TestNothingWidensWithoutRules(t *testing.T) {
+	for _, unruled := range []bool{false, true} {
+		s := newScene(t)
+		if unruled {
+			s.unruled()
+		}
+		rule, widens, err := Widens(parseRules(t, "allow c 195:* rw"), s.spec, s.node)
+		if widens == unruled || err != nil {
+			t.Errorf("unruled %v: %q, %v, %v", unruled, rule, widens, err)
+		}
+	}
+}
