@@ -76,8 +76,8 @@ func (s *Paths) Look(path string) Place {
 	return p
 }
 
-// Real returns the real path of what a path leads to. It is not inlined, nor is Below:
-// gpuledger-hook would be 5 kB larger.
+// Real returns the real path of what a path leads to. It is not inlined, nor are Within and Below:
+// gpuledger-hook would be 18 kB larger.
 //
 //go:noinline
 func (s *Paths) Real(path string) string { return s.Look(path).Path }
@@ -183,8 +183,13 @@ func parting(path string) (there host.Target, name, rest string) {
 }
 
 // Within reports whether path is dir or below it.
-func Within(path, dir string) bool {
-	dir = strings.TrimSuffix(dir, "/") // it concatenates nothing: each mount is compared with each guard
+//
+//go:noinline
+func Within(path, dir string) bool { return within(path, dir) }
+
+// within is Within for loops: each mount of each container is compared with some eighty guards.
+func within(path, dir string) bool {
+	dir = strings.TrimSuffix(dir, "/") // it allocates nothing
 	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }
 
