@@ -48,7 +48,7 @@ func (t *mountTable) aliases(p Place, inside bool) []Alias {
 	if !inside {
 		return found
 	}
-	inSource := func(path string) bool { return Within(path, p.Path) } // such a place is known by its path
+	inSource := func(path string) bool { return within(path, p.Path) } // such a place is known by its path
 	public = t.public(func(m host.Mount) bool { return !inSource(m.Point) })
 	for i, m := range t.list {
 		// nearly all mounts are at the file itself, alone on a device, or not below the file
@@ -84,9 +84,9 @@ func (t *mountTable) others(own int, part string, p Place, among []int) (found [
 		switch {
 		case i == own:
 			continue
-		case Within(part, m.Root):
+		case within(part, m.Root):
 			a.Path = Join(m.Point, Below(part, m.Root))
-		case Within(m.Root, part):
+		case within(m.Root, part):
 			a.Path, a.Inside = m.Point, true
 		default:
 			continue
