@@ -73,7 +73,7 @@ func shareJSON(f *facts, text string) (a grant.Allocation, names bool) {
 	}
 	own, named := containers[f.caller.Container.Name()]
 	if !named {
-		return a, false
+		return grant.Allocation{}, false
 	}
 	a.Asks = true
 	var cards map[string]int
@@ -82,7 +82,7 @@ func shareJSON(f *facts, text string) (a grant.Allocation, names bool) {
 		a.Malformed = unreadableShare
 		return a, true
 	case len(cards) == 0:
-		return a, false
+		return grant.Allocation{}, false
 	}
 	a.GPUs = slices.Sorted(maps.Keys(cards))
 	a.Units = cards[a.GPUs[0]]
