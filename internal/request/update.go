@@ -73,7 +73,7 @@ func opened(spec Spec, node Node) ([]opening, error) {
 		d.readDRM()
 	}
 	if d.err != nil || isUnruled(node) {
-		return []opening{everything}, d.err
+		return nil, d.err // no rule takes effect, so none opens more than another
 	}
 	open := openings(spec.Linux.Resources.Devices, &d)
 	return open, d.err
