@@ -81,7 +81,7 @@ test-runc: ## runc's own integration tests, bare and through us, in some 20 minu
 
 MUTANTS ?=
 .PHONY: mutants
-mutants: ## changes the guard's code a line at a time and runs its tests, for ten minutes (root); MUTANTS='-seed 7 -time 0 internal/admission'; other packages than admission, request and edit by name
+mutants: ## changes the guard's code a line at a time and runs its tests, for ten minutes (root); MUTANTS='-seed 7 -time 0 internal/admission'; other packages than admission, hostpath, request and edit by name
 	@test/setup.sh test
 	@mkdir -p .cache/bin && go build -p $(JOBS) -o .cache/bin/mutants ./test/mutants
 	test/rig/leftovers.sh test/mutants/private.sh .cache/bin/mutants $(MUTANTS)

@@ -38,7 +38,8 @@ var layers = map[string][]string{
 	"internal/policy":        {"internal/grant", "internal/host"},
 	"internal/admission":     {"internal/grant"},
 	"internal/edit":          {"internal/grant", "internal/ocispec", "internal/tokens"},
-	"internal/request":       {"internal/grant", "internal/host", "internal/ocispec", "internal/tokens"},
+	"internal/hostpath":      {"internal/grant", "internal/host"},
+	"internal/request":       {"internal/grant", "internal/host", "internal/hostpath", "internal/ocispec", "internal/tokens"},
 	"internal/layout":        {"internal/grant", "internal/host"},
 	"internal/rootfs":        {"internal/host"},
 	"internal/gpu":           {"internal/grant", "internal/host", "internal/tokens"},
@@ -252,5 +253,42 @@ func TestHotBinariesAreSmallAndStatic(t *testing.T) {
 				t.Errorf("%s is not static", name)
 			}
 		})
+	}
+}
+
+// manyMethods is from how many methods on a type does too much.
+const manyMethods = 30
+
+// TestVectorsShareNoObject: in the packages that read a spec no type is an object on which all code
+// hangs.
+func TestVectorsShareNoObject(t *testing.T) {
+	for _, dir := range []string{"../internal/request", "../internal/hostpath"} {
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		methods := map[string]int{}
+		for _, e := range entries {
+			if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+e.Name(), nil, parser.SkipObjectResolution)
+			must(t, err)
+			for _, d := range file.Decls {
+				if f, is := d.(*ast.FuncDecl); is && f.Recv != nil {
+					receiver := f.Recv.List[0].Type
+					if star, is := receiver.(*ast.StarExpr); is {
+						receiver = star.X
+					}
+					methods[receiver.(*ast.Ident).Name]++
+				}
+			}
+		}
+		for name, n := range methods {
+			if n >= manyMethods {
+				t.Errorf("%s.%s has %d methods, which is too many", dir, name, n)
+			}
+		}
+		if len(methods) == 0 {
+			t.Errorf("%s has no methods", dir)
+		}
 	}
 }

@@ -1,9 +1,7 @@
 package request
 
 import (
-	"cmp"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,8 +12,6 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // ownMounts gives the test a mount namespace of its own, for its thread alone: it must not start another goroutine that looks at mounts.
@@ -221,47 +217,68 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 	}
 }
 
-// TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node.
+// TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node. Without the list Find notes each
+// source for which it asks.
 func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
-	ownMounts(t, "/var/lib")
-	if err := errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755), os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
+	ownMounts(t, "/var/lib", "/run")
+	const dir = pod + "/volumes/kubernetes.io~empty-dir/v"
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	tmpfs := func(s *scene, dir string) string { return s.mount("tmpfs", dir, "tmpfs") }
 	for name, c := range map[string]struct {
 		sources func(s *scene) []string
-		asked   bool // for the list
-		lent    bool // for what is mounted below run_dir
-		ours    bool // it is of that
+		asked   bool
 	}{
 		"a pod's": {func(s *scene) []string {
-			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v", s.mount("tmpfs", pod+"/volumes/kubernetes.io~projected/token", "tmpfs"),
-				s.mount("tmpfs", pod+"/volumes/kubernetes.io~empty-dir/in-memory", "tmpfs"), s.mount("tmpfs", "/var/lib/docker/containers/c/mounts/shm", "tmpfs")}
-		}, false, false, false},
-		"a pod's, where the kubelet's directory is a mount of itself": {func(s *scene) []string {
-			s.mount("/var/lib/kubelet", "/var/lib/kubelet", "")
-			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v"}
-		}, false, false, false},
+			return []string{pod + "/etc-hosts", dir, tmpfs(s, pod+"/volumes/kubernetes.io~projected/token"),
+				tmpfs(s, pod+"/volumes/kubernetes.io~empty-dir/in-memory"),
+				tmpfs(s, "/var/lib/docker/containers/c/mounts/shm")}
+		}, false},
 		"a file system of its own that another one made": {func(s *scene) []string {
-			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
-			return []string{s.mount("tmpfs", pod+"/volumes/kubernetes.io~csi/v/mount", "tmpfs")}
-		}, false, true, false},
+			tmpfs(s, s.path("run/limits"))
+			return []string{tmpfs(s, pod+"/volumes/kubernetes.io~csi/v/mount")}
+		}, false},
 		"directories of the node": {func(s *scene) []string {
 			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
-		}, false, false, false},
-		"our own room, by its path": {func(s *scene) []string { return []string{s.mount("tmpfs", s.path("run/limits"), "tmpfs")} }, false, false, true},
-		"a subPath":                 {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true, false, false},
-		"a subPath of our own room": {func(s *scene) []string {
-			return []string{s.mount(s.mount("tmpfs", s.path("run/limits"), "tmpfs"), subPath, "")}
-		}, true, true, true},
+		}, false},
+		"the ledger's own, by its path": {func(s *scene) []string { return []string{tmpfs(s, s.path("run/limits"))} }, false},
+		"a daemon's directory in the ledger's, by its path": {func(s *scene) []string {
+			tmpfs(s, s.path("run/mps/0a1b/pipe"))
+			return []string{s.mps("run/mps/0a1b/pipe")}
+		}, false},
+		"root's usual directory of a daemon, by its path": {func(s *scene) []string {
+			dir := tmpfs(s, "/run/nvidia-mps")
+			s.must(errors.Join(unix.Mknod(dir+"/control", unix.S_IFSOCK|0o600, 0),
+				os.WriteFile(dir+"/control_lock", nil, 0o600)))
+			return []string{dir}
+		}, false},
+		"an image that looks like a daemon's directory": {func(s *scene) []string {
+			s.mkdir("bundle/rootfs")
+			tmpfs(s, s.path("bundle/rootfs"))
+			s.rooted()
+			s.mps("bundle/rootfs")
+			return nil
+		}, false},
+		"an image elsewhere, on a file system of its own": {func(s *scene) []string {
+			s.spec.Root = &specs.Root{Path: tmpfs(s, s.path("image"))}
+			return nil
+		}, false},
+		"a daemon's directory on a file system of its own": {func(s *scene) []string {
+			tmpfs(s, s.path("own"))
+			return []string{s.mps("own")}
+		}, true},
+		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true},
 	} {
 		s := newScene(t)
 		for _, source := range c.sources(s) {
 			s.bind(source, "/x")
 		}
-		s.node.Seen = &Seen{}
-		found := s.find()
-		if seen := s.node.Seen; (seen.mounts != nil) != c.asked || (seen.lent != nil) != c.lent || (len(found.Hits) > 0) != c.ours {
-			t.Errorf("%s: asked for the list: %v, for ours: %v; hits %v", name, seen.mounts != nil, seen.lent != nil, found.Hits)
+		s.must(os.Remove(s.path("proc/thread-self")))
+		noted := s.find().Noted
+		asked := slices.ContainsFunc(noted, func(text string) bool { return strings.Contains(text, "another place") })
+		if asked != c.asked {
+			t.Errorf("%s: asked for the list: %v; noted %q", name, asked, noted)
 		}
 		s.unmount()
 	}
@@ -277,122 +294,4 @@ func TestWithoutTheListOfMounts(t *testing.T) {
 		t.Errorf("node-root %q, hits %v, noted %q", r.NodeRoot, r.Hits, r.Noted)
 	}
 	s.unmount()
-}
-
-// Linux before 5.8 does not tell in which mount a file is: then every source on a device of the node's may be elsewhere too.
-func TestAKernelThatTellsNoMounts(t *testing.T) {
-	s := newScene(t)
-	f := newFinder(s.spec, s.caller, s.node)
-	at := f.look(s.path("bundle"))
-	for mount, want := range map[uint64]bool{at.Mount: false, 0: true} {
-		at.Mount = mount
-		if got := f.mayBeElsewhere(at); got != want {
-			t.Errorf("mount %d: %v", mount, got)
-		}
-	}
-	if at.Dev = 0; f.mayBeElsewhere(at) {
-		t.Error("on a device of its own")
-	}
-}
-
-// TestAtWhichMountAPathEnds: mounts are covered by others, at their own place and above.
-func TestAtWhichMountAPathEnds(t *testing.T) {
-	list := newMountTable([]host.Mount{
-		{ID: 20, Parent: 1, Point: "/", Root: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a/b"},
-		{ID: 23, Parent: 20, Point: "/c/d"}, {ID: 24, Parent: 20, Point: "/c"}, // over it
-		{ID: 25, Parent: 21, Point: "/a"},                                      // on it
-		{ID: 29, Parent: 20, Point: "/g"}, {ID: 30, Parent: 20, Point: "/g/h"}, // covered by it
-		{ID: 26, Parent: 20, Point: "/e"}, {ID: 27, Parent: 26, Point: "/e/f"}, {ID: 28, Parent: 27, Point: "/e/f"},
-	})
-	for path, want := range map[string]uint64{"/": 20, "/ab": 20, "/a": 25, "/a/b": 25, "/c/d": 24, "/c/d/e": 24, "/e/x": 26, "/e/f": 28, "/e/f/g": 28, "/e/fg": 26, "/g/h": 29} {
-		if i := list.at(path); list.list[i].ID != want {
-			t.Errorf("%s ends in %+v, want %d", path, list.list[i], want)
-		}
-	}
-	if i := newMountTable([]host.Mount{{ID: 2, Parent: 1, Point: "/a"}}).at("/a"); i != -1 {
-		t.Errorf("without a root: %d", i)
-	}
-}
-
-// TestAliasesInALongList: with thousands of mounts they are not found by going through all of them for each. The same is found as if.
-func TestAliasesInALongList(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2)) // the same draws at every run
-	names := []string{"", "/a", "/a/b", "/ab", "/a/b/c", "/var/lib/kubelet/pods/0/v", "/var/lib/kubelet/pods/1/v"}
-	name := func() string { return names[random.IntN(len(names))] }
-	places, inside := 0, 0
-	for range 2000 {
-		list := []host.Mount{{ID: 1, Device: 1, Root: "/", Point: "/"}}
-		for id := uint64(2); id < 12; id++ {
-			above := list[random.IntN(len(list))]
-			list = append(list, host.Mount{ID: id, Parent: above.ID, Device: random.Uint64N(3), Root: cmp.Or(name(), "/"), Point: join(above.Point, strings.TrimPrefix(name(), "/"))})
-		}
-		random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-		source := place{Target: host.Target{Path: cmp.Or(name(), "/")}}
-		got, want := newMountTable(list).aliases(source, true), plainAliases(list, source)
-		if !slices.Equal(got, want) {
-			t.Fatalf("%s in\n%+v\nhas\n%+v\nwant\n%+v", source.Path, list, got, want)
-		}
-		for _, a := range want {
-			places++
-			if a.inside {
-				inside++
-			}
-		}
-	}
-	if places-inside < 100 || inside < 100 {
-		t.Errorf("of %d places %d are for what is inside: too few", places, inside)
-	}
-}
-
-// plainAliases are the same by their definition.
-func plainAliases(list []host.Mount, source place) (found []alias) {
-	mounts := []int{plainAt(list, source.Path)}
-	for i, m := range list {
-		if m.Point != source.Path && within(m.Point, source.Path) && plainAt(list, m.Point) == i {
-			mounts = append(mounts, i)
-		}
-	}
-	for n, i := range mounts {
-		m, inSource := list[i], n > 0
-		part := m.Root
-		if !inSource {
-			part = join(m.Root, below(source.Path, m.Point))
-		}
-		for j, other := range list {
-			a := alias{place: source, inside: inSource}
-			switch {
-			case within(part, other.Root):
-				a.Path = join(other.Point, below(part, other.Root))
-			case within(other.Root, part):
-				a.Path, a.inside = other.Point, true
-			default:
-				continue
-			}
-			if j == i || other.Device != m.Device || isPrivatePlace(other.Point) || plainAt(list, a.Path) != j || inSource && within(a.Path, source.Path) {
-				continue
-			}
-			if inSource {
-				a.place = place{Target: host.Target{Path: a.Path}, exists: true}
-			}
-			found = append(found, a)
-		}
-	}
-	return found
-}
-
-// plainAt is the mount in which a path ends: of those below which it is, on the one in which it is so far, the first on the way.
-func plainAt(list []host.Mount, path string) int {
-	here := slices.IndexFunc(list, func(m host.Mount) bool { return m.Parent == 0 })
-	for {
-		next := -1
-		for i, m := range list {
-			if m.Parent == list[here].ID && within(path, m.Point) && (next < 0 || len(m.Point) < len(list[next].Point)) {
-				next = i
-			}
-		}
-		if next < 0 {
-			return here
-		}
-		here = next
-	}
 }

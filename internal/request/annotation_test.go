@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-func annotations(pairs ...string) map[string]string {
+func annotated(pairs ...string) map[string]string {
 	m := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
 		m[pairs[i]] = pairs[i+1]
@@ -22,9 +22,9 @@ func annotations(pairs ...string) map[string]string {
 }
 
 var (
-	criKeys = annotations("io.kubernetes.cri.container-type", "container", "io.kubernetes.cri.sandbox-uid", "uid-1", "io.kubernetes.cri.sandbox-namespace", "team",
+	criKeys = annotated("io.kubernetes.cri.container-type", "container", "io.kubernetes.cri.sandbox-uid", "uid-1", "io.kubernetes.cri.sandbox-namespace", "team",
 		"io.kubernetes.cri.sandbox-name", "job-0", "io.kubernetes.cri.container-name", "train")
-	crioKeys = annotations("io.container.manager", "cri-o", "io.kubernetes.cri-o.ContainerType", "container", "io.kubernetes.pod.uid", "uid-2", "io.kubernetes.pod.namespace", "team",
+	crioKeys = annotated("io.container.manager", "cri-o", "io.kubernetes.cri-o.ContainerType", "container", "io.kubernetes.pod.uid", "uid-2", "io.kubernetes.pod.namespace", "team",
 		"io.kubernetes.pod.name", "job-0", "io.kubernetes.container.name", "train")
 )
 
@@ -55,21 +55,21 @@ func TestIdentityComesFromKeysThatTheEngineWritesLast(t *testing.T) {
 		sandbox     bool
 	}{
 		{name: "containerd", engine: grant.Containerd, annotations: criKeys, want: cri},
-		{name: "containerd before 1.6.11 tells no UID", engine: grant.Containerd, annotations: merged(criKeys, annotations("io.kubernetes.cri.sandbox-uid", "")),
+		{name: "containerd before 1.6.11 tells no UID", engine: grant.Containerd, annotations: merged(criKeys, annotated("io.kubernetes.cri.sandbox-uid", "")),
 			want: grant.Identity{Namespace: "team", Pod: "job-0", Container: "train"}},
-		{name: "containerd's sandbox", engine: grant.Containerd, annotations: merged(criKeys, annotations("io.kubernetes.cri.container-type", "sandbox")), sandbox: true},
+		{name: "containerd's sandbox", engine: grant.Containerd, annotations: merged(criKeys, annotated("io.kubernetes.cri.container-type", "sandbox")), sandbox: true},
 		{name: "containerd, a pod that brings CRI-O's keys", engine: grant.Containerd, annotations: merged(crioKeys, criKeys), want: cri},
 		{name: "containerd, a pod that brings CRI-O's sandbox key", engine: grant.Containerd,
-			annotations: merged(criKeys, annotations("io.kubernetes.cri-o.ContainerType", "sandbox")), want: cri},
+			annotations: merged(criKeys, annotated("io.kubernetes.cri-o.ContainerType", "sandbox")), want: cri},
 		{name: "CRI-O", engine: grant.CRIO, annotations: crioKeys, want: crio},
-		{name: "CRI-O's sandbox", engine: grant.CRIO, annotations: merged(crioKeys, annotations("io.kubernetes.cri-o.ContainerType", "sandbox")), sandbox: true},
+		{name: "CRI-O's sandbox", engine: grant.CRIO, annotations: merged(crioKeys, annotated("io.kubernetes.cri-o.ContainerType", "sandbox")), sandbox: true},
 		{name: "CRI-O, a pod that brings containerd's keys", engine: grant.CRIO, annotations: merged(criKeys, crioKeys), want: crio},
 		{name: "CRI-O, a pod that brings containerd's sandbox key", engine: grant.CRIO,
-			annotations: merged(crioKeys, annotations("io.kubernetes.cri.container-type", "sandbox")), want: crio},
+			annotations: merged(crioKeys, annotated("io.kubernetes.cri.container-type", "sandbox")), want: crio},
 		{name: "CRI-O, keys that it writes on sandboxes only", engine: grant.CRIO,
-			annotations: merged(crioKeys, annotations("io.kubernetes.cri-o.Namespace", "kube-system", "io.kubernetes.cri-o.KubeName", "x", "io.kubernetes.cri-o.ContainerName", "x")), want: crio},
+			annotations: merged(crioKeys, annotated("io.kubernetes.cri-o.Namespace", "kube-system", "io.kubernetes.cri-o.KubeName", "x", "io.kubernetes.cri-o.ContainerName", "x")), want: crio},
 		{name: "Podman, a user who says he is CRI-O", engine: grant.Podman, annotations: crioKeys},
-		{name: "Podman, a user who says he is a sandbox", engine: grant.Podman, annotations: annotations("io.kubernetes.cri-o.ContainerType", "sandbox")},
+		{name: "Podman, a user who says he is a sandbox", engine: grant.Podman, annotations: annotated("io.kubernetes.cri-o.ContainerType", "sandbox")},
 		{name: "Docker, a user who brings containerd's keys", engine: grant.Docker, annotations: criKeys},
 		{name: "no engine", engine: grant.NoEngine, annotations: merged(criKeys, crioKeys)},
 	} {
@@ -86,7 +86,7 @@ func TestIdentityComesFromKeysThatTheEngineWritesLast(t *testing.T) {
 
 func TestAnnotationsThatInjectorsObey(t *testing.T) {
 	set := func(key, value string) func(*scene) {
-		return func(s *scene) { s.spec.Annotations = annotations(key, value) }
+		return func(s *scene) { s.spec.Annotations = annotated(key, value) }
 	}
 	check(t, []row{
 		{"a CDI name of NVIDIA's", set("cdi.k8s.io/x", "nvidia.com/gpu=0"), []string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | never"}},
@@ -125,7 +125,7 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 func TestFilesThatTheRuntimeUsesAsRoot(t *testing.T) {
 	for _, key := range []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins", "org.criu.config"} {
 		s := newScene(t)
-		s.spec.Annotations = annotations(key, "/etc/ld.so.preload", "run.oci.handler", "krun", "run.oci.keep_original_groups", "1")
+		s.spec.Annotations = annotated(key, "/etc/ld.so.preload", "run.oci.handler", "krun", "run.oci.keep_original_groups", "1")
 		if r := s.find(); !slices.Equal(r.NodeRoot, []string{"annotation:" + key}) || len(r.Hits) > 0 {
 			t.Errorf("%s: node-root %q, hits %v", key, r.NodeRoot, r.Hits)
 		}
@@ -135,7 +135,7 @@ func TestFilesThatTheRuntimeUsesAsRoot(t *testing.T) {
 // TestTheSliceThatAGrantDrops: it gives nothing, but with a grant it could not be told any more whether the grant is in use.
 func TestTheSliceThatAGrantDrops(t *testing.T) {
 	s := newScene(t)
-	s.spec.Annotations = annotations("org.systemd.property.Slice", "'system.slice'")
+	s.spec.Annotations = annotated("org.systemd.property.Slice", "'system.slice'")
 	want := []grant.Removal{{Kind: grant.RemoveAnnotation, Name: "org.systemd.property.Slice"}}
 	if r := s.find(); len(r.Hits) > 0 || len(r.NodeRoot) > 0 || !reflect.DeepEqual(r.Dropped, want) {
 		t.Errorf("hits %v, node-root %v, dropped %v", r.Hits, r.NodeRoot, r.Dropped)
@@ -149,7 +149,7 @@ func TestPropertiesOfUnits(t *testing.T) {
 	others := "Conflicts OnFailure OnSuccess FailureAction SuccessAction JobTimeoutAction Wants Requires Requisite BindsTo PartOf Upholds PropagatesStopTo StopPropagatedFrom JoinsNamespaceOf BPFProgram Controller Newer"
 	for _, name := range strings.Fields(own + " " + others) {
 		s := newScene(t)
-		s.spec.Annotations = annotations("org.systemd.property."+name, "'x'")
+		s.spec.Annotations = annotated("org.systemd.property."+name, "'x'")
 		var want []string
 		if strings.Contains(" "+others+" ", " "+name+" ") {
 			want = []string{"annotation:org.systemd.property." + name}
@@ -213,23 +213,26 @@ func TestReferencesToGrants(t *testing.T) {
 		{"by environment", func(s *scene) { s.env("GPULEDGER_GRANT=" + id) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
 		{"by both", func(s *scene) { s.spec.Annotations["gpuledger.dev/grant"] = id; s.env("GPULEDGER_GRANT=" + id) }, []grant.Mention{
 			{Source: "annotation:gpuledger.dev/grant", Asks: true, Reference: grant.Reference{ID: id}}, {Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
-		{"in a pod, named", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant.train", id)) },
+		{"in a pod, named", func(s *scene) { s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/grant.train", id)) },
 			[]grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
-		{"in a pod, for all: nobody asks by it", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", id)) },
+		{"in a pod, for all: nobody asks by it", func(s *scene) { s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/grant", id)) },
 			[]grant.Mention{{Source: "annotation:gpuledger.dev/grant", Reference: grant.Reference{ID: id}}}},
-		{"in a pod, for another container", func(s *scene) { s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant.sidecar", id)) }, nil},
+		{"in a pod, for another container", func(s *scene) { s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/grant.sidecar", id)) }, nil},
 		{"in a pod, named and for all: the name counts", func(s *scene) {
-			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", "g-zzzzzzzzzzzz", "gpuledger.dev/grant.train", id))
+			s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/grant", "g-zzzzzzzzzzzz", "gpuledger.dev/grant.train", id))
 		}, []grant.Mention{{Source: "annotation:gpuledger.dev/grant.train", Asks: true, Reference: grant.Reference{ID: id}}}},
 		{"by its CDI name in an annotation", func(s *scene) { s.spec.Annotations["cdi.k8s.io/x"] = "gpuledger.dev/grant=" + ref.String() },
 			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: ref}}},
+		{"by its CDI name in an annotation that is for nothing", func(s *scene) {
+			s.spec.Annotations["example.com/x"] = "gpuledger.dev/grant=" + ref.String()
+		}, nil},
 		{"by its CDI name in a pod, whose containers all have the annotation", func(s *scene) {
-			s.spec.Annotations = merged(criKeys, annotations("cdi.k8s.io/x", "gpuledger.dev/grant="+id))
+			s.spec.Annotations = merged(criKeys, annotated("cdi.k8s.io/x", "gpuledger.dev/grant="+id))
 		},
 			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Reference: grant.Reference{ID: id}}}},
 		{"empty", func(s *scene) { s.spec.Annotations["gpuledger.dev/grant"] = ""; s.env("GPULEDGER_GRANT=") }, nil},
 		{"in a pod, named and empty: not that for all", func(s *scene) {
-			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/grant", id, "gpuledger.dev/grant.train", ""))
+			s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/grant", id, "gpuledger.dev/grant.train", ""))
 		}, nil},
 		{"unreadable, with a secret in it", func(s *scene) { s.env("GPULEDGER_GRANT=" + secret) }, []grant.Mention{{Source: "env:GPULEDGER_GRANT", Asks: true,
 			Malformed: "cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it"}}},
@@ -252,10 +255,10 @@ func TestReferencesToGrants(t *testing.T) {
 
 func TestAllocationsOfAScheduler(t *testing.T) {
 	own := func(pairs ...string) func(*scene) {
-		return func(s *scene) { s.spec.Annotations = annotations(pairs...) }
+		return func(s *scene) { s.spec.Annotations = annotated(pairs...) }
 	}
 	share := func(env []string, pairs ...string) func(*scene) {
-		return func(s *scene) { s.spec.Annotations = merged(criKeys, annotations(pairs...)); s.env(env...) }
+		return func(s *scene) { s.spec.Annotations = merged(criKeys, annotated(pairs...)); s.env(env...) }
 	}
 	const unreadable = `cannot read scheduler.framework.gpushare.allocation: want {"container": {"card": GiB}}`
 	const uneven = `cannot read scheduler.framework.gpushare.allocation: want cards by index, each with the same whole number of GiB`
@@ -276,7 +279,7 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 			{Source: "annotation:gpuledger.dev/mode", Asks: true, Malformed: `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "shared"`}}},
 		{"no memory", own("gpuledger.dev/memory", "0GiB"), []grant.Allocation{{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read memory "0GiB": want more than 0`}}},
 		{"in a pod, named and for all", func(s *scene) {
-			s.spec.Annotations = merged(criKeys, annotations("gpuledger.dev/gpus.train", "0", "gpuledger.dev/compute", "10", "gpuledger.dev/mode.sidecar", "mps"))
+			s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/gpus.train", "0", "gpuledger.dev/compute", "10", "gpuledger.dev/mode.sidecar", "mps"))
 		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Asks: true, GPUs: []string{"0"}}, {Source: "annotation:gpuledger.dev/compute", Compute: 10}}},
 
 		{"gpushare in GiB", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4", "ALIYUN_COM_GPU_MEM_DEV", "15"),
@@ -304,7 +307,7 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 		{"gpushare's JSON, none, for one whose part is 0", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=0"}, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"gpushare's JSON, none, for one whose part is empty", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER="}, jsonKey, `train=0`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"gpushare's JSON, none, outside a pod, where the environment is the image's", func(s *scene) {
-			s.spec.Annotations = annotations(jsonKey, `train=0`)
+			s.spec.Annotations = annotated(jsonKey, `train=0`)
 			s.env("ALIYUN_COM_GPU_MEM_CONTAINER=4")
 		}, []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"gpushare's JSON that names it, unreadable there", share(nil, jsonKey, `{"train":"all"}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Asks: true, Malformed: unreadable}}},
@@ -314,7 +317,7 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 		{"gpushare's JSON with a key twice", share(nil, jsonKey, `{"train":{"0":4},"train":{"0":5}}`), []grant.Allocation{{Source: "annotation:" + jsonKey, Malformed: unreadable}}},
 		{"a dialect that is not spoken here", func(s *scene) {
 			s.node.Policy.Annotations.Dialects = []grant.Dialect{grant.DialectGPUShare}
-			s.spec.Annotations = annotations("gpuledger.dev/gpus", "0")
+			s.spec.Annotations = annotated("gpuledger.dev/gpus", "0")
 		}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -185,11 +185,14 @@ func TestTheNodeIsNotAsked(t *testing.T) {
 	if r := s.find(); len(r.Noted)+len(r.Hits)+len(r.NodeRoot) > 0 {
 		t.Errorf("%+v", r)
 	}
-	f := newFinder(s.spec, s.caller, s.node)
+	if rule, widens, err := Widens(parseRules(t, "allow c 10:200 rw"), s.spec, s.node); widens || err != nil {
+		t.Errorf("%s widens %v, %v", rule, widens, err)
+	}
+	var d devices
 	first := errors.New("the first")
-	f.fail(first)
-	if f.fail(errors.New("the second")); f.err != first {
-		t.Errorf("of two errors %v is kept", f.err)
+	d.fail(first)
+	if d.fail(errors.New("the second")); d.err != first {
+		t.Errorf("of two errors %v is kept", d.err)
 	}
 	s = newScene(t)
 	s.rules("allow a")
@@ -209,8 +212,9 @@ func TestUsersOfRootsNames(t *testing.T) {
 	if got := s.find().NodeRoot; len(got) != 1 || got[0] != "mount:/x" {
 		t.Errorf("root of another group: %q", got)
 	}
-	f := newFinder(Spec{Process: &Process{User: specs.User{UID: 5}}, Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
+	f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: 5}}, Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
 		UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{}, Node{Host: host.Default()})
+	s.must(err)
 	if got := f.uid(); got != -1 {
 		t.Errorf("a user below the range is %d", got)
 	}
@@ -250,40 +254,6 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 			"gpu-socket | env:" + variable + " | /run/nvidia-container-devices/0/mps | never"}},
 		{"a mount of another kind", func(s *scene) { parent(s); fileSystem("nfs", "T/data")(s); s.env(variable + "=/x/mps") }, nil},
 	})
-}
-
-// TestPositionsThatAreNotTold: of a mount or a device that is not known nothing is the same as another's.
-func TestPositionsThatAreNotTold(t *testing.T) {
-	s := newScene(t)
-	f := newFinder(s.spec, s.caller, s.node)
-	f.seen.anchored = []position{{device: 5}, {mount: 3}}
-	f.seen.pipeLike["/pipe"] = true
-	for _, c := range []struct {
-		name   string
-		target host.Target
-		want   bool
-	}{
-		{"a pipe directory of an unknown mount", host.Target{Path: "/pipe", Dev: unix.Mkdev(8, 1)}, true},
-		{"a pipe directory in a mount of the node's", host.Target{Path: "/pipe", Dev: unix.Mkdev(8, 1), Mount: 3}, false},
-		{"a file of an unknown device", host.Target{Path: s.dir, Mount: 7}, false},
-		{"a file on a device of the node's", host.Target{Path: s.dir, Dev: 5, Mount: 7}, true},
-	} {
-		if got := f.mayBeElsewhere(place{Target: c.target, exists: true}); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
-	}
-	for _, path := range []string{"/proc", "/none", s.path("none")} {
-		if f.isOnOther(host.Target{Path: path}) {
-			t.Errorf("%s is on a file system that other places show", path)
-		}
-	}
-	// A guard that a link leads out of a mount is not written to by way of the mount.
-	s.link("/proc/sys/kernel/core_pattern", "guard")
-	f.rooted = true
-	at, top := f.look(s.dir), specs.Mount{Options: []string{"rbind", "ro"}}
-	if f.touches(&guard{path: s.path("guard"), write: true}, way{&at, &top, writable(top)}) {
-		t.Error("a link out of a mount that is read-only at its top is written to")
-	}
 }
 
 // TestMountsBehindTwiceAsMany: the places of a source are counted, since each mount before it can double them.

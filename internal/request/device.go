@@ -3,16 +3,18 @@ package request
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath"
 )
 
-// majorClasses inverts /proc/devices. Major 195 serves several names there, which the minor tells apart.
+// majorClasses inverts /proc/devices. Major 195 has several names there, which the minor tells
+// apart.
 func majorClasses(majors map[string]int) map[int]grant.NodeClass {
 	classes := map[int]grant.NodeClass{grant.MajorNVIDIA: grant.ClassGPU}
 	for name, major := range majors {
@@ -37,29 +39,68 @@ func (n Node) Devices() (grant.DeviceMap, error) {
 	return grant.DeviceMap{Majors: majorClasses(majors), DRM: drm, Taken: taken}, err
 }
 
-// readDRM asks whose DRM nodes there are, but only for a spec that has to do with that major: the answer costs a look
-// into sysfs for each.
-func (f *finder) readDRM() error {
-	rules := f.spec.Linux.Resources.Devices
-	wanted := len(rules) > 0 && !beginsClosed(rules) || asksForDRM(f.caller.Descriptors) ||
-		slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool { return kernelMajor(d.Major) == grant.MajorDRM }) ||
+// namesDRM reports whether a spec or a descriptor has to do with the major of DRM: to learn which
+// DRM nodes are GPUs' takes a look into sysfs for each.
+func namesDRM(spec Spec, descriptors []host.Descriptor) bool {
+	rules := spec.Linux.Resources.Devices
+	return len(rules) > 0 && !beginsClosed(rules) || asksForDRM(descriptors) ||
+		slices.ContainsFunc(spec.Linux.Devices,
+			func(d specs.LinuxDevice) bool { return kernelMajor(d.Major) == grant.MajorDRM }) ||
 		slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool {
 			return number(r.Major) == grant.MajorDRM || r.Allow && number(r.Major) == wildcard && opens(r)
 		})
-	if !wanted {
-		return nil
-	}
-	var err error
-	f.drm, err = f.node.DRM()
-	return err
 }
 
-// mknod takes 12 bits of a major and 20 of a minor (new_decode_dev, include/linux/kdev_t.h); the runtimes hand on more.
+// mknod takes 12 bits of a major and 20 of a minor (new_decode_dev, include/linux/kdev_t.h); the
+// runtimes pass on more.
 func kernelMajor(n int64) int64 { return n & 0xfff }
 func kernelMinor(n int64) int64 { return n & 0xfffff }
 
+// isChar: 'u' is an unbuffered character device, and crun makes one of every type that is neither
+// 'b' nor 'p'.
+func isChar(kind string) bool { return !strings.HasPrefix(kind, "b") && !strings.HasPrefix(kind, "p") }
+
+// numbers are the device numbers of the node that hold for all that is asked of one container.
+type numbers struct {
+	majors map[int]grant.NodeClass // of the driver; nil until a spec names a major that could be one
+	// taken are the majors that any driver has; nil until a spec names one that NVIDIA's driver
+	// could get
+	taken map[int]bool
+	cards *bool // an NVIDIA GPU is in the machine; nil until it is asked for
+}
+
+// devices tell what a device is by its numbers. They ask the node only for what a spec makes them
+// need.
+type devices struct {
+	node    *Node
+	numbers *numbers
+	drm     map[int]bool // minors of major 226; nil until a device of that major is judged
+	// err is the first error. After it, no answer can be relied on.
+	err error
+}
+
+// fail keeps the first error.
+func (d *devices) fail(err error) {
+	if d.err == nil {
+		d.err = err
+	}
+}
+
+// cannotTell keeps the error of a device whose numbers cannot be read.
+func (d *devices) cannotTell(path string, err error) {
+	d.fail(fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err))
+}
+
+// readDRM asks which DRM nodes are GPUs'.
+func (d *devices) readDRM() {
+	var err error
+	if d.drm, err = d.node.DRM(); err != nil {
+		d.fail(err)
+	}
+}
+
 // class tells what a character device is to the driver; "" is no GPU's.
-func (f *finder) class(major, minor int64) grant.NodeClass {
+func (d *devices) class(major, minor int64) grant.NodeClass {
 	switch {
 	case major == grant.MajorNVIDIA && minor == grant.MinorControl:
 		return grant.ClassControl
@@ -67,158 +108,106 @@ func (f *finder) class(major, minor int64) grant.NodeClass {
 		return grant.ClassModeset
 	case major == grant.MajorNVIDIA:
 		return grant.ClassGPU
-	case major == grant.MajorDRM && f.drm[int(minor)]:
+	case major == grant.MajorDRM && d.drm[int(minor)]:
 		return grant.ClassDRM
 	case 0 <= major && major < firstDynamic:
 		return ""
 	}
-	return f.classes()[int(major)]
+	return d.classes()[int(major)]
 }
 
-// firstDynamic is the lowest character device major that Linux gives out by itself (CHRDEV_MAJOR_DYN_END, fs.h). All of the
-// driver's but 195 are such, so a spec that names none of them, as most, need not be held against /proc/devices.
+// firstDynamic is the lowest character device major that Linux assigns by itself
+// (CHRDEV_MAJOR_DYN_END, fs.h). All of the driver's majors but 195 are such. So a spec that names
+// none of them, as most, need not be compared with /proc/devices.
 const firstDynamic = 234
 
-// classes are the driver's majors, asked for once; after an error there is nothing to be told from them.
-func (f *finder) classes() map[int]grant.NodeClass {
-	if f.seen.majors == nil && f.err == nil {
-		majors, err := f.node.Majors()
+// classes are the driver's majors. They are asked for once, and are nil after an error.
+func (d *devices) classes() map[int]grant.NodeClass {
+	if d.numbers.majors == nil && d.err == nil {
+		majors, err := d.node.Majors()
 		if err != nil {
-			f.fail(err)
+			d.fail(err)
 			return nil
 		}
-		f.seen.majors = majorClasses(majors)
+		d.numbers.majors = majorClasses(majors)
 	}
-	return f.seen.majors
+	return d.numbers.majors
 }
 
-// taken are the majors that some driver has, asked for once.
-func (f *finder) taken() map[int]bool {
-	if f.seen.taken == nil && f.node.Taken != nil && f.err == nil {
-		taken, err := f.node.Taken()
+// taken are the majors that some driver has. They are asked for once.
+func (d *devices) taken() map[int]bool {
+	if d.numbers.taken == nil && d.node.Taken != nil && d.err == nil {
+		taken, err := d.node.Taken()
 		if err != nil {
-			f.fail(err)
+			d.fail(err)
 		}
-		f.seen.taken = taken
+		d.numbers.taken = taken
 	}
-	return f.seen.taken
+	return d.numbers.taken
 }
 
-// cards reports whether an NVIDIA GPU is in the machine, though its driver may still have to be loaded: at boot, or by an operator's pod.
-func (f *finder) cards() bool {
-	if f.node.Cards == nil {
+// cards reports whether an NVIDIA GPU is in the machine. Its driver may still have to be loaded: at
+// boot, or by an operator's pod.
+func (d *devices) cards() bool {
+	if d.node.Cards == nil {
 		return false
 	}
-	if f.seen.cards == nil {
-		cards := f.node.Cards()
-		f.seen.cards = &cards
+	if d.numbers.cards == nil {
+		cards := d.node.Cards()
+		d.numbers.cards = &cards
 	}
-	return *f.seen.cards
+	return *d.numbers.cards
 }
 
-// couldBecome reports whether a character device that is no GPU's now can be one's when a module of NVIDIA's driver is loaded: its
-// number is free, and the kernel gives it to whoever comes next. What another driver has stays that driver's (docs/adr/0065).
-func (f *finder) couldBecome(major, minor int64) bool {
+// couldBecome reports whether a character device that is no GPU's now can be one's after a module
+// of NVIDIA's driver is loaded: its number is free, and the kernel gives it to the next driver that
+// asks. A number of another driver stays that driver's (docs/adr/0065).
+func (d *devices) couldBecome(major, minor int64) bool {
 	if major == grant.MajorDRM {
-		_, known := f.drm[int(minor)]
-		return !known && f.cards()
+		_, known := d.drm[int(minor)]
+		return !known && d.cards()
 	}
-	return grant.IsDynamicMajor(int(major)) && f.cards() && !f.taken()[int(major)]
+	return grant.IsDynamicMajor(int(major)) && d.cards() && !d.taken()[int(major)]
 }
 
-// cover says how a grant covers a node: a modeset node is dropped, any other must come with the grant.
-func (f *finder) cover(class grant.NodeClass) grant.Cover {
-	if class == grant.ClassModeset {
-		return grant.CoverDrop
-	}
-	return grant.CoverNode
-}
-
-// deviceNodes judges linux.devices by number. In a user namespace, the container's or its own, a runtime cannot create
-// nodes: it binds the host's node at the path and ignores the numbers, so there the path counts as well.
-func (f *finder) deviceNodes() {
-	for _, d := range f.spec.Linux.Devices {
-		major, minor := int64(-1), int64(-1)
-		if isChar(d.Type) {
-			major, minor = kernelMajor(d.Major), kernelMinor(d.Minor)
-			f.nodeHit(d.Path, f.class(major, minor), major, minor)
-		}
-		if !f.userNamespaced() && !f.request.Unruled {
-			continue
-		}
-		for _, path := range f.walks(d.Path) {
-			if f.look(path).Shifting {
-				f.hit(grant.Hit{Vector: "device:" + d.Path, Value: grant.Elsewhere, Code: grant.GPUDeviceNode, Cover: grant.CoverNever})
-				break
-			}
-			if class, M, m := f.classAt(path); M != major || m != minor {
-				f.nodeHit(d.Path, class, M, m)
-			}
-		}
-	}
-}
-
-func (f *finder) nodeHit(path string, class grant.NodeClass, major, minor int64) {
-	if class == "" {
-		return
-	}
-	f.hit(grant.Hit{Vector: "device:" + path, Value: "c " + strconv.FormatInt(major, 10) + ":" + strconv.FormatInt(minor, 10), Code: f.codeFor(grant.GPUDeviceNode),
-		Cover: f.cover(class), Node: grant.Node{Class: class, Minor: int(minor)}, Removal: grant.Removal{Kind: grant.RemoveDevice, Name: path}})
-}
-
-// codeFor blames a privileged container's devices and rules on the privilege: nobody wrote them one by one.
-func (f *finder) codeFor(code grant.Code) grant.Code {
-	if f.request.Privileged {
-		return grant.PrivilegedGPU
-	}
-	return code
-}
-
-// classAt tells what the node at a path of the host is; nothing at the path is no GPU's.
-func (f *finder) classAt(path string) (class grant.NodeClass, major, minor int64) {
-	p := f.look(path)
-	if p.err != nil {
-		f.fail(cannotTell(path, p.err))
+// classAt tells what the node is that a path leads to; a path that leads to nothing is no GPU's.
+func (d *devices) classAt(path string, p hostpath.Place) (class grant.NodeClass, major, minor int64) {
+	if p.Err != nil {
+		d.cannotTell(path, p.Err)
 		return "", 0, 0
 	}
-	return f.classOf(p)
-}
-
-func cannotTell(path string, err error) error {
-	return fmt.Errorf("cannot tell what device %s is: %w", grant.Printable(path), err)
+	return d.classOf(p)
 }
 
 // classOf tells what node a place is.
-func (f *finder) classOf(p place) (class grant.NodeClass, major, minor int64) {
+func (d *devices) classOf(p hostpath.Place) (class grant.NodeClass, major, minor int64) {
 	if p.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return "", 0, 0
 	}
 	major, minor = int64(unix.Major(p.Rdev)), int64(unix.Minor(p.Rdev))
-	if major == grant.MajorDRM && f.drm == nil {
-		var err error
-		if f.drm, err = f.node.DRM(); err != nil {
-			f.fail(err)
+	if major == grant.MajorDRM && d.drm == nil {
+		if d.readDRM(); d.err != nil {
 			return "", 0, 0
 		}
 	}
-	return f.class(major, minor), major, minor
+	return d.class(major, minor), major, minor
 }
 
-// fail keeps the first error: after it, nothing that was found can be relied upon.
-func (f *finder) fail(err error) {
-	if f.err == nil {
-		f.err = err
-	}
-}
-
-// isChar: 'u' is an unbuffered character device, and crun makes one of every type that is neither 'b' nor 'p'.
-func isChar(kind string) bool { return !strings.HasPrefix(kind, "b") && !strings.HasPrefix(kind, "p") }
-
-func (f *finder) anyDRM() bool {
-	for _, nvidia := range f.drm {
+// anyDRM reports whether a DRM node is a GPU's.
+func (d *devices) anyDRM() bool {
+	for _, nvidia := range d.drm {
 		if nvidia {
 			return true
 		}
 	}
 	return false
+}
+
+// cover returns how a grant covers a node: a modeset node is dropped, any other must come with the
+// grant.
+func cover(class grant.NodeClass) grant.Cover {
+	if class == grant.ClassModeset {
+		return grant.CoverDrop
+	}
+	return grant.CoverNode
 }

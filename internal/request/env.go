@@ -7,7 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// The values of NVIDIA_VISIBLE_DEVICES that are no list (nvidia-container-toolkit, internal/config/image).
+// The values of NVIDIA_VISIBLE_DEVICES that are no list (nvidia-container-toolkit,
+// internal/config/image).
 const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
@@ -16,8 +17,8 @@ const (
 	voidDevices = "void"
 )
 
-// injectorEnv are variables that make an injector give more than NVIDIA_VISIBLE_DEVICES says, whatever their value; "on"
-// restricts a row to one value.
+// injectorEnv are variables that make an injector give more than NVIDIA_VISIBLE_DEVICES says,
+// whatever their value; on restricts a row to one value.
 var injectorEnv = []struct{ name, on string }{
 	{name: "NVIDIA_MIG_CONFIG_DEVICES"},
 	{name: "NVIDIA_MIG_MONITOR_DEVICES"},
@@ -30,62 +31,45 @@ var injectorEnv = []struct{ name, on string }{
 	{name: "NVIDIA_NVSWITCH", on: "enabled"},
 }
 
-func (f *finder) environment() {
+// environment judges the variables that an injector obeys, and those of a client of MPS.
+func environment(f *facts) (found findings) {
 	names := f.node.Policy.Rules.DeviceEnv
-	if !slices.Contains(names, visibleDevices) { // every injector obeys it, whatever else some node's does
+	if !slices.Contains(names, visibleDevices) { // every injector obeys it, whatever this node's obey
 		names = append([]string{visibleDevices}, names...)
 	}
 	for _, name := range names {
 		if value, set := f.env[name]; set {
-			f.deviceList("env:"+name, value, grant.Removal{Kind: grant.RemoveEnv, Name: name})
+			found.deviceList("env:"+name, value, grant.Removal{Kind: grant.RemoveEnv, Name: name})
 		}
 	}
-	f.legacyImage()
-	f.mpsSettings()
+	legacyImage(f, &found)
+	mpsSettings(f, &found)
 	for _, v := range injectorEnv {
 		value := f.env[v.name]
 		if value == "" || v.on != "" && value != v.on {
 			continue
 		}
-		f.hit(grant.Hit{Vector: "env:" + v.name, Value: value, Code: grant.GPUEnv, Cover: grant.CoverDrop,
+		found.hit(grant.Hit{Vector: "env:" + v.name, Value: value, Code: grant.GPUEnv, Cover: grant.CoverDrop,
 			Removal: grant.Removal{Kind: grant.RemoveEnv, Name: v.name}})
 	}
+	return found
 }
 
-// mpsSettings finds CUDA_MPS_*: a client's own settings, which can lift the limits of the server's (a pinned limit that names a
-// GPU which the client cannot see drops them all). Without a grant they lead nowhere.
-func (f *finder) mpsSettings() {
+// mpsSettings finds CUDA_MPS_*, a client's own settings. They can lift the limits of the server's:
+// a pinned limit that names a GPU which the client cannot see drops them all. Without a grant they
+// have no effect.
+func mpsSettings(f *facts, found *findings) {
 	for _, name := range sortedKeys(f.env) {
 		if strings.HasPrefix(name, "CUDA_MPS_") {
-			f.request.Dropped = append(f.request.Dropped, grant.Removal{Kind: grant.RemoveEnv, Name: name})
+			found.drop(grant.RemoveEnv, name)
 		}
 	}
 }
 
-// driverCapabilities reads which parts of the driver the container wants. NVIDIA's default stands where it does not say; words that
-// nobody knows ask for nothing.
-func (f *finder) driverCapabilities() {
-	value := f.env["NVIDIA_DRIVER_CAPABILITIES"]
-	if value == "" {
-		value = "compute,utility"
-	}
-	all := []grant.Capability{grant.Compute, grant.Utility, grant.Graphics, grant.Video, grant.Display, grant.NGX}
-	for _, word := range list(value) {
-		switch c := grant.Capability(word); {
-		case word == allDevices:
-			f.request.Capabilities, f.request.Compat32 = all, true
-			return
-		case word == "compat32":
-			f.request.Compat32 = true
-		case slices.Contains(all, c) && !slices.Contains(f.request.Capabilities, c):
-			f.request.Capabilities = append(f.request.Capabilities, c)
-		}
-	}
-}
-
-// deviceList judges a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a list of indexes, UUIDs
-// and CDI names. It takes more for a request than NVIDIA's parser does, which lets one special word override the list.
-func (f *finder) deviceList(vector, value string, removal grant.Removal) {
+// deviceList judges a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a
+// list of indexes, UUIDs and CDI names. It takes more for a request than NVIDIA's parser does, in
+// which one special word overrides the list.
+func (found *findings) deviceList(vector, value string, removal grant.Removal) {
 	var ids []string
 	for _, id := range strings.Split(value, ",") {
 		switch id = strings.TrimSpace(id); id {
@@ -97,7 +81,8 @@ func (f *finder) deviceList(vector, value string, removal grant.Removal) {
 	if len(ids) == 0 {
 		return
 	}
-	hit := grant.Hit{Vector: vector, Value: value, Code: grant.VisibleDevicesOutsideGrant, Cover: grant.CoverGPUs, GPUs: ids, Removal: removal}
+	hit := grant.Hit{Vector: vector, Value: value, Code: grant.VisibleDevicesOutsideGrant,
+		Cover: grant.CoverGPUs, GPUs: ids, Removal: removal}
 	for _, id := range ids {
 		switch {
 		case id == allDevices:
@@ -105,21 +90,22 @@ func (f *finder) deviceList(vector, value string, removal grant.Removal) {
 		case isCDIName(id) && hit.Code != grant.VisibleDevicesAll:
 			hit.Code, hit.Cover = grant.CDIDeviceOutsideGrant, grant.CoverNever
 		}
-		hit.Value = untold(hit.Value, id)
+		hit.Value = withoutReference(hit.Value, id)
 	}
-	f.hit(hit)
+	found.hit(hit)
 }
 
-// legacyImage finds images from before NVIDIA_VISIBLE_DEVICES: with CUDA_VERSION and without NVIDIA_REQUIRE_CUDA an
-// injector gives them all GPUs.
-func (f *finder) legacyImage() {
+// legacyImage finds images from before NVIDIA_VISIBLE_DEVICES: with CUDA_VERSION and without
+// NVIDIA_REQUIRE_CUDA an injector gives them all GPUs.
+func legacyImage(f *facts, found *findings) {
 	_, asks := f.env[visibleDevices]
 	version := f.env["CUDA_VERSION"]
 	if asks || version == "" || f.env["NVIDIA_REQUIRE_CUDA"] != "" {
 		return
 	}
-	f.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: version, Code: grant.VisibleDevicesAll, Cover: grant.CoverGPUs, GPUs: []string{allDevices}})
+	found.hit(grant.Hit{Vector: "env:CUDA_VERSION", Value: version, Code: grant.VisibleDevicesAll,
+		Cover: grant.CoverGPUs, GPUs: []string{allDevices}})
 }
 
-// isCDIName tells vendor/class=device from an index or a UUID.
+// isCDIName distinguishes vendor/class=device from an index or a UUID.
 func isCDIName(id string) bool { return strings.Contains(id, "=") && strings.Contains(id, "/") }

@@ -10,30 +10,36 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// field is a member of a structure of the spec, and what is read of its own members. The elements of a list have a list's.
+// field is a member of a structure of the spec, and what is read of its own members. The elements
+// of a list have a list's.
 type field struct {
 	name string
 	in   []field
 }
 
-// specFields are the fields of a config.json that Spec has, and those that an edit writes. A test derives the former from the types.
+// specFields are the fields of a config.json that Spec has, and those that an edit writes. A test
+// derives the former from the types.
 var specFields = []field{
 	{"process", []field{
 		{"args", nil}, {"env", nil}, {"noNewPrivileges", nil},
-		{"user", []field{{"uid", nil}, {"gid", nil}, {"umask", nil}, {"additionalGids", nil}, {"username", nil}}},
-		{"capabilities", []field{{"bounding", nil}, {"effective", nil}, {"permitted", nil}, {"inheritable", nil}, {"ambient", nil}}},
+		{"user", []field{{"uid", nil}, {"gid", nil}, {"umask", nil}, {"additionalGids", nil},
+			{"username", nil}}},
+		{"capabilities", []field{{"bounding", nil}, {"effective", nil}, {"permitted", nil},
+			{"inheritable", nil}, {"ambient", nil}}},
 	}},
 	{"root", []field{{"path", nil}, {"readonly", nil}}},
 	{"mounts", []field{
-		{"destination", nil}, {"type", nil}, {"source", nil}, {"options", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
+		{"destination", nil}, {"type", nil}, {"source", nil}, {"options", nil},
+		{"uidMappings", mappingFields}, {"gidMappings", mappingFields},
 	}},
 	{"hooks", []field{
-		{"prestart", hookFields}, {"createRuntime", hookFields}, {"createContainer", hookFields}, {"startContainer", hookFields},
-		{"poststart", hookFields}, {"poststop", hookFields},
+		{"prestart", hookFields}, {"createRuntime", hookFields}, {"createContainer", hookFields},
+		{"startContainer", hookFields}, {"poststart", hookFields}, {"poststop", hookFields},
 	}},
 	{"annotations", nil},
 	{"linux", []field{
-		{"devices", []field{{"path", nil}, {"type", nil}, {"major", nil}, {"minor", nil}, {"fileMode", nil}, {"uid", nil}, {"gid", nil}}},
+		{"devices", []field{{"path", nil}, {"type", nil}, {"major", nil}, {"minor", nil},
+			{"fileMode", nil}, {"uid", nil}, {"gid", nil}}},
 		{"namespaces", []field{{"type", nil}, {"path", nil}}},
 		{"resources", resourceFields},
 		{"cgroupsPath", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
@@ -54,16 +60,19 @@ var (
 
 // fieldNames are the names in specFields, each once. A test holds them to each other.
 var fieldNames = [...]string{
-	"access", "additionalGids", "allow", "ambient", "annotations", "args", "bounding", "capabilities", "cgroupsPath", "containerID",
-	"createContainer", "createRuntime", "destination", "devices", "effective", "env", "fileMode", "gid", "gidMappings", "hooks", "hostID",
-	"inheritable", "linux", "major", "maskedPaths", "minor", "mounts", "namespaces", "noNewPrivileges", "options", "path", "permitted",
-	"poststart", "poststop", "prestart", "process", "readonly", "resources", "root", "size", "source", "startContainer", "timeout", "type",
-	"uid", "uidMappings", "umask", "unified", "user", "username",
+	"access", "additionalGids", "allow", "ambient", "annotations", "args", "bounding", "capabilities",
+	"cgroupsPath", "containerID", "createContainer", "createRuntime", "destination", "devices",
+	"effective", "env", "fileMode", "gid", "gidMappings", "hooks", "hostID", "inheritable", "linux",
+	"major", "maskedPaths", "minor", "mounts", "namespaces", "noNewPrivileges", "options", "path",
+	"permitted", "poststart", "poststop", "prestart", "process", "readonly", "resources", "root",
+	"size", "source", "startContainer", "timeout", "type", "uid", "uidMappings", "umask", "unified",
+	"user", "username",
 }
 
-// checkNames refuses a field of these that is spelt in another case, in a document that has been read: runc takes it for the field and crun
-// does not. What the spelling of any other field does is no business of the ledger's. Nearly no document has such a name anywhere, so first it
-// is looked for in the text: in valid JSON a string before a colon is a name, and nothing else is.
+// checkNames refuses a field of these that is spelt in another case, in a document that has been
+// read: runc takes it for the field and crun does not. The spelling of any other field does not
+// concern the ledger. Nearly no document has such a name, so checkNames searches the text first: in
+// valid JSON a string before a colon is a name, and nothing else is.
 func checkNames(config []byte, in []field) error {
 	var right recent
 	for i := 0; i < len(config); i++ {
@@ -99,8 +108,9 @@ func resemblesField(name []byte) bool {
 	return resembles
 }
 
-// checkMembers looks at the names of a structure, or of each in a list, and of those in it that are read. Case is as encoding/json ignores
-// it: 'ſ' is an s there, and the Kelvin sign a k.
+// checkMembers checks the names of a structure, or of each structure in a list, and those of its
+// members that are read. It compares them as encoding/json does, which ignores case: 'ſ' is an s
+// there, and the Kelvin sign a k.
 func checkMembers(d *jsontext.Decoder, in []field) error {
 	switch d.PeekKind() {
 	case '[':
@@ -126,7 +136,8 @@ func checkMember(d *jsontext.Decoder, name []byte, in []field) error {
 		case string(name) == f.name && f.in != nil:
 			return checkMembers(d, f.in)
 		case string(name) != f.name && bytes.EqualFold(name, []byte(f.name)):
-			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", f.name, grant.Printable(string(name)))
+			return fmt.Errorf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", f.name,
+				grant.Printable(string(name)))
 		}
 	}
 	return d.SkipValue()

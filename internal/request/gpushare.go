@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// The gpushare dialect, as AliyunContainerService/gpushare-scheduler-extender and gpushare-device-plugin write it. Pod
-// annotations name a card by index and a size in GiB or MiB, whichever the node's device plugin counts in.
+// The gpushare dialect, as AliyunContainerService/gpushare-scheduler-extender and
+// gpushare-device-plugin write it. Pod annotations name a card by index and a size in GiB or MiB,
+// whichever the node's device plugin counts in.
 const (
 	shareIndex      = "ALIYUN_COM_GPU_MEM_IDX"
 	sharePod        = "ALIYUN_COM_GPU_MEM_POD"
@@ -22,70 +23,77 @@ const (
 	shareAllocation = "scheduler.framework.gpushare.allocation"
 )
 
-// gpuShare reads both forms. The pod-level annotations count for a container whose env says that it has a part; the JSON
-// names containers itself.
-func (f *finder) gpuShare() {
-	if text, found := f.spec.Annotations[shareAllocation]; found {
-		f.shareJSON(text)
+// gpuShare reads both forms. The JSON names containers itself.
+func gpuShare(f *facts) (all []grant.Allocation) {
+	if text, is := f.spec.Annotations[shareAllocation]; is {
+		if a, names := shareJSON(f, text); names {
+			all = append(all, a)
+		}
 	}
-	index, found := f.spec.Annotations[shareIndex]
-	part := f.env[shareContainer]
-	if !found || !f.hasPart() {
-		return
+	if index, is := f.spec.Annotations[shareIndex]; is && hasPart(f) {
+		all = append(all, sharePart(f, index))
 	}
+	return all
+}
+
+// sharePart reads the pod-level annotations. They count for a container whose environment says that
+// it has a part.
+func sharePart(f *facts, index string) grant.Allocation {
 	a := grant.Allocation{Source: "annotation:" + shareIndex, Asks: true, GPUs: []string{index}}
 	var err error
-	if a.Units, err = positive(shareContainer, part); err != nil {
+	if a.Units, err = positive(shareContainer, f.env[shareContainer]); err != nil {
 		a.Malformed = err.Error()
 	}
 	if _, err := positive(shareIndex, index); err != nil && index != "0" {
 		a.Malformed = err.Error()
 	}
-	if total, found := f.spec.Annotations[shareCard]; found {
+	if total, is := f.spec.Annotations[shareCard]; is {
 		if a.Total, err = positive(shareCard, total); err != nil {
 			a.Malformed = err.Error()
 		}
 	}
-	f.request.Allocations = append(f.request.Allocations, a)
+	return a
 }
 
-// hasPart reports whether the container's environment says that it has a part. What is no number is taken for one.
-func (f *finder) hasPart() bool { return f.env[shareContainer] != "" && f.env[shareContainer] != "0" }
+// hasPart reports whether the container's environment says that it has a part. A value that is no
+// number is taken for one.
+func hasPart(f *facts) bool { return f.env[shareContainer] != "" && f.env[shareContainer] != "0" }
 
-// shareJSON reads {"container": {"card": GiB}}. A text that cannot be read names nobody: it is a fault only of a container
-// that asks for a GPU, which in a pod its part of the memory says, and it is told so then. What stands under another
-// container's name is that container's.
-func (f *finder) shareJSON(text string) {
-	a := grant.Allocation{Source: "annotation:" + shareAllocation}
+// shareJSON reads {"container": {"card": GiB}}, and reports whether it names the container. A text
+// that cannot be read names any. It is a fault only of a container that asks for a GPU, which in a
+// pod its part of the memory shows; the refusal says so then. What is under another container's
+// name is that container's.
+func shareJSON(f *facts, text string) (a grant.Allocation, names bool) {
+	a.Source = "annotation:" + shareAllocation
 	var containers map[string]jsontext.Value
 	if err := json.Unmarshal([]byte(text), &containers); err != nil {
 		a.Malformed = unreadableShare
-		a.Asks = f.hasPart() && f.request.Container.Pod.Container != ""
-		f.request.Allocations = append(f.request.Allocations, a)
-		return
+		a.Asks = hasPart(f) && f.caller.Container.Pod.Container != ""
+		return a, true
 	}
-	own, named := containers[f.request.Container.Name()]
+	own, named := containers[f.caller.Container.Name()]
 	if !named {
-		return
+		return grant.Allocation{}, false
 	}
 	a.Asks = true
 	var cards map[string]int
 	switch err := json.Unmarshal(own, &cards); {
 	case err != nil:
 		a.Malformed = unreadableShare
-		f.request.Allocations = append(f.request.Allocations, a)
-		return
+		return a, true
 	case len(cards) == 0:
-		return
+		return grant.Allocation{}, false
 	}
 	a.GPUs = slices.Sorted(maps.Keys(cards))
 	a.Units = cards[a.GPUs[0]]
 	for card, units := range cards {
-		if _, err := strconv.ParseUint(card, 10, 16); err != nil || units <= 0 || units > maxUnits || units != a.Units {
-			a.Malformed = fmt.Sprintf("cannot read %s: want cards by index, each with the same whole number of GiB", shareAllocation)
+		if _, err := strconv.ParseUint(card, 10, 16); err != nil || units <= 0 || units > maxUnits ||
+			units != a.Units {
+			a.Malformed = "cannot read " + shareAllocation +
+				": want cards by index, each with the same whole number of GiB"
 		}
 	}
-	f.request.Allocations = append(f.request.Allocations, a)
+	return a, true
 }
 
 const unreadableShare = "cannot read " + shareAllocation + `: want {"container": {"card": GiB}}`
@@ -94,7 +102,7 @@ const unreadableShare = "cannot read " + shareAllocation + `: want {"container":
 const maxUnits = 1 << 30
 
 func positive(key, value string) (int, error) {
-	n, _ := strconv.Atoi(value) // what is no number is 0, and what is too large the largest
+	n, _ := strconv.Atoi(value) // 0 if it is no number, and the largest if it is too large
 	if n <= 0 || n > maxUnits {
 		return 0, fmt.Errorf("cannot read %s %q: want a whole number above 0", key, value)
 	}

@@ -242,40 +242,15 @@ func TestACapabilityCountsInEachSet(t *testing.T) {
 	}
 }
 
-// An engine's directory is often a link to another disk: a mount of the place itself counts.
-func TestAGuardThatALinkMoved(t *testing.T) {
-	s := newScene(t)
-	moved := s.mkdir("disk/docker")
-	was := slices.Clone(guards)
-	t.Cleanup(func() { guards = was })
-	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true}, guard{path: s.link("disk/none", "none"), write: true, moves: true}, guard{path: s.link("disk/other", "other"), write: true})
-	s.bind(moved, "/x")
-	s.bind(s.mkdir("disk/other"), "/z") // nobody moves such a one
-	s.bind(s.path("disk/none"), "/y")   // and nothing is there
-	if r := s.find(); !slices.Equal(r.NodeRoot, []string{"mount:/x"}) {
-		t.Errorf("node-root %v", r.NodeRoot)
-	}
-}
-
-// A recursive mount that is read-only at its top leaves other file systems below writable.
-func TestReadOnlyAtTheTop(t *testing.T) {
-	if _, err := os.Stat("/proc/sys/kernel/core_pattern"); err != nil {
-		t.Skip("misses /proc")
-	}
-	s := newScene(t)
-	guard := guard{path: "/proc/sys/kernel/core_pattern", write: true}
-	f := newFinder(Spec{}, Caller{}, s.node)
-	f.rooted = true
-	root := f.look("/")
-	for options, want := range map[string]bool{"rbind": true, "rbind,ro": true, "rbind,rro": false, "bind,ro": false, "bind": true,
-		"bind,ro,rw": true, "bind,rw,ro": false, "rbind,rro,rw": false, "rbind,rro,rrw": true, "bind,ro,rrw": true, "bind,rro,ro": false} {
-		m := specs.Mount{Options: strings.Split(options, ",")}
-		if got := f.touches(&guard, way{&root, &m, writable(m)}); got != want {
-			t.Errorf("%s: %v", options, got)
+// TestWhatAMountLetsBeWritten: at its top, and to file systems that are mounted below.
+func TestWhatAMountLetsBeWritten(t *testing.T) {
+	for options, want := range map[string][2]bool{"rbind": {true, true}, "rbind,ro": {false, true}, "rbind,rro": {false, false}, "bind,ro": {false, false}, "bind": {true, false},
+		"bind,ro,rw": {true, false}, "bind,rw,ro": {false, false}, "rbind,rro,rw": {false, false}, "rbind,rro,rrw": {true, true}, "bind,ro,rrw": {true, false}, "bind,rro,ro": {false, false},
+		"ridmap,ro": {false, false}} {
+		top, below := writable(&specs.Mount{Options: strings.Split(options, ",")})
+		if got := [2]bool{top, below}; got != want {
+			t.Errorf("%s: writable at the top and below: %v, want %v", options, got, want)
 		}
-	}
-	if m := (specs.Mount{Options: []string{"rbind", "ro"}}); f.writes(way{&root, &m, false}, guard.path) {
-		t.Error("a way by which nothing is written to writes")
 	}
 }
 

@@ -122,6 +122,13 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 			s.bind(s.path("dev"), s.mkdir("mnt"))
 			s.bind(s.path("mnt/nvidia0"), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/mnt/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"the host's root, at the first of two earlier mounts", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: "/"}
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.path("dev"), s.mkdir("mnt"))
+			s.bind(s.mkdir("data"), s.mkdir("other"))
+			s.bind(s.path("mnt/nvidia0"), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/mnt/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"the host's root, elsewhere", func(s *scene) {
 			s.spec.Root = &specs.Root{Path: "/"}
 			s.bind(s.path("dev"), s.mkdir("mnt"))
@@ -174,7 +181,7 @@ func TestSourcesBehindOtherMountsTakeTime(t *testing.T) {
 	s.bind("rootfs/mnt"+strings.Repeat("/a", maxBefore), "/x")
 	s.node.Seen = &Seen{}
 	s.find()
-	if n := len(s.node.Seen.places); n < maxBefore*maxBefore/4 || n > maxBefore*maxBefore {
+	if n := len(s.node.Seen.paths.Known); n < maxBefore*maxBefore/4 || n > maxBefore*maxBefore {
 		t.Errorf("%d paths were looked at", n)
 	}
 }

@@ -2,7 +2,6 @@ package request
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,54 +14,22 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath"
 )
 
-// TestADirectoryOnceSeenIsLookedAtByNames: what is asked of it after that has the same real path as before.
-func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
-	s := newScene(t)
-	s.mkdir("data/deep")
-	s.touch("data/file")
-	s.link("data", "link")
-	s.link("deep", "data/deeper")
-	f := newFinder(s.spec, s.caller, s.node)
-	f.look(s.path("data/file"))
-	f.look(s.path("link/file"))
-	f.look(s.path("none/file"))
-	if !f.seen.plain[s.path("data")+"/"] || f.seen.plain[s.path("link")+"/"] || f.seen.plain[s.path("none")+"/"] {
-		t.Errorf("without a link on the way are %v", f.seen.plain)
-	}
-	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data", "data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data", "data/none": "data/none"} {
-		if got := f.look(s.dir + "/" + path); got.Path != filepath.Join(s.dir, want) || got.exists != (path != "data/none") {
-			t.Errorf("%s leads to %+v, want %s", path, got, want)
-		}
-	}
-	if p := f.look("/proc/self/cwd"); !p.Shifting {
-		t.Errorf("%+v", p)
-	}
-	if p := f.look("/proc/self/status"); p.Shifting || !p.exists || p.Path != fmt.Sprintf("/proc/%d/status", os.Getpid()) {
-		t.Errorf("%+v", p)
-	}
-	if n := testing.AllocsPerRun(10, func() {
-		f.volumeDevice(specs.Mount{Destination: "/var/run/secrets/kubernetes.io/serviceaccount/of/a/pod"})
-	}); n > 0 {
+// TestAMountThatNamesNoGPU costs no memory.
+func TestAMountThatNamesNoGPU(t *testing.T) {
+	m, found := specs.Mount{Destination: "/var/run/secrets/kubernetes.io/serviceaccount/of/a/pod"}, findings{}
+	if n := testing.AllocsPerRun(10, func() { volumeDevice(&m, &found) }); n > 0 {
 		t.Errorf("%.0f allocations for a mount that names no GPU", n)
 	}
 }
 
-// TestWhatWasSeenHolds for a container: it is not asked for a second time.
-func TestWhatWasSeenHolds(t *testing.T) {
+// TestDaemonsThatWereSeenHold for a container: they are not looked for a second time.
+func TestDaemonsThatWereSeenHold(t *testing.T) {
 	s := newScene(t)
-	f := newFinder(s.spec, s.caller, s.node)
-	f.seen.places["/x"] = place{Target: host.Target{Path: "/elsewhere"}}
-	table := newMountTable(nil)
-	f.seen.mounts, f.seen.lent, f.seen.owned, f.seen.pipes = table, []uint64{7}, []guard{{path: "/g"}}, []pipe{{dir: "/p"}}
-	mounts, err := f.readMounts()
-	f.seen.positions["/x"] = position{device: 7}
-	f.seen.aliases[aliasQuestion{"/x", false}] = []alias{{inside: true}}
-	if known, _ := f.aliases(place{Target: host.Target{Path: "/x"}}, specs.Mount{}); len(known) != 1 || f.position("/x").device != 7 {
-		t.Error("it looks anew for other places")
-	}
-	if f.look("/x").Path != "/elsewhere" || mounts != table || err != nil || f.lent()[0] != 7 || f.own()[0].path != "/g" || f.pipeDirectories()[0].dir != "/p" {
+	s.node.Seen = &Seen{daemons: []pipe{{dir: "/p"}}}
+	if f := s.facts(); f.pipes.directories()[0].dir != "/p" {
 		t.Error("it looks anew")
 	}
 }
@@ -77,9 +44,7 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	} {
 		s := newScene(t)
 		setup(s)
-		f := newFinder(Spec{}, s.caller, s.node)
-		f.seen.places["/broken"] = place{Target: host.Target{Path: "/broken"}, err: unix.EIO}
-		s.node.Seen = f.seen
+		s.broken("/broken")
 		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, unix.EIO) || !strings.Contains(message(err), "cannot tell what device /broken is: ") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -89,8 +54,7 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	s.bind(s.mkdir("data"), "/broken")
 	s.bind(s.path("data"), "/mnt")
 	s.bind("rootfs/mnt/a", "/x")
-	s.node.Seen = newFinder(Spec{}, s.caller, s.node).seen
-	s.node.Seen.places[s.path("bundle/rootfs/broken")] = place{Target: host.Target{Path: s.path("bundle/rootfs/broken")}, err: unix.EIO}
+	s.broken(s.path("bundle/rootfs/broken"))
 	if found := s.find().Hits; len(found) != 1 || found[0].Value != "rootfs/mnt/a ("+grant.Elsewhere+")" {
 		t.Errorf("behind a mount of which it cannot be told where it lies: %v", found)
 	}
@@ -98,14 +62,14 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	s.bind(s.mknod("dev/null", 1, 3), "/x")
 	s.node.DRM = func() (map[int]bool, error) { return nil, errors.New("no sysfs") }
 	s.wantHits() // it is no GPU's, whatever sysfs says
-	var limit unix.Rlimit
-	f := newFinder(s.spec, s.caller, s.node)
-	s.must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit), unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})))
-	p := f.look(s.dir + "/.")
-	s.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if p.exists || !errors.Is(p.err, unix.EMFILE) || p.Path != s.dir {
-		t.Errorf("without a descriptor to look by: %+v", p)
-	}
+}
+
+// broken has the scene's node answer with an error of its disk at a path.
+func (s *scene) broken(path string) {
+	seen := &Seen{}
+	s.node.Seen = seen
+	s.facts()
+	seen.paths.Known[path] = hostpath.Place{Target: host.Target{Path: path}, Err: unix.EIO}
 }
 
 // TestOneMountIsToldOnce, however runtimes read its source.
@@ -153,8 +117,8 @@ func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
 		s.mknod("device", 1, 3)
 		s.mkdir("directory")
 		s.bind(s.path(kind), "/x")
-		if s.find(); (s.node.Seen.pipes == nil) != (kind != "directory") {
-			t.Errorf("for a %s it has asked: %v", kind, s.node.Seen.pipes != nil)
+		if s.find(); (s.node.Seen.daemons == nil) != (kind != "directory") {
+			t.Errorf("for a %s it has asked: %v", kind, s.node.Seen.daemons != nil)
 		}
 	}
 }
@@ -211,6 +175,17 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		t.Errorf("a daemon of another network namespace: %q", got)
 	}
 	s.must(os.RemoveAll("/run/nvidia-mps"))
+	s = newScene(t)
+	s.mkdir("data")
+	s.socket("data/other")
+	l, err := net.Listen("unix", "/run/control")
+	s.must(errors.Join(err, os.WriteFile("/run/control_lock", nil, 0o600)))
+	s.bind("/run", "/x")
+	s.wantHits()
+	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run") {
+		t.Errorf("a daemon in /run itself: %q", got)
+	}
+	s.must(errors.Join(l.Close(), os.Remove("/run/control_lock")))
 	for _, c := range []struct {
 		name        string
 		setup       func(*scene)
@@ -299,6 +274,11 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		{"a root file system that is a daemon's directory", func(s *scene) {
 			s.spec.Root = &specs.Root{Path: s.mount(s.daemon("data/mps"), subPath, "")}
 		}, []string{"gpu-socket | root | " + subPath + " | never"}, nil, false},
+		{"a root file system, of which a directory is mounted in run_dir", func(s *scene) {
+			s.mkdir("data/inner")
+			s.spec.Root = &specs.Root{Path: s.mount(s.path("data"), subPath, "")}
+			s.mount(s.path("data/inner"), s.path("run/inner"), "")
+		}, nil, nil, false},
 		{"a file system of its own that is nowhere else", func(s *scene) { plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind") }, nil, nil, false},
 	} {
 		s := newScene(t)
@@ -317,75 +297,23 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 	}
 }
 
-// TestPlacesOfContainers: what of the node is some container's, and where volumes are mounted.
-func TestPlacesOfContainers(t *testing.T) {
-	for path, want := range map[string]bool{"/var/lib/docker/volumes/v": true, "/var/lib/docker/volumes": false, "/var/lib/docker": false, "/": false, "/var/lib/kubelet/pods/u/volumes": true,
-		"/var/lib/kubelet/podsx": false, "/run/containerd/io.containerd.grpc.v1.cri/sandboxes": true} {
-		if isPrivatePlace(path) != want {
-			t.Errorf("%s is a container's: %v", path, !want)
-		}
-	}
-	const pods, docker, podman = "/var/lib/kubelet/pods", "/var/lib/docker/volumes", "/var/lib/containers/storage/volumes"
-	for path, want := range map[string]bool{"/": false, "/var": true, "/var/lib/kubelet": true, pods: true, pods + "/u": true, pods + "/u/volumes": true, pods + "/u/volumes/csi": true, pods + "/u/volumes/csi/v": false,
-		docker: true, docker + "/v": true, docker + "/v/_data": false, podman + "/v": true, podman + "/v/_data": false, "/etc": false, "/var/lib/docker/overlay2": false} {
-		if mayHoldVolumes(path) != want {
-			t.Errorf("%s may hold volumes: %v", path, !want)
-		}
-	}
+// TestRecursiveMounts, and which directories are those of gpuledgerd's MPS daemons.
+func TestRecursiveMounts(t *testing.T) {
 	for options, want := range map[string]bool{"rbind": true, "ridmap": true, "ridmap=uids=0-0-1": true, "bind": false, "idmap": false, "": false, "ro,rbind": true} {
-		if recursive(specs.Mount{Options: strings.Split(options, ",")}) != want {
+		if recursive(&specs.Mount{Options: strings.Split(options, ",")}) != want {
 			t.Errorf("%q is recursive: %v", options, !want)
 		}
 	}
 	s := newScene(t)
-	f := newFinder(s.spec, s.caller, s.node)
-	if !f.isPrivate(pods+"/u") || !f.isPrivate(s.path("bundle/x")) || f.isPrivate(s.path("data")) {
+	f := s.facts()
+	if !f.isPrivate("/var/lib/kubelet/pods/u") || !f.isPrivate(s.path("bundle/x")) || f.isPrivate(s.path("data")) {
 		t.Error("a pod's directory and the bundle are the container's own, and nothing else")
 	}
 	mps := grant.MPSDir(s.node.Policy.RunDir, "")
 	for path, want := range map[string]bool{mps + "/a/pipe": true, mps + "/a/shm": false, mps + "/a/b/pipe": false, mps + "/pipe": false, "/elsewhere/a/pipe": false} {
-		if f.ofOurDaemon(path) != want {
+		if f.pipes.ofOurDaemon(path) != want {
 			t.Errorf("%s is a daemon's of ours: %v", path, !want)
 		}
-	}
-	// Linux before 5.8 does not tell in which mount a file is: then a pod's own may be elsewhere too.
-	at := place{Target: host.Target{Path: pods + "/u/v", Dev: f.look("/").Dev}, exists: true}
-	if !f.mayBeElsewhere(at) {
-		t.Error("a pod's volume of an unknown mount is nowhere else")
-	}
-}
-
-// TestAListOfMountsThatGoesRound, as one can that is read while it changes, has an end.
-func TestAListOfMountsThatGoesRound(t *testing.T) {
-	table := newMountTable([]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}, {ID: 22, Parent: 21, Point: "/a"}, {ID: 21, Parent: 22, Point: "/a"}})
-	if got := table.at("/a/b"); got < 1 {
-		t.Errorf("a path ends in %d", got)
-	}
-}
-
-// TestTheRootOfTheListOfMounts is the first mount on "/" that is on none of the list's.
-func TestTheRootOfTheListOfMounts(t *testing.T) {
-	for name, c := range map[string]struct {
-		list []host.Mount
-		want int
-	}{
-		"the one":                    {[]host.Mount{{ID: 20, Parent: 1, Point: "/"}}, 0},
-		"the first of two":           {[]host.Mount{{ID: 20, Parent: 1, Point: "/"}, {ID: 30, Parent: 2, Point: "/"}}, 0},
-		"not the one over another":   {[]host.Mount{{ID: 30, Parent: 20, Point: "/"}, {ID: 20, Parent: 1, Point: "/"}}, 1},
-		"one that is its own parent": {[]host.Mount{{ID: 20, Parent: 20, Point: "/"}}, 0},
-		"behind another place":       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}, {ID: 20, Parent: 1, Point: "/"}, {ID: 40, Parent: 3, Point: "/"}}, 1},
-		"none":                       {[]host.Mount{{ID: 21, Parent: 20, Point: "/a"}}, -1},
-		"none, of no mounts":         {nil, -1},
-	} {
-		if got := newMountTable(c.list).root; got != c.want {
-			t.Errorf("%s: %d, want %d", name, got, c.want)
-		}
-	}
-	if found := newMountTable(nil).aliases(place{Target: host.Target{Path: "/a"}}, true); found != nil {
-		t.Errorf("without mounts there are %+v", found)
-	}
-	if at := newMountTable([]host.Mount{{ID: 20, Parent: 20, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}}).at("/a/b"); at != 1 {
-		t.Errorf("on a root that is its own parent a path ends in %d", at)
 	}
 }
 

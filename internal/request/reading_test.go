@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -229,20 +228,6 @@ func TestDevicesOfANode(t *testing.T) {
 	}
 }
 
-// TestWhichErrorsSayThatNothingIsThere: behind any other there may be a GPU.
-func TestWhichErrorsSayThatNothingIsThere(t *testing.T) {
-	for _, err := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG, unix.EACCES, unix.ESTALE, unix.ENOTCONN, unix.EINVAL} {
-		if !isAbsent(err) {
-			t.Errorf("%v: something may be there", err)
-		}
-	}
-	for _, err := range []error{unix.EIO, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EINTR, unix.EPERM} {
-		if isAbsent(err) {
-			t.Errorf("%v: nothing is there", err)
-		}
-	}
-}
-
 // TestNoRulesWiden nothing, and nothing is asked of the node for them.
 func TestNoRulesWiden(t *testing.T) {
 	s := newScene(t)
@@ -253,5 +238,19 @@ func TestNoRulesWiden(t *testing.T) {
 	}
 	if rule, widens, err := Widens(parseRules(t, "deny a", "allow c 195:0 rw"), s.spec, s.node); rule != "" || widens || err == nil {
 		t.Errorf("what the spec itself opens cannot be told: %q, %v, %v", rule, widens, err)
+	}
+}
+
+// TestNothingWidensWithoutRules: if no device rule takes effect, a rule of an update opens nothing.
+func TestNothingWidensWithoutRules(t *testing.T) {
+	for _, unruled := range []bool{false, true} {
+		s := newScene(t)
+		if unruled {
+			s.unruled()
+		}
+		rule, widens, err := Widens(parseRules(t, "allow c 195:* rw"), s.spec, s.node)
+		if widens == unruled || err != nil {
+			t.Errorf("unruled %v: %q, %v, %v", unruled, rule, widens, err)
+		}
 	}
 }

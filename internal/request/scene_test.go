@@ -168,6 +168,14 @@ func parseNumber(t testing.TB, text string) *int64 {
 	return &n
 }
 
+// facts are what the vectors know of the scene's container.
+func (s *scene) facts() *facts {
+	s.t.Helper()
+	f, err := readFacts(s.spec, s.caller, s.node)
+	s.must(err)
+	return f
+}
+
 func (s *scene) find() grant.Request {
 	s.t.Helper()
 	r, err := Find(s.spec, s.caller, s.node)

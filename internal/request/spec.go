@@ -1,5 +1,6 @@
-// Package request reads an OCI spec as a tenant's claim: it lists every way in which the spec reaches a GPU, and what the
-// spec says about grants. It reads the host only to tell what a path or a device number is, and it judges nothing.
+// Package request reads an OCI spec as a tenant's claim: it lists every way in which the spec
+// reaches a GPU, and what the spec says about grants. It reads the host only to tell what a path or
+// a device number is, and it judges nothing.
 package request
 
 import (
@@ -17,8 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// Spec is the part of an OCI spec that can reach a GPU. The rest is passed through unread, so a newer spec's fields
-// survive.
+// Spec is the part of an OCI spec that can reach a GPU. The rest is passed through unread, so a
+// newer spec's fields survive.
 type Spec struct {
 	Process     *Process          `json:"process"`
 	Root        *specs.Root       `json:"root"`
@@ -55,11 +56,13 @@ type Resources struct {
 	Unified map[string]string         `json:"unified"`
 }
 
-// MaxSpec bounds a config.json in bytes. The largest that an engine writes is some hundred kilobytes.
+// MaxSpec bounds a config.json in bytes. The largest that an engine writes is some hundred
+// kilobytes.
 const MaxSpec = 16 << 20
 
-// Parse reads a config.json. It is stricter than the runtimes, because they disagree: it refuses duplicate keys, invalid
-// UTF-8, fields that it reads in another case, and NUL in words, each of which one runtime would read and another would not.
+// Parse reads a config.json. It is stricter than the runtimes, because they disagree: it refuses
+// duplicate keys, invalid UTF-8, fields that it reads in another case, and NUL in words, each of
+// which one runtime would read and another would ignore.
 func Parse(config []byte) (Spec, error) {
 	if len(config) > MaxSpec {
 		return Spec{}, fmt.Errorf("it has %d bytes, more than %d", len(config), MaxSpec)
@@ -80,8 +83,8 @@ func Parse(config []byte) (Spec, error) {
 	return spec, checkRules(spec.Linux.Resources.Devices)
 }
 
-// maxRules bounds a list of device rules. Ours for a confined container, the longest there is, has some 500; what a longer one
-// opens would take time that grows with its square.
+// maxRules bounds a list of device rules. Ours for a confined container, the longest there is, has
+// some 500; what a longer one opens would take time that grows with its square.
 const maxRules = 4096
 
 func checkRules(rules []specs.LinuxDeviceCgroup) error {
@@ -91,7 +94,7 @@ func checkRules(rules []specs.LinuxDeviceCgroup) error {
 	return nil
 }
 
-// plain shortens the JSON library's errors to what a person needs: where, and what.
+// plain shortens an error of the JSON library to what a person needs: where it is, and what it is.
 func plain(err error) error {
 	var syntactic *jsontext.SyntacticError
 	var semantic *json.SemanticError
@@ -99,13 +102,13 @@ func plain(err error) error {
 	var tooMany *tokens.TooManyError
 	switch {
 	case errors.As(err, &tooMany):
-		return fmt.Errorf("%s has more than %d elements", grant.Printable(name(string(tooMany.Pointer))), tooMany.Max)
+		return fmt.Errorf("%s has more than %d elements", printable(tooMany.Pointer), tooMany.Max)
 	case errors.As(err, &syntactic):
 		return plainSyntax(syntactic)
 	case errors.As(err, &wrong):
-		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(wrong.Pointer))))
+		return fmt.Errorf("%s is of the wrong type", printable(wrong.Pointer))
 	case errors.As(err, &semantic):
-		return fmt.Errorf("%s is of the wrong type", grant.Printable(name(string(semantic.JSONPointer))))
+		return fmt.Errorf("%s is of the wrong type", printable(semantic.JSONPointer))
 	}
 	return err
 }
@@ -115,12 +118,17 @@ func plainSyntax(err *jsontext.SyntacticError) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("it ends too early, at byte %d", err.ByteOffset)
 	case errors.Is(err, jsontext.ErrDuplicateName):
-		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", err.ByteOffset, grant.Printable(name(string(err.JSONPointer))))
+		return fmt.Errorf("at byte %d: duplicate name %s; runtimes disagree on which counts", err.ByteOffset,
+			printable(err.JSONPointer))
 	}
 	return fmt.Errorf("at byte %d: %s", err.ByteOffset, grant.Printable(err.Err.Error()))
 }
 
-// name writes a JSON pointer as runtime-spec's documents do: linux.devices[0].type becomes linux.devices.0.type.
+// printable is name for a message.
+func printable(pointer jsontext.Pointer) string { return grant.Printable(name(string(pointer))) }
+
+// name writes a JSON pointer as runtime-spec's documents do: linux.devices[0].type becomes
+// linux.devices.0.type.
 func name(pointer string) string {
 	if pointer == "" {
 		return "the whole file"
@@ -131,9 +139,9 @@ func name(pointer string) string {
 // escapedNUL is the only way to write a NUL in JSON.
 var escapedNUL = []byte(`\u0000`)
 
-// checkWords refuses NUL in names and in values. A runtime in Go takes it for a character, one in C for the end: the key
-// "linux\u0000x" is linux to crun. What annotations say is nobody's but their reader's. Documents without one, which are all
-// that engines write, are not walked for it.
+// checkWords refuses NUL in names and in values. A runtime in Go takes it for a character, one in C
+// for the end: the key "linux\u0000x" is linux to crun. In annotations a NUL
+// concerns their reader alone. A document without NUL is not walked; engines write no other.
 func checkWords(config []byte) error {
 	if !bytes.Contains(config, escapedNUL) {
 		return nil
@@ -156,12 +164,13 @@ func checkWords(config []byte) error {
 			inAnnotations = token.String() == "annotations"
 		}
 		if strings.Contains(token.String(), "\x00") && (isName || !inAnnotations) {
-			return fmt.Errorf("%s has a NUL; runtimes disagree on what it ends", grant.Printable(name(string(d.StackPointer()))))
+			return fmt.Errorf("%s has a NUL; runtimes disagree on what it ends", printable(d.StackPointer()))
 		}
 	}
 }
 
-// recent are names that have just been found to be right: the many elements of a list all have the same few.
+// recent are names that were found to be right a moment ago: all elements of a list have the same
+// few names.
 type recent struct {
 	names [8]string
 	next  int
@@ -181,7 +190,7 @@ func (r *recent) add(name string) {
 	r.next++
 }
 
-// quotedAt is the string that text begins with, in its quotes.
+// quotedAt returns the string that text begins with, in its quotes.
 func quotedAt(text []byte) []byte {
 	for end := 1; ; end++ {
 		next := bytes.IndexByte(text[end:], '"')
@@ -199,7 +208,7 @@ func quotedAt(text []byte) []byte {
 	}
 }
 
-// isColon reports whether what comes next is one.
+// isColon reports whether the next character is a colon.
 func isColon(text []byte) bool {
 	for _, c := range text {
 		switch c {

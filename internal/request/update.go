@@ -32,12 +32,14 @@ func ParseUpdate(resources []byte) (Update, error) {
 	return u, checkRules(u.Devices)
 }
 
-// Widens reports whether device rules open a GPU that the spec's own rules do not, and by which rule.
+// Widens reports whether device rules open a GPU that the spec's own rules do not, and by which
+// rule.
 func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node Node) (rule string, widens bool, err error) {
 	if len(rules) == 0 {
 		return "", false, nil
 	}
-	closed := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}} // an update adds to nothing, or to what is covered
+	// an update adds to nothing, or to what is covered
+	closed := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
 	wanted, err := opened(Spec{Linux: &Linux{Resources: &Resources{Devices: append(closed, rules...)}}}, node)
 	if err != nil {
 		return "", false, err
@@ -62,12 +64,19 @@ func (o opening) covers(other opening) bool {
 
 // opened evaluates a spec's device rules alone.
 func opened(spec Spec, node Node) ([]opening, error) {
-	f := newFinder(spec, Caller{}, node)
-	if err := f.readDRM(); err != nil {
-		return nil, err
+	spec = normal(spec)
+	d := devices{node: &node, numbers: &numbers{}}
+	if node.Seen != nil {
+		d.numbers = &node.Seen.numbers
 	}
-	f.request.Unruled = f.unruled()
-	return f.openings(), f.err
+	if namesDRM(spec, nil) {
+		d.readDRM()
+	}
+	if d.err != nil || isUnruled(node) {
+		return nil, d.err // no rule takes effect, so none opens more than another
+	}
+	open := openings(spec.Linux.Resources.Devices, &d)
+	return open, d.err
 }
 
 // DeviceRule is a device rule as runtime-spec writes it.

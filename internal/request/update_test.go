@@ -69,20 +69,20 @@ func TestUpdatesThatWiden(t *testing.T) {
 	}
 }
 
-func unified(pairs ...string) func(*scene) {
-	return func(s *scene) { s.spec.Linux.Resources.Unified = annotations(pairs...) }
+func unifiedKeys(pairs ...string) func(*scene) {
+	return func(s *scene) { s.spec.Linux.Resources.Unified = annotated(pairs...) }
 }
 
 func TestRawCgroupKeysOfTheDriversLimit(t *testing.T) {
 	check(t, []row{
-		{"others", unified("memory.high", "1", "dmemory", "1", "misc.max", "x 1"), nil},
-		{"the limit", unified("dmem.max", "nvidia/0000:3b:00.0/vidmem max"), []string{"limit-unenforceable | unified:dmem.max | nvidia/0000:3b:00.0/vidmem max | never"}},
-		{"each of them, among others", unified("dmem.min", "a", "memory.high", "1", "dmem.low", "b"), []string{
+		{"others", unifiedKeys("memory.high", "1", "dmemory", "1", "misc.max", "x 1"), nil},
+		{"the limit", unifiedKeys("dmem.max", "nvidia/0000:3b:00.0/vidmem max"), []string{"limit-unenforceable | unified:dmem.max | nvidia/0000:3b:00.0/vidmem max | never"}},
+		{"each of them, among others", unifiedKeys("dmem.min", "a", "memory.high", "1", "dmem.low", "b"), []string{
 			"limit-unenforceable | unified:dmem.low | b | never", "limit-unenforceable | unified:dmem.min | a | never"}},
-		{"one that moves processes", unified("cgroup.procs", "4711"), []string{"gpu-device-rule | unified:cgroup.procs | 4711 | never"}},
-		{"one of another cgroup", unified("../x/cgroup.freeze", "1"), []string{"gpu-device-rule | unified:../x/cgroup.freeze | 1 | never"}},
-		{"the limit, where no cgroup holds anything", func(s *scene) { s.unruled(); unified("dmem.max", "x")(s) }, []string{"limit-unenforceable | unified:dmem.max | x | never"}},
-		{"one that moves, where no cgroup holds anything", func(s *scene) { s.unruled(); unified("cgroup.procs", "4711")(s) }, nil},
+		{"one that moves processes", unifiedKeys("cgroup.procs", "4711"), []string{"gpu-device-rule | unified:cgroup.procs | 4711 | never"}},
+		{"one of another cgroup", unifiedKeys("../x/cgroup.freeze", "1"), []string{"gpu-device-rule | unified:../x/cgroup.freeze | 1 | never"}},
+		{"the limit, where no cgroup holds anything", func(s *scene) { s.unruled(); unifiedKeys("dmem.max", "x")(s) }, []string{"limit-unenforceable | unified:dmem.max | x | never"}},
+		{"one that moves, where no cgroup holds anything", func(s *scene) { s.unruled(); unifiedKeys("cgroup.procs", "4711")(s) }, nil},
 	})
 }
 
@@ -120,7 +120,7 @@ func TestEveryRawCgroupKey(t *testing.T) {
 // TestDoubtfulRawCgroupKeys ask for nothing, and are known to who decides about a grant.
 func TestDoubtfulRawCgroupKeys(t *testing.T) {
 	s := newScene(t)
-	unified("gpu.max", "1", "pids.max", "2")(s)
+	unifiedKeys("gpu.max", "1", "pids.max", "2")(s)
 	r := s.find()
 	if len(r.Hits) != 0 || len(r.Doubtful) != 1 || line(r.Doubtful[0]) != "limit-unenforceable | unified:gpu.max | 1 | never" {
 		t.Errorf("%+v", r)

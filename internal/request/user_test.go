@@ -26,7 +26,10 @@ func TestUser(t *testing.T) {
 		"in the node's own by its path":   {7, []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/proc/self/ns/user"}}, 7},
 		"in one that cannot be looked at": {7, []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/nowhere"}}, 100007},
 	} {
-		f := newFinder(Spec{Process: &Process{User: specs.User{UID: c.uid}}, Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{}, Node{Host: host.Default()})
+		f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: c.uid}}, Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{}, Node{Host: host.Default()})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got := f.uid(); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}

@@ -464,7 +464,7 @@ func TestNumbersAtTheirBorders(t *testing.T) {
 	}
 	for total, malformed := range map[string]bool{"0": true, "1": false, "1073741824": false, "1073741825": true} {
 		s := newScene(t)
-		s.spec.Annotations = annotations("ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_DEV", total)
+		s.spec.Annotations = annotated("ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_DEV", total)
 		s.env("ALIYUN_COM_GPU_MEM_CONTAINER=4")
 		if a := s.find().Allocations; len(a) != 1 || (a[0].Malformed != "") != malformed {
 			t.Errorf("a total of %s: %+v", total, a)

@@ -40,13 +40,13 @@ var survivorsFile string
 
 // complete are the packages whose survivors survivors.txt explains, all of them. They are mutated
 // by default.
-var complete = []string{"internal/admission", "internal/request", "internal/edit"}
+var complete = []string{"internal/admission", "internal/hostpath", "internal/request", "internal/edit"}
 
 // tested are the packages whose tests meet the mutants, the quick ones first; a package's own tests
 // come before them.
 var tested = []string{"internal/admission", "internal/edit", "internal/nri", "hook", "runtime", "cdi",
-	"internal/inject", "test/oracle",
-	"internal/request", "internal/node", "internal/ledger"}
+	"internal/inject", "test/oracle", "internal/hostpath", "internal/request", "internal/node",
+	"internal/ledger"}
 
 func main() {
 	if err := run(); err != nil {

@@ -1,4 +1,4 @@
-package request
+package hostpath
 
 import (
 	"fmt"
@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// busyNode is the list of mounts of a node with so many: its own, and of each pod a token, shared memory, a network namespace, a root file
-// system of each of two containers and so many subPaths of a volume on the node's disk.
+// busyNode is the list of mounts of a node with so many: its own, and of each pod a token, shared
+// memory, a network namespace, a root file system of each of two containers and so many subPaths of
+// a volume on the node's disk.
 func busyNode(mounts, subPaths int) []host.Mount {
 	disk := unix.Mkdev(254, 1)
 	list := []host.Mount{{ID: 1, Device: disk, Root: "/", Point: "/"}}
@@ -34,28 +35,33 @@ func busyNode(mounts, subPaths int) []host.Mount {
 		pod := fmt.Sprintf("/var/lib/kubelet/pods/%08d-0000-4000-8000-000000000000", i)
 		add(1, own(), "/", pod+"/volumes/kubernetes.io~projected/kube-api-access-00000")
 		add(run, own(), "/", fmt.Sprintf("/run/containerd/io.containerd.grpc.v1.cri/sandboxes/%064d/shm", i))
-		add(run, unix.Mkdev(0, 4), fmt.Sprintf("net:[%d]", 4026532000+i), fmt.Sprintf("/run/netns/cni-%08d-0000-4000-8000-000000000000", i))
+		add(run, unix.Mkdev(0, 4), fmt.Sprintf("net:[%d]", 4026532000+i),
+			fmt.Sprintf("/run/netns/cni-%08d-0000-4000-8000-000000000000", i))
 		for c := range 2 {
-			add(run, own(), "/", fmt.Sprintf("/run/containerd/io.containerd.runtime.v2.task/k8s.io/%032d%032d/rootfs", c, i))
+			const task = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/%032d%032d/rootfs"
+			add(run, own(), "/", fmt.Sprintf(task, c, i))
 		}
 		for n := range subPaths {
-			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/data/%d", pod, n), fmt.Sprintf("%s/volume-subpaths/data/main/%d", pod, n))
+			add(1, disk, fmt.Sprintf("%s/volumes/kubernetes.io~empty-dir/data/%d", pod, n),
+				fmt.Sprintf("%s/volume-subpaths/data/main/%d", pod, n))
 		}
 	}
 	return list[:mounts]
 }
 
-// BenchmarkAliases is what a create pays, beside the reading of the list, for a subPath and for all of the kubelet's directory, as the
-// plugins of storage mount it.
+// BenchmarkAliases is what a create pays, beside the reading of the list, for a subPath and for all
+// of the kubelet's directory, as the plugins of storage mount it.
 func BenchmarkAliases(b *testing.B) {
 	for _, mounts := range []int{330, 2000, 10000} {
 		for _, subPaths := range []int{1, 20} {
 			list := busyNode(mounts, subPaths)
-			one := list[slices.IndexFunc(list, func(m host.Mount) bool { return strings.Contains(m.Point, "volume-subpaths") })].Point
+			isSubPath := func(m host.Mount) bool { return strings.Contains(m.Point, "volume-subpaths") }
+			one := list[slices.IndexFunc(list, isSubPath)].Point
 			for _, source := range []string{one, "/var/lib/kubelet"} {
 				b.Run(fmt.Sprintf("%s/%d/%d", filepath.Base(source), mounts, subPaths), func(b *testing.B) {
 					for b.Loop() {
-						newMountTable(list).aliases(place{exists: true, Target: host.Target{Path: source}}, source != one)
+						p := Place{Exists: true, Target: host.Target{Path: source}}
+						newMountTable(list).aliases(p, source != one)
 					}
 				})
 			}

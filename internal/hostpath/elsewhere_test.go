@@ -1,0 +1,153 @@
+package hostpath
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestTheListOfMountsIsNotReadForUsualSources: it is long on a busy node.
+func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
+	ownMounts(t, "/var/lib")
+	if err := errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755),
+		os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	tmpfs := func(s *scene, dir string) string { return s.mount("tmpfs", dir, "tmpfs") }
+	for name, c := range map[string]struct {
+		sources func(s *scene) []string
+		read    bool // the list is
+		lent    bool // what is mounted below run_dir is looked up
+		ours    bool // an alias is in the ledger's directories
+	}{
+		"a pod's": {func(s *scene) []string {
+			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v",
+				tmpfs(s, pod+"/volumes/kubernetes.io~projected/token"),
+				tmpfs(s, pod+"/volumes/kubernetes.io~empty-dir/in-memory"),
+				tmpfs(s, "/var/lib/docker/containers/c/mounts/shm")}
+		}, false, false, false},
+		"a pod's, where the kubelet's directory is a mount of itself": {func(s *scene) []string {
+			s.mount("/var/lib/kubelet", "/var/lib/kubelet", "")
+			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v"}
+		}, false, false, false},
+		"a file system of its own that another one made": {func(s *scene) []string {
+			tmpfs(s, s.path("run/limits"))
+			return []string{tmpfs(s, pod+"/volumes/kubernetes.io~csi/v/mount")}
+		}, false, true, false},
+		"directories of the node": {func(s *scene) []string {
+			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
+		}, false, false, false},
+		"the grants' records, by their path": {func(s *scene) []string {
+			return []string{tmpfs(s, s.path("run/limits"))}
+		}, false, false, false},
+		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} },
+			true, false, false},
+		"a subPath of the grants' records": {func(s *scene) []string {
+			return []string{s.mount(tmpfs(s, s.path("run/limits")), subPath, "")}
+		}, true, true, true},
+	} {
+		s := newScene(t)
+		sources, paths, ours := c.sources(s), New(s.node), false
+		for _, source := range sources {
+			found, err := paths.Elsewhere(paths.Look(source), true, false)
+			s.must(err)
+			for _, a := range found {
+				ours = ours || paths.InLedger(a.Path) && !a.Inside
+			}
+		}
+		if (paths.mounts != nil) != c.read || (paths.lent != nil) != c.lent || ours != c.ours {
+			t.Errorf("%s: the list is read: %v, what is lent is looked up: %v, an alias is ours: %v", name,
+				paths.mounts != nil, paths.lent != nil, ours)
+		}
+		s.unmount()
+	}
+}
+
+// TestAKernelThatTellsNoMounts: Linux before 5.8 does not report in which mount a file is. Then
+// every file on a device of the node's may be elsewhere, too.
+func TestAKernelThatTellsNoMounts(t *testing.T) {
+	s := newScene(t)
+	paths := New(s.node)
+	at := paths.Look(s.path("bundle"))
+	for mount, want := range map[uint64]bool{at.Mount: false, 0: true} {
+		at.Mount = mount
+		if got := paths.mayBeElsewhere(at, false); got != want {
+			t.Errorf("mount %d: %v", mount, got)
+		}
+	}
+	if at.Dev = 0; paths.mayBeElsewhere(at, false) {
+		t.Error("on a device of its own")
+	}
+	// a pod's own, too
+	at = Place{Target: host.Target{Path: "/var/lib/kubelet/pods/u/v", Dev: paths.Look("/").Dev}, Exists: true}
+	if !paths.mayBeElsewhere(at, false) {
+		t.Error("a pod's volume of an unknown mount is nowhere else")
+	}
+}
+
+// TestPositionsThatAreUnknown: a file of an unknown mount or device is at no other one's place.
+func TestPositionsThatAreUnknown(t *testing.T) {
+	s := newScene(t)
+	paths := New(s.node)
+	paths.anchored = []position{{device: 5}, {mount: 3}}
+	disk := unix.Mkdev(8, 1)
+	for _, c := range []struct {
+		name     string
+		target   host.Target
+		pipeLike bool
+		want     bool
+	}{
+		{"a pipe directory of an unknown mount", host.Target{Path: "/pipe", Dev: disk}, true, true},
+		{"a pipe directory in a mount of the node's", host.Target{Path: "/pipe", Dev: disk, Mount: 3}, true, false},
+		{"another directory of an unknown mount", host.Target{Path: "/pipe", Dev: disk}, false, false},
+		{"a file of an unknown device", host.Target{Path: s.dir, Mount: 7}, false, false},
+		{"a file on a device of the node's", host.Target{Path: s.dir, Dev: 5, Mount: 7}, false, true},
+	} {
+		if got := paths.mayBeElsewhere(Place{Target: c.target, Exists: true}, c.pipeLike); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+	for _, path := range []string{"/proc", "/none", s.path("none")} {
+		if paths.isOnShared(host.Target{Path: path}) {
+			t.Errorf("%s is on a file system that other places show", path)
+		}
+	}
+}
+
+// TestPlacesOfContainers: which paths of the node are a container's own, and where volumes are
+// mounted.
+func TestPlacesOfContainers(t *testing.T) {
+	for path, want := range map[string]bool{"/var/lib/docker/volumes/v": true,
+		"/var/lib/docker/volumes": false, "/var/lib/docker": false, "/": false,
+		"/var/lib/kubelet/pods/u/volumes": true, "/var/lib/kubelet/podsx": false,
+		"/run/containerd/io.containerd.grpc.v1.cri/sandboxes": true} {
+		if isPrivatePlace(path) != want {
+			t.Errorf("%s is a container's: %v", path, !want)
+		}
+	}
+	const pods, docker, podman = "/var/lib/kubelet/pods", "/var/lib/docker/volumes",
+		"/var/lib/containers/storage/volumes"
+	for path, want := range map[string]bool{"/": false, "/var": true, "/var/lib/kubelet": true, pods: true,
+		pods + "/u": true, pods + "/u/volumes": true, pods + "/u/volumes/csi": true,
+		pods + "/u/volumes/csi/v": false, docker: true, docker + "/v": true, docker + "/v/_data": false,
+		podman + "/v": true, podman + "/v/_data": false, "/etc": false, "/var/lib/docker/overlay2": false} {
+		if mayHoldVolumes(path) != want {
+			t.Errorf("%s may hold volumes: %v", path, !want)
+		}
+	}
+	for _, c := range []struct {
+		path, bundle string
+		want         bool
+	}{
+		{pods + "/u", "/b", true}, {"/b/x", "/b", true}, {"/b", "/b", true}, {"/data", "/b", false},
+		{"/data", "/", false}, {"/data", ".", false}, {pods + "/u", ".", true},
+	} {
+		if IsPrivate(c.path, c.bundle) != c.want {
+			t.Errorf("%s is private to the container of %s: %v", c.path, c.bundle, !c.want)
+		}
+	}
+}

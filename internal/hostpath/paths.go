@@ -1,0 +1,209 @@
+// Package hostpath answers what a path of the node leads to: which file it is, at which other paths
+// the same file is, and whether a container that reaches it is root on the node.
+package hostpath
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Node is what the answers depend on beside the file system.
+type Node struct {
+	Host    host.Host
+	Policy  *grant.Policy
+	Config  string // the configuration file
+	Program string // the program that runs
+}
+
+// Paths answers for one container, in one goroutine. It looks up each path once, and it is gone
+// with the container's create: a file that changes meanwhile is judged as it was.
+type Paths struct {
+	// Known has what the paths that were looked up lead to. A path that is in it is not looked up.
+	Known map[string]Place
+
+	node   Node
+	plain  map[string]bool // directories of those, with the slash, that no link is on the way to
+	ledger []string        // the ledger's directories, by their real paths; nil until they are needed
+	own    []guard         // what ownGuards found; nil until it is needed
+
+	elsewhere map[question][]Alias
+	positions map[string]position // of the directories that were asked for
+	anchored  []position          // nil until they are needed
+	lent      []uint64            // nil until they are needed
+	mounts    *mountTable         // nil until a file may be at another path, too
+}
+
+// New returns Paths that have looked up nothing.
+func New(node Node) *Paths {
+	return &Paths{node: node, Known: map[string]Place{}, plain: map[string]bool{},
+		elsewhere: map[question][]Alias{}, positions: map[string]position{}}
+}
+
+// Place is the file that a path leads to, or would lead to.
+type Place struct {
+	host.Target
+	Exists bool
+	Err    error // why it is unknown what is there
+}
+
+// Look looks up a path.
+func (s *Paths) Look(path string) Place {
+	if p, known := s.Known[path]; known {
+		return p
+	}
+	t, err := s.walk(path)
+	p := Place{Target: t, Exists: err == nil}
+	switch {
+	// some files of /proc are the runtime's alone
+	case err == nil, t.Path != "" && !Within(t.Path, "/proc"):
+	case isAbsent(err):
+		p.Target = absent(path)
+	default:
+		p.Path, p.Err = filepath.Clean(path), err
+	}
+	s.Known[path] = p
+	return p
+}
+
+// Real returns the real path of what a path leads to. It is not inlined, nor are Within and Below:
+// gpuledger-hook would be 18 kB larger.
+//
+//go:noinline
+func (s *Paths) Real(path string) string { return s.Look(path).Path }
+
+// InLedger reports whether a real path is in the ledger's directories.
+func (s *Paths) InLedger(path string) bool {
+	if s.ledger == nil {
+		s.ledger = []string{s.Real(s.node.Policy.StateDir), s.Real(s.node.Policy.RunDir)}
+	}
+	return slices.ContainsFunc(s.ledger, func(dir string) bool { return Within(path, dir) })
+}
+
+// walk looks at a path. If no link led to the directory of an earlier path, only the last name of a
+// second path in it is new: a driver has tens of files in a few directories.
+func (s *Paths) walk(path string) (host.Target, error) {
+	dir, name := filepath.Split(path)
+	if s.plain[dir] && name != "" && name != "." && name != ".." {
+		if t, err := host.LookAt(path); err == nil {
+			return t, nil
+		}
+	}
+	t, err := host.Look(path)
+	if err == nil && t.Path == path && !t.Shifting && !Within(path, "/proc") {
+		s.plain[dir] = true
+	}
+	return t, err
+}
+
+// isAbsent reports whether an error says that nothing is at a path, or nothing of the node's: a
+// user's FUSE file system, or an NFS file system that maps root to another user or whose server is
+// dead.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || slices.ContainsFunc([]error{unix.ENOTDIR, unix.ELOOP,
+		unix.ENAMETOOLONG, unix.EACCES, unix.ESTALE, unix.ENOTCONN, unix.EINVAL},
+		func(e error) bool { return errors.Is(err, e) })
+}
+
+// maxLinks is how many links the kernel follows in one path (MAXSYMLINKS, include/linux/namei.h).
+const maxLinks = 40
+
+// absent returns where a path would lead whose end does not exist: it walks the part that exists,
+// and follows links to what does not exist. A path longer than PATH_MAX leads nowhere: no runtime
+// can use it.
+func absent(path string) host.Target {
+	if len(path) >= unix.PathMax {
+		return host.Target{Path: filepath.Clean(path)}
+	}
+	for range maxLinks {
+		there, name, rest := parting(path)
+		if Within(there.Path, "/proc") && filepath.Base(there.Path) == "fd" {
+			there.Shifting = true // the runtime has this file open, and this process does not
+		}
+		link, err := os.Readlink(filepath.Join(there.Path, name))
+		if err != nil {
+			end := filepath.Join(there.Path, name, rest)
+			if !slices.Contains(strings.Split(name+"/"+rest, "/"), "..") {
+				return host.Target{Path: end, Shifting: there.Shifting}
+			}
+			// once a directory of that name exists, the path leads back out of it, perhaps to a
+			// link
+			if t, err := host.Look(end); err == nil || there.Shifting {
+				t.Path, t.Shifting = cmp.Or(t.Path, end), t.Shifting || there.Shifting
+				return t
+			}
+			path = end
+			continue
+		}
+		if !filepath.IsAbs(link) {
+			link = there.Path + "/" + link
+		}
+		path = link + "/" + rest
+		if t, err := host.Look(path); err == nil {
+			return t // another process put it there meanwhile
+		}
+	}
+	return host.Target{Path: filepath.Clean(path)}
+}
+
+// parting finds where a path stops existing: the last real directory, the name that it lacks, and
+// the rest. It looks at few prefixes: if one exists, all shorter ones do.
+func parting(path string) (there host.Target, name, rest string) {
+	cuts := []int{}
+	for i := 1; i <= len(path); i++ {
+		if i == len(path) || path[i] == '/' {
+			cuts = append(cuts, i)
+		}
+	}
+	missing := sort.Search(len(cuts), func(i int) bool {
+		_, err := host.Look(path[:cuts[i]])
+		return err != nil
+	})
+	if missing == len(cuts) { // all of it exists: another process made it meanwhile
+		t, _ := host.Look(path)
+		return t, "", ""
+	}
+	there = host.Target{Path: "/"}
+	from := 0
+	if missing > 0 {
+		from = cuts[missing-1]
+		there, _ = host.Look(path[:from])
+	}
+	return there, strings.TrimLeft(path[from:cuts[missing]], "/"), strings.TrimLeft(path[cuts[missing]:], "/")
+}
+
+// Within reports whether path is dir or below it.
+//
+//go:noinline
+func Within(path, dir string) bool { return within(path, dir) }
+
+// within is Within for loops: each mount of each container is compared with some eighty guards.
+func within(path, dir string) bool {
+	dir = strings.TrimSuffix(dir, "/") // it allocates nothing
+	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
+}
+
+// Below returns the rest of a path after a directory that it is within.
+//
+//go:noinline
+func Below(path, dir string) string {
+	return strings.TrimPrefix(path[len(strings.TrimSuffix(dir, "/")):], "/")
+}
+
+// Join is filepath.Join of a clean path and the clean rest of one.
+func Join(dir, rest string) string {
+	if rest == "" {
+		return dir
+	}
+	return strings.TrimSuffix(dir, "/") + "/" + rest
+}

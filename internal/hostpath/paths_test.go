@@ -1,0 +1,118 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestADirectoryOnceSeenIsLookedAtByNames: a path in it has the same real path as before.
+func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
+	s := newScene(t)
+	s.mkdir("data/deep")
+	s.touch("data/file")
+	s.link("data", "link")
+	s.link("deep", "data/deeper")
+	paths := New(s.node)
+	paths.Look(s.path("data/file"))
+	paths.Look(s.path("link/file"))
+	paths.Look(s.path("none/file"))
+	plain := func(dir string) bool { return paths.plain[s.path(dir)+"/"] }
+	if !plain("data") || plain("link") || plain("none") {
+		t.Errorf("without a link on the way are %v", paths.plain)
+	}
+	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data",
+		"data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data",
+		"data/none": "data/none"} {
+		got := paths.Look(s.dir + "/" + path)
+		if got.Path != filepath.Join(s.dir, want) || got.Exists != (path != "data/none") {
+			t.Errorf("%s leads to %+v, want %s", path, got, want)
+		}
+	}
+	if p := paths.Look("/proc/self/cwd"); !p.Shifting {
+		t.Errorf("%+v", p)
+	}
+	own := fmt.Sprintf("/proc/%d/status", os.Getpid())
+	if p := paths.Look("/proc/self/status"); p.Shifting || !p.Exists || p.Path != own {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestWhatWasSeenHolds for a container: it is not looked up a second time.
+func TestWhatWasSeenHolds(t *testing.T) {
+	s := newScene(t)
+	paths := New(s.node)
+	paths.Known["/x"] = Place{Target: host.Target{Path: "/elsewhere"}}
+	table := newMountTable(nil)
+	paths.mounts, paths.lent, paths.own = table, []uint64{7}, []guard{{path: "/g"}}
+	paths.positions["/x"] = position{device: 7}
+	paths.elsewhere[question{path: "/x"}] = []Alias{{Inside: true}}
+	mounts, err := paths.readMounts()
+	known, _ := paths.Elsewhere(Place{Target: host.Target{Path: "/x"}}, false, false)
+	if len(known) != 1 || paths.position("/x").device != 7 {
+		t.Error("it looks anew for other places")
+	}
+	if paths.Look("/x").Path != "/elsewhere" || mounts != table || err != nil ||
+		paths.lentDevices()[0] != 7 || paths.ownGuards()[0].path != "/g" {
+		t.Error("it looks anew")
+	}
+}
+
+// TestAnErrorThatHidesAPath: the path is as it reads, and the error is told.
+func TestAnErrorThatHidesAPath(t *testing.T) {
+	s := newScene(t)
+	var limit unix.Rlimit
+	paths := New(s.node)
+	s.must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})))
+	p := paths.Look(s.dir + "/.")
+	s.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if p.Exists || !errors.Is(p.Err, unix.EMFILE) || p.Path != s.dir {
+		t.Errorf("without a descriptor to look by: %+v", p)
+	}
+}
+
+// TestWhichErrorsSayThatNothingIsThere: behind any other there may be a GPU.
+func TestWhichErrorsSayThatNothingIsThere(t *testing.T) {
+	for _, err := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENAMETOOLONG, unix.EACCES,
+		unix.ESTALE, unix.ENOTCONN, unix.EINVAL} {
+		if !isAbsent(err) {
+			t.Errorf("%v: something may be there", err)
+		}
+	}
+	for _, err := range []error{unix.EIO, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EINTR, unix.EPERM} {
+		if isAbsent(err) {
+			t.Errorf("%v: nothing is there", err)
+		}
+	}
+}
+
+// TestPathsBelowDirectories: a name that only begins alike is not below.
+func TestPathsBelowDirectories(t *testing.T) {
+	for _, c := range []struct {
+		path, dir, below string
+		within           bool
+	}{
+		{"/a", "/a", "", true}, {"/a/b/c", "/a", "b/c", true}, {"/a/b", "/a/", "b", true},
+		{"/a/b", "/", "a/b", true}, {"/", "/", "", true}, {"/ab", "/a", "", false}, {"/", "/a", "", false},
+	} {
+		if Within(c.path, c.dir) != c.within {
+			t.Errorf("%s is within %s: %v", c.path, c.dir, !c.within)
+		}
+		if !c.within {
+			continue
+		}
+		if got := Below(c.path, c.dir); got != c.below {
+			t.Errorf("%s has %q below %s, want %q", c.path, got, c.dir, c.below)
+		}
+		if got := Join(filepath.Clean(c.dir), c.below); got != c.path {
+			t.Errorf("%s and %s are %s, want %s", c.dir, c.below, got, c.path)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package request
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// allocations reads what a scheduler says that it has allocated, in each dialect that the node
+// reads.
+func allocations(f *facts) (all []grant.Allocation) {
+	for _, dialect := range f.node.Policy.Annotations.Dialects {
+		switch dialect {
+		case grant.DialectGPULedger:
+			all = append(all, ownDialect(f)...)
+		case grant.DialectGPUShare:
+			all = append(all, gpuShare(f)...)
+		}
+	}
+	return all
+}
+
+// ownKeys are gpuledger.dev/{gpus,memory,compute,mode}, each a statement of its own about the
+// allocation.
+var ownKeys = [...]struct {
+	name string
+	read func(*grant.Allocation, string) error
+}{
+	{"gpus", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
+	{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
+	{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
+	{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
+}
+
+func ownDialect(f *facts) (all []grant.Allocation) {
+	for _, key := range ownKeys {
+		source, value, names, is := f.keyed(prefix + key.name)
+		if !is {
+			continue
+		}
+		a := grant.Allocation{Source: source, Asks: names}
+		if err := key.read(&a, value); err != nil {
+			a.Malformed = err.Error()
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// Names are the annotations and environment variables by which a container names its grant, in all
+// dialects: what a reference page must have.
+func Names() []string {
+	names := []string{grantKey, grant.ReferenceEnv, shareIndex, sharePod, shareCard, shareContainer,
+		shareAllocation}
+	for _, key := range ownKeys {
+		names = append(names, prefix+key.name)
+	}
+	return names
+}
+
+// list returns the items between commas that are not empty.
+func list(value string) []string {
+	var items []string
+	for _, item := range strings.Split(value, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+func gpuList(value string) ([]string, error) {
+	gpus := list(value)
+	if len(gpus) != strings.Count(value, ",")+1 { // an empty name is that of a GPU left out by mistake
+		return nil, &grant.UsageError{Message: "cannot read gpus " + strconv.Quote(value) +
+			": want UUIDs or indexes, separated by commas"}
+	}
+	return gpus, nil
+}
+
+func amount(value string) (grant.Bytes, error) {
+	memory, err := grant.ParseBytes(value)
+	if err == nil && memory == 0 {
+		err = &grant.UsageError{Message: "cannot read memory " + strconv.Quote(value) + ": want more than 0"}
+	}
+	return memory, err
+}
+
+func percent(value string) (int, error) {
+	n, _ := strconv.Atoi(value) // 0 if it is no number, and the largest if it is too large
+	if n < 1 || n > 100 {
+		return 0, &grant.UsageError{Message: "cannot read compute " + strconv.Quote(value) +
+			": want a percentage from 1 to 100"}
+	}
+	return n, nil
+}

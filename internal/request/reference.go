@@ -1,0 +1,41 @@
+package request
+
+import (
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// references reads the references to grants: CDI names in annotations, our annotation and the
+// variable in the environment. An empty one of the last two, as of a template that was never filled
+// in, asks for nothing.
+func references(f *facts) (all []grant.Mention) {
+	for _, key := range f.keys {
+		if !strings.Contains(key, cdiPrefix) {
+			continue
+		}
+		for _, name := range list(f.spec.Annotations[key]) {
+			if kind, device := grant.CDIName(name); kind == grant.CDIKindGrant {
+				all = withMention(all, "annotation:"+key, device, f.caller.Container.Pod.Container == "")
+			}
+		}
+	}
+	if source, value, names, _ := f.keyed(grantKey); value != "" {
+		all = withMention(all, source, value, names)
+	}
+	if value := f.env[grant.ReferenceEnv]; value != "" {
+		all = withMention(all, "env:"+grant.ReferenceEnv, value, true)
+	}
+	return all
+}
+
+// withMention adds a reference to a grant. names says that it names this container.
+func withMention(all []grant.Mention, source, value string, names bool) []grant.Mention {
+	m := grant.Mention{Source: source, Asks: names}
+	reference, err := grant.ParseReference(value)
+	if err != nil {
+		m.Malformed = err.Error()
+	}
+	m.Reference = reference
+	return append(all, m)
+}
