@@ -75,7 +75,9 @@ func leadsTo(d *host.Descriptor) (what string, passes bool) {
 		switch name := filepath.Base(d.Path); {
 		case d.IsDir() && strings.ContainsAny(d.Path, "0123456789"):
 			return process, true
-		case name == "mem", name == "environ":
+		case name == "mem", name == "environ", strings.HasSuffix(name, " (deleted)"):
+			return memory, false
+		case !strings.HasPrefix(d.Path, "/proc/"): // a mount of one file, which may be any
 			return memory, false
 		}
 	}
