@@ -94,8 +94,8 @@ func (w *wrapper) descriptors() []host.Descriptor {
 }
 
 // checkExec checks the cgroup and the open files of a process that is started in an existing
-// container. An exec needs no other check: its device rules are those of the container's cgroup, and
-// a process.json has neither devices nor cgroups.
+// container. An exec needs no other check: its device rules are those of the container's cgroup,
+// and a process.json has neither devices nor cgroups.
 func (w *wrapper) checkExec() error {
 	if w.Ambiguous(w.real) != nil {
 		w.ID, w.IDAt = "", 0
@@ -105,8 +105,9 @@ func (w *wrapper) checkExec() error {
 		return nil
 	}
 	w.node = node.Open(policy.Path(""), host.Default())
-	refusal := &grant.Refusal{Code: grant.InjectionImpossible, Message: "the process would leave the cgroup of its container by --cgroup " +
-		grant.Printable(leaves), Hint: "name a cgroup below that of the container, without \"..\""}
+	refusal := &grant.Refusal{Code: grant.InjectionImpossible,
+		Message: "the process would leave the cgroup of its container by --cgroup " +
+			grant.Printable(leaves), Hint: "name a cgroup below that of the container, without \"..\""}
 	if leaves == "" {
 		refusal = w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
 			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})

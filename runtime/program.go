@@ -57,8 +57,8 @@ func (w *wrapper) runtimeOfContainer() string {
 	return w.unjudged
 }
 
-// knownContainer returns the container of an exec, or of another subcommand the first argument that is the id of a container whose state the real
-// runtime keeps, or "".
+// knownContainer returns the container of an exec, or of another subcommand the first argument that
+// is the id of a container whose state the real runtime keeps, or "".
 func (w *wrapper) knownContainer() string {
 	state := "state.json"
 	if strings.HasPrefix(filepath.Base(w.real), "crun") {

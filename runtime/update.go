@@ -33,7 +33,8 @@ func (w *wrapper) update() error {
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		oci.PrintLine("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " + notEnforced[mode])
+		oci.PrintLine("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " +
+			notEnforced[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {

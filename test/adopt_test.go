@@ -33,9 +33,11 @@ func written(container string, pairs ...string) rig.Edit {
 	return together(edits...)
 }
 
-// gpushare is what its scheduler writes about a pod, and what stands in the container's environment.
+// gpushare is what its scheduler writes about a pod, and what stands in the container's
+// environment.
 func gpushare(card, pod, container string) rig.Edit {
-	return together(rig.Annotation("ALIYUN_COM_GPU_MEM_IDX", card), rig.Annotation("ALIYUN_COM_GPU_MEM_POD", pod), rig.Annotation("ALIYUN_COM_GPU_MEM_DEV", "15"),
+	return together(rig.Annotation("ALIYUN_COM_GPU_MEM_IDX", card),
+		rig.Annotation("ALIYUN_COM_GPU_MEM_POD", pod), rig.Annotation("ALIYUN_COM_GPU_MEM_DEV", "15"),
 		rig.Env("ALIYUN_COM_GPU_MEM_CONTAINER="+container))
 }
 
@@ -63,20 +65,24 @@ type audited struct {
 	Removed, Recorded                                 []string
 }
 
-// TestAdopt: what the scheduler allocated is the container's grant for as long as the container is there.
+// TestAdopt: what the scheduler allocated is the container's grant for as long as the container is
+// there.
 func TestAdopt(t *testing.T) {
 	n := adopting(t, "")
-	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), written("train", "compute", "30"), rig.Env("NVIDIA_VISIBLE_DEVICES=1"))
+	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), written("train", "compute", "30"),
+		rig.Env("NVIDIA_VISIBLE_DEVICES=1"))
 	var explained struct {
 		Verdict  string
 		Grant    string
 		Recorded []string
 	}
 	must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &explained))
-	if explained.Verdict != "admit" || explained.Grant != "" || len(explained.Recorded) != 1 || explained.Recorded[0] != "adopts 1:4GiB in mode limit from annotation:gpuledger.dev/gpus.train" {
+	if explained.Verdict != "admit" || explained.Grant != "" || len(explained.Recorded) != 1 ||
+		explained.Recorded[0] != "adopts 1:4GiB in mode limit from annotation:gpuledger.dev/gpus.train" {
 		t.Errorf("explain: %+v", explained)
 	}
-	if r := b.Explain(); r.Code != 0 || !strings.HasPrefix(r.Stdout, "admit by a grant that its create would adopt (1:4GiB)") {
+	if r := b.Explain(); r.Code != 0 || !strings.HasPrefix(r.Stdout,
+		"admit by a grant that its create would adopt (1:4GiB)") {
 		t.Errorf("explain: %+v", r)
 	}
 	if len(n.Grants()) != 0 || len(n.Files()) != 1 {
@@ -85,23 +91,28 @@ func TestAdopt(t *testing.T) {
 
 	starts(t, b)
 	before := n.Grants()
-	if len(before) != 1 || before[0].Source != "adopted" || before[0].Owner != "pod:"+podUID+"/train" || before[0].State != grant.Bound || before[0].Mode != grant.Limit ||
-		len(before[0].GPUs) != 1 || before[0].GPUs[0].Index != 1 || before[0].GPUs[0].Memory != 4*grant.GiB || before[0].Bindings[0].Container != "c" {
+	if len(before) != 1 || before[0].Source != "adopted" || before[0].Owner != "pod:"+podUID+"/train" ||
+		before[0].State != grant.Bound || before[0].Mode != grant.Limit ||
+		len(before[0].GPUs) != 1 || before[0].GPUs[0].Index != 1 || before[0].GPUs[0].Memory != 4*grant.GiB ||
+		before[0].Bindings[0].Container != "c" {
 		t.Fatalf("%+v", before)
 	}
 	if got := free(t, n); got[0] != 16160*grant.MiB || got[1] != 16160*grant.MiB-4*grant.GiB {
 		t.Errorf("free: %v", got)
 	}
-	if r := rig.Run(n.Wrapper("exec", "c", "/bin/busybox", "ls", "/dev")); strings.Contains(r.Stdout, "nvidia0\n") || !strings.Contains(r.Stdout, "nvidia1\n") {
+	if r := rig.Run(n.Wrapper("exec", "c", "/bin/busybox", "ls", "/dev")); strings.Contains(r.Stdout,
+		"nvidia0\n") || !strings.Contains(r.Stdout, "nvidia1\n") {
 		t.Errorf("%+v", r)
 	}
-	if log := lines(t, n); len(log) != 1 || log[0].Grant != before[0].ID || log[0].Verdict != "admit" || !slices.Equal(log[0].Recorded, explained.Recorded) {
+	if log := lines(t, n); len(log) != 1 || log[0].Grant != before[0].ID || log[0].Verdict != "admit" ||
+		!slices.Equal(log[0].Recorded, explained.Recorded) {
 		t.Errorf("audit: %+v", log)
 	}
 	n.CheckSound("with an adopted grant")
 
 	isRefused(t, n.Bundle("twin", inPod("train"), allocated("train", "1", "4GiB")).Create(), grant.GrantInUse)
-	isRefused(t, n.Bundle("liar", inPod("train"), allocated("train", "1", "5GiB")).Create(), grant.AnnotationMismatch)
+	isRefused(t, n.Bundle("liar", inPod("train"), allocated("train", "1", "5GiB")).Create(),
+		grant.AnnotationMismatch)
 	b.KillInit()
 	if got := n.Grants(); len(got) != 0 {
 		t.Errorf("its container is gone and the ledger counts %+v", got)
@@ -112,7 +123,9 @@ func TestAdopt(t *testing.T) {
 	if r := b.Delete(); r.Code != 0 {
 		t.Error(r)
 	}
-	if files := n.Files(); slices.ContainsFunc(files, func(f string) bool { return strings.Contains(f, "g-") }) {
+	if files := n.Files(); slices.ContainsFunc(files, func(f string) bool {
+		return strings.Contains(f, "g-")
+	}) {
 		t.Errorf("after the delete: %v", files)
 	}
 	starts(t, n.Bundle("c2", inPod("train"), allocated("train", "1", "4GiB"))) // the kubelet's next attempt
@@ -168,7 +181,8 @@ func TestAnAdoptedGrantIsOver(t *testing.T) {
 func TestAKilledAdoptionLeavesNothing(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}, Engine: "containerd", Config: adopts})
 	b := n.Bundle("c", inPod("train"), allocated("train", "0", "16160MiB"))
-	for _, point := range []string{"ledger/put-renamed", "node/adopted", "ledger/bind-written", "node/bound", "runtime/edited"} {
+	for _, point := range []string{"ledger/put-renamed", "node/adopted", "ledger/bind-written", "node/bound",
+		"runtime/edited"} {
 		if r := b.On(n.Dying(point)).Create(); !r.Killed() {
 			t.Fatalf("%s: %+v", point, r)
 		}
@@ -222,24 +236,29 @@ func TestNothingIsAdopted(t *testing.T) {
 	}
 }
 
-// TestGPUShareOfAPod: the containers of a pod share the pod's figure, whatever each says in its environment.
+// TestGPUShareOfAPod: the containers of a pod share the pod's figure, whatever each says in its
+// environment.
 func TestGPUShareOfAPod(t *testing.T) {
 	n := adopting(t, "")
 	for container, size := range map[string]string{"a": "2", "b": "3"} {
-		starts(t, n.Bundle(container, inPod(container), gpushare("1", "5", size), rig.Env("NVIDIA_VISIBLE_DEVICES=1")))
+		starts(t, n.Bundle(container, inPod(container), gpushare("1", "5", size),
+			rig.Env("NVIDIA_VISIBLE_DEVICES=1")))
 	}
 	if got := free(t, n); got[1] != 16160*grant.MiB-5*grant.GiB {
 		t.Errorf("free: %v", got)
 	}
-	isRefused(t, n.Bundle("greedy", inPod("greedy"), gpushare("1", "5", "1")).Create(), grant.AnnotationMismatch)
-	if r := n.Bundle("plain", inPod("plain"), gpushare("1", "5", "0"), rig.Shell("ls /dev")).Run(); r.Code != 0 || strings.Contains(r.Stdout, "nvidia") {
+	isRefused(t, n.Bundle("greedy", inPod("greedy"), gpushare("1", "5", "1")).Create(),
+		grant.AnnotationMismatch)
+	if r := n.Bundle("plain", inPod("plain"), gpushare("1", "5", "0"),
+		rig.Shell("ls /dev")).Run(); r.Code != 0 || strings.Contains(r.Stdout, "nvidia") {
 		t.Errorf("a container of the pod that has no part: %+v", r)
 	}
 	starts(t, n.Bundle("other", rig.Identity("another", "team", "job-1", "a"), gpushare("1", "5", "5")))
 	n.CheckSound("at the end")
 }
 
-// TestManyAdoptAtOnce: of more containers than there is room for, as many start as fit, and never one more.
+// TestManyAdoptAtOnce: of more containers than there is room for, as many start as fit, and never
+// one more.
 func TestManyAdoptAtOnce(t *testing.T) {
 	n := adopting(t, "")
 	bundles := make([]*rig.Bundle, contenders)
@@ -248,7 +267,8 @@ func TestManyAdoptAtOnce(t *testing.T) {
 		if i%2 == 0 {
 			memory = allocated("train", fmt.Sprint(i/2%2), "1GiB")
 		}
-		bundles[i] = n.Bundle(fmt.Sprintf("c%d", i), rig.Identity(fmt.Sprintf("uid-%d", i), "team", "job", "train"), memory, rig.Light)
+		bundles[i] = n.Bundle(fmt.Sprintf("c%d", i), rig.Identity(fmt.Sprintf("uid-%d", i), "team", "job",
+			"train"), memory, rig.Light)
 	}
 	results := atOnce(contenders, func(i int) rig.Result { return bundles[i].Create() })
 	const fit = 2 * 15 // 16160 MiB are 15 GiB and a rest
@@ -267,19 +287,24 @@ func TestManyAdoptAtOnce(t *testing.T) {
 	for _, b := range bundles {
 		b.End()
 	}
-	if all := free(t, n); slices.ContainsFunc(all, func(f grant.Bytes) bool { return f != 16160*grant.MiB }) || len(n.Grants()) != 0 {
+	if all := free(t, n); slices.ContainsFunc(all, func(f grant.Bytes) bool {
+		return f != 16160*grant.MiB
+	}) || len(n.Grants()) != 0 {
 		t.Errorf("all are gone and free are %v", all)
 	}
 }
 
-// TestAdoptInReportMode: admissions are done, so that the ledger stays true; what cannot be adopted starts and is recorded.
+// TestAdoptInReportMode: admissions are done, so that the ledger stays true; what cannot be adopted
+// starts and is recorded.
 func TestAdoptInReportMode(t *testing.T) {
 	n := adopting(t, "[policy]\nmode = \"report\"\n")
 	starts(t, n.Bundle("fits", inPod("train"), allocated("train", "0", "15GiB")))
-	if r := n.Bundle("full", inPod("more"), allocated("more", "0", "15GiB")).Create(); r.Code != 0 || !strings.Contains(r.Stderr, "would be refused (no-capacity)") {
+	if r := n.Bundle("full", inPod("more"), allocated("more", "0", "15GiB")).Create(); r.Code != 0 ||
+		!strings.Contains(r.Stderr, "would be refused (no-capacity)") {
 		t.Errorf("%+v", r)
 	}
-	if log := lines(t, n); len(log) != 2 || log[1].Mode != "report" || log[1].Code != "no-capacity" || len(n.Grants()) != 1 {
+	if log := lines(t, n); len(log) != 2 || log[1].Mode != "report" || log[1].Code != "no-capacity" ||
+		len(n.Grants()) != 1 {
 		t.Errorf("%+v", log)
 	}
 }

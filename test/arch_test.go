@@ -20,8 +20,9 @@ import (
 
 const module = "github.com/gpuledger/gpuledger/"
 
-// layers says what each package of the module may import of the module: arrows point down only, and siblings do not know
-// each other. A package that is missing here has no place yet: give it one in docs/ARCHITECTURE.md first.
+// layers says what each package of the module may import of the module: arrows point down only, and
+// siblings do not know each other. A package that is missing here has no place yet: give it one in
+// docs/ARCHITECTURE.md first.
 var layers = map[string][]string{
 	"internal/grant":   {},
 	"internal/version": {},
@@ -30,16 +31,17 @@ var layers = map[string][]string{
 
 	"internal/tokens/tokenstest": {},
 
-	"internal/cmdline":       {},
-	"internal/failpoint":     {},
-	"internal/stack":         {},
-	"internal/throttle":      {},
-	"internal/host":          {"internal/grant"},
-	"internal/policy":        {"internal/grant", "internal/host"},
-	"internal/admission":     {"internal/grant"},
-	"internal/edit":          {"internal/grant", "internal/ocispec", "internal/tokens"},
-	"internal/hostpath":      {"internal/grant", "internal/host"},
-	"internal/request":       {"internal/grant", "internal/host", "internal/hostpath", "internal/ocispec", "internal/tokens"},
+	"internal/cmdline":   {},
+	"internal/failpoint": {},
+	"internal/stack":     {},
+	"internal/throttle":  {},
+	"internal/host":      {"internal/grant"},
+	"internal/policy":    {"internal/grant", "internal/host"},
+	"internal/admission": {"internal/grant"},
+	"internal/edit":      {"internal/grant", "internal/ocispec", "internal/tokens"},
+	"internal/hostpath":  {"internal/grant", "internal/host"},
+	"internal/request": {"internal/grant", "internal/host", "internal/hostpath", "internal/ocispec",
+		"internal/tokens"},
 	"internal/layout":        {"internal/grant", "internal/host"},
 	"internal/rootfs":        {"internal/host"},
 	"internal/gpu":           {"internal/grant", "internal/host", "internal/tokens"},
@@ -59,56 +61,78 @@ var layers = map[string][]string{
 		"internal/admission", "internal/cgmem", "internal/failpoint", "internal/host", "internal/grant"},
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
-	"hook":            {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
-	"runtime":         {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
-	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy", "internal/ledger", "internal/request",
+	"hook": {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host",
+		"internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
+	"runtime": {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy",
+		"internal/request", "internal/failpoint", "internal/stack"},
+	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy",
+		"internal/ledger", "internal/request",
 		"internal/failpoint"},
-	"internal/doctor":             {"internal/grants", "internal/configure", "internal/node", "internal/grant", "internal/host", "internal/ledger"},
-	"internal/setup":              {"internal/policy", "internal/admission", "internal/grant", "internal/host"},
-	"cmd/gpuledger-setup":         {"internal/setup"},
-	"cmd/gpuledger-hook":          {"hook"},
-	"internal/edit/adjust":        {"internal/edit", "internal/grant"},
-	"internal/nri":                {"internal/node", "internal/edit/adjust", "internal/request", "internal/oci", "internal/grant", "internal/host"},
-	"internal/auditlog":           {"internal/grant"},
-	"internal/watch":              {"internal/grant", "internal/host"},
-	"internal/metrics":            {"internal/grants", "internal/node", "internal/auditlog", "internal/watch", "internal/grant"},
-	"internal/page":               {"internal/grants", "internal/node", "internal/auditlog", "internal/watch", "internal/grant"},
-	"internal/mps":                {"internal/grants", "internal/mpsstate", "internal/node", "internal/grant", "internal/host"},
-	"internal/daemon/schedule":    {},
-	"internal/daemon/rootsocket":  {},
-	"internal/daemon/daemonlog":   {"internal/grant"},
-	"internal/daemon/nvmlchild":   {"internal/gpu", "internal/policy", "internal/grant"},
-	"internal/daemon/ledgercache": {"internal/grants", "internal/daemon/daemonlog", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
-	"internal/daemon/daemontest":  {"internal/admission", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
+	"internal/doctor": {"internal/grants", "internal/configure", "internal/node",
+		"internal/grant", "internal/host", "internal/ledger"},
+	"internal/setup": {"internal/policy", "internal/admission",
+		"internal/grant", "internal/host"},
+	"cmd/gpuledger-setup":  {"internal/setup"},
+	"cmd/gpuledger-hook":   {"hook"},
+	"internal/edit/adjust": {"internal/edit", "internal/grant"},
+	"internal/nri": {"internal/node", "internal/edit/adjust", "internal/request",
+		"internal/oci", "internal/grant", "internal/host"},
+	"internal/auditlog": {"internal/grant"},
+	"internal/watch":    {"internal/grant", "internal/host"},
+	"internal/metrics": {"internal/grants", "internal/node", "internal/auditlog",
+		"internal/watch", "internal/grant"},
+	"internal/page": {"internal/grants", "internal/node", "internal/auditlog",
+		"internal/watch", "internal/grant"},
+	"internal/mps": {"internal/grants", "internal/mpsstate", "internal/node",
+		"internal/grant", "internal/host"},
+	"internal/daemon/schedule":   {},
+	"internal/daemon/rootsocket": {},
+	"internal/daemon/daemonlog":  {"internal/grant"},
+	"internal/daemon/nvmlchild":  {"internal/gpu", "internal/policy", "internal/grant"},
+	"internal/daemon/ledgercache": {"internal/grants", "internal/daemon/daemonlog", "internal/node",
+		"internal/ledger", "internal/host", "internal/grant"},
+	"internal/daemon/daemontest": {"internal/admission", "internal/node", "internal/ledger",
+		"internal/host", "internal/grant"},
 
 	"internal/daemon/driverlimits": {"internal/daemon/ledgercache", "internal/daemon/nvmlchild",
 		"internal/daemon/rootsocket", "internal/daemon/daemonlog", "internal/watch", "internal/cgmem",
 		"internal/failpoint", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
 	"internal/daemon/httpserver": {"internal/daemon/rootsocket", "internal/metrics", "internal/page"},
-	"internal/daemon/watcher": {"internal/grants", "internal/mpsstate", "internal/throttle", "internal/daemon/ledgercache",
-		"internal/daemon/nvmlchild", "internal/daemon/daemonlog", "internal/daemon/schedule", "internal/watch",
+	"internal/daemon/watcher": {"internal/grants", "internal/mpsstate", "internal/throttle",
+		"internal/daemon/ledgercache",
+		"internal/daemon/nvmlchild", "internal/daemon/daemonlog",
+		"internal/daemon/schedule", "internal/watch",
 		"internal/limits", "internal/admission", "internal/node", "internal/ledger", "internal/host",
 		"internal/grant"},
-	"internal/daemon": {"internal/grants", "cdi", "internal/auditlog", "internal/configure", "internal/daemon/daemonlog",
+	"internal/daemon": {"internal/grants", "cdi", "internal/auditlog", "internal/configure",
+		"internal/daemon/daemonlog",
 		"internal/daemon/driverlimits", "internal/daemon/httpserver", "internal/daemon/ledgercache",
 		"internal/daemon/nvmlchild", "internal/daemon/schedule", "internal/daemon/watcher", "internal/grant",
 		"internal/host", "internal/ledger", "internal/metrics", "internal/mps", "internal/node",
 		"internal/nri", "internal/page", "internal/policy", "internal/version"},
-	"cmd/gpuledgerd":        {"internal/daemon"},
-	"cdi":                   {"internal/grants", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
+	"cmd/gpuledgerd": {"internal/daemon"},
+	"cdi": {"internal/grants", "internal/node", "internal/grant", "internal/host",
+		"internal/policy", "internal/admission", "internal/edit", "internal/ledger"},
 	"cmd/gpuledger-runtime": {"runtime"},
-	"cmd/gpuledger": {"internal/grants", "internal/cmdline", "internal/configure", "internal/auditlog", "internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy", "internal/version", "internal/admission", "internal/edit",
-		"internal/ledger", "internal/request", "internal/watch", "internal/gpu", "internal/gpu/nvml", "internal/gpu/simulated", "internal/gpu/driver", "cdi"},
+	"cmd/gpuledger": {"internal/grants", "internal/cmdline", "internal/configure", "internal/auditlog",
+		"internal/doctor", "internal/node", "internal/grant", "internal/host", "internal/policy",
+		"internal/version", "internal/admission", "internal/edit",
+		"internal/ledger", "internal/request", "internal/watch", "internal/gpu", "internal/gpu/nvml",
+		"internal/gpu/simulated", "internal/gpu/driver", "cdi"},
 }
 
-// pure packages decide with values: they may not reach the system, not even through the standard library.
+// pure packages decide with values: they may not reach the system, not even through the standard
+// library.
 var pure = []string{"internal/grant", "internal/admission", "internal/edit", "internal/throttle"}
 
-// system is what a pure package must not import. Package os stays allowed for os.FileMode, which CDI's types need.
-var system = []string{"os/exec", "net", "net/http", "syscall", "time/tzdata", "golang.org/x/sys/unix", "io/ioutil"}
+// system is what a pure package must not import. Package os stays allowed for os.FileMode, which
+// CDI's types need.
+var system = []string{"os/exec", "net", "net/http", "syscall", "time/tzdata",
+	"golang.org/x/sys/unix", "io/ioutil"}
 
 // heavy is what the hot binaries never link (DESIGN: the hot path is lean).
-var heavy = []string{"github.com/urfave/cli", "github.com/NVIDIA/go-nvml", "github.com/containerd/", "google.golang.org/grpc", "k8s.io/",
+var heavy = []string{"github.com/urfave/cli", "github.com/NVIDIA/go-nvml", "github.com/containerd/",
+	"google.golang.org/grpc", "k8s.io/",
 	"github.com/prometheus/", "github.com/sirupsen/logrus", "net/http", "net", "regexp", "runtime/cgo"}
 
 // goPackage is what `go list -json` says of one.
@@ -153,7 +177,8 @@ func TestArrowsPointDown(t *testing.T) {
 			continue
 		}
 		for _, imported := range p.Imports {
-			if imported, ours := strings.CutPrefix(imported, module); ours && !slices.Contains(allowed, imported) {
+			if imported, ours := strings.CutPrefix(imported, module); ours &&
+				!slices.Contains(allowed, imported) {
 				t.Errorf("%s imports %s, which is not below it", name, imported)
 			}
 		}
@@ -173,7 +198,8 @@ func TestArrowsPointDown(t *testing.T) {
 func TestNounsImportOnlyTheStandardLibraryAndCDI(t *testing.T) {
 	for _, p := range goList(t, "CGO_ENABLED=1", "./internal/grant") {
 		for _, imported := range p.Imports {
-			if strings.Contains(imported, ".") && imported != "tags.cncf.io/container-device-interface/specs-go" {
+			if strings.Contains(imported, ".") &&
+				imported != "tags.cncf.io/container-device-interface/specs-go" {
 				t.Errorf("internal/grant imports %s", imported)
 			}
 		}
@@ -193,9 +219,11 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
-// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it could (monitor.go).
+// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it
+// could (monitor.go).
 func TestTheWrapperIsAnInitFunction(t *testing.T) {
-	file, err := parser.ParseFile(token.NewFileSet(), "../cmd/gpuledger-runtime/main.go", nil, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(token.NewFileSet(), "../cmd/gpuledger-runtime/main.go", nil,
+		parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +245,8 @@ func TestTheWrapperIsAnInitFunction(t *testing.T) {
 	}
 }
 
-// Kubernetes' libraries are larger than all of gpuledger: what links them is a module of its own, kube.
+// Kubernetes' libraries are larger than all of gpuledger: what links them is a module of its own,
+// kube.
 func TestNothingHereLinksKubernetes(t *testing.T) {
 	for _, p := range goList(t, "CGO_ENABLED=1", "./...") {
 		for _, dep := range p.Deps {
@@ -270,7 +299,8 @@ func TestVectorsShareNoObject(t *testing.T) {
 			if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
 				continue
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+e.Name(), nil, parser.SkipObjectResolution)
+			file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+e.Name(), nil,
+				parser.SkipObjectResolution)
 			must(t, err)
 			for _, d := range file.Decls {
 				if f, is := d.(*ast.FuncDecl); is && f.Recv != nil {

@@ -20,15 +20,19 @@ func TestAuditSaysWhatExplainSays(t *testing.T) {
 		edits        func(n *rig.Node) []rig.Edit
 	}{
 		{"refuse", "", func(*rig.Node) []rig.Edit {
-			return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"), inPod("train")}
+			return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"),
+				inPod("train")}
 		}},
 		{"refuse in report mode", "[policy]\nmode = \"report\"\n", func(*rig.Node) []rig.Edit {
 			return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Privileged}
 		}},
 		{"admit", "", func(n *rig.Node) []rig.Edit {
-			return []rig.Edit{with(n.Grant("--memory", "1GiB")), rig.Env("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all")}
+			return []rig.Edit{with(n.Grant("--memory", "1GiB")),
+				rig.Env("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all")}
 		}},
-		{"hide", "[policy]\nungranted = \"hide\"\n", func(*rig.Node) []rig.Edit { return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all")} }},
+		{"hide", "[policy]\nungranted = \"hide\"\n", func(*rig.Node) []rig.Edit {
+			return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all")}
+		}},
 		{"adopts nothing", adopts, func(*rig.Node) []rig.Edit {
 			return []rig.Edit{inPod("train"), allocated("train", "0", "99GiB")}
 		}},
@@ -62,13 +66,16 @@ func TestAuditSaysWhatExplainSays(t *testing.T) {
 	}
 }
 
-// TestNoAuditHarmsNobody: whatever is in the log's place, containers start as if it could be written.
+// TestNoAuditHarmsNobody: whatever is in the log's place, containers start as if it could be
+// written.
 func TestNoAuditHarmsNobody(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		breakIt func(t *testing.T, s *scene, log string)
 	}{
-		{"its directory is missing and cannot be made", func(t *testing.T, s *scene, log string) { s.Write("logs", "") }},
+		{"its directory is missing and cannot be made", func(t *testing.T, s *scene, log string) {
+			s.Write("logs", "")
+		}},
 		{"its directory is read-only", func(t *testing.T, s *scene, log string) {
 			must(t, os.Mkdir(filepath.Dir(log), 0o700))
 			rig.ReadOnly(t, filepath.Dir(log))
@@ -111,7 +118,8 @@ func TestNoAuditHarmsNobody(t *testing.T) {
 	}
 }
 
-// TestATenantFillsNoLog: a spec with thousands of ways to a GPU is one line of bounded length, and the log keeps its size.
+// TestATenantFillsNoLog: a spec with thousands of ways to a GPU is one line of bounded length, and
+// the log keeps its size.
 func TestATenantFillsNoLog(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: ""})
 	n.Write("config.toml", read(t, n.Config)+"max_size = \"16KiB\"\nkeep = 2\n")
@@ -139,7 +147,8 @@ func TestATenantFillsNoLog(t *testing.T) {
 				LeftOut int `json:"left_out"`
 			}
 			must(t, json.Unmarshal([]byte(line), &l))
-			if len(line) > 4096 || l.Code != "gpu-device-node" || len(l.Details) == 0 || len(l.Details)+l.LeftOut < 1000 {
+			if len(line) > 4096 || l.Code != "gpu-device-node" || len(l.Details) == 0 ||
+				len(l.Details)+l.LeftOut < 1000 {
 				t.Errorf("%d bytes: %s", len(line), line)
 			}
 		}

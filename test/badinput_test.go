@@ -46,7 +46,8 @@ func TestBrokenConfiguration(t *testing.T) {
 			n.T = t
 			file := n.Write("broken.toml", c.config)
 			r := n.CLI("--config", file, "grants")
-			want := "^gpuledger: cannot read the configuration: " + strings.ReplaceAll(c.says, "FILE", regexp.QuoteMeta(file)) + "[^\n]*\n$"
+			want := "^gpuledger: cannot read the configuration: " +
+				strings.ReplaceAll(c.says, "FILE", regexp.QuoteMeta(file)) + "[^\n]*\n$"
 			if r.Code != 1 || !regexp.MustCompile(want).MatchString(r.Stderr) {
 				t.Errorf("status %d, want 1 and %s:\n%s", r.Code, want, r.Stderr)
 			}
@@ -57,16 +58,19 @@ func TestBrokenConfiguration(t *testing.T) {
 
 func TestMissingConfiguration(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for name, says := range map[string]string{n.Dir + "/missing.toml": "no such file or directory", n.Dir: "is a directory"} {
+	for name, says := range map[string]string{n.Dir + "/missing.toml": "no such file or directory",
+		n.Dir: "is a directory"} {
 		r := n.CLI("--config", name, "grants")
-		if r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: cannot read the configuration: ") || !strings.Contains(r.Stderr, name+": "+says) {
+		if r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: cannot read the configuration: ") ||
+			!strings.Contains(r.Stderr, name+": "+says) {
 			t.Errorf("%s: %+v", name, r)
 		}
 		wantOrderly(t, r.Stderr)
 	}
 }
 
-// TestBrokenSpec: what cannot be read could ask for anything, so nothing starts; and nothing falls over.
+// TestBrokenSpec: what cannot be read could ask for anything, so nothing starts; and nothing falls
+// over.
 func TestBrokenSpec(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	whole := n.Bundle("whole").Config()
@@ -76,7 +80,8 @@ func TestBrokenSpec(t *testing.T) {
 		}
 		return bytes.Replace(whole, []byte(old), []byte(with), 1)
 	}
-	huge := append(bytes.TrimSuffix(bytes.Clone(whole), []byte("}")), []byte(`,"annotations":{"a":"`+strings.Repeat("x", 50<<20)+`"}}`)...)
+	huge := append(bytes.TrimSuffix(bytes.Clone(whole), []byte("}")),
+		[]byte(`,"annotations":{"a":"`+strings.Repeat("x", 50<<20)+`"}}`)...)
 	for _, c := range []struct {
 		name   string
 		config []byte
@@ -122,7 +127,8 @@ func TestBrokenSpec(t *testing.T) {
 			if !bytes.Equal(b.Config(), c.config) {
 				t.Error("config.json was changed")
 			}
-			if e := b.Explain("--json"); e.Code != 3 || !strings.Contains(e.Stdout, `"code": "spec-invalid"`) {
+			if e := b.Explain("--json"); e.Code != 3 ||
+				!strings.Contains(e.Stdout, `"code": "spec-invalid"`) {
 				t.Errorf("explain: status %d\n%.500s%s", e.Code, e.Stdout, e.Stderr)
 			}
 		})
@@ -144,7 +150,8 @@ func TestMissingSpec(t *testing.T) {
 	wantRefused(t, b.Create(), "spec-invalid")
 }
 
-// TestOddSpecsThatAskForNothing start: strictness is for what could mean a GPU, not for what we do not know.
+// TestOddSpecsThatAskForNothing start: strictness is for what could mean a GPU, not for what we do
+// not know.
 func TestOddSpecsThatAskForNothing(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	whole := string(n.Bundle("whole", rig.Shell("exit 0")).Config())
@@ -172,8 +179,10 @@ func TestOddSpecsThatAskForNothing(t *testing.T) {
 func wantRefused(t *testing.T, r rig.Result, code string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(r.Stderr, "\n"), "\n")
-	if r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: refused ("+code+"): ") || len(lines) != 2 || !strings.HasPrefix(lines[1], "hint: ") || r.Stdout != "" {
-		t.Errorf("want a refusal with %s and a hint, got status %d and\n%.2000s%.2000s", code, r.Code, r.Stdout, r.Stderr)
+	if r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: refused ("+code+"): ") || len(lines) != 2 ||
+		!strings.HasPrefix(lines[1], "hint: ") || r.Stdout != "" {
+		t.Errorf("want a refusal with %s and a hint, got status %d and\n%.2000s%.2000s", code, r.Code,
+			r.Stdout, r.Stderr)
 	}
 	wantOrderly(t, r.Stderr)
 }

@@ -58,8 +58,8 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// cdiBehindTheWrapper: the engine injects what the name stands for, the wrapper finds nothing that the grant does not cover, and
-// the hook finds the wrapper's binding.
+// cdiBehindTheWrapper: the engine injects what the name stands for, the wrapper finds nothing that
+// the grant does not cover, and the hook finds the wrapper's binding.
 func cdiBehindTheWrapper(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	realHook(t, n)
@@ -70,7 +70,8 @@ func cdiBehindTheWrapper(t *testing.T, runtime string) {
 	got := n.Bundle("c", injected(t, n, grantName), rig.Shell(probe+"\necho $NVIDIA_VISIBLE_DEVICES")).Run()
 	want := exactlyOne + n.Grants()[0].GPUs[0].UUID + "\n"
 	if got.Stdout != want || got.Code != 0 {
-		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s", got, want)
+		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s",
+			got, want)
 	}
 	bound := n.Bundle("d", injected(t, n, grantName))
 	if r := bound.Create(); r.Code != 0 || n.State(reference.ID) != grant.Bound {
@@ -78,14 +79,18 @@ func cdiBehindTheWrapper(t *testing.T, runtime string) {
 	}
 	wantRefused(t, n.Bundle("e", injected(t, n, grantName)).Create(), "grant-in-use")
 	bound.End()
-	wantRefused(t, n.Bundle("f", injected(t, n, grantName, "gpuledger.dev/gpu=0")).Create(), "gpu-device-node")
-	inside := n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=1"), rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell(probe)).Run()
-	if inside.Code != 0 || !strings.HasPrefix(inside.Stdout, "No such file or directory\nNo such device or address\n") {
+	wantRefused(t, n.Bundle("f", injected(t, n, grantName, "gpuledger.dev/gpu=0")).Create(),
+		"gpu-device-node")
+	inside := n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=1"),
+		rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell(probe)).Run()
+	if inside.Code != 0 || !strings.HasPrefix(inside.Stdout,
+		"No such file or directory\nNo such device or address\n") {
 		t.Errorf("the GPU's own name beside the reference: %+v", inside)
 	}
 }
 
-// cdiWithoutTheWrapper: the engine calls the real runtime, and the hook in the files admits, binds and refuses.
+// cdiWithoutTheWrapper: the engine calls the real runtime, and the hook in the files admits, binds
+// and refuses.
 func cdiWithoutTheWrapper(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	realHook(t, n)
@@ -93,7 +98,8 @@ func cdiWithoutTheWrapper(t *testing.T, runtime string) {
 	n.Must("cdi", "generate")
 	byGrant := injected(t, n, grant.CDIKindGrant+"="+reference.String())
 	if got := n.Bundle("c", byGrant, rig.Shell(probe)).RealRun(); got.Stdout != exactlyOne || got.Code != 0 {
-		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s", got, exactlyOne)
+		t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v\nwant:\n%s",
+			got, exactlyOne)
 	}
 	bound := n.Bundle("d", byGrant)
 	if r := bound.RealCreate(); r.Code != 0 || n.State(reference.ID) != grant.Bound {
@@ -102,13 +108,14 @@ func cdiWithoutTheWrapper(t *testing.T, runtime string) {
 	isRefusedByHook(t, n.Bundle("e", byGrant).RealCreate(), grant.GrantInUse)
 	bound.End()
 	isRefusedByHook(t, n.Bundle("f", injected(t, n, "gpuledger.dev/gpu=0")).RealCreate(), grant.GPUDeviceNode)
-	isRefusedByHook(t, n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=0", grant.CDIKindGrant+"="+reference.String())).RealCreate(), grant.GPUDeviceNode)
+	isRefusedByHook(t, n.Bundle("g", injected(t, n, "gpuledger.dev/gpu=0", grant.CDIKindGrant+
+		"="+reference.String())).RealCreate(), grant.GPUDeviceNode)
 	n.Must("release", string(reference.ID))
 	isRefusedByHook(t, n.Bundle("h", byGrant).RealCreate(), grant.GrantNotFound)
 }
 
-// TestCDIFilesFollowTheNode: a refresh of the inventory writes those anew that are there, and the daemon puts right what is wrong with them and
-// takes away those of grants whose time is over.
+// TestCDIFilesFollowTheNode: a refresh of the inventory writes those anew that are there, and the
+// daemon puts right what is wrong with them and takes away those of grants whose time is over.
 func TestCDIFilesFollowTheNode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: busy})
 	gpus := filepath.Join(n.Dir, "cdi/gpuledger.dev-gpu.json")
@@ -119,9 +126,11 @@ func TestCDIFilesFollowTheNode(t *testing.T) {
 	n.Must("cdi", "generate")
 	before := read(t, gpus)
 	second := inv.GPUs[0].MIG[1].UUID
-	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "80GiB", "--mig", "1g.10gb", "--out", n.Dir+"/node.json")
+	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "80GiB", "--mig", "1g.10gb", "--out",
+		n.Dir+"/node.json")
 	n.Must("inventory", "refresh")
-	if after := read(t, gpus); !strings.Contains(before, second) || strings.Contains(after, second) || !strings.Contains(after, inv.GPUs[0].MIG[0].UUID) {
+	if after := read(t, gpus); !strings.Contains(before, second) || strings.Contains(after, second) ||
+		!strings.Contains(after, inv.GPUs[0].MIG[0].UUID) {
 		t.Errorf("after a MIG device was destroyed the file has\n%s", after)
 	}
 	whole := read(t, gpus)
@@ -133,7 +142,10 @@ func TestCDIFilesFollowTheNode(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(content), 0o600)) // as after a crash between the two
 	d := n.Daemon("--nri", "off")
 	rig.Eventually(t, "the file of the GPUs is whole again", func() bool { return read(t, gpus) == whole })
-	rig.Eventually(t, "the file of a grant that is none is gone", func() bool { _, err := os.Stat(file); return err != nil })
+	rig.Eventually(t, "the file of a grant that is none is gone", func() bool {
+		_, err := os.Stat(file)
+		return err != nil
+	})
 	if code := d.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("it ends with status %d", code)
 	}
@@ -156,15 +168,17 @@ func TestACDINameIsNoGrant(t *testing.T) {
 	}
 }
 
-// TestTheHookStandsWhereNoWrapperDoes: an engine that calls the real runtime itself still has the container checked. The hook
-// gets its own environment, and the container's not; its status decides.
+// TestTheHookStandsWhereNoWrapperDoes: an engine that calls the real runtime itself still has the
+// container checked. The hook gets its own environment, and the container's not; its status
+// decides.
 func TestTheHookStandsWhereNoWrapperDoes(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "4GiB", "--cdi")
 	n.Must("cdi", "generate")
 	hookThat(t, n, `{ echo "$0 $*"; /usr/bin/env; /bin/cat; } >`+n.Dir+"/called; echo no grant >&2; exit 1")
 	n.Write("evil.so", "")
-	b := n.Bundle("c", injected(t, n, "gpuledger.dev/gpu=0"), rig.Env("LD_PRELOAD="+n.Dir+"/evil.so", "GPULEDGER_CONFIG=/evil"))
+	b := n.Bundle("c", injected(t, n, "gpuledger.dev/gpu=0"),
+		rig.Env("LD_PRELOAD="+n.Dir+"/evil.so", "GPULEDGER_CONFIG=/evil"))
 	r := rig.Run(n.Real("create", "--bundle", b.Dir, b.ID))
 	if r.Code == 0 || !strings.Contains(r.Stderr, "no grant") {
 		t.Errorf("runc: %+v", r)
@@ -172,7 +186,8 @@ func TestTheHookStandsWhereNoWrapperDoes(t *testing.T) {
 	called := read(t, n.Dir+"/called")
 	call, rest, _ := strings.Cut(called, "\n")
 	env, state, _ := strings.Cut(rest, "{")
-	if call != n.Dir+"/hook createRuntime" || !strings.Contains(env, "GPULEDGER_CONFIG="+n.Config+"\n") || strings.Contains(env, "evil") {
+	if call != n.Dir+"/hook createRuntime" || !strings.Contains(env, "GPULEDGER_CONFIG="+n.Config+"\n") ||
+		strings.Contains(env, "evil") {
 		t.Errorf("called as %q with\n%s", call, env)
 	}
 	var s specs.State

@@ -22,17 +22,19 @@ func inCgroupOf(id, rest string) rig.Edit {
 	}
 }
 
-// opensItsGPU wants a container that runs to be let through to its GPU by its device rules. There is no driver, so it says ENXIO.
+// opensItsGPU wants a container that runs to be let through to its GPU by its device rules. There
+// is no driver, so it says ENXIO.
 func opensItsGPU(t *testing.T, n *rig.Node, b *rig.Bundle, when string) {
 	t.Helper()
-	r := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "sh", "-c", "for f in /dev/nvidia[0-9]; do true <$f; done"))
+	r := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "sh", "-c",
+		"for f in /dev/nvidia[0-9]; do true <$f; done"))
 	if !strings.Contains(r.Stderr, "No such device or address") {
 		t.Errorf("%s: the container opens its GPU: %+v", when, r)
 	}
 }
 
-// TestNobodyEntersTheCgroupOfAGrant: a container that asks for no GPU, and one with a grant of its own, at, below and above the cgroup of one with
-// a GPU.
+// TestNobodyEntersTheCgroupOfAGrant: a container that asks for no GPU, and one with a grant of its
+// own, at, below and above the cgroup of one with a GPU.
 func TestNobodyEntersTheCgroupOfAGrant(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -40,10 +42,13 @@ func TestNobodyEntersTheCgroupOfAGrant(t *testing.T) {
 		holder := starts(t, n.Bundle("holder", with(g), rig.Light))
 		opensItsGPU(t, n, holder, "alone")
 		other := n.Grant("--memory", "1GiB", "--gpu", "1")
-		for name, rest := range map[string]string{"at": "", "below": "/x", "far below": "/x/y/z", "by dots": "/x/..", "above": "/.."} {
+		for name, rest := range map[string]string{"at": "", "below": "/x", "far below": "/x/y/z",
+			"by dots": "/x/..", "above": "/.."} {
 			id := strings.ReplaceAll(name, " ", "-")
-			wantRefused(t, n.Bundle(id, inCgroupOf("holder", rest), rig.Light).Create(), "injection-impossible")
-			wantRefused(t, n.Bundle(id+"-granted", inCgroupOf("holder", rest), rig.Light, with(other)).Create(), "injection-impossible")
+			wantRefused(t, n.Bundle(id, inCgroupOf("holder", rest), rig.Light).Create(),
+				"injection-impossible")
+			wantRefused(t, n.Bundle(id+"-granted", inCgroupOf("holder", rest), rig.Light,
+				with(other)).Create(), "injection-impossible")
 			opensItsGPU(t, n, holder, name)
 		}
 		for id, rest := range map[string]string{"beside": "2", "elsewhere": "-x/holder"} {
@@ -58,8 +63,9 @@ func TestNobodyEntersTheCgroupOfAGrant(t *testing.T) {
 	})
 }
 
-// TestACreateUnderWayIsSeen: a container without a grant has passed, and its runtime has not made it yet. One with a grant is not put into
-// the cgroup meanwhile; and afterwards it is there, or can come.
+// TestACreateUnderWayIsSeen: a container without a grant has passed, and its runtime has not made
+// it yet. One with a grant is not put into the cgroup meanwhile; and afterwards it is there, or can
+// come.
 func TestACreateUnderWayIsSeen(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		for _, rest := range []string{"", "/x"} {
@@ -67,14 +73,18 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 				n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 				g := n.Grant("--memory", "1GiB", "--gpu", "0")
 				waits, goes := n.Dir+"/waits", n.Dir+"/goes"
-				slow := n.Write("slow-"+runtime, fmt.Sprintf("#!/bin/sh\n: >%q\nwhile [ ! -e %q ]; do sleep 0.01; done\nexec %s \"$@\"\n", waits, goes, runtime))
+				slow := n.Write("slow-"+runtime, fmt.Sprintf(
+					"#!/bin/sh\n: >%q\nwhile [ ! -e %q ]; do sleep 0.01; done\nexec %s \"$@\"\n",
+					waits, goes, runtime))
 				must(t, os.Chmod(slow, 0o755))
 				late := *n
-				late.Config = n.Write("slow.toml", strings.Replace(read(t, n.Config), fmt.Sprintf("path = [%q]", runtime), fmt.Sprintf("path = [%q]", slow), 1))
+				late.Config = n.Write("slow.toml", strings.Replace(read(t, n.Config),
+					fmt.Sprintf("path = [%q]", runtime), fmt.Sprintf("path = [%q]", slow), 1))
 				stranger := n.Bundle("stranger", inCgroupOf("holder", rest), rig.Light)
 				created := make(chan rig.Result)
 				go func() { created <- stranger.On(&late).Create() }()
-				rig.Eventually(t, "the runtime is about to make the stranger", func() bool { return exists(waits) })
+				rig.Eventually(t, "the runtime is about to make the stranger",
+					func() bool { return exists(waits) })
 				b := n.Bundle("holder", with(g), rig.Light)
 				wantRefused(t, b.Create(), "injection-impossible")
 				wantState(t, n, g.ID, "while the other one is being created", grant.Free)
@@ -93,8 +103,8 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 	})
 }
 
-// TestOfTwoContainersInOneCgroupAtMostOneStarts: one has a grant and the other none, and the other's id may
-// be the end of the one's, as of the name that their cgroup has.
+// TestOfTwoContainersInOneCgroupAtMostOneStarts: one has a grant and the other none, and the
+// other's id may be the end of the one's, as of the name that their cgroup has.
 func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -106,7 +116,8 @@ func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 					n.Bundle(ids[1], inCgroupOf(ids[0], ""), rig.Light)}
 				results := atOnce(2, func(i int) rig.Result {
 					if i == 0 {
-						time.Sleep(time.Duration(round%8) * time.Millisecond) // the longer way is the other's runtime's
+						// the longer way is the other's runtime's
+						time.Sleep(time.Duration(round%8) * time.Millisecond)
 					}
 					return two[i].Create()
 				})
@@ -128,8 +139,8 @@ func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 	})
 }
 
-// TestDotsLeadNowhereElse: runc counts a relative path from the caller's cgroup, and lets no dots lead out of that one. crun counts from the
-// root, and fails where dots lead out of it.
+// TestDotsLeadNowhereElse: runc counts a relative path from the caller's cgroup, and lets no dots
+// lead out of that one. crun counts from the root, and fails where dots lead out of it.
 func TestDotsLeadNowhereElse(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -140,9 +151,11 @@ func TestDotsLeadNowhereElse(t *testing.T) {
 			at = top + "/o/holder" // v2: beside it
 		}
 		holder := starts(t, n.Bundle("holder", with(g), rig.Light, cgroupsPath(at)))
-		for id, path := range map[string]string{"one": "../holder", "many": "../../../../holder", "within": "x/../holder"} {
+		for id, path := range map[string]string{"one": "../holder", "many": "../../../../holder",
+			"within": "x/../holder"} {
 			b := n.Bundle(id, rig.Light, cgroupsPath(path))
-			wantRefused(t, rig.Run(from(caller, n.Wrapper("create", "--bundle", b.Dir, b.ID))), "injection-impossible")
+			wantRefused(t, rig.Run(from(caller, n.Wrapper("create", "--bundle", b.Dir, b.ID))),
+				"injection-impossible")
 			opensItsGPU(t, n, holder, id)
 		}
 		holder.End()
@@ -160,7 +173,8 @@ func cgroupsPath(path string) rig.Edit { return func(s *specs.Spec) { s.Linux.Cg
 
 // from has a command run from a cgroup, in the hierarchies that hold devices.
 func from(cgroup string, cmd *exec.Cmd) *exec.Cmd {
-	const script = `for d in /sys/fs/cgroup/devices /sys/fs/cgroup; do [ ! -e $d/cgroup.procs ] || { mkdir -p $d$0 && echo $$ >$d$0/cgroup.procs; }; done; exec "$@"`
+	const script = `for d in /sys/fs/cgroup/devices /sys/fs/cgroup; do [ ! -e $d/cgroup.procs ] || { mkdir ` +
+		`-p $d$0 && echo $$ >$d$0/cgroup.procs; }; done; exec "$@"`
 	moved := exec.Command("sh", append([]string{"-c", script, cgroup}, cmd.Args...)...)
 	moved.Env = cmd.Env
 	return moved
@@ -171,8 +185,10 @@ func TestNoGrantClosesAParent(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		g := n.Grant("--memory", "1GiB", "--gpu", "0")
-		for id, path := range map[string]string{"docker": "/docker", "pods": "/kubepods/burstable", "slice": "/system.slice", "root": "/"} {
-			wantRefused(t, n.Bundle(id, with(g), rig.Light, cgroupsPath(path)).Create(), "injection-impossible")
+		for id, path := range map[string]string{"docker": "/docker", "pods": "/kubepods/burstable",
+			"slice": "/system.slice", "root": "/"} {
+			wantRefused(t, n.Bundle(id, with(g), rig.Light, cgroupsPath(path)).Create(),
+				"injection-impossible")
 		}
 		parent := "/gpuledger-" + filepath.Base(n.Dir) + "/parent"
 		dir := "/sys/fs/cgroup/devices" + parent
@@ -180,30 +196,35 @@ func TestNoGrantClosesAParent(t *testing.T) {
 			dir = "/sys/fs/cgroup" + parent
 		}
 		must(t, os.MkdirAll(dir+"/child", 0o755))
-		wantRefused(t, n.Bundle("work", with(g), rig.Light, cgroupsPath(parent)).Create(), "injection-impossible")
+		wantRefused(t, n.Bundle("work", with(g), rig.Light, cgroupsPath(parent)).Create(),
+			"injection-impossible")
 		must(t, os.Remove(dir+"/child"))
 		starts(t, n.Bundle("work", with(g), rig.Light, cgroupsPath(parent))).End()
 		n.CheckSound("at the end")
 	})
 }
 
-// TestNoContainerIsOutsideItsUnit: the unit exists, by the file that systemd has for it. What runtimes do then packaging/units.sh shows, with
-// a real systemd.
+// TestNoContainerIsOutsideItsUnit: the unit exists, by the file that systemd has for it. What
+// runtimes do then packaging/units.sh shows, with a real systemd.
 func TestNoContainerIsOutsideItsUnit(t *testing.T) {
 	simulateUnit(t, "docker-first.scope")
 	n := rig.NewNode(t, rig.Setup{})
 	g := n.Grant("--memory", "1GiB", "--gpu", "0")
 	other := *n
 	other.Root = n.Dir + "/other"
-	for i, path := range []string{"system.slice:docker:first", "nine.slice:docker:first", ":docker:first", "x.slice:docker-first"} {
-		for j, edits := range [][]rig.Edit{{rig.Light, cgroupsPath(path)}, {rig.Light, cgroupsPath(path), with(g)}} {
+	for i, path := range []string{"system.slice:docker:first", "nine.slice:docker:first", ":docker:first",
+		"x.slice:docker-first"} {
+		for j, edits := range [][]rig.Edit{{rig.Light, cgroupsPath(path)},
+			{rig.Light, cgroupsPath(path), with(g)}} {
 			b := n.Bundle(fmt.Sprintf("second%d%d", i, j), edits...)
 			wantRefused(t, b.Create(), "rules-not-enforced")
-			wantRefused(t, n.Bundle("first", edits...).On(&other).Create(), "rules-not-enforced") // under its own id, elsewhere
+			// under its own id, elsewhere
+			wantRefused(t, n.Bundle("first", edits...).On(&other).Create(), "rules-not-enforced")
 		}
 	}
 	wantState(t, n, g.ID, "refused", grant.Free)
 	none := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
-	starts(t, none.Bundle("second", rig.Light, cgroupsPath("nine.slice:docker:first"))).End() // as a path, without systemd
+	// as a path, without systemd
+	starts(t, none.Bundle("second", rig.Light, cgroupsPath("nine.slice:docker:first"))).End()
 	n.CheckSound("at the end")
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestCgroupsOff: with its cgroups switched off no device rule holds a container. Podman has crun do so (--cgroups=disabled), and tells in
-// its arguments alone; the hook reads those of the runtime that calls it.
+// TestCgroupsOff: with its cgroups switched off no device rule holds a container. Podman has crun
+// do so (--cgroups=disabled), and tells in its arguments alone; the hook reads those of the runtime
+// that calls it.
 func TestCgroupsOff(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -27,23 +28,30 @@ func TestCgroupsOff(t *testing.T) {
 			bundle := func(edits ...rig.Edit) *rig.Bundle {
 				bundles++
 				id := fmt.Sprint("c", bundles)
-				b := n.Bundle(id, append([]rig.Edit{rig.Light, opens, func(s *specs.Spec) { s.Linux.CgroupsPath = "" }}, edits...)...)
+				b := n.Bundle(id, append([]rig.Edit{rig.Light, opens,
+					func(s *specs.Spec) { s.Linux.CgroupsPath = "" }}, edits...)...)
 				mknod(t, b.Dir+"/rootfs/gpu", 195, 0)
 				return b
 			}
 			bare := bundle()
-			if r := rig.Run(n.Real("--cgroup-manager=disabled", "run", "--bundle", bare.Dir, bare.ID)); !strings.Contains(r.Stderr, "No such device or address") {
+			if r := rig.Run(n.Real("--cgroup-manager=disabled", "run", "--bundle", bare.Dir,
+				bare.ID)); !strings.Contains(r.Stderr, "No such device or address") {
 				t.Errorf("the bare runtime: %+v, want the node opened in spite of the rules", r)
 			}
-			for what, edits := range map[string][]rig.Edit{"no GPU": nil, "a grant": {rig.Annotation("gpuledger.dev/grant", reference.String())}} {
-				for _, options := range [][]string{{"--cgroup-manager=disabled"}, {"--cgroup-manager", "disabled"}, {"--cgroup-manager=systemd", "--cgroup-manager=disabled"}} {
+			for what, edits := range map[string][]rig.Edit{
+				"no GPU": nil, "a grant": {rig.Annotation("gpuledger.dev/grant", reference.String())}} {
+				for _, options := range [][]string{{"--cgroup-manager=disabled"},
+					{"--cgroup-manager", "disabled"}, {"--cgroup-manager=systemd",
+						"--cgroup-manager=disabled"}} {
 					b := bundle(edits...)
-					if r := rig.Run(n.Wrapper(append(options, "run", "--bundle", b.Dir, b.ID)...)); r.Code == 0 || !strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
+					if r := rig.Run(n.Wrapper(append(options, "run", "--bundle", b.Dir, b.ID)...)); r.Code ==
+						0 || !strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
 						t.Errorf("%s, %v: %+v, want rules-not-enforced", what, options, r)
 					}
 				}
 				b := bundle(append(edits, n.Hooked)...)
-				if r := rig.Run(n.Real("--cgroup-manager=disabled", "run", "--bundle", b.Dir, b.ID)); !strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
+				if r := rig.Run(n.Real("--cgroup-manager=disabled", "run", "--bundle", b.Dir,
+					b.ID)); !strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
 					t.Errorf("%s, by the hook: %+v, want rules-not-enforced", what, r)
 				}
 			}
@@ -51,7 +59,8 @@ func TestCgroupsOff(t *testing.T) {
 	}
 }
 
-// TestPodmanWithoutCgroups is the same through Podman, which knows by its configuration that the wrapper's runtime can do so.
+// TestPodmanWithoutCgroups is the same through Podman, which knows by its configuration that the
+// wrapper's runtime can do so.
 func TestPodmanWithoutCgroups(t *testing.T) {
 	rig.Need(t, "podman", "conmon", "crun")
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
@@ -64,12 +73,20 @@ func TestPodmanWithoutCgroups(t *testing.T) {
 			n.PodmanEnds()
 			b := n.Bundle("image")
 			mknod(t, b.Dir+"/rootfs/gpu", 195, 0)
-			wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n") // Podman hands no environment on
+			// Podman hands no environment on
+			wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+
+				rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n")
 			must(t, os.Chmod(wrapper, 0o755))
 			podman := func(runtime string) rig.Result {
-				conf := n.Write("containers.conf", "[engine]\nlock_type = \"file\"\nruntime_supports_nocgroup = [\"gpuledger\", \"crun\"]\n[engine.runtimes]\ngpuledger = [\""+wrapper+"\"]\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n")
-				cmd := n.Command("podman", "--root", n.Dir+"/storage", "--runroot", n.Dir+"/runroot", "--tmpdir", n.Dir+"/tmpdir", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs",
-					"--events-backend", "file", "--runtime", runtime, "--hooks-dir", n.Dir+"/none", "run", "--rm", "--network", "none", "--cgroups=disabled", "--rootfs", b.Dir+"/rootfs", "/bin/busybox", "cat", "/gpu")
+				conf := n.Write("containers.conf",
+					"[engine]\nlock_type = \"file\"\nruntime_supports_nocgroup = [\"gpuledger\", "+
+						"\"crun\"]\n[engine.runtimes]\ngpuledger = [\""+wrapper+
+						"\"]\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n")
+				cmd := n.Command("podman", "--root", n.Dir+"/storage", "--runroot", n.Dir+"/runroot",
+					"--tmpdir", n.Dir+"/tmpdir", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs",
+					"--events-backend", "file", "--runtime", runtime, "--hooks-dir", n.Dir+"/none", "run",
+					"--rm", "--network", "none", "--cgroups=disabled", "--rootfs", b.Dir+"/rootfs",
+					"/bin/busybox", "cat", "/gpu")
 				cmd.Env = append(cmd.Env, "CONTAINERS_CONF="+conf)
 				return rig.Run(cmd)
 			}
@@ -77,7 +94,8 @@ func TestPodmanWithoutCgroups(t *testing.T) {
 			if r := podman("crun"); !strings.Contains(r.Stderr, "No such device or address") {
 				t.Errorf("without us: %+v, want the node opened in spite of the rules", r)
 			}
-			if r := podman("gpuledger"); r.Code != 126 || !strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
+			if r := podman("gpuledger"); r.Code != 126 ||
+				!strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {
 				t.Errorf("%+v, want rules-not-enforced", r)
 			}
 		})

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestBadInputOfTheCommandLine: each mistake has the exit status of the contract and a sentence that tells what to do,
-// and leaves the ledger as it was.
+// TestBadInputOfTheCommandLine: each mistake has the exit status of the contract and a sentence
+// that tells what to do, and leaves the ledger as it was.
 func TestBadInputOfTheCommandLine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "10GiB", "--gpu", "0", "--compute", "60")
@@ -92,11 +92,13 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 	}
 }
 
-// wantOrderly wants one sentence, and perhaps a hint, and nothing that a program says which fell over.
+// wantOrderly wants one sentence, and perhaps a hint, and nothing that a program says which fell
+// over.
 func wantOrderly(t *testing.T, stderr string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
-	if !strings.HasPrefix(lines[0], "gpuledger: ") || len(lines) > 2 || len(lines) == 2 && !strings.HasPrefix(lines[1], "hint: ") {
+	if !strings.HasPrefix(lines[0], "gpuledger: ") || len(lines) > 2 ||
+		len(lines) == 2 && !strings.HasPrefix(lines[1], "hint: ") {
 		t.Errorf("want a sentence and perhaps a hint, got\n%s", stderr)
 	}
 	if regexp.MustCompile(`panic|goroutine|[\x00-\x09\x0b-\x1f\x7f]`).MatchString(stderr) {
@@ -107,11 +109,14 @@ func wantOrderly(t *testing.T, stderr string) {
 // TestHelp: every command shows how it is used, by a line that can be copied.
 func TestHelp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant", "grants", "release", "inspect", "explain", "audit", "check", "configure", "configure containerd", "configure crio", "configure podman", "configure docker", "completion"} {
+	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant",
+		"grants", "release", "inspect", "explain", "audit", "check", "configure", "configure containerd",
+		"configure crio", "configure podman", "configure docker", "completion"} {
 		r := n.CLI(append(strings.Split(command, " "), "--help")...)
 		_, rest, _ := strings.Cut(r.Stdout, "USAGE:\n   ")
 		example, _, _ := strings.Cut(rest, "\n")
-		if r.Code != 0 || r.Stderr != "" || !strings.HasPrefix(example, "gpuledger "+command) || strings.Contains(example, "options]") {
+		if r.Code != 0 || r.Stderr != "" || !strings.HasPrefix(example, "gpuledger "+command) ||
+			strings.Contains(example, "options]") {
 			t.Errorf("%s --help: status %d, example %q\n%s", command, r.Code, example, r.Stderr)
 		}
 		if !strings.Contains(r.Stdout, "--config FILE") {
@@ -123,7 +128,8 @@ func TestHelp(t *testing.T) {
 // TestInspectWatch: an interrupt ends it, and that is no failure.
 func TestInspectWatch(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	shell := n.Command("sh", "-c", `"$0" inspect --watch >"$1" & until grep -q Allocated "$1"; do sleep 0.01; done; kill -TERM $!; wait $!`,
+	shell := n.Command("sh", "-c", `"$0" inspect --watch >"$1" & until grep -q Allocated "$1"; do sleep `+
+		`0.01; done; kill -TERM $!; wait $!`,
 		rig.Binary(t, "gpuledger"), n.Dir+"/watched")
 	if r := rig.Run(shell); r.Code != 0 {
 		t.Errorf("%+v", r)
@@ -133,8 +139,11 @@ func TestInspectWatch(t *testing.T) {
 // TestFullDisk: an answer that reached nobody is no success; a reference would be lost.
 func TestFullDisk(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus", "inspect --details", "audit", "check", "check --json", "release g-aaaaaaaaaaaa --json", "completion bash"} {
-		shell := n.Command("sh", append([]string{"-c", `"$0" "$@" >/dev/full`, rig.Binary(t, "gpuledger")}, strings.Fields(args)...)...)
+	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus",
+		"inspect --details", "audit", "check", "check --json", "release g-aaaaaaaaaaaa --json",
+		"completion bash"} {
+		shell := n.Command("sh", append([]string{"-c", `"$0" "$@" >/dev/full`, rig.Binary(t, "gpuledger")},
+			strings.Fields(args)...)...)
 		if r := rig.Run(shell); r.Code == 0 || !strings.Contains(r.Stderr, "gpuledger: ") {
 			t.Errorf("%s: %+v", args, r)
 		}

@@ -17,21 +17,22 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The tests of this file run NVIDIA's own nvidia-ctk beside `gpuledger configure`, in every order, and ask each containerd
-// what its configuration comes to.
+// The tests of this file run NVIDIA's own nvidia-ctk beside `gpuledger configure`, in every order,
+// and ask each containerd what its configuration comes to.
 
 // step is one command of a story.
 type step string
 
 const (
-	toolkit        step = "nvidia-ctk"                          // adds the handler nvidia
-	toolkitDefault step = "nvidia-ctk as default"               // and makes it the default
-	toolkitDump    step = "nvidia-ctk from the engine's dump"   // with all that the engine says, what is ours included
-	toolkitBoth    step = "nvidia-ctk from the dump as default" //
-	toolkitMain    step = "nvidia-ctk into the main file"       // as releases before drop-in files do
-	configured     step = "gpuledger configure --as-default"    //
-	undone         step = "gpuledger configure --undo"          //
-	changed        step = "the administrator changes something" //
+	toolkit        step = "nvidia-ctk"            // adds the handler nvidia
+	toolkitDefault step = "nvidia-ctk as default" // and makes it the default
+	// with all that the engine says, what is ours included
+	toolkitDump step = "nvidia-ctk from the engine's dump"
+	toolkitBoth step = "nvidia-ctk from the dump as default" //
+	toolkitMain step = "nvidia-ctk into the main file"       // as releases before drop-in files do
+	configured  step = "gpuledger configure --as-default"    //
+	undone      step = "gpuledger configure --undo"          //
+	changed     step = "the administrator changes something" //
 )
 
 var orders = [][]step{
@@ -49,7 +50,8 @@ var orders = [][]step{
 	{configured, toolkitDump, configured, toolkitDefault, undone},
 }
 
-// containerds are those that are on this machine: Debian's, and those that test/engines/build.sh has built.
+// containerds are those that are on this machine: Debian's, and those that test/engines/build.sh
+// has built.
 func containerds(t *testing.T) map[string]string {
 	t.Helper()
 	rig.Need(t, "containerd")
@@ -60,7 +62,8 @@ func containerds(t *testing.T) map[string]string {
 		if _, err := os.Stat(path); err == nil {
 			found[name] = path
 		} else {
-			t.Logf("containerd %s is not built: nothing is shown about it (test/engines/build.sh containerd-%s)", name, name)
+			t.Logf("containerd %s is not built: nothing is shown about it (test/engines/build.sh "+
+				"containerd-%s)", name, name)
 		}
 	}
 	if found["1.7"] != "" {
@@ -102,9 +105,9 @@ imports = ["DIR/conf.d/*.toml"]
 `,
 }
 
-// TestConfigureBesideNVIDIA: before, after and between. After every step the engine's default handler is there, with a program
-// that is there; while gpuledger is configured it is the default; and after the undo the configuration in force is what the
-// other steps alone come to.
+// TestConfigureBesideNVIDIA: before, after and between. After every step the engine's default
+// handler is there, with a program that is there; while gpuledger is configured it is the default;
+// and after the undo the configuration in force is what the other steps alone come to.
 func TestConfigureBesideNVIDIA(t *testing.T) {
 	rig.More(t)
 	ctk := rig.Toolkit(t, "nvidia-ctk")
@@ -117,7 +120,8 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 			}
 			for i, order := range orders {
 				t.Run(fmt.Sprintf("%s/%s/%d", version, name, i), func(t *testing.T) {
-					with, without := newEngineFiles(t, n, ctk, containerd, main), newEngineFiles(t, n, ctk, containerd, main)
+					with, without := newEngineFiles(t, n, ctk, containerd, main),
+						newEngineFiles(t, n, ctk, containerd, main)
 					for i, s := range order {
 						with.do(s)
 						if s != configured && s != undone {
@@ -127,12 +131,15 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 						if guarded(name, order[:i+1]) && is.Default != "gpuledger" {
 							t.Fatalf("after %v the default handler is %q: unguarded", order[:i+1], is.Default)
 						}
-						if s == configured && name != "plain" { // of a main file with imports, everything else is as without us
-							is.withoutUs().sameAs(t, without.inForce("the others' steps"), true, fmt.Sprint(order[:i+1], ", but for ours,"))
+						// of a main file with imports, everything else is as without us
+						if s == configured && name != "plain" {
+							is.withoutUs().sameAs(t, without.inForce("the others' steps"), true,
+								fmt.Sprint(order[:i+1], ", but for ours,"))
 						}
 						if s == undone {
 							want := without.inForce(fmt.Sprint("only the others of ", order))
-							is.sameAs(t, want, slices.Contains(order[:i], toolkitDump) || slices.Contains(order[:i], toolkitBoth), fmt.Sprint(order[:i+1]))
+							is.sameAs(t, want, slices.Contains(order[:i], toolkitDump) ||
+								slices.Contains(order[:i], toolkitBoth), fmt.Sprint(order[:i+1]))
 						}
 					}
 				})
@@ -141,8 +148,9 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 	}
 }
 
-// guarded reports whether our handler must be the default after some steps. A main file without imports has only itself: what
-// NVIDIA's toolkit then makes it import is read after it, until configure runs again.
+// guarded reports whether our handler must be the default after some steps. A main file without
+// imports has only itself: what NVIDIA's toolkit then makes it import is read after it, until
+// configure runs again.
 func guarded(main string, steps []step) bool {
 	last := slices.Index(steps, configured)
 	for i, s := range steps {
@@ -184,9 +192,11 @@ func (e *engineFiles) write(name, text string, mode os.FileMode) string {
 
 func (e *engineFiles) do(s step) {
 	e.t.Helper()
-	args := []string{"runtime", "configure", "--runtime=containerd", "--config=" + e.dir + "/config.toml", "--nvidia-runtime-path=" + e.dir + "/nvidia-container-runtime"}
+	args := []string{"runtime", "configure", "--runtime=containerd", "--config=" + e.dir + "/config.toml",
+		"--nvidia-runtime-path=" + e.dir + "/nvidia-container-runtime"}
 	dropIn := "--drop-in-config=" + e.dir + "/conf.d/99-nvidia.toml"
-	configure := []string{"configure", "containerd", "--file", e.dir + "/config.toml", "--runtime", e.n.Dir + "/gpuledger-runtime"}
+	configure := []string{"configure", "containerd", "--file", e.dir + "/config.toml", "--runtime",
+		e.n.Dir + "/gpuledger-runtime"}
 	switch s {
 	case toolkit:
 		e.run(e.ctk, append(args, dropIn)...)
@@ -195,7 +205,8 @@ func (e *engineFiles) do(s step) {
 	case toolkitDump:
 		e.run(e.ctk, append(args, dropIn, "--config-source=command", "--executable-path="+e.dumper())...)
 	case toolkitBoth:
-		e.run(e.ctk, append(args, dropIn, "--config-source=command", "--executable-path="+e.dumper(), "--set-as-default")...)
+		e.run(e.ctk, append(args, dropIn, "--config-source=command", "--executable-path="+e.dumper(),
+			"--set-as-default")...)
 	case toolkitMain:
 		e.run(e.ctk, append(args, "--drop-in-config=")...)
 	case configured:
@@ -218,7 +229,8 @@ func (e *engineFiles) run(program string, args ...string) rig.Result {
 
 // dumper is containerd with the file that nvidia-ctk does not name to it.
 func (e *engineFiles) dumper() string {
-	return e.write("dumper", fmt.Sprintf("#!/bin/sh\nexec %s --config %s/config.toml \"$@\"\n", e.containerd, e.dir), 0o755)
+	return e.write("dumper", fmt.Sprintf("#!/bin/sh\nexec %s --config %s/config.toml \"$@\"\n",
+		e.containerd, e.dir), 0o755)
 }
 
 func (e *engineFiles) all() string {
@@ -259,7 +271,8 @@ func (e *engineFiles) inForce(when string) inForce {
 	options, _ := handler["options"].(map[string]any)
 	binary, _ := options["BinaryName"].(string)
 	if _, err := os.Stat(binary); handler == nil || binary != "" && err != nil {
-		e.t.Fatalf("after %s no container starts: the default handler is %q with the program %q\n%s", when, is.Default, binary, e.all())
+		e.t.Fatalf("after %s no container starts: the default handler is %q with the program %q\n%s", when,
+			is.Default, binary, e.all())
 	}
 	is.Section = e.anywhere(section)
 	return is
@@ -287,8 +300,9 @@ func (is inForce) withoutUs() inForce {
 	return is
 }
 
-// sameAs compares everything but what nvidia-ctk has copied from our handler to its own, the annotations that it passes on,
-// and whether CDI is on, where it has copied all that the engine says.
+// sameAs compares everything but what nvidia-ctk has copied from our handler to its own, the
+// annotations that it passes on, and whether CDI is on, where it has copied all that the engine
+// says.
 func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 	t.Helper()
 	if is.Default != want.Default && is.Default != "" {
@@ -316,21 +330,23 @@ func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 	}
 }
 
-// withoutDefaults takes out what says nothing: a dump of containerd writes some of it, and some not.
+// withoutDefaults takes out what says nothing: a dump of containerd writes some of it, and some
+// not.
 func withoutDefaults(tree map[string]any) {
 	for name, v := range tree {
 		if table, isTable := v.(map[string]any); isTable {
 			withoutDefaults(table)
 		}
 		switch {
-		case v == "", v == false, v == 0.0, v == nil, v == "podsandbox", reflect.DeepEqual(v, []any{}), reflect.DeepEqual(v, map[string]any{}):
+		case v == "", v == false, v == 0.0, v == nil, v == "podsandbox", reflect.DeepEqual(v, []any{}),
+			reflect.DeepEqual(v, map[string]any{}):
 			delete(tree, name)
 		}
 	}
 }
 
-// TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk writes anew; CRI-O has drop-in files, of which
-// ours is read last.
+// TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk writes anew; CRI-O
+// has drop-in files, of which ours is read last.
 func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 	ctk := rig.Toolkit(t, "nvidia-ctk")
 	n := rig.NewNode(t, rig.Setup{Engine: "docker"})
@@ -341,19 +357,23 @@ func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 		"crio":   {"crio.conf", "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_root = \"/run/crun\"\n", `default_runtime = "gpuledger"`},
 	} {
 		for i, order := range [][]step{
-			{configured, undone}, {toolkit, configured, undone}, {toolkitDefault, configured, undone}, {configured, toolkit, undone},
-			{configured, toolkitDefault, configured, undone}, {toolkitDefault, configured, toolkit, configured, undone, configured, undone},
+			{configured, undone}, {toolkit, configured, undone}, {toolkitDefault, configured, undone},
+			{configured, toolkit, undone},
+			{configured, toolkitDefault, configured, undone},
+			{toolkitDefault, configured, toolkit, configured, undone, configured, undone},
 		} {
 			t.Run(fmt.Sprintf("%s/%d", engine, i), func(t *testing.T) {
 				with, without := t.TempDir(), t.TempDir()
 				do := func(dir string, s step) {
 					t.Helper()
 					file := filepath.Join(dir, main.file)
-					args := []string{"runtime", "configure", "--runtime=" + engine, "--config=" + file, "--nvidia-runtime-path=" + nvidia}
+					args := []string{"runtime", "configure", "--runtime=" + engine, "--config=" + file,
+						"--nvidia-runtime-path=" + nvidia}
 					if engine == "crio" {
 						args = append(args, "--drop-in-config="+dir+"/crio.conf.d/99-nvidia.conf")
 					}
-					configure := []string{"configure", engine, "--file", file, "--runtime", n.Dir + "/gpuledger-runtime"}
+					configure := []string{"configure", engine, "--file", file, "--runtime",
+						n.Dir + "/gpuledger-runtime"}
 					switch s {
 					case configured:
 						n.Must(append(configure, "--as-default")...)
@@ -372,7 +392,8 @@ func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 					}
 				}
 				for _, dir := range []string{with, without} {
-					if err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text), 0o644); err != nil {
+					if err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text),
+						0o644); err != nil {
 						t.Fatal(err)
 					}
 				}

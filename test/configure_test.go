@@ -18,7 +18,8 @@ import (
 // engineNames are those of `gpuledger configure`.
 var engineNames = []string{"containerd", "crio", "podman", "docker"}
 
-// image makes the tree of a system below the node's directory, with an engine's configuration to edit.
+// image makes the tree of a system below the node's directory, with an engine's configuration to
+// edit.
 func image(t testing.TB, n *rig.Node, name string) string {
 	t.Helper()
 	root := filepath.Join(n.Dir, name)
@@ -72,8 +73,8 @@ func tree(t testing.TB, root string) string {
 	return b.String()
 }
 
-// TestConfigureKilled kills configure and its undo at every step, each time it passes one. Whatever is left, the next call
-// finishes it, or takes it back to the byte.
+// TestConfigureKilled kills configure and its undo at every step, each time it passes one. Whatever
+// is left, the next call finishes it, or takes it back to the byte.
 func TestConfigureKilled(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
 	kills := 0
@@ -97,7 +98,8 @@ func TestConfigureKilled(t *testing.T) {
 				}
 				kills++
 				n.Must(then.args...)
-				want(t, engine+", killed at "+at+", then "+strings.Join(then.args, " "), tree(t, root), then.want)
+				want(t, engine+", killed at "+at+", then "+strings.Join(then.args, " "),
+					tree(t, root), then.want)
 				n.Must(undo...)
 				want(t, engine+", killed at "+at+", then undone", tree(t, root), before)
 			}
@@ -127,7 +129,8 @@ func marks(names ...string) []string {
 	return all
 }
 
-// killed runs a command that dies at a mark, and reports whether it did: otherwise it must have succeeded.
+// killed runs a command that dies at a mark, and reports whether it did: otherwise it must have
+// succeeded.
 func killed(t *testing.T, n *rig.Node, at string, args ...string) bool {
 	t.Helper()
 	cmd := command(n, args...)
@@ -146,7 +149,8 @@ func want(t *testing.T, what, got, wanted string) {
 	}
 }
 
-// TestConfigureKilledWhileHandingOver: our own configuration belongs to the engine that is configured last.
+// TestConfigureKilledWhileHandingOver: our own configuration belongs to the engine that is
+// configured last.
 func TestConfigureKilledWhileHandingOver(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
 	root := image(t, n, "image")
@@ -157,7 +161,8 @@ func TestConfigureKilledWhileHandingOver(t *testing.T) {
 	for _, at := range marks("configure/inherited", "configure/restored", "configure/forgotten") {
 		n.Must("configure", "containerd", "--root", root)
 		n.Must("configure", "podman", "--root", root, "--as-default")
-		if !killed(t, n, at, "configure", "containerd", "--root", root, "--undo") && strings.HasSuffix(at, ":1") {
+		if !killed(t, n, at, "configure", "containerd", "--root", root, "--undo") &&
+			strings.HasSuffix(at, ":1") {
 			t.Errorf("%s is not passed", at)
 		}
 		n.Must("configure", "containerd", "--root", root, "--undo")
@@ -166,14 +171,15 @@ func TestConfigureKilledWhileHandingOver(t *testing.T) {
 	}
 }
 
-// TestConfigureIsReadByContainerd: the real reader sees our handler, everything else as before, and after the undo the same
-// as at first.
+// TestConfigureIsReadByContainerd: the real reader sees our handler, everything else as before, and
+// after the undo the same as at first.
 func TestConfigureIsReadByContainerd(t *testing.T) {
 	rig.Need(t, "containerd")
 	n := rig.NewNode(t, rig.Setup{})
 	dump := func(root string) string {
 		t.Helper()
-		r := rig.Run(exec.Command("containerd", "--config", root+"/etc/containerd/config.toml", "config", "dump"))
+		r := rig.Run(exec.Command("containerd", "--config",
+			root+"/etc/containerd/config.toml", "config", "dump"))
 		if r.Code != 0 {
 			t.Fatalf("%+v", r)
 		}
@@ -181,7 +187,8 @@ func TestConfigureIsReadByContainerd(t *testing.T) {
 	}
 	byDefault := rig.Run(exec.Command("containerd", "config", "default")).Stdout
 	for name, config := range map[string]string{
-		"missing": "", "short": "version = 2\n", "whole": byDefault, "systemd": strings.ReplaceAll(byDefault, "SystemdCgroup = false", "SystemdCgroup = true"),
+		"missing": "", "short": "version = 2\n", "whole": byDefault,
+		"systemd": strings.ReplaceAll(byDefault, "SystemdCgroup = false", "SystemdCgroup = true"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := image(t, n, name)
@@ -192,8 +199,10 @@ func TestConfigureIsReadByContainerd(t *testing.T) {
 			before := dump(root)
 			n.Must("configure", "containerd", "--root", root, "--as-default")
 			after := dump(root)
-			for _, line := range []string{`default_runtime_name = "gpuledger"`, `BinaryName = "/usr/bin/gpuledger-runtime.containerd"`,
-				`[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]`, `pod_annotations = ["gpuledger.dev/*", `} {
+			for _, line := range []string{`default_runtime_name = "gpuledger"`,
+				`BinaryName = "/usr/bin/gpuledger-runtime.containerd"`,
+				`[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]`,
+				`pod_annotations = ["gpuledger.dev/*", `} {
 				if !strings.Contains(after, line) {
 					t.Errorf("containerd reads no %s in\n%s", line, after)
 				}
@@ -216,7 +225,9 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 	n.Root = filepath.Join(n.Dir, "roots", "k8s.io")
 	rig.Binary(t, "gpuledger-runtime")
 	for id, edit := range map[string][]rig.Edit{
-		"web": {}, "train": {rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Annotation("io.kubernetes.cri.sandbox-namespace", "team"), rig.Annotation("io.kubernetes.cri.sandbox-name", "job-0")},
+		"web": {}, "train": {rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+			rig.Annotation("io.kubernetes.cri.sandbox-namespace", "team"),
+			rig.Annotation("io.kubernetes.cri.sandbox-name", "job-0")},
 		"ended": {rig.Env("NVIDIA_VISIBLE_DEVICES=all")},
 	} {
 		b := n.Bundle(id, append(edit, rig.Light)...)
@@ -228,7 +239,9 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	wrapper := program(t, n)
-	file := n.Write("containerd.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nRoot = \""+n.Dir+"/roots\"\n")
+	file := n.Write("containerd.toml",
+		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\nRoot = \""+
+			n.Dir+"/roots\"\n")
 	args := []string{"configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default"}
 	var r rig.Result
 	rig.Eventually(t, "the killed container is no longer counted", func() bool {
@@ -236,15 +249,18 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 		return r.Code != 0 || strings.HasPrefix(r.Stdout, "containers of this engine that run now: 2;")
 	})
 	for _, line := range []string{
-		"containers of this engine that run now: 2; the policy would refuse: 1, and only record it, because policy.mode is \"report\"\n" +
+		"containers of this engine that run now: 2; the policy would refuse: 1, and only record it, " +
+			"because policy.mode is \"report\"\n" +
 			"  team/job-0 train: refuse (visible-devices-all): ",
-		"edit " + n.Config + "\n", "note: the wrapper reads " + n.Config + " only if containerd runs with GPULEDGER_CONFIG=",
+		"edit " + n.Config + "\n", "note: the wrapper reads " + n.Config +
+			" only if containerd runs with GPULEDGER_CONFIG=",
 	} {
 		if r.Code != 0 || !strings.Contains(r.Stdout, line) {
 			t.Errorf("got status %d and\n%s%s\nwant %q in it", r.Code, r.Stdout, r.Stderr, line)
 		}
 	}
-	if r := n.CLI(append(args, "--dry-run", "--mode", "enforce", "--json")...); !strings.Contains(r.Stdout, `"running": 2`) || !strings.Contains(r.Stdout, `"code": "visible-devices-all"`) {
+	if r := n.CLI(append(args, "--dry-run", "--mode", "enforce", "--json")...); !strings.Contains(r.Stdout,
+		`"running": 2`) || !strings.Contains(r.Stdout, `"code": "visible-devices-all"`) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -254,14 +270,17 @@ func TestConfigureTellsEnginesApart(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	for id, manager := range map[string]string{"a": "cri-o", "b": "libpod", "c": "libpod"} {
-		b := n.Bundle(id, rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Annotation("io.container.manager", manager), rig.Light)
+		b := n.Bundle(id, rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+			rig.Annotation("io.container.manager", manager), rig.Light)
 		if r := rig.Run(n.Real("create", "--bundle", b.Dir, id)); r.Code != 0 {
 			t.Fatalf("%+v", r)
 		}
 	}
 	file := n.Write("crio.conf", "[crio.runtime.runtimes.runc]\nruntime_root = \""+n.Root+"\"\n")
 	r := n.CLI("configure", "crio", "--file", file, "--runtime", program(t, n), "--as-default", "--dry-run")
-	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "containers of this engine that run now: 1; the policy would refuse: 1") || !strings.Contains(r.Stdout, "\n  a: refuse (") {
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout,
+		"containers of this engine that run now: 1; the policy would refuse: 1") ||
+		!strings.Contains(r.Stdout, "\n  a: refuse (") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -283,7 +302,8 @@ func TestConfigureRestarts(t *testing.T) {
 	}
 	n.Env = append(n.Env, "PATH="+bin+":"+os.Getenv("PATH"))
 	args := func(engine string, more ...string) []string {
-		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"), "--runtime", program(t, n)}, more...)
+		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"),
+			"--runtime", program(t, n)}, more...)
 	}
 	for _, c := range []struct {
 		args   []string
@@ -303,15 +323,19 @@ func TestConfigureRestarts(t *testing.T) {
 		}
 	}
 	called, _ := os.ReadFile(n.Dir + "/called")
-	want(t, "systemctl was called", string(called), "restart containerd.service\nreload docker.service\nrestart crio.service\n")
+	want(t, "systemctl was called", string(called),
+		"restart containerd.service\nreload docker.service\nrestart crio.service\n")
 }
 
 // TestConfigureWantsARealRuntime: a default handler without one would stop the node.
 func TestConfigureWantsARealRuntime(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	config := n.Write("other.toml", "state_dir = \""+n.Dir+"/state\"\n[runtime]\npath = [\"/nowhere/runc\"]\n")
-	r := n.CLI("configure", "docker", "--file", n.Dir+"/daemon.json", "--runtime", program(t, n), "--config", config, "--as-default")
-	if r.Code != 1 || !strings.Contains(r.Stderr, "cannot make gpuledger the default: none of /nowhere/runc is there") {
+	config := n.Write("other.toml", "state_dir = \""+n.Dir+
+		"/state\"\n[runtime]\npath = [\"/nowhere/runc\"]\n")
+	r := n.CLI("configure", "docker", "--file", n.Dir+"/daemon.json", "--runtime", program(t, n), "--config",
+		config, "--as-default")
+	if r.Code != 1 || !strings.Contains(r.Stderr,
+		"cannot make gpuledger the default: none of /nowhere/runc is there") {
 		t.Errorf("%+v", r)
 	}
 	if _, err := os.Stat(n.Dir + "/daemon.json"); err == nil {
@@ -319,16 +343,20 @@ func TestConfigureWantsARealRuntime(t *testing.T) {
 	}
 }
 
-// TestConfigureFindsTheEngine where systemd does not run: by its process, whose own configuration file may be another.
+// TestConfigureFindsTheEngine where systemd does not run: by its process, whose own configuration
+// file may be another.
 func TestConfigureFindsTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
-	script := n.Write("dockerd", "#!/bin/sh\ntrap 'echo reloaded >"+n.Dir+"/reloaded; kill $!; exit' HUP\nsleep 1000 &\necho >"+n.Dir+"/up\nwait\n")
+	script := n.Write("dockerd", "#!/bin/sh\ntrap 'echo reloaded >"+n.Dir+
+		"/reloaded; kill $!; exit' HUP\nsleep 1000 &\necho >"+n.Dir+"/up\nwait\n")
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	heard := make(chan os.Signal, 1)
-	signal.Notify(heard, syscall.SIGHUP) // whoever runs the tests may ignore it (nohup), and no shell can trap what it was born to ignore
+	// whoever runs the tests may ignore it (nohup), and no shell can trap what it was born to
+	// ignore
+	signal.Notify(heard, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(heard) })
 	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
 	engine.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -342,14 +370,20 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 	args := []string{"configure", "docker", "--file", n.Dir + "/daemon.json", "--runtime", program(t, n)}
 	said := n.Must(args...)
 	for _, line := range []string{"for docker to read it: kill -HUP " + pid + "\n",
-		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir + "/daemon.json: name it by --file\n"} {
+		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir +
+			"/daemon.json: name it by --file\n"} {
 		if !strings.Contains(said, line) {
 			t.Errorf("it says\n%s\nwant %q", said, line)
 		}
 	}
 	n.Must(append(args, "--restart")...)
-	rig.Eventually(t, "the engine reads its configuration again", func() bool { _, err := os.Stat(n.Dir + "/reloaded"); return err == nil })
-	if r := n.CLI("configure", "containerd", "--file", n.Dir+"/c.toml", "--runtime", n.Dir+"/gpuledger-runtime", "--restart"); r.Code != 1 || !strings.Contains(r.Stderr, "cannot restart containerd: it does not run here") {
+	rig.Eventually(t, "the engine reads its configuration again", func() bool {
+		_, err := os.Stat(n.Dir + "/reloaded")
+		return err == nil
+	})
+	if r := n.CLI("configure", "containerd", "--file", n.Dir+"/c.toml", "--runtime",
+		n.Dir+"/gpuledger-runtime", "--restart"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "cannot restart containerd: it does not run here") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -9,30 +9,37 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestContainerd tells the story through a real containerd, whose shim calls the wrapper in runc's place.
+// TestContainerd tells the story through a real containerd, whose shim calls the wrapper in runc's
+// place.
 func TestContainerd(t *testing.T) {
 	rig.Need(t, "containerd", "ctr", "containerd-shim-runc-v2")
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	c := n.Containerd()
 
 	t.Run("a container without a GPU starts", func(t *testing.T) {
-		if r := c.Run("plain", []string{"--rm"}, "/bin/busybox", "echo", "here"); r.Code != 0 || r.Stdout != "here\n" {
+		if r := c.Run("plain", []string{"--rm"}, "/bin/busybox", "echo", "here"); r.Code != 0 ||
+			r.Stdout != "here\n" {
 			t.Errorf("got %+v", r)
 		}
 	})
 
 	t.Run("a refusal reaches ctr's user with code, reason and hint", func(t *testing.T) {
-		r := c.Run("all", []string{"--rm", "--env", "NVIDIA_VISIBLE_DEVICES=all"}, "/bin/busybox", "echo", "here")
+		r := c.Run("all", []string{"--rm", "--env", "NVIDIA_VISIBLE_DEVICES=all"},
+			"/bin/busybox", "echo", "here")
 		if r.Code == 0 || strings.Contains(r.Stdout, "here") {
 			t.Errorf("it was not refused: %+v", r)
 		}
-		for _, want := range []string{"OCI runtime create failed: gpuledger: refused (visible-devices-all): ", `container "all" asks for all GPUs through NVIDIA_VISIBLE_DEVICES`, "hint: "} {
+		for _, want := range []string{"OCI runtime create failed: gpuledger: refused (visible-devices-all): ",
+			`container "all" asks for all GPUs through NVIDIA_VISIBLE_DEVICES`, "hint: "} {
 			if !strings.Contains(r.Stderr, want) {
 				t.Errorf("ctr says %q, want %q in it", r.Stderr, want)
 			}
 		}
-		isRefusedBy(t, c.Run("forged", []string{"--rm", "--annotation", "gpuledger.dev/grant=g-aaaaaaaaaaaa.0123456789abcdef0123456789abcdef"}, "/bin/busybox", "true"), grant.GrantNotFound)
-		isRefusedBy(t, c.Run("privileged", []string{"--rm", "--privileged"}, "/bin/busybox", "true"), grant.PrivilegedGPU)
+		isRefusedBy(t, c.Run("forged", []string{"--rm", "--annotation",
+			"gpuledger.dev/grant=g-aaaaaaaaaaaa.0123456789abcdef0123456789abcdef"}, "/bin/busybox", "true"),
+			grant.GrantNotFound)
+		isRefusedBy(t, c.Run("privileged", []string{"--rm", "--privileged"}, "/bin/busybox", "true"),
+			grant.PrivilegedGPU)
 	})
 
 	for what, option := range map[string]func(grant.Reference) []string{
@@ -41,10 +48,13 @@ func TestContainerd(t *testing.T) {
 	} {
 		t.Run("a grant named by "+what+" gives exactly its devices", func(t *testing.T) {
 			g := n.Grant("--memory", "4GiB", "--gpu", "1")
-			r := c.Run("granted-by-"+what, append([]string{"--rm"}, option(g)...), "/bin/busybox", "sh", "-c", probe)
-			want := "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n"
+			r := c.Run("granted-by-"+what, append([]string{"--rm"}, option(g)...),
+				"/bin/busybox", "sh", "-c", probe)
+			want := "No such file or directory\nNo such device or address\nNo such device or " +
+				"address\nOperation not permitted\n"
 			if r.Code != 0 || r.Stdout != want {
-				t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: %+v, want\n%s", r, want)
+				t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU: "+
+					"%+v, want\n%s", r, want)
 			}
 			wantState(t, n, g.ID, "it has ended", grant.Free)
 			n.Must("release", string(g.ID))
@@ -106,7 +116,8 @@ func runs(t *testing.T, c *rig.Containerd, id string, g grant.Reference) {
 	succeeds(t, c.Run(id, detached(g), "/bin/busybox", "sleep", "1000"))
 }
 
-// removes deletes a container whose task has been killed. The delete of a task tells how the task ended, as its status.
+// removes deletes a container whose task has been killed. The delete of a task tells how the task
+// ended, as its status.
 func removes(t *testing.T, c *rig.Containerd, id string) {
 	t.Helper()
 	rig.Eventually(t, "the task is deleted", func() bool {

@@ -18,9 +18,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The corpus, testdata/corpus/*.toml, is every way around the ledger that is known, and what only looks like one. Each
-// row is one container under one policy, with one grant or none, started by one engine. It goes through every entry
-// point, and all must say the same; what starts is started by the real runc, and opens every device of a GPU.
+// The corpus, testdata/corpus/*.toml, is every way around the ledger that is known, and what only
+// looks like one. Each row is one container under one policy, with one grant or none, started by
+// one engine. It goes through every entry point, and all must say the same; what starts is started
+// by the real runc, and opens every device of a GPU.
 
 // row is a container and what must become of it: exactly one of Refuse, Admit and Pass is set.
 type row struct {
@@ -29,22 +30,25 @@ type row struct {
 
 	Policy string // a node of nodes.toml
 	Engine string // containerd, cri-o, podman, docker; none of them where it does not matter
-	Pod    string // its trusted identity, as "UID/CONTAINER" or "NAMESPACE/POD/UID/CONTAINER", in its engine's words
-	Grant  string // a grant of nodes.toml that it refers to by annotation
-	Args   string // global options of the runtime
+	// its trusted identity, as "UID/CONTAINER" or "NAMESPACE/POD/UID/CONTAINER", in its engine's
+	// words
+	Pod   string
+	Grant string // a grant of nodes.toml that it refers to by annotation
+	Args  string // global options of the runtime
 
 	Privileged  bool
 	Env         []string
 	Annotations map[string]string
 	Caps        []string
 	Devices     []string // "PATH TYPE MAJOR:MINOR"
-	Rules       []string // all of them, as "deny a rwm", "allow c 195:* rw"; an engine's default when there is none
-	Mounts      []string // "SOURCE DESTINATION [OPTIONS [TYPE]]"
-	Hooks       []string // "STAGE PATH ARG..."
-	Handed      []string // files that it is handed open, from descriptor 3 on
-	Listening   bool     // by $LISTEN_FDS, and not by --preserve-fds
-	Patch       string   // merged into the spec (RFC 7396)
-	Replace     []string // pairs, in the text of config.json
+	// all of them, as "deny a rwm", "allow c 195:* rw"; an engine's default when there is none
+	Rules     []string
+	Mounts    []string // "SOURCE DESTINATION [OPTIONS [TYPE]]"
+	Hooks     []string // "STAGE PATH ARG..."
+	Handed    []string // files that it is handed open, from descriptor 3 on
+	Listening bool     // by $LISTEN_FDS, and not by --preserve-fds
+	Patch     string   // merged into the spec (RFC 7396)
+	Replace   []string // pairs, in the text of config.json
 
 	Refuse string // the code
 	Admit  string // the grant that it gets
@@ -149,8 +153,8 @@ type said struct {
 	code    grant.Code
 }
 
-// entryPoints are all ways to a verdict. Each leaves nothing behind. What an entry point cannot say as the row does, by its
-// nature, stands in one function: says; nil is as the row.
+// entryPoints are all ways to a verdict. Each leaves nothing behind. What an entry point cannot say
+// as the row does, by its nature, stands in one function: says; nil is as the row.
 var entryPoints = []struct {
 	name  string
 	judge func(t *testing.T, c *cell) outcome
@@ -181,12 +185,14 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// simulateUnit shows the file that systemd has for a unit while it exists. No systemd answers: packaging/units.sh has a real one.
+// simulateUnit shows the file that systemd has for a unit while it exists. No systemd answers:
+// packaging/units.sh has a real one.
 func simulateUnit(t *testing.T, name string) {
 	t.Helper()
 	must(t, os.MkdirAll("/run/systemd", 0o755))
 	rig.Mount(t, "tmpfs", "/run/systemd", "tmpfs", 0, "mode=755")
-	must(t, os.Mkdir("/run/systemd/transient", 0o755), os.WriteFile("/run/systemd/transient/"+name, nil, 0o644))
+	must(t, os.Mkdir("/run/systemd/transient", 0o755),
+		os.WriteFile("/run/systemd/transient/"+name, nil, 0o644))
 }
 
 // play puts rows through every entry point on one node.
@@ -255,7 +261,8 @@ func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
 	report := c.stage.policy.Report && want.verdict == grant.Refused
 	reports := report || c.stage.policy.Report && entry == "explain" // which says it whatever the verdict
 	if got.verdict != want.verdict || got.code != want.code || (got.mode == grant.Report) != reports {
-		t.Errorf("%s: %s (%s) %s, want %s (%s)\n%s", entry, got.verdict, got.code, got.mode, want.verdict, want.code, got.audit)
+		t.Errorf("%s: %s (%s) %s, want %s (%s)\n%s", entry, got.verdict, got.code, got.mode, want.verdict,
+			want.code, got.audit)
 		return
 	}
 	if id := c.stage.grants[c.Admit].ID; want.verdict == grant.Admit && got.grant != id {
@@ -293,8 +300,11 @@ func (c *cell) wantConfig(t *testing.T, entry string, config []byte) {
 	}
 	var spec struct{ Process struct{ Env []string } }
 	must(t, json.Unmarshal(config, &spec))
-	visible := slices.DeleteFunc(spec.Process.Env, func(e string) bool { return !strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=") })
-	if want := []string{"NVIDIA_VISIBLE_DEVICES=" + strings.Join(c.stage.uuids(c.Admit), ",")}; !slices.Equal(visible, want) {
+	visible := slices.DeleteFunc(spec.Process.Env, func(e string) bool {
+		return !strings.HasPrefix(e, "NVIDIA_VISIBLE_DEVICES=")
+	})
+	if want := []string{"NVIDIA_VISIBLE_DEVICES=" + strings.Join(c.stage.uuids(c.Admit),
+		",")}; !slices.Equal(visible, want) {
 		t.Errorf("%s: %q, want %q", entry, visible, want)
 	}
 }

@@ -19,15 +19,17 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestACrashLoopHurtsNobody: gpuledgerd is started and killed again and again, at any time of its life, while containers start, run and
-// end, and policy stops whom it finds. What ran with a grant runs on, every container that may start does, one that may not is refused,
-// what was found outside the ledger stays taken, and what the daemon leaves behind can be read at each moment.
+// TestACrashLoopHurtsNobody: gpuledgerd is started and killed again and again, at any time of its
+// life, while containers start, run and end, and policy stops whom it finds. What ran with a grant
+// runs on, every container that may start does, one that may not is refused, what was found outside
+// the ledger stays taken, and what the daemon leaves behind can be read at each moment.
 func TestACrashLoopHurtsNobody(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: strings.Replace(watches, "127.0.0.1:0", "", 1) + stops})
 	g := gpusOf(t, n)
 	var running []*rig.Bundle
 	for i := range 3 {
-		b := starts(t, n.Bundle(fmt.Sprintf("runs%d", i), with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light))
+		b := starts(t, n.Bundle(fmt.Sprintf("runs%d", i),
+			with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light))
 		g.runs(b.Init(), 0, 900*grant.MiB)
 		running = append(running, b)
 	}
@@ -35,7 +37,9 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 	g.runs(innocent(t), 1, 6*grant.GiB)
 	g.tells()
 	first := n.Daemon("--nri", "off")
-	rig.Eventually(t, "what is outside the ledger counts", func() bool { return free(t, n)[1] == 16160*grant.MiB-6*grant.GiB })
+	rig.Eventually(t, "what is outside the ledger counts", func() bool {
+		return free(t, n)[1] == 16160*grant.MiB-6*grant.GiB
+	})
 	first.End(syscall.SIGKILL)
 	boot := strings.TrimSpace(read(t, "/proc/sys/kernel/random/boot_id"))
 
@@ -63,8 +67,10 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 		if got := n.State(r.ID); got != grant.Bound {
 			t.Errorf("%s runs and its grant is %s", id, got)
 		}
-		isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
-		if r := n.Bundle(id+"-none", rig.Light, rig.Shell("echo harmless")).Run(); r.Code != 0 || r.Stdout != "harmless\n" {
+		isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(),
+			grant.VisibleDevicesAll)
+		if r := n.Bundle(id+"-none", rig.Light, rig.Shell("echo harmless")).Run(); r.Code != 0 ||
+			r.Stdout != "harmless\n" {
 			t.Errorf("a container without a GPU: %+v", r)
 		}
 		if got := free(t, n)[1]; got > 16160*grant.MiB-6*grant.GiB {
@@ -84,7 +90,9 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 			t.Errorf("%s does not run any more", b.ID)
 		}
 	}
-	if held := slices.DeleteFunc(n.Grants(), func(l rig.Listed) bool { return l.State != grant.Bound }); len(held) != len(running) {
+	if held := slices.DeleteFunc(n.Grants(), func(l rig.Listed) bool {
+		return l.State != grant.Bound
+	}); len(held) != len(running) {
 		t.Errorf("bound are %+v", held)
 	}
 	last := n.Daemon("--nri", "off")
@@ -97,7 +105,8 @@ func TestACrashLoopHurtsNobody(t *testing.T) {
 	n.CheckSound("after the storm")
 }
 
-// crash starts a daemon and kills it after up to a third of a second: while it starts, in its first passes, or later.
+// crash starts a daemon and kills it after up to a third of a second: while it starts, in its first
+// passes, or later.
 func crash(n *rig.Node, random *rand.Rand) {
 	cmd := n.Command(rig.Binary(n.T, "gpuledgerd"), "--nri", "off", "--runtime-root", n.Root)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -110,7 +119,8 @@ func crash(n *rig.Node, random *rand.Rand) {
 	_ = cmd.Wait()
 }
 
-// TestTheProcessThatAsksNVMLEndsWithTheDaemon, however that ends: a loop of crashes must not leave one behind for each.
+// TestTheProcessThatAsksNVMLEndsWithTheDaemon, however that ends: a loop of crashes must not leave
+// one behind for each.
 func TestTheProcessThatAsksNVMLEndsWithTheDaemon(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
@@ -129,7 +139,8 @@ func childOf(daemon int) int {
 		text, _ := os.ReadFile(task)
 		for pid := range strings.FieldsSeq(string(text)) {
 			line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-			if number, err := strconv.Atoi(pid); err == nil && strings.Contains(string(line), "\x00measure\x00") {
+			if number, err := strconv.Atoi(pid); err == nil &&
+				strings.Contains(string(line), "\x00measure\x00") {
 				return number
 			}
 		}
@@ -137,8 +148,9 @@ func childOf(daemon int) int {
 	return 0
 }
 
-// TestNVMLHangs: what asks NVML is stopped in its tracks, as a GPU that falls off the bus does. The daemon says so, serves and tidies all the
-// while, and sees again with another process. Then the number of GPUs changes under it, twice.
+// TestNVMLHangs: what asks NVML is stopped in its tracks, as a GPU that falls off the bus does. The
+// daemon says so, serves and tidies all the while, and sees again with another process. Then the
+// number of GPUs changes under it, twice.
 func TestNVMLHangs(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	d := n.Daemon("--nri", "off")
@@ -154,21 +166,27 @@ func TestNVMLHangs(t *testing.T) {
 	b.KillInit()
 	rig.Eventually(t, "the ledger is tidied", func() bool { return len(entries(n)) == 1 })
 	var hung []int
-	hangs := func(path string, wanted ...string) { // with whichever process asks: else what is looked for is over in a second
+	// with whichever process asks: else what is looked for is over in a second
+	hangs := func(path string, wanted ...string) {
 		rig.Eventually(t, fmt.Sprintf("%s shows %q", path, wanted), func() bool {
 			if c := childOf(d.PID()); c != 0 && syscall.Kill(c, syscall.SIGSTOP) == nil {
 				hung = append(hung, c)
 			}
 			text := s.values(path)
-			return !slices.ContainsFunc(wanted, func(want string) bool { return !strings.Contains(text, want) })
+			return !slices.ContainsFunc(wanted, func(want string) bool {
+				return !strings.Contains(text, want)
+			})
 		})
 	}
-	hangs("/metrics", "gpuledger_watch_working 0", `gpuledger_manager_failing{manager="watch"} 1`, `gpuledger_manager_failing{manager="reconcile"} 0`)
+	hangs("/metrics", "gpuledger_watch_working 0", `gpuledger_manager_failing{manager="watch"} 1`,
+		`gpuledger_manager_failing{manager="reconcile"} 0`)
 	hangs("/", "NVML has not answered for 5s")
 	for _, c := range hung {
 		_ = syscall.Kill(c, syscall.SIGCONT)
 	}
-	rig.Eventually(t, "it sees again", func() bool { return strings.Contains(s.values("/metrics"), "gpuledger_watch_working 1") })
+	rig.Eventually(t, "it sees again", func() bool {
+		return strings.Contains(s.values("/metrics"), "gpuledger_watch_working 1")
+	})
 	if rig.Lives(child) {
 		t.Error("the process that hangs is left")
 	}
@@ -176,10 +194,12 @@ func TestNVMLHangs(t *testing.T) {
 		gpus  int
 		wants []string
 	}{{3, []string{`index="2"`}}, {1, []string{`gpuledger_findings_total{kind="gpu-lost"} `}}} {
-		n.Must("inventory", "simulate", "--gpus", fmt.Sprint(c.gpus), "--memory", "16160MiB", "--out", n.Dir+"/node.json")
+		n.Must("inventory", "simulate", "--gpus", fmt.Sprint(c.gpus), "--memory", "16160MiB", "--out",
+			n.Dir+"/node.json")
 		s.eventually("/metrics", c.wants...)
 		rig.Eventually(t, "the inventory has as many", func() bool {
-			return strings.Count(s.values("/metrics"), "\ngpuledger_gpu_info{") == c.gpus && strings.Contains(s.values("/metrics"), "gpuledger_watch_working 1")
+			return strings.Count(s.values("/metrics"), "\ngpuledger_gpu_info{") == c.gpus &&
+				strings.Contains(s.values("/metrics"), "gpuledger_watch_working 1")
 		})
 	}
 	if !strings.Contains(d.Log(), "is gone") {

@@ -21,10 +21,11 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// Past CVEs of GPU container tooling, replayed on real containers: images whose directories lead out of the root file
-// system (CVE-2024-0132, -0133, -0134, CVE-2025-23359, CVE-2025-23267), that change while the container is created
-// (CVE-2026-24260), and whose environment is obeyed by what runs on the host (CVE-2025-23266). runc 1.1 and crun 1.8
-// themselves follow an image's linked /dev for the links that they make there, so what they do alone is the measure.
+// Past CVEs of GPU container tooling, replayed on real containers: images whose directories lead
+// out of the root file system (CVE-2024-0132, -0133, -0134, CVE-2025-23359, CVE-2025-23267), that
+// change while the container is created (CVE-2026-24260), and whose environment is obeyed by what
+// runs on the host (CVE-2025-23266). runc 1.1 and crun 1.8 themselves follow an image's linked /dev
+// for the links that they make there, so what they do alone is the measure.
 
 // TestPastCVEs plays each story with each runtime.
 func TestPastCVEs(t *testing.T) {
@@ -39,8 +40,10 @@ func TestPastCVEs(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			rig.NeedRuntime(t, runtime)
 			for name, play := range map[string]func(*testing.T, *rig.Node){
-				"images that lead out of their root": imagesThatLeadOut, "images that change meanwhile": imagesThatChangeMeanwhile,
-				"images whose environment attacks": imagesWhoseEnvironmentAttacks, "mounts that are shared": sharedMounts,
+				"images that lead out of their root": imagesThatLeadOut,
+				"images that change meanwhile":       imagesThatChangeMeanwhile,
+				"images whose environment attacks":   imagesWhoseEnvironmentAttacks,
+				"mounts that are shared":             sharedMounts,
 			} {
 				t.Run(name, func(t *testing.T) { play(t, rig.NewNode(t, rig.Setup{Runtime: runtime})) })
 			}
@@ -55,7 +58,8 @@ func newCanary(t *testing.T, n *rig.Node) canary {
 	t.Helper()
 	c := canary{filepath.Join(n.Dir, "canary")}
 	must(t, os.MkdirAll(c.dir+"/ld.so.conf.d", 0o755), os.MkdirAll(c.dir+"/lib", 0o755))
-	for _, name := range []string{"passwd", "ld.so.cache", "ld.so.conf", "ld.so.conf.d/x.conf", "lib/libcuda.so.1"} {
+	for _, name := range []string{"passwd", "ld.so.cache", "ld.so.conf", "ld.so.conf.d/x.conf",
+		"lib/libcuda.so.1"} {
 		must(t, os.WriteFile(filepath.Join(c.dir, name), []byte("of the host\n"), 0o644))
 	}
 	return c
@@ -89,10 +93,13 @@ func (c canary) state(t *testing.T) []string {
 
 // beyond lists what is in one state and not in the other.
 func beyond(state, before []string) []string {
-	return slices.DeleteFunc(slices.Clone(state), func(line string) bool { return slices.Contains(before, line) })
+	return slices.DeleteFunc(slices.Clone(state), func(line string) bool {
+		return slices.Contains(before, line)
+	})
 }
 
-// obstacles are what an image can put where a tool of the host might read or write, by path in the root file system.
+// obstacles are what an image can put where a tool of the host might read or write, by path in the
+// root file system.
 func obstacles(c canary) map[string]func(root string) error {
 	all := map[string]func(string) error{}
 	instead := func(name, path string, make func(path string) error) {
@@ -114,18 +121,22 @@ func obstacles(c canary) map[string]func(root string) error {
 	for _, dir := range []string{"etc", "dev", "usr", "lib", "proc", "sys", "tmp"} {
 		instead("/"+dir+" is a link to the host", dir, link(c.dir))
 	}
-	for _, dir := range []string{"etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/local/cuda/compat", "lib64"} {
+	for _, dir := range []string{"etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu",
+		"usr/local/cuda/compat", "lib64"} {
 		instead("/"+dir+" is a link to the host", dir, link(c.dir+"/ld.so.conf.d"))
 	}
 	instead("/etc is a link upwards", "etc", link(up+c.dir))
 	instead("/usr/lib is a link through /proc", "usr/lib", link("/proc/self/root"+c.dir))
 	instead("/dev is a link upwards", "dev", link(up+c.dir))
-	for _, file := range []string{"etc/ld.so.cache", "etc/ld.so.conf", "dev/nvidia0", "dev/nvidiactl", "usr/lib/libcuda.so.1"} {
+	for _, file := range []string{"etc/ld.so.cache", "etc/ld.so.conf", "dev/nvidia0", "dev/nvidiactl",
+		"usr/lib/libcuda.so.1"} {
 		instead("/"+file+" is a link to the host", file, link(c.dir+"/ld.so.cache"))
 	}
 	for _, path := range []string{"etc", "etc/ld.so.cache", "etc/ld.so.conf.d", "dev"} {
 		instead("/"+path+" is a FIFO", path, func(path string) error { return unix.Mkfifo(path, 0o666) })
-		instead("/"+path+" is a directory", path, func(path string) error { return os.MkdirAll(path+"/deep", 0o755) })
+		instead("/"+path+" is a directory", path, func(path string) error {
+			return os.MkdirAll(path+"/deep", 0o755)
+		})
 		instead("/"+path+" is a huge file", path, func(path string) error {
 			f, err := os.Create(path)
 			if err != nil {
@@ -134,7 +145,9 @@ func obstacles(c canary) map[string]func(root string) error {
 			defer f.Close()
 			return f.Truncate(1 << 40)
 		})
-		instead("/"+path+" is a device", path, func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o666, 1<<8|5) })
+		instead("/"+path+" is a device", path, func(path string) error {
+			return unix.Mknod(path, unix.S_IFCHR|0o666, 1<<8|5)
+		})
 	}
 	return all
 }
@@ -167,7 +180,8 @@ func mountsOf(t *testing.T, b *rig.Bundle) []string {
 	return mounts
 }
 
-// wantNoneOf wants no mount of what lies in a directory of the host. The name of a place in the container proves nothing.
+// wantNoneOf wants no mount of what lies in a directory of the host. The name of a place in the
+// container proves nothing.
 func wantNoneOf(t *testing.T, mounts []string, dir string) {
 	t.Helper()
 	for _, m := range mounts {
@@ -177,8 +191,8 @@ func wantNoneOf(t *testing.T, mounts []string, dir string) {
 	}
 }
 
-// imagesThatLeadOut: a container with a grant starts exactly where the bare runtime starts one without,
-// and neither the host's files nor the mounts show a difference between the two.
+// imagesThatLeadOut: a container with a grant starts exactly where the bare runtime starts one
+// without, and neither the host's files nor the mounts show a difference between the two.
 func imagesThatLeadOut(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "1GiB")
 	all := obstacles(canary{filepath.Join(n.Dir, "canary")})
@@ -207,7 +221,8 @@ type venture struct {
 	changed []string
 }
 
-func ventured(t *testing.T, n *rig.Node, id string, obstruct func(root string) error, program func(...string) *exec.Cmd, edits ...rig.Edit) (venture, []string) {
+func ventured(t *testing.T, n *rig.Node, id string, obstruct func(root string) error,
+	program func(...string) *exec.Cmd, edits ...rig.Edit) (venture, []string) {
 	t.Helper()
 	must(t, os.RemoveAll(filepath.Join(n.Dir, "canary")))
 	c := newCanary(t, n)
@@ -226,8 +241,9 @@ func ventured(t *testing.T, n *rig.Node, id string, obstruct func(root string) e
 	return v, mounts
 }
 
-// imagesThatChangeMeanwhile: a neighbour on a shared volume exchanges a directory and a link to the host's as fast as
-// it can while containers are created. The host's files stay as they are, and no container has a mount of them.
+// imagesThatChangeMeanwhile: a neighbour on a shared volume exchanges a directory and a link to the
+// host's as fast as it can while containers are created. The host's files stay as they are, and no
+// container has a mount of them.
 func imagesThatChangeMeanwhile(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "1GiB")
 	c := newCanary(t, n)
@@ -236,7 +252,8 @@ func imagesThatChangeMeanwhile(t *testing.T, n *rig.Node) {
 	root := filepath.Join(b.Dir, "rootfs")
 	places := []string{"etc", "usr/lib", "usr/local/cuda/compat", "lib64", "var/run"}
 	for _, place := range places {
-		must(t, os.MkdirAll(filepath.Join(root, place), 0o755), os.MkdirAll(filepath.Dir(filepath.Join(root, "links", place)), 0o755),
+		must(t, os.MkdirAll(filepath.Join(root, place), 0o755),
+			os.MkdirAll(filepath.Dir(filepath.Join(root, "links", place)), 0o755),
 			os.Symlink(c.dir, filepath.Join(root, "links", place)))
 	}
 	before := c.state(t)
@@ -251,7 +268,8 @@ func imagesThatChangeMeanwhile(t *testing.T, n *rig.Node) {
 			default:
 			}
 			place := places[count%len(places)]
-			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(root, place), unix.AT_FDCWD, filepath.Join(root, "links", place), unix.RENAME_EXCHANGE) == nil {
+			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(root, place), unix.AT_FDCWD,
+				filepath.Join(root, "links", place), unix.RENAME_EXCHANGE) == nil {
 				count++
 			}
 		}
@@ -281,20 +299,23 @@ func imagesThatChangeMeanwhile(t *testing.T, n *rig.Node) {
 	t.Logf("%d containers, %d exchanges", starts, count)
 }
 
-// evilLibrary leaves a mark on the host when a process of the host loads it. A container has no such path.
+// evilLibrary leaves a mark on the host when a process of the host loads it. A container has no
+// such path.
 const evilLibrary = `#include <fcntl.h>
 unsigned la_version(unsigned v) { return v; }
 void gconv_init(void) {}
 __attribute__((constructor)) static void mark(void) { open(MARK, O_CREAT | O_WRONLY, 0600); }
 `
 
-// imagesWhoseEnvironmentAttacks: nothing that we run, or have a runtime run, obeys the image's environment, whether
-// the container has a GPU or not; and the spec that we leave has no hook that would.
+// imagesWhoseEnvironmentAttacks: nothing that we run, or have a runtime run, obeys the image's
+// environment, whether the container has a GPU or not; and the spec that we leave has no hook that
+// would.
 func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 	rig.Need(t, "gcc")
 	mark := filepath.Join(n.Dir, "mark")
 	library := filepath.Join(n.Dir, "x.so")
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", library, fmt.Sprintf("-DMARK=%q", mark), n.Write("x.c", evilLibrary)).CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", library, fmt.Sprintf("-DMARK=%q", mark),
+		n.Write("x.c", evilLibrary)).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	marked := func() bool { return os.Remove(mark) == nil }
@@ -305,8 +326,9 @@ func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 	}
 	evil := "#!/bin/sh\n: >" + mark + "\n"
 	for name, edit := range map[string][]rig.Edit{
-		"without a GPU": nil, "with a grant": {with(n.Grant("--memory", "1GiB"))}, "privileged, with a grant": {rig.Privileged, with(n.Grant("--memory", "1GiB"))},
-		"refused": {rig.Env("NVIDIA_VISIBLE_DEVICES=all")},
+		"without a GPU": nil, "with a grant": {with(n.Grant("--memory", "1GiB"))},
+		"privileged, with a grant": {rig.Privileged, with(n.Grant("--memory", "1GiB"))},
+		"refused":                  {rig.Env("NVIDIA_VISIBLE_DEVICES=all")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n.T = t
@@ -314,17 +336,22 @@ func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 			root := filepath.Join(b.Dir, "rootfs")
 			copyTo(t, library, root+"/x.so")
 			must(t, os.MkdirAll(root+"/evil", 0o755))
-			for _, program := range []string{"runc", "crun", "gpuledger", "gpuledger-hook", "ldconfig", "nvidia-smi", "sh", "true"} {
+			for _, program := range []string{"runc", "crun", "gpuledger", "gpuledger-hook", "ldconfig",
+				"nvidia-smi", "sh", "true"} {
 				must(t, os.WriteFile(root+"/evil/"+program, []byte(evil), 0o755))
 			}
 			rules := "[policy]\nmode = \"report\"\n"
 			must(t, os.WriteFile(root+"/evil/config.toml", []byte(rules), 0o644))
 			var spec specs.Spec
 			must(t, json.Unmarshal(b.Config(), &spec))
-			in := func(path string) string { return root + path } // a path of the host works for what runs there
-			spec.Process.Env = append(spec.Process.Env, "LD_PRELOAD=/proc/self/cwd/x.so:/x.so:"+in("/x.so"), "LD_AUDIT="+in("/x.so"), "LD_LIBRARY_PATH=/:"+root,
-				"GCONV_PATH="+root, "GODEBUG=execerrdot=0", "GOTRACEBACK=crash", "GOCOVERDIR="+root, "PATH=/evil:"+in("/evil"), "BASH_ENV="+in("/evil/sh"), "ENV="+in("/evil/sh"),
-				"GPULEDGER_CONFIG="+in("/evil/config.toml"), "GPULEDGER_FAILPOINT=node/bound", "XDG_RUNTIME_DIR="+root, "TMPDIR="+root)
+			// a path of the host works for what runs there
+			in := func(path string) string { return root + path }
+			spec.Process.Env = append(spec.Process.Env, "LD_PRELOAD=/proc/self/cwd/x.so:/x.so:"+in("/x.so"),
+				"LD_AUDIT="+in("/x.so"), "LD_LIBRARY_PATH=/:"+root,
+				"GCONV_PATH="+root, "GODEBUG=execerrdot=0", "GOTRACEBACK=crash", "GOCOVERDIR="+root,
+				"PATH=/evil:"+in("/evil"), "BASH_ENV="+in("/evil/sh"), "ENV="+in("/evil/sh"),
+				"GPULEDGER_CONFIG="+in("/evil/config.toml"), "GPULEDGER_FAILPOINT=node/bound",
+				"XDG_RUNTIME_DIR="+root, "TMPDIR="+root)
 			b.WriteSpec(spec)
 			ok, _ := started(t, b, n.Wrapper)
 			if want := name != "refused"; ok != want {
@@ -343,8 +370,8 @@ func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 	}
 }
 
-// wantHooksWithEnvironment wants every hook of a spec to have an environment of its own: runc 1.1 and crun hand down the
-// container's to one that has none.
+// wantHooksWithEnvironment wants every hook of a spec to have an environment of its own: runc 1.1
+// and crun hand down the container's to one that has none.
 func wantHooksWithEnvironment(t *testing.T, config []byte) {
 	t.Helper()
 	var spec specs.Spec
@@ -354,7 +381,8 @@ func wantHooksWithEnvironment(t *testing.T, config []byte) {
 	}
 	h := spec.Hooks
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
-	for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) {
+	for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer,
+		h.Poststart, h.Poststop) {
 		if len(hook.Env) == 0 || !filepath.IsAbs(hook.Path) {
 			t.Errorf("a hook without an environment, or without a whole path: %+v", hook)
 		}
@@ -378,14 +406,17 @@ func sharedMounts(t *testing.T, n *rig.Node) {
 		t.Run(propagation, func(t *testing.T) {
 			n.T = t
 			left := func(id string, program func(...string) *exec.Cmd, edits ...rig.Edit) (bool, []string) {
-				b := n.Bundle(id, append(edits, rig.Light, func(s *specs.Spec) { s.Linux.RootfsPropagation = propagation })...)
+				b := n.Bundle(id, append(edits, rig.Light, func(s *specs.Spec) {
+					s.Linux.RootfsPropagation = propagation
+				})...)
 				before := strings.Split(read(t, "/proc/self/mountinfo"), "\n")
 				ok, _ := started(t, b, program)
 				during := beyond(strings.Split(read(t, "/proc/self/mountinfo"), "\n"), before)
 				b.End()
 				after := beyond(strings.Split(read(t, "/proc/self/mountinfo"), "\n"), before)
 				for i := range during {
-					during[i] = strings.ReplaceAll(strings.Join(strings.Fields(during[i])[3:5], " on "), id, "ID")
+					during[i] = strings.ReplaceAll(strings.Join(strings.Fields(during[i])[3:5], " on "), id,
+						"ID")
 				}
 				if len(after) > 0 {
 					t.Errorf("%s leaves %q", id, after)

@@ -32,9 +32,10 @@ const (
 	perBench    = 5 // processes of a container
 )
 
-// BenchmarkDaemon is what gpuledgerd and the process that asks NVML for it cost on a node of eight GPUs at the usual interval: real
-// containers with a grant and a record for the shim each, real processes, use that moves each second, a scrape each 15 s. What the
-// driver tells is simulated. `make bench-daemon` runs it; each size takes minutes, and one round of it is enough.
+// BenchmarkDaemon is what gpuledgerd and the process that asks NVML for it cost on a node of eight
+// GPUs at the usual interval: real containers with a grant and a record for the shim each, real
+// processes, use that moves each second, a scrape each 15 s. What the driver tells is simulated.
+// `make bench-daemon` runs it; each size takes minutes, and one round of it is enough.
 func BenchmarkDaemon(b *testing.B) {
 	for _, containers := range []int{200, 800} {
 		b.Run(fmt.Sprintf("%d-processes-%d-containers", perBench*containers, containers), func(b *testing.B) {
@@ -47,7 +48,8 @@ func BenchmarkDaemon(b *testing.B) {
 
 func benchDaemon(b *testing.B, containers int) {
 	b.ReportMetric(0, "ns/op") // time is not what is measured
-	n := rig.NewNode(b, rig.Setup{GPUs: 8, Memory: "81920MiB", Config: "[daemon]\nlisten = \"127.0.0.1:0\"\n"})
+	n := rig.NewNode(b, rig.Setup{GPUs: 8, Memory: "81920MiB",
+		Config: "[daemon]\nlisten = \"127.0.0.1:0\"\n"})
 	c := crowdOf(b, n, containers)
 	d := n.Daemon("--nri", "off")
 	address := ""
@@ -69,7 +71,8 @@ func benchDaemon(b *testing.B, containers int) {
 	b.ReportMetric(slowest.Seconds()*1000, "slowest-pass-ms")
 	b.ReportMetric(c.findings().Seconds()*1000, "slowest-finding-ms")
 	load, _ := os.ReadFile("/proc/loadavg")
-	b.Logf("%d processes in %d containers for %v; load average after: %s", perBench*containers, containers, took.Round(time.Second), load)
+	b.Logf("%d processes in %d containers for %v; load average after: %s", perBench*containers, containers,
+		took.Round(time.Second), load)
 }
 
 // crowd is a node full of containers.
@@ -94,9 +97,11 @@ func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
 			ID        grant.ID
 			GPUs      []grant.Share
 		}
-		must(b, json.Unmarshal([]byte(n.Must("grant", "--json", "--gpu", fmt.Sprint(i%8), "--memory", memory.String())), &g))
+		must(b, json.Unmarshal([]byte(n.Must("grant", "--json", "--gpu", fmt.Sprint(i%8), "--memory",
+			memory.String())), &g))
 		c.record(g.ID, g.GPUs, memory/2)
-		x := n.Bundle(fmt.Sprintf("%064x", i), rig.Light, rig.Env("GPULEDGER_GRANT="+g.Reference), rig.Shell(script), func(s *specs.Spec) { s.Root.Path = root })
+		x := n.Bundle(fmt.Sprintf("%064x", i), rig.Light, rig.Env("GPULEDGER_GRANT="+g.Reference),
+			rig.Shell(script), func(s *specs.Spec) { s.Root.Path = root })
 		for _, r := range []rig.Result{x.Create(), x.Start()} {
 			if r.Code != 0 {
 				b.Fatalf("%s: %+v", x.ID, r)
@@ -107,15 +112,20 @@ func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
 	c.each = simulated.Memory(memory / (perBench + 1))
 	for i, x := range bundles {
 		var pids []int
-		rig.Eventually(b, "its processes are there", func() bool { pids = x.Processes(); return len(pids) == perBench })
+		rig.Eventually(b, "its processes are there", func() bool {
+			pids = x.Processes()
+			return len(pids) == perBench
+		})
 		for _, pid := range pids {
-			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{PID: pid, GPU: i % 8, Memory: c.each, Compute: 10})
+			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{
+				PID: pid, GPU: i % 8, Memory: c.each, Compute: 10})
 		}
 	}
 	return c
 }
 
-// Where a region has what its processes use (shim/record.h, which package limits checks against the compiler's).
+// Where a region has what its processes use (shim/record.h, which package limits checks against the
+// compiler's).
 const (
 	benchHigh, benchSlots, benchSlot = 64, 4096, 192
 )
@@ -136,7 +146,8 @@ func (c *crowd) record(id grant.ID, shares []grant.Share, used grant.Bytes) {
 	for i := range int64(perBench) {
 		put(benchSlots+i*benchSlot, uint64(used)/perBench)
 	}
-	must(c.b, unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: perBench}))
+	must(c.b, unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK,
+		&unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: perBench}))
 }
 
 func (c *crowd) tells() {
@@ -152,7 +163,8 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 	scraped := time.Now()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Second) {
 		for i := range c.use.Processes {
-			c.use.Processes[i].Memory = c.each + simulated.Memory(rand.IntN(9)-4)*simulated.Memory(grant.MiB) // around one value: nobody gets above his grant
+			// around one value: nobody gets above his grant
+			c.use.Processes[i].Memory = c.each + simulated.Memory(rand.IntN(9)-4)*simulated.Memory(grant.MiB)
 		}
 		c.tells()
 		if address == "" || time.Since(scraped) < benchScrape {
@@ -168,14 +180,16 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 	return slowest
 }
 
-// findings has somebody use a GPU outside the ledger, again and again, and gives the longest time until the audit log says so.
+// findings has somebody use a GPU outside the ledger, again and again, and gives the longest time
+// until the audit log says so.
 func (c *crowd) findings() (slowest time.Duration) {
 	was := len(c.use.Processes)
 	told := func() int {
 		text, _ := os.ReadFile(c.n.Dir + "/audit.jsonl")
 		count := 0
 		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, `"action":"found"`) && strings.Contains(line, `"finding":"outside-ledger"`) {
+			if strings.Contains(line, `"action":"found"`) &&
+				strings.Contains(line, `"finding":"outside-ledger"`) {
 				count++
 			}
 		}
@@ -183,7 +197,8 @@ func (c *crowd) findings() (slowest time.Duration) {
 	}
 	for i := range benchFinds {
 		time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
-		c.use.Processes = append(slices.Clip(c.use.Processes[:was]), simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
+		c.use.Processes = append(slices.Clip(c.use.Processes[:was]),
+			simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
 		before, began := told(), time.Now()
 		c.tells()
 		rig.Eventually(c.b, "it is found", func() bool { return told() > before })

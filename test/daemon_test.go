@@ -30,7 +30,8 @@ func entries(n *rig.Node) (found []string) {
 func TestDaemonTidiesTheLedger(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + busy})
 	released, kept := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
-	user, stays := starts(t, n.Bundle("user", with(released), rig.Light)), starts(t, n.Bundle("stays", with(kept), rig.Light))
+	user, stays := starts(t, n.Bundle("user", with(released), rig.Light)),
+		starts(t, n.Bundle("stays", with(kept), rig.Light))
 	adopted := starts(t, n.Bundle("adopted", inPod("train"), allocated("train", "1", "4GiB"), rig.Light))
 	n.Must("release", string(released.ID))
 	d := n.Daemon("--nri", "off")
@@ -52,20 +53,27 @@ func TestDaemonTidiesTheLedger(t *testing.T) {
 	n.CheckSound("after the daemon")
 }
 
-// TestDaemonTidiesBesideCreates: containers come and go under a daemon that tidies all the time, and each gets its grant.
+// TestDaemonTidiesBesideCreates: containers come and go under a daemon that tidies all the time,
+// and each gets its grant.
 func TestDaemonTidiesBesideCreates(t *testing.T) {
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + "[daemon]\nlisten = \"\"\ninterval = \"1ms\"\n"})
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts +
+		"[daemon]\nlisten = \"\"\ninterval = \"1ms\"\n"})
 	d := n.Daemon("--nri", "off")
 	for round := range torture(3) {
 		results := atOnce(6, func(i int) string {
 			g := n.Grant("--memory", "1GiB")
 			own := n.Bundle(fmt.Sprintf("own%d-%d", round, i), with(g), rig.Light)
-			adopting := n.Bundle(fmt.Sprintf("adopts%d-%d", round, i), rig.Identity(fmt.Sprintf("uid-%d", i), "team", "job", "train"), allocated("train", "1", "1GiB"), rig.Light)
+			adopting := n.Bundle(fmt.Sprintf("adopts%d-%d", round, i),
+				rig.Identity(fmt.Sprintf("uid-%d", i), "team", "job", "train"),
+				allocated("train", "1", "1GiB"), rig.Light)
 			for _, b := range []*rig.Bundle{own, adopting} {
 				if r := b.Create(); r.Code != 0 {
 					return fmt.Sprintf("create %s: %+v", b.ID, r)
 				}
-				if listed := n.Grants(); !slices.ContainsFunc(listed, func(g rig.Listed) bool { return len(g.Bindings) == 1 && g.Bindings[0].Container == b.ID }) {
+				if listed := n.Grants(); !slices.ContainsFunc(listed,
+					func(g rig.Listed) bool {
+						return len(g.Bindings) == 1 && g.Bindings[0].Container == b.ID
+					}) {
 					return fmt.Sprintf("%s runs and the ledger lists %+v", b.ID, listed)
 				}
 				b.KillInit()
@@ -95,7 +103,8 @@ func TestDaemonRefreshesTheInventory(t *testing.T) {
 	must(t, err)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
-	old := strings.Replace(string(text), strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000", 1)
+	old := strings.Replace(string(text), strings.TrimSpace(string(boot)),
+		"00000000-0000-0000-0000-000000000000", 1)
 	if old == string(text) {
 		t.Fatal("the snapshot names no boot")
 	}
@@ -104,7 +113,9 @@ func TestDaemonRefreshesTheInventory(t *testing.T) {
 	rig.Eventually(t, "a snapshot of another boot is replaced", usable)
 	must(t, os.Rename(n.Dir+"/node.json", n.Dir+"/away.json"))
 	must(t, os.Remove(snapshot))
-	rig.Eventually(t, "what cannot be refreshed is said", func() bool { return strings.Contains(d.Log(), "inventory: cannot refresh the inventory: ") })
+	rig.Eventually(t, "what cannot be refreshed is said", func() bool {
+		return strings.Contains(d.Log(), "inventory: cannot refresh the inventory: ")
+	})
 	must(t, os.Rename(n.Dir+"/away.json", n.Dir+"/node.json"))
 	rig.Eventually(t, "it is tried again", usable)
 }
@@ -122,17 +133,25 @@ func TestDaemonTakesUpItsConfiguration(t *testing.T) {
 	write(string(good) + "[polisy]\n")
 	d.Signal(syscall.SIGHUP)
 	rig.Eventually(t, "a mistake is told", func() bool {
-		return strings.Contains(d.Log(), "the configuration stays as it was") && strings.Contains(d.Log(), "unknown key")
+		return strings.Contains(d.Log(), "the configuration stays as it was") &&
+			strings.Contains(d.Log(), "unknown key")
 	})
 	write(strings.Replace(string(good), "10ms", "20ms", 1))
 	rig.Eventually(t, "a change is in force", func() bool {
-		return strings.Contains(d.Log(), "the configuration has changed and is in force") && strings.Contains(d.Log(), "interval=20ms")
+		return strings.Contains(d.Log(), "the configuration has changed and is in force") &&
+			strings.Contains(d.Log(), "interval=20ms")
 	})
 	d.Signal(syscall.SIGHUP)
-	rig.Eventually(t, "who asks is answered", func() bool { return strings.Contains(d.Log(), "the configuration is read again") })
+	rig.Eventually(t, "who asks is answered", func() bool {
+		return strings.Contains(d.Log(), "the configuration is read again")
+	})
 	write(strings.Replace(string(good), n.Dir+"/run", n.Dir+"/run2", 1))
-	rig.Eventually(t, "it has moved to another run directory", func() bool { _, err := os.Stat(n.Dir + "/run2/gpuledgerd.lock"); return err == nil })
-	if r := rig.Run(n.Command(rig.Binary(t, "gpuledgerd"), "--nri", "off")); r.Code != 1 || !strings.Contains(r.Stderr, "runs already") {
+	rig.Eventually(t, "it has moved to another run directory", func() bool {
+		_, err := os.Stat(n.Dir + "/run2/gpuledgerd.lock")
+		return err == nil
+	})
+	if r := rig.Run(n.Command(rig.Binary(t, "gpuledgerd"), "--nri", "off")); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "runs already") {
 		t.Errorf("a second daemon: %+v", r)
 	}
 	if code := d.End(syscall.SIGTERM); code != 0 {

@@ -14,15 +14,17 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// countingFUSE is a file system at a directory that counts what it is asked about files and answers with an error. A dead one
-// would let each of these wait for ever, so a test that it was asked nothing shows that nobody waits.
+// countingFUSE is a file system at a directory that counts what it is asked about files and answers
+// with an error. A dead one would let each of these wait for ever, so a test that it was asked
+// nothing shows that nobody waits.
 func countingFUSE(t *testing.T, dir string) (asked *atomic.Int32) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Skipf("misses FUSE, so it does not show that nobody waits for a dead file system: %v", err)
 	}
-	rig.Mount(t, "fuse", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd))
+	rig.Mount(t, "fuse", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other",
+		fd))
 	asked = new(atomic.Int32)
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -65,20 +67,24 @@ func serveFUSE(fd int, stop chan struct{}, asked *atomic.Int32) {
 	}
 }
 
-// TestNobodyWaitsForANeighboursFileSystem: sockets bear names that lead into a FUSE of a neighbour's, by a link as well.
-// Containers that mount other directories, its parent among them, start, and ask it nothing.
+// TestNobodyWaitsForANeighboursFileSystem: sockets bear names that lead into a FUSE of a
+// neighbour's, by a link as well. Containers that mount other directories, its parent among them,
+// start, and ask it nothing.
 func TestNobodyWaitsForANeighboursFileSystem(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	dead := n.Dir + "/shared/dead"
-	must(t, os.MkdirAll(dead+"/sub", 0o755), os.Mkdir(n.Dir+"/shared/mine", 0o755), os.Mkdir(n.Dir+"/data", 0o755), os.Symlink(dead, n.Dir+"/data/link"))
+	must(t, os.MkdirAll(dead+"/sub", 0o755), os.Mkdir(n.Dir+"/shared/mine", 0o755),
+		os.Mkdir(n.Dir+"/data", 0o755), os.Symlink(dead, n.Dir+"/data/link"))
 	listen(t, dead+"/control")
 	listen(t, n.Dir+"/data/link/sub/control")
 	asked := countingFUSE(t, dead)
 	if _, err := os.Stat(dead + "/control"); err == nil || asked.Load() == 0 {
 		t.Fatalf("the file system counts nothing: %v", err)
 	}
-	for id, source := range map[string]string{"elsewhere": n.Dir + "/data", "beside": n.Dir + "/shared/mine", "parent": n.Dir + "/shared"} {
-		b := n.Bundle(id, mount(specs.Mount{Type: "bind", Source: source, Destination: "/data", Options: []string{"bind"}}), rig.Shell("exit 0"))
+	for id, source := range map[string]string{"elsewhere": n.Dir + "/data", "beside": n.Dir + "/shared/mine",
+		"parent": n.Dir + "/shared"} {
+		b := n.Bundle(id, mount(specs.Mount{Type: "bind", Source: source, Destination: "/data",
+			Options: []string{"bind"}}), rig.Shell("exit 0"))
 		before := asked.Load()
 		if r := b.Run(); r.Code != 0 || r.Stderr != "" {
 			t.Errorf("%s: %+v", id, r)
@@ -87,7 +93,8 @@ func TestNobodyWaitsForANeighboursFileSystem(t *testing.T) {
 			t.Errorf("%s: the file system was asked %d times", id, more)
 		}
 	}
-	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "mount:/data has what may be an MPS daemon's socket in "+dead) {
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit,
+		"mount:/data has what may be an MPS daemon's socket in "+dead) {
 		t.Errorf("the parent's container is not recorded: %s", audit)
 	}
 }

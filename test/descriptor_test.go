@@ -20,7 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// node opens a device node without asking its driver, of which there is none: what matters is what the descriptor is of.
+// node opens a device node without asking its driver, of which there is none: what matters is what
+// the descriptor is of.
 func nodeAt(t *testing.T, dir string, major, minor int) *os.File {
 	t.Helper()
 	path := fmt.Sprintf("%s/c-%d-%d", dir, major, minor)
@@ -46,7 +47,8 @@ func handed(n *rig.Node, files []*os.File, env string, args ...string) rig.Resul
 func TestWhatAContainerIsHandedOpen(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-		gpu, other, control, null := nodeAt(t, n.Dir, 195, 0), nodeAt(t, n.Dir, 195, 1), nodeAt(t, n.Dir, 195, 255), nodeAt(t, n.Dir, 1, 3)
+		gpu, other, control, null := nodeAt(t, n.Dir, 195, 0), nodeAt(t, n.Dir, 195, 1),
+			nodeAt(t, n.Dir, 195, 255), nodeAt(t, n.Dir, 1, 3)
 		tty := nodeAt(t, n.Dir, 4, 0)
 		file, err := os.Create(n.Dir + "/file")
 		must(t, err)
@@ -57,10 +59,12 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 		socket, peer := os.NewFile(uintptr(both[0]), "socket"), os.NewFile(uintptr(both[1]), "socket")
 		t.Cleanup(func() { _ = file.Close(); _ = ours.Close(); _ = socket.Close(); _ = peer.Close() })
 		listeners := 0
-		create := func(name string, files []*os.File, env string, edits []rig.Edit, options ...string) (rig.Result, *rig.Bundle) {
+		create := func(name string, files []*os.File, env string, edits []rig.Edit,
+			options ...string) (rig.Result, *rig.Bundle) {
 			listeners++
 			b := n.Bundle(fmt.Sprintf("c%d", listeners), append(edits, rig.Light)...)
-			return handed(n, files, env, append(append([]string{"create"}, options...), "--bundle", b.Dir, b.ID)...), b
+			return handed(n, files, env, append(append([]string{"create"}, options...), "--bundle",
+				b.Dir, b.ID)...), b
 		}
 		for name, c := range map[string]struct {
 			files   []*os.File
@@ -105,7 +109,8 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 					cmd.Stderr = gpu
 				}
 				err := cmd.Run()
-				if text := read(t, log); err == nil || !strings.Contains(text, "refused (gpu-device-node)") || !strings.Contains(text, fmt.Sprintf("descriptor %d", stream)) {
+				if text := read(t, log); err == nil || !strings.Contains(text, "refused (gpu-device-node)") ||
+					!strings.Contains(text, fmt.Sprintf("descriptor %d", stream)) {
 					t.Errorf("stream %d: %v: %s", stream, err, text)
 				}
 				must(t, os.Remove(log))
@@ -149,7 +154,8 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 			f, err := c.(*net.UnixConn).File()
 			must(t, err)
 			defer f.Close()
-			for _, f := range []*os.File{f, openAt(t, n.Dir+"/mps/control", unix.O_PATH), openAt(t, n.Dir+"/mps", unix.O_PATH), openAt(t, n.Dir+"/mps", unix.O_RDONLY)} {
+			for _, f := range []*os.File{f, openAt(t, n.Dir+"/mps/control", unix.O_PATH),
+				openAt(t, n.Dir+"/mps", unix.O_PATH), openAt(t, n.Dir+"/mps", unix.O_RDONLY)} {
 				r, b := create("mps", []*os.File{f}, "", nil, "--preserve-fds=1")
 				wantRefused(t, r, "gpu-socket")
 				b.End()
@@ -186,12 +192,14 @@ func dialled(t *testing.T, path string) *os.File {
 	return f
 }
 
-// TestWhatADescriptorLeadsTo: what a descriptor gives its holder beside itself. Engines and systemd hand in what is harmless.
+// TestWhatADescriptorLeadsTo: what a descriptor gives its holder beside itself. Engines and systemd
+// hand in what is harmless.
 func TestWhatADescriptorLeadsTo(t *testing.T) { eachRuntime(t, testWhatADescriptorLeadsTo) }
 
 func testWhatADescriptorLeadsTo(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-	must(t, unix.Mkfifo(n.Dir+"/fifo", 0o600), os.WriteFile(n.Dir+"/log", nil, 0o644), os.WriteFile(n.Dir+"/gone", nil, 0o644), os.Mkdir(n.Dir+"/socket", 0o755))
+	must(t, unix.Mkfifo(n.Dir+"/fifo", 0o600), os.WriteFile(n.Dir+"/log", nil, 0o644),
+		os.WriteFile(n.Dir+"/gone", nil, 0o644), os.Mkdir(n.Dir+"/socket", 0o755))
 	gone := openAt(t, n.Dir+"/gone", unix.O_RDWR)
 	must(t, os.Remove(n.Dir+"/gone"))
 	listen(t, n.Dir+"/socket/notify")
@@ -214,25 +222,39 @@ func testWhatADescriptorLeadsTo(t *testing.T, runtime string) {
 		file           *os.File
 		code, recorded string
 	}{
-		"a fifo": {openAt(t, n.Dir+"/fifo", unix.O_RDWR), "", ""}, "a log": {openAt(t, n.Dir+"/log", unix.O_WRONLY|unix.O_APPEND), "", ""},
-		"a file that is removed": {gone, "", ""}, "a directory": {openAt(t, n.Dir+"/socket", unix.O_RDONLY), "", ""}, "a terminal": {openAt(t, "/dev/ptmx", unix.O_RDWR), "", ""},
-		"a socket to be activated by": {server, "", ""}, "a connection to a socket": {dialled(t, n.Dir+"/socket/notify"), "", ""},
-		"a namespace":                   {openAt(t, "/proc/self/ns/mnt", unix.O_RDONLY), "", ""},
-		"a link":                        {openAt(t, "/proc/self/exe", unix.O_PATH|unix.O_NOFOLLOW), "", ""},
-		"memory":                        {object("memfd", unix.SYS_MEMFD_CREATE, uintptr(unsafe.Pointer(&state[0])), unix.MFD_CLOEXEC, 0), "", ""},
-		"an epoll":                      {object("epoll", unix.SYS_EPOLL_CREATE1, unix.EPOLL_CLOEXEC, 0, 0), "", ""},
-		"an eventfd":                    {object("eventfd", unix.SYS_EVENTFD2, 0, unix.EFD_CLOEXEC, 0), "", ""},
-		"a process":                     {object("pidfd", unix.SYS_PIDFD_OPEN, uintptr(os.Getpid()), 0, 0), "", "node-root by descriptor:3 (a process)"},
-		"its directory":                 {openAt(t, "/proc/self/fd", unix.O_RDONLY), "", "node-root by descriptor:3 (a process)"},
-		"its memory":                    {openAt(t, "/proc/self/mem", unix.O_RDWR), "gpu-socket", ""},
-		"its environment":               {openAt(t, "/proc/self/environ", unix.O_RDONLY), "gpu-socket", ""},
-		"an io_uring":                   {object("io_uring", unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&ring)), 0), "gpu-socket", ""},
-		"a userfaultfd":                 {object("userfaultfd", unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0), "gpu-socket", ""},
-		"fanotify":                      {object("fanotify", unix.SYS_FANOTIFY_INIT, unix.FAN_CLOEXEC|unix.FAN_CLASS_NOTIF, unix.O_RDONLY, 0), "", "node-root by descriptor:3 (the files that are opened on the node)"},
-		"the node":                      {openAt(t, "/", unix.O_RDONLY), "", "node-root by descriptor:3"},
-		"above the ledger":              {openAt(t, n.Dir, unix.O_PATH), "", "node-root by descriptor:3"},
-		"the ledger":                    {openAt(t, n.Dir+"/state", unix.O_RDONLY), "gpu-socket", ""},
-		"a mount of it that is nowhere": {object("open_tree", unix.SYS_OPEN_TREE, 0, uintptr(unsafe.Pointer(&state[0])), clone), "gpu-bind-mount", ""},
+		"a fifo":                 {openAt(t, n.Dir+"/fifo", unix.O_RDWR), "", ""},
+		"a log":                  {openAt(t, n.Dir+"/log", unix.O_WRONLY|unix.O_APPEND), "", ""},
+		"a file that is removed": {gone, "", ""}, "a directory": {
+			openAt(t, n.Dir+"/socket", unix.O_RDONLY), "", ""},
+		"a terminal":                  {openAt(t, "/dev/ptmx", unix.O_RDWR), "", ""},
+		"a socket to be activated by": {server, "", ""}, "a connection to a socket": {
+			dialled(t, n.Dir+"/socket/notify"), "", ""},
+		"a namespace": {openAt(t, "/proc/self/ns/mnt", unix.O_RDONLY), "", ""},
+		"a link":      {openAt(t, "/proc/self/exe", unix.O_PATH|unix.O_NOFOLLOW), "", ""},
+		"memory": {object("memfd", unix.SYS_MEMFD_CREATE,
+			uintptr(unsafe.Pointer(&state[0])), unix.MFD_CLOEXEC, 0), "", ""},
+		"an epoll": {object("epoll", unix.SYS_EPOLL_CREATE1, unix.EPOLL_CLOEXEC, 0, 0),
+			"", ""},
+		"an eventfd": {object("eventfd", unix.SYS_EVENTFD2, 0, unix.EFD_CLOEXEC, 0), "",
+			""},
+		"a process": {object("pidfd", unix.SYS_PIDFD_OPEN, uintptr(os.Getpid()), 0, 0),
+			"", "node-root by descriptor:3 (a process)"},
+		"its directory": {openAt(t, "/proc/self/fd", unix.O_RDONLY), "",
+			"node-root by descriptor:3 (a process)"},
+		"its memory":      {openAt(t, "/proc/self/mem", unix.O_RDWR), "gpu-socket", ""},
+		"its environment": {openAt(t, "/proc/self/environ", unix.O_RDONLY), "gpu-socket", ""},
+		"an io_uring": {object("io_uring", unix.SYS_IO_URING_SETUP, 1,
+			uintptr(unsafe.Pointer(&ring)), 0), "gpu-socket", ""},
+		"a userfaultfd": {object("userfaultfd", unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0),
+			"gpu-socket", ""},
+		"fanotify": {object("fanotify", unix.SYS_FANOTIFY_INIT,
+			unix.FAN_CLOEXEC|unix.FAN_CLASS_NOTIF, unix.O_RDONLY, 0),
+			"", "node-root by descriptor:3 (the files that are opened on the node)"},
+		"the node":         {openAt(t, "/", unix.O_RDONLY), "", "node-root by descriptor:3"},
+		"above the ledger": {openAt(t, n.Dir, unix.O_PATH), "", "node-root by descriptor:3"},
+		"the ledger":       {openAt(t, n.Dir+"/state", unix.O_RDONLY), "gpu-socket", ""},
+		"a mount of it that is nowhere": {object("open_tree", unix.SYS_OPEN_TREE,
+			0, uintptr(unsafe.Pointer(&state[0])), clone), "gpu-bind-mount", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.file == nil {
@@ -247,7 +269,8 @@ func testWhatADescriptorLeadsTo(t *testing.T, runtime string) {
 				return
 			}
 			log, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-			if r.Code != 0 || r.Stderr != "" || strings.Contains(string(log), "node-root") != (c.recorded != "") || !strings.Contains(string(log), c.recorded) {
+			if r.Code != 0 || r.Stderr != "" || strings.Contains(string(log),
+				"node-root") != (c.recorded != "") || !strings.Contains(string(log), c.recorded) {
 				t.Errorf("%+v, recorded %s", r, log)
 			}
 		})
@@ -261,7 +284,8 @@ func rigStart(b *rig.Bundle) error {
 	return nil
 }
 
-// TestRuntimesHandDescriptorsOn: without the wrapper the runtimes do hand descriptors on, so that the tests above show something.
+// TestRuntimesHandDescriptorsOn: without the wrapper the runtimes do hand descriptors on, so that
+// the tests above show something.
 func TestRuntimesHandDescriptorsOn(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -271,7 +295,8 @@ func TestRuntimesHandDescriptorsOn(t *testing.T) {
 			options []string
 			want    string
 		}{
-			"preserved": {false, []string{"--preserve-fds=1"}, "3: c 195:0"}, "listening": {true, nil, "3: c 195:0"}, "not handed on": {false, nil, "3: Bad file descriptor"},
+			"preserved": {false, []string{"--preserve-fds=1"}, "3: c 195:0"},
+			"listening": {true, nil, "3: c 195:0"}, "not handed on": {false, nil, "3: Bad file descriptor"},
 		} {
 			b := n.Bundle(strings.ReplaceAll(name, " ", ""), rig.Light, runsTenant(t, "fd", "3"))
 			script := `exec "$@"`
@@ -289,21 +314,27 @@ func TestRuntimesHandDescriptorsOn(t *testing.T) {
 	})
 }
 
-// strangers are the ways by which a container without a grant gets at a descriptor of one with a grant, once both run.
+// strangers are the ways by which a container without a grant gets at a descriptor of one with a
+// grant, once both run.
 var strangers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle{
 	"by SCM_RIGHTS": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
-		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got",
+			"wait"), bindAt(shared, "/shared"))
 	},
-	"by SCM_RIGHTS, kept by another thread than the first": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
-		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "thread", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+	"by SCM_RIGHTS, kept by another thread than the first": func(t *testing.T, n *rig.Node,
+		holder *rig.Bundle, shared string) *rig.Bundle {
+		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "thread", "ready",
+			"/shared/got", "wait"), bindAt(shared, "/shared"))
 	},
 	"by pidfd_getfd": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
-		return n.Bundle(strings.Repeat("ab", 32), rig.Light, rig.NodePIDs, runsTenant(t, "pull", fmt.Sprint(holder.Init()), "3", "ready", "/shared/got", "wait"), bindAt(shared, "/shared"))
+		return n.Bundle(strings.Repeat("ab", 32), rig.Light, rig.NodePIDs,
+			runsTenant(t, "pull", fmt.Sprint(holder.Init()), "3", "ready", "/shared/got", "wait"),
+			bindAt(shared, "/shared"))
 	},
 }
 
-// TestAGPUThatAStrangerHoldsIsNotFree: the holder of an exclusive grant hands its open GPU to a container without one, and ends. No driver is here:
-// /dev/full stands for the GPU's node.
+// TestAGPUThatAStrangerHoldsIsNotFree: the holder of an exclusive grant hands its open GPU to a
+// container without one, and ends. No driver is here: /dev/full stands for the GPU's node.
 func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 	shortPaths(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
@@ -313,17 +344,22 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 				shared := n.Dir + "/shared"
 				must(t, os.Mkdir(shared, 0o777))
 				g := n.Grant("--mode", "exclusive", "--gpu", "0")
-				holder := starts(t, n.Bundle("holder", with(g), rig.Light, runsTenant(t, "open", "/dev/full", "send", "/shared/s", "wait"), bindAt(shared, "/shared")))
+				holder := starts(t, n.Bundle("holder", with(g), rig.Light,
+					runsTenant(t, "open", "/dev/full", "send", "/shared/s", "wait"),
+					bindAt(shared, "/shared")))
 				rig.Eventually(t, "the holder has its GPU", func() bool { return exists(shared + "/s") })
 				s := starts(t, stranger(t, n, holder, shared))
 				rig.Eventually(t, "the stranger has it too", func() bool { return exists(shared + "/got") })
-				decoy := starts(t, n.Bundle("decoy", rig.Light, runsTenant(t, "open", "/dev/null", "place", "/dev/full", "wait")))
+				decoy := starts(t, n.Bundle("decoy", rig.Light,
+					runsTenant(t, "open", "/dev/null", "place", "/dev/full", "wait")))
 
 				r := looked(t, n)
-				if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger || r.Findings[0].User.Container != s.ID {
+				if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger ||
+					r.Findings[0].User.Container != s.ID {
 					t.Fatalf("while the holder runs: %+v", r.Findings)
 				}
-				pid := r.Findings[0].User.Processes[0].PID // to its runtime it has ended where its first thread has
+				// to its runtime it has ended where its first thread has
+				pid := r.Findings[0].User.Processes[0].PID
 				if t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }); pid <= 1 {
 					t.Fatal(pid)
 				}
@@ -375,15 +411,18 @@ func looked(t *testing.T, n *rig.Node) watch.Report {
 	}
 	var sample grant.Sample
 	for _, g := range o.Inventory.GPUs {
-		sample.GPUs = append(sample.GPUs, grant.Usage{UUID: g.UUID, Index: g.Index, Health: grant.Healthy, Total: g.Memory})
+		sample.GPUs = append(sample.GPUs, grant.Usage{UUID: g.UUID, Index: g.Index,
+			Health: grant.Healthy, Total: g.Memory})
 	}
-	r := watch.Compare(watch.Input{Sample: sample, Processes: census.Lookup(pids), Grants: o.Grants, Inventory: o.Inventory, Open: open})
+	r := watch.Compare(watch.Input{Sample: sample, Processes: census.Lookup(pids), Grants: o.Grants,
+		Inventory: o.Inventory, Open: open})
 	must(t, opened.Ledger.SetFound(r.Outside(), r.Held()))
 	return r
 }
 
-// TestACheckpointBringsNoDeviceRules: on cgroup v1 CRIU writes those of its images, which nobody has judged, where it is told to restore the
-// properties of the container's own cgroup. CRIU itself does not run here: the runtime behind the wrapper does nothing.
+// TestACheckpointBringsNoDeviceRules: on cgroup v1 CRIU writes those of its images, which nobody
+// has judged, where it is told to restore the properties of the container's own cgroup. CRIU itself
+// does not run here: the runtime behind the wrapper does nothing.
 func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -391,7 +430,8 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 				return
 			}
 			n := rig.NewNode(t, rig.Setup{})
-			n.Config = n.Write("true.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["/bin/true"]`, 1))
+			n.Config = n.Write("true.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`,
+				`path = ["/bin/true"]`, 1))
 			for i, c := range []struct {
 				options string
 				brings  bool
@@ -400,7 +440,8 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 				{"--manage-cgroups-mode full", true}, {"--manage-cgroups-mode=strict", true},
 			} {
 				b := n.Bundle(fmt.Sprintf("c%d", i), rig.Light)
-				args := append([]string{"restore", "--image-path", n.Dir + "/images"}, strings.Fields(c.options)...)
+				args := append([]string{"restore", "--image-path", n.Dir + "/images"},
+					strings.Fields(c.options)...)
 				r := rig.Run(n.Wrapper(append(args, "--bundle", b.Dir, b.ID)...))
 				if c.brings && layout == rig.V1 {
 					wantRefused(t, r, "gpu-device-rule")
@@ -412,8 +453,8 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 	}
 }
 
-// TestOpenCgroupsMoveProcesses: without the wrapper, whoever has a file of a holder's cgroup open moves itself there and opens its GPU; with
-// it, none is handed in.
+// TestOpenCgroupsMoveProcesses: without the wrapper, whoever has a file of a holder's cgroup open
+// moves itself there and opens its GPU; with it, none is handed in.
 func TestOpenCgroupsMoveProcesses(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -422,7 +463,8 @@ func TestOpenCgroupsMoveProcesses(t *testing.T) {
 		work := starts(t, n.Bundle("work"))
 		dir := deviceCgroup(t, holder.Init())
 		for _, c := range []struct{ open, script string }{
-			{dir + "/cgroup.procs", "echo 0 >&3\n"}, {dir + "/tasks", "echo 0 >&3\n"}, {dir, "echo 0 >/proc/self/fd/3/cgroup.procs\n"},
+			{dir + "/cgroup.procs", "echo 0 >&3\n"}, {dir + "/tasks", "echo 0 >&3\n"},
+			{dir, "echo 0 >/proc/self/fd/3/cgroup.procs\n"},
 		} {
 			if !exists(c.open) {
 				continue // version 2 has no tasks
@@ -438,7 +480,8 @@ func TestOpenCgroupsMoveProcesses(t *testing.T) {
 				cmd.ExtraFiles = []*os.File{f}
 				return rig.Run(cmd)
 			}
-			words := []string{"exec", "--preserve-fds", "1", "work", "/bin/busybox", "sh", "-c", c.script + opensGPU}
+			words := []string{"exec", "--preserve-fds", "1", "work", "/bin/busybox", "sh", "-c",
+				c.script + opensGPU}
 			alone := run(n.Real(words...))
 			t.Logf("%s alone, %s: %+v", runtime, filepath.Base(c.open), alone)
 			if !strings.Contains(alone.Stdout, "c 195:0 open") {
@@ -446,7 +489,8 @@ func TestOpenCgroupsMoveProcesses(t *testing.T) {
 			}
 			wantRefused(t, run(n.Wrapper(words...)), "gpu-socket")
 			b := n.Bundle("new", rig.Light)
-			wantRefused(t, run(n.Wrapper("create", "--preserve-fds=1", "--bundle", b.Dir, b.ID)), "gpu-socket")
+			wantRefused(t, run(n.Wrapper("create", "--preserve-fds=1", "--bundle", b.Dir, b.ID)),
+				"gpu-socket")
 			b.End()
 		}
 		opensItsGPU(t, n, holder, "at the end")

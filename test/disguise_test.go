@@ -25,31 +25,38 @@ func withCrun(t *testing.T, test func(*testing.T)) {
 	}
 }
 
-// TestAMountWithIdsOfItsOwnIsNoTmpfs: crun clones the source of a mount that has ids of its own, and does not look at its type.
+// TestAMountWithIdsOfItsOwnIsNoTmpfs: crun clones the source of a mount that has ids of its own,
+// and does not look at its type.
 func TestAMountWithIdsOfItsOwnIsNoTmpfs(t *testing.T) { withCrun(t, mountsWithIds) }
 
 func mountsWithIds(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Runtime: "crun"})
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 0, Size: 1000}}
 	disguised := func(source string) rig.Edit {
-		return mount(specs.Mount{Destination: "/x", Type: "tmpfs", Source: source, UIDMappings: ids, GIDMappings: ids})
+		return mount(specs.Mount{Destination: "/x", Type: "tmpfs", Source: source,
+			UIDMappings: ids, GIDMappings: ids})
 	}
-	must(t, os.Mkdir(filepath.Join(n.Dir, "data"), 0o755), os.WriteFile(filepath.Join(n.Dir, "data/file"), nil, 0o644))
+	must(t, os.Mkdir(filepath.Join(n.Dir, "data"), 0o755),
+		os.WriteFile(filepath.Join(n.Dir, "data/file"), nil, 0o644))
 	n.Grant("--memory", "1GiB")
 	alone := n.Bundle("alone", rig.Shell("echo /x/*"), disguised(n.Dir+"/run"))
 	if r := alone.RealRun(); r.Code != 0 {
-		t.Skipf("mounts with ids of their own cannot be made here (%+v): that crun takes a tmpfs for a bind mount is not shown", r)
+		t.Skipf("mounts with ids of their own cannot be made here (%+v): that crun takes a tmpfs for a "+
+			"bind mount is not shown", r)
 	} else if !strings.Contains(r.Stdout, "/x/lock") {
 		t.Fatalf("the runtime alone shows %q of the run directory, or this test shows nothing", r.Stdout)
 	}
 	alone.RealDelete()
-	wantRefused(t, n.Bundle("tenant", rig.Shell("echo /x/*"), disguised(n.Dir+"/run")).Run(), string(grant.GPUSocket))
-	if r := n.Bundle("harmless", rig.Shell("echo /x/*"), disguised(n.Dir+"/data")).Run(); r.Code != 0 || r.Stdout != "/x/file\n" {
+	wantRefused(t, n.Bundle("tenant", rig.Shell("echo /x/*"), disguised(n.Dir+"/run")).Run(),
+		string(grant.GPUSocket))
+	if r := n.Bundle("harmless", rig.Shell("echo /x/*"), disguised(n.Dir+"/data")).Run(); r.Code != 0 ||
+		r.Stdout != "/x/file\n" {
 		t.Errorf("a directory of nobody's: %+v", r)
 	}
 }
 
-// TestAnotherNameOfTheSpec: crun takes a relative --config from where it is called, and only the usual name from the bundle.
+// TestAnotherNameOfTheSpec: crun takes a relative --config from where it is called, and only the
+// usual name from the bundle.
 func TestAnotherNameOfTheSpec(t *testing.T) { withCrun(t, anotherName) }
 
 func anotherName(t *testing.T) {
@@ -72,7 +79,8 @@ func anotherName(t *testing.T) {
 	}
 }
 
-// TestAnEngineThatHearsNothing: where refusals are only recorded a container starts, though nobody reads what is said of it.
+// TestAnEngineThatHearsNothing: where refusals are only recorded a container starts, though nobody
+// reads what is said of it.
 func TestAnEngineThatHearsNothing(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
 	b := n.Bundle("c", rig.Shell("echo started >/tmp/started"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"))

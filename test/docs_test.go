@@ -21,8 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
-// TestEveryRefusalIsExplained holds docs/refusals.md to the closed list, in its order: where several codes apply, the
-// first is told.
+// TestEveryRefusalIsExplained holds docs/refusals.md to the closed list, in its order: where
+// several codes apply, the first is told.
 func TestEveryRefusalIsExplained(t *testing.T) {
 	text, err := os.ReadFile("../docs/refusals.md")
 	if err != nil {
@@ -47,10 +47,12 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 	}
 }
 
-// TestATenantsHintsAreAddresses: whoever is refused sees a pod's event, and has no files of ours. The pages that are named are there.
+// TestATenantsHintsAreAddresses: whoever is refused sees a pod's event, and has no files of ours.
+// The pages that are named are there.
 func TestATenantsHintsAreAddresses(t *testing.T) {
 	pages := 0
-	for _, dir := range []string{"../internal/admission", "../internal/node", "../internal/nri", "../runtime", "../hook"} {
+	for _, dir := range []string{"../internal/admission", "../internal/node", "../internal/nri",
+		"../runtime", "../hook"} {
 		files, err := filepath.Glob(dir + "/*.go")
 		must(t, err)
 		for _, name := range files {
@@ -62,14 +64,16 @@ func TestATenantsHintsAreAddresses(t *testing.T) {
 			ast.Inspect(file, func(n ast.Node) bool {
 				text, isText := n.(*ast.BasicLit)
 				if isText && strings.Contains(text.Value, "docs/") {
-					t.Errorf("%s has a file of the sources in a text: %s; grant.Docs is an address", dir, text.Value)
+					t.Errorf("%s has a file of the sources in a text: %s; grant.Docs is an address", dir,
+						text.Value)
 				}
 				sum, isSum := n.(*ast.BinaryExpr)
 				if !isSum {
 					return true
 				}
 				text, isText = sum.Y.(*ast.BasicLit)
-				if page := pageName.FindString(fmt.Sprint(text)); isText && strings.HasSuffix(types.ExprString(sum.X), "grant.Docs") {
+				if page := pageName.FindString(fmt.Sprint(text)); isText &&
+					strings.HasSuffix(types.ExprString(sum.X), "grant.Docs") {
 					pages++
 					if _, err := os.Stat("../docs/" + page); err != nil || page == "" {
 						t.Errorf("%s names a page that is not there: %s", dir, text.Value)
@@ -86,8 +90,9 @@ func TestATenantsHintsAreAddresses(t *testing.T) {
 
 var pageName = regexp.MustCompile(`[a-z]+\.md`)
 
-// TestEveryKeyIsDocumented holds docs/configuration.md to the configuration: each key that can be set has a row, with the default that
-// configs/config.toml shows, and no row is about anything else.
+// TestEveryKeyIsDocumented holds docs/configuration.md to the configuration: each key that can be
+// set has a row, with the default that configs/config.toml shows, and no row is about anything
+// else.
 func TestEveryKeyIsDocumented(t *testing.T) {
 	told := map[string]string{}
 	for _, row := range keyRow.FindAllStringSubmatch(read(t, "../docs/configuration.md"), -1) {
@@ -171,7 +176,8 @@ func shownDefaults(file string) map[string]string {
 func TestManualsNameEveryStage(t *testing.T) {
 	page := read(t, "../docs/man/gpuledger-hook.md")
 	help := rig.Run(exec.Command(rig.Binary(t, "gpuledger-hook"), "--help"))
-	stages := regexp.MustCompile(`(createRuntime|prestart|precreate|poststop)`).FindAllString(help.Stdout+help.Stderr, -1)
+	stages := regexp.MustCompile(`(createRuntime|prestart|precreate|poststop)`).FindAllString(help.Stdout+
+		help.Stderr, -1)
 	if len(stages) < 4 {
 		t.Fatalf("the help names %v: %+v", stages, help)
 	}
@@ -182,13 +188,15 @@ func TestManualsNameEveryStage(t *testing.T) {
 	}
 }
 
-// TestInstallIsOneText: `make test-packages` types docs/install.md, so each command that the README shows for a node is one of that page's. No
-// engine takes more than five commands, and Docker, which nothing types there, takes those of containerd.
+// TestInstallIsOneText: `make test-packages` types docs/install.md, so each command that the README
+// shows for a node is one of that page's. No engine takes more than five commands, and Docker,
+// which nothing types there, takes those of containerd.
 func TestInstallIsOneText(t *testing.T) {
 	readme, page := read(t, "../README.md"), read(t, "../docs/install.md")
 	ofEngine := map[string][]string{}
 	typed := map[string]bool{}
-	for _, section := range []string{"containerd", "CRI-O", "Podman", "Docker", "A container's share", "A pod's share", "Remove"} {
+	for _, section := range []string{"containerd", "CRI-O", "Podman", "Docker", "A container's share",
+		"A pod's share", "Remove"} {
 		steps := transcript.Steps(page, section)
 		if len(steps) == 0 {
 			t.Errorf("docs/install.md has no commands in %q", section)
@@ -203,8 +211,10 @@ func TestInstallIsOneText(t *testing.T) {
 			t.Errorf("docs/install.md has %d commands for %s", len(ofEngine[engine]), engine)
 		}
 	}
-	if docker := strings.ReplaceAll(strings.Join(ofEngine["containerd"], "\n"), "containerd", "docker"); !strings.HasPrefix(strings.Join(ofEngine["Docker"], "\n"), docker) {
-		t.Errorf("docs/install.md has for Docker\n%q\nand for containerd\n%q", ofEngine["Docker"], ofEngine["containerd"])
+	if docker := strings.ReplaceAll(strings.Join(ofEngine["containerd"], "\n"), "containerd",
+		"docker"); !strings.HasPrefix(strings.Join(ofEngine["Docker"], "\n"), docker) {
+		t.Errorf("docs/install.md has for Docker\n%q\nand for containerd\n%q", ofEngine["Docker"],
+			ofEngine["containerd"])
 	}
 	shown := 0
 	for _, section := range []string{"Install", "A share of a GPU"} {
@@ -221,7 +231,8 @@ func TestInstallIsOneText(t *testing.T) {
 	}
 }
 
-// TestManifestsAreExamples: what these pages show of a claim or a pod is part of an example's manifest.
+// TestManifestsAreExamples: what these pages show of a claim or a pod is part of an example's
+// manifest.
 func TestManifestsAreExamples(t *testing.T) {
 	var manifests strings.Builder
 	examples, err := filepath.Glob("../kube/manifests/examples/*.yaml")
@@ -229,7 +240,8 @@ func TestManifestsAreExamples(t *testing.T) {
 	for _, name := range examples {
 		manifests.WriteString(read(t, name))
 	}
-	for _, name := range []string{"README.md", "docs/kubernetes-quickstart.md", "docs/kubernetes.md", "docs/requesting.md"} {
+	for _, name := range []string{"README.md", "docs/kubernetes-quickstart.md", "docs/kubernetes.md",
+		"docs/requesting.md"} {
 		parts := strings.Split(read(t, "../"+name), "```yaml\n")[1:]
 		if len(parts) == 0 {
 			t.Errorf("%s shows no manifest", name)
@@ -246,7 +258,9 @@ func TestManifestsAreExamples(t *testing.T) {
 // TestManualSaysWhatHelpSays: every command, its description and its options stand in gpuledger(8).
 func TestManualSaysWhatHelpSays(t *testing.T) {
 	program := rig.Binary(t, "gpuledger")
-	help := func(args ...string) string { return rig.Run(exec.Command(program, append(args, "--help")...)).Stdout }
+	help := func(args ...string) string {
+		return rig.Run(exec.Command(program, append(args, "--help")...)).Stdout
+	}
 	page := letters(rig.Run(exec.Command(program, "man")).Stdout)
 	compared := 0
 	var compare func(path []string)
@@ -256,7 +270,8 @@ func TestManualSaysWhatHelpSays(t *testing.T) {
 			for line := range strings.Lines(under(text, part)) {
 				compared++
 				line, _, _ = strings.Cut(line, "(default") // which the page sets in its own way
-				if option, _, is := strings.Cut(strings.TrimSpace(line), "  "); is && strings.HasPrefix(option, "-") {
+				if option, _, is := strings.Cut(strings.TrimSpace(line), "  "); is &&
+					strings.HasPrefix(option, "-") {
 					line = strings.Fields(option)[0]
 				}
 				if !strings.Contains(page, letters(line)) {
@@ -297,7 +312,8 @@ func TestDocumentsLinkToWhatIsThere(t *testing.T) {
 	}
 	decisions, _ := filepath.Glob("../docs/adr/*.md")
 	linked := map[string]bool{}
-	for _, document := range append(append(documents, decisions...), "../README.md", "../CHANGELOG.md", "../CONTRIBUTING.md") {
+	for _, document := range append(append(documents, decisions...), "../README.md", "../CHANGELOG.md",
+		"../CONTRIBUTING.md") {
 		for _, found := range link.FindAllStringSubmatch(read(t, document), -1) {
 			target := filepath.Join(filepath.Dir(document), found[1])
 			linked[target] = linked[target] || target != filepath.Clean(document)
@@ -313,10 +329,12 @@ func TestDocumentsLinkToWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestLinksLeadToHeadings: a link with an anchor leads to a heading of that page, as GitHub names its headings.
+// TestLinksLeadToHeadings: a link with an anchor leads to a heading of that page, as GitHub names
+// its headings.
 func TestLinksLeadToHeadings(t *testing.T) {
 	var pages []string
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/adr/*.md", "../packaging/kubernetes/*.md"} {
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/adr/*.md",
+		"../packaging/kubernetes/*.md"} {
 		found, err := filepath.Glob(pattern)
 		must(t, err)
 		pages = append(pages, found...)
@@ -347,7 +365,8 @@ func headings(page string) (anchors []string) {
 			inBlock = !inBlock
 		}
 		if title := strings.TrimLeft(line, "#"); title != line && !inBlock {
-			title = regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), "")
+			title = regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(
+				strings.ToLower(strings.TrimSpace(title)), "")
 			anchors = append(anchors, strings.ReplaceAll(title, " ", "-"))
 		}
 	}

@@ -58,9 +58,11 @@ func (r row) identity(spec *specs.Spec) {
 	case 4:
 		namespace, pod, uid, container = part[0], part[1], part[2], part[3]
 	}
-	keys := map[string]string{"cri.container-type": "container", "cri.sandbox-uid": uid, "cri.sandbox-namespace": namespace, "cri.sandbox-name": pod, "cri.container-name": container}
+	keys := map[string]string{"cri.container-type": "container", "cri.sandbox-uid": uid,
+		"cri.sandbox-namespace": namespace, "cri.sandbox-name": pod, "cri.container-name": container}
 	if r.Engine == "cri-o" {
-		keys = map[string]string{"cri-o.ContainerType": "container", "pod.uid": uid, "pod.namespace": namespace, "pod.name": pod, "container.name": container}
+		keys = map[string]string{"cri-o.ContainerType": "container", "pod.uid": uid,
+			"pod.namespace": namespace, "pod.name": pod, "container.name": container}
 	}
 	for key, value := range keys {
 		rig.Annotation("io.kubernetes."+key, value)(spec)
@@ -112,7 +114,8 @@ func parseMount(text string) specs.Mount {
 	if len(strings.Fields(text)) > 2 {
 		words = append(strings.Fields(text), "bind")
 	}
-	return specs.Mount{Source: words[0], Destination: words[1], Options: strings.Split(words[2], ","), Type: strings.TrimPrefix(words[3], "-")}
+	return specs.Mount{Source: words[0], Destination: words[1], Options: strings.Split(words[2], ","),
+		Type: strings.TrimPrefix(words[3], "-")}
 }
 
 // addHook adds "STAGE PATH ARG...".
@@ -122,8 +125,10 @@ func addHook(t *testing.T, spec *specs.Spec, words []string) {
 		spec.Hooks = &specs.Hooks{}
 	}
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
-	stages := map[string]*[]specs.Hook{"prestart": &spec.Hooks.Prestart, "createRuntime": &spec.Hooks.CreateRuntime, "createContainer": &spec.Hooks.CreateContainer,
-		"startContainer": &spec.Hooks.StartContainer, "poststart": &spec.Hooks.Poststart, "poststop": &spec.Hooks.Poststop}
+	stages := map[string]*[]specs.Hook{"prestart": &spec.Hooks.Prestart,
+		"createRuntime": &spec.Hooks.CreateRuntime, "createContainer": &spec.Hooks.CreateContainer,
+		"startContainer": &spec.Hooks.StartContainer, "poststart": &spec.Hooks.Poststart,
+		"poststop": &spec.Hooks.Poststop}
 	stage := stages[words[0]]
 	if stage == nil {
 		t.Fatalf("no hook stage %q", words[0])

@@ -19,7 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// drivenNode is a node of whose driver NVML can limit the memory of cgroups (R615), on cgroup v2. Its inventory is NVML's.
+// drivenNode is a node of whose driver NVML can limit the memory of cgroups (R615), on cgroup v2.
+// Its inventory is NVML's.
 type drivenNode struct{ *gpuNode }
 
 func newDrivenNode(t *testing.T, s rig.Setup) drivenNode { return nodeOfDriver(t, "615.71.09", s) }
@@ -50,9 +51,11 @@ func nodeOfDriver(t *testing.T, version string, s rig.Setup) drivenNode {
 	n := drivenNode{&gpuNode{Node: rig.NewNode(t, s), built: built}}
 	n.Env = append(n.Env, "FAKEDRIVER_DIR="+n.Dir+"/book")
 	must(t, os.Mkdir(n.Dir+"/book", 0o777))
-	must(t, os.WriteFile(n.Dir+"/book/devices", []byte("GPU-00000000-fa4e-d41e-0000-000000000001 16384 Stand-in\n"+
-		"GPU-00000000-fa4e-d41e-0000-000000000002 16384 Stand-in\ncontext 1\n"), 0o644))
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "source = \"simulated\"\n", "source = \"nvml\"\ndriver_root = \""+driver+"\"\n", 1))
+	must(t, os.WriteFile(n.Dir+"/book/devices",
+		[]byte("GPU-00000000-fa4e-d41e-0000-000000000001 16384 Stand-in\n"+
+			"GPU-00000000-fa4e-d41e-0000-000000000002 16384 Stand-in\ncontext 1\n"), 0o644))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "source = \"simulated\"\n",
+		"source = \"nvml\"\ndriver_root = \""+driver+"\"\n", 1))
 	n.Must("inventory", "refresh")
 	return n
 }
@@ -67,7 +70,9 @@ func (n drivenNode) driven() *rig.Daemon {
 
 func (n drivenNode) answers() {
 	n.T.Helper()
-	rig.Eventually(n.T, "gpuledgerd answers", func() bool { return cgmem.Listens(n.Dir+"/run/limit.sock") == nil })
+	rig.Eventually(n.T, "gpuledgerd answers", func() bool {
+		return cgmem.Listens(n.Dir+"/run/limit.sock") == nil
+	})
 }
 
 // cgroup is the directory of a container's.
@@ -118,19 +123,22 @@ func (n drivenNode) leaves() string {
 func (n drivenNode) refused(b *rig.Bundle, r grant.Reference, why string) {
 	n.T.Helper()
 	got := b.Run()
-	if got.Code == 0 || got.Stdout != "" || !strings.Contains(got.Stderr, "limit-unenforceable") || !strings.Contains(got.Stderr, why) {
+	if got.Code == 0 || got.Stdout != "" || !strings.Contains(got.Stderr, "limit-unenforceable") ||
+		!strings.Contains(got.Stderr, why) {
 		n.T.Errorf("%s: %+v, want %s", b.ID, got, why)
 	}
 	n.untouched(b, r)
 }
 
-// TestTheDriversLimits: what the driver itself limits, on cgroup v2, from the create to the end of the cgroup.
+// TestTheDriversLimits: what the driver itself limits, on cgroup v2, from the create to the end of
+// the cgroup.
 func TestTheDriversLimits(t *testing.T) {
 	if rig.Under(t, rig.V2) {
 		return
 	}
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
-	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755), os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
+	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
+		os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run("behind "+runtime, func(t *testing.T) {
 			rig.NeedRuntime(t, runtime)
@@ -158,8 +166,9 @@ func TestTheDriversLimits(t *testing.T) {
 	}
 }
 
-// driverLimits: each of its GPUs, before anything in it runs, by its grant and nothing else; a static program and one without
-// an environment as well, because nothing of ours is in the container.
+// driverLimits: each of its GPUs, before anything in it runs, by its grant and nothing else; a
+// static program and one without an environment as well, because nothing of ours is in the
+// container.
 func driverLimits(t *testing.T, runtime string) {
 	n := newDrivenNode(t, rig.Setup{Runtime: runtime, Config: "[enforcement]\nshim = \"{shim}\"\n"})
 	r := n.Grant("--memory", "6GiB", "--gpus", "2")
@@ -170,7 +179,8 @@ func driverLimits(t *testing.T, runtime string) {
 	if got := n.strengthOf(r); got != "driver" {
 		t.Errorf("a grant has strength %q", got)
 	}
-	b := n.holding("c", r, "/bin/gpu total free 3072 3071 1; /bin/gpu-static 3072 3071; exec /bin/busybox env -i /bin/gpu 3072 3071")
+	b := n.holding("c", r, "/bin/gpu total free 3072 3071 1; /bin/gpu-static 3072 3071; exec /bin/busybox "+
+		"env -i /bin/gpu 3072 3071")
 	if said := b.Explain().Stdout; !strings.Contains(said, "strength driver") {
 		t.Error(said)
 	}
@@ -191,7 +201,8 @@ func driverLimits(t *testing.T, runtime string) {
 	b.Delete()
 	n.free(r)
 	// A context is 1 MiB, which the driver counts; it shows the limit as the GPU's size.
-	const want = "GPU 0 total 3072 MiB (0)\nGPU 1 total 3072 MiB (0)\nfree 3071 of 3072 MiB (0)\n3072 MiB: 2\n3071 MiB: 0\n1 MiB: 2\n3072 MiB: 2\n3071 MiB: 0\n3072 MiB: 2\n3071 MiB: 0\n"
+	const want = "GPU 0 total 3072 MiB (0)\nGPU 1 total 3072 MiB (0)\nfree 3071 of 3072 MiB (0)\n3072 MiB: " +
+		"2\n3071 MiB: 0\n1 MiB: 2\n3072 MiB: 2\n3071 MiB: 0\n3072 MiB: 2\n3071 MiB: 0\n"
 	if got := b.Run(); got.Stdout != want || got.Code != 0 {
 		t.Errorf("%+v, want\n%s", got, want)
 	}
@@ -200,8 +211,8 @@ func driverLimits(t *testing.T, runtime string) {
 	n.CheckSound("after a limit of the driver's")
 }
 
-// wantHook: the spec has one hook, with an environment of its own, and no part of the shim. That of a container that the driver does
-// not limit has none.
+// wantHook: the spec has one hook, with an environment of its own, and no part of the shim. That of
+// a container that the driver does not limit has none.
 func (n drivenNode) wantHook(b *rig.Bundle) {
 	n.T.Helper()
 	var spec specs.Spec
@@ -209,10 +220,12 @@ func (n drivenNode) wantHook(b *rig.Bundle) {
 		n.T.Fatal(err)
 	}
 	h := spec.Hooks
-	if h == nil || len(h.CreateRuntime) != 1 || len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) != 0 {
+	if h == nil || len(h.CreateRuntime) != 1 || len(h.CreateContainer)+len(h.StartContainer)+len(h.Poststart)+
+		len(h.Poststop) != 0 {
 		n.T.Fatalf("the hooks are %+v", h)
 	}
-	if one := h.CreateRuntime[0]; len(one.Env) != 1 || one.Env[0] != "GPULEDGER_CONFIG="+n.Config || !slices.Equal(one.Args, []string{"gpuledger-hook", "limit"}) || one.Timeout == nil {
+	if one := h.CreateRuntime[0]; len(one.Env) != 1 || one.Env[0] != "GPULEDGER_CONFIG="+n.Config ||
+		!slices.Equal(one.Args, []string{"gpuledger-hook", "limit"}) || one.Timeout == nil {
 		n.T.Errorf("the hook is %+v", one)
 	}
 	for _, m := range spec.Mounts {
@@ -222,21 +235,25 @@ func (n drivenNode) wantHook(b *rig.Bundle) {
 	}
 }
 
-// neighboursApart: two containers with different limits, what one asks beyond its own fails in it and touches nobody.
-// What a tenant says of limits changes none.
+// neighboursApart: two containers with different limits, what one asks beyond its own fails in it
+// and touches nobody. What a tenant says of limits changes none.
 func neighboursApart(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	one, two := n.Grant("--memory", "4GiB", "--gpu", "0"), n.Grant("--memory", "8GiB", "--gpu", "0")
-	hostile := rig.Env("CUDA_MPS_PIPE_DIRECTORY=/tmp/x", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=64G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100",
-		"NVIDIA_GPU_MEMORY_LIMIT=64GiB", "NVIDIA_GPU_MEMORY_REQUEST=64GiB", "GPULEDGER_CONFIG=/nowhere", "GPULEDGER_LIMIT=none", "FAKEDRIVER_X=1")
-	first, second := n.holding("one", one, "exec /bin/gpu serve", hostile), n.holding("two", two, "exec /bin/gpu-static serve")
+	hostile := rig.Env("CUDA_MPS_PIPE_DIRECTORY=/tmp/x", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=64G",
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100",
+		"NVIDIA_GPU_MEMORY_LIMIT=64GiB", "NVIDIA_GPU_MEMORY_REQUEST=64GiB", "GPULEDGER_CONFIG=/nowhere",
+		"GPULEDGER_LIMIT=none", "FAKEDRIVER_X=1")
+	first, second := n.holding("one", one, "exec /bin/gpu serve", hostile),
+		n.holding("two", two, "exec /bin/gpu-static serve")
 	start(t, first)
 	start(t, second)
 	if got := n.limit(0, "one") + n.limit(0, "two") + n.limit(1, "one"); got != hard(4096)+hard(8192)+lifted {
 		t.Errorf("the limits are %s", got)
 	}
-	if a, b, c := ask(t, first, 1, 4096), ask(t, first, 2, 4095), ask(t, first, 3, 1); a != outOfReach || b != had || c != outOfReach {
+	if a, b, c := ask(t, first, 1, 4096), ask(t, first, 2, 4095), ask(t, first, 3, 1); a != outOfReach ||
+		b != had || c != outOfReach {
 		t.Errorf("the first: %s %s %s", a, b, c)
 	}
 	if a, b := ask(t, second, 1, 8192), ask(t, second, 2, 8191); a != outOfReach || b != had {
@@ -255,21 +272,24 @@ func neighboursApart(t *testing.T) {
 	}
 }
 
-// noDaemonNoStart: a container that only the driver can hold does not start without who sets its limit; which is known at the
-// create, or when the hook asks.
+// noDaemonNoStart: a container that only the driver can hold does not start without who sets its
+// limit; which is known at the create, or when the hook asks.
 func noDaemonNoStart(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Config: "[enforcement]\nshim = \"{shim}\"\nlimit = \"driver\"\n"})
 	r := n.Grant("--memory", "4GiB")
-	n.refused(n.holding("none", r, "echo started"), r, "gpuledgerd does not answer at "+n.Dir+"/run/limit.sock")
+	n.refused(n.holding("none", r, "echo started"), r, "gpuledgerd does not answer at "+n.Dir+
+		"/run/limit.sock")
 	start(t, n.Bundle("bare")) // who reaches no GPU needs nobody
 
 	d := n.driven()
 	b, held := n.between("gone", r, "echo started", func() { d.End(syscall.SIGKILL) })
-	if held.Code == 0 || !strings.Contains(held.Stderr, "limit-unenforceable") || !strings.Contains(held.Stderr, "gpuledgerd does not answer") {
+	if held.Code == 0 || !strings.Contains(held.Stderr, "limit-unenforceable") ||
+		!strings.Contains(held.Stderr, "gpuledgerd does not answer") {
 		t.Errorf("gone between: %+v", held)
 	}
 	n.untouched(b, r)
-	if said := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(said, "the driver's memory limit cannot be set") {
+	if said := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(said,
+		"the driver's memory limit cannot be set") {
 		t.Errorf("the audit log does not say it: %s", said)
 	}
 
@@ -279,8 +299,10 @@ func noDaemonNoStart(t *testing.T) {
 	}
 }
 
-// between runs a container and does something after it was admitted and before its limit is asked for.
-func (n drivenNode) between(id string, r grant.Reference, script string, do func()) (*rig.Bundle, rig.Result) {
+// between runs a container and does something after it was admitted and before its limit is asked
+// for.
+func (n drivenNode) between(id string, r grant.Reference, script string,
+	do func()) (*rig.Bundle, rig.Result) {
 	go_ := n.Dir + "/go-" + id
 	edit, waits := n.HeldUntil(go_)
 	b := n.holding(id, r, script, edit)
@@ -297,18 +319,21 @@ func driverRefuses(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
-	for wish, why := range map[string]string{"fail": "cannot set the limit of", "ignore": "the driver was asked to limit"} {
+	for wish, why := range map[string]string{"fail": "cannot set the limit of",
+		"ignore": "the driver was asked to limit"} {
 		n.Write("book/limits", wish)
 		n.refused(n.holding(wish, r, "echo started"), r, why)
 	}
 	must(t, os.Remove(n.Dir+"/book/limits"))
-	// What is to be limited cannot be written down, as on a full disk: after a crash nobody would know to clear it.
+	// What is to be limited cannot be written down, as on a full disk: after a crash nobody would
+	// know to clear it.
 	noted := n.Dir + "/run/driver-limits.json"
 	_ = os.Remove(noted)
 	must(t, os.MkdirAll(noted+"/in the way", 0o700))
 	n.refused(n.holding("unwritten", r, "echo started"), r, "cannot write down what is to be limited")
 	must(t, os.RemoveAll(noted))
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n", "[policy]\nmode = \"report\"\n[enforcement]\n", 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n",
+		"[policy]\nmode = \"report\"\n[enforcement]\n", 1))
 	report := n.holding("report", r, "exec /bin/gpu serve")
 	n.Write("book/limits", "fail")
 	start(t, report) // nothing is enforced, and nothing else is said
@@ -335,31 +360,39 @@ func driftIsPutRight(t *testing.T) {
 		n.limit(0, "c", word)
 		rig.Eventually(t, "the limit is put right", func() bool { return n.limit(0, "c") == hard(4096) })
 		for _, action := range []string{"found", "over"} {
-			rig.Eventually(t, "it is said: "+action, func() bool { return len(findings(t, n.Node, action, "limit-changed")) == i+1 })
+			rig.Eventually(t, "it is said: "+action, func() bool {
+				return len(findings(t, n.Node, action, "limit-changed")) == i+1
+			})
 		}
 	}
-	if f := findings(t, n.Node, "found", "limit-changed"); !strings.Contains(fmt.Sprint(f), "somebody else has changed it; it is set again") {
+	if f := findings(t, n.Node, "found", "limit-changed"); !strings.Contains(fmt.Sprint(f),
+		"somebody else has changed it; it is set again") {
 		t.Errorf("%+v", f)
 	}
-	siteOf(t, d).eventually("/metrics", `gpuledger_findings_total{kind="limit-changed"} 2`, `strength="driver"} 1`)
+	siteOf(t, d).eventually("/metrics", `gpuledger_findings_total{kind="limit-changed"} 2`,
+		`strength="driver"} 1`)
 	if got := ask(t, b, 1, 4096); got != outOfReach {
 		t.Errorf("beyond it: %s", got)
 	}
 }
 
-// grantChanges: at once, in both directions; and where the driver cannot be told the grant stays what it was.
+// grantChanges: at once, in both directions; and where the driver cannot be told the grant stays
+// what it was.
 func grantChanges(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
 	r := n.Grant("--memory", "8GiB", "--gpus", "2")
 	b := n.holding("c", r, "exec /bin/gpu serve")
 	start(t, b)
-	update := func(memory string) rig.Result { return n.CLI("grant", "--update", string(r.ID), "--memory", memory) }
+	update := func(memory string) rig.Result {
+		return n.CLI("grant", "--update", string(r.ID), "--memory", memory)
+	}
 	for _, c := range []struct {
 		memory string
 		mib    int
 	}{{"4GiB", 2048}, {"12GiB", 6144}} {
-		if got := update(c.memory); got.Code != 0 || n.limit(0, "c") != hard(c.mib) || n.limit(1, "c") != hard(c.mib) {
+		if got := update(c.memory); got.Code != 0 || n.limit(0, "c") != hard(c.mib) ||
+			n.limit(1, "c") != hard(c.mib) {
 			t.Errorf("%s: %+v, %s", c.memory, got, n.limit(0, "c"))
 		}
 	}
@@ -372,7 +405,8 @@ func grantChanges(t *testing.T) {
 	}
 	must(t, os.Remove(n.Dir+"/book/limits"))
 	d.End(syscall.SIGKILL)
-	if got := update("4GiB"); got.Code == 0 || !strings.Contains(got.Stderr, "gpuledgerd does not answer") || n.Grants()[0].GPUs[0].Memory != 6*grant.GiB {
+	if got := update("4GiB"); got.Code == 0 || !strings.Contains(got.Stderr, "gpuledgerd does not answer") ||
+		n.Grants()[0].GPUs[0].Memory != 6*grant.GiB {
 		t.Errorf("without gpuledgerd: %+v, %+v", got, n.Grants())
 	}
 	if n.limit(0, "c") != hard(6144) {
@@ -380,8 +414,8 @@ func grantChanges(t *testing.T) {
 	}
 }
 
-// limitsOutliveTheDaemon: one that is killed between the setting and the start, and the one after it, which looks after what the
-// first has set.
+// limitsOutliveTheDaemon: one that is killed between the setting and the start, and the one after
+// it, which looks after what the first has set.
 func limitsOutliveTheDaemon(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -405,21 +439,27 @@ func limitsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// clearedBeforeTheCgroup: when the real runtime is told to delete, the driver holds nothing of the container any more.
+// clearedBeforeTheCgroup: when the real runtime is told to delete, the driver holds nothing of the
+// container any more.
 func clearedBeforeTheCgroup(t *testing.T) {
-	n := newDrivenNode(t, rig.Setup{Config: "[daemon]\nlisten = \"\"\ninterval = \"1h\"\n"}) // it does nothing unasked
+	// it does nothing unasked
+	n := newDrivenNode(t, rig.Setup{Config: "[daemon]\nlisten = \"\"\ninterval = \"1h\"\n"})
 	real, err := exec.LookPath("runc")
 	must(t, err)
 	smi, _ := filepath.Glob(n.built + "/driver-615*/usr/bin/nvidia-smi")
 	lib, _ := filepath.Glob(n.built + "/driver-615*/usr/lib/*")
 	must(t, os.Mkdir(n.Dir+"/bin", 0o755))
-	must(t, os.WriteFile(n.Dir+"/bin/runc", []byte(fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' delete '*) LD_LIBRARY_PATH=%s FAKEDRIVER_DIR=%s/book %s memory-limits 0 %s >%s/at-delete ;; esac\nexec %s \"$@\"\n",
+	must(t, os.WriteFile(n.Dir+"/bin/runc", []byte(fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' delete '*) "+
+		"LD_LIBRARY_PATH=%s FAKEDRIVER_DIR=%s/book %s memory-limits 0 %s >%s/at-delete ;; esac\nexec "+
+		"%s \"$@\"\n",
 		lib[0], n.Dir, smi[0], n.cgroup("c"), n.Dir, real)), 0o755))
-	n.Write("config.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["`+n.Dir+`/bin/runc"]`, 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["`+n.Dir+
+		`/bin/runc"]`, 1))
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
 	b := n.holding("c", r, "exec /bin/gpu serve")
-	// A delete waits for gpuledgerd no longer than 100 ms, which a busy machine may need for less: one of several has to come through.
+	// A delete waits for gpuledgerd no longer than 100 ms, which a busy machine may need for less:
+	// one of several has to come through.
 	rig.Eventually(t, "it is cleared at the delete", func() bool {
 		start(t, b)
 		b.KillInit()
@@ -437,7 +477,8 @@ func clearedBeforeTheCgroup(t *testing.T) {
 	}
 }
 
-// clearedAfterACrash: whoever comes next finds what has to be cleared, and no sooner than nobody is in it.
+// clearedAfterACrash: whoever comes next finds what has to be cleared, and no sooner than nobody is
+// in it.
 func clearedAfterACrash(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -462,11 +503,13 @@ func clearedAfterACrash(t *testing.T) {
 	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
 }
 
-// drivenPoints are dangerous lines that only a node with the driver's limits passes. killedOnTheWay kills at each of them.
-var drivenPoints = []string{"node/driven-put", "limiter/recorded", "limiter/set", "limiter/cleared", "node/driven-lowered"}
+// drivenPoints are dangerous lines that only a node with the driver's limits passes. killedOnTheWay
+// kills at each of them.
+var drivenPoints = []string{"node/driven-put", "limiter/recorded", "limiter/set", "limiter/cleared",
+	"node/driven-lowered"}
 
-// killedOnTheWay: whoever dies on the way to a limit, the container does not start; whoever dies while a grant changes, the next
-// pass has the driver say what the ledger says.
+// killedOnTheWay: whoever dies on the way to a limit, the container does not start; whoever dies
+// while a grant changes, the next pass has the driver say what the ledger says.
 func killedOnTheWay(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Tags: []string{"failpoint"}})
 	dying := func(point string) drivenNode {
@@ -499,14 +542,20 @@ func killedOnTheWay(t *testing.T) {
 	n.untouched(killed, r)
 
 	start(t, b)
-	if got := dying(drivenPoints[4]).CLI("grant", "--update", string(r.ID), "--memory", "2GiB"); !got.Killed() || n.Grants()[0].GPUs[0].Memory != 4*grant.GiB {
+	if got := dying(drivenPoints[4]).CLI("grant", "--update", string(r.ID), "--memory",
+		"2GiB"); !got.Killed() || n.Grants()[0].GPUs[0].Memory != 4*grant.GiB {
 		t.Errorf("before the ledger says it: %+v, %+v", got, n.Grants())
 	}
-	rig.Eventually(t, "the driver says what the ledger says", func() bool { return n.limit(0, "c") == hard(4096) })
-	if got := dying(drivenPoints[0]).CLI("grant", "--update", string(r.ID), "--memory", "2GiB"); !got.Killed() {
+	rig.Eventually(t, "the driver says what the ledger says", func() bool {
+		return n.limit(0, "c") == hard(4096)
+	})
+	if got := dying(drivenPoints[0]).CLI("grant", "--update", string(r.ID), "--memory",
+		"2GiB"); !got.Killed() {
 		t.Errorf("%+v", got)
 	}
-	rig.Eventually(t, "the driver says what the ledger says", func() bool { return n.limit(0, "c") == fmt.Sprintf("soft 0 hard %d", n.Grants()[0].GPUs[0].Memory) })
+	rig.Eventually(t, "the driver says what the ledger says", func() bool {
+		return n.limit(0, "c") == fmt.Sprintf("soft 0 hard %d", n.Grants()[0].GPUs[0].Memory)
+	})
 	if n.Grants()[0].GPUs[0].Memory != 2*grant.GiB {
 		t.Errorf("%+v", n.Grants())
 	}
@@ -529,7 +578,8 @@ func killHook(t *testing.T, dir string) {
 		for _, path := range processes {
 			words, _ := os.ReadFile(path)
 			env, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
-			if strings.HasPrefix(string(words), "gpuledger-hook\x00limit") && strings.Contains(string(env), dir) {
+			if strings.HasPrefix(string(words), "gpuledger-hook\x00limit") &&
+				strings.Contains(string(env), dir) {
 				var pid int
 				_, _ = fmt.Sscan(filepath.Base(filepath.Dir(path)), &pid)
 				return syscall.Kill(pid, syscall.SIGKILL) == nil
@@ -539,8 +589,9 @@ func killHook(t *testing.T, dir string) {
 	})
 }
 
-// onlyACreateIsLimited: gpuledgerd believes the ledger and the kernel. A container that runs cannot be limited anew by who knows its
-// name, nor can another's cgroup; and its socket is nobody's but root's.
+// onlyACreateIsLimited: gpuledgerd believes the ledger and the kernel. A container that runs cannot
+// be limited anew by who knows its name, nor can another's cgroup; and its socket is nobody's but
+// root's.
 func onlyACreateIsLimited(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -562,11 +613,13 @@ func onlyACreateIsLimited(t *testing.T) {
 			t.Errorf("%s: it is done", what)
 		}
 	}
-	if err := cgmem.Ask(socket, cgmem.Request{Op: cgmem.Clear, RuntimeRoot: n.Root, Container: "c"}, 10*time.Second); err != nil || n.limit(0, "c") != hard(4096) {
+	if err := cgmem.Ask(socket, cgmem.Request{Op: cgmem.Clear, RuntimeRoot: n.Root, Container: "c"},
+		10*time.Second); err != nil || n.limit(0, "c") != hard(4096) {
 		t.Errorf("a container that runs is cleared (%v): %s", err, n.limit(0, "c"))
 	}
 	tenant := n.holding("tenant", n.Grant("--memory", "1GiB"), "echo started", func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/limit.sock", Type: "bind", Source: socket, Options: []string{"bind"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/limit.sock", Type: "bind", Source: socket,
+			Options: []string{"bind"}})
 	})
 	if got := tenant.Run(); got.Code == 0 || !strings.Contains(got.Stderr, "gpu-socket") {
 		t.Errorf("a container with the socket: %+v", got)
@@ -587,17 +640,21 @@ func strongestIsTaken(t *testing.T) {
 	if said := old.holding("c", r, "true").Explain().Stdout; !strings.Contains(said, "strength library") {
 		t.Errorf("driver 580: %s", said)
 	}
-	if said := old.CLI("doctor").Stdout; !strings.Contains(said, "not by the driver: driver 580.65.06 does not limit memory, 615 and newer do") {
+	if said := old.CLI("doctor").Stdout; !strings.Contains(said,
+		"not by the driver: driver 580.65.06 does not limit memory, 615 and newer do") {
 		t.Errorf("driver 580: %s", said)
 	}
-	old.Write("config.toml", strings.Replace(read(t, old.Config), "[enforcement]\n", "[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
+	old.Write("config.toml", strings.Replace(read(t, old.Config), "[enforcement]\n",
+		"[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
 	old.refused(old.holding("weak", r, "echo started"), r, "limit-unenforceable")
 
 	n := newDrivenNode(t, rig.Setup{Config: minimum})
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n", "[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n",
+		"[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
 	r = n.Grant("--memory", "4GiB")
 	n.refused(n.holding("none", r, "echo started"), r, "limit-unenforceable")
-	if said := n.CLI("doctor").Stdout; !strings.Contains(said, "not by the driver: gpuledgerd does not answer") {
+	if said := n.CLI("doctor").Stdout; !strings.Contains(said,
+		"not by the driver: gpuledgerd does not answer") {
 		t.Errorf("without gpuledgerd: %s", said)
 	}
 	n.driven()
@@ -605,17 +662,21 @@ func strongestIsTaken(t *testing.T) {
 		t.Errorf("strong enough: %+v", got)
 	}
 	claim := n.Grant("--memory", "4GiB", "--owner", "claim:c-1")
-	if got := n.holding("claim", claim, "echo started").Run(); got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") {
+	if got := n.holding("claim", claim, "echo started").Run(); got.Code == 0 ||
+		!strings.Contains(got.Stderr, "limit-unenforceable") {
 		t.Errorf("a claim's: %+v", got)
 	}
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "minimum_strength = \"driver\"", "minimum_strength = \"library\"", 1))
-	if said := n.holding("shared", claim, "true").Explain().Stdout; !strings.Contains(said, "strength library") {
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "minimum_strength = \"driver\"",
+		"minimum_strength = \"library\"", 1))
+	if said := n.holding("shared", claim, "true").Explain().Stdout; !strings.Contains(said,
+		"strength library") {
 		t.Errorf("a claim's: %s", said)
 	}
 }
 
-// hookBesideADriven: an engine that has our hook in its hooks directory, too, looks at a container that the driver limits and
-// finds nothing to change; alone it has the shim, or says that the driver's limit cannot be.
+// hookBesideADriven: an engine that has our hook in its hooks directory, too, looks at a container
+// that the driver limits and finds nothing to change; alone it has the shim, or says that the
+// driver's limit cannot be.
 func hookBesideADriven(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -627,9 +688,11 @@ func hookBesideADriven(t *testing.T) {
 		}
 		n.free(r)
 	}
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n", "[enforcement]\nlimit = \"driver\"\n", 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n",
+		"[enforcement]\nlimit = \"driver\"\n", 1))
 	alone := n.holding("alone", r, "echo started", n.Hooked)
-	if got := alone.RealRun(); got.Code == 0 || !strings.Contains(got.Stderr, "it is not created by gpuledger-runtime") {
+	if got := alone.RealRun(); got.Code == 0 || !strings.Contains(got.Stderr,
+		"it is not created by gpuledger-runtime") {
 		t.Errorf("the hook alone: %+v", got)
 	}
 }

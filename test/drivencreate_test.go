@@ -15,14 +15,15 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestADrivenCreateIsTheLedgers: the hook that has a limit set finds the create that was admitted, or the container does not start,
-// unless it would start as well without a grant.
+// TestADrivenCreateIsTheLedgers: the hook that has a limit set finds the create that was admitted,
+// or the container does not start, unless it would start as well without a grant.
 func TestADrivenCreateIsTheLedgers(t *testing.T) {
 	if rig.Under(t, rig.V2) {
 		return
 	}
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
-	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755), os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
+	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
+		os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
 	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "mode=755") // who has no configuration records there
 	for _, c := range []struct {
 		name string
@@ -41,34 +42,40 @@ func TestADrivenCreateIsTheLedgers(t *testing.T) {
 	}
 }
 
-// relativeRoot: runtimes go into the bundle before they call a hook, which then looks for a relative root there.
+// relativeRoot: runtimes go into the bundle before they call a hook, which then looks for a
+// relative root there.
 func relativeRoot(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	b := n.holding("c", n.Grant("--memory", "4GiB"), "/bin/gpu 4096 4095")
-	for _, root := range [][]string{{"--root", filepath.Base(n.Root)}, {"--root=./" + filepath.Base(n.Root)}} {
+	for _, root := range [][]string{{"--root", filepath.Base(n.Root)},
+		{"--root=./" + filepath.Base(n.Root)}} {
 		cmd := n.Wrapper()
-		cmd.Args, cmd.Dir = append(append(cmd.Args[:1:1], root...), "run", "--bundle", b.Dir, b.ID), filepath.Dir(n.Root)
+		cmd.Args, cmd.Dir = append(append(cmd.Args[:1:1], root...), "run", "--bundle", b.Dir, b.ID),
+			filepath.Dir(n.Root)
 		if got := rig.Run(cmd); got.Stdout != "4096 MiB: 2\n4095 MiB: 0\n" {
 			t.Errorf("%v: %+v", root, got)
 		}
 	}
 }
 
-// otherRoot: a script in the runtime's place that has it keep its state elsewhere. The ledger could not follow its containers.
+// otherRoot: a script in the runtime's place that has it keep its state elsewhere. The ledger could
+// not follow its containers.
 func otherRoot(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	real, err := exec.LookPath("runc")
 	must(t, err)
 	script := n.Dir + "/runc"
-	must(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nshift 2\nexec %s --root %s/elsewhere \"$@\"\n", real, n.Dir), 0o755))
+	must(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nshift 2\nexec %s --root %s/elsewhere \"$@\"\n",
+		real, n.Dir), 0o755))
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["`+script+`"]`, 1))
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
 	n.refused(n.holding("c", r, "/bin/gpu 8192"), r, "whose runtime keeps its state in "+n.Dir+"/elsewhere")
 }
 
-// configurationGone between the admission and the hook: with it is the run directory, and the ledger's word.
+// configurationGone between the admission and the hook: with it is the run directory, and the
+// ledger's word.
 func configurationGone(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	r := n.Grant("--memory", "4GiB")
@@ -93,7 +100,8 @@ func releasedBetween(t *testing.T) {
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
 	b, got := n.between("c", r, "/bin/gpu 8192", func() { n.Must("release", "--force", string(r.ID)) })
-	if got.Code == 0 || got.Stdout != "" || !strings.Contains(got.Stderr, "limit-unenforceable") || b.Init() != 0 {
+	if got.Code == 0 || got.Stdout != "" || !strings.Contains(got.Stderr, "limit-unenforceable") ||
+		b.Init() != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -132,13 +140,14 @@ func restoredIsNotDriven(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	got := rig.Run(n.Wrapper("restore", "--bundle", b.Dir, "--image-path", n.Dir, b.ID))
-	if got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") || !strings.Contains(got.Stderr, "restored from a checkpoint") {
+	if got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") ||
+		!strings.Contains(got.Stderr, "restored from a checkpoint") {
 		t.Errorf("%+v", got)
 	}
 }
 
-// hookErrsInReport: what goes wrong before the hook knows its container stops none where nothing is enforced, and the ledger says that
-// nothing holds it.
+// hookErrsInReport: what goes wrong before the hook knows its container stops none where nothing is
+// enforced, and the ledger says that nothing holds it.
 func hookErrsInReport(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -156,10 +165,12 @@ func hookErrsInReport(t *testing.T) {
 			t.Errorf("%s without a state: %+v", stage, got)
 		}
 	}
-	if got := hook(grant.LimitStage, ofC); got.Code == 0 || n.strengthOf(r) != "driver" { // this test is no runtime
+	// this test is no runtime
+	if got := hook(grant.LimitStage, ofC); got.Code == 0 || n.strengthOf(r) != "driver" {
 		t.Errorf("enforced: %+v, %s", got, n.strengthOf(r))
 	}
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n", "[policy]\nmode = \"report\"\n[enforcement]\n", 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[enforcement]\n",
+		"[policy]\nmode = \"report\"\n[enforcement]\n", 1))
 	for _, stage := range []string{grant.LimitStage, "createRuntime"} {
 		if got := hook(stage, "no state"); got.Code != 0 {
 			t.Errorf("%s without a state, in report mode: %+v", stage, got)
@@ -170,8 +181,9 @@ func hookErrsInReport(t *testing.T) {
 	}
 }
 
-// limitIsMissing: what is written down of limits is lost, and with it the limit of a container that the ledger says is held. It is set
-// again; where it cannot be, the ledger says that nothing holds it.
+// limitIsMissing: what is written down of limits is lost, and with it the limit of a container that
+// the ledger says is held. It is set again; where it cannot be, the ledger says that nothing holds
+// it.
 func limitIsMissing(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -187,7 +199,8 @@ func limitIsMissing(t *testing.T) {
 		n.Write("book/limits", c.wish)
 		d = n.driven()
 		rig.Eventually(t, c.said, func() bool {
-			return n.limit(0, "c") == c.limit && n.strengthOf(r) == c.strength && strings.Contains(fmt.Sprint(findings(t, n.Node, "found", "limit-changed")), c.said)
+			return n.limit(0, "c") == c.limit && n.strengthOf(r) == c.strength &&
+				strings.Contains(fmt.Sprint(findings(t, n.Node, "found", "limit-changed")), c.said)
 		})
 	}
 }

@@ -30,7 +30,8 @@ int main(int argc, char **argv) {
 }`
 
 // standIns are the libraries of a driver that is none, by file and SONAME.
-var standIns = map[string]string{"libcuda.so.999.1": "libcuda.so.1", "libnvidia-ml.so.999.1": "libnvidia-ml.so.1", "libnvidia-encode.so.999.1": "libnvidia-encode.so.1"}
+var standIns = map[string]string{"libcuda.so.999.1": "libcuda.so.1",
+	"libnvidia-ml.so.999.1": "libnvidia-ml.so.1", "libnvidia-encode.so.999.1": "libnvidia-encode.so.1"}
 
 // withDriver gives a node a driver root with stand-ins, and takes the inventory again.
 func withDriver(t *testing.T, n *rig.Node) {
@@ -43,10 +44,13 @@ func withDriver(t *testing.T, n *rig.Node) {
 		compile(t, "-shared", "-fPIC", "-Wl,-soname,"+soname, "-o", filepath.Join(lib, file), source)
 		must(t, os.Symlink(file, filepath.Join(lib, soname)))
 	}
-	must(t, os.WriteFile(filepath.Join(n.Dir, "driver/usr/bin/nvidia-smi"), []byte("#!/bin/busybox sh\necho smi\n"), 0o755))
+	must(t, os.WriteFile(filepath.Join(n.Dir, "driver/usr/bin/nvidia-smi"),
+		[]byte("#!/bin/busybox sh\necho smi\n"), 0o755))
 	config := read(t, n.Config)
-	n.Write("config.toml", strings.Replace(config, "[inventory]\n", "[inventory]\ndriver_root = \""+n.Dir+"/driver\"\n", 1))
-	if r := n.CLI("inventory", "refresh"); r.Code != 0 || r.Stderr != "" || !strings.Contains(r.Stdout, "driver 999.1: 4 files below "+n.Dir+"/driver\n") {
+	n.Write("config.toml", strings.Replace(config, "[inventory]\n", "[inventory]\ndriver_root = \""+n.Dir+
+		"/driver\"\n", 1))
+	if r := n.CLI("inventory", "refresh"); r.Code != 0 || r.Stderr != "" ||
+		!strings.Contains(r.Stdout, "driver 999.1: 4 files below "+n.Dir+"/driver\n") {
 		t.Fatalf("%+v", r)
 	}
 }
@@ -58,7 +62,8 @@ func compile(t *testing.T, args ...string) {
 	}
 }
 
-// dynamic gives a bundle's image this machine's own glibc, as a Debian image has it, and the client.
+// dynamic gives a bundle's image this machine's own glibc, as a Debian image has it, and the
+// client.
 func dynamic(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	rootfs := filepath.Join(b.Dir, "rootfs")
@@ -74,12 +79,14 @@ func dynamic(t *testing.T, b *rig.Bundle) {
 		content := read(t, filepath.Join(libc, name))
 		must(t, os.WriteFile(filepath.Join(image, name), []byte(content), 0o755))
 	}
-	must(t, os.Symlink(filepath.Join(strings.TrimPrefix(libc, "/usr"), filepath.Base(loader)), filepath.Join(rootfs, "lib64/ld-linux-x86-64.so.2")))
+	must(t, os.Symlink(filepath.Join(strings.TrimPrefix(libc, "/usr"), filepath.Base(loader)),
+		filepath.Join(rootfs, "lib64/ld-linux-x86-64.so.2")))
 	compile(t, "-o", filepath.Join(rootfs, "bin/client"), b.Node.Write("client.c", client))
 }
 
-// TestAProgramFindsTheDriver: in an image that has never heard of a driver, by the names that programs use, and with nothing
-// run of ours or of the image's at create. What the container did not ask for is not there.
+// TestAProgramFindsTheDriver: in an image that has never heard of a driver, by the names that
+// programs use, and with nothing run of ours or of the image's at create. What the container did
+// not ask for is not there.
 func TestAProgramFindsTheDriver(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -87,7 +94,8 @@ func TestAProgramFindsTheDriver(t *testing.T) {
 	reference := n.Grant("--memory", "4GiB")
 	run := func(id string, edits ...rig.Edit) rig.Result {
 		b := n.Bundle(id, append([]rig.Edit{rig.Env("GPULEDGER_GRANT=" + reference.String()),
-			rig.Shell("/bin/client libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-encode.so.1; /usr/bin/nvidia-smi 2>/dev/null || echo no smi")}, edits...)...)
+			rig.Shell("/bin/client libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-encode.so.1; " +
+				"/usr/bin/nvidia-smi 2>/dev/null || echo no smi")}, edits...)...)
 		dynamic(t, b)
 		r := b.Run()
 		rig.Eventually(t, "the grant is free", func() bool { return n.State(reference.ID) == "free" })
@@ -110,8 +118,8 @@ func TestAProgramFindsTheDriver(t *testing.T) {
 	}
 }
 
-// TestCDIBringsTheDriver: the file mounts it where the node has it, and whoever sees the image, wrapper or hook, where the image's
-// programs look.
+// TestCDIBringsTheDriver: the file mounts it where the node has it, and whoever sees the image,
+// wrapper or hook, where the image's programs look.
 func TestCDIBringsTheDriver(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -119,7 +127,8 @@ func TestCDIBringsTheDriver(t *testing.T) {
 	reference := n.Grant("--memory", "4GiB", "--cdi")
 	const found, nodes = "libcuda.so.1 of libcuda.so.999.1\n", "/usr/lib64/libcuda.so.1 of libcuda.so.999.1\n"
 	run := func(id, want string, run func(*rig.Bundle) rig.Result) {
-		b := n.Bundle(id, injected(t, n, "gpuledger.dev/grant="+reference.String()), rig.Shell("/bin/client libcuda.so.1 /usr/lib64/libcuda.so.1"))
+		b := n.Bundle(id, injected(t, n, "gpuledger.dev/grant="+reference.String()),
+			rig.Shell("/bin/client libcuda.so.1 /usr/lib64/libcuda.so.1"))
 		dynamic(t, b)
 		if r := run(b); r.Stdout != want || r.Code != 0 {
 			t.Errorf("%s: %+v, want\n%s", id, r, want)
@@ -141,11 +150,13 @@ func TestDriverFilesCannotBeChanged(t *testing.T) {
 	withDriver(t, n)
 	reference := n.Grant("--memory", "4GiB")
 	b := n.Bundle("c", rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell(
-		"lib=$(/bin/busybox find / -xdev -name libcuda.so.1); echo x >$lib; /bin/busybox grep libcuda.so.1 /proc/self/mountinfo"))
+		"lib=$(/bin/busybox find / -xdev -name libcuda.so.1); echo x >$lib; /bin/busybox grep libcuda.so.1 "+
+			"/proc/self/mountinfo"))
 	dynamic(t, b)
 	before := read(t, n.Dir+"/driver/usr/lib64/libcuda.so.999.1")
 	r := b.Run()
-	if !strings.Contains(r.Stderr, "Read-only file system") || !strings.Contains(r.Stdout, " ro,nosuid,nodev,") {
+	if !strings.Contains(r.Stderr, "Read-only file system") ||
+		!strings.Contains(r.Stdout, " ro,nosuid,nodev,") {
 		t.Errorf("%+v", r)
 	}
 	if read(t, n.Dir+"/driver/usr/lib64/libcuda.so.999.1") != before {
@@ -153,7 +164,8 @@ func TestDriverFilesCannotBeChanged(t *testing.T) {
 	}
 }
 
-// TestWhereDriverFilesCannotGo: a static image gets none and starts; links that an image lays are followed within it.
+// TestWhereDriverFilesCannotGo: a static image gets none and starts; links that an image lays are
+// followed within it.
 func TestWhereDriverFilesCannotGo(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -177,15 +189,17 @@ func TestWhereDriverFilesCannotGo(t *testing.T) {
 	}
 }
 
-// TestAReadOnlyRootFileSystem: where the runtime itself cannot make a mount point the container is refused with a sentence, and not
-// by the runtime with its own; where the places are there, as behind an engine's read-only flag, it starts.
+// TestAReadOnlyRootFileSystem: where the runtime itself cannot make a mount point the container is
+// refused with a sentence, and not by the runtime with its own; where the places are there, as
+// behind an engine's read-only flag, it starts.
 func TestAReadOnlyRootFileSystem(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
 	reference := n.Grant("--memory", "4GiB")
 	start := func(id string, prepare func(rootfs string)) rig.Result {
-		b := n.Bundle(id, rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell("/bin/client libcuda.so.1"), func(s *specs.Spec) { s.Root.Readonly = true })
+		b := n.Bundle(id, rig.Env("GPULEDGER_GRANT="+reference.String()),
+			rig.Shell("/bin/client libcuda.so.1"), func(s *specs.Spec) { s.Root.Readonly = true })
 		dynamic(t, b)
 		rootfs := filepath.Join(b.Dir, "rootfs")
 		prepare(rootfs)
@@ -208,7 +222,8 @@ func TestAReadOnlyRootFileSystem(t *testing.T) {
 	}
 	rig.Eventually(t, "the grant is free", func() bool { return n.State(reference.ID) == "free" })
 	if r := start("prepared", func(rootfs string) {
-		for _, place := range []string{"usr/bin/nvidia-smi", "lib/x86_64-linux-gnu/libcuda.so", "lib/x86_64-linux-gnu/libcuda.so.1", "lib/x86_64-linux-gnu/libnvidia-ml.so.1"} {
+		for _, place := range []string{"usr/bin/nvidia-smi", "lib/x86_64-linux-gnu/libcuda.so",
+			"lib/x86_64-linux-gnu/libcuda.so.1", "lib/x86_64-linux-gnu/libnvidia-ml.so.1"} {
 			must(t, os.MkdirAll(filepath.Dir(filepath.Join(rootfs, place)), 0o755))
 			must(t, os.WriteFile(filepath.Join(rootfs, place), nil, 0o644))
 		}
@@ -218,14 +233,16 @@ func TestAReadOnlyRootFileSystem(t *testing.T) {
 	}
 }
 
-// nodesOfTheDriver gives the test a /dev with the nodes that a driver makes: in a user namespace runtimes mount the host's.
+// nodesOfTheDriver gives the test a /dev with the nodes that a driver makes: in a user namespace
+// runtimes mount the host's.
 func nodesOfTheDriver(t *testing.T, inv grant.Inventory) {
 	t.Helper()
 	dev := t.TempDir()
 	rig.Mount(t, "dev", dev, "tmpfs", 0, "mode=755")
 	must(t, os.Mkdir(dev+"/pts", 0o755), os.Mkdir(dev+"/shm", 0o777))
 	mknod := func(name string, major, minor int) {
-		must(t, syscall.Mknod(dev+"/"+name, syscall.S_IFCHR|0o666, int(unix.Mkdev(uint32(major), uint32(minor)))), os.Chmod(dev+"/"+name, 0o666))
+		must(t, syscall.Mknod(dev+"/"+name, syscall.S_IFCHR|0o666,
+			int(unix.Mkdev(uint32(major), uint32(minor)))), os.Chmod(dev+"/"+name, 0o666))
 	}
 	for name, minor := range map[string]int{"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9} {
 		mknod(name, 1, minor)
@@ -242,8 +259,9 @@ func nodesOfTheDriver(t *testing.T, inv grant.Inventory) {
 	rig.Mount(t, dev, "/dev", "", syscall.MS_BIND, "")
 }
 
-// TestUserNamespaces: root of the container is nobody on the node. Where its image is its own it has the driver; where the directories are
-// the node's root's it is refused with a sentence, and not by the runtime with its own.
+// TestUserNamespaces: root of the container is nobody on the node. Where its image is its own it
+// has the driver; where the directories are the node's root's it is refused with a sentence, and
+// not by the runtime with its own.
 func TestUserNamespaces(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -252,10 +270,12 @@ func TestUserNamespaces(t *testing.T) {
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
 	const root = "/mnt" // the test's own directory is closed to other users, and root of the container is one
 	bundle := func(id string, owner int) *rig.Bundle {
-		b := n.Bundle(id, with(reference), userNamespace, rig.Shell("/bin/client libcuda.so.1; ls /dev | grep nvidia; cat </dev/nvidia1"), func(s *specs.Spec) {
-			ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
-			s.Linux.UIDMappings, s.Linux.GIDMappings, s.Root.Path = ids, ids, root
-		})
+		b := n.Bundle(id, with(reference), userNamespace,
+			rig.Shell("/bin/client libcuda.so.1; ls /dev | grep nvidia; cat </dev/nvidia1"),
+			func(s *specs.Spec) {
+				ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+				s.Linux.UIDMappings, s.Linux.GIDMappings, s.Root.Path = ids, ids, root
+			})
 		dynamic(t, b)
 		must(t, filepath.WalkDir(b.Dir+"/rootfs", func(path string, _ os.DirEntry, err error) error {
 			return errors.Join(err, os.Lchown(path, owner, owner))
@@ -264,7 +284,9 @@ func TestUserNamespaces(t *testing.T) {
 		return b
 	}
 	r := bundle("own", 100000).Run()
-	if want := "libcuda.so.1 of libcuda.so.999.1\nnvidia-uvm\nnvidia-uvm-tools\nnvidia1\nnvidiactl\n"; r.Stdout != want || !strings.Contains(r.Stderr, "No such device or address") {
+	if want :=
+		"libcuda.so.1 of libcuda.so.999.1\nnvidia-uvm\nnvidia-uvm-tools\nnvidia1\nnvidiactl\n"; r.Stdout !=
+		want || !strings.Contains(r.Stderr, "No such device or address") {
 		t.Errorf("%+v, want\n%s", r, want)
 	}
 	becomesFree(t, n, reference.ID)
@@ -276,7 +298,8 @@ func TestUserNamespaces(t *testing.T) {
 	wantState(t, n, reference.ID, "nothing started", grant.Free)
 }
 
-// TestExplainTellsTheDriverFiles and changes nothing; creating the same bundle twice changes it once.
+// TestExplainTellsTheDriverFiles and changes nothing; creating the same bundle twice changes it
+// once.
 func TestExplainTellsTheDriverFiles(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -286,27 +309,33 @@ func TestExplainTellsTheDriverFiles(t *testing.T) {
 	dynamic(t, b)
 	before := string(b.Config())
 	r := b.Explain("--json")
-	if !strings.Contains(r.Stdout, `/libcuda.so.1"`) || !strings.Contains(r.Stdout, n.Dir+"/driver/usr/lib64/libcuda.so.999.1") || string(b.Config()) != before {
+	if !strings.Contains(r.Stdout, `/libcuda.so.1"`) ||
+		!strings.Contains(r.Stdout, n.Dir+"/driver/usr/lib64/libcuda.so.999.1") ||
+		string(b.Config()) != before {
 		t.Errorf("%+v", r)
 	}
 	first := b.Run()
 	edited := string(b.Config())
 	rig.Eventually(t, "the grant is free", func() bool { return n.State(reference.ID) == "free" })
 	second := b.Run()
-	if first != second || first.Stdout != "libcuda.so.1 of libcuda.so.999.1\n" || string(b.Config()) != edited || edited == before {
+	if first != second || first.Stdout != "libcuda.so.1 of libcuda.so.999.1\n" ||
+		string(b.Config()) != edited || edited == before {
 		t.Errorf("first %+v, second %+v, the spec\n%s\nand then\n%s", first, second, edited, b.Config())
 	}
 }
 
-// TestAnImageThatIsNotThere is the holder of a grant's problem; who holds none hears what is wrong with his own spec.
+// TestAnImageThatIsNotThere is the holder of a grant's problem; who holds none hears what is wrong
+// with his own spec.
 func TestAnImageThatIsNotThere(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
 	reference := n.Grant("--memory", "4GiB")
 	nowhere := func(s *specs.Spec) { s.Root.Path = "nowhere" }
-	wantRefused(t, n.Bundle("holder", rig.Env("GPULEDGER_GRANT="+reference.String()), nowhere).Create(), "injection-impossible")
-	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), nowhere).Create(), "visible-devices-all")
+	wantRefused(t, n.Bundle("holder", rig.Env("GPULEDGER_GRANT="+reference.String()), nowhere).Create(),
+		"injection-impossible")
+	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), nowhere).Create(),
+		"visible-devices-all")
 	if state := n.State(reference.ID); state != "free" {
 		t.Errorf("the grant is %s", state)
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// throughHook lets the real runtime create the container with nothing of ours but the hook. What the wrapper passed untouched
-// must look as the wrapper's container did before its start, which was seen to run; what is granted or confined is started,
-// and opens every node.
+// throughHook lets the real runtime create the container with nothing of ours but the hook. What
+// the wrapper passed untouched must look as the wrapper's container did before its start, which was
+// seen to run; what is granted or confined is started, and opens every node.
 func throughHook(t *testing.T, c *cell) outcome {
 	t.Helper()
 	if c.NotRun != "" {
@@ -53,7 +53,8 @@ func entriesOf(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// unmade takes the places of mounts out of the image again that the runtime made in it: another row has other ones.
+// unmade takes the places of mounts out of the image again that the runtime made in it: another row
+// has other ones.
 func (c *cell) unmade(t *testing.T, before []string) {
 	t.Helper()
 	for _, name := range entriesOf(t, c.rootfs()) {
@@ -61,20 +62,24 @@ func (c *cell) unmade(t *testing.T, before []string) {
 			continue
 		}
 		var made []string
-		must(t, filepath.WalkDir(filepath.Join(c.rootfs(), name), func(path string, _ os.DirEntry, err error) error {
-			made = append(made, path)
-			return err
-		}))
+		must(t, filepath.WalkDir(filepath.Join(c.rootfs(), name),
+			func(path string, _ os.DirEntry, err error) error {
+				made = append(made, path)
+				return err
+			}))
 		for _, path := range slices.Backward(made) {
 			must(t, os.Remove(path)) // of what is mounted or in use it fails
 		}
 	}
 }
 
-// addHook has the runtime call the hook before the row's own, which are programs that this machine may lack.
+// addHook has the runtime call the hook before the row's own, which are programs that this machine
+// may lack.
 func (c *cell) addHook(t *testing.T) {
 	t.Helper()
-	ours := specs.Hook{Path: rig.Binary(t, "gpuledger-hook"), Args: []string{"gpuledger-hook." + c.engine(), "createRuntime"}, Env: []string{"GPULEDGER_CONFIG=" + c.Node.Config}}
+	ours := specs.Hook{Path: rig.Binary(t, "gpuledger-hook"),
+		Args: []string{"gpuledger-hook." + c.engine(), "createRuntime"},
+		Env:  []string{"GPULEDGER_CONFIG=" + c.Node.Config}}
 	stage := "createRuntime"
 	if bytes.Contains(c.config, []byte(`"prestart":[`)) { // these come before those of createRuntime
 		stage = "prestart"
@@ -101,7 +106,8 @@ func (c *cell) wantMade(t *testing.T, create creation) {
 	}
 }
 
-// wantRuntimeRefuses: what the runtime refuses before it calls a hook does not start, and the hook does not hear of it.
+// wantRuntimeRefuses: what the runtime refuses before it calls a hook does not start, and the hook
+// does not hear of it.
 func (c *cell) wantRuntimeRefuses(t *testing.T, o outcome) outcome {
 	t.Helper()
 	c.WriteConfig(c.config)
@@ -112,8 +118,9 @@ func (c *cell) wantRuntimeRefuses(t *testing.T, o outcome) outcome {
 	return outcome{unasked: "the runtime refuses it before it calls a hook"}
 }
 
-// throughHook is what the hook must say where it cannot say what the row does: it refuses what would have to be changed in
-// a spec that the runtime has read (docs/hook.md). What the wrapper changed tells.
+// throughHook is what the hook must say where it cannot say what the row does: it refuses what
+// would have to be changed in a spec that the runtime has read (docs/hook.md). What the wrapper
+// changed tells.
 func (c *cell) throughHook() said {
 	if c.Refuse == "" && c.wrapped != nil && inLife(specIn(c.config), specIn(c.wrapped)) {
 		return said{grant.Refused, grant.InjectionImpossible}
@@ -121,22 +128,28 @@ func (c *cell) throughHook() said {
 	return c.says()
 }
 
-// inLife reports whether one spec cannot be made of the other in a container that lives: what stands in it and must not,
-// hooks, annotations, mounts and variables that CUDA itself obeys, and anything in a user namespace or in a /dev that is no
-// tmpfs of its own.
+// inLife reports whether one spec cannot be made of the other in a container that lives: what
+// stands in it and must not, hooks, annotations, mounts and variables that CUDA itself obeys, and
+// anything in a user namespace or in a /dev that is no tmpfs of its own.
 func inLife(from, to specs.Spec) bool {
 	nodes := !reflect.DeepEqual(from.Linux.Devices, to.Linux.Devices)
 	rules := !reflect.DeepEqual(from.Linux.Resources.Devices, to.Linux.Resources.Devices)
-	own := slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.MountNamespace && n.Path == "" })
-	user := slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace })
+	own := slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.MountNamespace && n.Path == ""
+	})
+	user := slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+		return n.Type == specs.UserNamespace
+	})
 	dev := -1
 	for i, m := range from.Mounts {
 		if m.Destination == "/dev" {
 			dev = i
 		}
 	}
-	return (nodes || rules) && (user || !own) || nodes && (dev < 0 || from.Mounts[dev].Type != "tmpfs") || loses(hooksIn(from), hooksIn(to)) ||
-		loses(mountsIn(from), mountsIn(to)) || loses(keysIn(from), keysIn(to)) || loses(cudaIn(from), cudaIn(to))
+	return (nodes || rules) && (user || !own) || nodes && (dev < 0 || from.Mounts[dev].Type != "tmpfs") ||
+		loses(hooksIn(from), hooksIn(to)) ||
+		loses(mountsIn(from), mountsIn(to)) || loses(keysIn(from), keysIn(to)) ||
+		loses(cudaIn(from), cudaIn(to))
 }
 
 // loses reports whether something of a list is not in another.
@@ -183,8 +196,8 @@ func cudaIn(spec specs.Spec) (names []string) {
 	return names
 }
 
-// foreseen is the hook's stage for Podman, which is given config.json and gives what runs. It records no admission, and
-// must give what the wrapper gave, to the byte.
+// foreseen is the hook's stage for Podman, which is given config.json and gives what runs. It
+// records no admission, and must give what the wrapper gave, to the byte.
 func foreseen(t *testing.T, c *cell) outcome {
 	t.Helper()
 	cmd := c.Node.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
@@ -207,7 +220,8 @@ func foreseen(t *testing.T, c *cell) outcome {
 
 func wantRefusedInOneLine(t *testing.T, r rig.Result, code grant.Code) {
 	t.Helper()
-	if r.Code != 1 || r.Stdout != "" || !strings.HasPrefix(r.Stderr, "gpuledger: refused ("+string(code)+"): ") || strings.Count(r.Stderr, "\n") != 1 {
+	if r.Code != 1 || r.Stdout != "" || !strings.HasPrefix(r.Stderr, "gpuledger: refused ("+string(code)+
+		"): ") || strings.Count(r.Stderr, "\n") != 1 {
 		t.Errorf("want a refusal with %s, got %+v", code, r)
 	}
 }

@@ -27,9 +27,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// throughNRI has an engine create and start the container, and its plugin judge both. The plugin is in this process and
-// not in a gpuledgerd, of which a node has one, because the rows have several engines (test/nri_test.go is about the daemon).
-// No runtime runs: what the oracle says of the device rules was held against runtimes.
+// throughNRI has an engine create and start the container, and its plugin judge both. The plugin is
+// in this process and not in a gpuledgerd, of which a node has one, because the rows have several
+// engines (test/nri_test.go is about the daemon). No runtime runs: what the oracle says of the
+// device rules was held against runtimes.
 func throughNRI(t *testing.T, c *cell) outcome {
 	t.Helper()
 	if why := c.unknownToNRI(); why != "" {
@@ -61,7 +62,8 @@ func heard(err error) (r rig.Result) {
 }
 
 // startedByNRI goes on with what was created: it stands in the runtime's root as runc writes it.
-func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, container *api.Container, o outcome) outcome {
+func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, container *api.Container,
+	o outcome) outcome {
 	t.Helper()
 	c.WriteConfig(o.config)
 	init := exec.Command("sleep", "1000")
@@ -74,9 +76,11 @@ func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, conta
 	}()
 	p, _, err := host.Default().Process(init.Process.Pid)
 	must(t, err, os.MkdirAll(root, 0o700), os.WriteFile(filepath.Join(root, "state.json"),
-		fmt.Appendf(nil, `{"init_process_pid":%d,"init_process_start":%d,"cgroup_paths":{},"config":{"labels":["bundle=%s"]}}`, p.PID, p.Start, c.Dir), 0o600))
+		fmt.Appendf(nil, `{"init_process_pid":%d,"init_process_start":%d,"cgroup_paths":{},`+
+			`"config":{"labels":["bundle=%s"]}}`, p.PID, p.Start, c.Dir), 0o600))
 	started := rig.NRIContainer(c.ID, specIn(o.config))
-	started.Name, started.Pid, started.State = container.Name, uint32(p.PID), api.ContainerState_CONTAINER_CREATED
+	started.Name, started.Pid, started.State = container.Name, uint32(p.PID),
+		api.ContainerState_CONTAINER_CREATED
 	begun := e.BeginIn(pod, started)
 	after := c.recordedOutcome(t, heard(begun))
 	if begun != nil {
@@ -89,7 +93,8 @@ func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, conta
 	if o.mode == "" {
 		c.wantOpenBy(t, specIn(o.config))
 	}
-	o.unknown = len(c.Caps) > 0 || specIn(c.config).Root.Path == "/" // seen at the start, where only refusals are recorded
+	// seen at the start, where only refusals are recorded
+	o.unknown = len(c.Caps) > 0 || specIn(c.config).Root.Path == "/"
 	if o.verdict == grant.Admit || c.Pass == "edited" {
 		o.config = nil // said in NRI's words: the oracle has looked at it
 	}
@@ -102,7 +107,8 @@ func (c *cell) wantOpenBy(t *testing.T, spec specs.Spec) {
 	var open []string
 	for name, d := range c.stage.probed {
 		device := oracle.Device{Major: int64(d.major), Minor: int64(d.minor)}
-		if oracle.Opens("runc", 1, spec.Linux.Resources.Devices, device, "r") || oracle.Opens("runc", 1, spec.Linux.Resources.Devices, device, "w") {
+		if oracle.Opens("runc", 1, spec.Linux.Resources.Devices, device, "r") ||
+			oracle.Opens("runc", 1, spec.Linux.Resources.Devices, device, "w") {
 			open = append(open, name)
 		}
 	}
@@ -124,13 +130,17 @@ func (c *cell) unknownToNRI() string {
 		return "an engine without NRI"
 	case json.Unmarshal(c.config, new(specs.Spec)) != nil || len(c.Replace) > 0:
 		return "the form of a config.json, which NRI has not"
-	case slices.ContainsFunc([]string{"io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"}, func(key string) bool { return specIn(c.config).Annotations[key] == "sandbox" }):
+	case slices.ContainsFunc([]string{"io.kubernetes.cri.container-type",
+		"io.kubernetes.cri-o.ContainerType"}, func(key string) bool {
+		return specIn(c.config).Annotations[key] == "sandbox"
+	}):
 		return "sandboxes, about which engines do not ask to create"
 	}
 	return ""
 }
 
-// engineOfNRI is who asks: for a row without an engine containerd, which then has no pod to vouch for.
+// engineOfNRI is who asks: for a row without an engine containerd, which then has no pod to vouch
+// for.
 func (c *cell) engineOfNRI() string {
 	if c.engine() == "none" {
 		return "containerd"
@@ -138,22 +148,27 @@ func (c *cell) engineOfNRI() string {
 	return c.engine()
 }
 
-// inNRI is the container in NRI's words, and its pod. The pod is who the engine's own annotations say.
+// inNRI is the container in NRI's words, and its pod. The pod is who the engine's own annotations
+// say.
 func (c *cell) inNRI(spec specs.Spec) (*api.PodSandbox, *api.Container) {
-	keys := []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"}
+	keys := []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-namespace",
+		"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"}
 	switch c.engine() {
 	case "none": // it vouches for nobody
 		keys = []string{"", "", "", ""}
 	case "cri-o":
-		keys = []string{"io.kubernetes.pod.uid", "io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"}
+		keys = []string{"io.kubernetes.pod.uid", "io.kubernetes.pod.namespace", "io.kubernetes.pod.name",
+			"io.kubernetes.container.name"}
 	}
-	pod := &api.PodSandbox{Id: "sandbox", Uid: spec.Annotations[keys[0]], Namespace: spec.Annotations[keys[1]], Name: spec.Annotations[keys[2]]}
+	pod := &api.PodSandbox{Id: "sandbox", Uid: spec.Annotations[keys[0]],
+		Namespace: spec.Annotations[keys[1]], Name: spec.Annotations[keys[2]]}
 	container := rig.NRIContainer(c.ID, spec)
 	container.Name = spec.Annotations[keys[3]]
 	return pod, container
 }
 
-// versions of the engines whose NRI is known: 0.12 of containerd, and 0.9 of CRI-O, which drops device rules.
+// versions of the engines whose NRI is known: 0.12 of containerd, and 0.9 of CRI-O, which drops
+// device rules.
 var versions = map[string]string{"containerd": "v2.4.2", "cri-o": "1.34.0"}
 
 // engineWithNRI is an engine of that name with our plugin, one of each for a node.
@@ -166,8 +181,11 @@ func (s *stage) engineWithNRI(t *testing.T, name string) *rig.NRI {
 	e := s.NRIOf(name, versions[name])
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	plugin := nri.New(nri.Options{Socket: e.Socket(), Roots: []string{s.Root}, Log: log, Open: func() *node.Node { return node.Open(s.Config, host.Default()) }})
-	rig.Eventually(t, "the plugin is connected", func() bool { return plugin.Ensure(context.Background()) == nil })
+	plugin := nri.New(nri.Options{Socket: e.Socket(), Roots: []string{s.Root}, Log: log,
+		Open: func() *node.Node { return node.Open(s.Config, host.Default()) }})
+	rig.Eventually(t, "the plugin is connected", func() bool {
+		return plugin.Ensure(context.Background()) == nil
+	})
 	e.Connected()
 	s.all.Cleanup(plugin.Stop)
 	s.T = t
@@ -175,8 +193,9 @@ func (s *stage) engineWithNRI(t *testing.T, name string) *rig.NRI {
 	return e
 }
 
-// throughNRI is what the plugin must say where it cannot say what the row does (docs/nri.md): what it cannot change it
-// refuses, and a privilege that only capabilities tell is refused for what it reaches. What the wrapper changed tells.
+// throughNRI is what the plugin must say where it cannot say what the row does (docs/nri.md): what
+// it cannot change it refuses, and a privilege that only capabilities tell is refused for what it
+// reaches. What the wrapper changed tells.
 func (c *cell) throughNRI() said {
 	switch {
 	case c.Refuse == string(grant.PrivilegedGPU) && len(c.Caps) > 0:
@@ -187,13 +206,17 @@ func (c *cell) throughNRI() said {
 	return c.says()
 }
 
-// unsayable reports whether one spec cannot be made of the other in the words of NRI: it takes nothing out, changes the
-// first of several, and knows nothing of a spec without device rules, which no engine writes.
+// unsayable reports whether one spec cannot be made of the other in the words of NRI: it takes
+// nothing out, changes the first of several, and knows nothing of a spec without device rules,
+// which no engine writes.
 func unsayable(engine string, from, to specs.Spec) bool {
 	rules := from.Linux.Resources.Devices
-	everything := slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool { return r.Allow && (r.Type == "" || r.Type == "a") })
+	everything := slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool {
+		return r.Allow && (r.Type == "" || r.Type == "a")
+	})
 	changed := !reflect.DeepEqual(from, to)
-	return changed && (len(rules) == 0 || everything && engine == "cri-o") || loses(hooksIn(from), hooksIn(to)) || loses(cudaIn(from), cudaIn(to)) ||
+	return changed && (len(rules) == 0 || everything && engine == "cri-o") ||
+		loses(hooksIn(from), hooksIn(to)) || loses(cudaIn(from), cudaIn(to)) ||
 		slices.ContainsFunc(to.Process.Env, func(entry string) bool {
 			return !slices.Contains(from.Process.Env, entry) && len(valuesOf(from, entry)) > 1
 		})

@@ -37,7 +37,8 @@ func explained(t *testing.T, c *cell) outcome {
 	if refused := said.Verdict == grant.Refused; r.Code != 0 && r.Code != 3 || (r.Code == 3) != refused {
 		t.Errorf("explain says %q and exits with %d", said.Verdict, r.Code)
 	}
-	return outcome{verdict: said.Verdict, code: said.Code, mode: said.Mode, grant: said.Grant, audit: said.Message}
+	return outcome{verdict: said.Verdict, code: said.Code, mode: said.Mode, grant: said.Grant,
+		audit: said.Message}
 }
 
 func (c *cell) engine() string {
@@ -47,7 +48,8 @@ func (c *cell) engine() string {
 	return c.Engine
 }
 
-// recorded calls the wrapper with a subcommand that starts a container, and a runtime behind it that does nothing.
+// recorded calls the wrapper with a subcommand that starts a container, and a runtime behind it
+// that does nothing.
 func (c *cell) recorded(t *testing.T, subcommand string) outcome {
 	t.Helper()
 	node := *c.Node
@@ -65,7 +67,8 @@ func (c *cell) wrapper(n *rig.Node, args ...string) *exec.Cmd {
 	}
 	cmd := n.Command(c.stage.link(c.engine()), append(all, args[1:]...)...)
 	for _, path := range c.Handed {
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) // a node's driver, which there is none of, is not asked
+		// a node's driver, which there is none of, is not asked
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		must(c.stage.T, err)
 		f := os.NewFile(uintptr(fd), path)
 		c.stage.T.Cleanup(func() { _ = f.Close() })
@@ -88,8 +91,9 @@ func (c *cell) outcome(t *testing.T, r rig.Result) outcome {
 	return o
 }
 
-// recordedOutcome is what the audit log has got since it was read last, where a plain pass is not. It is one line, and one
-// more of a container that was admitted and cannot be given what it must get.
+// recordedOutcome is what the audit log has got since it was read last, where a plain pass is not.
+// It is one line, and one more of a container that was admitted and cannot be given what it must
+// get.
 func (c *cell) recordedOutcome(t *testing.T, r rig.Result) outcome {
 	t.Helper()
 	log := c.stage.audit()
@@ -166,7 +170,9 @@ func (k creation) opened(t *testing.T) string {
 	if r := rig.Run(k.c.Node.Real("start", k.c.ID)); r.Code != 0 {
 		t.Errorf("start: %+v", r)
 	}
-	rig.Eventually(t, "every node is probed", func() bool { return strings.HasSuffix(read(t, k.said), "end\n") || k.c.Init() == 0 })
+	rig.Eventually(t, "every node is probed", func() bool {
+		return strings.HasSuffix(read(t, k.said), "end\n") || k.c.Init() == 0
+	})
 	return read(t, k.said)
 }
 
@@ -177,8 +183,8 @@ func (c *cell) delete(t *testing.T) {
 	}
 }
 
-// look is all that could have been changed in a created container: its mounts, its /dev, its device rules where they can be
-// read, and its config.json.
+// look is all that could have been changed in a created container: its mounts, its /dev, its device
+// rules where they can be read, and its config.json.
 func (c *cell) look(t *testing.T) string {
 	t.Helper()
 	var state struct {
@@ -192,7 +198,8 @@ func (c *cell) look(t *testing.T) string {
 			continue // of the node of a test that runs beside this one, whose mounts come and go
 		}
 		mount, source, _ := strings.Cut(line, " - ")
-		all = append(all, strings.Join(strings.Fields(mount)[3:6], " ")+" "+source) // without ids, numbers of file systems and peers
+		// without ids, numbers of file systems and peers
+		all = append(all, strings.Join(strings.Fields(mount)[3:6], " ")+" "+source)
 	}
 	root := fmt.Sprintf("/proc/%d/root/dev", state.PID)
 	entries, _ := os.ReadDir(root)
@@ -205,7 +212,8 @@ func (c *cell) look(t *testing.T) string {
 	return strings.Join(all, "") + string(rules) + string(c.Config())
 }
 
-// wantOpen reads what probeAll found: nodes that may be opened answer ENXIO where no driver is, others EPERM.
+// wantOpen reads what probeAll found: nodes that may be opened answer ENXIO where no driver is,
+// others EPERM.
 func (c *cell) wantOpen(t *testing.T, said string) {
 	t.Helper()
 	var open, want []string

@@ -44,8 +44,8 @@ func deviceCgroup(t *testing.T, pid int) string {
 // opensGPU is a script that says whether GPU 0 can be opened.
 const opensGPU = opener + "open c 195 0\n"
 
-// TestExecStaysInItsContainersCgroup: the cgroup of another container has the GPU of that one, and the cgroup above has all. What the runtimes
-// do without the wrapper is in docs/adr/0084.
+// TestExecStaysInItsContainersCgroup: the cgroup of another container has the GPU of that one, and
+// the cgroup above has all. What the runtimes do without the wrapper is in docs/adr/0084.
 func TestExecStaysInItsContainersCgroup(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -53,17 +53,22 @@ func TestExecStaysInItsContainersCgroup(t *testing.T) {
 		holder := starts(t, n.Bundle("work-1", with(g)))
 		work := starts(t, n.Bundle("work"))
 		shell := []string{"work", "/bin/busybox", "sh", "-c", opensGPU}
-		for _, value := range []string{"../work-1", "x/../../work-1", "/../work-1", "..", "devices:../work-1"} {
+		for _, value := range []string{"../work-1", "x/../../work-1", "/../work-1", "..",
+			"devices:../work-1"} {
 			r := rig.Run(n.Real(append([]string{"exec", "--cgroup", value}, shell...)...))
 			t.Logf("%s alone, --cgroup %s: status %d, %q %q", runtime, value, r.Code, r.Stdout, r.Stderr)
-			if value == "../work-1" && r.Code == 0 && r.Stdout != "c 195:0 open\n" { // newer runtimes refuse it
+			// newer runtimes refuse it
+			if value == "../work-1" && r.Code == 0 && r.Stdout != "c 195:0 open\n" {
 				t.Error("the process stays where it was, so this shows nothing")
 			}
 		}
-		for _, options := range []string{"--cgroup ../work-1", "--cgroup=../work-1", "-cgroup ../work-1", "--cg ../work-1", "--cgr=../work-1", "--cgroup /../work-1", "--cgroup ..",
-			"--cgroup x --cgroup ../work-1", "--cgroup devices:../work-1", "--cgroup=pids,devices:../work-1", "--cgroup x/../../work-1", "--new --cgroup ../work-1"} {
+		for _, options := range []string{"--cgroup ../work-1", "--cgroup=../work-1", "-cgroup ../work-1",
+			"--cg ../work-1", "--cgr=../work-1", "--cgroup /../work-1", "--cgroup ..",
+			"--cgroup x --cgroup ../work-1", "--cgroup devices:../work-1", "--cgroup=pids,devices:../work-1",
+			"--cgroup x/../../work-1", "--new --cgroup ../work-1"} {
 			t.Run(options, func(t *testing.T) {
-				wantRefused(t, rig.Run(n.Wrapper(append(append([]string{"exec"}, strings.Fields(options)...), shell...)...)), "injection-impossible")
+				wantRefused(t, rig.Run(n.Wrapper(append(append([]string{"exec"}, strings.Fields(options)...),
+					shell...)...)), "injection-impossible")
 			})
 		}
 		own := deviceCgroup(t, work.Init())
@@ -72,10 +77,12 @@ func TestExecStaysInItsContainersCgroup(t *testing.T) {
 		case !strings.HasPrefix(own, "/sys/fs/cgroup/devices"):
 			below = []string{"--cgroup", "/below"}
 		case runtime == "runc":
-			below = []string{"--cgroup", "devices:/below"} // crun puts the process into that of each controller
+			// crun puts the process into that of each controller
+			below = []string{"--cgroup", "devices:/below"}
 		}
 		must(t, os.Mkdir(own+"/below", 0o755))
-		for _, words := range [][]string{shell, append([]string{"--cgroup", "/"}, shell...), append(below, shell...),
+		for _, words := range [][]string{shell, append([]string{"--cgroup", "/"}, shell...),
+			append(below, shell...),
 			append(shell, "--cgroup", "../work-1")} { // words of the container's own command
 			r := rig.Run(n.Wrapper(append([]string{"exec"}, words...)...))
 			if r.Code != 0 || strings.TrimSpace(r.Stdout) != "c 195:0 closed" {
@@ -96,29 +103,35 @@ func TestReportedExec(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
 	work := starts(t, n.Bundle("work", rig.Light))
 	r := rig.Run(n.Wrapper("exec", "--cgroup", "x/..", "work", "/bin/busybox", "echo", "done"))
-	if r.Code != 0 || r.Stdout != "done\n" || !strings.Contains(r.Stderr, "would be refused (injection-impossible)") {
+	if r.Code != 0 || r.Stdout != "done\n" || !strings.Contains(r.Stderr,
+		"would be refused (injection-impossible)") {
 		t.Errorf("%+v", r)
 	}
 	work.End()
 	// that of a container which has all devices anyway would not be refused
 	all := starts(t, n.Bundle("all", rig.Light, rig.Privileged))
-	if r := handed(n, []*os.File{openAt(t, "/dev", unix.O_PATH)}, "", "exec", "--preserve-fds=1", "all", "/bin/busybox", "true"); r.Code != 0 || r.Stderr != "" {
+	if r := handed(n, []*os.File{openAt(t, "/dev", unix.O_PATH)}, "", "exec", "--preserve-fds=1", "all",
+		"/bin/busybox", "true"); r.Code != 0 || r.Stderr != "" {
 		t.Errorf("with the node's devices: %+v", r)
 	}
 	all.End()
 }
 
-// TestExecThatMakesRootIsRecorded: a directory above the ledger, handed to a process of a container that was created without.
+// TestExecThatMakesRootIsRecorded: a directory above the ledger, handed to a process of a container
+// that was created without.
 func TestExecThatMakesRootIsRecorded(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
 	}
 	n := rig.NewNode(t, rig.Setup{})
 	work := starts(t, n.Bundle("work", rig.Light))
-	for path, want := range map[string]string{"/var/log": "", "/": `"recorded":["exec: node-root by descriptor:3"]`} {
-		r := handed(n, []*os.File{openAt(t, path, unix.O_RDONLY)}, "", "exec", "--preserve-fds=1", "work", "/bin/busybox", "true")
+	for path, want := range map[string]string{"/var/log": "",
+		"/": `"recorded":["exec: node-root by descriptor:3"]`} {
+		r := handed(n, []*os.File{openAt(t, path, unix.O_RDONLY)}, "", "exec", "--preserve-fds=1", "work",
+			"/bin/busybox", "true")
 		log, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-		if r.Code != 0 || r.Stderr != "" || !strings.Contains(string(log), want) || strings.Contains(string(log), "exec:") != (want != "") {
+		if r.Code != 0 || r.Stderr != "" || !strings.Contains(string(log), want) ||
+			strings.Contains(string(log), "exec:") != (want != "") {
 			t.Errorf("%s: %+v, recorded %s", path, r, log)
 		}
 		_ = os.Remove(n.Dir + "/audit.jsonl")
@@ -126,25 +139,29 @@ func TestExecThatMakesRootIsRecorded(t *testing.T) {
 	work.End()
 }
 
-// TestExecIsJudgedByItsOwnContainer: a process gets a GPU open if its container was created with it. Which container that is, no option's value
-// and no word of the command says.
+// TestExecIsJudgedByItsOwnContainer: a process gets a GPU open if its container was created with
+// it. Which container that is, no option's value and no word of the command says.
 func TestExecIsJudgedByItsOwnContainer(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		gpu := nodeAt(t, n.Dir, 195, 0)
 		g := n.Grant("--mode", "exclusive", "--gpu", "0")
-		holder, work := starts(t, n.Bundle("holder", with(g), rig.Light)), starts(t, n.Bundle("work", rig.Light))
+		holder, work := starts(t, n.Bundle("holder", with(g), rig.Light)),
+			starts(t, n.Bundle("work", rig.Light))
 		judged := func(words string) rig.Result {
 			cmd := n.Wrapper(append([]string{"exec", "--preserve-fds", "1"}, strings.Fields(words)...)...)
 			cmd.Dir, cmd.ExtraFiles = n.Dir, []*os.File{gpu}
 			return rig.Run(cmd)
 		}
-		for _, words := range []string{"--pid-file holder work /bin/busybox true", "--pid holder work /bin/busybox true", "-pid-file holder work /bin/busybox true",
-			"--cwd / --user 0 --env holder -e holder work /bin/busybox true", "work /bin/busybox true holder", "--new holder work /bin/busybox true",
+		for _, words := range []string{"--pid-file holder work /bin/busybox true",
+			"--pid holder work /bin/busybox true", "-pid-file holder work /bin/busybox true",
+			"--cwd / --user 0 --env holder -e holder work /bin/busybox true", "work /bin/busybox true holder",
+			"--new holder work /bin/busybox true",
 			"--new work holder", "-dt holder work"} {
 			wantRefused(t, judged(words), "gpu-device-node")
 		}
-		for _, words := range []string{"holder /bin/busybox true", "--pid-file work holder /bin/busybox true", "--env=A=work -- holder /bin/busybox true work"} {
+		for _, words := range []string{"holder /bin/busybox true", "--pid-file work holder /bin/busybox true",
+			"--env=A=work -- holder /bin/busybox true work"} {
 			if r := judged(words); r.Code != 0 {
 				t.Errorf("%q: %+v", words, r)
 			}
@@ -154,7 +171,8 @@ func TestExecIsJudgedByItsOwnContainer(t *testing.T) {
 	})
 }
 
-// TestExecRunsUnderItsContainersRuntime: with runtime.unjudged, a container of the real runtime that a command's words name is another one.
+// TestExecRunsUnderItsContainersRuntime: with runtime.unjudged, a container of the real runtime
+// that a command's words name is another one.
 func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -162,10 +180,12 @@ func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	unjudged := n.Write("unjudged", "#!/bin/sh\necho unjudged\n")
 	must(t, os.Chmod(unjudged, 0o755))
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n", fmt.Sprintf("[runtime]\nunjudged = %q\n", unjudged), 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n",
+		fmt.Sprintf("[runtime]\nunjudged = %q\n", unjudged), 1))
 	work := starts(t, n.Bundle("work", rig.Light))
 	for words, want := range map[string]string{
-		"exec work /bin/busybox echo real": "real", "exec other /bin/busybox echo work": "unjudged", "exec --pid-file work other true": "unjudged", "kill other work": "real",
+		"exec work /bin/busybox echo real": "real", "exec other /bin/busybox echo work": "unjudged",
+		"exec --pid-file work other true": "unjudged", "kill other work": "real",
 	} {
 		cmd := n.Wrapper(strings.Fields(words)...)
 		cmd.Dir = n.Dir
@@ -176,8 +196,8 @@ func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	work.End()
 }
 
-// TestAbbreviatedGlobalOptions: crun takes "--roo list" for --root, and what is behind for the subcommand. The runtime behind the wrapper does
-// nothing.
+// TestAbbreviatedGlobalOptions: crun takes "--roo list" for --root, and what is behind for the
+// subcommand. The runtime behind the wrapper does nothing.
 func TestAbbreviatedGlobalOptions(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -186,11 +206,13 @@ func TestAbbreviatedGlobalOptions(t *testing.T) {
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`, `path = ["/bin/true"]`, 1))
 	b := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
 	gpu := nodeAt(t, n.Dir, 195, 0)
-	for _, options := range []string{"", "--roo list --deb", "--log-f state --sys", "--cgroup-m list --log-l=debug"} {
+	for _, options := range []string{"", "--roo list --deb", "--log-f state --sys",
+		"--cgroup-m list --log-l=debug"} {
 		r := rig.Run(n.Wrapper(append(strings.Fields(options), "create", "--bundle", b.Dir, b.ID)...))
 		if r.Code != 1 || !strings.Contains(r.Stderr, "gpuledger: refused (") {
 			t.Errorf("%s create: %+v", options, r)
 		}
-		wantRefused(t, handed(n, []*os.File{gpu}, "", append(strings.Fields(options), "exec", "--preserve-fds=1", "c1", "true")...), "gpu-device-node")
+		wantRefused(t, handed(n, []*os.File{gpu}, "", append(strings.Fields(options), "exec",
+			"--preserve-fds=1", "c1", "true")...), "gpu-device-node")
 	}
 }

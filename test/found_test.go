@@ -33,7 +33,8 @@ func (n *gpuNode) withNVML() {
 		addresses = append(addresses, g.PCI)
 	}
 	driverProc(t, addresses...)
-	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:", "195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
+	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:",
+		"195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
 	rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
 	if _, err := os.Stat("/sys/bus/pci"); err == nil { // the addresses are of no device of this machine
 		rig.Mount(t, "bus", "/sys/bus/pci", "tmpfs", 0, "")
@@ -60,23 +61,29 @@ func (n *gpuNode) onTheNode(words ...string) int {
 	return cmd.Process.Pid
 }
 
-// TestWhoGoesPastTheLedger: a driver that keeps the books, real containers and a real proxy. One container takes within its grant and
-// then more from the library behind the proxy, one keeps to its grant, one belongs to another runtime, and one program is the node's
-// own. Each is found with its process, container, pod and grant; then policy has two of them stopped, and the other two go on.
+// TestWhoGoesPastTheLedger: a driver that keeps the books, real containers and a real proxy. One
+// container takes within its grant and then more from the library behind the proxy, one keeps to
+// its grant, one belongs to another runtime, and one program is the node's own. Each is found with
+// its process, container, pod and grant; then policy has two of them stopped, and the other two go
+// on.
 func TestWhoGoesPastTheLedger(t *testing.T) {
-	n := newGPUNode(t, rig.Setup{Engine: "containerd", GPUs: 1, Memory: "16384MiB", Config: adopts + watches + "[enforcement]\nshim = \"{shim}\"\n"})
+	n := newGPUNode(t, rig.Setup{Engine: "containerd", GPUs: 1, Memory: "16384MiB", Config: adopts + watches +
+		"[enforcement]\nshim = \"{shim}\"\n"})
 	n.withNVML()
 	d := n.Daemon("--nri", "off")
 	s := siteOf(t, d)
-	over := n.container("over", inPod("train"), allocated("train", "0", "1GiB"), rig.Shell("exec /bin/gpu 512 past:/run/gpuledger/driver/libcuda.so.1 2048 hold"))
+	over := n.container("over", inPod("train"), allocated("train", "0", "1GiB"),
+		rig.Shell("exec /bin/gpu 512 past:/run/gpuledger/driver/libcuda.so.1 2048 hold"))
 	start(t, over)
 	within := n.holding("within", n.Grant("--memory", "2GiB"), "exec /bin/gpu 2000 1000 hold")
 	start(t, within)
 	id := strings.Repeat("d0c4e5", 10) + "abcd"
-	other := n.container(id, rig.Shell("exec /bin/gpu 3000 hold"), rig.Env("LD_LIBRARY_PATH=/lib/stand-in"), func(spec *specs.Spec) {
-		spec.Linux.CgroupsPath = strings.TrimSuffix(spec.Linux.CgroupsPath, id) + "docker/" + id
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/lib/stand-in", Type: "bind", Source: n.libraries(), Options: []string{"bind", "ro"}})
-	})
+	other := n.container(id, rig.Shell("exec /bin/gpu 3000 hold"), rig.Env("LD_LIBRARY_PATH=/lib/stand-in"),
+		func(spec *specs.Spec) {
+			spec.Linux.CgroupsPath = strings.TrimSuffix(spec.Linux.CgroupsPath, id) + "docker/" + id
+			spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/lib/stand-in", Type: "bind",
+				Source: n.libraries(), Options: []string{"bind", "ro"}})
+		})
 	for _, args := range [][]string{{"create", "--bundle", other.Dir, other.ID}, {"start", other.ID}} {
 		if r := rig.Run(n.Real(args...)); r.Code != 0 {
 			t.Fatalf("%s: %+v", args[0], r)
@@ -90,16 +97,22 @@ func TestWhoGoesPastTheLedger(t *testing.T) {
 		}
 	}
 	// Two contexts of 1 MiB each in the program that has two drivers.
-	messages := []string{fmt.Sprintf(`container "train" of pod team/job-0 uses 2562MiB of GPU 0, 1538MiB more than the 1GiB of its grant %s`, owner),
-		fmt.Sprintf("process %d (gpu) of the node uses 701MiB of GPU 0 without a grant", host), "container " + id[:12] + " of docker uses 3001MiB of GPU 0 without a grant"}
+	messages := []string{fmt.Sprintf(`container "train" of pod team/job-0 uses 2562MiB of GPU 0, 1538MiB `+
+		`more than the 1GiB of its grant %s`, owner),
+		fmt.Sprintf("process %d (gpu) of the node uses 701MiB of GPU 0 without a grant", host),
+		"container " + id[:12] + " of docker uses 3001MiB of GPU 0 without a grant"}
 	for _, message := range messages {
 		s.eventually("/", strings.ReplaceAll(message, `"`, "&#34;"))
 	}
-	s.eventually("/metrics", `gpuledger_findings{gpu="`+n.gpus[0].UUID+`",kind="outside-ledger"} 2`, `gpuledger_findings{gpu="`+n.gpus[0].UUID+`",kind="over-grant"} 1`,
+	s.eventually("/metrics", `gpuledger_findings{gpu="`+n.gpus[0].UUID+`",kind="outside-ledger"} 2`,
+		`gpuledger_findings{gpu="`+n.gpus[0].UUID+`",kind="over-grant"} 1`,
 		`grant="`+string(owner)+`",namespace="team",pod="job-0"} 2.686451712e+09`)
-	wantFound(t, n.Node, "over-grant", found{Container: "over", Grant: string(owner), PIDs: []int{over.Init()}, Message: messages[0], Reaction: "report"})
-	wantFound(t, n.Node, "outside-ledger", found{PIDs: []int{host}, Command: "gpu", Message: messages[1], Reaction: "report"},
-		found{Container: id, Engine: "docker", PIDs: []int{other.Init()}, Message: messages[2], Reaction: "report"})
+	wantFound(t, n.Node, "over-grant", found{Container: "over", Grant: string(owner),
+		PIDs: []int{over.Init()}, Message: messages[0], Reaction: "report"})
+	wantFound(t, n.Node, "outside-ledger", found{PIDs: []int{host}, Command: "gpu", Message: messages[1],
+		Reaction: "report"},
+		found{Container: id, Engine: "docker", PIDs: []int{other.Init()}, Message: messages[2],
+			Reaction: "report"})
 	s.passes(5)
 	for _, b := range []*rig.Bundle{over, within, other} {
 		if b.Init() == 0 {
@@ -107,9 +120,12 @@ func TestWhoGoesPastTheLedger(t *testing.T) {
 		}
 	}
 	n.Write("config.toml", read(t, n.Config)+stops)
-	rig.Eventually(t, "those that policy names are stopped", func() bool { return over.Init() == 0 && other.Init() == 0 })
+	rig.Eventually(t, "those that policy names are stopped", func() bool {
+		return over.Init() == 0 && other.Init() == 0
+	})
 	rig.Eventually(t, "that is in the audit log", func() bool {
-		return len(findings(t, n.Node, "stopped", "over-grant")) == 1 && len(findings(t, n.Node, "stopped", "outside-ledger")) == 1
+		return len(findings(t, n.Node, "stopped", "over-grant")) == 1 &&
+			len(findings(t, n.Node, "stopped", "outside-ledger")) == 1
 	})
 	rig.Eventually(t, "their memory is free", func() bool { return n.used(0) < 2000+700+10 })
 	s.passes(10)
@@ -119,12 +135,14 @@ func TestWhoGoesPastTheLedger(t *testing.T) {
 	n.CheckSound("after the stops")
 }
 
-// wantFound holds the audit log's lines about a kind of finding to the wanted ones, as far as these say something.
+// wantFound holds the audit log's lines about a kind of finding to the wanted ones, as far as these
+// say something.
 func wantFound(t *testing.T, n *rig.Node, kind string, want ...found) {
 	t.Helper()
 	got := findings(t, n, "found", kind)
 	is := func(g, w found) bool {
-		return g.Message == w.Message && g.Container == w.Container && g.Grant == w.Grant && slices.Equal(g.PIDs, w.PIDs) && g.Reaction == w.Reaction && g.Engine == w.Engine &&
+		return g.Message == w.Message && g.Container == w.Container && g.Grant == w.Grant &&
+			slices.Equal(g.PIDs, w.PIDs) && g.Reaction == w.Reaction && g.Engine == w.Engine &&
 			(w.Command == "" || g.Command == w.Command)
 	}
 	for _, w := range want {

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestWhatMakeTestGPUDoes goes the way of `make test-gpu` over a simulated GPU and the stand-in driver, so that the script works on
-// the day when there is a card.
+// TestWhatMakeTestGPUDoes goes the way of `make test-gpu` over a simulated GPU and the stand-in
+// driver, so that the script works on the day when there is a card.
 func TestWhatMakeTestGPUDoes(t *testing.T) {
 	rig.More(t)
 	if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
@@ -24,15 +24,22 @@ func TestWhatMakeTestGPUDoes(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	_, report, _ := strings.Cut(string(out), "The report")
-	for _, want := range []string{"Stand-in, 16160 MiB to grant", "memory limits of the driver itself: `driver 580.65.06 does not limit memory", "`GPU 0: Stand-in", "64 MiB: 0", "GPU 0 total 4040 MiB (0); 4041 MiB: 2; 2020 MiB: 0; 2021 MiB: 2",
-		"cache: had 4040 of 4040 MiB, then error 2, again 4040 MiB", "async: had 4020 of 4040 MiB, then error 2, again 4020 MiB", "vmm: had 4040 of 4040 MiB, then error 2, again 4040 MiB",
-		"graph: half of it error 0, more than all of it error 2, half again error 0", "product loop, a second", "train loop, a second", "its strength: `library`",
-		"**0 bytes beyond the grant**", "with a share of 30 %", "with a share of 70 %", "**not shown**: PyTorch", "refused (visible-devices-all)"} {
+	for _, want := range []string{"Stand-in, 16160 MiB to grant",
+		"memory limits of the driver itself: `driver 580.65.06 does not limit memory", "`GPU 0: Stand-in",
+		"64 MiB: 0", "GPU 0 total 4040 MiB (0); 4041 MiB: 2; 2020 MiB: 0; 2021 MiB: 2",
+		"cache: had 4040 of 4040 MiB, then error 2, again 4040 MiB",
+		"async: had 4020 of 4040 MiB, then error 2, again 4020 MiB",
+		"vmm: had 4040 of 4040 MiB, then error 2, again 4040 MiB",
+		"graph: half of it error 0, more than all of it error 2, half again error 0",
+		"product loop, a second", "train loop, a second", "its strength: `library`",
+		"**0 bytes beyond the grant**", "with a share of 30 %", "with a share of 70 %",
+		"**not shown**: PyTorch", "refused (visible-devices-all)"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report does not say %q:\n%s", want, report)
 		}
 	}
-	if out, err := exec.Command("./test-gpu.sh").CombinedOutput(); err == nil || !strings.Contains(string(out), "this machine has no NVIDIA driver") {
+	if out, err := exec.Command("./test-gpu.sh").CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "this machine has no NVIDIA driver") {
 		t.Errorf("without a GPU: %v\n%s", err, out)
 	}
 }

@@ -37,20 +37,28 @@ func eachRuntime(t *testing.T, test func(t *testing.T, runtime string)) {
 const opener = `open() { mknod /tmp/x "$1" "$2" "$3" 2>/tmp/no && (: </tmp/x) 2>/tmp/no; grep -q "not permitted" /tmp/no && echo "$1 $2:$3 closed" || echo "$1 $2:$3 open"; rm -f /tmp/x /tmp/no; }
 `
 
-// TestStripClosesGPUsAndNothingElse: a privileged container without a grant on a node with four GPUs, whose driver has its
-// majors in /proc/devices and its DRM nodes in /sys.
+// TestStripClosesGPUsAndNothingElse: a privileged container without a grant on a node with four
+// GPUs, whose driver has its majors in /proc/devices and its DRM nodes in /sys.
 func TestStripClosesGPUsAndNothingElse(t *testing.T) {
-	closed := []string{"c 195 0", "c 195 1", "c 195 2", "c 195 3", "c 195 254", "c 195 255", // GPUs, modeset, control
-		"c 508 0", "c 508 1", "c 509 1", "c 507 0", "c 226 0", "c 226 128", // UVM, capabilities, a switch, NVIDIA's DRM
+	// GPUs, modeset, control
+	closed := []string{"c 195 0", "c 195 1", "c 195 2", "c 195 3", "c 195 254", "c 195 255",
+		// UVM, capabilities, a switch, NVIDIA's DRM
+		"c 508 0", "c 508 1", "c 509 1", "c 507 0", "c 226 0", "c 226 128",
 		"c 234 0", "c 254 0", "c 384 0", "c 511 0"} // majors that the driver's next module could get
-	open := []string{"c 1 3", "c 1 5", "c 5 0", "c 4 64", "c 10 229", "c 10 200", "b 7 0", "c 226 1", "c 226 129", "c 240 0", "c 60 0"}
+	open := []string{"c 1 3", "c 1 5", "c 5 0", "c 4 64", "c 10 229", "c 10 200", "b 7 0", "c 226 1",
+		"c 226 129", "c 240 0", "c 60 0"}
 	eachRuntime(t, func(t *testing.T, runtime string) {
-		n := rig.NewNode(t, rig.Setup{GPUs: 4, Runtime: runtime, Config: "[policy]\nprivileged = \"strip\"\n"})
-		n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`, `source = "nvml"`, 1))
-		devices := n.Write("devices", "Character devices:\n  1 mem\n  4 ttyS\n 10 misc\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n226 drm\n240 other\n507 nvidia-nvswitch\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:\n  7 loop\n")
+		n := rig.NewNode(t, rig.Setup{GPUs: 4, Runtime: runtime,
+			Config: "[policy]\nprivileged = \"strip\"\n"})
+		n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`,
+			`source = "nvml"`, 1))
+		devices := n.Write("devices", "Character devices:\n  1 mem\n  4 ttyS\n 10 misc\n195 nvidia\n195 "+
+			"nvidiactl\n195 nvidia-modeset\n226 drm\n240 other\n507 nvidia-nvswitch\n508 nvidia-uvm\n509 "+
+			"nvidia-caps\n\nBlock devices:\n  7 loop\n")
 		rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
 		rig.Mount(t, "tmpfs", "/sys/dev/char", "tmpfs", 0, "")
-		for minor, vendor := range map[string]string{"0": "0x10de", "128": "0x10de", "1": "0x1002", "129": "0x8086"} {
+		for minor, vendor := range map[string]string{"0": "0x10de", "128": "0x10de",
+			"1": "0x1002", "129": "0x8086"} {
 			dir := "/sys/dev/char/226:" + minor + "/device"
 			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/vendor", []byte(vendor+"\n"), 0o644))
 		}
@@ -65,7 +73,8 @@ func TestStripClosesGPUsAndNothingElse(t *testing.T) {
 			kind, numbers, _ := strings.Cut(node, " ")
 			want += kind + " " + strings.Replace(numbers, " ", ":", 1) + " " + state + "\n"
 		}
-		b := n.Bundle("c", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/nvidia3", 195, 3), device("/dev/fuse", 10, 229),
+		b := n.Bundle("c", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/nvidia3", 195, 3),
+			device("/dev/fuse", 10, 229),
 			rig.Shell(script+"ls /dev/nvidia* 2>/dev/null; ls /dev/fuse"))
 		want += "/dev/fuse\n"
 		if r := b.Run(); r.Code != 0 || r.Stdout != want {
@@ -75,13 +84,15 @@ func TestStripClosesGPUsAndNothingElse(t *testing.T) {
 	})
 }
 
-// TestUpdateAndExecWidenNothing: with a grant of GPU 0, and without one, neither a refused update nor one that goes through
-// opens another GPU, nor closes the granted one, and a process that is added later reaches what the first one does.
+// TestUpdateAndExecWidenNothing: with a grant of GPU 0, and without one, neither a refused update
+// nor one that goes through opens another GPU, nor closes the granted one, and a process that is
+// added later reaches what the first one does.
 func TestUpdateAndExecWidenNothing(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		reference := n.Grant("--memory", "1GiB", "--gpu", "0")
-		for id, edits := range map[string][]rig.Edit{"granted": {rig.Annotation("gpuledger.dev/grant", reference.String())}, "plain": nil} {
+		for id, edits := range map[string][]rig.Edit{
+			"granted": {rig.Annotation("gpuledger.dev/grant", reference.String())}, "plain": nil} {
 			b := n.Bundle(id, edits...)
 			if r := b.Create(); r.Code != 0 {
 				t.Fatal(r)
@@ -95,22 +106,28 @@ func TestUpdateAndExecWidenNothing(t *testing.T) {
 			}
 			reaches := func(after string) {
 				t.Helper()
-				// The nodes are made in /dev, which the container may write: making one needs a rule too on cgroup v1.
+				// The nodes are made in /dev, which the container may write: making one needs a
+				// rule too on cgroup v1.
 				r := rig.Run(n.Wrapper("exec", id, "/bin/busybox", "sh", "-c", nodes(n, id)))
 				if r.Code != 0 || r.Stdout != want {
 					t.Errorf("%s, after %s: got\n%s%swant\n%s", id, after, r.Stdout, r.Stderr, want)
 				}
 			}
 			reaches("its create")
-			for _, wide := range []string{`{"allow":true,"access":"rwm"}`, `{"allow":true,"type":"c","major":195,"access":"rwm"}`, `{"allow":true,"type":"c","major":195,"minor":1,"access":"rw"}`} {
-				wantRefused(t, update(b, `{"devices":[{"allow":false,"access":"rwm"},`+wide+`]}`), "gpu-device-rule")
+			for _, wide := range []string{`{"allow":true,"access":"rwm"}`,
+				`{"allow":true,"type":"c","major":195,"access":"rwm"}`,
+				`{"allow":true,"type":"c","major":195,"minor":1,"access":"rw"}`} {
+				wantRefused(t, update(b, `{"devices":[{"allow":false,"access":"rwm"},`+wide+`]}`),
+					"gpu-device-rule")
 				reaches("a refused update with " + wide)
 			}
-			if r := update(b, `{"devices":[{"allow":false,"access":"rwm"}],"pids":{"limit":100}}`); r.Code != 0 && !onlyV2(r) {
+			if r := update(b, `{"devices":[{"allow":false,"access":"rwm"}],"pids":{"limit":100}}`); r.Code !=
+				0 && !onlyV2(r) {
 				t.Errorf("%+v", r)
 			}
 			reaches("an update with the rules of its own spec")
-			wantRefused(t, update(b, `{"unified":{"dmem.max":"nvidia/0000:00:00.0/vidmem 1"}}`), "limit-unenforceable")
+			wantRefused(t, update(b, `{"unified":{"dmem.max":"nvidia/0000:00:00.0/vidmem 1"}}`),
+				"limit-unenforceable")
 		}
 	})
 }
@@ -118,11 +135,12 @@ func TestUpdateAndExecWidenNothing(t *testing.T) {
 // onlyV2 is for the private mount of version 2 on a hybrid machine, which has no pids controller.
 func onlyV2(r rig.Result) bool { return strings.Contains(r.Stderr, "pids") }
 
-// nodes is a script that opens nodes which this test puts into the container's root file system, so that it is the opening
-// that is tried and not the making.
+// nodes is a script that opens nodes which this test puts into the container's root file system, so
+// that it is the opening that is tried and not the making.
 func nodes(n *rig.Node, id string) string {
 	dir := filepath.Join(n.Dir, "bundles", id, "rootfs/tmp")
-	script := `open() { (: </tmp/n$1-$2) 2>&1 | grep -q "not permitted" && echo "c $1:$2 closed" || echo "c $1:$2 open"; }` + "\n"
+	script := `open() { (: </tmp/n$1-$2) 2>&1 | grep -q "not permitted" && echo "c $1:$2 closed" || echo ` +
+		`"c $1:$2 open"; }` + "\n"
 	for _, d := range [][2]int{{195, 0}, {195, 1}, {195, 255}, {60, 0}} {
 		path := fmt.Sprintf("%s/n%d-%d", dir, d[0], d[1])
 		if err := syscall.Mknod(path, syscall.S_IFCHR|0o666, d[0]<<8|d[1]); err != nil && !os.IsExist(err) {
@@ -138,14 +156,16 @@ func mount(m specs.Mount) rig.Edit {
 	return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) }
 }
 
-// TestDisguisedMounts: a mount of the ledger's directory in every dress. Whichever a real runtime sees through, the wrapper
-// has refused. The bare runtimes are asked too, so that the test shows which dresses are worth anything.
+// TestDisguisedMounts: a mount of the ledger's directory in every dress. Whichever a real runtime
+// sees through, the wrapper has refused. The bare runtimes are asked too, so that the test shows
+// which dresses are worth anything.
 func TestDisguisedMounts(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		n.Write("state/canary", "sings")
 		state := n.Dir + "/state"
-		must(t, os.Symlink(state, n.Dir+"/link"), os.Mkdir(n.Dir+"/upper", 0o755), os.Mkdir(n.Dir+"/work", 0o755), os.Mkdir(n.Dir+"/empty", 0o755))
+		must(t, os.Symlink(state, n.Dir+"/link"), os.Mkdir(n.Dir+"/upper", 0o755),
+			os.Mkdir(n.Dir+"/work", 0o755), os.Mkdir(n.Dir+"/empty", 0o755))
 		rootfs := n.Dir + "/bundles/c/rootfs"
 		seen := 0
 		for _, c := range []struct {
@@ -183,7 +203,8 @@ func TestDisguisedMounts(t *testing.T) {
 					}
 					edits = append(edits, mount(m))
 				}
-				b := n.Bundle("c", append(edits, rig.Shell("cat /x/canary; test -e /x/grants && echo; echo ran"))...)
+				b := n.Bundle("c", append(edits, rig.Shell("cat /x/canary; test -e /x/grants && "+
+					"echo; echo ran"))...)
 				must(t, os.MkdirAll(rootfs+"/mnt/state", 0o755))
 				bare := rig.Run(n.Real("run", "--bundle", b.Dir, "c"))
 				_ = rig.Run(n.Real("delete", "--force", "c"))
@@ -191,7 +212,8 @@ func TestDisguisedMounts(t *testing.T) {
 					seen++
 				}
 				r := b.Create()
-				if r.Code != 1 || !regexp.MustCompile(`^gpuledger: refused \((gpu-socket|gpu-bind-mount)\): `).MatchString(r.Stderr) {
+				if r.Code != 1 || !regexp.MustCompile(
+					`^gpuledger: refused \((gpu-socket|gpu-bind-mount)\): `).MatchString(r.Stderr) {
 					t.Errorf("the bare runtime says %q; with us: %+v", bare.Stdout, r)
 				}
 				t.Logf("the bare runtime shows it: %v", strings.Contains(bare.Stdout, "sings"))
@@ -203,24 +225,28 @@ func TestDisguisedMounts(t *testing.T) {
 	})
 }
 
-// TestMPSDaemonBelowAMount: a socket that listens where an MPS daemon's does closes every mount that brings it along, but
-// for the node's root.
+// TestMPSDaemonBelowAMount: a socket that listens where an MPS daemon's does closes every mount
+// that brings it along, but for the node's root.
 func TestMPSDaemonBelowAMount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	pipe := n.Dir + "/shared/tmp/mps"
 	must(t, os.MkdirAll(pipe, 0o755), os.MkdirAll(n.Dir+"/shared/data", 0o755))
 	b := func(id, source string, edits ...rig.Edit) *rig.Bundle {
-		return n.Bundle(id, append(edits, mount(specs.Mount{Type: "bind", Source: source, Destination: "/mnt", Options: []string{"rbind", "ro"}}), rig.Shell("exit 0"))...)
+		return n.Bundle(id, append(edits, mount(specs.Mount{
+			Type: "bind", Source: source, Destination: "/mnt", Options: []string{"rbind", "ro"}}),
+			rig.Shell("exit 0"))...)
 	}
 	if r := b("before", n.Dir+"/shared").Run(); r.Code != 0 {
 		t.Errorf("before there is a daemon: %+v", r)
 	}
 	listen(t, pipe+"/control")
 	n.Write("shared/tmp/mps/control_lock", "")
-	for id, source := range map[string]string{"pipe": pipe, "socket": pipe + "/control", "parent": n.Dir + "/shared/tmp", "above": n.Dir + "/shared"} {
+	for id, source := range map[string]string{"pipe": pipe, "socket": pipe + "/control", "parent": n.Dir +
+		"/shared/tmp", "above": n.Dir + "/shared"} {
 		wantRefused(t, b(id, source).Create(), "gpu-socket")
 	}
-	wantRefused(t, b("holder", n.Dir+"/shared", rig.Annotation("gpuledger.dev/grant", n.Grant("--memory", "1GiB").String())).Create(), "gpu-socket")
+	wantRefused(t, b("holder", n.Dir+"/shared", rig.Annotation("gpuledger.dev/grant",
+		n.Grant("--memory", "1GiB").String())).Create(), "gpu-socket")
 	for id, source := range map[string]string{"beside": n.Dir + "/shared/data", "root": "/"} {
 		bundle := b(id, source)
 		before := bundle.Config()
@@ -228,13 +254,14 @@ func TestMPSDaemonBelowAMount(t *testing.T) {
 			t.Errorf("%s: %+v", id, r)
 		}
 	}
-	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "node-root by mount:/mnt with the MPS daemon of "+pipe) {
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit,
+		"node-root by mount:/mnt with the MPS daemon of "+pipe) {
 		t.Errorf("audit: %s", audit)
 	}
 }
 
-// TestNeighbourCannotCloseAVolume: an unprivileged container makes what looks like an MPS daemon's on a volume that others
-// mount. They start, untouched; of sockets the log has a line.
+// TestNeighbourCannotCloseAVolume: an unprivileged container makes what looks like an MPS daemon's
+// on a volume that others mount. They start, untouched; of sockets the log has a line.
 func TestNeighbourCannotCloseAVolume(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
@@ -248,8 +275,10 @@ func TestNeighbourCannotCloseAVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := rig.NewNode(t, rig.Setup{})
 			must(t, os.Mkdir(n.Dir+"/data", 0o777))
-			data := mount(specs.Mount{Type: "bind", Source: n.Dir + "/data", Destination: "/data", Options: []string{"rbind"}})
-			if name == "socket" { // one on which nobody listens here: as of a container with a network of its own
+			data := mount(specs.Mount{Type: "bind", Source: n.Dir + "/data", Destination: "/data",
+				Options: []string{"rbind"}})
+			// one on which nobody listens here: as of a container with a network of its own
+			if name == "socket" {
 				must(t, syscall.Mknod(n.Dir+"/data/control", syscall.S_IFSOCK|0o666, 0))
 			}
 			if r := n.Bundle("neighbour", data, rig.Shell(c.script)).Run(); r.Code != 0 {
@@ -261,20 +290,23 @@ func TestNeighbourCannotCloseAVolume(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 			audit, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-			if got := strings.Contains(string(audit), "mount:/data has what may be an MPS daemon's socket in "+n.Dir+"/data"); got != c.noted {
+			if got := strings.Contains(string(audit),
+				"mount:/data has what may be an MPS daemon's socket in "+n.Dir+"/data"); got != c.noted {
 				t.Errorf("noted %v: %s", got, audit)
 			}
 		})
 	}
 }
 
-// TestMPSDaemonAtItsUsualPlace needs no socket of this network namespace: root's own directory tells.
+// TestMPSDaemonAtItsUsualPlace needs no socket of this network namespace: root's own directory
+// tells.
 func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	const pipe = "/run/nvidia/mps/nvidia.com/gpu/pipe"
 	must(t, os.MkdirAll(pipe, 0o755))
-	b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/run/nvidia", Destination: "/mnt", Options: []string{"rbind"}}), rig.Shell("exit 0"))
+	b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/run/nvidia", Destination: "/mnt",
+		Options: []string{"rbind"}}), rig.Shell("exit 0"))
 	if r := b.Run(); r.Code != 0 {
 		t.Errorf("before there is a daemon: %+v", r)
 	}
@@ -286,8 +318,10 @@ func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	b.Delete()
 	must(t, os.Remove(pipe+"/control"), syscall.Mknod(pipe+"/control", syscall.S_IFSOCK|0o666, 0))
 	wantRefused(t, b.Create(), "gpu-socket")
-	wantRefused(t, n.Bundle("e", mount(specs.Mount{Type: "bind", Source: "/var/run/nvidia-mps", Destination: "/mnt", Options: []string{"rbind"}})).Create(), "gpu-socket")
-	b = n.Bundle("d", mount(specs.Mount{Type: "bind", Source: "/run", Destination: "/mnt", Options: []string{"rbind"}}), rig.Shell("exit 0"))
+	wantRefused(t, n.Bundle("e", mount(specs.Mount{Type: "bind", Source: "/var/run/nvidia-mps",
+		Destination: "/mnt", Options: []string{"rbind"}})).Create(), "gpu-socket")
+	b = n.Bundle("d", mount(specs.Mount{Type: "bind", Source: "/run", Destination: "/mnt",
+		Options: []string{"rbind"}}), rig.Shell("exit 0"))
 	if r := b.Run(); r.Code != 0 {
 		t.Errorf("/run is an agent's: %+v", r)
 	}
@@ -304,7 +338,8 @@ func TestWaysAround(t *testing.T) {
 	rule := own(specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 	hook := func(path string) rig.Edit {
 		return func(s *specs.Spec) {
-			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: path, Args: []string{path, "prestart"}, Env: []string{"PATH=/bin"}}}}
+			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
+				{Path: path, Args: []string{path, "prestart"}, Env: []string{"PATH=/bin"}}}}
 		}
 	}
 	legacy := n.Write("nvidia-container-runtime-hook", "#!/bin/sh\nexit 0\n")
@@ -354,9 +389,10 @@ func TestLegacyHookGoesWithAGrant(t *testing.T) {
 	marker := n.Dir + "/marker"
 	legacy := n.Write("nvidia-container-runtime-hook", "#!/bin/sh\n: >"+marker+"\n")
 	must(t, os.Chmod(legacy, 0o755))
-	b := n.Bundle("c", rig.Annotation("gpuledger.dev/grant", n.Grant("--memory", "1GiB").String()), rig.Shell("exit 0"), func(s *specs.Spec) {
-		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: legacy, Env: []string{"PATH=/bin"}}}}
-	})
+	b := n.Bundle("c", rig.Annotation("gpuledger.dev/grant", n.Grant("--memory", "1GiB").String()),
+		rig.Shell("exit 0"), func(s *specs.Spec) {
+			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: legacy, Env: []string{"PATH=/bin"}}}}
+		})
 	if r := b.Run(); r.Code != 0 {
 		t.Fatal(r)
 	}
@@ -365,26 +401,30 @@ func TestLegacyHookGoesWithAGrant(t *testing.T) {
 	}
 }
 
-// TestNodeRootIsRecorded: who could change the guard starts, and the audit log has it; admission's tables say what becomes
-// of the strength of its grant.
+// TestNodeRootIsRecorded: who could change the guard starts, and the audit log has it; admission's
+// tables say what becomes of the strength of its grant.
 func TestNodeRootIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB").String()
 	must(t, os.Mkdir(n.Dir+"/data", 0o755), os.Mkdir(n.Dir+"/conf", 0o755))
-	for id, source := range map[string]string{"": n.Dir + "/data", "config": n.Config, "parent": n.Dir, "program": filepath.Dir(rig.Binary(t, "gpuledger-runtime"))} {
-		b := n.Bundle("c"+id, rig.Annotation("gpuledger.dev/grant", reference), mount(specs.Mount{Type: "bind", Source: source, Destination: "/" + id + "x", Options: []string{"rbind"}}), rig.Shell("exit 0"))
+	for id, source := range map[string]string{"": n.Dir + "/data", "config": n.Config, "parent": n.Dir,
+		"program": filepath.Dir(rig.Binary(t, "gpuledger-runtime"))} {
+		b := n.Bundle("c"+id, rig.Annotation("gpuledger.dev/grant", reference),
+			mount(specs.Mount{Type: "bind", Source: source, Destination: "/" + id + "x",
+				Options: []string{"rbind"}}), rig.Shell("exit 0"))
 		if r := b.Run(); r.Code != 0 {
 			t.Errorf("%s: %+v", source, r)
 		}
 		b.Delete()
-		if got := strings.Contains(read(t, n.Dir+"/audit.jsonl"), "node-root by mount:/"+id+"x"); got != (id != "") {
+		if got := strings.Contains(read(t, n.Dir+"/audit.jsonl"), "node-root by mount:/"+
+			id+"x"); got != (id != "") {
 			t.Errorf("%s: recorded %v", source, got)
 		}
 	}
 }
 
-// TestWhoMayMountIsRecorded: an ungranted container with CAP_SYS_ADMIN can open devices by force: the log has a line. An
-// ordinary one has none.
+// TestWhoMayMountIsRecorded: an ungranted container with CAP_SYS_ADMIN can open devices by force:
+// the log has a line. An ordinary one has none.
 func TestWhoMayMountIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	admin := func(s *specs.Spec) {
@@ -403,13 +443,15 @@ func TestWhoMayMountIsRecorded(t *testing.T) {
 	if r := b.Run(); r.Code != 0 || r.Stderr != "" || !bytes.Equal(b.Config(), before) {
 		t.Errorf("%+v", r)
 	}
-	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "node-root by capability:CAP_SYS_ADMIN") || strings.Count(audit, "\n") != 1 {
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit,
+		"node-root by capability:CAP_SYS_ADMIN") || strings.Count(audit, "\n") != 1 {
 		t.Errorf("audit: %s", audit)
 	}
 }
 
-// TestWhoSeesOthersProcessesIsRecorded: a container of the same user writes into its neighbour's root through /proc/PID/root,
-// with the node's pids and with the neighbour's own. The log has both, and no line for one with pids of its own or its pod's.
+// TestWhoSeesOthersProcessesIsRecorded: a container of the same user writes into its neighbour's
+// root through /proc/PID/root, with the node's pids and with the neighbour's own. The log has both,
+// and no line for one with pids of its own or its pod's.
 func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	neighbour := n.Bundle("neighbour")
@@ -421,7 +463,9 @@ func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
 	}
 	pid := fmt.Sprint(neighbour.Init())
 	joins := func(s *specs.Spec) {
-		i := slices.IndexFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace })
+		i := slices.IndexFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
+			return ns.Type == specs.PIDNamespace
+		})
 		s.Linux.Namespaces[i].Path = "/proc/" + pid + "/ns/pid"
 	}
 	for id, c := range map[string]struct {
@@ -441,14 +485,16 @@ func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
 		if wrote := err == nil; r.Code != 0 || wrote != (id != "own") {
 			t.Errorf("%s: wrote %v: %+v", id, wrote, r)
 		}
-		if got := strings.Contains(string(after[len(before):]), "node-root by namespace:pid"); got != c.recorded {
+		if got := strings.Contains(string(after[len(before):]),
+			"node-root by namespace:pid"); got != c.recorded {
 			t.Errorf("%s: recorded %v", id, got)
 		}
 	}
 }
 
-// TestWhoCanUseAnEnginesSocketIsRecorded: a user in root's group, or in the group that owns the socket, may connect to it and is
-// recorded; so is one whom a setuid program could make root. Nobody else is, with the same mount.
+// TestWhoCanUseAnEnginesSocketIsRecorded: a user in root's group, or in the group that owns the
+// socket, may connect to it and is recorded; so is one whom a setuid program could make root.
+// Nobody else is, with the same mount.
 func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -472,7 +518,8 @@ func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
 			if id != "root" {
 				s.Process.Capabilities = &specs.LinuxCapabilities{}
 			}
-		}, mount(specs.Mount{Type: "bind", Source: socket, Destination: "/x", Options: []string{"rbind"}}), rig.Shell("[ -w /x ] && echo uses; true")).Run()
+		}, mount(specs.Mount{Type: "bind", Source: socket, Destination: "/x", Options: []string{"rbind"}}),
+			rig.Shell("[ -w /x ] && echo uses; true")).Run()
 		after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 		if r.Code != 0 || strings.Contains(r.Stdout, "uses") != c.uses {
 			t.Errorf("%s: %+v", id, r)
@@ -483,8 +530,8 @@ func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoRewritesBundlesIsRecorded: a container that mounts all bundles of an engine writes to another's config.json. What engines
-// mount of a bundle, and a container's own, leave no line.
+// TestWhoRewritesBundlesIsRecorded: a container that mounts all bundles of an engine writes to
+// another's config.json. What engines mount of a bundle, and a container's own, leave no line.
 func TestWhoRewritesBundlesIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -504,24 +551,29 @@ func TestWhoRewritesBundlesIsRecorded(t *testing.T) {
 		"itself": {n.Dir + "/bundles/itself", "/x/file", false},
 	} {
 		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-		r := n.Bundle(id, mount(specs.Mount{Type: "bind", Source: c.source, Destination: "/x", Options: []string{"rbind"}}), rig.Shell("echo x >"+c.write)).Run()
+		r := n.Bundle(id, mount(specs.Mount{Type: "bind", Source: c.source, Destination: "/x",
+			Options: []string{"rbind"}}), rig.Shell("echo x >"+c.write)).Run()
 		after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-		if r.Code != 0 || strings.Contains(string(after[len(before):]), "node-root by mount:/x") != c.recorded {
+		if r.Code != 0 || strings.Contains(string(after[len(before):]),
+			"node-root by mount:/x") != c.recorded {
 			t.Errorf("%s: %+v, audit %s", id, r, after[len(before):])
 		}
 	}
 }
 
-// TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container moves to another cgroup of
-// version 1, and is recorded; on version 2 it cannot, and is not.
+// TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container
+// moves to another cgroup of version 1, and is recorded; on version 2 it cannot, and is not.
 func TestReadOnlyCgroupsOfVersion1(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-		b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/sys/fs/cgroup", Destination: "/x", Options: []string{"rbind", "ro"}}),
-			rig.Shell(`for d in /x/devices /x; do [ -e $d/cgroup.procs ] && echo $$ >$d/cgroup.procs && echo moved && exit; done; true`))
+		b := n.Bundle("c", mount(specs.Mount{Type: "bind", Source: "/sys/fs/cgroup", Destination: "/x",
+			Options: []string{"rbind", "ro"}}),
+			rig.Shell(`for d in /x/devices /x; do [ -e $d/cgroup.procs ] && echo $$ >$d/cgroup.procs && `+
+				`echo moved && exit; done; true`))
 		r := b.Run()
 		audit, _ := os.ReadFile(n.Dir + "/audit.jsonl")
-		moved, recorded := strings.Contains(r.Stdout, "moved"), strings.Contains(string(audit), "node-root by mount:/x")
+		moved, recorded := strings.Contains(r.Stdout, "moved"),
+			strings.Contains(string(audit), "node-root by mount:/x")
 		if r.Code != 0 || moved != recorded {
 			t.Errorf("recorded %v: %+v", recorded, r)
 		}
@@ -531,11 +583,13 @@ func TestReadOnlyCgroupsOfVersion1(t *testing.T) {
 	})
 }
 
-// TestLookAlikesStart: what node agents mount, with no rule that opens a GPU, is none of our business.
+// TestLookAlikesStart: what node agents mount, with no rule that opens a GPU, is none of our
+// business.
 func TestLookAlikesStart(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	bind := func(source, destination string, options ...string) rig.Edit {
-		return mount(specs.Mount{Type: "bind", Source: source, Destination: destination, Options: append([]string{"rbind"}, options...)})
+		return mount(specs.Mount{Type: "bind", Source: source, Destination: destination,
+			Options: append([]string{"rbind"}, options...)})
 	}
 	for name, edits := range map[string][]rig.Edit{
 		"node-exporter": {bind("/", "/host/root", "ro", "rslave"), bind("/proc", "/host/proc", "ro"), bind("/sys", "/host/sys", "ro")},

@@ -15,7 +15,8 @@ func nvidiaCTK(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs("../bin/peers/nvidia-ctk")
 	must(t, err)
-	build := exec.Command("go", "build", "-C", "tools/nvidia-container-toolkit", "-p", "2", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(path)+"/", "tool")
+	build := exec.Command("go", "build", "-C", "tools/nvidia-container-toolkit", "-p", "2", "-trimpath",
+		"-ldflags", "-s -w", "-o", filepath.Dir(path)+"/", "tool")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build nvidia-ctk: %v\n%s", err, out)
 	}
@@ -45,7 +46,8 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		// nvidia runs nvidia-ctk as an administrator or NVIDIA's GPU operator would.
 		nvidia := func(into string) {
 			t.Helper()
-			args := []string{"runtime", "configure", "--runtime=" + e.name, "--config=" + file, "--set-as-default"}
+			args := []string{"runtime", "configure", "--runtime=" + e.name, "--config=" + file,
+				"--set-as-default"}
 			if into != "" {
 				args = append(args, "--drop-in-config="+filepath.Join(dir, into))
 			}
@@ -57,7 +59,9 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 			t.Helper()
 			n.Must("configure", e.name, "--file", file, "--runtime", wrapper, "--as-default")
 		}
-		gauge := func(value string) string { return `gpuledger_engine_default{engine="` + e.name + `"} ` + value }
+		gauge := func(value string) string {
+			return `gpuledger_engine_default{engine="` + e.name + `"} ` + value
+		}
 		told := func(action string) int { return len(findings(t, n, action, "handler-changed")) }
 		doctor := func() string { return n.CLI("doctor").Stdout }
 		message := e.name
@@ -77,7 +81,8 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		nvidia(e.later)
 		s.eventually("/metrics", gauge("0"), `gpuledger_findings{gpu="",kind="handler-changed"} 1`)
 		s.eventually("/", file+` names &#34;`+e.handler)
-		if text := doctor(); !strings.Contains(text, message+`"`+e.handler+`" as its default handler`) || !strings.Contains(text, "gpuledger configure "+e.name+" --as-default --restart") {
+		if text := doctor(); !strings.Contains(text, message+`"`+e.handler+`" as its default handler`) ||
+			!strings.Contains(text, "gpuledger configure "+e.name+" --as-default --restart") {
 			t.Errorf("nvidia-ctk has made its handler the default of %s, and doctor says\n%s", e.name, text)
 		}
 		if e.later != e.first {

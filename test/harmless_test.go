@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// scene is a node with three containers: one that reaches no GPU, one with a grant, and one that wants all GPUs.
+// scene is a node with three containers: one that reaches no GPU, one with a grant, and one that
+// wants all GPUs.
 type scene struct {
 	*rig.Node
 	reference         grant.Reference
@@ -30,7 +31,8 @@ func newScene(t *testing.T) *scene {
 
 func (s *scene) path(name string) string { return filepath.Join(s.Dir, name) }
 
-// check runs the three: the first starts whatever is broken; the others get the code, or "" where they start.
+// check runs the three: the first starts whatever is broken; the others get the code, or "" where
+// they start.
 func (s *scene) check(t *testing.T, train, crypt string) {
 	t.Helper()
 	before := s.web.Config()
@@ -65,8 +67,9 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// TestHarmNobody breaks one thing at a time. A container that reaches no GPU starts each time, byte for byte; one that
-// would reach a GPU is refused in order, or gets its grant where that can still be proven.
+// TestHarmNobody breaks one thing at a time. A container that reaches no GPU starts each time, byte
+// for byte; one that would reach a GPU is refused in order, or gets its grant where that can still
+// be proven.
 func TestHarmNobody(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -92,7 +95,8 @@ func TestHarmNobody(t *testing.T) {
 			s.Write("state/grants/notes", "hello")
 		}, "ledger-unreadable", "visible-devices-all"},
 		{"the ledger's directories are files", func(t *testing.T, s *scene) {
-			for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants"} {
+			for _, dir := range []string{"state/grants", "state/owners", "state/gpus",
+				"run/bindings", "run/grants"} {
 				must(t, os.RemoveAll(s.path(dir)))
 				s.Write(dir, "")
 			}
@@ -113,12 +117,14 @@ func TestHarmNobody(t *testing.T) {
 			rig.ReadOnly(t, s.path("run"))
 		}, "ledger-unreadable", "visible-devices-all"},
 		{"both are missing and cannot be made", func(t *testing.T, s *scene) {
-			config := strings.NewReplacer(s.path("state"), s.path("file/state"), s.path("run"), s.path("file/run")).Replace(read(t, s.Config))
+			config := strings.NewReplacer(s.path("state"), s.path("file/state"), s.path("run"),
+				s.path("file/run")).Replace(read(t, s.Config))
 			s.Write("file", "")
 			s.Write("config.toml", config)
 		}, "inventory-missing", "inventory-missing"},
 		{"disk is full", func(t *testing.T, s *scene) {
-			s.Write("config.toml", strings.Replace(read(t, s.Config), s.path("audit.jsonl"), s.path("run/audit.jsonl"), 1))
+			s.Write("config.toml", strings.Replace(read(t, s.Config), s.path("audit.jsonl"),
+				s.path("run/audit.jsonl"), 1))
 			rig.Small(t, s.path("state"))
 			rig.Small(t, s.path("run"))
 		}, "ledger-unreadable", "visible-devices-all"},
@@ -132,7 +138,8 @@ func TestHarmNobody(t *testing.T) {
 			rig.Reboot(t)
 		}, "inventory-stale", "inventory-stale"},
 		{"inventory is of another source", func(t *testing.T, s *scene) {
-			s.Write("config.toml", strings.Replace(read(t, s.Config), `source = "simulated"`, `source = "nvml"`, 1))
+			s.Write("config.toml", strings.Replace(read(t, s.Config), `source = "simulated"`,
+				`source = "nvml"`, 1))
 		}, "inventory-stale", "inventory-stale"},
 		{"audit file cannot be written", func(t *testing.T, s *scene) {
 			must(t, os.RemoveAll(s.path("audit.jsonl")), os.Mkdir(s.path("audit.jsonl"), 0o700))
@@ -142,7 +149,8 @@ func TestHarmNobody(t *testing.T) {
 		}, "injection-impossible", "visible-devices-all"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "") // a broken configuration means the default paths
+			// a broken configuration means the default paths
+			rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "")
 			s := newScene(t)
 			c.breakIt(t, s)
 			s.check(t, c.train, c.crypt)
@@ -185,8 +193,8 @@ func TestRefusalLeavesTheGrantFree(t *testing.T) {
 	}
 }
 
-// TestUnreadableLedgerAndIdentity: a pod's container may own a grant that cannot be read. If it asks for nothing else it
-// starts without a GPU, and that is recorded.
+// TestUnreadableLedgerAndIdentity: a pod's container may own a grant that cannot be read. If it
+// asks for nothing else it starts without a GPU, and that is recorded.
 func TestUnreadableLedgerAndIdentity(t *testing.T) {
 	for name, breakIt := range map[string]func(*rig.Node, grant.ID){
 		"damaged entry": func(n *rig.Node, id grant.ID) { n.Write("state/grants/"+string(id)+".json", "{") },
@@ -204,16 +212,19 @@ func TestUnreadableLedgerAndIdentity(t *testing.T) {
 			if r := b.Run(); r.Code != 0 || !bytes.Equal(b.Config(), before) {
 				t.Errorf("%+v", r)
 			}
-			if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, `"verdict":"pass"`) || !strings.Contains(audit, "without the GPUs") {
+			if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, `"verdict":"pass"`) ||
+				!strings.Contains(audit, "without the GPUs") {
 				t.Errorf("audit: %s", audit)
 			}
-			greedy := n.Bundle("g", rig.Identity("u1", "default", "p", "train"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+			greedy := n.Bundle("g", rig.Identity("u1", "default", "p", "train"),
+				rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
 			wantRefused(t, greedy.Create(), "ledger-unreadable")
 		})
 	}
 }
 
-// TestReboot: grants survive it, bindings do not, and nothing gets a GPU by a snapshot of the boot before.
+// TestReboot: grants survive it, bindings do not, and nothing gets a GPU by a snapshot of the boot
+// before.
 func TestReboot(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
@@ -227,7 +238,9 @@ func TestReboot(t *testing.T) {
 	}
 	d := n.Bundle("d", rig.Annotation("gpuledger.dev/grant", reference.String()))
 	wantRefused(t, d.Create(), "inventory-stale")
-	if r := n.CLI("gpus"); r.Code != 0 || !strings.Contains(r.Stderr, "warning: the inventory was taken before the node was booted\nhint: run `gpuledger inventory refresh`") {
+	if r := n.CLI("gpus"); r.Code != 0 || !strings.Contains(r.Stderr,
+		"warning: the inventory was taken before the node was booted\nhint: run `gpuledger "+
+			"inventory refresh`") {
 		t.Errorf("gpus: %+v", r)
 	}
 	n.Must("check")

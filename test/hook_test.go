@@ -20,7 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestHook tells its stories on cgroup v1 and v2, with runc and crun. None of them has the wrapper unless it says so.
+// TestHook tells its stories on cgroup v1 and v2, with runc and crun. None of them has the wrapper
+// unless it says so.
 func TestHook(t *testing.T) {
 	stories := []struct {
 		name string
@@ -55,21 +56,25 @@ func TestHook(t *testing.T) {
 }
 
 // exactlyOne is what probe prints in a container that was granted GPU 1.
-const exactlyOne = "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n"
+const exactlyOne = "No such file or directory\nNo such device or address\nNo such device or " +
+	"address\nOperation not permitted\n"
 
 func hookGivesExactlyTheGrant(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	for _, stage := range []string{"createRuntime", "prestart"} {
 		reference := n.Grant("--memory", "4GiB", "--gpu", "1")
-		b := n.Bundle("c-"+stage, with(reference), rig.Env("NVIDIA_VISIBLE_DEVICES=1"), rig.Shell(probe), n.HookedAt(stage))
+		b := n.Bundle("c-"+stage, with(reference), rig.Env("NVIDIA_VISIBLE_DEVICES=1"),
+			rig.Shell(probe), n.HookedAt(stage))
 		before := b.Config()
 		if got := b.RealRun(); got.Stdout != exactlyOne || got.Code != 0 {
-			t.Errorf("%s: opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU:\n%s%swant:\n%s", stage, got.Stdout, got.Stderr, exactlyOne)
+			t.Errorf("%s: opening GPU 0, GPU 1, nvidiactl and a node of its own made for another "+
+				"GPU:\n%s%swant:\n%s", stage, got.Stdout, got.Stderr, exactlyOne)
 		}
 		if !bytes.Equal(b.Config(), before) {
 			t.Errorf("%s: the hook changed config.json", stage)
 		}
-		greedy := n.Bundle("d-"+stage, rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo started"), n.HookedAt(stage)).RealRun()
+		greedy := n.Bundle("d-"+stage, rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo started"),
+			n.HookedAt(stage)).RealRun()
 		isRefusedByHook(t, greedy, grant.VisibleDevicesAll)
 	}
 }
@@ -77,7 +82,8 @@ func hookGivesExactlyTheGrant(t *testing.T, runtime string) {
 // isRefusedByHook: the runtime fails its create, and the engine can show why.
 func isRefusedByHook(t *testing.T, r rig.Result, code grant.Code) {
 	t.Helper()
-	if r.Code == 0 || r.Stdout != "" || !strings.Contains(r.Stderr, "gpuledger: refused ("+string(code)+"): ") {
+	if r.Code == 0 || r.Stdout != "" || !strings.Contains(r.Stderr, "gpuledger: refused ("+string(code)+
+		"): ") {
 		t.Errorf("got %+v, want a refusal for %s", r, code)
 	}
 }
@@ -87,7 +93,9 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
 	shared := ""
-	if r := n.Bundle("neighbour", func(s *specs.Spec) { shared = s.Linux.CgroupsPath }).RealCreate(); r.Code != 0 {
+	if r := n.Bundle("neighbour", func(s *specs.Spec) {
+		shared = s.Linux.CgroupsPath
+	}).RealCreate(); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
 	canary := filepath.Join(n.Dir, "canary")
@@ -98,19 +106,26 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 		edit rig.Edit
 	}{
 		{"a user namespace", grant.InjectionImpossible, userNamespace},
-		{"MPS settings of its own", grant.InjectionImpossible, rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=9=1G")},
-		{"a tmpfs without devices for /dev", grant.InjectionImpossible, func(s *specs.Spec) { s.Mounts[1].Options = append(s.Mounts[1].Options, "nodev") }},
+		{"MPS settings of its own", grant.InjectionImpossible,
+			rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=9=1G")},
+		{"a tmpfs without devices for /dev", grant.InjectionImpossible,
+			func(s *specs.Spec) { s.Mounts[1].Options = append(s.Mounts[1].Options, "nodev") }},
 		{"no /dev of its own", grant.InjectionImpossible, func(s *specs.Spec) { s.Mounts = s.Mounts[:1] }},
 		{"a directory for /dev", grant.InjectionImpossible, func(s *specs.Spec) {
-			s.Mounts[1] = specs.Mount{Destination: "/dev", Type: "bind", Source: canary, Options: []string{"rbind"}}
+			s.Mounts[1] = specs.Mount{Destination: "/dev", Type: "bind", Source: canary,
+				Options: []string{"rbind"}}
 			s.Mounts = s.Mounts[:2]
 		}},
 		{"another's grant", grant.GrantNotFound, rig.Env("GPULEDGER_GRANT=g-abcdefghijkl")},
 		{"another injector's hook", grant.InjectionImpossible, func(s *specs.Spec) {
-			s.Hooks.Poststop = append(s.Hooks.Poststop, specs.Hook{Path: "/usr/bin/nvidia-container-runtime-hook", Env: []string{"A=B"}})
+			s.Hooks.Poststop = append(s.Hooks.Poststop, specs.Hook{
+				Path: "/usr/bin/nvidia-container-runtime-hook", Env: []string{"A=B"}})
 		}},
-		{"a cgroup that is a unit of systemd", grant.InjectionImpossible, func(s *specs.Spec) { s.Linux.CgroupsPath += ".scope" }},
-		{"a cgroup in which others are", grant.InjectionImpossible, func(s *specs.Spec) { s.Linux.CgroupsPath = shared }},
+		{"a cgroup that is a unit of systemd", grant.InjectionImpossible,
+			func(s *specs.Spec) { s.Linux.CgroupsPath += ".scope" }},
+		{"a cgroup in which others are", grant.InjectionImpossible, func(s *specs.Spec) {
+			s.Linux.CgroupsPath = shared
+		}},
 		{"a GPU outside its grant", grant.VisibleDevicesOutsideGrant, rig.Env("NVIDIA_VISIBLE_DEVICES=0,1")},
 	} {
 		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Shell("echo started"), n.Hooked, c.edit)
@@ -122,11 +137,13 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 			t.Fatal(c.name)
 		}
 		wantState(t, n, reference.ID, c.name, grant.Free)
-		if lines := strings.Split(strings.TrimSpace(read(t, n.Dir+"/audit.jsonl")), "\n"); !strings.Contains(lines[len(lines)-1], `"code":"`+string(c.code)+`"`) {
+		if lines := strings.Split(strings.TrimSpace(read(t, n.Dir+"/audit.jsonl")),
+			"\n"); !strings.Contains(lines[len(lines)-1], `"code":"`+string(c.code)+`"`) {
 			t.Errorf("%s: the audit log ends with %s", c.name, lines[len(lines)-1])
 		}
 	}
-	if entries, _ := os.ReadDir(canary); len(entries) != 1 || read(t, filepath.Join(canary, "file")) != "untouched" {
+	if entries, _ := os.ReadDir(canary); len(entries) != 1 ||
+		read(t, filepath.Join(canary, "file")) != "untouched" {
 		t.Errorf("the canary is touched: %v", entries)
 	}
 }
@@ -144,7 +161,8 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	reference := n.Grant("--memory", "4GiB")
 	canary, elsewhere := filepath.Join(n.Dir, "canary"), filepath.Join(n.Dir, "elsewhere")
 	must(t, os.Mkdir(canary, 0o755), os.Mkdir(elsewhere, 0o777))
-	for i, link := range []string{canary, "../../../canary", "../../../../../../../../../../" + canary, "/proc/self/cwd/../canary", "/proc/1/root" + canary, "tmp", elsewhere, "dev", "nowhere"} {
+	for i, link := range []string{canary, "../../../canary", "../../../../../../../../../../" + canary,
+		"/proc/self/cwd/../canary", "/proc/1/root" + canary, "tmp", elsewhere, "dev", "nowhere"} {
 		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Shell("echo started"), n.Hooked)
 		dev := filepath.Join(b.Dir, "rootfs/dev")
 		must(t, os.Remove(dev), os.Symlink(link, dev))
@@ -164,8 +182,8 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	}
 }
 
-// hookWritesIntoNoFileOfATenantsChoice: crun opens what run.oci.hooks.stderr names for its hooks, as root on the node. A
-// refusal repeats the tenant's words, and reaches the engine all the same.
+// hookWritesIntoNoFileOfATenantsChoice: crun opens what run.oci.hooks.stderr names for its hooks,
+// as root on the node. A refusal repeats the tenant's words, and reaches the engine all the same.
 func hookWritesIntoNoFileOfATenantsChoice(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "1GiB")
@@ -176,10 +194,13 @@ func hookWritesIntoNoFileOfATenantsChoice(t *testing.T, runtime string) {
 	defer reader.Close()
 	preload := n.Write("ld.so.preload", "/lib/usual.so\n")
 	for i, file := range []string{preload, n.Dir + "/absent", fifo, "/dev/null"} {
-		b := n.Bundle("c"+string(rune('a'+i)), with(reference), rig.Env("NVIDIA_VISIBLE_DEVICES=1 /tmp/evil.so x"), n.Hooked,
-			rig.Annotation("run.oci.hooks.stderr", file), rig.Annotation("run.oci.hooks.stdout", file), rig.Shell("echo started"))
+		b := n.Bundle("c"+string(rune('a'+i)), with(reference),
+			rig.Env("NVIDIA_VISIBLE_DEVICES=1 /tmp/evil.so x"), n.Hooked,
+			rig.Annotation("run.oci.hooks.stderr", file), rig.Annotation("run.oci.hooks.stdout", file),
+			rig.Shell("echo started"))
 		isRefusedByHook(t, b.RealRun(), grant.VisibleDevicesOutsideGrant)
-		plain := n.Bundle("p"+string(rune('a'+i)), n.Hooked, rig.Annotation("run.oci.hooks.stderr", file), rig.Shell("echo started")).RealRun()
+		plain := n.Bundle("p"+string(rune('a'+i)), n.Hooked, rig.Annotation("run.oci.hooks.stderr", file),
+			rig.Shell("echo started")).RealRun()
 		if plain.Code != 0 || plain.Stdout != "started\n" {
 			t.Errorf("a container without a GPU: %+v", plain)
 		}
@@ -193,7 +214,8 @@ func hookWritesIntoNoFileOfATenantsChoice(t *testing.T, runtime string) {
 	if count, _ := unix.Read(int(reader.Fd()), make([]byte, 1)); count > 0 {
 		t.Error("the hook wrote into the FIFO")
 	}
-	if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, `"recorded":["node-root by annotation:run.oci.hooks.stderr"`) {
+	if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log,
+		`"recorded":["node-root by annotation:run.oci.hooks.stderr"`) {
 		t.Errorf("the audit log lacks what the runtime writes as root: %s", log)
 	}
 }
@@ -207,10 +229,12 @@ func realGPU() bool {
 const inventoryOfItself = `cat /proc/self/mountinfo | busybox sed 's/^[0-9]* [0-9]* [0-9:]* //' | busybox sed 's/,size=[0-9a-z]*//'; busybox ls -l /dev | busybox sed 's/ [A-Z][a-z][a-z] .* / /'
 cat /sys/fs/cgroup/devices/*/*/devices.list 2>&1; busybox env; for node in null zero full random tty nvidia0 nvidiactl; do busybox head -c0 /dev/$node 2>&1; done`
 
-// hookLeavesOthersAlone: a container that reaches no GPU is what it is without the hook, whatever is broken.
+// hookLeavesOthersAlone: a container that reaches no GPU is what it is without the hook, whatever
+// is broken.
 func hookLeavesOthersAlone(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-	b := n.Bundle("c", rig.Shell("alias cat='busybox cat'; PATH=/bin; "+strings.ReplaceAll(inventoryOfItself, "cat ", "busybox cat ")))
+	b := n.Bundle("c", rig.Shell("alias cat='busybox cat'; PATH=/bin; "+
+		strings.ReplaceAll(inventoryOfItself, "cat ", "busybox cat ")))
 	want := b.RealRun()
 	if want.Code != 0 && want.Stdout == "" {
 		t.Fatalf("%+v", want)
@@ -231,7 +255,9 @@ func hookLeavesOthersAlone(t *testing.T, runtime string) {
 		{"no configuration", func() { must(t, os.Remove(n.Config)) }},
 	} {
 		c.breakIt()
-		hooked := n.Bundle("c", rig.Shell("alias cat='busybox cat'; PATH=/bin; "+strings.ReplaceAll(inventoryOfItself, "cat ", "busybox cat ")), n.HookedAt("prestart", "createRuntime", "poststop"))
+		hooked := n.Bundle("c", rig.Shell("alias cat='busybox cat'; PATH=/bin; "+
+			strings.ReplaceAll(inventoryOfItself, "cat ", "busybox cat ")),
+			n.HookedAt("prestart", "createRuntime", "poststop"))
 		before := hooked.Config()
 		got := hooked.RealRun()
 		if got.Stdout != want.Stdout || got.Code != want.Code || got.Stderr != want.Stderr {
@@ -269,7 +295,8 @@ func hookBesideTheWrapper(t *testing.T, runtime string) {
 func hookFollowsTheContainer(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
-	b := n.Bundle("c", with(reference), n.HookedAt("prestart", "createRuntime", "createRuntime", "poststop")) // more than once is as good as once
+	// more than once is as good as once
+	b := n.Bundle("c", with(reference), n.HookedAt("prestart", "createRuntime", "createRuntime", "poststop"))
 	if r := b.RealCreate(); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -316,14 +343,16 @@ func hookFollowsTheContainer(t *testing.T, runtime string) {
 	wantState(t, n, reference.ID, "at the end", grant.Free)
 }
 
-// privilegedProbe lists the nodes of GPUs, and opens those that the image carries and what it needs otherwise.
+// privilegedProbe lists the nodes of GPUs, and opens those that the image carries and what it needs
+// otherwise.
 const privilegedProbe = `open() { /bin/busybox head -c0 "$1" 2>&1 | /bin/busybox sed "s/.*: //"; }
 /bin/busybox ls /dev/nvidia[0-9c]* /dev/fuse 2>/dev/null
 for node in /tmp/gpu0 /tmp/gpu1 /tmp/control /tmp/other /dev/null; do open $node; done; echo end`
 
 // carriesNodes puts nodes of GPUs into an image.
 func carriesNodes(t *testing.T, b *rig.Bundle) *rig.Bundle {
-	for name, device := range map[string]uint64{"gpu0": unix.Mkdev(195, 0), "gpu1": unix.Mkdev(195, 1), "control": unix.Mkdev(195, 255), "other": unix.Mkdev(60, 1)} {
+	for name, device := range map[string]uint64{"gpu0": unix.Mkdev(195, 0), "gpu1": unix.Mkdev(195, 1),
+		"control": unix.Mkdev(195, 255), "other": unix.Mkdev(60, 1)} {
 		must(t, unix.Mknod(filepath.Join(b.Dir, "rootfs/tmp", name), unix.S_IFCHR|0o666, int(device)))
 	}
 	return b
@@ -332,14 +361,18 @@ func carriesNodes(t *testing.T, b *rig.Bundle) *rig.Bundle {
 func allDevices(s *specs.Spec) {
 	rig.Privileged(s)
 	for path, minor := range map[string]int64{"/dev/nvidia0": 0, "/dev/nvidia1": 1, "/dev/nvidiactl": 255} {
-		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: path, Type: "c", Major: 195, Minor: minor})
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+			Path: path, Type: "c", Major: 195, Minor: minor})
 	}
-	s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229})
-	slices.SortFunc(s.Linux.Devices, func(a, b specs.LinuxDevice) int { return strings.Compare(a.Path, b.Path) })
+	s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+		Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229})
+	slices.SortFunc(s.Linux.Devices, func(a, b specs.LinuxDevice) int {
+		return strings.Compare(a.Path, b.Path)
+	})
 }
 
-// hookStripsPrivileged: in strip mode a privileged container loses the GPUs, all of them or those outside its grant,
-// and nothing else.
+// hookStripsPrivileged: in strip mode a privileged container loses the GPUs, all of them or those
+// outside its grant, and nothing else.
 func hookStripsPrivileged(t *testing.T, runtime string) {
 	const denied, allowed = "Operation not permitted\n", "No such device or address\n"
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime, Config: "[policy]\nprivileged = \"strip\"\n"})
@@ -348,15 +381,18 @@ func hookStripsPrivileged(t *testing.T, runtime string) {
 		t.Errorf("without a grant: got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
 	}
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
-	r = carriesNodes(t, n.Bundle("one", allDevices, with(reference), rig.Shell(privilegedProbe), n.Hooked)).RealRun()
-	if want := "/dev/fuse\n/dev/nvidia1\n/dev/nvidiactl\n" + denied + allowed + allowed + allowed + "end\n"; r.Stdout != want {
+	r = carriesNodes(t, n.Bundle("one", allDevices, with(reference), rig.Shell(privilegedProbe),
+		n.Hooked)).RealRun()
+	if want := "/dev/fuse\n/dev/nvidia1\n/dev/nvidiactl\n" + denied + allowed + allowed + allowed +
+		"end\n"; r.Stdout != want {
 		t.Errorf("with a grant of GPU 1: got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
 	}
 }
 
 func TestHookRefusesPrivileged(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	isRefusedByHook(t, n.Bundle("c", allDevices, rig.Shell("echo started"), n.Hooked).RealRun(), grant.PrivilegedGPU)
+	isRefusedByHook(t, n.Bundle("c", allDevices, rig.Shell("echo started"), n.Hooked).RealRun(),
+		grant.PrivilegedGPU)
 }
 
 // hookAdopts what a trusted scheduler wrote, once, with the wrapper before it or without.
@@ -367,11 +403,13 @@ func hookAdopts(t *testing.T, runtime string) {
 		t.Errorf("%+v", got)
 	}
 	b = n.Bundle("d", inPod("train"), allocated("train", "1", "4GiB"), n.Hooked)
-	for name, create := range map[string]func() rig.Result{"hook": b.RealCreate, "wrapper and hook": b.Create} {
+	for name, create := range map[string]func() rig.Result{
+		"hook": b.RealCreate, "wrapper and hook": b.Create} {
 		if r := create(); r.Code != 0 {
 			t.Fatalf("%s: %+v", name, r)
 		}
-		if all := n.Grants(); len(all) != 1 || len(all[0].Bindings) != 1 || all[0].Bindings[0].PID != b.Init() {
+		if all := n.Grants(); len(all) != 1 || len(all[0].Bindings) != 1 ||
+			all[0].Bindings[0].PID != b.Init() {
 			t.Errorf("%s: %+v", name, all)
 		}
 		b.End()
@@ -385,7 +423,8 @@ func TestHookOfTwoContainersWithOneGrantLetsOneStart(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
 	for round := range torture(20) {
-		rivals := []*rig.Bundle{n.Bundle("a", with(reference), rig.Light, n.Hooked), n.Bundle("b", with(reference), rig.Light, n.Hooked)}
+		rivals := []*rig.Bundle{n.Bundle("a", with(reference), rig.Light, n.Hooked),
+			n.Bundle("b", with(reference), rig.Light, n.Hooked)}
 		results := atOnce(2, func(i int) rig.Result { return rivals[i].RealCreate() })
 		winner := slices.IndexFunc(results, func(r rig.Result) bool { return r.Code == 0 })
 		if winner < 0 || results[1-winner].Code == 0 {
@@ -405,17 +444,23 @@ func TestHookArgv(t *testing.T) {
 		args, stdin string
 		code        int
 	}{
-		{"", "", 2}, {"createContainer", "", 2}, {"startContainer", "{}", 2}, {"poststart", "{}", 2}, {"createruntime", "{}", 2}, {"createRuntime x", "{}", 2},
-		{"createRuntime", "", 1}, {"createRuntime", "{}", 1}, {"createRuntime", `{"id":"../x","bundle":"/b","pid":1}`, 1}, {"prestart", `[]`, 1}, {"prestart", `{"id":"x","bundle":"b"}`, 1},
-		{"createRuntime", `{"id":"x","bundle":"/nowhere","pid":1}`, 1}, {"createRuntime", strings.Repeat("[", 1<<20), 1},
-		{"poststop", "", 0}, {"poststop", "{{", 0}, {"poststop", `{"id":"../x","bundle":"/b"}`, 0}, {"poststop", `{"id":"x","bundle":"/b","pid":0}`, 0},
+		{"", "", 2}, {"createContainer", "", 2}, {"startContainer", "{}", 2}, {"poststart", "{}", 2},
+		{"createruntime", "{}", 2}, {"createRuntime x", "{}", 2},
+		{"createRuntime", "", 1}, {"createRuntime", "{}", 1},
+		{"createRuntime", `{"id":"../x","bundle":"/b","pid":1}`, 1}, {"prestart", `[]`, 1},
+		{"prestart", `{"id":"x","bundle":"b"}`, 1},
+		{"createRuntime", `{"id":"x","bundle":"/nowhere","pid":1}`, 1},
+		{"createRuntime", strings.Repeat("[", 1<<20), 1},
+		{"poststop", "", 0}, {"poststop", "{{", 0}, {"poststop", `{"id":"../x","bundle":"/b"}`, 0},
+		{"poststop", `{"id":"x","bundle":"/b","pid":0}`, 0},
 		{"precreate", "", 1}, {"precreate", "{", 1}, {"--help", "", 0},
 	} {
 		cmd := n.Command(rig.Binary(t, "gpuledger-hook"), strings.Fields(c.args)...)
 		cmd.Stdin = strings.NewReader(c.stdin)
 		r := rig.RunHook(cmd)
 		silent := r.Stdout == "" || c.args == "--help"
-		if r.Code != c.code || !silent || c.code == 1 && (strings.Count(r.Stderr, "\n") != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: ")) || c.code == 0 && r.Stderr != "" {
+		if r.Code != c.code || !silent || c.code == 1 && (strings.Count(r.Stderr, "\n") != 1 ||
+			!strings.HasPrefix(r.Stderr, "gpuledger: ")) || c.code == 0 && r.Stderr != "" {
 			t.Errorf("%q < %.40q: %+v, want status %d", c.args, c.stdin, r, c.code)
 		}
 	}
@@ -436,7 +481,8 @@ func TestHookPrecreate(t *testing.T) {
 	}
 	r := precreate(n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")))
 	wantOrderly(t, r.Stderr)
-	if r.Code != 1 || r.Stdout != "" || !strings.HasPrefix(r.Stderr, "gpuledger: refused (visible-devices-all): ") {
+	if r.Code != 1 || r.Stdout != "" || !strings.HasPrefix(r.Stderr,
+		"gpuledger: refused (visible-devices-all): ") {
 		t.Errorf("%+v", r)
 	}
 	b := n.Bundle("c", with(reference), rig.Shell(probe), n.Hooked)
@@ -453,12 +499,15 @@ func TestHookPrecreate(t *testing.T) {
 	}
 }
 
-// TestHookScrubsItsEnvironment: variables that would make a program do something else do nothing here.
+// TestHookScrubsItsEnvironment: variables that would make a program do something else do nothing
+// here.
 func TestHookScrubsItsEnvironment(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	marker := n.Dir + "/marker"
 	cmd := exec.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
-	cmd.Env = []string{"GPULEDGER_CONFIG=" + n.Config, "LD_PRELOAD=" + marker, "LD_AUDIT=" + marker, "GODEBUG=gctrace=1,inittrace=1", "PATH=" + n.Dir, "HOME=" + marker, "TMPDIR=" + marker, "XDG_RUNTIME_DIR=" + marker}
+	cmd.Env = []string{"GPULEDGER_CONFIG=" + n.Config, "LD_PRELOAD=" + marker, "LD_AUDIT=" + marker,
+		"GODEBUG=gctrace=1,inittrace=1", "PATH=" + n.Dir, "HOME=" + marker, "TMPDIR=" + marker,
+		"XDG_RUNTIME_DIR=" + marker}
 	b := n.Bundle("c", with(n.Grant("--memory", "1GiB")))
 	cmd.Stdin = bytes.NewReader(b.Config())
 	if r := rig.RunHook(cmd); r.Code != 0 || !strings.Contains(r.Stdout, "/dev/nvidia0") {
@@ -478,12 +527,15 @@ func TestLiveBindings(t *testing.T) {
 	must(t, err)
 	ask := func(unknown error, creators ...grant.Process) node.Create {
 		container := grant.Container{Engine: grant.NoEngine, RuntimeRoot: n.Root, ID: "c", Bundle: b.Dir}
-		return node.Create{Caller: request.Caller{Container: container}, Config: b.Config(), Live: &node.Live{Creators: creators, Unknown: unknown}}
+		return node.Create{Caller: request.Caller{Container: container}, Config: b.Config(),
+			Live: &node.Live{Creators: creators, Unknown: unknown}}
 	}
-	if d := door.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound || n.State(reference.ID) != grant.Free {
+	if d := door.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound ||
+		n.State(reference.ID) != grant.Free {
 		t.Errorf("foreseen: %+v", d.Verdict)
 	}
-	if d := door.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound || !strings.Contains(d.Message, "who knows") {
+	if d := door.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound ||
+		!strings.Contains(d.Message, "who knows") {
 		t.Errorf("nobody knows who creates it: %+v", d.Verdict)
 	}
 	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || !d.Bound || d.Known {
@@ -492,7 +544,8 @@ func TestLiveBindings(t *testing.T) {
 	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || d.Bound || !d.Known {
 		t.Errorf("again: %+v", d)
 	}
-	if d := door.Admit(ask(nil, grant.Process{PID: 1 << 22, Start: 1}, self)); d.Kind != grant.Admit || d.Bound || !d.Known {
+	if d := door.Admit(ask(nil, grant.Process{PID: 1 << 22, Start: 1}, self)); d.Kind != grant.Admit ||
+		d.Bound || !d.Known {
 		t.Errorf("by a child of the creator, as crun's: %+v", d)
 	}
 	if d := door.Admit(ask(nil, other)); d.Code != grant.GrantInUse || d.Bound {

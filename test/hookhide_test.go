@@ -12,20 +12,24 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// hookHidesNothingFromAnotherInjector: NVIDIA's legacy hook, which hooks directories put into every container, reads in
-// config.json what the environment asks for. A hook cannot hide it there.
+// hookHidesNothingFromAnotherInjector: NVIDIA's legacy hook, which hooks directories put into every
+// container, reads in config.json what the environment asks for. A hook cannot hide it there.
 func hookHidesNothingFromAnotherInjector(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime, Config: "[policy]\nungranted = \"hide\"\n"})
 	marker := filepath.Join(n.Dir, "injected")
-	injector := n.Write("nvidia-container-runtime-hook", "#!/bin/sh\ngrep -q NVIDIA_VISIBLE_DEVICES=all \"$BUNDLE/config.json\" && touch "+marker+"\nexit 0\n")
+	injector := n.Write("nvidia-container-runtime-hook",
+		"#!/bin/sh\ngrep -q NVIDIA_VISIBLE_DEVICES=all \"$BUNDLE/config.json\" && touch "+marker+"\nexit 0\n")
 	must(t, os.Chmod(injector, 0o755))
 	legacy := func(bundle string) rig.Edit {
 		return func(s *specs.Spec) {
-			s.Hooks.CreateRuntime = append(s.Hooks.CreateRuntime, specs.Hook{Path: injector, Args: []string{injector, "prestart"}, Env: []string{"BUNDLE=" + bundle, "PATH=" + os.Getenv("PATH")}})
+			s.Hooks.CreateRuntime = append(s.Hooks.CreateRuntime,
+				specs.Hook{Path: injector, Args: []string{injector, "prestart"},
+					Env: []string{"BUNDLE=" + bundle, "PATH=" + os.Getenv("PATH")}})
 		}
 	}
 	asks := rig.Env("NVIDIA_VISIBLE_DEVICES=all")
-	b := n.Bundle("asks", asks, rig.Shell("echo started"), n.Hooked, legacy(filepath.Join(n.Dir, "bundles/asks")))
+	b := n.Bundle("asks", asks, rig.Shell("echo started"), n.Hooked,
+		legacy(filepath.Join(n.Dir, "bundles/asks")))
 	isRefusedByHook(t, b.RealRun(), grant.InjectionImpossible)
 	if _, err := os.Stat(marker); err == nil {
 		t.Error("the other hook injects GPUs")

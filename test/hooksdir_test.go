@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// hooksFile is schema 1.0.0 of a hooks directory (containers/common, pkg/hooks/docs/oci-hooks.5.md).
+// hooksFile is schema 1.0.0 of a hooks directory (containers/common,
+// pkg/hooks/docs/oci-hooks.5.md).
 type hooksFile struct {
 	Version string `json:"version"`
 	Hook    struct {
@@ -40,16 +41,19 @@ func TestHooksDirectories(t *testing.T) {
 		if engine == ".podman" {
 			stages = append(stages, "precreate")
 		}
-		if f.Version != "1.0.0" || !filepath.IsAbs(f.Hook.Path) || len(f.Hook.Env) == 0 || f.Hook.Timeout < 11 && f.Stages[0] != "poststop" ||
-			len(f.When) != 1 || f.When["always"] != true || len(f.Stages) != 1 || !slices.Contains(stages, f.Stages[0]) ||
-			len(f.Hook.Args) != 2 || f.Hook.Args[0] != "gpuledger-hook"+engine || f.Hook.Args[1] != f.Stages[0] {
+		if f.Version != "1.0.0" || !filepath.IsAbs(f.Hook.Path) || len(f.Hook.Env) == 0 ||
+			f.Hook.Timeout < 11 && f.Stages[0] != "poststop" ||
+			len(f.When) != 1 || f.When["always"] != true || len(f.Stages) != 1 ||
+			!slices.Contains(stages, f.Stages[0]) ||
+			len(f.Hook.Args) != 2 || f.Hook.Args[0] != "gpuledger-hook"+engine ||
+			f.Hook.Args[1] != f.Stages[0] {
 			t.Errorf("%s: %+v", path, f)
 		}
 	}
 }
 
-// hooksDirectory is the one that we ship for Podman, with this node's programs and configuration; without says what to
-// leave out.
+// hooksDirectory is the one that we ship for Podman, with this node's programs and configuration;
+// without says what to leave out.
 func hooksDirectory(t *testing.T, n *rig.Node, without string) string {
 	dir := filepath.Join(n.Dir, "hooks.d"+without)
 	must(t, os.MkdirAll(dir, 0o755))
@@ -58,13 +62,15 @@ func hooksDirectory(t *testing.T, n *rig.Node, without string) string {
 		if without != "" && strings.Contains(path, without) {
 			continue
 		}
-		text := strings.NewReplacer("/usr/bin/gpuledger-hook", rig.Binary(t, "gpuledger-hook"), "/etc/gpuledger/config.toml", n.Config).Replace(read(t, path))
+		text := strings.NewReplacer("/usr/bin/gpuledger-hook", rig.Binary(t, "gpuledger-hook"),
+			"/etc/gpuledger/config.toml", n.Config).Replace(read(t, path))
 		must(t, os.WriteFile(filepath.Join(dir, filepath.Base(path)), []byte(text), 0o600))
 	}
 	return dir
 }
 
-// TestPodmanCallsTheHook: Podman with our hooks directory, with and without its own stage before the create.
+// TestPodmanCallsTheHook: Podman with our hooks directory, with and without its own stage before
+// the create.
 func TestPodmanCallsTheHook(t *testing.T) {
 	rig.Need(t, "podman", "conmon")
 	if rig.Under(t, rig.V1) {
@@ -83,11 +89,13 @@ func TestPodmanCallsTheHook(t *testing.T) {
 }
 
 func podmanStory(t *testing.T, n *rig.Node, without string) {
-	b, hooks, reference := n.Bundle("c"), hooksDirectory(t, n, without), n.Grant("--memory", "4GiB", "--gpu", "1")
+	b, hooks, reference := n.Bundle("c"), hooksDirectory(t, n, without),
+		n.Grant("--memory", "4GiB", "--gpu", "1")
 	if r := b.PodmanRun(hooks, "echo started"); r.Code != 0 || r.Stdout != "started\n" {
 		t.Fatalf("without %q: a container without GPU: %+v", without, r)
 	}
-	for _, options := range [][]string{{"--annotation", "gpuledger.dev/grant=" + reference.String()}, {"--env", "GPULEDGER_GRANT=" + reference.String()}} {
+	for _, options := range [][]string{{"--annotation", "gpuledger.dev/grant=" + reference.String()},
+		{"--env", "GPULEDGER_GRANT=" + reference.String()}} {
 		if r := b.PodmanRun(hooks, probe, options...); r.Stdout != exactlyOne {
 			t.Errorf("without %q, %v: got %+v\nwant\n%s", without, options, r, exactlyOne)
 		}
@@ -98,7 +106,8 @@ func podmanStory(t *testing.T, n *rig.Node, without string) {
 	wantState(t, n, reference.ID, "afterwards", grant.Free)
 	r := b.PodmanRun(hooks, "echo started", "--env", "NVIDIA_VISIBLE_DEVICES=all")
 	reason := "gpuledger: refused (visible-devices-all): "
-	if without == "precreate" && n.Runtime == "crun" { // Podman shows crun's log, in which crun says no more than this
+	// Podman shows crun's log, in which crun says no more than this
+	if without == "precreate" && n.Runtime == "crun" {
 		reason = "error executing hook"
 	}
 	if r.Code == 0 || r.Stdout != "" || !strings.Contains(r.Stderr, reason) {

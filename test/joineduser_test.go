@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestAJoinedUserNamespaceIsRecorded: a container that joins a user namespace with the node's root in it writes what root owns. The namespace
-// tells, not the maps in the spec.
+// TestAJoinedUserNamespaceIsRecorded: a container that joins a user namespace with the node's root
+// in it writes what root owns. The namespace tells, not the maps in the spec.
 func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -22,7 +22,8 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 		namespace := func(root int) string {
 			cmd := exec.Command("sleep", "1000")
 			maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: root, Size: 1000}}
-			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps, GidMappings: maps, GidMappingsEnableSetgroups: true}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps,
+				GidMappings: maps, GidMappingsEnableSetgroups: true}
 			must(t, cmd.Start())
 			t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 			return fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)
@@ -36,11 +37,14 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 				dir := n.Dir + "/" + id
 				must(t, os.Mkdir(dir, 0o700), os.MkdirAll(n.Dir+"/bundles", 0o755))
 				path := namespace(c.root)
-				b := n.Bundle(id, rig.Light, rig.Shell("echo x >/host"+dir+"/written; echo ended"), mount(specs.Mount{Type: "bind", Source: "/", Destination: "/host", Options: []string{"rbind"}}), func(s *specs.Spec) {
-					s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
-					s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: c.told, Size: 1000}}
-					s.Linux.GIDMappings = s.Linux.UIDMappings
-				})
+				b := n.Bundle(id, rig.Light, rig.Shell("echo x >/host"+dir+"/written; echo ended"),
+					mount(specs.Mount{Type: "bind", Source: "/", Destination: "/host",
+						Options: []string{"rbind"}}), func(s *specs.Spec) {
+						s.Linux.Namespaces = append(s.Linux.Namespaces,
+							specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
+						s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: c.told, Size: 1000}}
+						s.Linux.GIDMappings = s.Linux.UIDMappings
+					})
 				must(t, os.Chmod(n.Dir+"/bundles", 0o755), os.Chmod(b.Dir, 0o755))
 				before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 				r := b.Run()
@@ -53,7 +57,8 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 				if c.root == 0 && c.told == 0 && err != nil {
 					t.Error("the container did not write, so this test shows nothing")
 				}
-				if got := strings.Contains(string(after[len(before):]), "node-root by mount:/host"); got != c.recorded {
+				if got := strings.Contains(string(after[len(before):]),
+					"node-root by mount:/host"); got != c.recorded {
 					t.Errorf("recorded %v, want %v", got, c.recorded)
 				}
 			})

@@ -39,7 +39,8 @@ var shapes = map[string]shape{
 	"alpine":     {[]string{"/usr/glibc-compat/lib/", "/usr/local/lib/", "/lib/", "/usr/lib/"}, "/lib64/ld-linux-x86-64.so.2", usualCache, "/usr/glibc-compat/lib\n", false, true},
 }
 
-// make builds the image into a bundle's root file system: a loader with other directories is this machine's with other bytes.
+// make builds the image into a bundle's root file system: a loader with other directories is this
+// machine's with other bytes.
 func (s shape) make(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	rootfs := filepath.Join(b.Dir, "rootfs")
@@ -75,7 +76,9 @@ func (s shape) make(t *testing.T, b *rig.Bundle) {
 // loaderOf puts this shape's directories and its cache in the place of Debian's.
 func (s shape) loaderOf(t *testing.T, loader string) string {
 	t.Helper()
-	var lengths []byte // before the names; the compiler has put some into the code, too, so they stay, and slashes fill up
+	// before the names; the compiler has put some into the code, too, so they stay, and slashes
+	// fill up
+	var lengths []byte
 	dirs := slices.Clone(s.dirs)
 	usual := shapes["debian"].dirs
 	for i, d := range usual {
@@ -87,26 +90,30 @@ func (s shape) loaderOf(t *testing.T, loader string) string {
 		"\x00" + usualCache + "\x00":                           "\x00" + s.cache + "\x00",
 	} {
 		if strings.Count(loader, old) != 1 || len(old) != len(other) {
-			t.Skip("this machine's loader is not built as Debian's is: images of other layouts cannot be made from it")
+			t.Skip("this machine's loader is not built as Debian's is: images of other layouts cannot be " +
+				"made from it")
 		}
 		loader = strings.Replace(loader, old, other, 1)
 	}
 	return loader
 }
 
-// TestImagesOfAllShapes: in each a program finds the driver by the names that programs use, and without LD_LIBRARY_PATH; what asks
-// the cache sees it there, also after the image's own ldconfig has run; and nothing was run for it.
+// TestImagesOfAllShapes: in each a program finds the driver by the names that programs use, and
+// without LD_LIBRARY_PATH; what asks the cache sees it there, also after the image's own ldconfig
+// has run; and nothing was run for it.
 func TestImagesOfAllShapes(t *testing.T) {
 	rig.Need(t, "gcc", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
 	const found = "libcuda.so.1 of libcuda.so.999.1\nlibnvidia-ml.so.1 of libnvidia-ml.so.999.1\n"
-	const client, list = "/client libcuda.so.1 libnvidia-ml.so.1", "/sbin/ldconfig -p | /bin/busybox grep -E 'libcuda.so.1|libnvidia-ml.so.1'"
+	const client, list = "/client libcuda.so.1 libnvidia-ml.so.1",
+		"/sbin/ldconfig -p | /bin/busybox grep -E 'libcuda.so.1|libnvidia-ml.so.1'"
 	for name, s := range shapes {
 		t.Run(name, func(t *testing.T) {
 			n.T = t
 			reference := n.Grant("--memory", "1GiB")
-			b := n.Bundle(name, with(reference), rig.Shell(client+"; "+list+"; /sbin/ldconfig 2>/dev/null && echo done; "+list+"; "+client))
+			b := n.Bundle(name, with(reference), rig.Shell(client+"; "+list+
+				"; /sbin/ldconfig 2>/dev/null && echo done; "+list+"; "+client))
 			s.make(t, b)
 			inCache := ""
 			for _, lib := range []string{"libnvidia-ml.so.1", "libcuda.so.1"} {
@@ -144,14 +151,16 @@ func oldDriver(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	rootfs := filepath.Join(b.Dir, "rootfs")
 	must(t, os.MkdirAll(rootfs+"/opt/old", 0o755), os.MkdirAll(rootfs+"/etc", 0o755))
-	compile(t, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", rootfs+"/opt/old/libcuda.so.1", b.Node.Write("old.c", `const char *version(void) { return "of the image"; }`))
+	compile(t, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", rootfs+"/opt/old/libcuda.so.1",
+		b.Node.Write("old.c", `const char *version(void) { return "of the image"; }`))
 	must(t, os.WriteFile(rootfs+"/etc/ld.so.conf", []byte("/opt/old\n"), 0o644))
 	if out, err := exec.Command("/sbin/ldconfig", "-r", rootfs).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
 
-// TestAnImagesOwnDriverDoesNotWin: its cache names an old one. Without a grant it has its own again, after a delete and without one.
+// TestAnImagesOwnDriverDoesNotWin: its cache names an old one. Without a grant it has its own
+// again, after a delete and without one.
 func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 	rig.Need(t, "gcc", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})
@@ -177,7 +186,9 @@ func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	rig.Eventually(t, "it has ended", func() bool { return strings.Contains(rig.Run(n.Real("state", b.ID)).Stdout, `"stopped"`) })
+	rig.Eventually(t, "it has ended", func() bool {
+		return strings.Contains(rig.Run(n.Real("state", b.ID)).Stdout, `"stopped"`)
+	})
 	want("with the grant", "libcuda.so.999.1", rig.Result{Stdout: read(t, rootfs+"/tmp/out")})
 	must(t, os.Remove(rootfs+"/tmp/out"))
 	if read(t, rootfs+usualCache) == before {
@@ -189,7 +200,9 @@ func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 	if after := filesOf(t, rootfs); !slices.Equal(after, files) {
 		t.Errorf("left in the image: %q; gone: %q", beyond(after, files), beyond(files, after))
 	}
-	if after := rig.Run(exec.Command("/sbin/ldconfig", "-p", "-C", rootfs+usualCache)); strings.Contains(after.Stdout, "nvidia") || !strings.Contains(after.Stdout, "/opt/old/libcuda.so.1") {
+	if after := rig.Run(exec.Command("/sbin/ldconfig", "-p", "-C",
+		rootfs+usualCache)); strings.Contains(after.Stdout, "nvidia") ||
+		!strings.Contains(after.Stdout, "/opt/old/libcuda.so.1") {
 		t.Errorf("%+v", after)
 	}
 	b.WriteSpec(plain)
@@ -221,12 +234,14 @@ func TestALiveContainersFilesStay(t *testing.T) {
 	if r := rig.Run(n.Wrapper("delete", b.ID)); r.Code == 0 {
 		t.Fatalf("%+v", r)
 	}
-	if r := rig.Run(n.Wrapper("exec", b.ID, "/client", "libcuda.so.1")); r.Stdout != "libcuda.so.1 of libcuda.so.999.1\n" {
+	if r := rig.Run(n.Wrapper("exec", b.ID, "/client", "libcuda.so.1")); r.Stdout !=
+		"libcuda.so.1 of libcuda.so.999.1\n" {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestAnOddEtcHarmsNobody: the container starts, has its driver, and the log says what it does not have.
+// TestAnOddEtcHarmsNobody: the container starts, has its driver, and the log says what it does not
+// have.
 func TestAnOddEtcHarmsNobody(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -256,7 +271,8 @@ func TestAnOddEtcHarmsNobody(t *testing.T) {
 	}
 }
 
-// TestEtcThatChangesMeanwhile: a neighbour on the same volume exchanges /etc and a link to the host's as fast as it can.
+// TestEtcThatChangesMeanwhile: a neighbour on the same volume exchanges /etc and a link to the
+// host's as fast as it can.
 func TestEtcThatChangesMeanwhile(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -276,7 +292,8 @@ func TestEtcThatChangesMeanwhile(t *testing.T) {
 				return
 			default:
 			}
-			if unix.Renameat2(unix.AT_FDCWD, root+"/etc", unix.AT_FDCWD, root+"/link", unix.RENAME_EXCHANGE) == nil {
+			if unix.Renameat2(unix.AT_FDCWD, root+"/etc", unix.AT_FDCWD, root+"/link",
+				unix.RENAME_EXCHANGE) == nil {
 				count++
 			}
 		}

@@ -34,8 +34,8 @@ func cgroupRoots(t *testing.T) []string {
 	return roots
 }
 
-// otherEngine is what others have on the machine: a cgroup in each hierarchy, state where crun has it, a mount, a container of
-// runc's in its usual place.
+// otherEngine is what others have on the machine: a cgroup in each hierarchy, state where crun has
+// it, a mount, a container of runc's in its usual place.
 type otherEngine struct {
 	container *rig.Bundle
 	dirs      []string
@@ -43,7 +43,8 @@ type otherEngine struct {
 }
 
 func newOtherEngine(t *testing.T, n *rig.Node, name string) otherEngine {
-	o := otherEngine{container: n.Bundle(name, rig.Light), mount: n.Dir + "/" + name, dirs: []string{"/run/crun/" + name}}
+	o := otherEngine{container: n.Bundle(name, rig.Light), mount: n.Dir + "/" + name,
+		dirs: []string{"/run/crun/" + name}}
 	for _, root := range cgroupRoots(t) {
 		o.dirs = append(o.dirs, root+"/gpuledger-"+name)
 	}
@@ -102,7 +103,8 @@ func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	done, ended := make(chan bool), make(chan error, 1)
 	go func() { ended <- newOtherEngine(t, n, "busy").comeAndGo(done) }()
 
-	// Its own work, at the same places, is tidied; it ends once the others have changed what there is.
+	// Its own work, at the same places, is tidied; it ends once the others have changed what there
+	// is.
 	n.Bundle("own", rig.Light, rig.Shell("exit 0"))
 	cmd := leftovers(`cd "$1" && runc run --bundle bundles/own own && mkdir -p /run/crun/own && rmdir /run/crun/own /run/crun /run/runc &&
 		rmdir $(ls -d /sys/fs/cgroup/gpuledger-* /sys/fs/cgroup/*/gpuledger-* 2>/dev/null); ls /run >seen
@@ -112,7 +114,10 @@ func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	must(t, cmd.Start())
 	status := make(chan error, 1)
 	go func() { status <- cmd.Wait() }()
-	rig.Eventually(t, "the run has done its work", func() bool { _, err := os.Stat(n.Dir + "/seen"); return err == nil })
+	rig.Eventually(t, "the run has done its work", func() bool {
+		_, err := os.Stat(n.Dir + "/seen")
+		return err == nil
+	})
 	must(t, stays.come(), goes.goAway())
 	n.Write("changed", "")
 	if err := <-status; err != nil {
@@ -120,7 +125,8 @@ func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	}
 	close(done)
 	must(t, <-ended, stays.goAway())
-	if seen := strings.Fields(read(t, n.Dir+"/seen")); slices.Contains(seen, "crun") || slices.Contains(seen, "runc") {
+	if seen := strings.Fields(read(t, n.Dir+"/seen")); slices.Contains(seen, "crun") ||
+		slices.Contains(seen, "runc") {
 		t.Errorf("the run sees state of the machine's runtimes: %v", seen)
 	}
 }
@@ -185,7 +191,8 @@ func TestLeftContainersCount(t *testing.T) {
 	}
 }
 
-// wantNothingOf looks on the machine for what a run of leftovers.sh made there: its TMPDIR, and the cgroups of the same name.
+// wantNothingOf looks on the machine for what a run of leftovers.sh made there: its TMPDIR, and the
+// cgroups of the same name.
 func wantNothingOf(t *testing.T, tmp string) {
 	t.Helper()
 	for _, place := range append(cgroupRoots(t), filepath.Dir(tmp)) {

@@ -25,7 +25,8 @@ const (
 	outOfReach = "2" // CUDA_ERROR_OUT_OF_MEMORY
 )
 
-// standIn is the stand-in driver, the shim and two clients, one of them static, built once beside the binaries.
+// standIn is the stand-in driver, the shim and two clients, one of them static, built once beside
+// the binaries.
 func standIn(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(filepath.Dir(rig.Binary(t, "gpuledger")), "stand-in")
@@ -45,7 +46,8 @@ func standIn(t *testing.T) string {
 	return dir
 }
 
-// shortPaths makes what the test makes lie in a directory that everybody may enter, and whose name leaves room for a socket's.
+// shortPaths makes what the test makes lie in a directory that everybody may enter, and whose name
+// leaves room for a socket's.
 func shortPaths(t *testing.T) {
 	t.Helper()
 	rig.Mount(t, "tmpfs", "/mnt", "tmpfs", 0, "mode=755")
@@ -59,7 +61,8 @@ type gpuNode struct {
 	gpus  []grant.GPU
 }
 
-// newGPUNode makes one. In config {shim} is where the shim is; without an [enforcement] table it is the one in use.
+// newGPUNode makes one. In config {shim} is where the shim is; without an [enforcement] table it is
+// the one in use.
 func newGPUNode(t *testing.T, s rig.Setup) *gpuNode {
 	t.Helper()
 	rig.Need(t, "gcc")
@@ -75,7 +78,8 @@ func newGPUNode(t *testing.T, s rig.Setup) *gpuNode {
 	}
 	s.Config = strings.ReplaceAll(s.Config, "{shim}", built+"/shim")
 	n := &gpuNode{Node: rig.NewNode(t, s), built: built}
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[inventory]\n", "[inventory]\ndriver_root = \""+built+"/driver\"\n", 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[inventory]\n",
+		"[inventory]\ndriver_root = \""+built+"/driver\"\n", 1))
 	n.Must("inventory", "refresh")
 	var inv grant.Inventory
 	must(t, json.Unmarshal([]byte(read(t, n.Dir+"/state/inventory.json")), &inv))
@@ -89,25 +93,31 @@ func newGPUNode(t *testing.T, s rig.Setup) *gpuNode {
 	return n
 }
 
-// container makes a bundle whose image is of this machine's kind, with the clients, and the driver's book.
+// container makes a bundle whose image is of this machine's kind, with the clients, and the
+// driver's book.
 func (n *gpuNode) container(id string, edits ...rig.Edit) *rig.Bundle {
 	t := n.T.(*testing.T)
 	t.Helper()
 	b := n.Bundle(id, append([]rig.Edit{func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run/fakedriver", Type: "bind", Source: filepath.Join(n.Dir, "book"), Options: []string{"bind", "rw"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run/fakedriver", Type: "bind",
+			Source: filepath.Join(n.Dir, "book"), Options: []string{"bind", "rw"}})
 	}}, edits...)...)
 	rootfs := filepath.Join(b.Dir, "rootfs")
 	loader, err := filepath.EvalSymlinks("/lib64/ld-linux-x86-64.so.2")
 	must(t, err)
 	libc := filepath.Dir(loader)
 	image := strings.TrimPrefix(libc, "/usr")
-	must(t, os.MkdirAll(filepath.Join(rootfs, image), 0o755), os.MkdirAll(filepath.Join(rootfs, "lib64"), 0o755), os.MkdirAll(filepath.Join(rootfs, "run"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(rootfs, image), 0o755),
+		os.MkdirAll(filepath.Join(rootfs, "lib64"), 0o755), os.MkdirAll(filepath.Join(rootfs, "run"), 0o755))
 	for _, name := range []string{filepath.Base(loader), "libc.so.6", "libdl.so.2", "libpthread.so.0"} {
-		must(t, os.WriteFile(filepath.Join(rootfs, image, name), []byte(read(t, filepath.Join(libc, name))), 0o755))
+		must(t, os.WriteFile(filepath.Join(rootfs, image, name),
+			[]byte(read(t, filepath.Join(libc, name))), 0o755))
 	}
-	must(t, os.Symlink(filepath.Join(image, filepath.Base(loader)), filepath.Join(rootfs, "lib64/ld-linux-x86-64.so.2")))
+	must(t, os.Symlink(filepath.Join(image, filepath.Base(loader)),
+		filepath.Join(rootfs, "lib64/ld-linux-x86-64.so.2")))
 	for _, name := range []string{"gpu", "gpu-static"} {
-		must(t, os.WriteFile(filepath.Join(rootfs, "bin", name), []byte(read(t, filepath.Join(n.built, name))), 0o755))
+		must(t, os.WriteFile(filepath.Join(rootfs, "bin", name),
+			[]byte(read(t, filepath.Join(n.built, name))), 0o755))
 	}
 	must(t, os.Chmod(filepath.Join(rootfs, "tmp"), 0o1777))
 	return b
@@ -116,10 +126,12 @@ func (n *gpuNode) container(id string, edits ...rig.Edit) *rig.Bundle {
 // holding is a container of a grant that runs a script.
 func (n *gpuNode) holding(id string, r grant.Reference, script string, edits ...rig.Edit) *rig.Bundle {
 	n.T.Helper()
-	return n.container(id, append([]rig.Edit{rig.Env("GPULEDGER_GRANT=" + r.String()), rig.Shell(script)}, edits...)...)
+	return n.container(id, append([]rig.Edit{rig.Env("GPULEDGER_GRANT=" + r.String()), rig.Shell(script)},
+		edits...)...)
 }
 
-// used is what a GPU's driver has given, in MiB: the stand-in's own tool tells it, without the shim.
+// used is what a GPU's driver has given, in MiB: the stand-in's own tool tells it, without the
+// shim.
 func (n *gpuNode) used(index int) int {
 	n.T.Helper()
 	lib, _ := filepath.Glob(n.built + "/driver/usr/lib/*")
@@ -154,7 +166,8 @@ func ask(t *testing.T, b *rig.Bundle, number, mib int) string {
 	t.Helper()
 	tmp := filepath.Join(b.Dir, "rootfs/tmp")
 	draft := filepath.Join(tmp, "asking")
-	must(t, os.WriteFile(draft, []byte(strconv.Itoa(mib)), 0o644), os.Rename(draft, fmt.Sprintf("%s/ask.%d", tmp, number)))
+	must(t, os.WriteFile(draft, []byte(strconv.Itoa(mib)), 0o644),
+		os.Rename(draft, fmt.Sprintf("%s/ask.%d", tmp, number)))
 	var answer []byte
 	rig.Eventually(t, "the program answers", func() (ok bool) {
 		content, err := os.ReadFile(fmt.Sprintf("%s/answer.%d", tmp, number))
@@ -188,13 +201,16 @@ func (n *gpuNode) strengthOf(r grant.Reference) string {
 	return ""
 }
 
-// TestAContainerSeesItsGrantAsTheGPU, and gets not a byte more: by dlopen and dlsym, in a static program, with an empty environment,
-// and in nvidia-smi. The strength is told wherever the grant is.
+// TestAContainerSeesItsGrantAsTheGPU, and gets not a byte more: by dlopen and dlsym, in a static
+// program, with an empty environment, and in nvidia-smi. The strength is told wherever the grant
+// is.
 func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
-	const seen = "GPU 0 total 4096 MiB (0)\nfree 4096 of 4096 MiB (0)\n4097 MiB: 2\n4096 MiB: 0\n1 MiB: 2\nfree 0 of 4096 MiB (0)\n"
-	for name, client := range map[string]string{"dynamic": "/bin/gpu", "static": "/bin/gpu-static", "stripped": "exec /bin/busybox env -i /bin/gpu"} {
+	const seen = "GPU 0 total 4096 MiB (0)\nfree 4096 of 4096 MiB (0)\n4097 MiB: 2\n4096 MiB: 0\n1 MiB: " +
+		"2\nfree 0 of 4096 MiB (0)\n"
+	for name, client := range map[string]string{"dynamic": "/bin/gpu", "static": "/bin/gpu-static",
+		"stripped": "exec /bin/busybox env -i /bin/gpu"} {
 		b := n.holding(name, reference, client+" total free 4097 4096 1 free")
 		if r := b.Explain(); !strings.Contains(r.Stdout, "strength library") {
 			t.Errorf("%s: %+v", name, r)
@@ -209,7 +225,8 @@ func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	if got := n.strengthOf(reference); got != "library" {
 		t.Errorf("a grant in use has strength %q", got)
 	}
-	if r := rig.Run(n.Real("exec", "smi", "/usr/bin/nvidia-smi")); !strings.Contains(r.Stdout, "MiB / 4096MiB") || strings.Count(r.Stdout, "\n") != 1 {
+	if r := rig.Run(n.Real("exec", "smi", "/usr/bin/nvidia-smi")); !strings.Contains(r.Stdout,
+		"MiB / 4096MiB") || strings.Count(r.Stdout, "\n") != 1 {
 		t.Errorf("%+v", r)
 	}
 	if said := n.Must("inspect", "--details"); !strings.Contains(said, "library") {
@@ -217,18 +234,21 @@ func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	}
 	b.KillInit()
 	b.Delete()
-	if left, err := os.ReadDir(filepath.Join(b.Dir, "rootfs/run")); err != nil || len(left) > 1 { // the driver's book
+	// the driver's book
+	if left, err := os.ReadDir(filepath.Join(b.Dir, "rootfs/run")); err != nil || len(left) > 1 {
 		t.Errorf("the root file system has %v in /run: %v", left, err)
 	}
 }
 
-// TestAContainerWithLessStrengthThanItsGrantIsToldWhy: a grant is told with what the node gives, and not every container can have it.
+// TestAContainerWithLessStrengthThanItsGrantIsToldWhy: a grant is told with what the node gives,
+// and not every container can have it.
 func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	granted := n.CLI("grant", "--memory", "1GiB")
 	reference, err := grant.ParseReference(strings.TrimSpace(granted.Stdout))
 	must(t, err)
-	if !strings.Contains(granted.Stderr, "strength library; a container without a C library, or with privileges, has strength none, and `gpuledger grants` says why") {
+	if !strings.Contains(granted.Stderr, "strength library; a container without a C library, or with "+
+		"privileges, has strength none, and `gpuledger grants` says why") {
 		t.Errorf("the grant: %s", granted.Stderr)
 	}
 	b := n.Bundle("static", with(reference), rig.Shell("exec sleep 1000")) // busybox, and no C library
@@ -237,7 +257,8 @@ func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
 		t.Errorf("explain: %+v", r)
 	}
 	start(t, b)
-	if r := n.CLI("grants"); !strings.Contains(r.Stderr, "gpuledger: note: grant "+string(reference.ID)+", container static: "+why) || strings.Contains(r.Stdout, why) {
+	if r := n.CLI("grants"); !strings.Contains(r.Stderr, "gpuledger: note: grant "+string(reference.ID)+
+		", container static: "+why) || strings.Contains(r.Stdout, why) {
 		t.Errorf("grants: %+v", r)
 	}
 	if said := n.Must("grants", "--json"); !strings.Contains(said, `"weaker": "`+why) {
@@ -260,13 +281,15 @@ func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
 func TestNeighboursKeepTheirMemory(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{GPUs: 1, Memory: "1024MiB"})
 	one, two := n.Grant("--memory", "256MiB"), n.Grant("--memory", "512MiB")
-	first, second := n.holding("one", one, "exec /bin/gpu serve"), n.holding("two", two, "exec /bin/gpu serve")
+	first, second := n.holding("one", one, "exec /bin/gpu serve"),
+		n.holding("two", two, "exec /bin/gpu serve")
 	start(t, first)
 	start(t, second)
 	if a, b := ask(t, first, 1, 257), ask(t, first, 2, 256); a != outOfReach || b != had {
 		t.Errorf("the first: %s %s", a, b)
 	}
-	if a, b, c := ask(t, second, 1, 513), ask(t, second, 2, 512), ask(t, second, 3, 1); a != outOfReach || b != had || c != outOfReach {
+	if a, b, c := ask(t, second, 1, 513), ask(t, second, 2, 512), ask(t, second, 3, 1); a != outOfReach ||
+		b != had || c != outOfReach {
 		t.Errorf("the second: %s %s %s", a, b, c)
 	}
 	if used := n.used(0); used < 768 || used > 768+2 { // with a context each
@@ -278,10 +301,12 @@ func TestNeighboursKeepTheirMemory(t *testing.T) {
 func TestContainersOfAGrantShareItsLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB", "--owner", "claim:c-1")
-	one, two := n.holding("one", reference, "exec /bin/gpu serve"), n.holding("two", reference, "exec /bin/gpu serve")
+	one, two := n.holding("one", reference, "exec /bin/gpu serve"),
+		n.holding("two", reference, "exec /bin/gpu serve")
 	start(t, one)
 	start(t, two)
-	if a, b, c := ask(t, one, 1, 700), ask(t, two, 1, 400), ask(t, two, 2, 300); a != had || b != outOfReach || c != had {
+	if a, b, c := ask(t, one, 1, 700), ask(t, two, 1, 400), ask(t, two, 2, 300); a != had ||
+		b != outOfReach || c != had {
 		t.Errorf("700: %s, 400 beside it: %s, 300: %s", a, b, c)
 	}
 	one.KillInit()
@@ -293,7 +318,8 @@ func TestContainersOfAGrantShareItsLimit(t *testing.T) {
 	}
 }
 
-// TestALimitGrowsAndShrinksUnderARunningProgram: at its next allocation. What is had above a smaller one stays.
+// TestALimitGrowsAndShrinksUnderARunningProgram: at its next allocation. What is had above a
+// smaller one stays.
 func TestALimitGrowsAndShrinksUnderARunningProgram(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{GPUs: 1, Memory: "4GiB"})
 	reference := n.Grant("--memory", "1GiB")
@@ -340,7 +366,8 @@ func (n *gpuNode) records() []string {
 
 // TestRecordsEndWithTheirGrant: released, drained, adopted or left by a crash.
 func TestRecordsEndWithTheirGrant(t *testing.T) {
-	n := newGPUNode(t, rig.Setup{Engine: "containerd", Config: "[annotations]\ntrust = \"adopt\"\n[enforcement]\nshim = \"{shim}\"\n"})
+	n := newGPUNode(t, rig.Setup{Engine: "containerd",
+		Config: "[annotations]\ntrust = \"adopt\"\n[enforcement]\nshim = \"{shim}\"\n"})
 	reference := n.Grant("--memory", "1GiB")
 	if len(n.records()) != 0 {
 		t.Errorf("before any container: %v", n.records())
@@ -367,20 +394,29 @@ func TestRecordsEndWithTheirGrant(t *testing.T) {
 	}
 	b.Kill()
 	rig.Eventually(t, "its container is gone", func() bool { return !rig.Lives(b.Init()) })
-	rig.Eventually(t, "the wrapper's delete tidies", func() bool { b.Delete(); return len(n.records()) == 0 || n.State(drained.ID) == "" })
+	rig.Eventually(t, "the wrapper's delete tidies", func() bool {
+		b.Delete()
+		return len(n.records()) == 0 ||
+			n.State(drained.ID) == ""
+	})
 	n.Must("check")
 
-	adopted := n.container("a", rig.Identity("11111111-2222-3333-4444-555555555555", "ns", "pod", "a"), rig.Annotation("gpuledger.dev/memory", "1GiB"),
+	adopted := n.container("a", rig.Identity("11111111-2222-3333-4444-555555555555", "ns", "pod", "a"),
+		rig.Annotation("gpuledger.dev/memory", "1GiB"),
 		rig.Annotation("gpuledger.dev/memory.a", "1GiB"), rig.Shell("/bin/gpu total 1025"))
 	if r := adopted.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
 		t.Errorf("adopted: %+v", r)
 	}
 	must(t, os.MkdirAll(filepath.Join(n.Dir, "run/limits/g-aaaaaaaaaaaa"), 0o700))
-	rig.Eventually(t, "nothing is kept for anybody", func() bool { n.Must("check"); return len(n.records()) == 0 })
+	rig.Eventually(t, "nothing is kept for anybody", func() bool {
+		n.Must("check")
+		return len(n.records()) == 0
+	})
 	n.CheckSound("with records that were left")
 }
 
-// TestEveryEntryLimits: the wrapper, the hook that injects into a live container, and a grant's CDI file, with the hook and without.
+// TestEveryEntryLimits: the wrapper, the hook that injects into a live container, and a grant's CDI
+// file, with the hook and without.
 func TestEveryEntryLimits(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	const seen = "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n1024 MiB: 0\n"
@@ -403,8 +439,10 @@ func TestEveryEntryLimits(t *testing.T) {
 
 	offered := n.Grant("--memory", "1GiB", "--cdi")
 	realHook(t, n.Node)
-	for name, run := range map[string]func(*rig.Bundle) rig.Result{"cdi-hook": (*rig.Bundle).RealRun, "cdi-wrapper": (*rig.Bundle).Run} {
-		b := n.container(name, injected(t, n.Node, "gpuledger.dev/grant="+offered.String()), rig.Shell(script))
+	for name, run := range map[string]func(*rig.Bundle) rig.Result{
+		"cdi-hook": (*rig.Bundle).RealRun, "cdi-wrapper": (*rig.Bundle).Run} {
+		b := n.container(name, injected(t, n.Node, "gpuledger.dev/grant="+offered.String()),
+			rig.Shell(script))
 		if r := run(b); r.Stdout != seen || r.Code != 0 {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -412,8 +450,8 @@ func TestEveryEntryLimits(t *testing.T) {
 	}
 }
 
-// TestAnImagesOwnDriverIsLimited: what an image brings of the driver lies before the node's in LD_LIBRARY_PATH, in its cache, or in a
-// mount; the proxies go over each.
+// TestAnImagesOwnDriverIsLimited: what an image brings of the driver lies before the node's in
+// LD_LIBRARY_PATH, in its cache, or in a mount; the proxies go over each.
 func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
@@ -429,7 +467,8 @@ func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 		"by-relative": {"/usr/local/cuda-13.0/compat", rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat")},
 		"by-a-mount": {"/vol", func(s *specs.Spec) {
 			s.Process.Env = append(s.Process.Env, "LD_LIBRARY_PATH=/vol")
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/vol/libcuda.so.1", Type: "bind", Source: real[0], Options: []string{"bind", "ro"}})
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/vol/libcuda.so.1", Type: "bind",
+				Source: real[0], Options: []string{"bind", "ro"}})
 		}},
 	} {
 		b := n.holding(name, reference, "/bin/gpu total 1025", c.edit)
@@ -449,12 +488,13 @@ func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 	}
 }
 
-// TestATenantCannotRaiseItsLimit, nor harm others by what it may write: the records' file system is small, and a region that has
-// filled it is cut back when the next container needs the room.
+// TestATenantCannotRaiseItsLimit, nor harm others by what it may write: the records' file system is
+// small, and a region that has filled it is cut back when the next container needs the room.
 func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	one, two := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
-	b := n.holding("greedy", one, "echo x >/run/gpuledger/limits; /bin/busybox rm /run/gpuledger/limits; /bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; exec /bin/busybox sleep 1000")
+	b := n.holding("greedy", one, "echo x >/run/gpuledger/limits; /bin/busybox rm /run/gpuledger/limits; "+
+		"/bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; exec /bin/busybox sleep 1000")
 	r := b.Create()
 	if r.Code != 0 {
 		t.Fatalf("%+v", r)
@@ -470,7 +510,8 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	if st.Fsid == run.Fsid {
 		t.Fatal("that was the file system of the run directory")
 	}
-	if r := n.holding("next", two, "/bin/gpu total 1025").Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+	if r := n.holding("next", two, "/bin/gpu total 1025").Run(); r.Stdout !=
+		"GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
 		t.Errorf("the next container: %+v", r)
 	}
 	if info, err := os.Stat(region); err != nil || info.Size() > 1<<20 {
@@ -478,17 +519,20 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	}
 	b.KillInit()
 	n.free(one)
-	if r := n.holding("again", one, "/bin/gpu total 1025").Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+	if r := n.holding("again", one, "/bin/gpu total 1025").Run(); r.Stdout !=
+		"GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
 		t.Errorf("its own next container: %+v", r)
 	}
 }
 
-// TestATenantStopsNobodysStart: what it fills the others' room with may have no name there, because its grant was taken from it and its container
-// still has the file. The room is made larger, and whoever looks is told how that container is found.
+// TestATenantStopsNobodysStart: what it fills the others' room with may have no name there, because
+// its grant was taken from it and its container still has the file. The room is made larger, and
+// whoever looks is told how that container is found.
 func TestATenantStopsNobodysStart(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	one, two, three := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
-	b := n.holding("greedy", one, "until [ -e /tmp/go ]; do /bin/busybox sleep 0.05; done; /bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; echo >/tmp/full; exec /bin/busybox sleep 1000")
+	b := n.holding("greedy", one, "until [ -e /tmp/go ]; do /bin/busybox sleep 0.05; done; /bin/busybox dd "+
+		"if=/dev/zero of=/run/gpuledger/region bs=1M; echo >/tmp/full; exec /bin/busybox sleep 1000")
 	if r := b.Create(); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -497,9 +541,13 @@ func TestATenantStopsNobodysStart(t *testing.T) {
 	n.CheckSound("when a grant was taken from its container")
 	tmp := filepath.Join(b.Dir, "rootfs/tmp")
 	must(t, os.WriteFile(tmp+"/go", nil, 0o644))
-	rig.Eventually(t, "it has filled what it can", func() bool { _, err := os.Stat(tmp + "/full"); return err == nil })
+	rig.Eventually(t, "it has filled what it can", func() bool {
+		_, err := os.Stat(tmp + "/full")
+		return err == nil
+	})
 	for id, reference := range map[string]grant.Reference{"next": two, "after": three} {
-		if r := n.holding(id, reference, "/bin/gpu total 1025").Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
+		if r := n.holding(id, reference, "/bin/gpu total 1025").Run(); r.Stdout !=
+			"GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
 			t.Errorf("%s: %+v", id, r)
 		}
 	}
@@ -508,11 +556,14 @@ func TestATenantStopsNobodysStart(t *testing.T) {
 	n.Must("release", string(two.ID), string(three.ID)) // nothing has a name there any more
 	const way = `grep -l 'region//deleted' /proc/[0-9]*/mountinfo`
 	for _, command := range []string{"check", "doctor"} {
-		if r := n.CLI(command); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, n.Dir+"/run/limits: ") || !strings.Contains(r.Stdout+r.Stderr, "fills the room with it: 12") || !strings.Contains(r.Stdout+r.Stderr, way) {
+		if r := n.CLI(command); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, n.Dir+"/run/limits: ") ||
+			!strings.Contains(r.Stdout+r.Stderr, "fills the room with it: 12") ||
+			!strings.Contains(r.Stdout+r.Stderr, way) {
 			t.Errorf("%s: %+v", command, r)
 		}
 	}
-	if found := rig.Run(exec.Command("sh", "-c", way)).Stdout; !strings.Contains("\n"+found, fmt.Sprintf("\n/proc/%d/mountinfo\n", b.Init())) {
+	if found := rig.Run(exec.Command("sh", "-c", way)).Stdout; !strings.Contains("\n"+found,
+		fmt.Sprintf("\n/proc/%d/mountinfo\n", b.Init())) {
 		t.Errorf("the container's process is %d, found was %q", b.Init(), found)
 	}
 	b.KillInit()
@@ -520,8 +571,9 @@ func TestATenantStopsNobodysStart(t *testing.T) {
 	n.CheckSound("without that container")
 }
 
-// TestALeaseOfATenantHoldsNobodyUp: root of a container owns the file of its limits, as the node's root does, and may have the kernel hold up whoever opens
-// it for writing: 45 s each time, with the ledger locked. Nobody waits for that; what it keeps from being changed is its own.
+// TestALeaseOfATenantHoldsNobodyUp: root of a container owns the file of its limits, as the node's
+// root does, and may have the kernel hold up whoever opens it for writing: 45 s each time, with the
+// ledger locked. Nobody waits for that; what it keeps from being changed is its own.
 func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	hostile, other := n.Grant("--memory", "2GiB"), n.Grant("--memory", "2GiB")
@@ -531,13 +583,17 @@ func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
 		said, _ := os.ReadFile(filepath.Join(b.Dir, "rootfs/tmp/said"))
 		return string(said) == "lease: 0\n"
 	})
-	if r := n.CLI("check"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, string(hostile.ID)) || !strings.Contains(r.Stdout+r.Stderr, "a process in a container holds a lease on it") {
+	if r := n.CLI("check"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, string(hostile.ID)) ||
+		!strings.Contains(r.Stdout+r.Stderr, "a process in a container holds a lease on it") {
 		t.Errorf("check: %+v", r)
 	}
-	if r := n.CLI("grant", "--update", string(hostile.ID), "--memory", "1GiB"); r.Code != 1 || !strings.Contains(r.Stderr, "holds a lease on it") {
+	if r := n.CLI("grant", "--update", string(hostile.ID), "--memory", "1GiB"); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "holds a lease on it") {
 		t.Errorf("a change that cannot be: %+v", r)
 	}
-	if g := n.Grants()[slices.IndexFunc(n.Grants(), func(g rig.Listed) bool { return g.ID == hostile.ID })]; g.GPUs[0].Memory != 2*grant.GiB {
+	if g := n.Grants()[slices.IndexFunc(n.Grants(), func(g rig.Listed) bool {
+		return g.ID == hostile.ID
+	})]; g.GPUs[0].Memory != 2*grant.GiB {
 		t.Errorf("the ledger says %s", g.GPUs[0].Memory)
 	}
 	n.Must("grant", "--update", string(other.ID), "--memory", "1GiB")
@@ -554,25 +610,29 @@ func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
 	n.Must("grant", "--update", string(hostile.ID), "--memory", "1GiB")
 }
 
-// TestWhereALimitCannotGo: a container whose mounts cover the place is refused with a sentence; a tmpfs there does no harm.
+// TestWhereALimitCannotGo: a container whose mounts cover the place is refused with a sentence; a
+// tmpfs there does no harm.
 func TestWhereALimitCannotGo(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
 	mount := func(destination, kind, source string, options ...string) rig.Edit {
 		return func(s *specs.Spec) {
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: destination, Type: kind, Source: source, Options: options})
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: destination, Type: kind,
+				Source: source, Options: options})
 		}
 	}
 	volume := filepath.Join(n.Dir, "volume")
 	must(t, os.MkdirAll(volume, 0o755))
 	for _, place := range []string{"/run", "/var/run", "/run/gpuledger"} {
-		b := n.holding("volume"+strings.ReplaceAll(place, "/", "-"), reference, "echo started", mount(place, "bind", volume, "bind"))
+		b := n.holding("volume"+strings.ReplaceAll(place, "/", "-"), reference, "echo started",
+			mount(place, "bind", volume, "bind"))
 		wantRefused(t, b.Run(), "injection-impossible")
 	}
 	if left, _ := os.ReadDir(volume); len(left) > 0 || n.State(reference.ID) != "free" {
 		t.Errorf("the volume has %v, the grant is %s", left, n.State(reference.ID))
 	}
-	b := n.container("tmpfs", mount("/run", "tmpfs", "tmpfs", "noexec", "mode=755"), rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell("/bin/gpu total"))
+	b := n.container("tmpfs", mount("/run", "tmpfs", "tmpfs", "noexec", "mode=755"),
+		rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell("/bin/gpu total"))
 	b.WriteSpec(bookLast(t, b))
 	if r := b.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n" {
 		t.Errorf("with a tmpfs at /run: %+v", r)
@@ -590,8 +650,8 @@ func bookLast(t *testing.T, b *rig.Bundle) specs.Spec {
 	return spec
 }
 
-// TestTheStrengthIsTheTrueOne: without the shim, in an image that can load nothing, or for who can undo it, it is none, and a policy
-// that wants more refuses.
+// TestTheStrengthIsTheTrueOne: without the shim, in an image that can load nothing, or for who can
+// undo it, it is none, and a policy that wants more refuses.
 func TestTheStrengthIsTheTrueOne(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string
@@ -625,23 +685,27 @@ func TestTheStrengthIsTheTrueOne(t *testing.T) {
 			if r.Code != 0 || n.strengthOf(reference) != c.wants {
 				t.Errorf("%+v, strength %s", r, n.strengthOf(reference))
 			}
-			if mounted := strings.Contains(string(b.Config()), "/run/gpuledger/limits"); mounted != (c.wants == "library" || c.edit != nil) {
+			if mounted := strings.Contains(string(b.Config()),
+				"/run/gpuledger/limits"); mounted != (c.wants == "library" || c.edit != nil) {
 				t.Errorf("the shim is mounted: %t", mounted)
 			}
 		})
 	}
 }
 
-// TestNRILimits: the proxies go where the node has the driver. An image with a libcuda of its own, which the create could not see, does
-// not start.
+// TestNRILimits: the proxies go where the node has the driver. An image with a libcuda of its own,
+// which the create could not see, does not start.
 func TestNRILimits(t *testing.T) {
 	shortPaths(t)
-	n := newGPUNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n[enforcement]\nshim = \"{shim}\"\n"})
+	n := newGPUNode(t, rig.Setup{Engine: "containerd",
+		Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n[enforcement]\nshim = \"{shim}\"\n"})
 	e := n.NRI()
 	n.Daemon()
 	e.Connected()
 	reference := n.Grant("--memory", "1GiB")
-	b := n.container("c", holding(reference), rig.Shell("/bin/gpu total 1025 >/tmp/draft; /bin/busybox mv /tmp/draft /tmp/said; exec /bin/busybox sleep 1000"))
+	b := n.container("c", holding(reference),
+		rig.Shell("/bin/gpu total 1025 >/tmp/draft; /bin/busybox mv /tmp/draft /tmp/said; exec "+
+			"/bin/busybox sleep 1000"))
 	made := func(b *rig.Bundle) {
 		t.Helper()
 		must(t, e.Create(b))
@@ -667,18 +731,22 @@ func TestNRILimits(t *testing.T) {
 	n.free(reference)
 
 	own := n.container("own", holding(reference), rig.Env("LD_LIBRARY_PATH=/opt"))
-	must(t, os.MkdirAll(filepath.Join(own.Dir, "rootfs/opt"), 0o755), os.WriteFile(filepath.Join(own.Dir, "rootfs/opt/libcuda.so.1"), []byte("a library"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(own.Dir, "rootfs/opt"), 0o755),
+		os.WriteFile(filepath.Join(own.Dir, "rootfs/opt/libcuda.so.1"), []byte("a library"), 0o755))
 	made(own)
-	if err := e.Begin(own); err == nil || !strings.Contains(err.Error(), "injection-impossible") || !strings.Contains(err.Error(), "/opt/libcuda.so.1") {
+	if err := e.Begin(own); err == nil || !strings.Contains(err.Error(), "injection-impossible") ||
+		!strings.Contains(err.Error(), "/opt/libcuda.so.1") {
 		t.Errorf("an image with its own: %v", err)
 	}
 }
 
-// limitPoints are dangerous lines that only a node with the shim passes. TestACrashLeavesNoWrongLimit kills at each of them.
+// limitPoints are dangerous lines that only a node with the shim passes.
+// TestACrashLeavesNoWrongLimit kills at each of them.
 var limitPoints = []string{"node/limited", "node/limit-lowered", "node/grant-changed"}
 
-// TestACrashLeavesNoWrongLimit: whoever dies while a grant changes leaves its containers with less than it may be, never more; the next
-// look at the ledger puts it right. Whoever dies before the binding has taken nothing.
+// TestACrashLeavesNoWrongLimit: whoever dies while a grant changes leaves its containers with less
+// than it may be, never more; the next look at the ledger puts it right. Whoever dies before the
+// binding has taken nothing.
 func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Tags: []string{"failpoint"}, Memory: "8GiB"})
 	reference := n.Grant("--memory", "2GiB")
@@ -716,9 +784,9 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	}
 }
 
-// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and its own root is somebody else. By each
-// runtime: what one opens before it enters the namespace the other may open in it.
-// (TestAUserNamespaceWithoutDeviceRules has crun, which wants other cgroups.)
+// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and
+// its own root is somebody else. By each runtime: what one opens before it enters the namespace the
+// other may open in it. (TestAUserNamespaceWithoutDeviceRules has crun, which wants other cgroups.)
 func TestAUserNamespaceHasItsLimit(t *testing.T) { limitedInAUserNamespace(t, "runc") }
 
 func limitedInAUserNamespace(t *testing.T, runtime string) {
@@ -730,7 +798,8 @@ func limitedInAUserNamespace(t *testing.T, runtime string) {
 	b := n.holding("c", reference, "/bin/gpu total 1025", userNamespace, func(s *specs.Spec) {
 		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
 		s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run/fakedriver", Type: "bind", Source: n.Dir + "/book", Options: []string{"bind", "rw"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run/fakedriver", Type: "bind",
+			Source: n.Dir + "/book", Options: []string{"bind", "rw"}})
 	})
 	must(t, filepath.WalkDir(b.Dir+"/rootfs", func(path string, _ os.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(path, 100000, 100000))

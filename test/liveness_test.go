@@ -22,8 +22,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// lives are the ways in which a container comes to its end, and what then becomes of its grant. No daemon runs: whoever
-// looks finds out from the kernel.
+// lives are the ways in which a container comes to its end, and what then becomes of its grant. No
+// daemon runs: whoever looks finds out from the kernel.
 var lives = map[string]func(t *testing.T, n *rig.Node){
 	"init killed":                               initKilled,
 	"deleted and created again":                 sameIDAgain,
@@ -94,7 +94,8 @@ func isRefused(t *testing.T, r rig.Result, code grant.Code) {
 	}
 }
 
-// wantState waits a little: the kernel takes a killed process out of its cgroup after it has become a zombie.
+// wantState waits a little: the kernel takes a killed process out of its cgroup after it has become
+// a zombie.
 func wantState(t *testing.T, n *rig.Node, id grant.ID, when string, want grant.State) {
 	t.Helper()
 	got := n.State(id)
@@ -164,7 +165,8 @@ func runtimeKilledInCreate(t *testing.T, n *rig.Node) {
 	n.CheckSound("at the end")
 }
 
-// An engine deletes what it knows was created. What the kernel says is there stays bound until then.
+// An engine deletes what it knows was created. What the kernel says is there stays bound until
+// then.
 func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	kills, created, remains := torture(20), 0, 0
@@ -179,8 +181,10 @@ func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		rig.Eventually(t, "the grant is bound to a container that is there, or free", func() bool {
-			there := b.Init() != 0 || len(b.Processes()) > 0 // a killed crun can leave a child that it told nobody of
-			return (n.State(g.ID) == grant.Bound) == there && there == (b.Init() != 0 || len(b.Processes()) > 0)
+			// a killed crun can leave a child that it told nobody of
+			there := b.Init() != 0 || len(b.Processes()) > 0
+			return (n.State(g.ID) == grant.Bound) == there &&
+				there == (b.Init() != 0 || len(b.Processes()) > 0)
 		})
 		if b.Init() != 0 {
 			created++
@@ -198,14 +202,16 @@ func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 		}
 		next.End()
 	}
-	t.Logf("%d kills: %d containers were created all the same, %d left a state directory and no container", kills, created, remains)
+	t.Logf("%d kills: %d containers were created all the same, %d left a state directory and no container",
+		kills, created, remains)
 	n.CheckSound("at the end")
 }
 
 func runtimeFails(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	bad := n.Bundle("bad", with(g), func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/does/not/exist", Options: []string{"bind"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/does/not/exist",
+			Options: []string{"bind"}})
 	})
 	if r := bad.Create(); r.Code == 0 || strings.Contains(r.Stderr, "gpuledger: refused") {
 		t.Fatalf("a create that the real runtime should fail: %+v", r)
@@ -259,7 +265,8 @@ func childOutlivesInit(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	// The child leaves init's session, as a daemon does; nothing but the cgroup holds it.
 	b := starts(t, n.Bundle("c", with(g), rig.NodePIDs,
-		rig.Shell("/bin/busybox setsid /bin/busybox sleep 1000 </dev/null >/dev/null 2>&1 & exec /bin/busybox sleep 1000")))
+		rig.Shell("/bin/busybox setsid /bin/busybox sleep 1000 </dev/null >/dev/null 2>&1 & exec "+
+			"/bin/busybox sleep 1000")))
 	init := b.Init()
 	rig.Eventually(t, "the child runs", func() bool { return len(b.Processes()) == 2 })
 	b.KillInit()
@@ -275,7 +282,8 @@ func childOutlivesInit(t *testing.T, n *rig.Node) {
 	starts(t, n.Bundle("d", with(g)))
 }
 
-// Pids mean nothing in another pid namespace. What cannot be told is never free, and nothing is tidied away.
+// Pids mean nothing in another pid namespace. What cannot be told is never free, and nothing is
+// tidied away.
 func seenFromElsewhere(t *testing.T, n *rig.Node) {
 	rig.Need(t, "unshare")
 	cli, wrapper := rig.Binary(t, "gpuledger", n.Tags...), rig.Binary(t, "gpuledger-runtime", n.Tags...)
@@ -285,14 +293,16 @@ func seenFromElsewhere(t *testing.T, n *rig.Node) {
 		t.Errorf("grants from elsewhere: %+v, want the state unknown", r)
 	}
 	other := n.Bundle("d", with(g))
-	isRefused(t, rig.Run(n.Elsewhere(wrapper, "--root", n.Root, "create", "--bundle", other.Dir, other.ID)), grant.GrantInUse)
+	isRefused(t, rig.Run(n.Elsewhere(wrapper, "--root", n.Root, "create", "--bundle", other.Dir, other.ID)),
+		grant.GrantInUse)
 	for _, args := range [][]string{{"check"}, {"grant", "--memory", "1GiB"}} {
 		if r := rig.Run(n.Elsewhere(cli, args...)); r.Code != 0 {
 			t.Errorf("%v from elsewhere: %+v", args, r)
 		}
 	}
 	wantState(t, n, g.ID, "after it was tidied from elsewhere", grant.Bound)
-	if r := rig.Run(n.Elsewhere(cli, "release", string(g.ID))); r.Code != 0 || !strings.Contains(r.Stdout, "draining") {
+	if r := rig.Run(n.Elsewhere(cli, "release", string(g.ID))); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "draining") {
 		t.Errorf("release from elsewhere: %+v, want it draining", r)
 	}
 	wantState(t, n, g.ID, "released from elsewhere", grant.Draining)
@@ -329,7 +339,8 @@ func releasedWhileInUse(t *testing.T, n *rig.Node) {
 func releasedByForce(t *testing.T, n *rig.Node) {
 	g := n.Grant("--mode", "exclusive", "--gpu", "0")
 	starts(t, n.Bundle("c", with(g)))
-	if out := n.Must("release", "--force", string(g.ID)); !strings.Contains(out, `container c still reaches its GPUs`) {
+	if out := n.Must("release", "--force", string(g.ID)); !strings.Contains(out,
+		`container c still reaches its GPUs`) {
 		t.Errorf("release --force says %q, want that the container still reaches the GPU", out)
 	}
 	wantState(t, n, g.ID, "released by force", "")
@@ -368,19 +379,21 @@ func idTakenByRunning(t *testing.T, n *rig.Node) {
 	wantState(t, n, other.ID, "refused", grant.Free)
 }
 
-// The real runtime refuses the id; the binding is not the business of a container that asks for no GPU.
+// The real runtime refuses the id; the binding is not the business of a container that asks for no
+// GPU.
 func plainContainerBesideABinding(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	starts(t, n.Bundle("c", with(g)))
 	plain := n.Bundle("plain")
-	if r := rig.Run(n.Wrapper("create", "--bundle", plain.Dir, "c")); r.Code == 0 || strings.Contains(r.Stderr, "gpuledger:") {
+	if r := rig.Run(n.Wrapper("create", "--bundle", plain.Dir, "c")); r.Code == 0 ||
+		strings.Contains(r.Stderr, "gpuledger:") {
 		t.Errorf("a second container of the id: %+v, want the real runtime's own refusal", r)
 	}
 	wantState(t, n, g.ID, "after it", grant.Bound)
 }
 
-// The delete of a container that runs leaves its binding for whoever looks next. It must not come to life again with
-// another container of the id.
+// The delete of a container that runs leaves its binding for whoever looks next. It must not come
+// to life again with another container of the id.
 func idReusedWithoutGPU(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	if r := starts(t, n.Bundle("c", with(g))).Delete(); r.Code != 0 {
@@ -390,8 +403,8 @@ func idReusedWithoutGPU(t *testing.T, n *rig.Node) {
 	wantState(t, n, g.ID, "a container of the same id runs without it", grant.Free)
 }
 
-// Podman names no --root. Where the state lies then is the runtime's own choice: crun follows XDG_RUNTIME_DIR, for root
-// too, runc does not.
+// Podman names no --root. Where the state lies then is the runtime's own choice: crun follows
+// XDG_RUNTIME_DIR, for root too, runc does not.
 func defaultRoot(t *testing.T, n *rig.Node) {
 	n.HideRun()
 	wrapper := rig.Binary(t, "gpuledger-runtime", n.Tags...)
@@ -418,17 +431,21 @@ func seenFromAnotherTime(t *testing.T, n *rig.Node) {
 	}
 	g := n.Grant("--memory", "4GiB")
 	starts(t, n.Bundle("c", with(g)))
-	r := rig.Run(n.Command("unshare", "--time", "--boottime", "100000", "--fork", rig.Binary(t, "gpuledger", n.Tags...), "grants", "--json"))
+	r := rig.Run(n.Command("unshare", "--time", "--boottime", "100000", "--fork",
+		rig.Binary(t, "gpuledger", n.Tags...), "grants", "--json"))
 	if !strings.Contains(r.Stdout, `"state": "unknown"`) {
 		t.Errorf("grants in another time: %+v, want the state unknown", r)
 	}
 }
 
-// othersInItsCgroup would have its device rules, and so its GPUs. A cgroup that somebody has left behind is as good as none.
+// othersInItsCgroup would have its device rules, and so its GPUs. A cgroup that somebody has left
+// behind is as good as none.
 func othersInItsCgroup(t *testing.T, n *rig.Node) {
 	reference := n.Grant("--memory", "1GiB")
 	b := n.Bundle("c", with(reference), rig.Light)
-	first := n.Bundle("first", rig.Light, func(s *specs.Spec) { s.Linux.CgroupsPath = filepath.Dir(s.Linux.CgroupsPath) + "/c" })
+	first := n.Bundle("first", rig.Light, func(s *specs.Spec) {
+		s.Linux.CgroupsPath = filepath.Dir(s.Linux.CgroupsPath) + "/c"
+	})
 	starts(t, first)
 	r := b.Create()
 	wantRefused(t, r, "injection-impossible")
@@ -444,7 +461,8 @@ func othersInItsCgroup(t *testing.T, n *rig.Node) {
 	wantState(t, n, reference.ID, "at the end", grant.Free)
 }
 
-// othersOutliveIt: whoever is in its cgroup has its GPUs, though the runtime has forgotten the container.
+// othersOutliveIt: whoever is in its cgroup has its GPUs, though the runtime has forgotten the
+// container.
 func othersOutliveIt(t *testing.T, n *rig.Node) {
 	reference := n.Grant("--memory", "1GiB")
 	b := n.Bundle("c", with(reference), rig.Light)
@@ -463,11 +481,13 @@ func othersOutliveIt(t *testing.T, n *rig.Node) {
 	b.End()
 }
 
-// firstThreadGone: the container's only process has ended its first thread, and holds the GPU by another one. The kernel tells the root of each
-// hierarchy of version 1 for it. The spec names no cgroup, and the runtime's state cannot be read.
+// firstThreadGone: the container's only process has ended its first thread, and holds the GPU by
+// another one. The kernel tells the root of each hierarchy of version 1 for it. The spec names no
+// cgroup, and the runtime's state cannot be read.
 func firstThreadGone(t *testing.T, n *rig.Node) {
 	g := n.Grant("--mode", "exclusive", "--gpu", "0")
-	b := n.Bundle("first-thread-gone", with(g), rig.Light, runsTenant(t, "thread", "wait"), func(s *specs.Spec) { s.Linux.CgroupsPath = "" })
+	b := n.Bundle("first-thread-gone", with(g), rig.Light, runsTenant(t, "thread", "wait"),
+		func(s *specs.Spec) { s.Linux.CgroupsPath = "" })
 	if r := b.Create(); r.Code != 0 {
 		t.Fatalf("create: %+v", r)
 	}
@@ -507,7 +527,8 @@ func threadsOf(pid int) []os.DirEntry {
 	return threads
 }
 
-// inCgroup makes the container's cgroup in each hierarchy that has its device rules, and puts a process there, 0 for none.
+// inCgroup makes the container's cgroup in each hierarchy that has its device rules, and puts a
+// process there, 0 for none.
 func inCgroup(t *testing.T, b *rig.Bundle, pid int) {
 	t.Helper()
 	var spec specs.Spec

@@ -11,9 +11,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestNoPathOfATenantsUnderTheLock: while a create holds the ledger's lock, it looks at nothing in the
-// container's image or in what the container mounts. Such a path may lead into a file system that never
-// answers, and then no container of the node would start any more. strace tells what is looked at.
+// TestNoPathOfATenantsUnderTheLock: while a create holds the ledger's lock, it looks at nothing in
+// the container's image or in what the container mounts. Such a path may lead into a file system
+// that never answers, and then no container of the node would start any more. strace tells what is
+// looked at.
 func TestNoPathOfATenantsUnderTheLock(t *testing.T) {
 	rig.Need(t, "strace", "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -37,7 +38,8 @@ func TestNoPathOfATenantsUnderTheLock(t *testing.T) {
 		dynamic(t, b)
 		trace := filepath.Join(n.Dir, c.name+".trace")
 		create := n.Wrapper("create", "--bundle", b.Dir, b.ID)
-		args := append([]string{"-f", "-qq", "-y", "-e", "trace=%file,%desc", "-o", trace, create.Path}, create.Args[1:]...)
+		args := append([]string{"-f", "-qq", "-y", "-e", "trace=%file,%desc", "-o", trace, create.Path},
+			create.Args[1:]...)
 		if r := rig.Run(n.Command("strace", args...)); r.Code != 7 {
 			t.Fatalf("%s: %+v", c.name, r)
 		}
@@ -56,8 +58,9 @@ var (
 	lockGiven = regexp.MustCompile(`close\((\d+)<(.*)>`)
 )
 
-// lookedAt reads a trace of the wrapper up to the execve of the real runtime. It returns the calls with
-// a path in one of dirs while a file of the run directory was locked, and how many there were otherwise.
+// lookedAt reads a trace of the wrapper up to the execve of the real runtime. It returns the calls
+// with a path in one of dirs while a file of the run directory was locked, and how many there were
+// otherwise.
 func lookedAt(t *testing.T, trace, run string, dirs ...string) (locked []string, before int) {
 	t.Helper()
 	held, times := "", 0

@@ -14,10 +14,12 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// partition makes MIG devices of each of a node's GPUs: GPU 0 has 0:0 with capabilities 66 and 67, 0:1 with 75 and 76, 0:2 with 12 and 13.
+// partition makes MIG devices of each of a node's GPUs: GPU 0 has 0:0 with capabilities 66 and 67,
+// 0:1 with 75 and 76, 0:2 with 12 and 13.
 func partition(t *testing.T, n *rig.Node) grant.Inventory {
 	t.Helper()
-	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "80GiB", "--mig", "1g.10gb,1g.10gb,3g.40gb", "--out", n.Dir+"/node.json")
+	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "80GiB", "--mig", "1g.10gb,1g.10gb,3g.40gb",
+		"--out", n.Dir+"/node.json")
 	n.Must("inventory", "refresh")
 	return snapshot(t, n)
 }
@@ -28,8 +30,9 @@ func snapshot(t *testing.T, n *rig.Node) (inv grant.Inventory) {
 	return inv
 }
 
-// migProbe opens what the driver would make for each MIG device of GPU 0, and nodes of its own for those that are not there. Nothing is
-// behind the nodes of a simulated node, so one that may be opened is "No such device or address".
+// migProbe opens what the driver would make for each MIG device of GPU 0, and nodes of its own for
+// those that are not there. Nothing is behind the nodes of a simulated node, so one that may be
+// opened is "No such device or address".
 func migProbe(inv grant.Inventory) string {
 	caps := inv.Majors["nvidia-caps"]
 	script := `open() { [ -e "$1" ] && state=there || { state=made; /bin/busybox mknod /tmp/x c $2 $3; set -- /tmp/x; }; echo "$state $(/bin/busybox cat "$1" 2>&1 | /bin/busybox sed "s/.*: //")"; /bin/busybox rm -f /tmp/x; }
@@ -37,7 +40,8 @@ func migProbe(inv grant.Inventory) string {
 	for _, minor := range []int{1, 12, 13, 66, 67, 75, 76} {
 		script += fmt.Sprintf("open /dev/nvidia-caps/nvidia-cap%d %d %d\n", minor, caps, minor)
 	}
-	return script + "open /dev/nvidia0 195 0\nopen /dev/nvidia1 195 1\nopen /dev/nvidiactl 195 255\necho $NVIDIA_VISIBLE_DEVICES\n"
+	return script + "open /dev/nvidia0 195 0\nopen /dev/nvidia1 195 1\nopen /dev/nvidiactl 195 255\necho " +
+		"$NVIDIA_VISIBLE_DEVICES\n"
 }
 
 // onlyTheFirst is what migProbe prints where 0:0 is granted.
@@ -46,8 +50,9 @@ func onlyTheFirst(inv grant.Inventory, visible string) string {
 	return strings.Repeat(closed, 3) + open + open + closed + closed + open + closed + open + visible + "\n"
 }
 
-// TestAContainerReachesItsMIGDevice and no other: the instances of its neighbours and the right to make some are closed. By the wrapper,
-// by a hook before a bare runtime, and by CDI names before and behind the wrapper.
+// TestAContainerReachesItsMIGDevice and no other: the instances of its neighbours and the right to
+// make some are closed. By the wrapper, by a hook before a bare runtime, and by CDI names before
+// and behind the wrapper.
 func TestAContainerReachesItsMIGDevice(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -81,7 +86,8 @@ func TestAContainerReachesItsMIGDevice(t *testing.T) {
 	})
 }
 
-// TestWhatAMIGGrantDoesNotCover is refused by wrapper and hook alike, and what nobody granted is too.
+// TestWhatAMIGGrantDoesNotCover is refused by wrapper and hook alike, and what nobody granted is
+// too.
 func TestWhatAMIGGrantDoesNotCover(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	realHook(t, n)
@@ -128,26 +134,35 @@ func TestExplainTellsOfAMIGDevice(t *testing.T) {
 	reference := n.Grant("--profile", "3g.40gb")
 	r := n.Bundle("c", with(reference)).Explain()
 	caps := inv.Majors["nvidia-caps"]
-	for _, want := range []string{"admit by grant " + string(reference.ID) + " (0/3g.40gb:40GiB), strength hardware\n",
-		fmt.Sprintf("  + device /dev/nvidia-caps/nvidia-cap12 (c %d:12)\n  + device /dev/nvidia-caps/nvidia-cap13 (c %d:13)\n", caps, caps)} {
+	for _, want := range []string{"admit by grant " + string(reference.ID) +
+		" (0/3g.40gb:40GiB), strength hardware\n",
+		fmt.Sprintf("  + device /dev/nvidia-caps/nvidia-cap12 (c %d:12)\n  + device "+
+			"/dev/nvidia-caps/nvidia-cap13 (c %d:13)\n", caps, caps)} {
 		if !strings.Contains(r.Stdout, want) || r.Code != 0 {
 			t.Errorf("%+v, want %q", r, want)
 		}
 	}
 }
 
-// TestNodesToDrawWithInAContainer: by the wrapper and by a hook before a bare runtime, which run the probe on a node with a render node and
-// a card node, both with links by their address.
+// TestNodesToDrawWithInAContainer: by the wrapper and by a hook before a bare runtime, which run
+// the probe on a node with a render node and a card node, both with links by their address.
 func TestNodesToDrawWithInAContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	inv := snapshot(t, n)
 	inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/renderD128"}
-	inv.GPUs[0].Links = []string{"/dev/dri/by-path/pci-0000:01:00.0-card", "/dev/dri/by-path/pci-0000:01:00.0-render"}
+	inv.GPUs[0].Links = []string{"/dev/dri/by-path/pci-0000:01:00.0-card",
+		"/dev/dri/by-path/pci-0000:01:00.0-render"}
 	data, err := json.Marshal(inv)
 	must(t, err, os.WriteFile(n.Dir+"/state/inventory.json", data, 0o600))
-	const probe = `for d in dri/card0 dri/renderD128 dri/renderD129 dri/by-path/pci-0000:01:00.0-card dri/by-path/pci-0000:01:00.0-render nvidia-modeset; do echo "$d $(stat -c %t:%T /dev/$d 2>/dev/null || echo none)"; done`
-	const all = "dri/card0 e2:0\ndri/renderD128 e2:80\ndri/renderD129 none\ndri/by-path/pci-0000:01:00.0-card e2:0\ndri/by-path/pci-0000:01:00.0-render e2:80\nnvidia-modeset c3:fe\n"
-	const shared = "dri/card0 none\ndri/renderD128 e2:80\ndri/renderD129 none\ndri/by-path/pci-0000:01:00.0-card none\ndri/by-path/pci-0000:01:00.0-render e2:80\nnvidia-modeset none\n"
+	const probe = `for d in dri/card0 dri/renderD128 dri/renderD129 dri/by-path/pci-0000:01:00.0-card ` +
+		`dri/by-path/pci-0000:01:00.0-render nvidia-modeset; do echo "$d $(stat -c %t:%T /dev/$d ` +
+		`2>/dev/null || echo none)"; done`
+	const all = "dri/card0 e2:0\ndri/renderD128 e2:80\ndri/renderD129 " +
+		"none\ndri/by-path/pci-0000:01:00.0-card e2:0\ndri/by-path/pci-0000:01:00.0-render " +
+		"e2:80\nnvidia-modeset c3:fe\n"
+	const shared = "dri/card0 none\ndri/renderD128 e2:80\ndri/renderD129 " +
+		"none\ndri/by-path/pci-0000:01:00.0-card none\ndri/by-path/pci-0000:01:00.0-render " +
+		"e2:80\nnvidia-modeset none\n"
 	none := regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+\n`).ReplaceAllString(all, "none\n")
 	for _, c := range []struct {
 		name, capabilities, want string
@@ -159,12 +174,14 @@ func TestNodesToDrawWithInAContainer(t *testing.T) {
 		{"shared", "all", shared, []string{"--mode", "timeslice", "--memory", "1GiB"}},
 	} {
 		reference := n.Grant(append(c.grant, "--gpu", "0")...)
-		edits := []rig.Edit{with(reference), rig.Env("NVIDIA_DRIVER_CAPABILITIES=" + c.capabilities), rig.Shell(probe)}
+		edits := []rig.Edit{with(reference), rig.Env("NVIDIA_DRIVER_CAPABILITIES=" + c.capabilities),
+			rig.Shell(probe)}
 		if r := n.Bundle(c.name, edits...).Run(); r.Stdout != c.want || r.Code != 0 {
 			t.Errorf("%s: %+v, want\n%s", c.name, r, c.want)
 		}
 		becomesFree(t, n, reference.ID)
-		if r := n.Bundle(c.name+"-hook", append(edits, n.Hooked)...).RealRun(); r.Stdout != c.want || r.Code != 0 {
+		if r := n.Bundle(c.name+"-hook", append(edits, n.Hooked)...).RealRun(); r.Stdout != c.want ||
+			r.Code != 0 {
 			t.Errorf("%s, by a hook: %+v, want\n%s", c.name, r, c.want)
 		}
 		becomesFree(t, n, reference.ID)
@@ -187,8 +204,8 @@ func TestNRIGivesAMIGDevice(t *testing.T) {
 	must(t, e.Remove(b.ID))
 }
 
-// TestMIGDevicesThatAreOthersNow: the kernel is asked about the granted one at each create. What has changed since the inventory was
-// taken is refused until it is taken again.
+// TestMIGDevicesThatAreOthersNow: the kernel is asked about the granted one at each create. What
+// has changed since the inventory was taken is refused until it is taken again.
 func TestMIGDevicesThatAreOthersNow(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	inv := partition(t, n)
@@ -197,7 +214,8 @@ func TestMIGDevicesThatAreOthersNow(t *testing.T) {
 	must(t, err, os.WriteFile(n.Dir+"/state/inventory.json", data, 0o600))
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`, `source = "nvml"`, 1))
 	gpus := driverProc(t, inv.GPUs[0].PCI, inv.GPUs[1].PCI)
-	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:", "195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
+	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:",
+		"195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
 	rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
 	if _, err := os.Stat("/sys/bus/pci"); err == nil { // the addresses are of no device of this machine
 		rig.Mount(t, "bus", "/sys/bus/pci", "tmpfs", 0, "")
@@ -208,7 +226,8 @@ func TestMIGDevicesThatAreOthersNow(t *testing.T) {
 	for _, gpu := range inv.GPUs {
 		for _, m := range gpu.MIG {
 			dir := instance(gpu, m)
-			must(t, os.MkdirAll(dir+"/ci0", 0o755), os.WriteFile(dir+"/access", fmt.Appendf(nil, "DeviceFileMinor: %d\n", m.Caps[0]), 0o444),
+			must(t, os.MkdirAll(dir+"/ci0", 0o755), os.WriteFile(dir+"/access",
+				fmt.Appendf(nil, "DeviceFileMinor: %d\n", m.Caps[0]), 0o444),
 				os.WriteFile(dir+"/ci0/access", fmt.Appendf(nil, "DeviceFileMinor: %d\n", m.Caps[1]), 0o444))
 		}
 	}
@@ -231,7 +250,8 @@ func TestMIGDevicesThatAreOthersNow(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, r)
 		}
 		if c.says != "" {
-			if wantRefused(t, r, "inventory-stale"); !strings.Contains(r.Stderr, c.says) || !strings.Contains(r.Stderr, "gpuledger inventory refresh") {
+			if wantRefused(t, r, "inventory-stale"); !strings.Contains(r.Stderr, c.says) ||
+				!strings.Contains(r.Stderr, "gpuledger inventory refresh") {
 				t.Errorf("%s: %+v", c.name, r)
 			}
 		}

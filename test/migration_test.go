@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestMigration holds docs/migration.md to what the node says of specs as other systems leave them: each row of the page is a
-// case here, and each case a row.
+// TestMigration holds docs/migration.md to what the node says of specs as other systems leave them:
+// each row of the page is a case here, and each case a row.
 func TestMigration(t *testing.T) {
 	told := answers(t, "../docs/migration.md")
 	for _, c := range migrations {
@@ -103,44 +103,54 @@ func uuid(t *testing.T, n *rig.Node, index int) string {
 
 // byPlugin is what NVIDIA's device plugin leaves with its default strategy, envvar.
 func byPlugin(t *testing.T, n *rig.Node) []rig.Edit {
-	return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES="+uuid(t, n, 0), "NVIDIA_DRIVER_CAPABILITIES=compute,utility")}
+	return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES="+uuid(t, n, 0),
+		"NVIDIA_DRIVER_CAPABILITIES=compute,utility")}
 }
 
 // byVolumeMounts is its strategy volume-mounts: the list is a mount for each GPU.
 func byVolumeMounts(t *testing.T, n *rig.Node) []rig.Edit {
 	list := "/var/run/nvidia-container-devices"
 	return []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=" + list), func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: list + "/" + uuid(t, n, 0), Type: "bind", Source: "/dev/null", Options: []string{"rbind"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: list + "/" + uuid(t, n, 0), Type: "bind",
+			Source: "/dev/null", Options: []string{"rbind"}})
 	}}
 }
 
 // byCDI is what the engine makes of the plugin's CDI names: the nodes, and the rules for them.
 func byCDI(s *specs.Spec) {
 	for path, number := range map[string][2]int64{"/dev/nvidia0": {195, 0}, "/dev/nvidiactl": {195, 255}} {
-		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: path, Type: "c", Major: number[0], Minor: number[1]})
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+			Path: path, Type: "c", Major: number[0], Minor: number[1]})
 		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices,
-			specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &number[0], Minor: &number[1], Access: "rw"})
+			specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &number[0],
+				Minor: &number[1], Access: "rw"})
 	}
 	s.Process.Env = append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES=void")
 }
 
 // byGPUShare is what its scheduler writes about the pod and its plugin into the container.
 func byGPUShare(card, pod, container string) rig.Edit {
-	return together(gpushare(card, pod, container), rig.Env("NVIDIA_VISIBLE_DEVICES="+card, "ALIYUN_COM_GPU_MEM_IDX="+card,
+	return together(gpushare(card, pod, container), rig.Env("NVIDIA_VISIBLE_DEVICES="+card,
+		"ALIYUN_COM_GPU_MEM_IDX="+card,
 		"ALIYUN_COM_GPU_MEM_POD="+pod, "ALIYUN_COM_GPU_MEM_DEV=15"))
 }
 
-// byHAMi is what its plugin leaves: a GPU, limits that its library reads from the environment, and the library.
+// byHAMi is what its plugin leaves: a GPU, limits that its library reads from the environment, and
+// the library.
 func byHAMi(t *testing.T, n *rig.Node) []rig.Edit {
 	gpu := uuid(t, n, 0)
 	library := n.Write("libvgpu.so", "")
 	return []rig.Edit{
 		rig.Annotation("hami.io/vgpu-devices-allocated", fmt.Sprintf("%s,NVIDIA,4000,30:;", gpu)),
-		rig.Env("NVIDIA_VISIBLE_DEVICES="+gpu, "CUDA_DEVICE_MEMORY_LIMIT_0=4000m", "CUDA_DEVICE_SM_LIMIT=30", "CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/cache"),
+		rig.Env("NVIDIA_VISIBLE_DEVICES="+gpu, "CUDA_DEVICE_MEMORY_LIMIT_0=4000m", "CUDA_DEVICE_SM_LIMIT=30",
+			"CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/cache"),
 		func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts,
-				specs.Mount{Destination: "/usr/local/vgpu/libvgpu.so", Type: "bind", Source: library, Options: []string{"rbind", "ro"}},
-				specs.Mount{Destination: "/etc/ld.so.preload", Type: "bind", Source: n.Write("ld.so.preload", "/usr/local/vgpu/libvgpu.so\n"), Options: []string{"rbind", "ro"}})
+				specs.Mount{Destination: "/usr/local/vgpu/libvgpu.so", Type: "bind", Source: library,
+					Options: []string{"rbind", "ro"}},
+				specs.Mount{Destination: "/etc/ld.so.preload", Type: "bind",
+					Source:  n.Write("ld.so.preload", "/usr/local/vgpu/libvgpu.so\n"),
+					Options: []string{"rbind", "ro"}})
 		},
 	}
 }

@@ -37,9 +37,9 @@ func (b neighbour) args(more ...string) []string {
 	return append(append([]string{"--mode", string(b.mode)}, b.ask...), more...)
 }
 
-// TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that run and have that GPU's nodes alone;
-// every combination that may not be is refused with its code, and where somebody is in the way with who it is; and in the end all GPUs
-// are free.
+// TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that
+// run and have that GPU's nodes alone; every combination that may not be is refused with its code,
+// and where somebody is in the way with who it is; and in the end all GPUs are free.
 func TestModesSideBySide(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{GPUs: len(neighbours), Memory: "80GiB", Config: shows("127.0.0.1:0")})
 	n.partition(4, "1g.10gb", "1g.10gb")
@@ -74,7 +74,8 @@ func TestModesSideBySide(t *testing.T) {
 	}
 	for _, g := range n.Grants() {
 		b := granted[g.ID]
-		if g.Mode != b.mode || fmt.Sprint(g.GPUs[0].Index) != b.gpu || len(g.GPUs) != 1 || g.State != grant.Bound || b.strength != "" && g.Strength != b.strength {
+		if g.Mode != b.mode || fmt.Sprint(g.GPUs[0].Index) != b.gpu || len(g.GPUs) != 1 ||
+			g.State != grant.Bound || b.strength != "" && g.Strength != b.strength {
 			t.Errorf("%+v is none of %+v", g, b)
 		}
 	}
@@ -138,12 +139,16 @@ func (n mpsNode) partition(index int, profiles ...string) {
 // wantWords: the strength of a grant in mode mps is the same word wherever it is told.
 func (n mpsNode) wantWords(s site) {
 	n.t.Helper()
-	said := map[string]string{"grants": n.Must("grants"), "inspect": n.Must("inspect", "--details"), "doctor": n.CLI("doctor").Stdout, "page": s.get("/"),
+	said := map[string]string{"grants": n.Must("grants"), "inspect": n.Must("inspect", "--details"),
+		"doctor": n.CLI("doctor").Stdout, "page": s.get("/"),
 		"grants --json": n.Must("grants", "--json"), "inspect --json": n.Must("inspect", "--json"),
-		"explain":        n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "10"))).Explain().Stdout,
-		"explain --json": n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "10"))).Explain("--json").Stdout, "metrics": s.get("/metrics")}
+		"explain": n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
+			"10"))).Explain().Stdout,
+		"explain --json": n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
+			"10"))).Explain("--json").Stdout, "metrics": s.get("/metrics")}
 	for where, text := range said {
-		word := map[bool]string{true: `"strength": "server"`, false: "server"}[strings.HasSuffix(where, "--json")]
+		word := map[bool]string{true: `"strength": "server"`,
+			false: "server"}[strings.HasSuffix(where, "--json")]
 		if where == "metrics" {
 			word = `mode="mps",owner="bearer",state="bound",strength="server"} 6`
 		}
@@ -178,21 +183,29 @@ func (n mpsNode) refuses(code grant.Code, why string, ask ...string) {
 	if code == "" {
 		status, begins = 2, "gpuledger: cannot grant: "
 	}
-	if r := n.CLI(append([]string{"grant"}, ask...)...); r.Code != status || !strings.HasPrefix(r.Stderr, begins) || !strings.Contains(r.Stderr, why) {
+	if r := n.CLI(append([]string{"grant"}, ask...)...); r.Code != status ||
+		!strings.HasPrefix(r.Stderr, begins) || !strings.Contains(r.Stderr, why) {
 		n.t.Errorf("grant %v: %+v\nwant status %d, %s and %s", ask, r, status, begins, why)
 	}
 }
 
-// wantIllegal asks for what no node has: over GPUs of two modes, more than there is beside the others, and what a mode does not know.
+// wantIllegal asks for what no node has: over GPUs of two modes, more than there is beside the
+// others, and what a mode does not know.
 func (n mpsNode) wantIllegal() {
 	n.t.Helper()
-	n.refuses(grant.ModeConflict, "GPU 2 is in mode limit, held by g-", "--mode", "timeslice", "--memory", "2GiB", "--gpu", "1", "--gpu", "2")
-	n.refuses(grant.ModeConflict, "GPU 1 is in mode timeslice, held by g-", "--mode", "limit", "--memory", "2GiB", "--gpus", "2")
-	n.refuses(grant.ModeConflict, "GPU 0 is in mode exclusive, held by g-", "--mode", "mps", "--memory", "2GiB", "--gpu", "0", "--gpu", "3")
+	n.refuses(grant.ModeConflict, "GPU 2 is in mode limit, held by g-", "--mode", "timeslice", "--memory",
+		"2GiB", "--gpu", "1", "--gpu", "2")
+	n.refuses(grant.ModeConflict, "GPU 1 is in mode timeslice, held by g-", "--mode", "limit", "--memory",
+		"2GiB", "--gpus", "2")
+	n.refuses(grant.ModeConflict, "GPU 0 is in mode exclusive, held by g-", "--mode", "mps", "--memory",
+		"2GiB", "--gpu", "0", "--gpu", "3")
 	n.refuses(grant.ModeConflict, "GPU 0 is in mode exclusive, held by g-", "--mode", "exclusive")
-	n.refuses(grant.NoCapacity, "GPU 1 has 74GiB of 80GiB free", "--mode", "timeslice", "--memory", "75GiB", "--gpu", "1")
-	n.refuses(grant.NoCapacity, "GPU 2 has 50% of its compute free", "--mode", "limit", "--memory", "1GiB", "--compute", "51", "--gpu", "2")
-	n.refuses(grant.NoCapacity, "GPU 3 has 40% of its compute free", "--mode", "mps", "--memory", "1GiB", "--compute", "41", "--gpu", "3")
+	n.refuses(grant.NoCapacity, "GPU 1 has 74GiB of 80GiB free", "--mode", "timeslice", "--memory",
+		"75GiB", "--gpu", "1")
+	n.refuses(grant.NoCapacity, "GPU 2 has 50% of its compute free", "--mode", "limit", "--memory", "1GiB",
+		"--compute", "51", "--gpu", "2")
+	n.refuses(grant.NoCapacity, "GPU 3 has 40% of its compute free", "--mode", "mps", "--memory", "1GiB",
+		"--compute", "41", "--gpu", "3")
 	n.refuses(grant.NoCapacity, "GPU 4:0 is held by g-", "--mode", "mig", "--profile", "1g.10gb")
 	n.refuses(grant.NoCapacity, "GPU 4:1 is held by g-", "--mode", "mig", "--gpu", "4:1")
 	n.refuses(grant.ModeConflict, "", "--mode", "mps", "--memory", "1GiB", "--gpu", "4:0")
@@ -224,41 +237,53 @@ func (n mpsNode) wantOutside(first map[grant.Mode]grant.Reference) {
 		code  string
 		edits []rig.Edit
 	}{
-		"the exclusive GPU by UUID": {"visible-devices-outside-grant", []rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.Exclusive])}},
-		"a MIG device by UUID":      {"visible-devices-outside-grant", []rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.MIG])}},
-		"the mps GPU's node":        {"gpu-device-node", []rig.Edit{with(shared), device("/dev/nvidia3", 195, 3)}},
+		"the exclusive GPU by UUID": {"visible-devices-outside-grant",
+			[]rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.Exclusive])}},
+		"a MIG device by UUID": {"visible-devices-outside-grant",
+			[]rig.Edit{with(shared), rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuids[grant.MIG])}},
+		"the mps GPU's node": {"gpu-device-node", []rig.Edit{
+			with(shared), device("/dev/nvidia3", 195, 3)}},
 		"the MPS daemon's socket": {"gpu-socket", []rig.Edit{with(shared), func(s *specs.Spec) {
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind", Source: pipe, Options: []string{"bind"}})
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind",
+				Source: pipe, Options: []string{"bind"}})
 		}}},
-		"two grants of two modes":       {"annotation-mismatch", []rig.Edit{with(shared), both}},
-		"another mode than it says":     {"annotation-mismatch", []rig.Edit{with(shared), rig.Annotation("gpuledger.dev/mode", "mps"), rig.Annotation("gpuledger.dev/memory", "1GiB")}},
+		"two grants of two modes": {"annotation-mismatch", []rig.Edit{with(shared), both}},
+		"another mode than it says": {"annotation-mismatch",
+			[]rig.Edit{with(shared), rig.Annotation("gpuledger.dev/mode", "mps"),
+				rig.Annotation("gpuledger.dev/memory", "1GiB")}},
 		"the exclusive grant once more": {"grant-in-use", []rig.Edit{with(first[grant.Exclusive])}},
 		"a MIG device's once more":      {"grant-in-use", []rig.Edit{with(first[grant.MIG])}},
 		"an MPS client's once more":     {"grant-in-use", []rig.Edit{with(first[grant.MPS])}},
 	} {
 		n.t.Run(name, func(t *testing.T) {
-			wantRefused(t, n.Bundle("out"+fmt.Sprint(len(name)), append(c.edits, rig.Light)...).Create(), c.code)
+			wantRefused(t, n.Bundle("out"+fmt.Sprint(len(name)), append(c.edits, rig.Light)...).Create(),
+				c.code)
 		})
 	}
 }
 
-// TestTheFiveWords: each strength is told in its own word by every listing, as the ledger has it, and the doctor uses no other.
+// TestTheFiveWords: each strength is told in its own word by every listing, as the ledger has it,
+// and the doctor uses no other.
 func TestTheFiveWords(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	for i, word := range grant.Strengths {
-		g := n.Grant("--mode", "timeslice", "--memory", fmt.Sprintf("%dGiB", i+1), "--label", "word-"+string(word))
+		g := n.Grant("--mode", "timeslice", "--memory", fmt.Sprintf("%dGiB", i+1), "--label",
+			"word-"+string(word))
 		file := filepath.Join(n.Dir, "state/grants", string(g.ID)+".json")
 		text := read(t, file)
 		was := `"strength": "none"`
 		if !strings.Contains(text, was) {
 			t.Fatalf("%s has no %s:\n%s", file, was, text)
 		}
-		must(t, os.WriteFile(file+".new", []byte(strings.Replace(text, was, fmt.Sprintf(`"strength": %q`, word), 1)), 0o600))
+		must(t, os.WriteFile(file+".new", []byte(strings.Replace(text, was,
+			fmt.Sprintf(`"strength": %q`, word), 1)), 0o600))
 		must(t, os.Rename(file+".new", file))
 		b := n.Bundle(string(word), with(g), rig.Light)
-		row := regexp.MustCompile(`(?s)` + string(g.ID) + `.*?\bword-` + string(word) + `\b`) // a label may have a line of its own
-		for where, said := range map[string]string{"grants": row.FindString(n.Must("grants")), "inspect --details": row.FindString(n.Must("inspect", "--details"))} {
+		// a label may have a line of its own
+		row := regexp.MustCompile(`(?s)` + string(g.ID) + `.*?\bword-` + string(word) + `\b`)
+		for where, said := range map[string]string{"grants": row.FindString(n.Must("grants")),
+			"inspect --details": row.FindString(n.Must("inspect", "--details"))} {
 			if !slices.Contains(strings.Fields(said), string(word)) {
 				t.Errorf("%s does not say %s of its grant: %q", where, word, said)
 			}
@@ -279,29 +304,36 @@ func TestTheFiveWords(t *testing.T) {
 			t.Errorf("inspect --json does not say %s", word)
 		}
 		rig.Eventually(t, "the metrics say "+string(word), func() bool {
-			return strings.Contains(s.get("/metrics"), fmt.Sprintf(`gpuledger_grants{mode="timeslice",owner="bearer",state="free",strength=%q} 1`, word))
+			return strings.Contains(s.get("/metrics"),
+				fmt.Sprintf(`gpuledger_grants{mode="timeslice",owner="bearer",state="free",strength=%q} 1`,
+					word))
 		})
-		rig.Eventually(t, "the page says "+string(word), func() bool { return strings.Contains(s.get("/"), "<td>timeslice</td><td>"+string(word)+"</td>") })
+		rig.Eventually(t, "the page says "+string(word), func() bool {
+			return strings.Contains(s.get("/"), "<td>timeslice</td><td>"+string(word)+"</td>")
+		})
 		starts(t, b)
 		if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, fmt.Sprintf(`"strength":%q`, word)) {
 			t.Errorf("the audit log does not say %s: %s", word, log)
 		}
 	}
-	for _, said := range regexp.MustCompile(`strength "?([a-z]+)`).FindAllStringSubmatch(n.CLI("doctor").Stdout, -1) {
+	for _, said := range regexp.MustCompile(`strength "?([a-z]+)`).FindAllStringSubmatch(
+		n.CLI("doctor").Stdout, -1) {
 		if !slices.Contains(grant.Strengths, grant.Strength(said[1])) {
 			t.Errorf("the doctor says strength %q", said[1])
 		}
 	}
 }
 
-// TestEveryStrengthIsExplained holds docs/strength.md to the five words, strongest first, and to every mode.
+// TestEveryStrengthIsExplained holds docs/strength.md to the five words, strongest first, and to
+// every mode.
 func TestEveryStrengthIsExplained(t *testing.T) {
 	text, err := os.ReadFile("../docs/strength.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var words []string
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z]+)` \\|").FindAllStringSubmatch(string(text),
+		-1) {
 		words = append(words, row[1])
 	}
 	want := slices.Clone(grant.Strengths)

@@ -36,7 +36,8 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 	n := mpsNode{Node: rig.NewNode(t, s), t: t}
 	withDriver(t, n.Node)
 	n.program = filepath.Join(n.Dir, "driver/usr/bin/nvidia-cuda-mps-control")
-	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-o", n.program, "github.com/gpuledger/gpuledger/test/fakemps")
+	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-o", n.program,
+		"github.com/gpuledger/gpuledger/test/fakemps")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build fakemps: %v\n%s", err, out)
@@ -46,13 +47,15 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 	return n
 }
 
-// eventually is rig.Eventually with more time: between a grant and its clients are a daemon's pass, several programs and their answers.
+// eventually is rig.Eventually with more time: between a grant and its clients are a daemon's pass,
+// several programs and their answers.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	rig.Within(t, 2*time.Minute, what, is)
 }
 
-// killDaemons ends what gpuledgerd would have left to the next one. A server of the stand-in ends with its daemon.
+// killDaemons ends what gpuledgerd would have left to the next one. A server of the stand-in ends
+// with its daemon.
 func (n mpsNode) killDaemons() {
 	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/process.json"))
 	for _, file := range files {
@@ -85,7 +88,9 @@ func (n mpsNode) ready(count int) []grant.MPSDaemon {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("%d MPS daemons are ready", count), func() bool {
 		all := n.states()
-		return len(all) == count && !slices.ContainsFunc(all, func(m grant.MPSDaemon) bool { return m.Problem != "" })
+		return len(all) == count && !slices.ContainsFunc(all, func(m grant.MPSDaemon) bool {
+			return m.Problem != ""
+		})
 	})
 	return n.states()
 }
@@ -103,8 +108,11 @@ func (n mpsNode) client(id string, r grant.Reference, deeds string, edits ...rig
 // holds starts a client that goes on, and waits until it has what it wants.
 func (n mpsNode) holds(id string, r grant.Reference) *rig.Bundle {
 	n.t.Helper()
-	b := starts(n.t, n.client(id, r, "0:64 hold >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
-	eventually(n.t, id+" is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
+	b := starts(n.t, n.client(id, r, "0:64 hold >/tmp/out 2>&1; echo end >>/tmp/out; "+
+		"/bin/busybox sleep 1000"))
+	eventually(n.t, id+" is a client", func() bool {
+		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n")
+	})
 	return b
 }
 
@@ -127,7 +135,8 @@ func TestMPS(t *testing.T) {
 	small := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "0")
 	early := n.client("early", small, "0:1")
 	wantRefused(t, early.Create(), "mps-not-ready")
-	if r := early.Explain(); r.Code != 3 || !strings.Contains(r.Stdout+r.Stderr, "no daemon runs for its GPUs") {
+	if r := early.Explain(); r.Code != 3 || !strings.Contains(r.Stdout+r.Stderr,
+		"no daemon runs for its GPUs") {
 		t.Errorf("explain: %+v", r)
 	}
 	n.Daemon("--nri", "off")
@@ -137,18 +146,23 @@ func TestMPS(t *testing.T) {
 	}
 	for _, p := range append(daemon.Servers, daemon.Daemon) {
 		if late := read(t, fmt.Sprintf("/proc/%d/timerslack_ns", p.PID)); late != "50000\n" {
-			t.Errorf("process %d of the daemon is woken %s ns late, as gpuledgerd is", p.PID, strings.TrimSpace(late))
+			t.Errorf("process %d of the daemon is woken %s ns late, as gpuledgerd is", p.PID,
+				strings.TrimSpace(late))
 		}
 	}
 	const small25 = "mps threads=25\n0:1500 CUDA_SUCCESS\n0:548 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
 	n.wants(n.client("c1", small, "0:1500 0:548 0:1"), small25)
 
 	large := n.Grant("--mode", "mps", "--memory", "4GiB", "--compute", "50", "--gpu", "0")
-	eventually(t, "the daemon's limits have grown", func() bool { m := n.ready(1)[0]; return m.Limits[m.GPUs[0]] == 4*grant.GiB && m.Threads == 50 })
+	eventually(t, "the daemon's limits have grown", func() bool {
+		m := n.ready(1)[0]
+		return m.Limits[m.GPUs[0]] == 4*grant.GiB && m.Threads == 50
+	})
 	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || m.Servers[0] != daemon.Servers[0] {
 		t.Errorf("for a larger grant %+v became %+v", daemon, m)
 	}
-	n.wants(n.client("c2", large, "0:4096 0:1"), "mps threads=50\n0:4096 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	n.wants(n.client("c2", large, "0:4096 0:1"),
+		"mps threads=50\n0:4096 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
 	n.wants(n.client("c3", small, "0:1500 0:548 0:1"), small25)
 
 	for _, r := range []grant.Reference{small, large} {
@@ -168,14 +182,16 @@ func (n mpsNode) gone() {
 		left, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*"))
 		return len(left) == 0
 	})
-	if mounts, _ := os.ReadFile("/proc/self/mountinfo"); strings.Contains(string(mounts), filepath.Join(n.Dir, "run/mps")) {
+	if mounts, _ := os.ReadFile("/proc/self/mountinfo"); strings.Contains(string(mounts),
+		filepath.Join(n.Dir, "run/mps")) {
 		n.t.Error("shared memory is still mounted")
 	}
 }
 
 // TestEveryTrapOfMPSHasItsTest holds the table of docs/strength.md to tests that are there.
 func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
-	_, section, found := strings.Cut(read(t, "../docs/strength.md"), "\n### What MPS gets wrong without a word\n")
+	_, section, found := strings.Cut(read(t, "../docs/strength.md"),
+		"\n### What MPS gets wrong without a word\n")
 	if !found {
 		t.Fatal("docs/strength.md has no such section")
 	}
@@ -187,11 +203,13 @@ func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
 		return err
 	}))
 	traps := 0
-	for _, row := range regexp.MustCompile(`(?m)^\| .* \| (`+"`.*`"+`) \|$`).FindAllStringSubmatch(section, -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| .* \| (`+"`.*`"+
+		`) \|$`).FindAllStringSubmatch(section, -1) {
 		traps++
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
 			function, row, isRow := strings.Cut(name[1], "/")
-			if !strings.Contains(tests.String(), "\nfunc "+function+"(") || isRow && !strings.Contains(tests.String(), `"`+row+`"`) {
+			if !strings.Contains(tests.String(), "\nfunc "+function+"(") ||
+				isRow && !strings.Contains(tests.String(), `"`+row+`"`) {
 				t.Errorf("there is no test %s", name[1])
 			}
 		}
@@ -201,7 +219,8 @@ func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
 	}
 }
 
-// TestMPSTraps: what NVIDIA's parts get wrong without a word (reference in docs/strength.md), one row each.
+// TestMPSTraps: what NVIDIA's parts get wrong without a word (reference in docs/strength.md), one
+// row each.
 func TestMPSTraps(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	g := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "1")
@@ -209,8 +228,10 @@ func TestMPSTraps(t *testing.T) {
 	n.ready(1)
 	const bound = "mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
 	for name, edit := range map[string]rig.Edit{
-		"a limit that names a GPU which is not there drops all limits": rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
-		"of two, the second":                rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
+		"a limit that names a GPU which is not there drops all limits": rig.Env(
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
+		"of two, the second": rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G",
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=1G"),
 		"a pipe directory without a daemon": rig.Env("CUDA_MPS_PIPE_DIRECTORY=/nowhere"),
 		"a thread percentage of its own":    rig.Env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"),
 		"a protocol of its own":             rig.Env("CUDA_MPS_PROTOCOL_VERSION=3"),
@@ -233,7 +254,8 @@ until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
 /bin/client 0:2048; /bin/busybox cat /tmp/one; kill $!`))
 		r := b.Run()
 		if strings.Count(r.Stdout, "0:2048 CUDA_SUCCESS\n") != 2 {
-			t.Errorf("two processes of one container: %+v; if they share a limit now, docs/strength.md says otherwise", r)
+			t.Errorf("two processes of one container: %+v; if they share a limit now, docs/strength.md "+
+				"says otherwise", r)
 		}
 	})
 	t.Run("a client that leaves the daemon has the whole GPU: this too", func(t *testing.T) {
@@ -255,10 +277,12 @@ until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
 	t.Run("the pipe directory of another's grant", func(t *testing.T) {
 		pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(n.states()[0].GPUs)), "pipe")
 		mount := func(s *specs.Spec) {
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind", Source: pipe, Options: []string{"bind"}})
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: grant.PipeInContainer, Type: "bind",
+				Source: pipe, Options: []string{"bind"}})
 		}
 		wantRefused(t, n.Bundle("none", mount).Create(), "gpu-socket")
-		wantRefused(t, n.Bundle("other", mount, with(n.Grant("--memory", "1GiB", "--gpu", "0"))).Create(), "gpu-socket")
+		wantRefused(t, n.Bundle("other", mount, with(n.Grant("--memory", "1GiB", "--gpu", "0"))).Create(),
+			"gpu-socket")
 	})
 }
 
@@ -271,12 +295,15 @@ func TestMPSIsNotReady(t *testing.T) {
 		must(t, os.Rename(moods+".new", moods))
 	}
 	n.Daemon("--nri", "off")
-	for word, problem := range map[string]string{"deaf": "its limit on GPU", "initializing": "is INITIALIZING", "fault": "is FAULT", "stillborn": "cannot find a GPU"} {
+	for word, problem := range map[string]string{"deaf": "its limit on GPU",
+		"initializing": "is INITIALIZING", "fault": "is FAULT", "stillborn": "cannot find a GPU"} {
 		t.Run(word, func(t *testing.T) {
 			mood(word)
 			g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
 			eventually(t, "it is said: "+problem, func() bool {
-				return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool { return strings.Contains(m.Problem, problem) })
+				return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool {
+					return strings.Contains(m.Problem, problem)
+				})
 			})
 			b := n.client(word, g, "0:1")
 			wantRefused(t, b.Create(), "mps-not-ready")
@@ -292,18 +319,22 @@ func TestMPSIsNotReady(t *testing.T) {
 		dir := grant.MPSDir(n.Dir+"/run", grant.MPSName(n.ready(1)[0].GPUs))
 		ask := func(command string) string {
 			c := exec.Command(n.program)
-			c.Env, c.Stdin = []string{"CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"}, strings.NewReader(command+"\n")
+			c.Env, c.Stdin = []string{"CUDA_MPS_PIPE_DIRECTORY=" + dir + "/pipe"},
+				strings.NewReader(command+"\n")
 			return rig.Run(c).Stdout
 		}
 		ask("set_default_device_pinned_mem_limit 0 9000M")
-		eventually(t, "they are set again", func() bool { return ask("get_default_device_pinned_mem_limit 0") == "2G\n" })
+		eventually(t, "they are set again", func() bool {
+			return ask("get_default_device_pinned_mem_limit 0") == "2G\n"
+		})
 		n.Must("release", string(g.ID))
 		n.gone()
 	})
 }
 
-// TestMPSUsers: with enforcement.mps_users = "all" containers of any user are clients of root's server, each held to its grant; and
-// where the driver's program does not know how, or keeps its socket to root, nobody is.
+// TestMPSUsers: with enforcement.mps_users = "all" containers of any user are clients of root's
+// server, each held to its grant; and where the driver's program does not know how, or keeps its
+// socket to root, nobody is.
 func TestMPSUsers(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{Config: "[enforcement]\nmps_users = \"all\"\n"})
 	n.Daemon("--nri", "off")
@@ -321,8 +352,11 @@ func TestMPSUsers(t *testing.T) {
 	n.wants(n.client("nobody", g, "0:2048 0:1", as(65534)), bound)
 	others := n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "10", "--gpu", "0")
 	b := starts(t, n.client("stays", g, "0:64 hold >/tmp/out 2>&1; /bin/busybox sleep 1000"))
-	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n") })
-	n.wants(n.client("beside", others, "0:1024 0:1", as(2000)), "mps threads=10\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	eventually(t, "it is a client", func() bool {
+		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n")
+	})
+	n.wants(n.client("beside", others, "0:1024 0:1", as(2000)),
+		"mps threads=10\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
 	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) != fmt.Sprint(daemon.Servers) {
 		t.Errorf("for another user %+v became %+v", daemon, m)
 	}
@@ -332,11 +366,14 @@ func TestMPSUsers(t *testing.T) {
 	}
 	n.gone()
 	moods := filepath.Join(filepath.Dir(n.program), "fakemps.moods")
-	for word, problem := range map[string]string{"old": "unrecognized option", "narrow": "its control socket is open to root alone"} {
+	for word, problem := range map[string]string{"old": "unrecognized option",
+		"narrow": "its control socket is open to root alone"} {
 		must(t, os.WriteFile(moods, []byte(word), 0o644))
 		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
 		eventually(t, "it is said: "+problem, func() bool {
-			return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool { return strings.Contains(m.Problem, problem) })
+			return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool {
+				return strings.Contains(m.Problem, problem)
+			})
 		})
 		wantRefused(t, n.client(word, g, "0:1", as(1000)).Create(), "mps-not-ready")
 		n.Must("release", string(g.ID))
@@ -344,20 +381,23 @@ func TestMPSUsers(t *testing.T) {
 	}
 }
 
-// TestMPSSocketIsReplaced: a client that puts a socket of its own in the daemon's place has new clients refused, and is told. Those
-// that are there go on: they have their connection.
+// TestMPSSocketIsReplaced: a client that puts a socket of its own in the daemon's place has new
+// clients refused, and is told. Those that are there go on: they have their connection.
 func TestMPSSocketIsReplaced(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	d := n.Daemon("--nri", "off")
-	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"),
+		n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
 	daemon := n.ready(1)[0]
-	b := starts(t, n.client("client", g, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
+	b := starts(t, n.client("client", g, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; "+
+		"/bin/busybox sleep 1000"))
 	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "beat\n") })
 	n.wants(n.client("before", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	d.End(syscall.SIGKILL) // nobody but the create itself looks
 	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
 	steals := func(id string) *rig.Bundle {
-		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
+		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; "+
+			"exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
 		must(t, os.Link(n.program, filepath.Join(thief.Dir, "rootfs/bin/nvidia-cuda-mps-control")))
 		starts(t, thief)
 		eventually(t, "there is another daemon in its place", func() bool {
@@ -378,7 +418,9 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 		t.Errorf("explain: %+v", r)
 	}
 	d = n.Daemon("--nri", "off")
-	eventually(t, "gpuledgerd says so", func() bool { return strings.Contains(d.Log(), "its control socket was replaced by another") })
+	eventually(t, "gpuledgerd says so", func() bool {
+		return strings.Contains(d.Log(), "its control socket was replaced by another")
+	})
 	wantRefused(t, late.Create(), "mps-not-ready")
 	giveBack(thief)
 	if m := n.ready(1)[0]; m.Daemon != daemon.Daemon || fmt.Sprint(m.Servers) != fmt.Sprint(daemon.Servers) {
@@ -389,10 +431,12 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 
 	b.End()
 	thief = steals("again")
-	must(t, syscall.Kill(daemon.Servers[0].PID, syscall.SIGKILL)) // as a client can, by the daemon's own socket or by a fault
+	// as a client can, by the daemon's own socket or by a fault
+	must(t, syscall.Kill(daemon.Servers[0].PID, syscall.SIGKILL))
 	eventually(t, "the server's end makes no other's socket the daemon's", func() bool {
 		m := n.states()[0]
-		return len(m.Servers) == 0 && m.Daemon == daemon.Daemon && m.Socket == daemon.Socket && strings.Contains(m.Problem, "its control socket was replaced by another")
+		return len(m.Servers) == 0 && m.Daemon == daemon.Daemon && m.Socket == daemon.Socket &&
+			strings.Contains(m.Problem, "its control socket was replaced by another")
 	})
 	wantRefused(t, late.Create(), "mps-not-ready")
 	giveBack(thief)
@@ -402,11 +446,13 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	n.wants(late, "mps threads=100\n0:1 CUDA_SUCCESS\n")
 }
 
-// TestMPSLinksOfClients: a client can make what it likes in its daemon's directory, while the daemon runs and when it is gone. None of
-// it leads root's programs to another file of the node, and nothing that is left of one daemon is there for the next.
+// TestMPSLinksOfClients: a client can make what it likes in its daemon's directory, while the
+// daemon runs and when it is gone. None of it leads root's programs to another file of the node,
+// and nothing that is left of one daemon is there for the next.
 func TestMPSLinksOfClients(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
-	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"),
+		n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
 	d := n.Daemon("--nri", "off")
 	was := n.ready(1)[0]
 	root := fmt.Sprintf("/proc/%d/root", n.holds("client", g).Init())
@@ -446,11 +492,13 @@ func TestMPSLinksOfClients(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(dir, name, "left of "+name)); err == nil {
 			t.Errorf("the next daemon has the %s of the one before it", name)
 		}
-		if at := rig.Run(exec.Command("findmnt", "--noheadings", "--output", "TARGET", "--mountpoint", filepath.Join(dir, name))).Stdout; strings.Count(at, "\n") != 1 {
+		if at := rig.Run(exec.Command("findmnt", "--noheadings", "--output", "TARGET", "--mountpoint",
+			filepath.Join(dir, name))).Stdout; strings.Count(at, "\n") != 1 {
 			t.Errorf("%s is mounted at\n%s", name, at)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(its, "late"), nil, 0o600), os.WriteFile(filepath.Join(root, "dev/shm/late"), nil, 0o600))
+	must(t, os.WriteFile(filepath.Join(its, "late"), nil, 0o600),
+		os.WriteFile(filepath.Join(root, "dev/shm/late"), nil, 0o600))
 	for _, name := range []string{"pipe", "shm"} {
 		if _, err := os.Lstat(filepath.Join(dir, name, "late")); err == nil {
 			t.Errorf("a container of the daemon before writes to the %s of this one", name)
@@ -467,15 +515,16 @@ func TestMPSLinksOfClients(t *testing.T) {
 	}
 }
 
-// TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in containers, and neither they nor
-// their daemons notice.
+// TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in
+// containers, and neither they nor their daemons notice.
 func TestMPSOutlivesGpuledgerd(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	d := n.Daemon("--nri", "off")
 	var clients []*rig.Bundle
 	var grants []grant.Reference
 	for i := range 20 {
-		grants = append(grants, n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "5", "--gpu", fmt.Sprint(i%2)))
+		grants = append(grants, n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "5",
+			"--gpu", fmt.Sprint(i%2)))
 	}
 	n.ready(2)
 	for i, g := range grants {
@@ -502,10 +551,12 @@ func TestMPSOutlivesGpuledgerd(t *testing.T) {
 	n.gone()
 }
 
-// TestMPSDies: a daemon or a server that ends is told with the containers that it takes along; new clients wait for the next one.
+// TestMPSDies: a daemon or a server that ends is told with the containers that it takes along; new
+// clients wait for the next one.
 func TestMPSDies(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
-	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
+	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"),
+		n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0")
 	d := n.Daemon("--nri", "off")
 	for what, victim := range map[string]func(grant.MPSDaemon) int{
 		"daemon": func(m grant.MPSDaemon) int { return m.Daemon.PID },
@@ -517,9 +568,13 @@ func TestMPSDies(t *testing.T) {
 			pid := victim(m)
 			must(t, syscall.Kill(pid, syscall.SIGKILL))
 			eventually(t, "its end is told, with the container", func() bool {
-				return strings.Contains(d.Log(), fmt.Sprintf("the MPS %s (process %d) has ended", what, pid)) && strings.Contains(d.Log(), "these containers lost their contexts: [lost-"+what+"]")
+				return strings.Contains(d.Log(), fmt.Sprintf("the MPS %s (process %d) has ended", what,
+					pid)) && strings.Contains(d.Log(), "these containers lost their contexts: [lost-"+what+
+					"]")
 			})
-			eventually(t, "the client has lost its context", func() bool { return strings.Contains(clientSays(b), "lost: ") })
+			eventually(t, "the client has lost its context", func() bool {
+				return strings.Contains(clientSays(b), "lost: ")
+			})
 			eventually(t, "another one is ready", func() bool {
 				return len(n.states()) == 1 && n.states()[0].Problem == "" && victim(n.states()[0]) != pid
 			})
@@ -550,9 +605,13 @@ func TestMPSDrains(t *testing.T) {
 	daemon := n.ready(1)[0]
 	b := n.holds("c", g)
 	n.Must("release", "--force", string(g.ID))
-	eventually(t, "it is said that it waits", func() bool { return strings.Contains(d.Log(), "so it stays until they end") })
+	eventually(t, "it is said that it waits", func() bool {
+		return strings.Contains(d.Log(), "so it stays until they end")
+	})
 	again := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2")
-	eventually(t, "another daemon waits for it", func() bool { return strings.Contains(d.Log(), "is not gone yet") })
+	eventually(t, "another daemon waits for it", func() bool {
+		return strings.Contains(d.Log(), "is not gone yet")
+	})
 	wantRefused(t, n.client("waits", again, "0:1").Create(), "mps-not-ready")
 	if strings.Contains(clientSays(b), "end") || !rig.Lives(daemon.Daemon.PID) {
 		t.Errorf("the client is disturbed: %s", clientSays(b))
@@ -560,11 +619,16 @@ func TestMPSDrains(t *testing.T) {
 	b.End()
 	eventually(t, "it has ended", func() bool { return !rig.Lives(daemon.Daemon.PID) })
 	n.ready(1)
-	n.wants(n.client("both", again, "0:1024 0:1 1:1024 1:1"), "mps threads=100\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n1:1024 CUDA_SUCCESS\n1:1 CUDA_ERROR_OUT_OF_MEMORY\n")
-	if r := n.CLI("grant", "--mode", "mps", "--memory", "1GiB", "--gpu", "0"); r.Code != 5 || !strings.Contains(r.Stderr, "is served by an MPS daemon over 2 GPUs, for "+string(again.ID)) {
+	n.wants(n.client("both", again, "0:1024 0:1 1:1024 1:1"),
+		"mps threads=100\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n1:1024 CUDA_SUCCESS\n1:1 "+
+			"CUDA_ERROR_OUT_OF_MEMORY\n")
+	if r := n.CLI("grant", "--mode", "mps", "--memory", "1GiB", "--gpu", "0"); r.Code != 5 ||
+		!strings.Contains(r.Stderr, "is served by an MPS daemon over 2 GPUs, for "+string(again.ID)) {
 		t.Errorf("one of its GPUs alone: %+v", r)
 	}
 	beside := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2", "--compute", "50")
-	n.refuses(grant.NoCapacity, "has 50% of its compute free", "--mode", "mps", "--memory", "2GiB", "--gpus", "2", "--compute", "51")
-	n.wants(n.client("beside", beside, "0:1024 1:1024"), "mps threads=50\n0:1024 CUDA_SUCCESS\n1:1024 CUDA_SUCCESS\n")
+	n.refuses(grant.NoCapacity, "has 50% of its compute free", "--mode", "mps", "--memory", "2GiB", "--gpus",
+		"2", "--compute", "51")
+	n.wants(n.client("beside", beside, "0:1024 1:1024"),
+		"mps threads=50\n0:1024 CUDA_SUCCESS\n1:1024 CUDA_SUCCESS\n")
 }

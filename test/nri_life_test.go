@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestNRIRace: of containers that are created at once with one grant, one gets it, whether they come through NRI or through
-// the wrapper.
+// TestNRIRace: of containers that are created at once with one grant, one gets it, whether they
+// come through NRI or through the wrapper.
 func TestNRIRace(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -55,7 +55,8 @@ func TestNRIRace(t *testing.T) {
 	n.CheckSound("after the races")
 }
 
-// TestNRIAndTheWrapper: where the engine asks both, the wrapper takes over what is reserved, under whichever runtime root.
+// TestNRIAndTheWrapper: where the engine asks both, the wrapper takes over what is reserved, under
+// whichever runtime root.
 func TestNRIAndTheWrapper(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -89,7 +90,8 @@ func TestNRIAndTheWrapper(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// TestNRIAfterARestart: a daemon that comes back takes up what is there, and names what is outside the ledger.
+// TestNRIAfterARestart: a daemon that comes back takes up what is there, and names what is outside
+// the ledger.
 func TestNRIAfterARestart(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	running, waiting := n.Grant("--memory", "4GiB", "--gpu", "1"), n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -107,7 +109,9 @@ func TestNRIAfterARestart(t *testing.T) {
 	e.List(e.Now(r), e.Now(w), e.Now(plain), e.Now(stray))
 	n.Daemon()
 	e.Connected()
-	rig.Eventually(t, "the daemon is in step", func() bool { return strings.Contains(read(t, n.Dir+"/gpuledgerd.log"), "1 running outside the ledger") })
+	rig.Eventually(t, "the daemon is in step", func() bool {
+		return strings.Contains(read(t, n.Dir+"/gpuledgerd.log"), "1 running outside the ledger")
+	})
 	wantState(t, n, running.ID, "it is released, its container runs", grant.Draining)
 	wantState(t, n, waiting.ID, "it is held again for the container that has not started", grant.Bound)
 	wantNRIRefusal(t, e.Create(n.Bundle("thief", holding(waiting))), grant.GrantInUse)
@@ -140,18 +144,22 @@ func TestNRIWithoutPIDs(t *testing.T) {
 func wantObserved(t *testing.T, n *rig.Node, id string, code grant.Code) {
 	t.Helper()
 	for _, line := range strings.Split(read(t, n.Dir+"/audit.jsonl"), "\n") {
-		if strings.Contains(line, `"container":"`+id+`"`) && strings.Contains(line, `"mode":"observed"`) && strings.Contains(line, `"code":"`+string(code)+`"`) {
+		if strings.Contains(line, `"container":"`+id+`"`) && strings.Contains(line, `"mode":"observed"`) &&
+			strings.Contains(line, `"code":"`+string(code)+`"`) {
 			return
 		}
 	}
 	t.Errorf("the audit log says nothing of %s:\n%s", id, read(t, n.Dir+"/audit.jsonl"))
 }
 
-// TestNRIAfterTheEngineRestarts: the daemon comes back by itself, and the engine's absence harms nobody.
+// TestNRIAfterTheEngineRestarts: the daemon comes back by itself, and the engine's absence harms
+// nobody.
 func TestNRIAfterTheEngineRestarts(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	d := n.Daemon()
-	rig.Eventually(t, "the daemon says what it lacks", func() bool { return strings.Contains(d.Log(), "cannot reach the engine's NRI") })
+	rig.Eventually(t, "the daemon says what it lacks", func() bool {
+		return strings.Contains(d.Log(), "cannot reach the engine's NRI")
+	})
 	e := n.NRI()
 	e.Connected()
 	g := n.Grant("--memory", "4GiB")
@@ -160,11 +168,14 @@ func TestNRIAfterTheEngineRestarts(t *testing.T) {
 	wantState(t, n, g.ID, "the engine is away", grant.Bound)
 	e.Start()
 	e.Connected()
-	rig.Eventually(t, "what the engine does not know any more is free", func() bool { return n.State(g.ID) == grant.Free })
-	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.VisibleDevicesAll)
+	rig.Eventually(t, "what the engine does not know any more is free",
+		func() bool { return n.State(g.ID) == grant.Free })
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))),
+		grant.VisibleDevicesAll)
 }
 
-// TestNRIStopsAtTheStart what was created while it was not there to ask, and what was changed behind it.
+// TestNRIStopsAtTheStart what was created while it was not there to ask, and what was changed
+// behind it.
 func TestNRIStopsAtTheStart(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	all := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
@@ -174,7 +185,8 @@ func TestNRIStopsAtTheStart(t *testing.T) {
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
 	later := n.Bundle("later", holding(g))
 	must(t, e.Create(later))
-	later.WriteConfig([]byte(strings.Replace(string(later.Config()), `"minor":255`, `"minor":0`, 1))) // as CDI or another plugin could
+	// as CDI or another plugin could
+	later.WriteConfig([]byte(strings.Replace(string(later.Config()), `"minor":255`, `"minor":0`, 1)))
 	succeeds(t, rig.Run(n.Real("create", "--bundle", later.Dir, later.ID)))
 	wantNRIRefusal(t, e.Begin(later), grant.GPUDeviceRule)
 	later.End()
@@ -186,7 +198,8 @@ func TestNRIStopsAtTheStart(t *testing.T) {
 	wantState(t, n, g.ID, "nobody got it", grant.Free)
 }
 
-// TestNRIReadsCapabilitiesAtTheStart: NRI does not tell them, and what enforces a limit can be undone with one of them.
+// TestNRIReadsCapabilitiesAtTheStart: NRI does not tell them, and what enforces a limit can be
+// undone with one of them.
 func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {
 	n, e, _ := nriNode(t, "[policy]\nminimum_strength = \"library\"\n")
 	g := n.Grant("--mode", "exclusive", "--gpu", "1")
@@ -204,7 +217,8 @@ func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {
 	must(t, e.Begin(plain))
 }
 
-// TestNRIObserves: beside the wrapper it changes and refuses nothing, and names what went around the wrapper.
+// TestNRIObserves: beside the wrapper it changes and refuses nothing, and names what went around
+// the wrapper.
 func TestNRIObserves(t *testing.T) {
 	n, e, _ := nriNode(t, "", "--nri", "observe")
 	g := n.Grant("--memory", "4GiB")
@@ -233,13 +247,15 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 	if !strings.Contains(d.Log(), "visible-devices-all") {
 		t.Error("the daemon's log says nothing of what it would refuse")
 	}
-	n.Write("config.toml", strings.Replace(sound, "[audit]", "[policy]\nmode = \"report\"\nungranted = \"hide\"\n[audit]", 1))
+	n.Write("config.toml", strings.Replace(sound, "[audit]",
+		"[policy]\nmode = \"report\"\nungranted = \"hide\"\n[audit]", 1))
 	kept := n.Bundle("kept", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES"))
 	before := kept.Config()
 	must(t, e.Create(kept))
 	succeeds(t, rig.Run(n.Real("create", "--bundle", kept.Dir, kept.ID)))
 	must(t, e.Begin(kept))
-	if audit := read(t, n.Dir+"/audit.jsonl"); !bytes.Contains(kept.Config(), []byte("NVIDIA_VISIBLE_DEVICES=all")) || strings.Contains(audit, "injection-impossible") {
+	if audit := read(t, n.Dir+"/audit.jsonl"); !bytes.Contains(kept.Config(),
+		[]byte("NVIDIA_VISIBLE_DEVICES=all")) || strings.Contains(audit, "injection-impossible") {
 		t.Errorf("what is hidden is hidden without being enforced:\n%s\n%s\n%s", before, kept.Config(), audit)
 	}
 	n.Write("config.toml", sound+"nonsense = 1\n")
@@ -249,25 +265,32 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 	n.Must("disable")
 	must(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))))
 	n.Must("enable")
-	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.VisibleDevicesAll)
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))),
+		grant.VisibleDevicesAll)
 }
 
-// TestNRIWithoutAnAnswer measures what NRI does with a plugin that does not answer in time or is not there. docs/nri.md says
-// the same in words: where this fails after an update of NRI, they have to change.
+// TestNRIWithoutAnAnswer measures what NRI does with a plugin that does not answer in time or is
+// not there. docs/nri.md says the same in words: where this fails after an update of NRI, they have
+// to change.
 func TestNRIWithoutAnAnswer(t *testing.T) {
-	required := adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{Enable: true, RequiredPlugins: []string{"gpuledger"}, TolerateMissingAnnotation: "tolerate"})
+	required := adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{
+		Enable: true, RequiredPlugins: []string{"gpuledger"}, TolerateMissingAnnotation: "tolerate"})
 	for _, c := range []struct {
-		name        string
-		engine      []adaptation.Option
-		args        []string
-		first, next string // what the create hears that meets the silence, and the one after it; "" where it goes on
-		tolerant    bool   // a pod may say that it does without
+		name   string
+		engine []adaptation.Option
+		args   []string
+		// what the create hears that meets the silence, and the one after it; "" where it goes on
+		first, next string
+		tolerant    bool // a pod may say that it does without
 	}{
 		{name: "by default the engine goes on without it"},
-		{name: "a failing request stops that one create", args: []string{"--nri-fail-request"}, first: "failed to handle CreateContainer request"},
-		{name: "a required plugin stops the creates after it", engine: []adaptation.Option{required}, next: `required plugin "gpuledger" not present`, tolerant: true},
+		{name: "a failing request stops that one create", args: []string{"--nri-fail-request"},
+			first: "failed to handle CreateContainer request"},
+		{name: "a required plugin stops the creates after it", engine: []adaptation.Option{required},
+			next: `required plugin "gpuledger" not present`, tolerant: true},
 		{name: "both stop all", engine: []adaptation.Option{required}, args: []string{"--nri-fail-request"},
-			first: "failed to handle CreateContainer request", next: `required plugin "gpuledger" not present`, tolerant: true},
+			first: "failed to handle CreateContainer request",
+			next:  `required plugin "gpuledger" not present`, tolerant: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
@@ -294,8 +317,8 @@ func TestNRIWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestNRILosesRemovals measures why package adjust sets variables to nothing and puts /dev/null over nodes: the server drops
-// what a plugin takes out of the environment and of the devices.
+// TestNRILosesRemovals measures why package adjust sets variables to nothing and puts /dev/null
+// over nodes: the server drops what a plugin takes out of the environment and of the devices.
 func TestNRILosesRemovals(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	e := n.NRI()
@@ -307,7 +330,8 @@ func TestNRILosesRemovals(t *testing.T) {
 	})
 	defer stop()
 	e.Connected()
-	a, err := e.Ask(e.Now(n.Bundle("c", rig.Env("A=1"), device("/dev/x", 1, 3), bind("/etc", "/x"), rig.Annotation("x", "1"))))
+	a, err := e.Ask(e.Now(n.Bundle("c", rig.Env("A=1"), device("/dev/x", 1, 3), bind("/etc", "/x"),
+		rig.Annotation("x", "1"))))
 	must(t, err)
 	if len(a.Env) != 0 || len(a.Linux.Devices) != 0 || len(a.Mounts) != 1 || len(a.Annotations) != 1 {
 		t.Errorf("of four removals the engine hears of %v", a)
@@ -325,29 +349,40 @@ func TestDaemon(t *testing.T) {
 		stdout string
 		stderr string
 	}{
-		{"--help", 0, "--config FILE", ""}, {"--version", 0, "gpuledgerd version ", ""}, {"man", 0, ".TH gpuledgerd 8", ""},
-		{"--nonsense", 2, "", "gpuledgerd: cannot understand the arguments: "}, {"stay", 2, "", `gpuledgerd: cannot understand "stay"`},
-		{"--nri maybe", 2, "", `gpuledgerd: cannot understand --nri "maybe"`}, {"--log-level loud", 2, "", "gpuledgerd: cannot understand --log-level"},
-		{"--config /does/not/exist", 1, "", "gpuledgerd: cannot read the configuration: open /does/not/exist"},
+		{"--help", 0, "--config FILE", ""}, {"--version", 0, "gpuledgerd version ", ""},
+		{"man", 0, ".TH gpuledgerd 8", ""},
+		{"--nonsense", 2, "", "gpuledgerd: cannot understand the arguments: "},
+		{"stay", 2, "", `gpuledgerd: cannot understand "stay"`},
+		{"--nri maybe", 2, "", `gpuledgerd: cannot understand --nri "maybe"`},
+		{"--log-level loud", 2, "", "gpuledgerd: cannot understand --log-level"},
+		{"--config /does/not/exist", 1, "", "gpuledgerd: cannot read the configuration: open " +
+			"/does/not/exist"},
 	} {
 		r := daemon(strings.Fields(c.args)...)
-		if r.Code != c.code || !strings.Contains(r.Stdout, c.stdout) || !strings.HasPrefix(r.Stderr, c.stderr) || c.stderr != "" && strings.Count(r.Stderr, "\n") != 1 {
-			t.Errorf("gpuledgerd %s: %+v, want status %d, %q and %q in one line", c.args, r, c.code, c.stdout, c.stderr)
+		if r.Code != c.code || !strings.Contains(r.Stdout, c.stdout) ||
+			!strings.HasPrefix(r.Stderr, c.stderr) || c.stderr != "" && strings.Count(r.Stderr, "\n") != 1 {
+			t.Errorf("gpuledgerd %s: %+v, want status %d, %q and %q in one line", c.args, r, c.code,
+				c.stdout, c.stderr)
 		}
 	}
 	first := n.Daemon("--nri", "off")
 	rig.Eventually(t, "it is started", func() bool { return strings.Contains(first.Log(), "started") })
-	if r := daemon(); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledgerd: cannot start: gpuledgerd runs already (process ") || strings.Count(r.Stderr, "\n") != 1 {
+	if r := daemon(); r.Code != 1 || !strings.HasPrefix(r.Stderr,
+		"gpuledgerd: cannot start: gpuledgerd runs already (process ") || strings.Count(r.Stderr, "\n") != 1 {
 		t.Errorf("a second one: %+v", r)
 	}
 	if code := first.End(syscall.SIGTERM); code != 0 || !strings.Contains(first.Log(), "stopped") {
 		t.Errorf("it ends with status %d", code)
 	}
 	again := n.Daemon("--nri", "off")
-	rig.Eventually(t, "the next one is started", func() bool { return strings.Count(again.Log(), "started") == 2 })
+	rig.Eventually(t, "the next one is started", func() bool {
+		return strings.Count(again.Log(), "started") == 2
+	})
 	again.End(syscall.SIGKILL)
 	last := n.Daemon() // with an engine that is not there
-	rig.Eventually(t, "the last one is started", func() bool { return strings.Count(last.Log(), "started") == 3 })
+	rig.Eventually(t, "the last one is started", func() bool {
+		return strings.Count(last.Log(), "started") == 3
+	})
 	if code := last.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("without an engine it ends with status %d", code)
 	}

@@ -16,13 +16,14 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The stories of NRI: a real gpuledgerd at the server that engines link, and real runc for what comes of its answers. The
-// engine is the test.
+// The stories of NRI: a real gpuledgerd at the server that engines link, and real runc for what
+// comes of its answers. The engine is the test.
 
 // nriNode is a node with an engine and a gpuledgerd that is connected to it.
 func nriNode(t *testing.T, config string, args ...string) (*rig.Node, *rig.NRI, *rig.Daemon) {
 	t.Helper()
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n" + config})
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd",
+		Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n" + config})
 	e := n.NRI()
 	d := n.Daemon(args...)
 	e.Connected()
@@ -38,7 +39,8 @@ func TestNRILeavesAPlainContainerAlone(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB")
 	for name, edit := range map[string]rig.Edit{
-		"nothing": func(*specs.Spec) {}, "void": rig.Env("NVIDIA_VISIBLE_DEVICES=void"), "a host's directory": bind("/etc", "/host"),
+		"nothing": func(*specs.Spec) {}, "void": rig.Env("NVIDIA_VISIBLE_DEVICES=void"),
+		"a host's directory":            bind("/etc", "/host"),
 		"another container's reference": rig.Annotation("gpuledger.dev/grant.other", g.String()),
 		"a reference that names none":   rig.Annotation("gpuledger.dev/grant", g.String()),
 		"a foreign CDI annotation":      rig.Annotation("cdi.k8s.io/x", "vendor.com/nic=0"),
@@ -47,8 +49,10 @@ func TestNRILeavesAPlainContainerAlone(t *testing.T) {
 		before := string(b.Config())
 		var spec, after specs.Spec
 		must(t, e.Create(b), json.Unmarshal([]byte(before), &spec), json.Unmarshal(b.Config(), &after))
-		if fmt.Sprint(spec.Process.Env, spec.Mounts, spec.Linux.Devices, len(spec.Linux.Resources.Devices), spec.Annotations) !=
-			fmt.Sprint(after.Process.Env, after.Mounts, after.Linux.Devices, len(after.Linux.Resources.Devices), after.Annotations) {
+		if fmt.Sprint(spec.Process.Env, spec.Mounts, spec.Linux.Devices, len(spec.Linux.Resources.Devices),
+			spec.Annotations) !=
+			fmt.Sprint(after.Process.Env, after.Mounts, after.Linux.Devices,
+				len(after.Linux.Resources.Devices), after.Annotations) {
 			t.Errorf("%s: the spec was changed from %s to %s", name, before, b.Config())
 		}
 		if adjustment, err := e.Ask(e.Now(b)); err != nil || !isEmpty(adjustment) {
@@ -65,18 +69,22 @@ func TestNRILeavesAPlainContainerAlone(t *testing.T) {
 // isEmpty reports whether an adjustment says nothing. The server fills in empty parts.
 func isEmpty(a *api.ContainerAdjustment) bool {
 	l := a.GetLinux()
-	return len(a.GetEnv())+len(a.GetMounts())+len(a.GetAnnotations())+len(a.GetCDIDevices())+len(a.GetRlimits())+len(a.GetArgs()) == 0 &&
-		a.GetHooks().Hooks() == nil && len(l.GetDevices())+len(l.GetResources().GetDevices())+len(l.GetResources().GetUnified())+len(l.GetNamespaces())+len(l.GetSysctl()) == 0
+	return len(a.GetEnv())+len(a.GetMounts())+len(a.GetAnnotations())+len(a.GetCDIDevices())+
+		len(a.GetRlimits())+len(a.GetArgs()) == 0 &&
+		a.GetHooks().Hooks() == nil && len(l.GetDevices())+len(l.GetResources().GetDevices())+
+		len(l.GetResources().GetUnified())+len(l.GetNamespaces())+len(l.GetSysctl()) == 0
 }
 
 func bind(source, destination string) rig.Edit {
 	return func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: destination, Type: "bind", Source: source, Options: []string{"rbind", "ro"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: destination, Type: "bind", Source: source,
+			Options: []string{"rbind", "ro"}})
 	}
 }
 
 // opened is what probe prints where GPU 1 is granted and GPU 0 is not there.
-const opened = "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n"
+const opened = "No such file or directory\nNo such device or address\nNo such device or address\nOperation " +
+	"not permitted\n"
 
 func TestNRIGivesExactlyTheGrant(t *testing.T) {
 	n, e, _ := nriNode(t, "")
@@ -97,11 +105,13 @@ func TestNRIGivesExactlyTheGrant(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			id, edits := prepare()
 			defer n.Must("release", "--force", string(id))
-			b := n.Bundle("granted", append(edits, ends(probe+`; echo "$NVIDIA_VISIBLE_DEVICES+$NVIDIA_GDS"`))...)
+			b := n.Bundle("granted", append(edits, ends(probe+
+				`; echo "$NVIDIA_VISIBLE_DEVICES+$NVIDIA_GDS"`))...)
 			must(t, e.Create(b))
 			wantState(t, n, id, "its container is not created yet", grant.Bound)
 			if got := runOf(t, e, b); got != opened+n.Grants()[0].GPUs[0].UUID+"+\n" {
-				t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU, and its environment:\n%s", got)
+				t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU, and "+
+					"its environment:\n%s", got)
 			}
 			if pid := pidOf(t, n, id); pid != b.Init() {
 				t.Errorf("the grant is bound to process %d, the container's is %d", pid, b.Init())
@@ -121,11 +131,13 @@ func TestNRIRefuses(t *testing.T) {
 	node := filepath.Join(n.Dir, "node")
 	must(t, syscall.Mknod(node, syscall.S_IFCHR|0o600, 195<<8))
 	hook := func(s *specs.Spec) {
-		s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "create-symlinks"}}}}
+		s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{
+			{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "create-symlinks"}}}}
 	}
 	rule := func(s *specs.Spec) {
 		major := int64(195)
-		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Access: "rw"})
+		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices,
+			specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Access: "rw"})
 	}
 	for _, c := range []struct {
 		name  string
@@ -173,18 +185,23 @@ func TestNRIRefuses(t *testing.T) {
 
 func wantNRIRefusal(t *testing.T, err error, code grant.Code) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "gpuledger: refused ("+string(code)+"): ") || strings.Contains(err.Error(), "\n") {
+	if err == nil || !strings.Contains(err.Error(), "gpuledger: refused ("+string(code)+"): ") ||
+		strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v, want one line of a refusal for %s", err, code)
 	}
 }
 
-// TestNRIConfinesAPrivilegedContainer: what strip takes away is taken away through NRI too, in words that real runc takes.
+// TestNRIConfinesAPrivilegedContainer: what strip takes away is taken away through NRI too, in
+// words that real runc takes.
 func TestNRIConfinesAPrivilegedContainer(t *testing.T) {
 	n, e, _ := nriNode(t, "[policy]\nprivileged = \"strip\"\n")
-	b := n.Bundle("privileged", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/other", 1, 3), ends(probe+"; : </dev/other && echo fine"))
+	b := n.Bundle("privileged", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/other", 1, 3),
+		ends(probe+"; : </dev/other && echo fine"))
 	must(t, e.Create(b))
-	if got, want := runOf(t, e, b), "No such file or directory\nNo such file or directory\nOperation not permitted\nfine\n"; got != want {
-		t.Errorf("opening GPU 0 (now empty), GPU 1, nvidiactl, a GPU's node of its own and another device gives\n%swant\n%s", got, want)
+	if got, want := runOf(t, e, b), "No such file or directory\nNo such file or directory\nOperation not "+
+		"permitted\nfine\n"; got != want {
+		t.Errorf("opening GPU 0 (now empty), GPU 1, nvidiactl, a GPU's node of its own and another device "+
+			"gives\n%swant\n%s", got, want)
 	}
 }
 
@@ -193,14 +210,18 @@ func ends(script string) rig.Edit {
 	return rig.Shell("(" + script + ") >/tmp/out; /bin/busybox touch /tmp/done; /bin/busybox sleep 1000")
 }
 
-// runOf runs what the engine has made of a bundle until its script has ended, with real runc, and gives its output.
+// runOf runs what the engine has made of a bundle until its script has ended, with real runc, and
+// gives its output.
 func runOf(t *testing.T, e *rig.NRI, b *rig.Bundle) string {
 	t.Helper()
 	succeeds(t, rig.Run(b.Node.Real("create", "--bundle", b.Dir, b.ID)))
 	must(t, e.Begin(b))
 	succeeds(t, rig.Run(b.Node.Real("start", b.ID)))
 	tmp := filepath.Join(b.Dir, "rootfs/tmp")
-	rig.Eventually(t, "the script has ended", func() bool { _, err := os.Stat(tmp + "/done"); return err == nil })
+	rig.Eventually(t, "the script has ended", func() bool {
+		_, err := os.Stat(tmp + "/done")
+		return err == nil
+	})
 	out := read(t, tmp+"/out")
 	must(t, os.RemoveAll(tmp), os.Mkdir(tmp, 0o755))
 	return out

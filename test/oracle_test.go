@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestTheOracleIsRight: what the oracle says of a list of device rules, real runtimes do: a container with it is started
-// without us, and opens a node that its image carries.
+// TestTheOracleIsRight: what the oracle says of a list of device rules, real runtimes do: a
+// container with it is started without us, and opens a node that its image carries.
 func TestTheOracleIsRight(t *testing.T) {
 	for version, layout := range map[int]rig.Layout{1: rig.V1, 2: rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -43,10 +43,14 @@ func TestTheOracleIsRight(t *testing.T) {
 // openAll opens a node for reading, for writing and for both.
 const openAll = `{ true </gpu && echo open; true >/gpu && echo open; true <>/gpu && echo open; } 2>&1`
 
-// tried compares one list, and reports whether its container started. Runtimes add rules of their own, none about GPUs.
-func tried(t *testing.T, n *rig.Node, runtime string, version int, rules []specs.LinuxDeviceCgroup, id string) (started bool) {
+// tried compares one list, and reports whether its container started. Runtimes add rules of their
+// own, none about GPUs.
+func tried(t *testing.T, n *rig.Node, runtime string, version int, rules []specs.LinuxDeviceCgroup,
+	id string) (started bool) {
 	t.Helper()
-	b := n.Bundle(id, rig.Light, rig.Shell(openAll), func(s *specs.Spec) { s.Linux.Resources.Devices = rules })
+	b := n.Bundle(id, rig.Light, rig.Shell(openAll), func(s *specs.Spec) {
+		s.Linux.Resources.Devices = rules
+	})
 	mknod(t, filepath.Join(b.Dir, "rootfs/gpu"), 195, 0)
 	r := rig.Run(n.Real("run", "--bundle", b.Dir, id))
 	lines := strings.Split(strings.TrimSpace(r.Stdout), "\n")
@@ -54,7 +58,8 @@ func tried(t *testing.T, n *rig.Node, runtime string, version int, rules []specs
 	for i, access := range []string{"r", "w", "rw"} {
 		opens := started && !strings.Contains(lines[i], "Operation not permitted")
 		if want := oracle.Opens(runtime, version, rules, oracle.Device{Major: 195}, access); opens != want {
-			t.Errorf("opens it with %q: %v, the oracle says %v, by %s\n%s%s", access, opens, want, describeRules(rules), r.Stdout, r.Stderr)
+			t.Errorf("opens it with %q: %v, the oracle says %v, by %s\n%s%s", access, opens, want,
+				describeRules(rules), r.Stdout, r.Stderr)
 		}
 	}
 	b.End()
@@ -75,8 +80,10 @@ func ruleList(random *rand.Rand) []specs.LinuxDeviceCgroup {
 		rules = append(rules, specs.LinuxDeviceCgroup{Allow: random.IntN(3) == 0, Access: "rwm"})
 	}
 	for range random.IntN(4) {
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: random.IntN(3) > 0, Type: pick("c", "c", "c", "c", "b", "a", "", "u"),
-			Major: number(195, 195, 1, 1<<32+195), Minor: number(0, 0, 1), Access: pick("rwm", "rw", "r", "w", "m")})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: random.IntN(3) > 0,
+			Type:  pick("c", "c", "c", "c", "b", "a", "", "u"),
+			Major: number(195, 195, 1, 1<<32+195), Minor: number(0, 0, 1),
+			Access: pick("rwm", "rw", "r", "w", "m")})
 	}
 	return rules
 }
@@ -90,7 +97,8 @@ func describeRules(rules []specs.LinuxDeviceCgroup) string {
 		return fmt.Sprint(*n)
 	}
 	for _, r := range rules {
-		text = append(text, fmt.Sprintf("%v %q %s:%s %s", r.Allow, r.Type, number(r.Major), number(r.Minor), r.Access))
+		text = append(text, fmt.Sprintf("%v %q %s:%s %s", r.Allow, r.Type, number(r.Major),
+			number(r.Minor), r.Access))
 	}
 	return strings.Join(text, "; ")
 }

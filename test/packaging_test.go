@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestPackagedConfigurationDecidesNothing: `gpuledger configure` must find every choice open, and an administrator who
-// uncomments a line must find its default.
+// TestPackagedConfigurationDecidesNothing: `gpuledger configure` must find every choice open, and
+// an administrator who uncomments a line must find its default.
 func TestPackagedConfigurationDecidesNothing(t *testing.T) {
 	rig.Need(t, "sed")
 	packaged, err := exec.Command("sed", "-Ef", "../packaging/config.sed", "../configs/config.toml").Output()
@@ -48,7 +48,8 @@ func TestUnitsAreUnderstood(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := filepath.Join(dir, filepath.Base(unit))
-		installed := strings.NewReplacer("/usr/bin/gpuledgerd ", "/bin/true ", "/usr/bin/gpuledger ", "/bin/true ").Replace(string(text))
+		installed := strings.NewReplacer("/usr/bin/gpuledgerd ", "/bin/true ", "/usr/bin/gpuledger ",
+			"/bin/true ").Replace(string(text))
 		if err := os.WriteFile(name, []byte(installed), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -60,10 +61,11 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	}
 }
 
-// TestRemovalWaits runs the package's script in a system of its own: while an engine names our programs, or runs a container through
-// them, the package stays.
+// TestRemovalWaits runs the package's script in a system of its own: while an engine names our
+// programs, or runs a container through them, the package stays.
 func TestRemovalWaits(t *testing.T) {
-	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00", "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
+	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00",
+		"/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
 	for name, row := range map[string]struct {
 		files map[string]string
 		says  string // "": it is removed
@@ -91,7 +93,8 @@ func TestRemovalWaits(t *testing.T) {
 				must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 				must(t, os.WriteFile(path, text, 0o755))
 			}
-			for from, to := range map[string]string{"/bin/busybox": "/bin/busybox", "../packaging/scripts/preremove.sh": "/preremove.sh"} {
+			for from, to := range map[string]string{"/bin/busybox": "/bin/busybox",
+				"../packaging/scripts/preremove.sh": "/preremove.sh"} {
 				text, err := os.ReadFile(from)
 				must(t, err)
 				put(to, text)
@@ -104,12 +107,14 @@ func TestRemovalWaits(t *testing.T) {
 				put(name, []byte(text))
 			}
 			remove := exec.Command("/bin/sh", "/preremove.sh", "remove")
-			remove.SysProcAttr, remove.Dir, remove.Env = &syscall.SysProcAttr{Chroot: root}, "/", []string{"PATH=/bin"}
+			remove.SysProcAttr, remove.Dir, remove.Env = &syscall.SysProcAttr{Chroot: root}, "/",
+				[]string{"PATH=/bin"}
 			out, err := remove.CombinedOutput()
 			if row.says == "" && (err != nil || len(out) > 0) {
 				t.Errorf("it is not removed: %v\n%s", err, out)
 			}
-			if row.says != "" && (err == nil || !strings.Contains(string(out), row.says) || !strings.Contains(string(out), "\nhint: ")) {
+			if row.says != "" && (err == nil || !strings.Contains(string(out), row.says) ||
+				!strings.Contains(string(out), "\nhint: ")) {
 				t.Errorf("removed, or not with %q: %v\n%s", row.says, err, out)
 			}
 			if _, err := os.Stat(root + "/run/gpuledger/remove-anyway"); err == nil {

@@ -39,7 +39,8 @@ type painted struct {
 // paint makes a node with a daemon that watches it.
 func paint(t *testing.T, engine string, n int, memory, name string) *painted {
 	t.Helper()
-	node := rig.NewNode(t, rig.Setup{Engine: engine, Config: adopts + strings.Replace(watches, "10ms", "500ms", 1)})
+	node := rig.NewNode(t, rig.Setup{Engine: engine, Config: adopts +
+		strings.Replace(watches, "10ms", "500ms", 1)})
 	d, err := simulated.Describe(max(n, 1), must1(grant.ParseBytes(memory)), name, nil)
 	must(t, err)
 	d.GPUs = d.GPUs[:n]
@@ -67,7 +68,8 @@ func (p *painted) uses(pid, gpu int, memory grant.Bytes) {
 func (p *painted) pod(t *testing.T, gpu int, memory, namespace, pod, container string) *rig.Bundle {
 	t.Helper()
 	id := fmt.Sprintf("%08x", rand.Uint32())
-	return starts(t, p.n.Bundle(id, rig.Identity(fmt.Sprintf("7a1c0000-0000-4000-8000-%012x", rand.Uint32()), namespace, pod, container),
+	return starts(t, p.n.Bundle(id, rig.Identity(fmt.Sprintf("7a1c0000-0000-4000-8000-%012x", rand.Uint32()),
+		namespace, pod, container),
 		allocated(container, fmt.Sprint(gpu), memory), rig.Light))
 }
 
@@ -87,15 +89,20 @@ func painting(t *testing.T) map[string]*painted {
 	two.runs(innocent(t), 1, grant.GiB)
 	two.use.GPUs = []simulated.GPUUse{{GPU: 0, Utilization: 93, Power: 212, Temperature: 61},
 		{GPU: 1, Utilization: 41, Power: 118, Temperature: 49}}
-	isRefused(t, two.n.Bundle("refused", rig.Identity("7a1c0000-0000-4000-8000-00000000000c", "research", "greedy-0", "main"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
+	isRefused(t, two.n.Bundle("refused", rig.Identity("7a1c0000-0000-4000-8000-00000000000c", "research",
+		"greedy-0", "main"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(),
+		grant.VisibleDevicesAll)
 	all["over-grant"] = two
 
 	eight := paint(t, "containerd", 8, "81559MiB", "NVIDIA H100 80GB HBM3")
 	for i := range 8 {
-		eight.uses(eight.pod(t, i, "40GiB", "research", fmt.Sprintf("train-%d", i), "train").Init(), i, 37*grant.GiB)
-		eight.uses(eight.pod(t, i, "30GiB", "serving", fmt.Sprintf("llm-%d", i), "server").Init(), i, 22*grant.GiB)
+		eight.uses(eight.pod(t, i, "40GiB", "research", fmt.Sprintf("train-%d", i), "train").Init(),
+			i, 37*grant.GiB)
+		eight.uses(eight.pod(t, i, "30GiB", "serving", fmt.Sprintf("llm-%d", i), "server").Init(), i,
+			22*grant.GiB)
 		eight.n.Grant("--gpu", fmt.Sprint(i), "--memory", "9879MiB")
-		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUUse{GPU: i, Utilization: 80 + i, Power: 590 + 10*i, Temperature: 60 + i})
+		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUUse{
+			GPU: i, Utilization: 80 + i, Power: 590 + 10*i, Temperature: 60 + i})
 	}
 	all["8-gpus-full"] = eight
 
@@ -107,7 +114,9 @@ func painting(t *testing.T) map[string]*painted {
 		case i < 6:
 			sixteen.n.Grant("--gpu", fmt.Sprint(i), "--mode", "timeslice", "--memory", "20GiB")
 		case i < 12:
-			b := starts(t, sixteen.n.Bundle(fmt.Sprintf("job-%d", i), with(sixteen.n.Grant("--gpu", fmt.Sprint(i), "--memory", fmt.Sprintf("%dGiB", 4+2*i), "--compute", "50")), rig.Light))
+			b := starts(t, sixteen.n.Bundle(fmt.Sprintf("job-%d", i),
+				with(sixteen.n.Grant("--gpu", fmt.Sprint(i), "--memory", fmt.Sprintf("%dGiB", 4+2*i),
+					"--compute", "50")), rig.Light))
 			sixteen.uses(b.Init(), i, grant.Bytes(2+2*i)*grant.GiB)
 		}
 	}
@@ -120,11 +129,13 @@ func painting(t *testing.T) map[string]*painted {
 	return all
 }
 
-// TestPictures draws what is in docs/pictures: nodes with real containers, a real daemon's page and what inspect prints. A person looks at them.
+// TestPictures draws what is in docs/pictures: nodes with real containers, a real daemon's page and
+// what inspect prints. A person looks at them.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv(picturesVar)
 	if dir == "" || browser.Find() == "" {
-		t.Skip("no pictures are wanted, or this machine has no Chromium (`make pictures`): what the page looks like is not drawn")
+		t.Skip("no pictures are wanted, or this machine has no Chromium (`make pictures`): what the page " +
+			"looks like is not drawn")
 	}
 	must(t, os.MkdirAll(dir, 0o755))
 	all := painting(t)
@@ -142,11 +153,13 @@ func TestPictures(t *testing.T) {
 		text := []byte(p.get("/"))
 		width := 1000
 		if name == "long-names" {
-			shoot(t, filepath.Join(dir, "page-long-names-narrow.png"), framed(text, 360), browser.Look{Width: 500})
+			shoot(t, filepath.Join(dir, "page-long-names-narrow.png"), framed(text, 360),
+				browser.Look{Width: 500})
 		}
 		shoot(t, filepath.Join(dir, "page-"+name+".png"), text, browser.Look{Width: width})
 		if name == "over-grant" {
-			shoot(t, filepath.Join(dir, "page-"+name+"-dark.png"), text, browser.Look{Width: width, Dark: true})
+			shoot(t, filepath.Join(dir, "page-"+name+"-dark.png"), text,
+				browser.Look{Width: width, Dark: true})
 		}
 		plain, details := p.n.Must("inspect"), p.n.Must("inspect", "--details")
 		inColumns(t, plain+details)
@@ -154,17 +167,23 @@ func TestPictures(t *testing.T) {
 		if name == "over-grant" || name == "long-names" || name == "1-gpu" {
 			shown = "$ gpuledger inspect --details\n" + details
 		}
-		shoot(t, filepath.Join(dir, "inspect-"+name+".png"), []byte(`<!DOCTYPE html><meta charset="utf-8"><body style="margin:0;background:#fff"><pre style="margin:0;padding:12px;font:14px/1.35 'DejaVu Sans Mono',monospace;color:#1c2024">`+html.EscapeString(shown)+"</pre>"), browser.Look{Width: 720})
+		shoot(t, filepath.Join(dir, "inspect-"+name+".png"),
+			[]byte(`<!DOCTYPE html><meta charset="utf-8"><body style="margin:0;background:#fff"><pre `+
+				`style="margin:0;padding:12px;font:14px/1.35 'DejaVu Sans Mono',monospace;color:#1c2024">`+
+				html.EscapeString(shown)+"</pre>"), browser.Look{Width: 720})
 	}
 }
 
-// framed shows a document as a narrow window would: a browser without a screen is never narrower than 500 pixels.
+// framed shows a document as a narrow window would: a browser without a screen is never narrower
+// than 500 pixels.
 func framed(document []byte, width int) []byte {
 	text := strings.Replace(string(document), `<meta http-equiv="refresh" content="5">`, "", 1)
-	return fmt.Appendf(nil, `<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe style="border:0" width="%d" height="4000" srcdoc="%s"></iframe>`, width, html.EscapeString(text))
+	return fmt.Appendf(nil, `<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><iframe `+
+		`style="border:0" width="%d" height="4000" srcdoc="%s"></iframe>`, width, html.EscapeString(text))
 }
 
-// tallest is the height of the window in which documents are drawn, in pixels. No document is taller.
+// tallest is the height of the window in which documents are drawn, in pixels. No document is
+// taller.
 const tallest = 9000
 
 // shoot takes a picture of a whole document, as high as it is.
@@ -177,7 +196,8 @@ func shoot(t *testing.T, path string, document []byte, l browser.Look) {
 	must(t, err)
 	high := heightOf(whole)
 	small, err := reduced(whole, 64, high)
-	for ; err == nil && len(small) > maxPicture && high > 400; high -= 200 { // the upper part of a page of many GPUs
+	// the upper part of a page of many GPUs
+	for ; err == nil && len(small) > maxPicture && high > 400; high -= 200 {
 		small, err = reduced(whole, 16, high)
 	}
 	must(t, err)
@@ -202,8 +222,8 @@ func heightOf(picture goimage.Image) int {
 	return bounds.Dy()
 }
 
-// reduced writes the upper part of a picture, in at most so many colours: those that it has most of, and the nearest of them for every other. Pages
-// have few.
+// reduced writes the upper part of a picture, in at most so many colours: those that it has most
+// of, and the nearest of them for every other. Pages have few.
 func reduced(from goimage.Image, colours, high int) ([]byte, error) {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA {
@@ -217,7 +237,9 @@ func reduced(from goimage.Image, colours, high int) ([]byte, error) {
 			count[at(x, y)]++
 		}
 	}
-	most := slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int { return cmp.Compare(count[b], count[a]) })
+	most := slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int {
+		return cmp.Compare(count[b], count[a])
+	})
 	var palette color.Palette
 	for _, c := range most[:min(len(most), colours)] {
 		palette = append(palette, c)
@@ -255,8 +277,10 @@ func TestPicturesAreThere(t *testing.T) {
 	for _, picture := range pictures {
 		info, err := os.Stat(picture)
 		must(t, err)
-		if name := filepath.Base(picture); !strings.Contains(text, "pictures/"+name) || info.Size() > maxPicture {
-			t.Errorf("%s has %d bytes, shown in docs: %v", name, info.Size(), strings.Contains(text, "pictures/"+name))
+		if name := filepath.Base(picture); !strings.Contains(text, "pictures/"+name) ||
+			info.Size() > maxPicture {
+			t.Errorf("%s has %d bytes, shown in docs: %v", name, info.Size(),
+				strings.Contains(text, "pictures/"+name))
 		}
 	}
 	if len(pictures) < 10 {

@@ -15,7 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// driverProc puts a driver's directory for each of these PCI addresses into /proc. Only the test's own processes see it.
+// driverProc puts a driver's directory for each of these PCI addresses into /proc. Only the test's
+// own processes see it.
 func driverProc(t *testing.T, addresses ...string) (gpus string) {
 	t.Helper()
 	if _, err := os.Stat("/proc/driver"); err != nil {
@@ -24,13 +25,15 @@ func driverProc(t *testing.T, addresses ...string) (gpus string) {
 	gpus = "/proc/driver/nvidia/gpus"
 	rig.Mount(t, "driver", "/proc/driver", "tmpfs", 0, "")
 	for _, pci := range addresses {
-		must(t, os.MkdirAll(gpus+"/"+pci, 0o755), os.WriteFile(gpus+"/"+pci+"/information", []byte("Model: a GPU\n"), 0o444))
+		must(t, os.MkdirAll(gpus+"/"+pci, 0o755), os.WriteFile(gpus+"/"+pci+"/information",
+			[]byte("Model: a GPU\n"), 0o444))
 	}
 	return gpus
 }
 
-// TestOtherGPUsAreNotListed: of what the driver tells in /proc a container sees its own GPUs; one that was not edited sees all. The
-// container has the node's /proc, because the driver of this test is only there.
+// TestOtherGPUsAreNotListed: of what the driver tells in /proc a container sees its own GPUs; one
+// that was not edited sees all. The container has the node's /proc, because the driver of this test
+// is only there.
 func TestOtherGPUsAreNotListed(t *testing.T) {
 	layout := rig.V1 // crun 1.8 refuses a machine with both
 	if _, err := os.Stat("/sys/fs/cgroup/devices"); err != nil {
@@ -44,11 +47,15 @@ func TestOtherGPUsAreNotListed(t *testing.T) {
 			rig.NeedRuntime(t, runtime)
 			n := rig.NewNode(t, rig.Setup{GPUs: 3, Runtime: runtime})
 			gpus := driverProc(t, "0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
-			b := n.Bundle("c", with(n.Grant("--memory", "1GiB", "--gpu", "1")), rig.Shell("cd "+gpus+" && echo */information"), func(s *specs.Spec) {
-				s.Linux.MaskedPaths = []string{"/proc/keys"}
-				i := slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == "/proc" })
-				s.Mounts[i] = specs.Mount{Destination: "/proc", Type: "bind", Source: "/proc", Options: []string{"rbind"}}
-			})
+			b := n.Bundle("c", with(n.Grant("--memory", "1GiB", "--gpu", "1")),
+				rig.Shell("cd "+gpus+" && echo */information"), func(s *specs.Spec) {
+					s.Linux.MaskedPaths = []string{"/proc/keys"}
+					i := slices.IndexFunc(s.Mounts, func(m specs.Mount) bool {
+						return m.Destination == "/proc"
+					})
+					s.Mounts[i] = specs.Mount{Destination: "/proc", Type: "bind", Source: "/proc",
+						Options: []string{"rbind"}}
+				})
 			all := rig.Run(n.Real("run", "--bundle", b.Dir, "plain"))
 			if all.Code != 0 || strings.Count(all.Stdout, "/information") != 3 {
 				t.Fatalf("without gpuledger: %+v", all)
@@ -58,15 +65,16 @@ func TestOtherGPUsAreNotListed(t *testing.T) {
 			}
 			var spec specs.Spec
 			must(t, json.Unmarshal(b.Config(), &spec))
-			if want := []string{"/proc/keys", gpus + "/0000:01:00.0", gpus + "/0000:03:00.0"}; !slices.Equal(spec.Linux.MaskedPaths, want) {
+			if want := []string{"/proc/keys", gpus + "/0000:01:00.0",
+				gpus + "/0000:03:00.0"}; !slices.Equal(spec.Linux.MaskedPaths, want) {
 				t.Errorf("masked are %q", spec.Linux.MaskedPaths)
 			}
 		})
 	}
 }
 
-// TestWhatChangedSinceTheInventory is seen at the next create, by files of /proc and /sys alone. Behind runc of a node whose
-// inventory says that NVML told it.
+// TestWhatChangedSinceTheInventory is seen at the next create, by files of /proc and /sys alone.
+// Behind runc of a node whose inventory says that NVML told it.
 func TestWhatChangedSinceTheInventory(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	snapshot := filepath.Join(n.Dir, "state/inventory.json")
@@ -77,7 +85,8 @@ func TestWhatChangedSinceTheInventory(t *testing.T) {
 	must(t, err, os.WriteFile(snapshot, data, 0o600))
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`, `source = "nvml"`, 1))
 	gpus := driverProc(t, inv.GPUs[0].PCI, inv.GPUs[1].PCI)
-	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:", "195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
+	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:",
+		"195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
 	rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
 	if _, err := os.Stat("/sys/bus/pci"); err == nil { // the addresses are of no device of this machine
 		rig.Mount(t, "bus", "/sys/bus/pci", "tmpfs", 0, "")
@@ -94,11 +103,17 @@ func TestWhatChangedSinceTheInventory(t *testing.T) {
 		name, code string
 		do, undo   func() error
 	}{
-		{"MIG devices were made", "inventory-stale", func() error { return os.MkdirAll(mig, 0o755) }, func() error { return os.RemoveAll(filepath.Dir(gpus) + "/capabilities") }},
-		{"nvidia-uvm was loaded again", "inventory-stale", func() error { return os.WriteFile(devices, []byte(strings.Replace(was, "508 ", "507 ", 1)), 0o600) },
+		{"MIG devices were made", "inventory-stale", func() error { return os.MkdirAll(mig, 0o755) },
+			func() error { return os.RemoveAll(filepath.Dir(gpus) + "/capabilities") }},
+		{"nvidia-uvm was loaded again", "inventory-stale", func() error {
+			return os.WriteFile(devices, []byte(strings.Replace(was, "508 ", "507 ", 1)), 0o600)
+		},
 			func() error { return os.WriteFile(devices, []byte(was), 0o600) }},
-		{"the GPU is gone", "gpu-unhealthy", func() error { return os.Rename(gpus+"/"+inv.GPUs[0].PCI, gpus+"/x") }, func() error { return os.Rename(gpus+"/x", gpus+"/"+inv.GPUs[0].PCI) }},
-		{"another GPU is gone", "", func() error { return os.RemoveAll(gpus + "/" + inv.GPUs[1].PCI) }, func() error { return nil }},
+		{"the GPU is gone", "gpu-unhealthy", func() error {
+			return os.Rename(gpus+"/"+inv.GPUs[0].PCI, gpus+"/x")
+		}, func() error { return os.Rename(gpus+"/x", gpus+"/"+inv.GPUs[0].PCI) }},
+		{"another GPU is gone", "", func() error { return os.RemoveAll(gpus + "/" + inv.GPUs[1].PCI) },
+			func() error { return nil }},
 	} {
 		must(t, change.do())
 		if r := create(); change.code == "" && r.Stdout != "runs\n" {

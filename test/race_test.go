@@ -56,7 +56,8 @@ func TestOfTwoContainersWithOneGrantExactlyOneStarts(t *testing.T) {
 		}
 		isRefused(t, results[1-winner], grant.GrantInUse)
 		all := n.Grants()
-		if len(all) != 1 || len(all[0].Bindings) != 1 || all[0].Bindings[0].Container != rivals[winner].ID || all[0].Bindings[0].PID != rivals[winner].Init() {
+		if len(all) != 1 || len(all[0].Bindings) != 1 || all[0].Bindings[0].Container != rivals[winner].ID ||
+			all[0].Bindings[0].PID != rivals[winner].Init() {
 			t.Fatalf("round %d: %q has won and the ledger says %+v", round, rivals[winner].ID, all)
 		}
 		rivals[winner].End()
@@ -86,13 +87,14 @@ func TestManyGrantsAtOnceTakeAllThereIsAndNoMore(t *testing.T) {
 	t.Logf("%d processes that grant at once: %v", contenders, took.Round(time.Millisecond))
 }
 
-// Of questions of many sizes nobody can say who wins. But who was turned away must not fit even at the end, when nothing
-// has been given back.
+// Of questions of many sizes nobody can say who wins. But who was turned away must not fit even at
+// the end, when nothing has been given back.
 func TestManyGrantsOfManySizesLeaveNoRoomForOneThatWasRefused(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	sizes := []string{"512MiB", "1GiB", "3GiB", "6GiB"}
 	ask := func(i int) []string {
-		args := []string{"grant", "--memory", sizes[i%len(sizes)], "--gpus", strconv.Itoa(1 + i/4%2), "--compute", strconv.Itoa(1 + i%7)}
+		args := []string{"grant", "--memory", sizes[i%len(sizes)], "--gpus", strconv.Itoa(1 + i/4%2),
+			"--compute", strconv.Itoa(1 + i%7)}
 		return append(args, "--place", []string{"binpack", "spread"}[i/8%2])
 	}
 	results := atOnce(contenders, func(i int) rig.Result { return n.CLI(ask(i)...) })
@@ -118,7 +120,8 @@ func TestManyGrantsOfManySizesLeaveNoRoomForOneThatWasRefused(t *testing.T) {
 func TestGrantsContainersAndChecksAllAtOnce(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	s := &storm{t: t, n: n}
-	workers := []func(name string){s.containers, s.containers, s.containers, s.grants, s.grants, s.checks, s.owners}
+	workers := []func(name string){s.containers, s.containers, s.containers, s.grants, s.grants,
+		s.checks, s.owners}
 	atOnce(len(workers), func(i int) struct{} {
 		workers[i](fmt.Sprintf("w%d", i))
 		return struct{}{}
@@ -170,13 +173,15 @@ func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.steps++
-	if !slices.Contains(codes, r.Code) || strings.Contains(r.Stderr, "internal") || strings.Contains(r.Stderr, "panic") {
+	if !slices.Contains(codes, r.Code) || strings.Contains(r.Stderr, "internal") ||
+		strings.Contains(r.Stderr, "panic") {
 		s.problems = append(s.problems, fmt.Sprintf("%s: %+v, want a status of %v", what, r, codes))
 	}
 	return r.Code == 0
 }
 
-// cli calls the command line, again where a starved machine did not let it have the ledger's lock in time.
+// cli calls the command line, again where a starved machine did not let it have the ledger's lock
+// in time.
 func (s *storm) cli(args ...string) rig.Result {
 	for range 10 {
 		if r := s.n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {
@@ -212,7 +217,8 @@ func (s *storm) grants(name string) {
 	for range 2 * stormSteps {
 		size := fmt.Sprintf("%dMiB", 2*(1+random.IntN(1024)))
 		r := s.cli("grant", "--memory", size, "--gpus", strconv.Itoa(1+random.IntN(2)), "--label", name)
-		if reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout)); s.want("grant", r, 0, 5) && err == nil {
+		if reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout)); s.want("grant", r, 0, 5) &&
+			err == nil {
 			s.want("update", s.cli("grant", "--update", string(reference.ID), "--memory", "2GiB"), 0, 5)
 			s.want("release", s.cli("release", string(reference.ID)), 0)
 		}
@@ -223,7 +229,9 @@ func (s *storm) grants(name string) {
 func (s *storm) owners(string) {
 	const owner = "pod:7a1c0000-0000-4000-8000-000000000002/main"
 	for range stormSteps {
-		results := atOnce(2, func(int) rig.Result { return s.cli("grant", "--memory", "256MiB", "--owner", owner) })
+		results := atOnce(2, func(int) rig.Result {
+			return s.cli("grant", "--memory", "256MiB", "--owner", owner)
+		})
 		granted := 0
 		for _, r := range results {
 			if s.want("grant to an owner", r, 0, 5) {
@@ -244,15 +252,18 @@ func (s *storm) checks(string) {
 	}
 }
 
-// TestTheLedgerChangesUnderAnEdit: a spec is edited before the ledger is locked. What was decided then counts only if it is
-// still so; nothing is bound to a container that has the edits of another decision.
+// TestTheLedgerChangesUnderAnEdit: a spec is edited before the ledger is locked. What was decided
+// then counts only if it is still so; nothing is bound to a container that has the edits of another
+// decision.
 func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
 	n := adopting(t, "")
 	b := n.Bundle("c", inPod("train"), written("train", "memory", "12GiB"))
 	door := node.Open(n.Config, host.Default())
 	admit := func(meanwhile func(edits int)) node.Decision {
 		edits := 0
-		return door.Admit(node.Create{Caller: request.Caller{Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: n.Root, ID: b.ID, Bundle: b.Dir}},
+		return door.Admit(node.Create{Caller: request.Caller{
+			Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: n.Root,
+				ID: b.ID, Bundle: b.Dir}},
 			Config: b.Config(), Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
 				edits++
 				meanwhile(edits)
@@ -265,7 +276,9 @@ func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
 			taken = append(taken, n.Grant("--memory", "8GiB", "--gpu", "0"))
 		}
 	})
-	if d.Kind != grant.Admit || !d.Bound || d.Grant.GPUs[0].Index != 1 || bytes.Contains(d.Config, []byte(`"/dev/nvidia0"`)) || !bytes.Contains(d.Config, []byte(`"/dev/nvidia1"`)) {
+	if d.Kind != grant.Admit || !d.Bound || d.Grant.GPUs[0].Index != 1 ||
+		bytes.Contains(d.Config, []byte(`"/dev/nvidia0"`)) ||
+		!bytes.Contains(d.Config, []byte(`"/dev/nvidia1"`)) {
 		t.Errorf("the GPU that it would have adopted is taken meanwhile: %+v\n%s", d.Verdict, d.Config)
 	}
 	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: b.ID}))

@@ -15,16 +15,19 @@ import (
 	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
-// TestReadme types the refusal of the README and the tour, in order and as they are printed, and compares the output. It does what the
-// pages say in words: it puts the references into the annotations of the bundles, and the variable into the image.
+// TestReadme types the refusal of the README and the tour, in order and as they are printed, and
+// compares the output. It does what the pages say in words: it puts the references into the
+// annotations of the bundles, and the variable into the image.
 func TestReadme(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	rig.Need(t, "jq")
-	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name", "Tesla V100-SXM2-16GB", "--out", n.Dir+"/node.json")
+	n.Must("inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name", "Tesla V100-SXM2-16GB",
+		"--out", n.Dir+"/node.json")
 	n.Must("inventory", "refresh")
 	bundles := map[string]*rig.Bundle{}
 	for id, edit := range map[string]rig.Edit{
-		"train": together(), "infer": together(), "thief": together(), "greedy": rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+		"train": together(), "infer": together(), "thief": together(),
+		"greedy": rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
 		"privileged": func(s *specs.Spec) {
 			rig.Privileged(s)
 			s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}
@@ -32,11 +35,13 @@ func TestReadme(t *testing.T) {
 	} {
 		bundles[id] = n.Bundle(id, edit)
 		for _, applet := range []string{"sh", "ls", "mknod", "head"} {
-			must(t, exec.Command("ln", "-s", "busybox", filepath.Join(bundles[id].Dir, "rootfs/bin", applet)).Run())
+			must(t, exec.Command("ln", "-s", "busybox", filepath.Join(bundles[id].Dir,
+				"rootfs/bin", applet)).Run())
 		}
 	}
 	shell := typist(t, n)
-	refusal, tour := transcript.Steps(read(t, "../README.md"), "A refusal"), transcript.Steps(read(t, "../docs/tour.md"), "The tour")
+	refusal, tour := transcript.Steps(read(t, "../README.md"), "A refusal"),
+		transcript.Steps(read(t, "../docs/tour.md"), "The tour")
 	if len(refusal) != 1 || len(tour) < 10 {
 		t.Fatalf("the README has %d commands and the tour %d", len(refusal), len(tour))
 	}
@@ -66,11 +71,12 @@ func annotate(t *testing.T, b *rig.Bundle, reference string) {
 	b.WriteSpec(spec)
 }
 
-// typist returns a function that runs a command in a shell, in the directory of the bundles. The real runtime has its state in the test's
-// directory; everything else is as printed.
+// typist returns a function that runs a command in a shell, in the directory of the bundles. The
+// real runtime has its state in the test's directory; everything else is as printed.
 func typist(t *testing.T, n *rig.Node) func(command string) string {
 	runtime := n.Wrapper()
-	functions := fmt.Sprintf("exec 2>&1 </dev/null\ngpuledger() { %s \"$@\"; }\ngpuledger-runtime() { %s \"$@\"; }\n",
+	functions := fmt.Sprintf("exec 2>&1 </dev/null\ngpuledger() { %s \"$@\"; }\ngpuledger-runtime() { %s "+
+		"\"$@\"; }\n",
 		rig.Binary(t, "gpuledger"), strings.Join(runtime.Args, " "))
 	return func(command string) string {
 		bash := exec.Command("bash", "-c", functions+command)

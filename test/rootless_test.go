@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// A tenant is an unprivileged user of the node, who can read its configuration and nothing else of gpuledger's. It starts containers from
-// home, which is its own.
+// A tenant is an unprivileged user of the node, who can read its configuration and nothing else of
+// gpuledger's. It starts containers from home, which is its own.
 type tenant struct {
 	*rig.Node        // with the tenant's home as directory
 	ledger, home     string
@@ -35,12 +35,15 @@ func newTenant(t *testing.T, n *rig.Node, as ...string) tenant {
 	rig.Need(t, "setpriv", "unshare", "bash")
 	n.HideRun()
 	const dir = "/run/tenant"
-	u := tenant{Node: new(rig.Node), ledger: n.Dir, home: dir + "/home", wrapper: dir + "/gpuledger-runtime", runtime: n.Runtime, as: as, id: tenantID}
+	u := tenant{Node: new(rig.Node), ledger: n.Dir, home: dir + "/home", wrapper: dir + "/gpuledger-runtime",
+		runtime: n.Runtime, as: as, id: tenantID}
 	*u.Node = *n
 	u.Dir, u.Config = u.home, dir+"/config.toml"
-	must(t, os.MkdirAll(u.home+"/runtime", 0o755), os.WriteFile(u.wrapper, []byte(read(t, rig.Binary(t, "gpuledger-runtime"))), 0o755),
+	must(t, os.MkdirAll(u.home+"/runtime", 0o755), os.WriteFile(u.wrapper,
+		[]byte(read(t, rig.Binary(t, "gpuledger-runtime"))), 0o755),
 		syscall.Mknod(dir+"/gpu", syscall.S_IFCHR|0o666, 195<<8), os.Chmod(dir+"/gpu", 0o666))
-	for file, line := range map[string]string{"/etc/passwd": "tenant:x:4711:4711::" + u.home + ":/bin/sh\n", "/etc/group": "tenant:x:4711:\n",
+	for file, line := range map[string]string{"/etc/passwd": "tenant:x:4711:4711::" + u.home + ":/bin/sh\n",
+		"/etc/group":  "tenant:x:4711:\n",
 		"/etc/subuid": "tenant:200000:65536\n", "/etc/subgid": "tenant:200000:65536\n"} {
 		had, _ := os.ReadFile(file)
 		must(t, os.WriteFile(dir+"/"+filepath.Base(file), append(had, line...), 0o644))
@@ -52,7 +55,8 @@ func newTenant(t *testing.T, n *rig.Node, as ...string) tenant {
 
 // configure gives it the node's configuration with more TOML at its end.
 func (u tenant) configure(more string) {
-	must(u.T, os.WriteFile(u.Config, []byte(read(u.T.(*testing.T), filepath.Join(u.ledger, "config.toml"))+more), 0o644))
+	must(u.T, os.WriteFile(u.Config, []byte(read(u.T.(*testing.T), filepath.Join(u.ledger, "config.toml"))+
+		more), 0o644))
 }
 
 // own makes all of its home its own.
@@ -65,7 +69,8 @@ func (u tenant) own() {
 	}))
 }
 
-// bundle is an ordinary container as an engine without privileges has it, whose device rules deny all.
+// bundle is an ordinary container as an engine without privileges has it, whose device rules deny
+// all.
 func (u tenant) bundle(edits ...rig.Edit) *rig.Bundle {
 	b := u.Bundle("c", append([]rig.Edit{rig.Light, rig.Shell("echo started"), func(s *specs.Spec) {
 		s.Process.Capabilities, s.Linux.CgroupsPath = &specs.LinuxCapabilities{}, ""
@@ -79,12 +84,15 @@ func (u tenant) bundle(edits ...rig.Edit) *rig.Bundle {
 	return b
 }
 
-// run runs a command as the tenant does. A runtime makes its standard streams the container's, so they are the tenant's.
+// run runs a command as the tenant does. A runtime makes its standard streams the container's, so
+// they are the tenant's.
 func (u tenant) run(program string, args ...string) rig.Result {
 	u.T.Helper()
-	words := append(append([]string{}, u.as...), "bash", "-c", `set -o pipefail; cd "$HOME"; "$@" 2>&1 </dev/null | cat`, "bash", program)
+	words := append(append([]string{}, u.as...), "bash", "-c",
+		`set -o pipefail; cd "$HOME"; "$@" 2>&1 </dev/null | cat`, "bash", program)
 	cmd := exec.Command(words[0], append(words[1:], args...)...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + u.home, "USER=tenant", "XDG_RUNTIME_DIR=" + u.home + "/runtime", "GPULEDGER_CONFIG=" + u.Config}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + u.home, "USER=tenant", "XDG_RUNTIME_DIR=" +
+		u.home + "/runtime", "GPULEDGER_CONFIG=" + u.Config}
 	return rig.Run(cmd)
 }
 
@@ -95,7 +103,8 @@ func (u tenant) start(runtime string, b *rig.Bundle) rig.Result {
 }
 
 func bindMount(source, destination string) rig.Edit {
-	return mount(specs.Mount{Type: "bind", Source: source, Destination: destination, Options: []string{"rbind"}})
+	return mount(specs.Mount{Type: "bind", Source: source, Destination: destination,
+		Options: []string{"rbind"}})
 }
 
 // asUser are the ways in which a runtime runs where the kernel lets it set no device rule.
@@ -151,7 +160,9 @@ func (u tenant) story(reference grant.Reference) {
 	refused := func(what string, edits ...rig.Edit) {
 		t.Helper()
 		r := u.start(u.wrapper, u.bundle(edits...))
-		if r.Code != 1 || !strings.HasPrefix(r.Stdout, "gpuledger: refused (rules-not-enforced): container \"c\" ") || !strings.Contains(r.Stdout, "\nhint: ") {
+		if r.Code != 1 || !strings.HasPrefix(r.Stdout,
+			"gpuledger: refused (rules-not-enforced): container \"c\" ") ||
+			!strings.Contains(r.Stdout, "\nhint: ") {
 			t.Errorf("%s: %+v, want rules-not-enforced", what, r)
 		}
 	}
@@ -160,7 +171,8 @@ func (u tenant) story(reference grant.Reference) {
 		refused(when+"all GPUs by the environment", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
 		refused(when+"a GPU's node by a mount", bindMount("/run/tenant/gpu", "/gpu"))
 		refused(when+"a GPU's node among the devices", func(s *specs.Spec) {
-			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/run/tenant/gpu", Type: "c", Major: 195})
+			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+				Path: "/run/tenant/gpu", Type: "c", Major: 195})
 		})
 		refused(when+"the node's /dev", bindMount("/dev", "/host"))
 		refused(when+"a grant", rig.Env("GPULEDGER_GRANT="+reference.String()))
@@ -168,17 +180,23 @@ func (u tenant) story(reference grant.Reference) {
 
 	opens := u.bundle(bindMount("/run/tenant/gpu", "/gpu"), rig.Shell("/bin/busybox cat /gpu"))
 	if r := u.start(u.runtime, opens); !strings.Contains(r.Stdout, "No such device or address") {
-		t.Errorf("the real runtime alone: %+v; want the GPU's node opened, though the container's device rules deny all", r)
+		t.Errorf("the real runtime alone: %+v; want the GPU's node opened, though the container's device "+
+			"rules deny all", r)
 	}
 
 	starts("no GPU", u.bundle())
-	starts("no rules, as rootless Podman writes them", u.bundle(func(s *specs.Spec) { s.Linux.Resources = nil }))
-	starts("rules for everything", u.bundle(rig.Privileged, func(s *specs.Spec) { s.Process.Capabilities = &specs.LinuxCapabilities{} }))
+	starts("no rules, as rootless Podman writes them",
+		u.bundle(func(s *specs.Spec) { s.Linux.Resources = nil }))
+	starts("rules for everything", u.bundle(rig.Privileged, func(s *specs.Spec) {
+		s.Process.Capabilities = &specs.LinuxCapabilities{}
+	}))
 	reaching("")
 
 	b := u.bundle(rig.Shell("exec sleep 1000"))
-	for _, args := range [][]string{{"create", "--bundle", b.Dir, "c"}, {"start", "c"}, {"state", "c"}, {"kill", "c", "KILL"}, {"delete", "--force", "c"}} {
-		if r := u.run("sh", append([]string{"-c", `"$@" >log 2>&1 </dev/null; status=$?; cat log; exit $status`, "sh", u.wrapper}, append(slices.Clone(u.global), args...)...)...); r.Code != 0 {
+	for _, args := range [][]string{{"create", "--bundle", b.Dir, "c"}, {"start", "c"}, {"state", "c"},
+		{"kill", "c", "KILL"}, {"delete", "--force", "c"}} {
+		if r := u.run("sh", append([]string{"-c", `"$@" >log 2>&1 </dev/null; status=$?; cat log; ` +
+			`exit $status`, "sh", u.wrapper}, append(slices.Clone(u.global), args...)...)...); r.Code != 0 {
 			t.Errorf("%s: %+v", args[0], r)
 		}
 	}
@@ -195,7 +213,8 @@ func (u tenant) story(reference grant.Reference) {
 
 	u.configure("[policy]\nmode = \"report\"\n")
 	r := u.start(u.wrapper, u.bundle(rig.Env("NVIDIA_VISIBLE_DEVICES=all")))
-	if r.Code != 0 || !strings.HasSuffix(r.Stdout, "\nstarted\n") || !strings.HasPrefix(r.Stdout, "gpuledger: would be refused (rules-not-enforced): ") {
+	if r.Code != 0 || !strings.HasSuffix(r.Stdout, "\nstarted\n") ||
+		!strings.HasPrefix(r.Stdout, "gpuledger: would be refused (rules-not-enforced): ") {
 		t.Errorf("report mode: %+v", r)
 	}
 	u.configure("[policy]\nungranted = \"hide\"\n")
@@ -205,16 +224,21 @@ func (u tenant) story(reference grant.Reference) {
 	}
 }
 
-// TestRootlessPodman: where Podman reads a drop-in of root's that names the wrapper, as Debian 12's does whoever runs it, its containers
-// without a GPU start as before.
+// TestRootlessPodman: where Podman reads a drop-in of root's that names the wrapper, as Debian 12's
+// does whoever runs it, its containers without a GPU start as before.
 func TestRootlessPodman(t *testing.T) {
 	rig.Need(t, "podman", "conmon", "newuidmap")
 	n := rig.NewNode(t, rig.Setup{Engine: "podman"})
-	u := newTenant(t, n, "setpriv", fmt.Sprintf("--reuid=%d", tenantID), fmt.Sprintf("--regid=%d", tenantID), "--clear-groups")
-	const common = "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nlock_type = \"file\"\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"
+	u := newTenant(t, n, "setpriv", fmt.Sprintf("--reuid=%d", tenantID),
+		fmt.Sprintf("--regid=%d", tenantID), "--clear-groups")
+	const common = "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nlock_type = " +
+		"\"file\"\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"
 	rig.Mount(t, "tmpfs", "/etc/containers", "tmpfs", 0, "mode=755")
-	must(t, os.MkdirAll("/etc/containers/containers.conf.d", 0o755), os.WriteFile("/etc/containers/containers.conf", []byte(common), 0o644),
-		os.WriteFile("/etc/containers/containers.conf.d/zz-gpuledger.conf", fmt.Appendf(nil, "[engine]\nruntime = \"gpuledger\"\n[engine.runtimes]\ngpuledger = [%q]\n", u.wrapper), 0o644))
+	must(t, os.MkdirAll("/etc/containers/containers.conf.d", 0o755),
+		os.WriteFile("/etc/containers/containers.conf", []byte(common), 0o644),
+		os.WriteFile("/etc/containers/containers.conf.d/zz-gpuledger.conf",
+			fmt.Appendf(nil, "[engine]\nruntime = \"gpuledger\"\n[engine.runtimes]\ngpuledger = [%q]\n",
+				u.wrapper), 0o644))
 	t.Cleanup(func() { // the process by which a user's Podman keeps its user namespace
 		pid, err := strconv.Atoi(read(t, u.home+"/runtime/libpod/tmp/pause.pid"))
 		must(t, err, syscall.Kill(pid, syscall.SIGKILL))
@@ -224,20 +248,28 @@ func TestRootlessPodman(t *testing.T) {
 		args := append([]string{"--storage-driver=vfs", "run", "--rm", "--network=none"}, options...)
 		return u.run("podman", append(args, "--rootfs", rootfs, "/bin/busybox", "echo", "started")...)
 	}
-	for name, options := range map[string][]string{"no GPU": nil, "a device of others": {"--device", "/dev/full:/dev/other"}, "a volume": {"-v", u.home + ":/home"},
-		"a privilege, on a node that has no GPU's node": {"--privileged"}, "a user namespace": {"--uidmap=0:0:1"}} {
-		if r := podman(options...); r.Code != 0 || !strings.HasSuffix(r.Stdout, "started\n") || strings.Contains(r.Stdout, "gpuledger: ") {
+	for name, options := range map[string][]string{"no GPU": nil,
+		"a device of others": {"--device", "/dev/full:/dev/other"}, "a volume": {"-v", u.home + ":/home"},
+		"a privilege, on a node that has no GPU's node": {"--privileged"},
+		"a user namespace": {"--uidmap=0:0:1"}} {
+		if r := podman(options...); r.Code != 0 || !strings.HasSuffix(r.Stdout, "started\n") ||
+			strings.Contains(r.Stdout, "gpuledger: ") {
 			t.Errorf("%s: %+v, want it started", name, r)
 		}
 	}
-	for name, options := range map[string][]string{"all GPUs by the environment": {"-e", "NVIDIA_VISIBLE_DEVICES=all"}, "the node's /dev": {"-v", "/dev:/dev"},
-		"a GPU's node": {"--device", "/run/tenant/gpu:/dev/nvidia0"}, "a GPU's node by a mount": {"-v", "/run/tenant/gpu:/dev/nvidia0"}} {
-		if r := podman(options...); r.Code != 126 || !strings.Contains(r.Stdout, "gpuledger: refused (rules-not-enforced): ") {
+	for name, options := range map[string][]string{"all GPUs by the environment": {
+		"-e", "NVIDIA_VISIBLE_DEVICES=all"}, "the node's /dev": {"-v", "/dev:/dev"},
+		"a GPU's node":            {"--device", "/run/tenant/gpu:/dev/nvidia0"},
+		"a GPU's node by a mount": {"-v", "/run/tenant/gpu:/dev/nvidia0"}} {
+		if r := podman(options...); r.Code != 126 ||
+			!strings.Contains(r.Stdout, "gpuledger: refused (rules-not-enforced): ") {
 			t.Errorf("%s: %+v, want rules-not-enforced", name, r)
 		}
 	}
 
-	must(t, os.MkdirAll(u.home+"/.config/containers", 0o755), os.WriteFile(u.home+"/.config/containers/containers.conf", []byte("[engine]\nruntime = \"runc\"\n"), 0o644))
+	must(t, os.MkdirAll(u.home+"/.config/containers", 0o755),
+		os.WriteFile(u.home+"/.config/containers/containers.conf",
+			[]byte("[engine]\nruntime = \"runc\"\n"), 0o644))
 	u.own()
 	if r := podman("-v", "/dev:/dev"); r.Code != 0 || !strings.HasSuffix(r.Stdout, "started\n") {
 		t.Errorf("a user whose own configuration names another runtime: %+v, want it started", r)

@@ -21,17 +21,25 @@ var sixRules = []struct {
 	rule  string
 	tests []string
 }{
-	{"The ledger is the authority: annotations, environment and CDI names are requests, and only a grant makes them true",
-		[]string{"TestCorpus", "TestAnAdmittedSpecReachesNothingUngranted", "TestContainerReachesExactlyItsGrant", "TestIdentity", "TestPodGrantByReference", "TestEveryFormOfACreateIsJudged"}},
+	{"The ledger is the authority: annotations, environment and CDI names are requests, and only a grant " +
+		"makes them true",
+		[]string{"TestCorpus", "TestAnAdmittedSpecReachesNothingUngranted",
+			"TestContainerReachesExactlyItsGrant", "TestIdentity", "TestPodGrantByReference",
+			"TestEveryFormOfACreateIsJudged"}},
 	{"Fail closed for GPUs, never harm the rest",
-		[]string{"TestHarmNobody", "TestWhatReachesNothingPassesUntouched", "TestLockHeldForEver", "TestUnreadableLedgerAndIdentity", "TestBrokenSpec", "TestReboot", "TestNoAuditHarmsNobody"}},
+		[]string{"TestHarmNobody", "TestWhatReachesNothingPassesUntouched", "TestLockHeldForEver",
+			"TestUnreadableLedgerAndIdentity", "TestBrokenSpec", "TestReboot", "TestNoAuditHarmsNobody"}},
 	{"Decide with values: one pure function decides, entry points only translate",
 		[]string{"TestArrowsPointDown", "TestDecide", "TestCorpus", "TestAuditSaysWhatExplainSays"}},
 	{"No leak can exist: whether a binding is alive is told by the kernel",
-		[]string{"TestABindingLivesExactlyAsLongAsItsContainer", "TestLifeOfRealContainers", "TestGrantIsFreeAgainWhenItsContainerIsGone", "TestDelete", "TestRefusalLeavesTheGrantFree",
+		[]string{"TestABindingLivesExactlyAsLongAsItsContainer", "TestLifeOfRealContainers",
+			"TestGrantIsFreeAgainWhenItsContainerIsGone", "TestDelete", "TestRefusalLeavesTheGrantFree",
 			"TestKilledAtEachFailpoint", "TestKilledAtAnyTime", "FuzzBinding"}},
-	{"Say the strength, and never call a weaker one isolation", []string{"TestEachGrantSaysItsStrength", "TestDecide"}},
-	{"An administrator can adopt it in steps and leave in one", []string{"TestInStepsAndOutInOne", "TestReportMode", "TestUpdateInReportMode", "TestHide", "TestStrip", "TestExempt"}},
+	{"Say the strength, and never call a weaker one isolation",
+		[]string{"TestEachGrantSaysItsStrength", "TestDecide"}},
+	{"An administrator can adopt it in steps and leave in one",
+		[]string{"TestInStepsAndOutInOne", "TestReportMode", "TestUpdateInReportMode", "TestHide",
+			"TestStrip", "TestExempt"}},
 }
 
 // TestEveryRuleHasItsTests: the table above names tests that are there.
@@ -61,8 +69,9 @@ func TestEveryRuleHasItsTests(t *testing.T) {
 	}
 }
 
-// TestEachGrantSaysItsStrength: where a grant is listed, where it is explained and where it is used, the strength is told;
-// a privileged container's is none, and a node that wants more refuses it.
+// TestEachGrantSaysItsStrength: where a grant is listed, where it is explained and where it is
+// used, the strength is told; a privileged container's is none, and a node that wants more refuses
+// it.
 func TestEachGrantSaysItsStrength(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
@@ -85,8 +94,8 @@ func TestEachGrantSaysItsStrength(t *testing.T) {
 	wantRefused(t, b.Create(), "limit-unenforceable")
 }
 
-// TestInStepsAndOutInOne: report, enforce, break-glass and back, with one and the same container. Where it starts it is
-// as its engine wrote it, to the byte.
+// TestInStepsAndOutInOne: report, enforce, break-glass and back, with one and the same container.
+// Where it starts it is as its engine wrote it, to the byte.
 func TestInStepsAndOutInOne(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	enforcing := read(t, n.Config)
@@ -112,12 +121,14 @@ func TestInStepsAndOutInOne(t *testing.T) {
 	}
 }
 
-// TestNothingIsTakenAwayUnlessEnforced: what policy hides and strips, it only records in report mode and while it is
-// disabled, whoever asks.
+// TestNothingIsTakenAwayUnlessEnforced: what policy hides and strips, it only records in report
+// mode and while it is disabled, whoever asks.
 func TestNothingIsTakenAwayUnlessEnforced(t *testing.T) {
 	const takes = "[policy]\nprivileged = \"strip\"\nungranted = \"hide\"\n"
 	for mode, begin := range map[string]func() *rig.Node{
-		"report": func() *rig.Node { return rig.NewNode(t, rig.Setup{Config: takes + "mode = \"report\"\n"}) },
+		"report": func() *rig.Node {
+			return rig.NewNode(t, rig.Setup{Config: takes + "mode = \"report\"\n"})
+		},
 		"disabled": func() *rig.Node {
 			n := rig.NewNode(t, rig.Setup{Config: takes})
 			n.Must("disable")
@@ -131,13 +142,17 @@ func TestNothingIsTakenAwayUnlessEnforced(t *testing.T) {
 			out     string
 			removed string
 		}{
-			{"env", []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES")}, "all\n", "env:NVIDIA_VISIBLE_DEVICES"},
+			{"env", []rig.Edit{rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+				rig.Shell("echo $NVIDIA_VISIBLE_DEVICES")}, "all\n", "env:NVIDIA_VISIBLE_DEVICES"},
 			{"privileged", []rig.Edit{allDevices, rig.Shell(privilegedProbe)},
-				"/dev/fuse\n/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl\n" + strings.Repeat("No such device or address\n", 4) + "end\n", "device:/dev/nvidia0"},
+				"/dev/fuse\n/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl\n" +
+					strings.Repeat("No such device or address\n", 4) + "end\n", "device:/dev/nvidia0"},
 		} {
 			b := carriesNodes(t, n.Bundle(c.name, c.edits...))
 			before := b.Config()
-			if r := b.Run(); r.Code != 0 || r.Stdout != c.out || !bytes.Equal(b.Config(), before) || !strings.HasPrefix(r.Stderr, "gpuledger: would start without GPUs; it starts as it is because ") {
+			if r := b.Run(); r.Code != 0 || r.Stdout != c.out || !bytes.Equal(b.Config(), before) ||
+				!strings.HasPrefix(r.Stderr, "gpuledger: would start without GPUs; it starts as it "+
+					"is because ") {
 				t.Errorf("%s, %s: %+v", mode, c.name, r)
 			}
 			hooked := carriesNodes(t, n.Bundle("hooked-"+c.name, append(c.edits, n.Hooked)...))
@@ -172,11 +187,13 @@ func TestAGrantThatCannotBeWritten(t *testing.T) {
 	wantRefused(t, b.Run(), "injection-impossible")
 	n.Write("config.toml", read(t, n.Config)+"[policy]\nmode = \"report\"\n")
 	r := b.Run()
-	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "ran\n") || strings.Contains(r.Stdout, "nvidia") || !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (injection-impossible): ") {
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "ran\n") || strings.Contains(r.Stdout, "nvidia") ||
+		!strings.HasPrefix(r.Stderr, "gpuledger: would be refused (injection-impossible): ") {
 		t.Errorf("%+v", r)
 	}
 	log := lines(t, n)
-	if last := log[len(log)-1]; last.Verdict != "refuse" || last.Mode != "report" || last.Code != "injection-impossible" {
+	if last := log[len(log)-1]; last.Verdict != "refuse" || last.Mode != "report" ||
+		last.Code != "injection-impossible" {
 		t.Errorf("recorded is %+v", last)
 	}
 	wantState(t, n, reference.ID, "at the end", grant.Free)

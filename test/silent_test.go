@@ -15,9 +15,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestASilentVolumeHoldsNobodyElseUp: whoever looks at a file system that answers never, as one of FUSE whose server is dead,
-// cannot even be killed. A tenant that mounts one into its container stops its own create by that, at whichever look, and the
-// ledger goes on.
+// TestASilentVolumeHoldsNobodyElseUp: whoever looks at a file system that answers never, as one of
+// FUSE whose server is dead, cannot even be killed. A tenant that mounts one into its container
+// stops its own create by that, at whichever look, and the ledger goes on.
 func TestASilentVolumeHoldsNobodyElseUp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	nothing := n.Write("nothing", "#!/bin/sh\nexit 0\n")
@@ -27,7 +27,8 @@ func TestASilentVolumeHoldsNobodyElseUp(t *testing.T) {
 	neighbour := n.Bundle("neighbour", with(other))
 	for looks := 0; looks < 100; looks++ {
 		volume := newSilentVolume(t, n, looks)
-		b := n.Bundle("tenant", with(tenant), mount(specs.Mount{Type: "bind", Source: volume.dir, Destination: "/data", Options: []string{"rbind"}}))
+		b := n.Bundle("tenant", with(tenant), mount(specs.Mount{
+			Type: "bind", Source: volume.dir, Destination: "/data", Options: []string{"rbind"}}))
 		create := n.Wrapper("create", "--bundle", b.Dir, b.ID)
 		must(t, create.Start())
 		ended := make(chan error, 1)
@@ -75,7 +76,8 @@ func newSilentVolume(t *testing.T, n *rig.Node, answers int) *silentVolume {
 	}
 	v := &silentVolume{dir: n.Dir + "/volume", fd: fd, silent: make(chan struct{})}
 	must(t, os.MkdirAll(v.dir, 0o755))
-	if err := syscall.Mount("fuse", v.dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
+	if err := syscall.Mount("fuse", v.dir, "fuse", 0,
+		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
 		_ = unix.Close(fd)
 		t.Skipf("FUSE cannot be mounted here (%v): what a dead file system holds up is not tested", err)
 	}
@@ -103,7 +105,8 @@ func (v *silentVolume) serve(fd, answers int) {
 		switch binary.LittleEndian.Uint32(request[4:]) {
 		case fuseInit:
 			reply := make([]byte, 64)
-			for at, value := range map[int]uint32{0: 7, 4: 31, 20: 4096} { // the protocol's version, the largest write
+			// the protocol's version, the largest write
+			for at, value := range map[int]uint32{0: 7, 4: 31, 20: 4096} {
 				binary.LittleEndian.PutUint32(reply[at:], value)
 			}
 			answer(fd, id, 0, reply)

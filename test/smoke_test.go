@@ -35,8 +35,8 @@ func TestMoreIsRun(t *testing.T) {
 	}
 }
 
-// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a driver that is not there,
-// EPERM where it does not.
+// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a
+// driver that is not there, EPERM where it does not.
 const probe = `open() { /bin/busybox cat "$1" 2>&1 | /bin/busybox sed "s/.*: //"; }
 open /dev/nvidia0; open /dev/nvidia1; open /dev/nvidiactl
 /bin/busybox mknod /tmp/other c 195 7; open /tmp/other; /bin/busybox rm /tmp/other`
@@ -52,10 +52,13 @@ func TestContainerReachesExactlyItsGrant(t *testing.T) {
 					rig.NeedRuntime(t, runtime)
 					n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 					reference := n.Grant("--memory", "4GiB", "--gpu", "1")
-					got := n.Bundle("c", rig.Annotation("gpuledger.dev/grant", reference.String()), rig.Shell(probe)).Run()
-					want := "No such file or directory\nNo such device or address\nNo such device or address\nOperation not permitted\n"
+					got := n.Bundle("c", rig.Annotation("gpuledger.dev/grant", reference.String()),
+						rig.Shell(probe)).Run()
+					want := "No such file or directory\nNo such device or address\nNo such device or " +
+						"address\nOperation not permitted\n"
 					if got.Stdout != want {
-						t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another GPU:\n%s%swant:\n%s", got.Stdout, got.Stderr, want)
+						t.Errorf("opening GPU 0, GPU 1, nvidiactl and a node of its own made for another "+
+							"GPU:\n%s%swant:\n%s", got.Stdout, got.Stderr, want)
 					}
 				})
 			}

@@ -20,7 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// stage is a node on which rows of the corpus are played: four GPUs, the grants of nodes.toml, host nodes to mount.
+// stage is a node on which rows of the corpus are played: four GPUs, the grants of nodes.toml, host
+// nodes to mount.
 type stage struct {
 	*rig.Node
 	policy  stagePolicy
@@ -47,16 +48,18 @@ type stagePolicy struct {
 	}
 }
 
-// simulateMajors writes devices of the driver into /proc/devices that a simulated node has not, and two of others, at majors that
-// no driver of this machine has.
+// simulateMajors writes devices of the driver into /proc/devices that a simulated node has not, and
+// two of others, at majors that no driver of this machine has.
 func simulateMajors(t *testing.T) map[string]int {
 	t.Helper()
 	devices := read(t, "/proc/devices")
 	characters, blocks, _ := strings.Cut(devices, "Block devices:")
 	majors := map[string]int{}
 	next := 400
-	for _, name := range []string{"nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch", "vfio", "kfd"} {
-		if m := regexp.MustCompile(`(?m)^ *([0-9]+) ` + name + `$`).FindStringSubmatch(characters); m != nil { // of a real driver
+	for _, name := range []string{"nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels",
+		"nvidia-nvswitch", "vfio", "kfd"} {
+		// of a real driver
+		if m := regexp.MustCompile(`(?m)^ *([0-9]+) ` + name + `$`).FindStringSubmatch(characters); m != nil {
 			majors[name], _ = strconv.Atoi(m[1])
 			continue
 		}
@@ -84,8 +87,9 @@ func newStage(t *testing.T, name string, majors map[string]int) *stage {
 	if len(policy.Grants) == 0 {
 		policy.Grants = nodes["default"].Grants
 	}
-	s := &stage{Node: rig.NewNode(t, rig.Setup{GPUs: 4, Config: policy.Config}), policy: policy, grants: map[string]grant.Reference{},
-		nri: map[string]*rig.NRI{}, unasked: map[string]int{}, all: t}
+	s := &stage{Node: rig.NewNode(t, rig.Setup{GPUs: 4, Config: policy.Config}), policy: policy,
+		grants: map[string]grant.Reference{},
+		nri:    map[string]*rig.NRI{}, unasked: map[string]int{}, all: t}
 	var inv grant.Inventory
 	must(t, json.Unmarshal([]byte(read(t, s.Dir+"/state/inventory.json")), &inv))
 	s.gpus = inv.GPUs
@@ -98,19 +102,22 @@ func newStage(t *testing.T, name string, majors map[string]int) *stage {
 	return s
 }
 
-// engines makes a link to the wrapper and a configuration for each engine, and one with a runtime that does nothing.
+// engines makes a link to the wrapper and a configuration for each engine, and one with a runtime
+// that does nothing.
 func (s *stage) engines(t *testing.T) {
 	config := read(t, s.Config)
 	for _, engine := range []string{"none", "containerd", "cri-o", "podman", "docker"} {
 		must(t, os.Symlink(rig.Binary(t, "gpuledger-runtime"), s.link(engine)))
-		s.Write("config."+engine+".toml", strings.Replace(config, `engine = "none"`, fmt.Sprintf("engine = %q", engine), 1))
+		s.Write("config."+engine+".toml", strings.Replace(config, `engine = "none"`,
+			fmt.Sprintf("engine = %q", engine), 1))
 	}
 	s.Write("config.recorded.toml", strings.Replace(config, `path = ["runc"]`, `path = ["/bin/true"]`, 1))
 }
 
 func (s *stage) link(engine string) string { return filepath.Join(s.Dir, "gpuledger-runtime."+engine) }
 
-// image is the root file system of all rows. It carries a node for every device of a GPU, as an image's layers may.
+// image is the root file system of all rows. It carries a node for every device of a GPU, as an
+// image's layers may.
 func (s *stage) image(t *testing.T, majors map[string]int) {
 	b := s.Bundle("image", rig.Shell(probeAll))
 	root := filepath.Join(b.Dir, "rootfs")
@@ -145,7 +152,8 @@ done; echo end`
 
 func mknod(t *testing.T, path string, major, minor int) {
 	t.Helper()
-	must(t, syscall.Mknod(path, syscall.S_IFCHR|0o666, minor&0xff|major<<8|minor&^0xff<<12), os.Chmod(path, 0o666))
+	must(t, syscall.Mknod(path, syscall.S_IFCHR|0o666, minor&0xff|major<<8|minor&^0xff<<12),
+		os.Chmod(path, 0o666))
 }
 
 // hostDevices are nodes of GPUs, and names for them, as a tenant might mount them.
@@ -168,26 +176,36 @@ func (s *stage) hostDevices(t *testing.T, majors map[string]int) {
 	for link, target := range map[string]string{"link": "nvidia1", "chain": "link", "tonull": "null"} {
 		must(t, os.Symlink(target, filepath.Join(dev, link)))
 	}
-	must(t, os.Symlink(dev, filepath.Join(s.Dir, "devices")), os.Symlink(s.Dir+"/run", filepath.Join(s.Dir, "torun")),
+	must(t, os.Symlink(dev, filepath.Join(s.Dir, "devices")),
+		os.Symlink(s.Dir+"/run", filepath.Join(s.Dir, "torun")),
 		os.WriteFile(filepath.Join(dev, "plain/nvidia0"), []byte("a file"), 0o644),
 		os.Mkdir(filepath.Join(s.Dir, "mps"), 0o755))
-	rig.Mount(t, "tmpfs", filepath.Join(s.Dir, "mps"), "tmpfs", 0, "") // so that a daemon in it closes no mount of its parents (docs/adr/0009)
-	must(t, os.MkdirAll(filepath.Join(s.Dir, "mps/log"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "mps/pipe"), 0o755),
+	// so that a daemon in it closes no mount of its parents (docs/adr/0009)
+	rig.Mount(t, "tmpfs", filepath.Join(s.Dir, "mps"), "tmpfs", 0, "")
+	must(t, os.MkdirAll(filepath.Join(s.Dir, "mps/log"), 0o755),
+		os.MkdirAll(filepath.Join(s.Dir, "mps/pipe"), 0o755),
 		os.WriteFile(filepath.Join(s.Dir, "mps/pipe/control_lock"), nil, 0o666),
-		os.MkdirAll(filepath.Join(s.Dir, "decoy"), 0o755), os.WriteFile(filepath.Join(s.Dir, "decoy/control"), nil, 0o666), os.WriteFile(filepath.Join(s.Dir, "decoy/control_lock"), nil, 0o666),
-		os.Symlink("pipe", filepath.Join(s.Dir, "mps/link")), os.MkdirAll(filepath.Join(s.Dir, "nvidia-data"), 0o755), os.MkdirAll(filepath.Join(s.Dir, "running"), 0o755))
+		os.MkdirAll(filepath.Join(s.Dir, "decoy"), 0o755),
+		os.WriteFile(filepath.Join(s.Dir, "decoy/control"), nil, 0o666),
+		os.WriteFile(filepath.Join(s.Dir, "decoy/control_lock"), nil, 0o666),
+		os.Symlink("pipe", filepath.Join(s.Dir, "mps/link")),
+		os.MkdirAll(filepath.Join(s.Dir, "nvidia-data"), 0o755),
+		os.MkdirAll(filepath.Join(s.Dir, "running"), 0o755))
 	listen(t, filepath.Join(s.Dir, "mps/pipe/control"))
-	must(t, os.Mkdir(filepath.Join(s.Dir, "quiet"), 0o755), syscall.Mknod(filepath.Join(s.Dir, "quiet/control"), syscall.S_IFSOCK|0o666, 0),
+	must(t, os.Mkdir(filepath.Join(s.Dir, "quiet"), 0o755),
+		syscall.Mknod(filepath.Join(s.Dir, "quiet/control"), syscall.S_IFSOCK|0o666, 0),
 		os.WriteFile(filepath.Join(s.Dir, "quiet/control_lock"), nil, 0o666))
 	s.listensAsUser(t, filepath.Join(s.Dir, "tenants/pipe"))
 	must(t, os.Symlink("pipe", filepath.Join(s.Dir, "tenants/link")))
 }
 
-// listensAsUser has a user of the node make what looks like an MPS daemon's pipe directory, and listen there until the test ends.
+// listensAsUser has a user of the node make what looks like an MPS daemon's pipe directory, and
+// listen there until the test ends.
 func (s *stage) listensAsUser(t *testing.T, dir string) {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755), os.Chown(dir, 1000, 1000))
-	cmd := exec.Command(tenantProgram(t), "bind", dir+"/control", "user", "1000", "serve", "ready", "control_lock", "wait")
+	cmd := exec.Command(tenantProgram(t), "bind", dir+"/control", "user", "1000", "serve", "ready",
+		"control_lock", "wait")
 	cmd.Dir = dir
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
@@ -202,12 +220,13 @@ func listen(t *testing.T, path string) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-// pod is the kubelet's directory of the node's one pod, volume one of Docker's. Where engines keep such things is known by name.
+// pod is the kubelet's directory of the node's one pod, volume one of Docker's. Where engines keep
+// such things is known by name.
 func (s *stage) pod() string    { return "/var/lib/kubelet/pods/" + filepath.Base(s.Dir) }
 func (s *stage) volume() string { return "/var/lib/docker/volumes/" + filepath.Base(s.Dir) }
 
-// volumes mounts what a tenant may have named there, as the kubelet does for subPath and Docker for a volume with o=bind. The caller has
-// made /var/lib the test's own.
+// volumes mounts what a tenant may have named there, as the kubelet does for subPath and Docker for
+// a volume with o=bind. The caller has made /var/lib the test's own.
 func (s *stage) volumes(t *testing.T) {
 	bind := func(source, target string) {
 		info, err := os.Stat(source)
@@ -229,8 +248,11 @@ func (s *stage) volumes(t *testing.T) {
 	own(filepath.Join(s.Dir, "run/limits")) // a grant in use may have it already
 	own(filepath.Join(s.Dir, "run/mps/0a1b/shm"))
 	own(s.pod() + "/volumes/kubernetes.io~csi/v/mount")
-	for name, source := range map[string]string{"run": "run", "limits": "run/limits", "shm": "run/mps/0a1b/shm", "bindings": "run/bindings", "state": "state", "inventory": "state/inventory.json", "above": "", "nvidia1": "dev/nvidia1", "dev": "dev",
-		"mps": "mps/pipe", "control": "mps/pipe/control", "data": "nvidia-data", "file": "dev/plain/nvidia0"} {
+	for name, source := range map[string]string{"run": "run", "limits": "run/limits",
+		"shm": "run/mps/0a1b/shm", "bindings": "run/bindings", "state": "state",
+		"inventory": "state/inventory.json", "above": "", "nvidia1": "dev/nvidia1", "dev": "dev",
+		"mps": "mps/pipe", "control": "mps/pipe/control", "data": "nvidia-data",
+		"file": "dev/plain/nvidia0"} {
 		bind(filepath.Join(s.Dir, source), s.pod()+"/volume-subpaths/v/"+name+"/0")
 	}
 	bind("/", s.pod()+"/volume-subpaths/v/root/0")
@@ -277,14 +299,17 @@ func (s *stage) cgroups() string {
 
 // placeholders are what rows write in braces.
 func (s *stage) placeholders(majors map[string]int) {
-	pairs := []string{"{dir}", s.Dir, "{cgroups}", s.cgroups(), "{pod}", s.pod(), "{volume}", s.volume(), "{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
-		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}", strconv.Itoa(majors["nvidia-nvswitch"]),
+	pairs := []string{"{dir}", s.Dir, "{cgroups}", s.cgroups(), "{pod}", s.pod(), "{volume}", s.volume(),
+		"{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
+		"{imex}", strconv.Itoa(majors["nvidia-caps-imex-channels"]), "{nvswitch}",
+		strconv.Itoa(majors["nvidia-nvswitch"]),
 		"{vfio}", strconv.Itoa(majors["vfio"]), "{kfd}", strconv.Itoa(majors["kfd"])}
 	for _, g := range s.gpus {
 		pairs = append(pairs, fmt.Sprintf("{gpu%d}", g.Index), g.UUID)
 	}
 	for name, r := range s.grants {
-		pairs = append(pairs, "{"+name+"}", r.String(), "{"+name+".id}", string(r.ID), "{"+name+".secret}", r.Secret)
+		pairs = append(pairs, "{"+name+"}", r.String(), "{"+name+".id}", string(r.ID),
+			"{"+name+".secret}", r.Secret)
 	}
 	s.fill = strings.NewReplacer(pairs...)
 }

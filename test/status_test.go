@@ -36,7 +36,10 @@ func siteOf(t *testing.T, d *rig.Daemon) site {
 	t.Helper()
 	serving := regexp.MustCompile(`serving metrics and the status page" address="?([0-9.:]+)`)
 	var found []string
-	rig.Eventually(t, "it serves", func() bool { found = serving.FindStringSubmatch(d.Log()); return found != nil })
+	rig.Eventually(t, "it serves", func() bool {
+		found = serving.FindStringSubmatch(d.Log())
+		return found != nil
+	})
 	return site{t: t, base: "http://" + found[1]}
 }
 
@@ -76,7 +79,8 @@ func (s site) get(path string) string {
 	return text
 }
 
-// values is what stands at a path. Of metrics it leaves out what they are for: "1 if all is well" stands there whatever is.
+// values is what stands at a path. Of metrics it leaves out what they are for: "1 if all is well"
+// stands there whatever is.
 func (s site) values(path string) string {
 	s.t.Helper()
 	text := s.get(path)
@@ -98,7 +102,10 @@ func (s site) eventually(path string, wanted ...string) {
 		}
 	}()
 	for _, want := range wanted {
-		rig.Eventually(s.t, path+" shows "+want, func() bool { last = s.values(path); return strings.Contains(last, want) })
+		rig.Eventually(s.t, path+" shows "+want, func() bool {
+			last = s.values(path)
+			return strings.Contains(last, want)
+		})
 	}
 }
 
@@ -108,24 +115,32 @@ func TestDaemonShowsTheNode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + shows("127.0.0.1:0")})
 	d := n.Daemon("--nri", "off")
 	s := siteOf(t, d)
-	s.eventually("/metrics", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 0`, `gpuledger_ledger_sound 1`, "gpuledger_audit_followed 1")
+	s.eventually("/metrics", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 0`,
+		`gpuledger_ledger_sound 1`, "gpuledger_audit_followed 1")
 	g := n.Grant("--memory", "2GiB", "--gpu", "0", "--compute", "25")
 	free := n.Grant("--memory", "1GiB", "--gpu", "0")
 	starts(t, n.Bundle("used", with(g), rig.Light))
 	adopted := starts(t, n.Bundle("adopted", inPod("train"), allocated("train", "1", "4GiB"), rig.Light))
-	refused := n.Bundle("refused", rig.Identity("uid-x", "team", evil, "train"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light)
+	refused := n.Bundle("refused", rig.Identity("uid-x", "team", evil, "train"),
+		rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light)
 	isRefused(t, refused.Create(), grant.VisibleDevicesAll)
 	mine := n.Grants()
 	uuid := [2]string{mine[0].GPUs[0].UUID}
 	for _, listed := range mine {
 		uuid[listed.GPUs[0].Index] = listed.GPUs[0].UUID
 	}
-	s.eventually("/metrics", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`, "gpuledger_admissions_total 2",
-		`gpuledger_gpu_memory_granted_bytes{gpu="`+uuid[0]+`"} 3.221225472e+09`, `gpuledger_gpu_memory_granted_bytes{gpu="`+uuid[1]+`"} 4.294967296e+09`,
-		`gpuledger_gpu_compute_granted_ratio{gpu="`+uuid[0]+`"} 0.25`, `container="train",gpu="`+uuid[1]+`"`, `namespace="team",pod="job-0"} 4.294967296e+09`,
-		`gpuledger_grants{mode="limit",owner="bearer",state="bound",strength="none"} 1`, `gpuledger_grants{mode="limit",owner="pod",state="bound",strength="none"} 1`,
-		`gpuledger_grants{mode="limit",owner="bearer",state="free",strength="none"} 1`, `gpuledger_inventory_usable 1`, `gpuledger_manager_failing{manager="reconcile"} 0`,
-		`gpuledger_binding_info{container="",container_id="used",grant="`+string(g.ID)+`",life="alive",namespace="",pod=""} 1`)
+	s.eventually("/metrics", `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`,
+		"gpuledger_admissions_total 2",
+		`gpuledger_gpu_memory_granted_bytes{gpu="`+uuid[0]+`"} 3.221225472e+09`,
+		`gpuledger_gpu_memory_granted_bytes{gpu="`+uuid[1]+`"} 4.294967296e+09`,
+		`gpuledger_gpu_compute_granted_ratio{gpu="`+uuid[0]+`"} 0.25`, `container="train",gpu="`+uuid[1]+`"`,
+		`namespace="team",pod="job-0"} 4.294967296e+09`,
+		`gpuledger_grants{mode="limit",owner="bearer",state="bound",strength="none"} 1`,
+		`gpuledger_grants{mode="limit",owner="pod",state="bound",strength="none"} 1`,
+		`gpuledger_grants{mode="limit",owner="bearer",state="free",strength="none"} 1`,
+		`gpuledger_inventory_usable 1`, `gpuledger_manager_failing{manager="reconcile"} 0`,
+		`gpuledger_binding_info{container="",container_id="used",grant="`+string(g.ID)+
+			`",life="alive",namespace="",pod=""} 1`)
 	s.eventually("/", "2 GPUs", "team/job-0/train", string(free.ID), "visible-devices-all", "&lt;script&gt;")
 	text, page := s.get("/metrics"), s.get("/")
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
@@ -138,7 +153,9 @@ func TestDaemonShowsTheNode(t *testing.T) {
 		}
 	}
 	adopted.KillInit()
-	rig.Eventually(t, "what is over is not shown", func() bool { return !strings.Contains(s.get("/metrics")+s.get("/"), "job-0") })
+	rig.Eventually(t, "what is over is not shown", func() bool {
+		return !strings.Contains(s.get("/metrics")+s.get("/"), "job-0")
+	})
 	if code := d.End(syscall.SIGTERM); code != 0 {
 		t.Errorf("it ends with status %d", code)
 	}
@@ -151,16 +168,21 @@ func TestDaemonIsOnlyRead(t *testing.T) {
 		method, path, host string
 		want               int
 	}{
-		{"GET", "/", "", 200}, {"HEAD", "/", "", 200}, {"HEAD", "/metrics", "", 200}, {"GET", "/metrics", "localhost:9836", 200}, {"GET", "/grants", "", 404}, {"GET", "/debug/pprof/", "", 404},
-		{"POST", "/", "", 405}, {"DELETE", "/metrics", "", 405}, {"GET", "/", "rebound.example:9836", 421}, {"GET", "/metrics", "rebound.example", 421},
+		{"GET", "/", "", 200}, {"HEAD", "/", "", 200}, {"HEAD", "/metrics", "", 200},
+		{"GET", "/metrics", "localhost:9836", 200}, {"GET", "/grants", "", 404},
+		{"GET", "/debug/pprof/", "", 404},
+		{"POST", "/", "", 405}, {"DELETE", "/metrics", "", 405}, {"GET", "/", "rebound.example:9836", 421},
+		{"GET", "/metrics", "rebound.example", 421},
 	} {
 		answer, text := s.ask(c.method, c.path, c.host)
-		if answer.StatusCode != c.want || c.want >= 400 && strings.Count(text, "\n") != 1 || c.method == "HEAD" && text != "" {
+		if answer.StatusCode != c.want || c.want >= 400 && strings.Count(text, "\n") != 1 ||
+			c.method == "HEAD" && text != "" {
 			t.Errorf("%s %s of %q: %s %q, want %d", c.method, c.path, c.host, answer.Status, text, c.want)
 		}
 	}
 	answer, _ := s.ask("GET", "/", "")
-	if h := answer.Header; !strings.HasPrefix(h.Get("Content-Security-Policy"), "default-src 'none'; ") || h.Get("X-Frame-Options") != "DENY" || h.Get("Content-Type") != "text/html; charset=utf-8" {
+	if h := answer.Header; !strings.HasPrefix(h.Get("Content-Security-Policy"), "default-src 'none'; ") ||
+		h.Get("X-Frame-Options") != "DENY" || h.Get("Content-Type") != "text/html; charset=utf-8" {
 		t.Errorf("headers: %v", h)
 	}
 }
@@ -171,11 +193,16 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	defer taken.Close()
 	n := rig.NewNode(t, rig.Setup{Config: shows(taken.Addr().String())})
 	d := n.Daemon("--nri", "off")
-	complaint := "cannot serve metrics and the status page on " + taken.Addr().String() + ": address already in use"
-	rig.Eventually(t, "that the address is taken is said", func() bool { return strings.Contains(d.Log(), complaint) })
+	complaint := "cannot serve metrics and the status page on " + taken.Addr().String() +
+		": address already in use"
+	rig.Eventually(t, "that the address is taken is said", func() bool {
+		return strings.Contains(d.Log(), complaint)
+	})
 	must(t, taken.Close())
 	s := site{t: t, base: "http://" + taken.Addr().String()}
-	rig.Eventually(t, "it serves when the address is free", func() bool { return strings.Contains(d.Log(), "serving metrics") })
+	rig.Eventually(t, "it serves when the address is free", func() bool {
+		return strings.Contains(d.Log(), "serving metrics")
+	})
 	s.get("/metrics")
 	if got := strings.Count(d.Log(), complaint); got != 1 {
 		t.Errorf("that the address is taken is said %d times", got)
@@ -183,17 +210,20 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	text, err := os.ReadFile(n.Config)
 	must(t, err)
 	write := func(listen string) {
-		must(t, os.WriteFile(n.Config+".new", []byte(strings.Replace(string(text), taken.Addr().String(), listen, 1)), 0o600))
+		must(t, os.WriteFile(n.Config+".new", []byte(strings.Replace(string(text), taken.Addr().String(),
+			listen, 1)), 0o600))
 		must(t, os.Rename(n.Config+".new", n.Config))
 	}
-	short, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most, and a temporary directory may have a long one
+	// a socket's name has 107 bytes at most, and a temporary directory may have a long one
+	short, err := os.MkdirTemp("/tmp", "s-")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(short)) })
 	path := short + "/status.sock"
 	write("unix:" + path)
 	rig.Eventually(t, "it has moved to a socket", func() bool { _, err := os.Stat(path); return err == nil })
 	socketOf(t, path).eventually("/metrics", "gpuledger_build_info{")
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 || info.Sys().(*syscall.Stat_t).Uid != 0 {
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 ||
+		info.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the socket is %v (%v)", info, err)
 	}
 	if _, err := http.Get(s.base); err == nil {
@@ -201,22 +231,27 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	}
 	d.End(syscall.SIGKILL) // which leaves the socket
 	d = n.Daemon("--nri", "off")
-	rig.Eventually(t, "the next one takes the socket over", func() bool { return strings.Count(d.Log(), "serving metrics") == 3 })
+	rig.Eventually(t, "the next one takes the socket over", func() bool {
+		return strings.Count(d.Log(), "serving metrics") == 3
+	})
 	socketOf(t, path).get("/")
 	write("")
 	rig.Eventually(t, "it is off", func() bool { _, err := os.Stat(path); return os.IsNotExist(err) })
 }
 
-// TestDaemonCountsAcrossRotations: lines of many processes, in files that come and go under the follower.
+// TestDaemonCountsAcrossRotations: lines of many processes, in files that come and go under the
+// follower.
 func TestDaemonCountsAcrossRotations(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
 	config, err := os.ReadFile(n.Config)
 	must(t, err)
-	n.Write("config.toml", strings.Replace(string(config), "[audit]\n", "[audit]\nmax_size = \"16KiB\"\nkeep = 20\n", 1))
+	n.Write("config.toml", strings.Replace(string(config), "[audit]\n",
+		"[audit]\nmax_size = \"16KiB\"\nkeep = 20\n", 1))
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	s.eventually("/metrics", "gpuledger_audit_followed 1")
 	const many = 120
-	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=1", "NVIDIA_MIG_CONFIG_DEVICES=all"), rig.Light)
+	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=1",
+		"NVIDIA_MIG_CONFIG_DEVICES=all"), rig.Light)
 	atOnce(4, func(int) int {
 		for range many / 4 {
 			b.Create()
@@ -226,27 +261,36 @@ func TestDaemonCountsAcrossRotations(t *testing.T) {
 	if _, err := os.Stat(n.Dir + "/audit.jsonl.2"); err != nil {
 		t.Fatalf("the log was not rotated twice: %v", err)
 	}
-	s.eventually("/metrics", fmt.Sprintf(`gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} %d`+"\n", many))
+	s.eventually("/metrics", fmt.Sprintf(`gpuledger_refusals_total{code="visible-devices-all",`+
+		`mode="enforced"} %d`+"\n", many))
 	s.eventually("/metrics", "gpuledger_audit_gaps_total 0\n", "gpuledger_audit_unreadable_lines_total 0\n")
 }
 
-// TestMonitoringAsksForWhatIsTold: every metric that a rule or the dashboard of packaging/monitoring asks for stands in what a daemon
-// tells Prometheus, with the labels that the query selects by, once there is something to tell.
+// TestMonitoringAsksForWhatIsTold: every metric that a rule or the dashboard of
+// packaging/monitoring asks for stands in what a daemon tells Prometheus, with the labels that the
+// query selects by, once there is something to tell.
 func TestMonitoringAsksForWhatIsTold(t *testing.T) {
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts + strings.Replace(watches, "50ms", "1h", 1)})
-	n.Must("configure", "docker", "--file", n.Write("daemon.json", "{}"), "--runtime", program(t, n), "--as-default", "--mode", "enforce")
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts +
+		strings.Replace(watches, "50ms", "1h", 1)})
+	n.Must("configure", "docker", "--file", n.Write("daemon.json", "{}"), "--runtime", program(t, n),
+		"--as-default", "--mode", "enforce")
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	b := starts(t, n.Bundle("used", inPod("train"), allocated("train", "1", "4GiB"), rig.Light))
-	isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(), grant.VisibleDevicesAll)
+	isRefused(t, n.Bundle("refused", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(),
+		grant.VisibleDevicesAll)
 	g := gpusOf(t, n)
 	g.runs(b.Init(), 1, 6*grant.GiB)
-	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3}, {GPU: 1, Power: 71, Temperature: 43}}
+	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3},
+		{GPU: 1, Power: 71, Temperature: 43}}
 	g.tells()
 	uuid := n.Grants()[0].GPUs[0].UUID
-	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{", "gpuledger_ledger_sound ", "gpuledger_engine_default{",
-		`gpuledger_gpu_power_watts{gpu="`+uuid+`"} 71`, `gpuledger_gpu_temperature_celsius{gpu="`+uuid+`"} 43`, `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
+	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{",
+		"gpuledger_ledger_sound ", "gpuledger_engine_default{",
+		`gpuledger_gpu_power_watts{gpu="`+uuid+`"} 71`, `gpuledger_gpu_temperature_celsius{gpu="`+uuid+
+			`"} 43`, `gpuledger_refusals_total{code="visible-devices-all",mode="enforced"} 1`)
 	labels := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^(gpuledger_\w+)(\{\S*\})? `).FindAllStringSubmatch(s.get("/metrics"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(gpuledger_\w+)(\{\S*\})? `).FindAllStringSubmatch(
+		s.get("/metrics"), -1) {
 		labels[m[1]] += m[2]
 	}
 	asked := 0

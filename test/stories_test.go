@@ -16,8 +16,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestStories runs testdata/*.txt, each on a node of its own with two simulated GPUs of 16160MiB. Beside testscript's own
-// commands a story has those below, and the variables STATE, RUN, AUDIT, CONFIG, NODE, CDI, BUNDLES and ROOT.
+// TestStories runs testdata/*.txt, each on a node of its own with two simulated GPUs of 16160MiB.
+// Beside testscript's own commands a story has those below, and the variables STATE, RUN, AUDIT,
+// CONFIG, NODE, CDI, BUNDLES and ROOT.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -30,7 +31,8 @@ func TestStories(t *testing.T) {
 			testscript.Run(t, testscript.Params{
 				Files: []string{file}, Setup: s.setup, RequireExplicitExec: true,
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
-					"exits": s.exits, "keep": s.keep, "keys": s.keys, "value": s.value, "bundle": s.bundle, "configure": s.configure,
+					"exits": s.exits, "keep": s.keep, "keys": s.keys, "value": s.value, "bundle": s.bundle,
+					"configure": s.configure,
 				},
 			})
 		})
@@ -45,26 +47,29 @@ func (s story) setup(env *testscript.Env) error {
 	rig.Binary(n.T, "gpuledger-runtime")
 	env.Setenv("PATH", filepath.Dir(cli)+":"+env.Getenv("PATH"))
 	env.Setenv("GPULEDGER_CONFIG", n.Config)
-	for name, path := range map[string]string{"STATE": "state", "RUN": "run", "AUDIT": "audit.jsonl", "CONFIG": "config.toml", "NODE": "node.json", "CDI": "cdi", "BUNDLES": "bundles"} {
+	for name, path := range map[string]string{"STATE": "state", "RUN": "run", "AUDIT": "audit.jsonl",
+		"CONFIG": "config.toml", "NODE": "node.json", "CDI": "cdi", "BUNDLES": "bundles"} {
 		env.Setenv(name, filepath.Join(n.Dir, path))
 	}
 	env.Setenv("ROOT", n.Root)
 	return nil
 }
 
-// exits: "exits STATUS PROGRAM ARG..." runs a program that must end with this status. A container that it creates may
-// keep its output open.
+// exits: "exits STATUS PROGRAM ARG..." runs a program that must end with this status. A container
+// that it creates may keep its output open.
 func (s story) exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits STATUS PROGRAM ARG...")
 	}
-	cmd := s.node.Command(filepath.Join(filepath.Dir(rig.Binary(s.node.T, "gpuledger")), args[1]), args[2:]...)
+	cmd := s.node.Command(filepath.Join(filepath.Dir(rig.Binary(s.node.T, "gpuledger")), args[1]),
+		args[2:]...)
 	cmd.Dir, cmd.Env = ts.MkAbs("."), append(cmd.Env, "GPULEDGER_CONFIG="+ts.Getenv("GPULEDGER_CONFIG"))
 	r := rig.Run(cmd)
 	fmt.Fprint(ts.Stdout(), r.Stdout)
 	fmt.Fprint(ts.Stderr(), r.Stderr)
 	if want := args[0]; strconv.Itoa(r.Code) != want {
-		ts.Fatalf("%s exits with status %d, want %s\n%s%s", strings.Join(args[1:], " "), r.Code, want, r.Stdout, r.Stderr)
+		ts.Fatalf("%s exits with status %d, want %s\n%s%s", strings.Join(args[1:], " "), r.Code, want,
+			r.Stdout, r.Stderr)
 	}
 }
 
@@ -80,7 +85,8 @@ func (s story) keep(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv(args[0]+"_SECRET", strings.TrimPrefix(reference, id+"."))
 }
 
-// keys: "keys PATH KEY..." wants the JSON object at PATH ("." is the whole) on standard output to have exactly these.
+// keys: "keys PATH KEY..." wants the JSON object at PATH ("." is the whole) on standard output to
+// have exactly these.
 func (s story) keys(ts *testscript.TestScript, _ bool, args []string) {
 	object, ok := find(ts, args[0]).(map[string]any)
 	got := slices.Sorted(maps.Keys(object))
@@ -90,7 +96,8 @@ func (s story) keys(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// value: "value PATH TEXT" wants this value on standard output's JSON, written as JSON but for the quotes of a string.
+// value: "value PATH TEXT" wants this value on standard output's JSON, written as JSON but for the
+// quotes of a string.
 func (s story) value(ts *testscript.TestScript, neg bool, args []string) {
 	v := find(ts, args[0])
 	got, isText := v.(string)
@@ -134,7 +141,8 @@ func find(ts *testscript.TestScript, path string) any {
 	return v
 }
 
-// bundle: "bundle NAME [env:NAME=VALUE | annotation:KEY=VALUE | privileged]..." makes $BUNDLES/NAME.
+// bundle: "bundle NAME [env:NAME=VALUE | annotation:KEY=VALUE | privileged]..." makes
+// $BUNDLES/NAME.
 func (s story) bundle(ts *testscript.TestScript, _ bool, args []string) {
 	var edits []rig.Edit
 	for _, arg := range args[1:] {

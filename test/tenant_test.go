@@ -22,7 +22,8 @@ func tenantProgram(t *testing.T) string {
 	tenantBuild.Lock()
 	defer tenantBuild.Unlock()
 	if !exists(path) {
-		if out, err := exec.Command("gcc", "-O1", "-Wall", "-static", "-pthread", "-o", path, "testdata/tenant.c").CombinedOutput(); err != nil {
+		if out, err := exec.Command("gcc", "-O1", "-Wall", "-static", "-pthread", "-o", path,
+			"testdata/tenant.c").CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
@@ -35,7 +36,8 @@ var tenantBuild sync.Mutex
 func runsTenant(t *testing.T, words ...string) rig.Edit {
 	program := tenantProgram(t)
 	return func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: program, Destination: "/tenant", Options: []string{"bind", "ro"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: program, Destination: "/tenant",
+			Options: []string{"bind", "ro"}})
 		s.Process.Args = append([]string{"/tenant"}, words...)
 	}
 }
@@ -70,11 +72,13 @@ func joined(kinds []specs.LinuxNamespaceType) string {
 }
 
 func bindAt(source, destination string) rig.Edit {
-	return mount(specs.Mount{Type: "bind", Source: source, Destination: destination, Options: []string{"rbind"}})
+	return mount(specs.Mount{Type: "bind", Source: source, Destination: destination,
+		Options: []string{"rbind"}})
 }
 
-// TestNoTenantClosesADirectory: what a tenant makes in the shape of an MPS daemon's pipe directory, and listens on, refuses nobody who
-// mounts the directory, a parent or the socket. A daemon of the node's root beside it still does.
+// TestNoTenantClosesADirectory: what a tenant makes in the shape of an MPS daemon's pipe directory,
+// and listens on, refuses nobody who mounts the directory, a parent or the socket. A daemon of the
+// node's root beside it still does.
 func TestNoTenantClosesADirectory(t *testing.T) {
 	shortPaths(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
@@ -98,12 +102,17 @@ func TestNoTenantClosesADirectory(t *testing.T) {
 				}
 				words := runsTenant(t, word, volume+"/control", "ready", volume+"/control_lock", "wait")
 				starts(t, n.Bundle("tenant", append(tenants, words, bindAt(volume, volume))...))
-				rig.Eventually(t, "the tenant listens", func() bool { return exists(volume + "/control_lock") })
-				for id, source := range map[string]string{"parent": shared, "volume": volume, "socket": volume + "/control"} {
+				rig.Eventually(t, "the tenant listens", func() bool {
+					return exists(volume + "/control_lock")
+				})
+				for id, source := range map[string]string{"parent": shared, "volume": volume,
+					"socket": volume + "/control"} {
 					wantUntouched(t, n.Bundle(id, bindAt(source, "/mnt"), rig.Shell("exit 0")))
 				}
-				wantUntouched(t, n.Bundle("client", bindAt(volume, "/mnt"), rig.Env("CUDA_MPS_PIPE_DIRECTORY=/mnt"), rig.Shell("exit 0")))
-				if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "mount:/mnt has what may be an MPS daemon's socket in "+volume) {
+				wantUntouched(t, n.Bundle("client", bindAt(volume, "/mnt"),
+					rig.Env("CUDA_MPS_PIPE_DIRECTORY=/mnt"), rig.Shell("exit 0")))
+				if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit,
+					"mount:/mnt has what may be an MPS daemon's socket in "+volume) {
 					t.Errorf("it is not recorded:\n%s", audit)
 				}
 				must(t, os.Mkdir(shared+"/mps", 0o755))
@@ -115,13 +124,15 @@ func TestNoTenantClosesADirectory(t *testing.T) {
 	})
 }
 
-// TestAPrivilegedDaemonIsTheNodes: as that of NVIDIA's device plugin, in a container with namespaces of its own.
+// TestAPrivilegedDaemonIsTheNodes: as that of NVIDIA's device plugin, in a container with
+// namespaces of its own.
 func TestAPrivilegedDaemonIsTheNodes(t *testing.T) {
 	shortPaths(t)
 	n := rig.NewNode(t, rig.Setup{})
 	volume := n.Dir + "/mps"
 	must(t, os.Mkdir(volume, 0o755))
-	b := n.Bundle("daemon", rig.Privileged, runsTenant(t, "listen", "/mps/control", "ready", "/mps/control_lock", "wait"), bindAt(volume, "/mps"))
+	b := n.Bundle("daemon", rig.Privileged, runsTenant(t, "listen", "/mps/control", "ready",
+		"/mps/control_lock", "wait"), bindAt(volume, "/mps"))
 	if r := b.RealCreate(); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -130,10 +141,12 @@ func TestAPrivilegedDaemonIsTheNodes(t *testing.T) {
 	}
 	rig.Eventually(t, "the daemon listens", func() bool { return exists(volume + "/control_lock") })
 	wantRefused(t, n.Bundle("client", bindAt(volume, "/mnt")).Create(), "gpu-socket")
-	wantRefused(t, n.Bundle("socket", bindAt(volume+"/control", "/tmp/x"), rig.Env("CUDA_MPS_PIPE_DIRECTORY=/tmp")).Create(), "gpu-socket")
+	wantRefused(t, n.Bundle("socket", bindAt(volume+"/control", "/tmp/x"),
+		rig.Env("CUDA_MPS_PIPE_DIRECTORY=/tmp")).Create(), "gpu-socket")
 }
 
-// TestNoUserOfTheNodeClosesTmp: the usual place of MPS is where every user may make it. Who mounts the place itself asks for it.
+// TestNoUserOfTheNodeClosesTmp: the usual place of MPS is where every user may make it. Who mounts
+// the place itself asks for it.
 func TestNoUserOfTheNodeClosesTmp(t *testing.T) {
 	shortPaths(t)
 	n := rig.NewNode(t, rig.Setup{})
@@ -142,7 +155,8 @@ func TestNoUserOfTheNodeClosesTmp(t *testing.T) {
 	const pipe = "/tmp/nvidia-mps"
 	rig.Mount(t, "tmpfs", "/tmp", "tmpfs", 0, "mode=1777")
 	must(t, os.Mkdir(pipe, 0o755), os.Chown(pipe, 1000, 1000))
-	cmd := exec.Command(n.Dir+"/tenant", "user", "1000", "listen", pipe+"/control", "ready", pipe+"/control_lock", "wait")
+	cmd := exec.Command(n.Dir+"/tenant", "user", "1000", "listen", pipe+"/control", "ready",
+		pipe+"/control_lock", "wait")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })

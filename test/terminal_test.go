@@ -59,7 +59,8 @@ func newTerminal(t *testing.T, rows, columns uint16) *terminal {
 
 func (x *terminal) resize(rows, columns uint16) {
 	x.Helper()
-	must(x.T, unix.IoctlSetWinsize(int(x.slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}))
+	must(x.T, unix.IoctlSetWinsize(int(x.slave.Fd()), unix.TIOCSWINSZ,
+		&unix.Winsize{Row: rows, Col: columns}))
 }
 
 // start runs a program in a session of its own on the terminal.
@@ -93,7 +94,8 @@ func (x *terminal) settings() unix.Termios {
 
 var control = regexp.MustCompile(`\x1b\[[?0-9;]*[A-Za-z]`)
 
-// picture is the last whole one: the lines from the top of the screen on. Nil where there is none yet.
+// picture is the last whole one: the lines from the top of the screen on. Nil where there is none
+// yet.
 func (x *terminal) picture() []string {
 	pictures := strings.Split(x.said(), "\x1b[H\x1b[2K")
 	if len(pictures) < 3 {
@@ -107,7 +109,9 @@ func (x *terminal) picture() []string {
 func (x *terminal) shows(line string) {
 	x.Helper()
 	like := regexp.MustCompile(line)
-	rig.Eventually(x.T, "a picture with "+line, func() bool { return like.MatchString(strings.Join(x.picture(), "\n")) })
+	rig.Eventually(x.T, "a picture with "+line, func() bool {
+		return like.MatchString(strings.Join(x.picture(), "\n"))
+	})
 }
 
 // within wants the picture to keep to the terminal.
@@ -130,7 +134,8 @@ func (x *terminal) gaveBack(before unix.Termios) {
 	if now := x.settings(); now != before {
 		x.Errorf("the terminal is\n%+v\nand was\n%+v", now, before)
 	}
-	for _, pair := range [][2]string{{"\x1b[?1049h", "\x1b[?1049l"}, {"\x1b[?25l", "\x1b[?25h"}, {"\x1b[?7l", "\x1b[?7h"}} {
+	for _, pair := range [][2]string{{"\x1b[?1049h", "\x1b[?1049l"}, {"\x1b[?25l", "\x1b[?25h"},
+		{"\x1b[?7l", "\x1b[?7h"}} {
 		rig.Eventually(x.T, fmt.Sprintf("after %q there is %q", pair[0], pair[1]), func() bool {
 			said := x.said()
 			return strings.LastIndex(said, pair[0]) < strings.LastIndex(said, pair[1])
@@ -140,7 +145,8 @@ func (x *terminal) gaveBack(before unix.Termios) {
 
 const clockLine = `^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d \S+  q ends`
 
-// TestInspectOnATerminal: it has a clock, keeps to the terminal's size as that changes, and gives the terminal back whichever way it ends.
+// TestInspectOnATerminal: it has a clock, keeps to the terminal's size as that changes, and gives
+// the terminal back whichever way it ends.
 func TestInspectOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "4GiB", "--label", "a label that is long enough for three narrow terminals or so")
@@ -181,7 +187,8 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 80)
 	before := x.settings()
-	script := fmt.Sprintf(`set -m; %s inspect --watch; echo "status $?"; stty -a >%s; fg >/dev/null; echo "ended $?"`, rig.Binary(t, "gpuledger"), n.Dir+"/stty")
+	script := fmt.Sprintf(`set -m; %s inspect --watch; echo "status $?"; stty -a >%s; fg >/dev/null; `+
+		`echo "ended $?"`, rig.Binary(t, "gpuledger"), n.Dir+"/stty")
 	cmd := x.start(n.Command("bash", "-c", script))
 	x.shows("Allocated/Total")
 	x.press("\x1a")
@@ -189,7 +196,8 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 		_, after, stopped := strings.Cut(x.said(), "status 148")
 		return stopped && strings.Contains(after, "Allocated/Total")
 	})
-	if text := read(t, n.Dir+"/stty"); !strings.Contains(text, " icanon ") || !strings.Contains(text, " echo ") {
+	if text := read(t, n.Dir+"/stty"); !strings.Contains(text, " icanon ") ||
+		!strings.Contains(text, " echo ") {
 		t.Errorf("while it is stopped the terminal is\n%s", text)
 	}
 	left, _, _ := strings.Cut(x.said(), "status 148")
@@ -204,7 +212,8 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 	x.gaveBack(before)
 }
 
-// TestInspectFailsOnATerminal: what is wrong is said where the shell's lines are; what is odd stands in the picture.
+// TestInspectFailsOnATerminal: what is wrong is said where the shell's lines are; what is odd
+// stands in the picture.
 func TestInspectFailsOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 60)
@@ -221,7 +230,8 @@ func TestInspectFailsOnATerminal(t *testing.T) {
 	x.gaveBack(before)
 	rig.Eventually(t, "the error", func() bool {
 		_, after, _ := strings.Cut(x.said(), "\x1b[?1049l")
-		return strings.Contains(after, "gpuledger: this node has no inventory") && strings.Contains(after, "hint: ")
+		return strings.Contains(after, "gpuledger: this node has no inventory") &&
+			strings.Contains(after, "hint: ")
 	})
 }
 
@@ -230,7 +240,8 @@ func TestInspectWithoutKeys(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 80)
 	before := x.settings()
-	cmd := x.start(n.Command("sh", "-c", rig.Binary(t, "gpuledger")+` inspect --watch </dev/null; echo "ended $?"`))
+	cmd := x.start(n.Command("sh", "-c", rig.Binary(t, "gpuledger")+
+		` inspect --watch </dev/null; echo "ended $?"`))
 	x.shows(`^20\S+ \S+ \S+  Ctrl-C ends`)
 	x.press("q\x03")
 	_ = cmd.Wait()

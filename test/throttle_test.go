@@ -16,7 +16,8 @@ import (
 
 const throttles = "[enforcement]\nshim = \"{shim}\"\ncompute = \"throttle\"\n"
 
-// recorded are words of a grant's limits file, at the places that internal/limits checks against the shim's.
+// recorded are words of a grant's limits file, at the places that internal/limits checks against
+// the shim's.
 func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
 	n.T.Helper()
 	file := filepath.Join(n.Dir, "run/limits", string(r.ID), grant.LimitsFile)
@@ -31,7 +32,8 @@ func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
 // beat counts the looks of who sets the gates.
 func (n *gpuNode) beat(r grant.Reference) uint64 {
 	n.T.Helper()
-	return binary.NativeEndian.Uint64([]byte(read(n.T.(*testing.T), filepath.Join(n.Dir, "run/limits", string(r.ID), grant.LimitsFile)))[32:])
+	return binary.NativeEndian.Uint64([]byte(read(n.T.(*testing.T),
+		filepath.Join(n.Dir, "run/limits", string(r.ID), grant.LimitsFile)))[32:])
 }
 
 func (n *gpuNode) computeStrengthOf(r grant.Reference) string {
@@ -53,21 +55,26 @@ func (n *gpuNode) computeStrengthOf(r grant.Reference) string {
 	return ""
 }
 
-// TestAShareOfComputeIsThrottled: a container with a share launches by the shim, whatever kind of program it is; one without launches
-// by the driver itself. The share is told as what it is wherever the grant is, and follows it while the container runs.
+// TestAShareOfComputeIsThrottled: a container with a share launches by the shim, whatever kind of
+// program it is; one without launches by the driver itself. The share is told as what it is
+// wherever the grant is, and follows it while the container runs.
 func TestAShareOfComputeIsThrottled(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Config: throttles})
 	without, share := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB", "--compute", "30")
-	for name, client := range map[string]string{"dynamic": "/bin/gpu", "static": "/bin/gpu-static", "stripped": "exec /bin/busybox env -i /bin/gpu"} {
-		if r := n.holding(name, without, client+" launch 1025").Run(); r.Stdout != "launched by /run/gpuledger/driver/libcuda.so.1 (0)\n1025 MiB: 2\n" {
+	for name, client := range map[string]string{"dynamic": "/bin/gpu", "static": "/bin/gpu-static",
+		"stripped": "exec /bin/busybox env -i /bin/gpu"} {
+		if r := n.holding(name, without, client+" launch 1025").Run(); r.Stdout !=
+			"launched by /run/gpuledger/driver/libcuda.so.1 (0)\n1025 MiB: 2\n" {
 			t.Errorf("%s without a share: %+v", name, r)
 		}
 		b := n.holding(name+"-share", share, client+" launch 1025")
-		if r := b.Explain(); !strings.Contains(r.Stdout, "launches are throttled to 30% of the compute, strength library, experimental") {
+		if r := b.Explain(); !strings.Contains(r.Stdout,
+			"launches are throttled to 30% of the compute, strength library, experimental") {
 			t.Errorf("%s: %+v", name, r)
 		}
 		r := b.Run()
-		if strings.Contains(r.Stdout, "launched by /run/gpuledger/") || !strings.HasSuffix(r.Stdout, "libcuda.so.1 (0)\n1025 MiB: 2\n") {
+		if strings.Contains(r.Stdout, "launched by /run/gpuledger/") ||
+			!strings.HasSuffix(r.Stdout, "libcuda.so.1 (0)\n1025 MiB: 2\n") {
 			t.Errorf("%s with a share: %+v", name, r)
 		}
 		n.free(without)
@@ -84,10 +91,12 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 	if got := n.computeStrengthOf(share); got != "library" || n.computeStrengthOf(without) != "" {
 		t.Errorf("the share has strength %q, none has %q", got, n.computeStrengthOf(without))
 	}
-	if said := n.Must("grants") + n.Must("inspect", "--details"); strings.Count(said, "30% (library, experimental)") != 2 {
+	if said := n.Must("grants") + n.Must("inspect", "--details"); strings.Count(said,
+		"30% (library, experimental)") != 2 {
 		t.Error(said)
 	}
-	if said := n.Must("grant", "--update", string(share.ID), "--compute", "50"); !strings.Contains(said, "50% compute, strength library; the compute has strength library, experimental") {
+	if said := n.Must("grant", "--update", string(share.ID), "--compute", "50"); !strings.Contains(said,
+		"50% compute, strength library; the compute has strength library, experimental") {
 		t.Error(said)
 	}
 	if got, _, _ := n.recorded(share); got != 50 {
@@ -97,7 +106,9 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 	// A container without the proxy that throttles has its share from its next create on.
 	other := n.holding("other", without, "exec /bin/gpu hold")
 	start(t, other)
-	if said := n.Must("grant", "--update", string(without.ID), "--compute", "20"); !strings.Contains(said, "the compute is not enforced on a container that runs already: it is throttled when it is created anew") {
+	if said := n.Must("grant", "--update", string(without.ID), "--compute", "20"); !strings.Contains(said,
+		"the compute is not enforced on a container that runs already: it is throttled when it is "+
+			"created anew") {
 		t.Error(said)
 	}
 	if got := n.computeStrengthOf(without); got != "" {
@@ -112,8 +123,8 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 	}
 }
 
-// TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of who has more than its share, and gives him the share's again when it is
-// quiet. A share that is the whole GPU is never narrowed.
+// TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of who has more than its share, and gives
+// him the share's again when it is quiet. A share that is the whole GPU is never narrowed.
 func TestAThrottleFollowsTheGPU(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Config: throttles + watches})
 	n.Daemon("--nri", "off")
@@ -136,14 +147,17 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 	})
 }
 
-// TestAThrottleFollowsNVML: a container launches as fast as it may, the driver's NVML tells gpuledgerd what its process has of the GPU, and that
-// moves the gate before the next launch. How near the share that comes internal/daemon/watcher shows, on a clock of its own. Here is
-// that all of it is joined, in a real container, and what becomes of it when gpuledgerd is killed.
+// TestAThrottleFollowsNVML: a container launches as fast as it may, the driver's NVML tells
+// gpuledgerd what its process has of the GPU, and that moves the gate before the next launch. How
+// near the share that comes internal/daemon/watcher shows, on a clock of its own. Here is that all
+// of it is joined, in a real container, and what becomes of it when gpuledgerd is killed.
 func TestAThrottleFollowsNVML(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
-	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755), os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
+	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
+		os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
 	n := nodeOfDriver(t, "580.65.06", rig.Setup{Config: throttles})
-	must(t, os.WriteFile(n.Dir+"/book/devices", []byte(read(t, n.Dir+"/book/devices")+"launch 5000\n"), 0o644))
+	must(t, os.WriteFile(n.Dir+"/book/devices", []byte(read(t, n.Dir+"/book/devices")+"launch 5000\n"),
+		0o644))
 	d := n.Daemon("--nri", "off")
 	share := n.Grant("--memory", "1GiB", "--compute", "30", "--gpu", "0")
 	b := n.holding("runs", share, "exec /bin/gpu launches")
@@ -164,7 +178,8 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 	}
 	rig.Eventually(t, "the gate is narrower than the share of who launches far ahead", narrow)
 	goesOn("at a narrow gate")
-	if said := n.Must("grant", "--update", string(share.ID), "--compute", "90"); !strings.Contains(said, "90% compute") {
+	if said := n.Must("grant", "--update", string(share.ID), "--compute",
+		"90"); !strings.Contains(said, "90% compute") {
 		t.Error(said)
 	}
 	rig.Eventually(t, "the gate is set anew for a larger share", func() bool {
@@ -182,11 +197,14 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 	goesOn("without gpuledgerd")
 	beat := n.beat(share)
 	n.Daemon("--nri", "off")
-	rig.Eventually(t, "the next gpuledgerd looks after the gate", func() bool { return n.beat(share) != beat && narrow() })
+	rig.Eventually(t, "the next gpuledgerd looks after the gate", func() bool {
+		return n.beat(share) != beat && narrow()
+	})
 	goesOn("with the next")
 }
 
-// TestWhereNoThrottleCanBe: the share is refused with the reason, when it is asked for and when a container comes.
+// TestWhereNoThrottleCanBe: the share is refused with the reason, when it is asked for and when a
+// container comes.
 func TestWhereNoThrottleCanBe(t *testing.T) {
 	for name, c := range map[string]struct{ config, why string }{
 		"no shim":            {"shim = \"/nowhere\"", "launches cannot be throttled: the shim is not installed"},
@@ -196,10 +214,12 @@ func TestWhereNoThrottleCanBe(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newGPUNode(t, rig.Setup{Config: "[enforcement]\ncompute = \"throttle\"\n" + c.config + "\n"})
 			r := n.CLI("grant", "--memory", "1GiB", "--compute", "30")
-			if r.Code != 3 || !strings.Contains(r.Stderr, "limit-unenforceable") || !strings.Contains(r.Stderr, c.why) {
+			if r.Code != 3 || !strings.Contains(r.Stderr, "limit-unenforceable") ||
+				!strings.Contains(r.Stderr, c.why) {
 				t.Errorf("%+v", r)
 			}
-			if r := n.CLI("doctor"); !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), "a share of compute in mode limit is refused (limit-unenforceable): "+c.why) {
+			if r := n.CLI("doctor"); !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "),
+				"a share of compute in mode limit is refused (limit-unenforceable): "+c.why) {
 				t.Errorf("%+v", r)
 			}
 		})

@@ -21,8 +21,8 @@ func ruled(t *testing.T, rules ...string) rig.Edit {
 	}
 }
 
-// engineRules are the device rules of an ordinary container: runc spec's, containerd 1.7's and 2.4's (oci.WithDefaultUnixDevices), Docker's
-// (oci/defaults.go), Podman's and CRI-O's.
+// engineRules are the device rules of an ordinary container: runc spec's, containerd 1.7's and
+// 2.4's (oci.WithDefaultUnixDevices), Docker's (oci/defaults.go), Podman's and CRI-O's.
 var engineRules = map[string][]string{
 	"runc's":       {"deny a rwm"},
 	"containerd's": {"deny a rwm", "allow c *:* m", "allow b *:* m", "allow c 1:3 rwm", "allow c 1:8 rwm", "allow c 1:7 rwm", "allow c 5:0 rwm", "allow c 1:5 rwm", "allow c 1:9 rwm", "allow c 5:1 rwm", "allow c 136:* rwm", "allow c 5:2 rwm"},
@@ -31,31 +31,38 @@ var engineRules = map[string][]string{
 	"Podman's":     {"deny a rwm", "allow c 10:200 rwm"},
 }
 
-// TestRulesBeforeTheDriver: a rule for a number that is nobody's opens what NVIDIA's driver makes of it later, at boot or by an
-// operator's pod. The bare runtime shows that such a rule stands (docs/adr/0065).
+// TestRulesBeforeTheDriver: a rule for a number that is nobody's opens what NVIDIA's driver makes
+// of it later, at boot or by an operator's pod. The bare runtime shows that such a rule stands
+// (docs/adr/0065).
 func TestRulesBeforeTheDriver(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
-		n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`, `source = "nvml"`, 1))
+		n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`,
+			`source = "nvml"`, 1))
 		must(t, os.Remove(n.Dir+"/state/inventory.json"))
-		devices := n.Write("devices", "Character devices:\n  1 mem\n 10 misc\n226 drm\n240 other\n500 third\n\nBlock devices:\n  7 loop\n")
+		devices := n.Write("devices", "Character devices:\n  1 mem\n 10 misc\n226 drm\n240 other\n500 "+
+			"third\n\nBlock devices:\n  7 loop\n")
 		rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
 		rig.Mount(t, "tmpfs", "/sys/dev/char", "tmpfs", 0, "")
 		rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "")
 		device := func(dir, vendor, class string) {
-			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/vendor", []byte(vendor+"\n"), 0o644), os.WriteFile(dir+"/class", []byte(class+"\n"), 0o644))
+			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/vendor", []byte(vendor+"\n"), 0o644),
+				os.WriteFile(dir+"/class", []byte(class+"\n"), 0o644))
 		}
 		device("/sys/dev/char/226:1/device", "0x1002", "0x030000") // another vendor's
 		device("/sys/bus/pci/devices/0000:00:02.0", "0x1002", "0x030000")
 		device("/sys/bus/pci/devices/0000:00:03.0", "0x10de", "0x040300") // sound
 
-		toCome := []string{"c 226:* rwm", "c 226:0 rw", "c 226:128 r", "c 511:* rwm", "c 511:0 rw", "c 384:* w", "c 254:* rwm", "c 234:1 rwm", "c 499:* rwm"}
-		others := []string{"c *:* m", "b *:* m", "c 511:* m", "c 240:* rwm", "c 500:* rwm", "c 226:1 rw", "c 233:* rwm", "c 255:* rwm", "c 383:* rwm", "c 600:* rwm", "b 511:* rwm"}
+		toCome := []string{"c 226:* rwm", "c 226:0 rw", "c 226:128 r", "c 511:* rwm", "c 511:0 rw",
+			"c 384:* w", "c 254:* rwm", "c 234:1 rwm", "c 499:* rwm"}
+		others := []string{"c *:* m", "b *:* m", "c 511:* m", "c 240:* rwm", "c 500:* rwm", "c 226:1 rw",
+			"c 233:* rwm", "c 255:* rwm", "c 383:* rwm", "c 600:* rwm", "b 511:* rwm"}
 		starts := func(what string, rules ...string) {
 			t.Helper()
 			b := n.Bundle("c", rig.Light, ruled(t, rules...), rig.Shell("echo started"))
 			before := string(b.Config())
-			if r := b.Run(); r.Code != 0 || r.Stdout != "started\n" || r.Stderr != "" || string(b.Config()) != before {
+			if r := b.Run(); r.Code != 0 || r.Stdout != "started\n" || r.Stderr != "" ||
+				string(b.Config()) != before {
 				t.Errorf("%s: %+v, want it started and untouched", what, r)
 			}
 		}
@@ -89,10 +96,12 @@ func TestRulesBeforeTheDriver(t *testing.T) {
 			if minor != "*" {
 				numbers += `,"minor":` + minor
 			}
-			wantRefused(t, update(b, `{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c",`+numbers+`,"access":"`+words[2]+`"}]}`), "gpu-device-rule")
+			wantRefused(t, update(b, `{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c",`+
+				numbers+`,"access":"`+words[2]+`"}]}`), "gpu-device-rule")
 		}
 
-		early := n.Bundle("early", rig.Light, ruled(t, "deny a rwm", "allow c 511:* rwm"), rig.Shell("cat /gpu"))
+		early := n.Bundle("early", rig.Light, ruled(t, "deny a rwm", "allow c 511:* rwm"),
+			rig.Shell("cat /gpu"))
 		mknod(t, early.Dir+"/rootfs/gpu", 511, 0)
 		if r := early.RealRun(); !strings.Contains(r.Stderr, "No such device or address") {
 			t.Errorf("the bare runtime: %+v, want the node opened that has no driver yet", r)

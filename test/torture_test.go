@@ -18,17 +18,25 @@ import (
 
 // victim is a program that can be killed at any line, with what it needs to pass all of them.
 type victim struct {
-	// scene prepares the node. The returned command is the victim; the reference is of a grant that it is about, if any.
+	// scene prepares the node. The returned command is the victim; the reference is of a grant that
+	// it is about, if any.
 	scene func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference)
 	// points are the lines that it surely passes.
 	points []string
 }
 
 var (
-	putPoints    = []string{"ledger/locked", "ledger/put-owner-linked", "ledger/put-linked", "ledger/put-written", "ledger/put-kept-old", "ledger/put-renamed", "ledger/put-synced", "ledger/put-forgot-old", "ledger/put-unlinked"}
-	deletePoints = []string{"ledger/locked", "ledger/delete-renamed", "ledger/delete-synced", "ledger/delete-removed", "ledger/delete-unbound", "ledger/delete-owner-unlinked", "ledger/delete-unlinked"}
-	bindPoints   = []string{"ledger/locked", "ledger/bind-linked", "ledger/bind-written", "ledger/bind-unlinked", "node/bound", "runtime/admitted", "runtime/edited"}
-	hookPoints   = []string{"ledger/locked", "ledger/bind-linked", "ledger/bind-written", "ledger/bind-unlinked", "node/bound", "hook/admitted", "inject/removed", "inject/ruled", "inject/nodes"}
+	putPoints = []string{"ledger/locked", "ledger/put-owner-linked", "ledger/put-linked",
+		"ledger/put-written", "ledger/put-kept-old", "ledger/put-renamed", "ledger/put-synced",
+		"ledger/put-forgot-old", "ledger/put-unlinked"}
+	deletePoints = []string{"ledger/locked", "ledger/delete-renamed", "ledger/delete-synced",
+		"ledger/delete-removed", "ledger/delete-unbound", "ledger/delete-owner-unlinked",
+		"ledger/delete-unlinked"}
+	bindPoints = []string{"ledger/locked", "ledger/bind-linked", "ledger/bind-written",
+		"ledger/bind-unlinked", "node/bound", "runtime/admitted", "runtime/edited"}
+	hookPoints = []string{"ledger/locked", "ledger/bind-linked", "ledger/bind-written",
+		"ledger/bind-unlinked", "node/bound", "hook/admitted", "inject/removed",
+		"inject/ruled", "inject/nodes"}
 	unbindPoints = []string{"ledger/unbind-removed", "ledger/unbind-unlinked"}
 )
 
@@ -102,7 +110,8 @@ var victims = map[string]victim{
 		starts(s.t, first).KillInit()
 		return n.Wrapper("create", "--bundle", b.Dir, b.ID), grant.Reference{}
 	}, slices.Concat(unbindPoints, []string{"ledger/sweep-removed", "ledger/repaired", "node/adopted"})},
-	// The container before it under the same id had another grant and died: its binding is replaced.
+	// The container before it under the same id had another grant and died: its binding is
+	// replaced.
 	"create in place of another": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		before, g := n.Grant("--memory", "1GiB"), n.Grant("--memory", "4GiB")
 		b := s.container(before)
@@ -114,7 +123,8 @@ var victims = map[string]victim{
 	"create with a hook": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		g := n.Grant("--memory", "4GiB", "--gpus", "2")
 		b := s.container(g, hooked(n, "createRuntime"), func(spec *specs.Spec) {
-			spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidia-modeset", Type: "c", Major: 195, Minor: 254})
+			spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{
+				Path: "/dev/nvidia-modeset", Type: "c", Major: 195, Minor: 254})
 		})
 		return n.Real("create", "--bundle", b.Dir, b.ID), g
 	}, hookPoints},
@@ -134,7 +144,8 @@ var victims = map[string]victim{
 
 func init() {
 	victims["configure"] = victim{func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
-		return command(n, "configure", "containerd", "--root", image(s.t, n, "image"+strconv.Itoa(s.kills))), grant.Reference{}
+		return command(n, "configure", "containerd", "--root", image(s.t, n, "image"+strconv.Itoa(s.kills))),
+			grant.Reference{}
 	}, []string{"configure/recorded", "configure/changed"}}
 	victims["configure --undo"] = victim{func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		root := image(s.t, n, "image"+strconv.Itoa(s.kills))
@@ -144,7 +155,8 @@ func init() {
 	}, []string{"configure/inherited", "configure/restored", "configure/forgotten"}}
 }
 
-// hooked has the runtime call a hook that gets the runtime's environment, and so the point to die at.
+// hooked has the runtime call a hook that gets the runtime's environment, and so the point to die
+// at.
 func hooked(n *rig.Node, stage string) rig.Edit {
 	return func(s *specs.Spec) {
 		n.HookedAt(stage)(s)
@@ -169,18 +181,20 @@ type scaffold struct {
 }
 
 func newScaffold(t *testing.T) *scaffold {
-	return &scaffold{t: t, n: rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}, Engine: "containerd", Config: adopts})}
+	return &scaffold{t: t, n: rig.NewNode(t, rig.Setup{
+		Tags: []string{"failpoint"}, Engine: "containerd", Config: adopts})}
 }
 
 // container is the bundle of the next one.
 func (s *scaffold) container(g grant.Reference, edits ...rig.Edit) *rig.Bundle {
-	b := s.n.Bundle(fmt.Sprintf("c%d", len(s.containers)), append([]rig.Edit{with(g), rig.Light}, edits...)...)
+	b := s.n.Bundle(fmt.Sprintf("c%d", len(s.containers)),
+		append([]rig.Edit{with(g), rig.Light}, edits...)...)
 	s.containers = append(s.containers, b)
 	return b
 }
 
-// afterwards wants a sound ledger, a grant that can still be used, and all that is free to be grantable. It leaves the node
-// as it was before.
+// afterwards wants a sound ledger, a grant that can still be used, and all that is free to be
+// grantable. It leaves the node as it was before.
 func (s *scaffold) afterwards(what string, g grant.Reference) {
 	s.t.Helper()
 	s.kills++
@@ -238,14 +252,15 @@ func (s *scaffold) kill(name, point string) {
 	what := name + ", killed at " + point
 	cmd, g := victims[name].scene(s, s.n)
 	cmd.Env = append(cmd.Env, failpoint.Variable+"="+point)
-	if r := rig.Run(cmd); !r.Killed() && !strings.Contains(r.Stderr, "signal: killed") { // the second is runc about its hook
+	// the second is runc about its hook
+	if r := rig.Run(cmd); !r.Killed() && !strings.Contains(r.Stderr, "signal: killed") {
 		s.t.Errorf("%s: it was not killed: %+v", what, r)
 	}
 	s.afterwards(what, g)
 }
 
-// TestKilledAtAnyTime kills every program at any time: what nobody thought to mark is dangerous too. The wrapper may be
-// the real runtime by then.
+// TestKilledAtAnyTime kills every program at any time: what nobody thought to mark is dangerous
+// too. The wrapper may be the real runtime by then.
 func TestKilledAtAnyTime(t *testing.T) {
 	rig.More(t)
 	s, began := newScaffold(t), time.Now()
@@ -273,5 +288,6 @@ func TestKilledAtAnyTime(t *testing.T) {
 		}
 		s.afterwards(fmt.Sprintf("%s, killed after %v", name, after), g)
 	}
-	t.Logf("%d kills in %v, %d of them before the program's end", s.kills, time.Since(began).Round(time.Second), early)
+	t.Logf("%d kills in %v, %d of them before the program's end", s.kills,
+		time.Since(began).Round(time.Second), early)
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestWhoUnbindsDevicesIsRecorded: through a writable mount of a bus a container takes a GPU from its driver. What it writes here is no
-// device's name, so the kernel answers ENODEV where it may write, and the mount EROFS where it may not.
+// TestWhoUnbindsDevicesIsRecorded: through a writable mount of a bus a container takes a GPU from
+// its driver. What it writes here is no device's name, so the kernel answers ENODEV where it may
+// write, and the mount EROFS where it may not.
 func TestWhoUnbindsDevicesIsRecorded(t *testing.T) {
 	files, _ := filepath.Glob("/sys/bus/*/drivers/*/unbind")
 	if len(files) == 0 {
@@ -24,17 +25,22 @@ func TestWhoUnbindsDevicesIsRecorded(t *testing.T) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		tried := 0
 		for option, writes := range map[string]bool{"rw": true, "ro": false} {
-			for source, below := range map[string]string{"/sys/bus": bus + "/" + driver, "/sys/bus/" + bus: driver, files[0]: ""} {
+			for source, below := range map[string]string{"/sys/bus": bus + "/" + driver,
+				"/sys/bus/" + bus: driver, files[0]: ""} {
 				before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 				tried++
-				b := n.Bundle(fmt.Sprint("c", tried), rig.Light, rig.Shell("echo nonsense >"+filepath.Join("/x", below)), mount(specs.Mount{Type: "bind", Source: source, Destination: "/x", Options: []string{"bind", option}}))
+				b := n.Bundle(fmt.Sprint("c", tried), rig.Light,
+					rig.Shell("echo nonsense >"+filepath.Join("/x", below)),
+					mount(specs.Mount{Type: "bind", Source: source, Destination: "/x",
+						Options: []string{"bind", option}}))
 				r := b.Run()
 				b.Delete()
 				after, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 				if may := strings.Contains(r.Stderr, "No such device"); may != writes {
 					t.Errorf("%s %s: %+v, want it written to: %v", source, option, r, writes)
 				}
-				if got := strings.Contains(string(after[len(before):]), "node-root by mount:/x"); got != writes {
+				if got := strings.Contains(string(after[len(before):]),
+					"node-root by mount:/x"); got != writes {
 					t.Errorf("%s %s: recorded %v, want %v", source, option, got, writes)
 				}
 			}

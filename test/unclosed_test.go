@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestAUserNamespaceWithoutDeviceRules: Podman's containers with --uidmap have no rule that denies. They start, reach no GPU
-// and keep what every container has, and what they were given (docs/adr/0024).
+// TestAUserNamespaceWithoutDeviceRules: Podman's containers with --uidmap have no rule that denies.
+// They start, reach no GPU and keep what every container has, and what they were given
+// (docs/adr/0024).
 func TestAUserNamespaceWithoutDeviceRules(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -33,8 +34,8 @@ func TestAUserNamespaceWithoutDeviceRules(t *testing.T) {
 	}
 }
 
-// unclosed runs such a container, whose image brings the nodes of a GPU and of fuse. A runtime in whose hands it is open lets
-// the GPU be opened without us.
+// unclosed runs such a container, whose image brings the nodes of a GPU and of fuse. A runtime in
+// whose hands it is open lets the GPU be opened without us.
 func unclosed(t *testing.T, n *rig.Node, open bool) {
 	const script = `for node in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/ptmx; do
   (: <$node) 2>/dev/null || echo $node
@@ -52,11 +53,13 @@ done; echo >/dev/null && echo end`
 		t.Run(name, func(t *testing.T) {
 			var mounts []specs.Mount
 			whole := func(s *specs.Spec) { mounts = s.Mounts } // userNamespace leaves /dev/pts out
-			b := n.Bundle(strings.ReplaceAll(name, " ", "-"), rig.Shell(script), whole, userNamespace, func(s *specs.Spec) {
-				s.Mounts = mounts
-				s.Linux.Resources.Devices = c.rules
-			})
-			for node, number := range map[string]uint64{"gpu": unix.Mkdev(195, 0), "fuse": unix.Mkdev(10, 229)} {
+			b := n.Bundle(strings.ReplaceAll(name, " ", "-"), rig.Shell(script), whole, userNamespace,
+				func(s *specs.Spec) {
+					s.Mounts = mounts
+					s.Linux.Resources.Devices = c.rules
+				})
+			for node, number := range map[string]uint64{"gpu": unix.Mkdev(195, 0),
+				"fuse": unix.Mkdev(10, 229)} {
 				path := filepath.Join(b.Dir, "rootfs/tmp", node)
 				must(t, unix.Mknod(path, unix.S_IFCHR|0o666, int(number)))
 			}
@@ -73,7 +76,8 @@ done; echo >/dev/null && echo end`
 		})
 	}
 	t.Run("before a hook alone", func(t *testing.T) {
-		b := n.Bundle("hooked", rig.Shell(script), n.Hooked, userNamespace, func(s *specs.Spec) { s.Linux.Resources.Devices = nil })
+		b := n.Bundle("hooked", rig.Shell(script), n.Hooked, userNamespace,
+			func(s *specs.Spec) { s.Linux.Resources.Devices = nil })
 		isRefusedByHook(t, b.RealRun(), grant.InjectionImpossible)
 	})
 	n.CheckSound("at the end")

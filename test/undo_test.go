@@ -9,8 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestUndoLeavesOurConfigurationToARunningEngine: an engine calls gpuledger-runtime until it is restarted. Without our
-// configuration the default policy would refuse what ran before, because that policy is "enforce".
+// TestUndoLeavesOurConfigurationToARunningEngine: an engine calls gpuledger-runtime until it is
+// restarted. Without our configuration the default policy would refuse what ran before, because
+// that policy is "enforce".
 func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	before := read(t, n.Config)
@@ -21,7 +22,8 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	wrapper := program(t, n)
 	configure := func() {
 		t.Helper()
-		n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default", "--mode", "report")
+		n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default",
+			"--mode", "report")
 	}
 	undo := func() string {
 		t.Helper()
@@ -33,7 +35,8 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	}
 	kept := func(what, out string) {
 		t.Helper()
-		if text := read(t, n.Config); !strings.Contains(text, `"report"`) || !strings.Contains(out, "keep "+n.Config+": containerd (pid ") {
+		if text := read(t, n.Config); !strings.Contains(text, `"report"`) ||
+			!strings.Contains(out, "keep "+n.Config+": containerd (pid ") {
 			t.Errorf("%s: our configuration is\n%s\nand the undo said\n%s", what, text, out)
 		}
 	}
@@ -64,7 +67,8 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	gone("containerd does not run", undo())
 	c.Start()
 
-	// Where our configuration and the link were there before, as packages bring them, the undo says all the same who calls us.
+	// Where our configuration and the link were there before, as packages bring them, the undo says
+	// all the same who calls us.
 	configure()
 	ours := read(t, n.Config)
 	c.Kill()

@@ -22,11 +22,13 @@ func unified(key, value string) rig.Edit {
 // cgroup2Of is the cgroup of version 2 that a process is in.
 func cgroup2Of(t *testing.T, pid int) string {
 	t.Helper()
-	return regexp.MustCompile(`(?m)^0::(.*)$`).FindStringSubmatch(read(t, fmt.Sprintf("/proc/%d/cgroup", pid)))[1]
+	return regexp.MustCompile(`(?m)^0::(.*)$`).FindStringSubmatch(
+		read(t, fmt.Sprintf("/proc/%d/cgroup", pid)))[1]
 }
 
-// TestRawCgroupKeysMoveNobody: by raw keys a runtime moves any process of the node into a container's cgroup, and a granted
-// container's processes out of theirs (docs/adr/0064). The bare runtime shows that it does.
+// TestRawCgroupKeysMoveNobody: by raw keys a runtime moves any process of the node into a
+// container's cgroup, and a granted container's processes out of theirs (docs/adr/0064). The bare
+// runtime shows that it does.
 func TestRawCgroupKeysMoveNobody(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -41,7 +43,8 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 			return b
 		}
 		sleeps := rig.Shell("exec sleep 1000")
-		granted := start(n.Bundle("granted", sleeps, rig.Annotation("gpuledger.dev/grant", reference.String())))
+		granted := start(n.Bundle("granted", sleeps, rig.Annotation("gpuledger.dev/grant",
+			reference.String())))
 		plain := start(n.Bundle("plain", sleeps))
 		outsider := exec.Command("sleep", "1000")
 		must(t, outsider.Start())
@@ -65,16 +68,19 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 			if r := bareRun(bare); r.Code != 0 || cgroup2Of(t, granted.Init()) == who[granted.Init()] {
 				t.Errorf("the bare runtime leaves the granted container in its cgroup: %+v", r)
 			}
-			must(t, os.WriteFile("/sys/fs/cgroup"+who[granted.Init()]+"/cgroup.procs", fmt.Append(nil, granted.Init()), 0))
+			must(t, os.WriteFile("/sys/fs/cgroup"+who[granted.Init()]+"/cgroup.procs",
+				fmt.Append(nil, granted.Init()), 0))
 			bare.RealDelete()
 		}
 		stays("the bare runtime's container has gone")
 
 		for pid := range who {
 			for _, key := range []string{"cgroup.procs", "cgroup.threads", "../granted/cgroup.procs"} {
-				wantRefused(t, n.Bundle("tried", sleeps, unified(key, fmt.Sprint(pid))).Create(), "gpu-device-rule")
+				wantRefused(t, n.Bundle("tried", sleeps, unified(key, fmt.Sprint(pid))).Create(),
+					"gpu-device-rule")
 				for _, b := range []*rig.Bundle{granted, plain} {
-					wantRefused(t, update(b, fmt.Sprintf(`{"unified":{"pids.max":"9",%q:"%d"}}`, key, pid)), "gpu-device-rule")
+					wantRefused(t, update(b, fmt.Sprintf(`{"unified":{"pids.max":"9",%q:"%d"}}`, key, pid)),
+						"gpu-device-rule")
 				}
 				stays(key)
 			}
@@ -82,14 +88,17 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 		for _, key := range cgroupKeys(t, who[plain.Init()]) {
 			for _, b := range []*rig.Bundle{granted, plain} {
 				wantRefused(t, update(b, fmt.Sprintf(`{"unified":{%q:"1"}}`, key)), "gpu-device-rule")
-				if !rig.Lives(b.Init()) || strings.Contains(read(t, fmt.Sprintf("/proc/%d/stat", b.Init())), ") D ") {
+				if !rig.Lives(b.Init()) || strings.Contains(read(t, fmt.Sprintf("/proc/%d/stat", b.Init())),
+					") D ") {
 					t.Errorf("%s is gone or frozen after %s", b.ID, key)
 				}
 			}
 			wantRefused(t, n.Bundle("tried", sleeps, unified(key, "1")).Create(), "gpu-device-rule")
 		}
 
-		wantRefused(t, n.Bundle("tried", sleeps, unified("gpu.max", "1"), rig.Annotation("gpuledger.dev/grant", n.Grant("--memory", "1GiB").String())).Create(), "limit-unenforceable")
+		wantRefused(t, n.Bundle("tried", sleeps, unified("gpu.max", "1"),
+			rig.Annotation("gpuledger.dev/grant", n.Grant("--memory", "1GiB").String())).Create(),
+			"limit-unenforceable")
 		wantRefused(t, update(granted, `{"unified":{"gpu.max":"1"}}`), "limit-unenforceable")
 		if r := update(plain, `{"unified":{"gpu.max":"1"}}`); strings.Contains(r.Stderr, "gpuledger: ") {
 			t.Errorf("without a grant: %+v, want the runtime's own answer", r)
@@ -99,7 +108,8 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 		}
 		for _, key := range []string{"cgroup.max.depth", "cgroup.max.descendants"} {
 			for _, b := range []*rig.Bundle{granted, plain} {
-				if r := update(b, fmt.Sprintf(`{"unified":{%q:"7"}}`, key)); r.Code != 0 || strings.TrimSpace(read(t, "/sys/fs/cgroup"+who[b.Init()]+"/"+key)) != "7" {
+				if r := update(b, fmt.Sprintf(`{"unified":{%q:"7"}}`, key)); r.Code != 0 ||
+					strings.TrimSpace(read(t, "/sys/fs/cgroup"+who[b.Init()]+"/"+key)) != "7" {
 					t.Errorf("%s of %s: %+v", key, b.ID, r)
 				}
 			}
@@ -108,14 +118,15 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 	})
 }
 
-// cgroupKeys are the kernel's own files of a cgroup, as this kernel has them, without those that set a resource. Where there is
-// no version 2 they are those of the documentation.
+// cgroupKeys are the kernel's own files of a cgroup, as this kernel has them, without those that
+// set a resource. Where there is no version 2 they are those of the documentation.
 func cgroupKeys(t *testing.T, cgroup string) []string {
 	t.Helper()
 	keys := []string{"cgroup.type", "cgroup.subtree_control", "cgroup.freeze", "cgroup.kill"}
 	files, _ := filepath.Glob("/sys/fs/cgroup" + cgroup + "/cgroup.*")
 	for _, file := range files {
-		if key := filepath.Base(file); !slices.Contains([]string{"cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure"}, key) {
+		if key := filepath.Base(file); !slices.Contains([]string{
+			"cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure"}, key) {
 			keys = append(keys, key)
 		}
 	}
@@ -145,13 +156,20 @@ func TestPodmansCgroupConf(t *testing.T) {
 	must(t, outsider.Start(), os.Mkdir(n.Dir+"/none", 0o755))
 	t.Cleanup(func() { _, _ = outsider.Process.Kill(), outsider.Wait() })
 	home := cgroup2Of(t, outsider.Process.Pid)
-	wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n") // Podman hands no environment on
+	// Podman hands no environment on
+	wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+
+		rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n")
 	must(t, os.Chmod(wrapper, 0o755))
-	for conf, code := range map[string]string{fmt.Sprintf("cgroup.procs=%d", outsider.Process.Pid): "gpu-device-rule", "cgroup.freeze=1": "gpu-device-rule", "dmem.max=x": "limit-unenforceable", "cgroup.max.depth=5": ""} {
+	for conf, code := range map[string]string{fmt.Sprintf("cgroup.procs=%d",
+		outsider.Process.Pid): "gpu-device-rule", "cgroup.freeze=1": "gpu-device-rule",
+		"dmem.max=x": "limit-unenforceable", "cgroup.max.depth=5": ""} {
 		podman := *n
 		podman.Runtime = wrapper
-		r := (&rig.Bundle{Node: &podman, Dir: b.Dir, ID: "c"}).PodmanRun(n.Dir+"/none", "echo started", "--pids-limit=0", "--cgroup-conf", conf) // of a hybrid machine's version 2, which has no pids
-		if started := r.Code == 0 && r.Stdout == "started\n"; started != (code == "") || code != "" && !strings.Contains(r.Stderr, "gpuledger: refused ("+code+"): ") {
+		// of a hybrid machine's version 2, which has no pids
+		r := (&rig.Bundle{Node: &podman, Dir: b.Dir, ID: "c"}).PodmanRun(n.Dir+"/none", "echo started",
+			"--pids-limit=0", "--cgroup-conf", conf)
+		if started := r.Code == 0 && r.Stdout == "started\n"; started != (code == "") ||
+			code != "" && !strings.Contains(r.Stderr, "gpuledger: refused ("+code+"): ") {
 			t.Errorf("%s: %+v, want %q", conf, r, code)
 		}
 	}

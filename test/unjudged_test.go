@@ -13,47 +13,58 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it starts in enforce mode too.
+// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it
+// starts in enforce mode too.
 var asking = []struct {
 	name string
 	free bool
 	edit func(n *rig.Node, uuid string) rig.Edit
 }{
 	{"env all", false, func(*rig.Node, string) rig.Edit { return rig.Env("NVIDIA_VISIBLE_DEVICES=all") }},
-	{"env UUID", false, func(_ *rig.Node, uuid string) rig.Edit { return rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuid) }},
-	// By a CDI file as NVIDIA's generator writes it, its runtime finds no device of that name and fails; so it does behind us.
+	{"env UUID", false, func(_ *rig.Node, uuid string) rig.Edit {
+		return rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuid)
+	}},
+	// By a CDI file as NVIDIA's generator writes it, its runtime finds no device of that name and
+	// fails; so it does behind us.
 	{"env none", true, func(*rig.Node, string) rig.Edit { return rig.Env("NVIDIA_VISIBLE_DEVICES=none") }},
 	{"image env", false, func(*rig.Node, string) rig.Edit { return rig.Env("CUDA_VERSION=10.2.89") }},
 	{"volume mount", false, func(_ *rig.Node, uuid string) rig.Edit {
 		return mountOf("/dev/null", "/var/run/nvidia-container-devices/"+uuid)
 	}},
-	{"CDI annotation", false, func(*rig.Node, string) rig.Edit { return rig.Annotation("cdi.k8s.io/test", "nvidia.com/gpu=0") }},
+	{"CDI annotation", false, func(*rig.Node, string) rig.Edit {
+		return rig.Annotation("cdi.k8s.io/test", "nvidia.com/gpu=0")
+	}},
 	{"CDI device", false, func(*rig.Node, string) rig.Edit { return withGPUNode }},
 	{"nothing", true, func(*rig.Node, string) rig.Edit { return func(*specs.Spec) {} }},
 }
 
 func mountOf(from, to string) rig.Edit {
 	return func(s *specs.Spec) {
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: to, Type: "bind", Source: from, Options: []string{"bind", "ro"}})
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: to, Type: "bind", Source: from,
+			Options: []string{"bind", "ro"}})
 	}
 }
 
 // withGPUNode is what an engine makes of a CDI device.
 func withGPUNode(s *specs.Spec) {
 	major, minor, mode := int64(195), int64(0), os.FileMode(0o666)
-	s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor, FileMode: &mode})
-	s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"})
+	s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+		Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor, FileMode: &mode})
+	s.Linux.Resources.Devices = append(s.Linux.Resources.Devices,
+		specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"})
 }
 
-// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an open of each GPU says.
+// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an
+// open of each GPU says.
 const whatItHas = `echo =
 /bin/busybox find /dev -type c -o -type b | /bin/busybox sort | /bin/busybox xargs /bin/busybox ls -l | /bin/busybox sed 's/ [A-Z][a-z][a-z] .* / /'
 /bin/busybox awk '{ sub(/^[0-9]+ [0-9]+ [0-9]+:[0-9]+ /, ""); print }' /proc/self/mountinfo | /bin/busybox sed 's/ - .*//'
 /bin/busybox env | /bin/busybox sort
 for node in /dev/nvidia*; do /bin/busybox head -c 1 $node 2>&1; done; exit 0`
 
-// TestWhatIsNotJudgedRunsAsBefore: where nothing is enforced, a container has the devices, mounts and variables that it has
-// under the engine's former default runtime; where the ledger is enforced, what reaches a GPU does not start.
+// TestWhatIsNotJudgedRunsAsBefore: where nothing is enforced, a container has the devices, mounts
+// and variables that it has under the engine's former default runtime; where the ledger is
+// enforced, what reaches a GPU does not start.
 func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -64,10 +75,12 @@ func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
 			wrapper, enforced := rig.Binary(t, "gpuledger-runtime"), read(t, n.Config)
 			for _, c := range asking {
 				t.Run(c.name, func(t *testing.T) {
-					b := n.Bundle("c", rig.Identity("uid-of-p", "default", "p", "c"), rig.Shell(whatItHas), c.edit(n, uuid(t, n, 0)))
+					b := n.Bundle("c", rig.Identity("uid-of-p", "default", "p", "c"), rig.Shell(whatItHas),
+						c.edit(n, uuid(t, n, 0)))
 					before := b.Config()
 					had := toItsEnd(t, n, program, b)
-					if injects := former == "nvidia-container-runtime" && !c.free && c.name != "CDI device"; injects != strings.Contains(had.Stdout, "NVIDIA_STAND_IN=1") {
+					if injects := former == "nvidia-container-runtime" && !c.free &&
+						c.name != "CDI device"; injects != strings.Contains(had.Stdout, "NVIDIA_STAND_IN=1") {
 						t.Fatalf("under %s: %+v", former, had)
 					}
 					for _, state := range []string{"report", "disabled", "exempt", "enforce"} {
@@ -79,9 +92,11 @@ func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
 							if has.Code != 1 || !strings.Contains(has.Stderr, "gpuledger: refused (") {
 								t.Errorf("%s: %+v, want a refusal", state, has)
 							}
-						case state == "enforce" && has.Code == 0 && had.Code != 0: // runc starts what NVIDIA's runtime does not
+						case state == "enforce" && has.Code == 0 && had.Code != 0:
+							// runc starts what NVIDIA's runtime does not
 						case has.Code != had.Code || has.Stdout != had.Stdout:
-							t.Errorf("%s: it has\n%s(%d, %s)\nunder %s it had\n%s", state, has.Stdout, has.Code, has.Stderr, former, had.Stdout)
+							t.Errorf("%s: it has\n%s(%d, %s)\nunder %s it had\n%s", state, has.Stdout,
+								has.Code, has.Stderr, former, had.Stdout)
 						}
 					}
 				})
@@ -100,12 +115,13 @@ func formerNode(t *testing.T, former string) (*rig.Node, string) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	program := rig.Toolkit(t, former)
 	n.Env = append(n.Env, "NVIDIA_CTK_CONFIG_FILE_PATH="+toolkitConfig(t, n, "runc"))
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n", fmt.Sprintf("[runtime]\nunjudged = %q\n", program), 1))
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n",
+		fmt.Sprintf("[runtime]\nunjudged = %q\n", program), 1))
 	return n, program
 }
 
-// toItsEnd creates and starts a container as an engine does, and gives what it printed: NVIDIA's runtime does nothing for the
-// subcommand run.
+// toItsEnd creates and starts a container as an engine does, and gives what it printed: NVIDIA's
+// runtime does nothing for the subcommand run.
 func toItsEnd(t *testing.T, n *rig.Node, program string, b *rig.Bundle) rig.Result {
 	t.Helper()
 	call := func(args ...string) *exec.Cmd {
@@ -148,7 +164,8 @@ func setState(t *testing.T, n *rig.Node, enforced, state string) {
 	n.Write("config.toml", enforced+more)
 }
 
-// toolkitConfig has NVIDIA's runtime inject by a CDI file of stand-in devices, with a file of their driver.
+// toolkitConfig has NVIDIA's runtime inject by a CDI file of stand-in devices, with a file of their
+// driver.
 func toolkitConfig(t *testing.T, n *rig.Node, low string) string {
 	t.Helper()
 	library := n.Write("libcuda.so.999", "a file of the driver\n")
@@ -157,22 +174,29 @@ func toolkitConfig(t *testing.T, n *rig.Node, low string) string {
 			text += fmt.Sprintf("  - name: %q\n    containerEdits:\n      deviceNodes:\n", name)
 			for minor := range 2 {
 				if name == "all" || name == fmt.Sprint(minor) || name == uuid(t, n, minor) {
-					text += fmt.Sprintf("      - {path: /dev/nvidia%d, type: c, major: 195, minor: %d}\n", minor, minor)
+					text += fmt.Sprintf("      - {path: /dev/nvidia%d, type: c, major: 195, minor: %d}\n",
+						minor, minor)
 				}
 			}
 		}
 		return text
 	}
 	must(t, os.MkdirAll(filepath.Join(n.Dir, "toolkit-cdi"), 0o755))
-	n.Write("toolkit-cdi/nvidia.yaml", "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices:\n"+node(uuid(t, n, 0), uuid(t, n, 1), "0", "1", "all")+
-		"containerEdits:\n  env: [NVIDIA_STAND_IN=1]\n  deviceNodes:\n  - {path: /dev/nvidiactl, type: c, major: 195, minor: 255}\n"+
-		fmt.Sprintf("  mounts:\n  - {hostPath: %q, containerPath: /usr/lib/libcuda.so.1, options: [ro, nosuid, nodev, bind]}\n", library))
-	return n.Write("toolkit.toml", fmt.Sprintf("accept-nvidia-visible-devices-as-volume-mounts = true\n[nvidia-container-runtime]\nmode = \"cdi\"\n"+
-		"runtimes = [%q]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [%q]\ndefault-kind = \"nvidia.com/gpu\"\nannotation-prefixes = [\"cdi.k8s.io/\"]\n",
+	n.Write("toolkit-cdi/nvidia.yaml", "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices:\n"+
+		node(uuid(t, n, 0), uuid(t, n, 1), "0", "1", "all")+
+		"containerEdits:\n  env: [NVIDIA_STAND_IN=1]\n  deviceNodes:\n  - {path: /dev/nvidiactl, type: c, "+
+		"major: 195, minor: 255}\n"+
+		fmt.Sprintf("  mounts:\n  - {hostPath: %q, containerPath: /usr/lib/libcuda.so.1, options: [ro, "+
+			"nosuid, nodev, bind]}\n", library))
+	return n.Write("toolkit.toml", fmt.Sprintf("accept-nvidia-visible-devices-as-volume-mounts = "+
+		"true\n[nvidia-container-runtime]\nmode = \"cdi\"\n"+
+		"runtimes = [%q]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = [%q]\ndefault-kind = "+
+		"\"nvidia.com/gpu\"\nannotation-prefixes = [\"cdi.k8s.io/\"]\n",
 		low, filepath.Join(n.Dir, "toolkit-cdi")))
 }
 
-// TestAnUnjudgedContainerLives: start, update, kill and delete reach the runtime that has the container, whichever made it.
+// TestAnUnjudgedContainerLives: start, update, kill and delete reach the runtime that has the
+// container, whichever made it.
 func TestAnUnjudgedContainerLives(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -185,8 +209,10 @@ func TestAnUnjudgedContainerLives(t *testing.T) {
 			setRuntime(t, n, real)
 			setState(t, n, read(t, n.Config), "report")
 			reference := n.Grant("--memory", "1GiB")
-			for _, b := range []*rig.Bundle{n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")), n.Bundle("granted", rig.Annotation("gpuledger.dev/grant", reference.String()))} {
-				for _, r := range []rig.Result{b.Create(), b.Start(), rig.Run(n.Wrapper("update", "--pids-limit", "50", b.ID)),
+			for _, b := range []*rig.Bundle{n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")),
+				n.Bundle("granted", rig.Annotation("gpuledger.dev/grant", reference.String()))} {
+				for _, r := range []rig.Result{b.Create(), b.Start(),
+					rig.Run(n.Wrapper("update", "--pids-limit", "50", b.ID)),
 					rig.Run(n.Wrapper("exec", b.ID, "/bin/busybox", "test", "-c", "/dev/nvidia0"))} {
 					if r.Code != 0 {
 						t.Fatalf("%s: %+v", b.ID, r)
@@ -195,7 +221,8 @@ func TestAnUnjudgedContainerLives(t *testing.T) {
 				if got := b.Cgroup("pids", "pids.max"); got != "50" {
 					t.Errorf("%s: pids.max is %s after the update", b.ID, got)
 				}
-				if r := rig.Run(n.Wrapper("state", b.ID)); r.Code != 0 || !strings.Contains(r.Stdout, `"running"`) {
+				if r := rig.Run(n.Wrapper("state", b.ID)); r.Code != 0 ||
+					!strings.Contains(r.Stdout, `"running"`) {
 					t.Errorf("%s: %+v", b.ID, r)
 				}
 			}
@@ -215,14 +242,15 @@ func TestAnUnjudgedContainerLives(t *testing.T) {
 	}
 }
 
-// TestAToolkitThatCallsUsIsNoLoop: NVIDIA's toolkit takes the engine's default runtime, which is the wrapper, for the one
-// below its own.
+// TestAToolkitThatCallsUsIsNoLoop: NVIDIA's toolkit takes the engine's default runtime, which is
+// the wrapper, for the one below its own.
 func TestAToolkitThatCallsUsIsNoLoop(t *testing.T) {
 	n, _ := formerNode(t, "nvidia-container-runtime")
 	toolkitConfig(t, n, rig.Binary(t, "gpuledger-runtime"))
 	setState(t, n, read(t, n.Config), "report")
 	b := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell(whatItHas))
-	if r := toItsEnd(t, n, rig.Binary(t, "gpuledger-runtime"), b); r.Code != 0 || !strings.Contains(r.Stdout, "NVIDIA_STAND_IN=1") {
+	if r := toItsEnd(t, n, rig.Binary(t, "gpuledger-runtime"), b); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "NVIDIA_STAND_IN=1") {
 		t.Errorf("%+v", r)
 	}
 	if log := read(t, n.Dir+"/audit.jsonl"); strings.Count(log, `"container":"greedy"`) != 1 {
@@ -234,15 +262,18 @@ func TestAToolkitThatCallsUsIsNoLoop(t *testing.T) {
 	// The variable of another process excuses nothing.
 	setState(t, n, strings.ReplaceAll(read(t, n.Config), "[policy]\nmode = \"report\"\n", ""), "enforce")
 	n.Env = append(n.Env, "_GPULEDGER_HANDED_ON=1/1")
-	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("exit 0")).Run(), "visible-devices-all")
+	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("exit 0")).Run(),
+		"visible-devices-all")
 }
 
 // TestAFormerRuntimeThatIsGone: containers run under the real runtime, and the wrapper says so.
 func TestAFormerRuntimeThatIsGone(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n", "[runtime]\nunjudged = \"/nowhere/nvidia-container-runtime\"\n", 1)+"[policy]\nmode = \"report\"\n")
+	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n",
+		"[runtime]\nunjudged = \"/nowhere/nvidia-container-runtime\"\n", 1)+"[policy]\nmode = \"report\"\n")
 	r := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("exit 0")).Run()
-	if r.Code != 0 || !strings.Contains(r.Stderr, "cannot find /nowhere/nvidia-container-runtime (runtime.unjudged); containers run under /") {
+	if r.Code != 0 || !strings.Contains(r.Stderr,
+		"cannot find /nowhere/nvidia-container-runtime (runtime.unjudged); containers run under /") {
 		t.Errorf("%+v", r)
 	}
 }

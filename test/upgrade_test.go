@@ -14,9 +14,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestMPSOutlivesUpgrades: gpuledgerd is upgraded, downgraded and upgraded again under 20 clients in containers, to and from the
-// oldest version that ran MPS daemons. No client is disturbed, no daemon or server is another process, and what either version
-// writes, of grants, bindings and daemons, the other reads and changes.
+// TestMPSOutlivesUpgrades: gpuledgerd is upgraded, downgraded and upgraded again under 20 clients
+// in containers, to and from the oldest version that ran MPS daemons. No client is disturbed, no
+// daemon or server is another process, and what either version writes, of grants, bindings and
+// daemons, the other reads and changes.
 func TestMPSOutlivesUpgrades(t *testing.T) {
 	rig.More(t)
 	bin := oldest(t)
@@ -44,7 +45,8 @@ func TestMPSOutlivesUpgrades(t *testing.T) {
 		}
 		d = n.Daemon("--nri", "off")
 		for range 4 {
-			grants = append(grants, n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "5", "--gpu", fmt.Sprint(len(grants)%2)))
+			grants = append(grants, n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "5", "--gpu",
+				fmt.Sprint(len(grants)%2)))
 		}
 		n.ready(2)
 		for _, g := range grants[len(clients):] {
@@ -81,14 +83,17 @@ func TestMPSOutlivesUpgrades(t *testing.T) {
 	now.gone()
 }
 
-// oldest builds the oldest version of gpuledger that supervises MPS daemons, from the history of this checkout, and gives the
-// directory of its binaries.
+// oldest builds the oldest version of gpuledger that supervises MPS daemons, from the history of
+// this checkout, and gives the directory of its binaries.
 func oldest(t *testing.T) string {
 	t.Helper()
 	rig.Need(t, "git", "tar")
-	const misses = "this checkout has no history (%s): that MPS clients outlive an upgrade from, and a downgrade to, another version is not shown"
+	const misses = "this checkout has no history (%s): that MPS clients outlive an upgrade from, and a " +
+		"downgrade to, another version is not shown"
 	git := func(args ...string) string {
-		out, err := exec.Command("git", append([]string{"-c", "safe.directory=*", "-C", ".."}, args...)...).Output() // another user's, under sudo
+		// another user's, under sudo
+		out, err := exec.Command("git", append([]string{"-c", "safe.directory=*", "-C", ".."},
+			args...)...).Output()
 		if err != nil {
 			t.Skipf(misses, err)
 		}
@@ -111,7 +116,8 @@ func oldest(t *testing.T) string {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	for _, name := range []string{"gpuledger", "gpuledger-runtime", "gpuledgerd"} {
-		build := exec.Command("go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-o", filepath.Join(bin, name), "./cmd/"+name)
+		build := exec.Command("go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-o",
+			filepath.Join(bin, name), "./cmd/"+name)
 		build.Dir, build.Env = source, append(os.Environ(), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
 		if name != "gpuledger" {
 			build.Env = append(build.Env, "CGO_ENABLED=0")
@@ -129,8 +135,11 @@ func oldest(t *testing.T) string {
 // talks starts a client that has its server answer again and again.
 func (n mpsNode) talks(id string, r grant.Reference) *rig.Bundle {
 	n.t.Helper()
-	b := starts(n.t, n.client(id, r, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; /bin/busybox sleep 1000"))
-	eventually(n.t, id+" is a client", func() bool { return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\nbeat\n") })
+	b := starts(n.t, n.client(id, r, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; "+
+		"/bin/busybox sleep 1000"))
+	eventually(n.t, id+" is a client", func() bool {
+		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\nbeat\n")
+	})
 	return b
 }
 
@@ -140,14 +149,17 @@ func stillTalk(t *testing.T, when string, clients []*rig.Bundle) {
 	beats := func(b *rig.Bundle) int { return strings.Count(clientSays(b), "beat\n") }
 	for _, b := range clients {
 		before := beats(b)
-		eventually(t, when+": "+b.ID+" gets answers", func() bool { return beats(b) > before || strings.Contains(clientSays(b), "end") })
+		eventually(t, when+": "+b.ID+" gets answers", func() bool {
+			return beats(b) > before || strings.Contains(clientSays(b), "end")
+		})
 		if strings.Contains(clientSays(b), "end") || !rig.Lives(b.Init()) {
 			t.Errorf("%s: %s is disturbed: %s", when, b.ID, clientSays(b))
 		}
 	}
 }
 
-// forget takes away what a gpuledgerd that has ended wrote of its daemons: the next one says it anew, once it has asked.
+// forget takes away what a gpuledgerd that has ended wrote of its daemons: the next one says it
+// anew, once it has asked.
 func (n mpsNode) forget() {
 	n.t.Helper()
 	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/state.json"))

@@ -22,7 +22,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// watches is a daemon's configuration that passes often, and stops what policy wants stopped almost at once.
+// watches is a daemon's configuration that passes often, and stops what policy wants stopped almost
+// at once.
 const watches = "[daemon]\nlisten = \"127.0.0.1:0\"\ninterval = \"10ms\"\ngrace = \"50ms\"\n"
 
 const stops = "[policy]\non_over_grant = \"stop\"\non_outside_ledger = \"stop\"\n"
@@ -51,7 +52,8 @@ func (g *gpus) runs(pid, gpu int, memory grant.Bytes) {
 	if pid <= 0 {
 		g.t.Fatal("there is no such process")
 	}
-	g.use.Processes = append(g.use.Processes, simulated.ProcessUse{PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
+	g.use.Processes = append(g.use.Processes, simulated.ProcessUse{
+		PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
 }
 
 // innocent starts a process of the node. It ends with the test.
@@ -85,7 +87,10 @@ type found struct {
 	GPU                                                                   string
 	Bytes                                                                 grant.Bytes
 	PIDs                                                                  []int
-	Pod                                                                   struct{ UID, Namespace, Name, Container string }
+	Pod                                                                   struct {
+		UID, Namespace,
+		Name, Container string
+	}
 }
 
 func findings(t *testing.T, n *rig.Node, action, kind string) (list []found) {
@@ -96,7 +101,8 @@ func findings(t *testing.T, n *rig.Node, action, kind string) (list []found) {
 	}
 	for line := range strings.Lines(string(text)) {
 		var f found
-		if strings.HasSuffix(line, "\n") && json.Unmarshal([]byte(line), &f) == nil && f.Action == action && f.Finding == kind {
+		if strings.HasSuffix(line, "\n") && json.Unmarshal([]byte(line), &f) == nil && f.Action == action &&
+			f.Finding == kind {
 			list = append(list, f)
 		}
 	}
@@ -116,10 +122,12 @@ func (s site) passes(more int) {
 		return n
 	}
 	first := count()
-	rig.Eventually(s.t, fmt.Sprintf("%d more samples are taken", more), func() bool { return count() >= first+more })
+	rig.Eventually(s.t, fmt.Sprintf("%d more samples are taken", more),
+		func() bool { return count() >= first+more })
 }
 
-// TestWatchFinds a process above its grant, a process of the node and a container of another runtime, names each, and stops nobody.
+// TestWatchFinds a process above its grant, a process of the node and a container of another
+// runtime, names each, and stops nobody.
 func TestWatchFinds(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -144,33 +152,43 @@ func watchFinds(t *testing.T) {
 	g.runs(host, 1, grant.GiB)
 	g.runs(other.Init(), 1, 2*grant.GiB)
 	g.tells()
-	s.eventually("/metrics", `gpuledger_findings_total{kind="over-grant"} 1`, `gpuledger_findings_total{kind="outside-ledger"} 2`, `kind="over-grant"} 2.147483648e+09`,
-		`kind="outside-ledger"} 3.221225472e+09`, `container="train",gpu="`, `pod="job-0"} 6.442450944e+09`, "gpuledger_watch_working 1")
+	s.eventually("/metrics", `gpuledger_findings_total{kind="over-grant"} 1`,
+		`gpuledger_findings_total{kind="outside-ledger"} 2`, `kind="over-grant"} 2.147483648e+09`,
+		`kind="outside-ledger"} 3.221225472e+09`, `container="train",gpu="`, `pod="job-0"} 6.442450944e+09`,
+		"gpuledger_watch_working 1")
 	owner := grant.ID("")
 	for _, listed := range n.Grants() {
 		if listed.Source == grant.Adopted {
 			owner = listed.ID
 		}
 	}
-	messages := []string{`container "train" of pod team/job-0 uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant ` + string(owner),
-		fmt.Sprintf("process %d (busybox) of the node uses 1GiB of GPU 1 without a grant", host), "container " + other.ID[:12] + " of docker uses 2GiB of GPU 1 without a grant"}
+	messages := []string{`container "train" of pod team/job-0 uses 6GiB of GPU 0, 2GiB more than the 4GiB ` +
+		`of its grant ` + string(owner),
+		fmt.Sprintf("process %d (busybox) of the node uses 1GiB of GPU 1 without a grant", host),
+		"container " + other.ID[:12] + " of docker uses 2GiB of GPU 1 without a grant"}
 	for _, message := range messages {
 		s.eventually("/", strings.ReplaceAll(message, `"`, "&#34;"))
 	}
 	logged := findings(t, n, "found", "over-grant")
-	if len(logged) != 1 || logged[0].Message != messages[0] || logged[0].Container != "over" || logged[0].Grant != string(owner) || !slices.Equal(logged[0].PIDs, []int{over.Init()}) ||
-		logged[0].Pod.Namespace != "team" || logged[0].Pod.Name != "job-0" || logged[0].Pod.Container != "train" || logged[0].Bytes != 2*grant.GiB || logged[0].Reaction != "report" {
+	if len(logged) != 1 || logged[0].Message != messages[0] || logged[0].Container != "over" ||
+		logged[0].Grant != string(owner) || !slices.Equal(logged[0].PIDs, []int{over.Init()}) ||
+		logged[0].Pod.Namespace != "team" || logged[0].Pod.Name != "job-0" ||
+		logged[0].Pod.Container != "train" || logged[0].Bytes != 2*grant.GiB ||
+		logged[0].Reaction != "report" {
 		t.Errorf("the audit log has %+v", logged)
 	}
 	for _, f := range findings(t, n, "found", "outside-ledger") {
-		ofHost := f.Container == "" && slices.Equal(f.PIDs, []int{host}) && f.Message == messages[1] && f.Command == "busybox"
-		ofOther := f.Container == other.ID && f.Engine == "docker" && slices.Equal(f.PIDs, []int{other.Init()}) && f.Message == messages[2]
+		ofHost := f.Container == "" && slices.Equal(f.PIDs, []int{host}) && f.Message == messages[1] &&
+			f.Command == "busybox"
+		ofOther := f.Container == other.ID && f.Engine == "docker" &&
+			slices.Equal(f.PIDs, []int{other.Init()}) && f.Message == messages[2]
 		if !ofHost && !ofOther {
 			t.Errorf("the audit log has %+v", f)
 		}
 	}
 	r := n.CLI("inspect", "--details")
-	for _, want := range []string{"USED GiB", "10.0", "over-grant: " + messages[0], "outside-ledger: " + messages[2]} {
+	for _, want := range []string{"USED GiB", "10.0", "over-grant: " + messages[0], "outside-ledger: " +
+		messages[2]} {
 		if !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), want) {
 			t.Errorf("inspect lacks %q:\n%s%s", want, r.Stdout, r.Stderr)
 		}
@@ -186,7 +204,9 @@ func watchFinds(t *testing.T) {
 	g.tells()
 	s.eventually("/metrics", `gpuledger_watch_working 1`)
 	rig.Eventually(t, "what is over is told", func() bool {
-		return len(findings(t, n, "over", "over-grant")) == 1 && len(findings(t, n, "over", "outside-ledger")) == 2 && !strings.Contains(s.get("/metrics"), "gpuledger_findings{")
+		return len(findings(t, n, "over", "over-grant")) == 1 &&
+			len(findings(t, n, "over", "outside-ledger")) == 2 &&
+			!strings.Contains(s.get("/metrics"), "gpuledger_findings{")
 	})
 }
 
@@ -232,17 +252,22 @@ func watchStops(t *testing.T) {
 		return b.Processes()
 	}
 	for i := range 5 {
-		b := starts(t, n.Bundle(fmt.Sprintf("within%d", i), with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+		b := starts(t, n.Bundle(fmt.Sprintf("within%d", i),
+			with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
 		g.runs(b.Init(), 0, 900*grant.MiB)
 		innocents = append(innocents, full(b)...)
-		innocents = append(innocents, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i), rig.Light, many)))...)
+		innocents = append(innocents, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i),
+			rig.Light, many)))...)
 	}
 	over := starts(t, n.Bundle("over", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
-	context := starts(t, n.Bundle("context", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+	context := starts(t, n.Bundle("context", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light,
+		many))
 	innocents = append(innocents, full(context)...)
 	other := foreign(t, n, many)
 	offenders := full(over)
-	rig.Eventually(t, "the other runtime's processes are there", func() bool { return len(below(n, other)) == 5 })
+	rig.Eventually(t, "the other runtime's processes are there", func() bool {
+		return len(below(n, other)) == 5
+	})
 	offenders = append(offenders, below(n, other)...)
 	if len(innocents) < 200 {
 		t.Fatalf("%d innocents", len(innocents))
@@ -251,12 +276,17 @@ func watchStops(t *testing.T) {
 	g.runs(context.Init(), 0, 1400*grant.MiB) // 1 GiB and what a context takes
 	g.runs(other.Init(), 1, grant.GiB)
 	g.tells()
-	rig.Eventually(t, "both are stopped, with all that is in them", func() bool { return !slices.ContainsFunc(offenders, rig.Lives) })
-	rig.Eventually(t, "that is in the audit log", func() bool {
-		return len(findings(t, n, "stopped", "over-grant")) == 1 && len(findings(t, n, "stopped", "outside-ledger")) == 1
+	rig.Eventually(t, "both are stopped, with all that is in them", func() bool {
+		return !slices.ContainsFunc(offenders, rig.Lives)
 	})
-	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="over-grant"} 1`, `gpuledger_containers_stopped_total{kind="outside-ledger"} 1`)
-	if f := findings(t, n, "stopped", "over-grant")[0]; f.Container != "over" || f.Reaction != "stop" || !strings.Contains(f.Message, "stopped, 5 processes, after ") {
+	rig.Eventually(t, "that is in the audit log", func() bool {
+		return len(findings(t, n, "stopped", "over-grant")) == 1 &&
+			len(findings(t, n, "stopped", "outside-ledger")) == 1
+	})
+	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="over-grant"} 1`,
+		`gpuledger_containers_stopped_total{kind="outside-ledger"} 1`)
+	if f := findings(t, n, "stopped", "over-grant")[0]; f.Container != "over" || f.Reaction != "stop" ||
+		!strings.Contains(f.Message, "stopped, 5 processes, after ") {
 		t.Errorf("the audit log has %+v", f)
 	}
 	s.passes(10)
@@ -286,8 +316,8 @@ func below(n *rig.Node, b *rig.Bundle) (pids []int) {
 	return pids
 }
 
-// TestWatchStopsWhatARuntimeKeeps: a container that somebody started by hand, in a cgroup of any name; but not what has only a pid
-// namespace of its own.
+// TestWatchStopsWhatARuntimeKeeps: a container that somebody started by hand, in a cgroup of any
+// name; but not what has only a pid namespace of its own.
 func TestWatchStopsWhatARuntimeKeeps(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches + stops})
 	s := siteOf(t, n.Daemon("--nri", "off"))
@@ -319,7 +349,8 @@ func TestWatchStopsWhatARuntimeKeeps(t *testing.T) {
 	}
 }
 
-// TestWatchStopsNobody where refusals are only recorded, where the container is exempt, or while the grace time lasts.
+// TestWatchStopsNobody where refusals are only recorded, where the container is exempt, or while
+// the grace time lasts.
 func TestWatchStopsNobody(t *testing.T) {
 	for name, c := range map[string]struct{ config, reaction string }{
 		"report mode": {watches + stops + "mode = \"report\"\n", "report"},
@@ -344,12 +375,15 @@ func TestWatchStopsNobody(t *testing.T) {
 	}
 }
 
-// TestWatchExempts whom policy lets use GPUs without a grant: by the spec that the real runtime was given, and its engine's word.
+// TestWatchExempts whom policy lets use GPUs without a grant: by the spec that the real runtime was
+// given, and its engine's word.
 func TestWatchExempts(t *testing.T) {
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops + "[[policy.exempt]]\nnamespace = \"gpu-operator\"\n"})
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops +
+		"[[policy.exempt]]\nnamespace = \"gpu-operator\"\n"})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	id := strings.Repeat("ab", 32)
-	exempt := starts(t, n.Bundle(id, rig.Identity("7a1c0000-0000-4000-8000-00000000000b", "gpu-operator", "dcgm", "exporter"), rig.Light))
+	exempt := starts(t, n.Bundle(id, rig.Identity("7a1c0000-0000-4000-8000-00000000000b", "gpu-operator",
+		"dcgm", "exporter"), rig.Light))
 	g := gpusOf(t, n)
 	g.runs(exempt.Init(), 0, grant.GiB)
 	g.tells()
@@ -389,8 +423,8 @@ func cgroupOf(t *testing.T, b *rig.Bundle) string {
 	return root + strings.TrimSpace(path)
 }
 
-// TestWatchTakesWhatIsUsed: memory that is in use outside the ledger is granted to nobody, also while nobody watches, until somebody
-// sees that it is free.
+// TestWatchTakesWhatIsUsed: memory that is in use outside the ledger is granted to nobody, also
+// while nobody watches, until somebody sees that it is free.
 func TestWatchTakesWhatIsUsed(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	d := n.Daemon("--nri", "off")
@@ -428,10 +462,13 @@ func TestWatchSaysThatItIsBlind(t *testing.T) {
 	d := n.Daemon("--nri", "off")
 	s := siteOf(t, d)
 	g := gpusOf(t, n)
-	g.use.GPUs = []simulated.GPUUse{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)}, {GPU: 1, XIDs: []int{79}, Health: "it fell off the bus"}}
+	g.use.GPUs = []simulated.GPUUse{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)},
+		{GPU: 1, XIDs: []int{79}, Health: "it fell off the bus"}}
 	g.tells()
-	s.eventually("/metrics", `gpuledger_findings_total{kind="unexplained"} 1`, `gpuledger_findings_total{kind="gpu-lost"} 1`, `kind="unexplained"} 4.294967296e+09`)
-	s.eventually("/", "GPU 1 does not answer: it fell off the bus", "4GiB of GPU 0 are in use and no process accounts for them")
+	s.eventually("/metrics", `gpuledger_findings_total{kind="unexplained"} 1`,
+		`gpuledger_findings_total{kind="gpu-lost"} 1`, `kind="unexplained"} 4.294967296e+09`)
+	s.eventually("/", "GPU 1 does not answer: it fell off the bus",
+		"4GiB of GPU 0 are in use and no process accounts for them")
 	must(t, os.WriteFile(n.Dir+"/node.json"+simulated.UseSuffix, []byte("{garbage"), 0o600))
 	s.eventually("/metrics", "gpuledger_watch_working 0", `gpuledger_manager_failing{manager="watch"} 1`)
 	s.eventually("/", "cannot tell what is used of the GPUs: cannot read what is used of simulated GPUs")
@@ -454,17 +491,19 @@ func TestMeasure(t *testing.T) {
 	g.tells()
 	var sample grant.Sample
 	must(t, json.Unmarshal([]byte(n.Must("inventory", "measure")), &sample))
-	if len(sample.GPUs) != 2 || sample.GPUs[1].Used != grant.GiB || sample.GPUs[1].Processes[0].PID != os.Getpid() || time.Since(sample.Taken) > time.Hour {
+	if len(sample.GPUs) != 2 || sample.GPUs[1].Used != grant.GiB ||
+		sample.GPUs[1].Processes[0].PID != os.Getpid() || time.Since(sample.Taken) > time.Hour {
 		t.Errorf("%+v", sample)
 	}
 }
 
-// TestPowerAndTemperature: what NVML reports of power and temperature reaches the metrics and the page
-// through the child that asks NVML.
+// TestPowerAndTemperature: what NVML reports of power and temperature reaches the metrics and the
+// page through the child that asks NVML.
 func TestPowerAndTemperature(t *testing.T) {
 	n := nodeOfDriver(t, "580.65.06", rig.Setup{Config: shows("127.0.0.1:0")})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	gpu := `{gpu="GPU-00000000-fa4e-d41e-0000-000000000002"} `
-	s.eventually("/metrics", "gpuledger_gpu_power_watts"+gpu+"61.5\n", "gpuledger_gpu_temperature_celsius"+gpu+"41\n")
+	s.eventually("/metrics", "gpuledger_gpu_power_watts"+gpu+"61.5\n", "gpuledger_gpu_temperature_celsius"+
+		gpu+"41\n")
 	s.eventually("/", "61 W", "40 °C")
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestEverythingElseIsRuncs: what starts no container answers as runc does, to the byte and the status.
+// TestEverythingElseIsRuncs: what starts no container answers as runc does, to the byte and the
+// status.
 func TestEverythingElseIsRuncs(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	b := n.Bundle("c")
@@ -27,11 +28,14 @@ func TestEverythingElseIsRuncs(t *testing.T) {
 	}
 	runc, err := exec.LookPath("runc") // it calls itself what it was called
 	must(t, err)
-	for _, args := range []string{"list", "list --format json", "state c", "state nope", "state create", "ps c -o pid,args", "features", "--version", "-v", "--help", "",
-		"nonsense", "nonsense create", "--nonsense", "kill nope KILL", "delete nope", "delete", "delete --force nope", "start nope", "update nope", "exec nope sh",
+	for _, args := range []string{"list", "list --format json", "state c", "state nope", "state create",
+		"ps c -o pid,args", "features", "--version", "-v", "--help", "",
+		"nonsense", "nonsense create", "--nonsense", "kill nope KILL", "delete nope", "delete",
+		"delete --force nope", "start nope", "update nope", "exec nope sh",
 		"events --stats c", "pause nope", "checkpoint nope", "create --help", "run -h", "--log"} {
 		words := strings.Fields(args)
-		got, want := rig.Run(n.Wrapper(words...)), rig.Run(n.Command(runc, append([]string{"--root", n.Root}, words...)...))
+		got, want := rig.Run(n.Wrapper(words...)),
+			rig.Run(n.Command(runc, append([]string{"--root", n.Root}, words...)...))
 		if args == "create --help" || args == "run -h" {
 			continue // these are creates to us: it is enough that nothing falls over
 		}
@@ -45,10 +49,12 @@ var stamp = regexp.MustCompile(`time="[^"]*"|"cpu":\{.*`)
 
 // timeless is a result without what differs from call to call.
 func timeless(r rig.Result) rig.Result {
-	return rig.Result{Stdout: stamp.ReplaceAllString(r.Stdout, ""), Stderr: stamp.ReplaceAllString(r.Stderr, ""), Code: r.Code}
+	return rig.Result{Stdout: stamp.ReplaceAllString(r.Stdout, ""),
+		Stderr: stamp.ReplaceAllString(r.Stderr, ""), Code: r.Code}
 }
 
-// recorder puts a program in the real runtime's place that writes down how it was called and ends with status 7.
+// recorder puts a program in the real runtime's place that writes down how it was called and ends
+// with status 7.
 func recorder(t *testing.T, n *rig.Node) (called func() (argv string, was bool)) {
 	t.Helper()
 	script := n.Write("runc-recorder", "#!/bin/sh\nprintf '%s\\n' \"$@\" >"+n.Dir+"/called\nexit 7\n")
@@ -66,7 +72,8 @@ func setRuntime(t *testing.T, n *rig.Node, paths ...string) {
 	t.Helper()
 	list, err := json.Marshal(paths)
 	must(t, err)
-	n.Write("config.toml", regexp.MustCompile(`(?m)^path = .*$`).ReplaceAllString(read(t, n.Config), "path = "+string(list)))
+	n.Write("config.toml", regexp.MustCompile(`(?m)^path = .*$`).ReplaceAllString(read(t, n.Config),
+		"path = "+string(list)))
 }
 
 // TestEveryFormOfACreateIsJudged: engines, and people, write the same create in many ways.
@@ -76,16 +83,25 @@ func TestEveryFormOfACreateIsJudged(t *testing.T) {
 	greedy := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")).Dir
 	plain := n.Bundle("plain").Dir
 	for _, args := range []string{
-		"create --bundle B c", "create -b B c", "create --bundle=B c", "create -bundle B c", "create -bundle=B c", "create -b=B c", "create c --bundle B",
-		"create c", "create -- c", "create --bundle B -- c", "create c --no-pivot", "create --no-pivot --no-new-keyring c", "create --bundle /nowhere --bundle B c",
-		"create --bundle B create", "create --bundle B run", "create --bundle B state", "run --bundle B create", "run B c --bundle B",
-		"create --console-socket S --pid-file P --preserve-fds 3 --bundle B c", "create --pidfd-socket S --bundle B c",
-		"run c", "run -d c", "run --detach --keep --bundle B c", "run --bundle B -d c", "restore --bundle B c", "restore --image-path I --work-path W --bundle B c", "restore -d c",
-		"--root=R create c", "--root R create c", "-root R create c", "-root=R create c", "--debug create c", "--log L --log-format json create c",
-		"--log=L --systemd-cgroup create c", "--rootless auto create c", "--rootless=true create c", "--criu X create c", "--log-level debug create c", "--cgroup-manager systemd create c",
+		"create --bundle B c", "create -b B c", "create --bundle=B c", "create -bundle B c",
+		"create -bundle=B c", "create -b=B c", "create c --bundle B",
+		"create c", "create -- c", "create --bundle B -- c", "create c --no-pivot",
+		"create --no-pivot --no-new-keyring c", "create --bundle /nowhere --bundle B c",
+		"create --bundle B create", "create --bundle B run", "create --bundle B state",
+		"run --bundle B create", "run B c --bundle B",
+		"create --console-socket S --pid-file P --preserve-fds 3 --bundle B c",
+		"create --pidfd-socket S --bundle B c",
+		"run c", "run -d c", "run --detach --keep --bundle B c", "run --bundle B -d c",
+		"restore --bundle B c", "restore --image-path I --work-path W --bundle B c", "restore -d c",
+		"--root=R create c", "--root R create c", "-root R create c", "-root=R create c", "--debug create c",
+		"--log L --log-format json create c",
+		"--log=L --systemd-cgroup create c", "--rootless auto create c", "--rootless=true create c",
+		"--criu X create c", "--log-level debug create c", "--cgroup-manager systemd create c",
 		"--root create create c", "--log state create c",
-		"--unknown create c", "--unknown=value create c", "--unknown value create c", "--unknown value --debug create c", "--unknown value --root R run c",
-		"--unknown state create c", "-x create c", "--debug --unknown value create c", "create --unknown c", "create --unknown=x c",
+		"--unknown create c", "--unknown=value create c", "--unknown value create c",
+		"--unknown value --debug create c", "--unknown value --root R run c",
+		"--unknown state create c", "-x create c", "--debug --unknown value create c", "create --unknown c",
+		"create --unknown=x c",
 		"-- create c", "--debug -- run c", "--unknown value -- create c",
 		"create --config config.json c", "create -f config.json c", "create -f B/config.json --bundle P c",
 	} {
@@ -109,7 +125,8 @@ func TestAFormThatCrunReadsAlone(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Runtime: "crun"})
 	greedy := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo started"))
 	plain := n.Bundle("plain", rig.Shell("echo started"))
-	for _, args := range []string{"run -bB c", "run -dbB c", "run --bun=B c", "run --bund B c", "run -fB/config.json c", "--cgroup-m=disabled run c", "update --reso=B/config.json c"} {
+	for _, args := range []string{"run -bB c", "run -dbB c", "run --bun=B c", "run --bund B c",
+		"run -fB/config.json c", "--cgroup-m=disabled run c", "update --reso=B/config.json c"} {
 		cmd := n.Wrapper(strings.Fields(strings.ReplaceAll(args, "B", greedy.Dir))...)
 		cmd.Dir = plain.Dir
 		r := rig.Run(cmd)
@@ -123,33 +140,42 @@ func TestAFormThatCrunReadsAlone(t *testing.T) {
 	}
 }
 
-// TestWhatStartsNothingIsHandedOn whole, and its status with it, however much it looks like a create.
+// TestWhatStartsNothingIsHandedOn whole, and its status with it, however much it looks like a
+// create.
 func TestWhatStartsNothingIsHandedOn(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	called := recorder(t, n)
 	greedy := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")).Dir
 	for _, args := range []string{
-		"state create", "start create", "kill run KILL", "delete create", "exec create run", "exec -t c create", "--log create state c", "--root create list", "ps run",
-		"checkpoint --image-path X create", "checkpoint restore", "events create", "list", "features", "spec --bundle B", "pause create", "--version", "--debug", "nonsense create", "--unknown state c",
-		"--unknown value state c", "--unknown value --root R state create", "update --pids-limit 5 create", "--", "--debug -- state create", "", "create -h", "--root R run --help", "restore", "create", "update -h", "delete",
+		"state create", "start create", "kill run KILL", "delete create", "exec create run",
+		"exec -t c create", "--log create state c", "--root create list", "ps run",
+		"checkpoint --image-path X create", "checkpoint restore", "events create", "list", "features",
+		"spec --bundle B", "pause create", "--version", "--debug", "nonsense create", "--unknown state c",
+		"--unknown value state c", "--unknown value --root R state create", "update --pids-limit 5 create",
+		"--", "--debug -- state create", "", "create -h", "--root R run --help", "restore", "create",
+		"update -h", "delete",
 	} {
 		cmd := n.Command(rig.Binary(t, "gpuledger-runtime"), strings.Fields(args)...)
 		cmd.Dir = greedy
 		r := rig.Run(cmd)
 		argv, was := called()
-		if want := strings.Join(strings.Fields(args), "\n"); !was || argv != want || r.Code != 7 || r.Stderr != "" {
+		if want := strings.Join(strings.Fields(args), "\n"); !was || argv != want || r.Code != 7 ||
+			r.Stderr != "" {
 			t.Errorf("%q: handed on %v as %q, %+v", args, was, argv, r)
 		}
 	}
 }
 
-// TestACreateIsHandedOnAsItWas: the real runtime gets every word of a create that passes or is admitted.
+// TestACreateIsHandedOnAsItWas: the real runtime gets every word of a create that passes or is
+// admitted.
 func TestACreateIsHandedOnAsItWas(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	called := recorder(t, n)
 	reference := n.Grant("--memory", "1GiB")
-	for _, dir := range []string{n.Bundle("plain").Dir, n.Bundle("train", rig.Annotation("gpuledger.dev/grant", reference.String())).Dir} {
-		args := []string{"--root", n.Root, "--log=/dev/null", "--unknown", "create", "--bundle", dir, "--pid-file", "a b", "--", "c"}
+	for _, dir := range []string{n.Bundle("plain").Dir,
+		n.Bundle("train", rig.Annotation("gpuledger.dev/grant", reference.String())).Dir} {
+		args := []string{"--root", n.Root, "--log=/dev/null", "--unknown", "create", "--bundle", dir,
+			"--pid-file", "a b", "--", "c"}
 		r := rig.Run(n.Command(rig.Binary(t, "gpuledger-runtime"), args...))
 		if argv, was := called(); !was || argv != strings.Join(args, "\n") || r.Code != 7 {
 			t.Errorf("%v %q, %+v", was, argv, r)
@@ -157,12 +183,13 @@ func TestACreateIsHandedOnAsItWas(t *testing.T) {
 	}
 }
 
-// TestRefusalReachesTheEngine: containerd and Docker read the log's last error, CRI-O and Podman stderr. The tenant's
-// words in it are text.
+// TestRefusalReachesTheEngine: containerd and Docker read the log's last error, CRI-O and Podman
+// stderr. The tenant's words in it are text.
 func TestRefusalReachesTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	evil := "all,\x1b[2J\x07\r\n{\"level\":\"error\",\"msg\":\"forged\"}\u202e\u009b\u2028"
-	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=1,"+evil), rig.Annotation("gpuledger.dev/grant", "g-\x1b]0;x\x07\n"))
+	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=1,"+evil),
+		rig.Annotation("gpuledger.dev/grant", "g-\x1b]0;x\x07\n"))
 	before := n.Write("log.json", `{"level":"info","msg":"runc was here","time":"2026-01-01T00:00:00Z"}`+"\n")
 	text := filepath.Join(n.Dir, "log.txt")
 	r := rig.Run(n.Wrapper("--log", before, "--log-format", "json", "create", "--bundle", b.Dir, "c"))
@@ -175,18 +202,23 @@ func TestRefusalReachesTheEngine(t *testing.T) {
 	var entry struct{ Level, Msg, Time string }
 	must(t, json.Unmarshal([]byte(lines[1]), &entry))
 	sentence, hint, _ := strings.Cut(strings.TrimSuffix(r.Stderr, "\n"), "\n")
-	if _, err := time.Parse(time.RFC3339, entry.Time); err != nil || entry.Level != "error" || entry.Msg != sentence+"; "+hint {
+	if _, err := time.Parse(time.RFC3339, entry.Time); err != nil || entry.Level != "error" ||
+		entry.Msg != sentence+"; "+hint {
 		t.Errorf("%+v\n%v", entry, err)
 	}
 
 	_ = rig.Run(n.Wrapper("--log="+text, "create", "--bundle", b.Dir, "c"))
-	if got := read(t, text); !regexp.MustCompile(`^time="[^"]+" level=error msg="gpuledger: refused \(annotation-malformed\): .*; hint: .*"\n$`).MatchString(got) {
+	line := regexp.MustCompile(`^time="[^"]+" level=error msg="gpuledger: refused \(annotation-malformed\): ` +
+		`.*; hint: .*"\n$`)
+	if got := read(t, text); !line.MatchString(got) {
 		t.Errorf("text log: %q", got)
 	}
 	greedy := n.Bundle("d", rig.Env("NVIDIA_VISIBLE_DEVICES=1,"+evil))
-	r = rig.Run(n.Wrapper("--log", before, "--log-format", "json", "create", "--bundle", greedy.Dir, "d\x1b[31m\n"))
+	r = rig.Run(n.Wrapper("--log", before, "--log-format", "json", "create", "--bundle",
+		greedy.Dir, "d\x1b[31m\n"))
 	wantRefused(t, r, "visible-devices-all")
-	for name, out := range map[string]string{"stderr": r.Stderr, "log": read(t, before), "text log": read(t, text), "audit": read(t, n.Dir+"/audit.jsonl")} {
+	for name, out := range map[string]string{"stderr": r.Stderr, "log": read(t, before),
+		"text log": read(t, text), "audit": read(t, n.Dir+"/audit.jsonl")} {
 		if i := strings.IndexFunc(out, func(r rune) bool {
 			return r < ' ' && r != '\n' || r == 0x7f || r == '\u202e' || r == '\u009b' || r == '\u2028'
 		}); i >= 0 {
@@ -196,7 +228,8 @@ func TestRefusalReachesTheEngine(t *testing.T) {
 	nowhere := rig.Run(n.Wrapper("create", "--bundle", "/nowhere\x1b[2J\n", "c"))
 	wantRefused(t, nowhere, "spec-invalid")
 	for _, log := range []string{"/nowhere/log.json", n.Dir} {
-		wantRefused(t, rig.Run(n.Wrapper("--log", log, "create", "--bundle", greedy.Dir, "d")), "visible-devices-all")
+		wantRefused(t, rig.Run(n.Wrapper("--log", log, "create", "--bundle", greedy.Dir, "d")),
+			"visible-devices-all")
 	}
 }
 
@@ -223,12 +256,14 @@ func TestUpdate(t *testing.T) {
 	own := `{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":1,"minor":3,"access":"rwm"}`
 	limit(update(b, `{"pids":{"limit":41}}`), "41")
 	limit(rig.Run(n.Wrapper("update", "--pids-limit", "42", "c")), "42")
-	limit(update(b, `{"devices":[`+own+`],"pids":{"limit":43}}`), "43") // as containerd sends with every update
+	// as containerd sends with every update
+	limit(update(b, `{"devices":[`+own+`],"pids":{"limit":43}}`), "43")
 	file := n.Write("resources.json", `{"pids":{"limit":44}}`)
 	limit(rig.Run(n.Wrapper("update", "-r", file, "c")), "44")
 	n.Write("resources.json", `{"pids":{"limit":45},"devices":[`+own+`]}`)
 	limit(rig.Run(n.Wrapper("update", "c", "--resources="+file)), "45")
-	limit(update(b, `{"pids":{"limit":46},"devices":[`+own+`,{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`), "46")
+	limit(update(b, `{"pids":{"limit":46},"devices":[`+own+
+		`,{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`), "46")
 	limit(update(b, `{"pids":{"limit":47},"devices":null}`), "47")
 	limit(rig.Run(n.Wrapper("update", "--resources", "", "--pids-limit", "48", "c")), "48")
 
@@ -252,14 +287,16 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%.80s: pids.max is %s", c.resources, got)
 		}
 	}
-	reader := n.Write("reader", "#!/bin/sh\nprintf '%s ' \"$@\"; cat\n") // runc ignores device rules; crun would obey them
+	// runc ignores device rules; crun would obey them
+	reader := n.Write("reader", "#!/bin/sh\nprintf '%s ' \"$@\"; cat\n")
 	must(t, os.Chmod(reader, 0o755))
 	setRuntime(t, n, reader)
 	want := "--root " + n.Root + " update --resources - c {\"a\":1,\"pids\":{\"limit\":49}}"
 	if r := update(b, `{"a":1,"devices":[`+own+`],"pids":{"limit":49}}`); r.Stdout != want {
 		t.Errorf("the real runtime got %+v, want %s", r, want)
 	}
-	if r := rig.Run(n.Wrapper("update", "-r", "/nowhere", "c")); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: cannot read the resources of the update: ") {
+	if r := rig.Run(n.Wrapper("update", "-r", "/nowhere", "c")); r.Code != 1 ||
+		!strings.HasPrefix(r.Stderr, "gpuledger: cannot read the resources of the update: ") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -271,8 +308,10 @@ func TestUpdateOfAContainerWithoutGPU(t *testing.T) {
 	if r := b.Create(); r.Code != 0 {
 		t.Fatal(r)
 	}
-	wantRefused(t, update(b, `{"devices":[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`), "gpu-device-rule")
-	if r := update(b, `{"pids":{"limit":9},"devices":[{"allow":false,"access":"rwm"}]}`); r.Code != 0 || b.Cgroup("pids", "pids.max") != "9" {
+	wantRefused(t, update(b, `{"devices":[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`),
+		"gpu-device-rule")
+	if r := update(b, `{"pids":{"limit":9},"devices":[{"allow":false,"access":"rwm"}]}`); r.Code != 0 ||
+		b.Cgroup("pids", "pids.max") != "9" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -287,7 +326,9 @@ func TestDelete(t *testing.T) {
 	}
 	gone := func() {
 		s.train.Kill()
-		rig.Eventually(t, "the container is dead", func() bool { return s.State(s.reference.ID) == grant.Free })
+		rig.Eventually(t, "the container is dead", func() bool {
+			return s.State(s.reference.ID) == grant.Free
+		})
 	}
 	for _, c := range []struct {
 		name    string
@@ -339,7 +380,8 @@ func TestIDInUse(t *testing.T) {
 	}
 	other := s.Grant("--memory", "1GiB")
 	s.web.ID = s.train.ID
-	if r := s.web.Create(); r.Code != 1 || !strings.Contains(r.Stderr, "already exists") || strings.Contains(r.Stderr, "gpuledger") {
+	if r := s.web.Create(); r.Code != 1 || !strings.Contains(r.Stderr, "already exists") ||
+		strings.Contains(r.Stderr, "gpuledger") {
 		t.Errorf("without a GPU the real runtime refuses: %+v", r)
 	}
 	second := s.Bundle("second", rig.Annotation("gpuledger.dev/grant", other.String()))
@@ -350,12 +392,14 @@ func TestIDInUse(t *testing.T) {
 	if got := s.State(other.ID); got != grant.Free {
 		t.Errorf("the other grant is %q", got)
 	}
-	called := recorder(t, s.Node) // the first may be gone by the time that the real runtime looks: nothing is bound to this one
+	// the first may be gone by the time that the real runtime looks: nothing is bound to this one
+	called := recorder(t, s.Node)
 	wide := s.Bundle("wide", rig.Annotation("gpuledger.dev/grant", other.String()), rig.Privileged)
 	wide.ID = s.train.ID
 	spec := wide.Config()
 	r := wide.Create()
-	if _, was := called(); was || !strings.Contains(r.Stderr, "container with given ID already exists") || !bytes.Equal(wide.Config(), spec) {
+	if _, was := called(); was || !strings.Contains(r.Stderr, "container with given ID already exists") ||
+		!bytes.Equal(wide.Config(), spec) {
 		t.Errorf("%+v: handed on %v:\n%s", r, was, wide.Config())
 	}
 	setRuntime(t, s.Node, "runc")
@@ -365,13 +409,16 @@ func TestIDInUse(t *testing.T) {
 	}
 }
 
-// TestRealRuntime: the first of the list that is there, found as engines find it, and never the wrapper itself.
+// TestRealRuntime: the first of the list that is there, found as engines find it, and never the
+// wrapper itself.
 func TestRealRuntime(t *testing.T) {
 	s := newScene(t)
 	wrapper := rig.Binary(t, "gpuledger-runtime")
 	must(t, os.Symlink(wrapper, s.path("runc")))
-	setRuntime(t, s.Node, "/nowhere/runc", s.Dir, s.Config, wrapper, s.path("runc"), "no-such-runtime", "runc")
-	s.Env = []string{"PATH=" + s.Dir + "::.:/usr/sbin:/usr/bin"} // the link to ourselves first, and relative ones
+	setRuntime(t, s.Node, "/nowhere/runc", s.Dir, s.Config, wrapper, s.path("runc"),
+		"no-such-runtime", "runc")
+	// the link to ourselves first, and relative ones
+	s.Env = []string{"PATH=" + s.Dir + "::.:/usr/sbin:/usr/bin"}
 	evil := filepath.Join(s.web.Dir, "runc")
 	must(t, os.WriteFile(evil, []byte("#!/bin/sh\necho evil\n"), 0o755))
 	cmd := s.Wrapper("--version")
@@ -387,14 +434,17 @@ func TestRealRuntime(t *testing.T) {
 	setRuntime(t, s.Node, "no-such-runtime", wrapper)
 	for _, args := range [][]string{{"list"}, {"create", "--bundle", s.train.Dir, "train"}} {
 		r := rig.Run(s.Wrapper(args...))
-		if r.Code != 1 || r.Stderr != "gpuledger: cannot find the real OCI runtime: none of no-such-runtime, "+wrapper+" is there; set runtime.path in "+s.Config+"\n" {
+		if r.Code != 1 ||
+			r.Stderr != "gpuledger: cannot find the real OCI runtime: none of no-such-runtime, "+wrapper+
+				" is there; set runtime.path in "+s.Config+"\n" {
 			t.Errorf("%+v", r)
 		}
 	}
 	garbage := s.Write("garbage", "this is no program\n")
 	must(t, os.Chmod(garbage, 0o755))
 	setRuntime(t, s.Node, garbage)
-	if r := s.train.Create(); r.Code != 1 || r.Stderr != "gpuledger: cannot run "+garbage+": exec format error\n" {
+	if r := s.train.Create(); r.Code != 1 || r.Stderr != "gpuledger: cannot run "+garbage+
+		": exec format error\n" {
 		t.Errorf("%+v", r)
 	}
 	setRuntime(t, s.Node, "runc")
@@ -409,13 +459,15 @@ func TestRealRuntime(t *testing.T) {
 // crioIdentity are the keys of the other Kubernetes engine.
 func crioIdentity(uid, container string) rig.Edit {
 	return func(s *specs.Spec) {
-		for key, value := range map[string]string{"cri-o.ContainerType": "container", "pod.uid": uid, "pod.namespace": "default", "pod.name": "p", "container.name": container} {
+		for key, value := range map[string]string{"cri-o.ContainerType": "container", "pod.uid": uid,
+			"pod.namespace": "default", "pod.name": "p", "container.name": container} {
 			rig.Annotation("io.kubernetes."+key, value)(s)
 		}
 	}
 }
 
-// TestIdentity: a pod's grant is used by being the pod's container, as the calling engine says, and by nothing else.
+// TestIdentity: a pod's grant is used by being the pod's container, as the calling engine says, and
+// by nothing else.
 func TestIdentity(t *testing.T) {
 	containerd, crio := rig.Identity("u1", "default", "p", "train"), crioIdentity("u1", "train")
 	sandbox := func(key string) rig.Edit { return rig.Annotation(key, "sandbox") }
@@ -449,7 +501,8 @@ func TestIdentity(t *testing.T) {
 			b := n.Bundle("c", append(c.edits, rig.Shell("ls /dev"))...)
 			before := b.Config()
 			r := rig.Run(n.Command(link, "--root", n.Root, "run", "--bundle", b.Dir, "c"))
-			if r.Code != 0 || strings.Contains(r.Stdout, "nvidia1\n") != c.admitted || strings.Contains(r.Stdout, "nvidia0\n") {
+			if r.Code != 0 || strings.Contains(r.Stdout, "nvidia1\n") != c.admitted ||
+				strings.Contains(r.Stdout, "nvidia0\n") {
 				t.Errorf("admitted: want %v, got %+v", c.admitted, r)
 			}
 			if !c.admitted && !bytes.Equal(b.Config(), before) {
@@ -459,17 +512,21 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestPodGrantByReference: an id without a secret is no key. Only the pod's own container may name it.
+// TestPodGrantByReference: an id without a secret is no key. Only the pod's own container may name
+// it.
 func TestPodGrantByReference(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	reference := n.Grant("--memory", "1GiB", "--owner", "pod:u1/train").String()
-	thief := n.Bundle("thief", rig.Identity("u2", "default", "q", "train"), rig.Annotation("gpuledger.dev/grant.train", reference))
+	thief := n.Bundle("thief", rig.Identity("u2", "default", "q", "train"),
+		rig.Annotation("gpuledger.dev/grant.train", reference))
 	wantRefused(t, thief.Create(), "grant-owner-mismatch")
-	sidecar := n.Bundle("sidecar", rig.Identity("u1", "default", "p", "sidecar"), rig.Annotation("gpuledger.dev/grant.train", reference), rig.Shell("exit 0"))
+	sidecar := n.Bundle("sidecar", rig.Identity("u1", "default", "p", "sidecar"),
+		rig.Annotation("gpuledger.dev/grant.train", reference), rig.Shell("exit 0"))
 	if r := sidecar.Run(); r.Code != 0 {
 		t.Errorf("an annotation that names another container of the pod: %+v", r)
 	}
-	owner := n.Bundle("owner", rig.Identity("u1", "default", "p", "train"), rig.Annotation("gpuledger.dev/grant.train", reference))
+	owner := n.Bundle("owner", rig.Identity("u1", "default", "p", "train"),
+		rig.Annotation("gpuledger.dev/grant.train", reference))
 	if r := owner.Create(); r.Code != 0 {
 		t.Errorf("%+v", r)
 	}
@@ -484,12 +541,14 @@ func TestReportMode(t *testing.T) {
 	if r.Code != 0 || r.Stdout != "all\n" || !bytes.Equal(b.Config(), before) {
 		t.Errorf("%+v", r)
 	}
-	if !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (visible-devices-all): ") || strings.Count(r.Stderr, "\n") != 1 {
+	if !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (visible-devices-all): ") ||
+		strings.Count(r.Stderr, "\n") != 1 {
 		t.Errorf("%q", r.Stderr)
 	}
 	var line struct{ Verdict, Mode, Code, Container string }
 	must(t, json.Unmarshal([]byte(read(t, n.Dir+"/audit.jsonl")), &line))
-	if line.Verdict != "refuse" || line.Mode != "report" || line.Code != "visible-devices-all" || line.Container != "c" {
+	if line.Verdict != "refuse" || line.Mode != "report" || line.Code != "visible-devices-all" ||
+		line.Container != "c" {
 		t.Errorf("%+v", line)
 	}
 	reference := n.Grant("--memory", "1GiB", "--gpu", "1")
@@ -499,11 +558,13 @@ func TestReportMode(t *testing.T) {
 	}
 	odd := n.Bundle("e")
 	odd.WriteConfig([]byte(`{"process":{"ENV":[]}}`))
-	if r := odd.Create(); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (spec-invalid)") || !strings.Contains(r.Stderr, "level=error") {
+	if r := odd.Create(); r.Code != 1 || !strings.HasPrefix(r.Stderr,
+		"gpuledger: would be refused (spec-invalid)") || !strings.Contains(r.Stderr, "level=error") {
 		t.Errorf("the real runtime has the last word: %+v", r)
 	}
 	must(t, os.Remove(odd.Dir+"/config.json"))
-	if r := odd.Create(); r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (spec-invalid)") || !strings.Contains(r.Stderr, "level=error") {
+	if r := odd.Create(); r.Code != 1 || !strings.HasPrefix(r.Stderr,
+		"gpuledger: would be refused (spec-invalid)") || !strings.Contains(r.Stderr, "level=error") {
 		t.Errorf("the real runtime has the last word: %+v", r)
 	}
 }
@@ -516,21 +577,24 @@ func TestUpdateInReportMode(t *testing.T) {
 		t.Fatal(r)
 	}
 	r := update(b, `{"pids":{"limit":9},"devices":[{"allow":true,"access":"rwm"}]}`)
-	if r.Code != 0 || b.Cgroup("pids", "pids.max") != "9" || !strings.HasPrefix(r.Stderr, "gpuledger: would be refused (gpu-device-rule): ") {
+	if r.Code != 0 || b.Cgroup("pids", "pids.max") != "9" ||
+		!strings.HasPrefix(r.Stderr, "gpuledger: would be refused (gpu-device-rule): ") {
 		t.Errorf("%+v", r)
 	}
 }
 
 // TestExempt: policy lets named pods pass, where their names can be trusted.
 func TestExempt(t *testing.T) {
-	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: "[[policy.exempt]]\nnamespace = \"gpu-*\"\ncontainer = \"driver\"\n"})
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd",
+		Config: "[[policy.exempt]]\nnamespace = \"gpu-*\"\ncontainer = \"driver\"\n"})
 	all := rig.Env("NVIDIA_VISIBLE_DEVICES=all")
 	b := n.Bundle("c", rig.Identity("u1", "gpu-operator", "p", "driver"), all, rig.Shell("exit 0"))
 	before := b.Config()
 	if r := b.Run(); r.Code != 0 || r.Stderr != "" || !bytes.Equal(b.Config(), before) {
 		t.Errorf("%+v", r)
 	}
-	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "exempt from grants by policy") || !strings.Contains(audit, `"namespace":"gpu-operator"`) {
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "exempt from grants by policy") ||
+		!strings.Contains(audit, `"namespace":"gpu-operator"`) {
 		t.Errorf("audit: %s", audit)
 	}
 	for name, edits := range map[string][]rig.Edit{
@@ -539,21 +603,26 @@ func TestExempt(t *testing.T) {
 		"forged keys":       {crioIdentity("u1", "driver"), rig.Annotation("io.kubernetes.pod.namespace", "gpu-operator"), all},
 		"no identity":       {all},
 	} {
-		t.Run(name, func(t *testing.T) { wantRefused(t, n.Bundle("d", edits...).Create(), "visible-devices-all") })
+		t.Run(name, func(t *testing.T) {
+			wantRefused(t, n.Bundle("d", edits...).Create(), "visible-devices-all")
+		})
 	}
 }
 
 // TestHide: the image's wish is taken out, and the container starts.
 func TestHide(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nungranted = \"hide\"\n"})
-	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all", "CUDA_VERSION=12"), rig.Shell("env | grep NVIDIA; ls /dev"))
+	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=all",
+		"NVIDIA_MIG_CONFIG_DEVICES=all", "CUDA_VERSION=12"), rig.Shell("env | grep NVIDIA; ls /dev"))
 	r := b.Run()
-	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "NVIDIA_VISIBLE_DEVICES=void\n") || strings.Contains(r.Stdout, "nvidia") || strings.Contains(r.Stdout, "MIG") {
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "NVIDIA_VISIBLE_DEVICES=void\n") ||
+		strings.Contains(r.Stdout, "nvidia") || strings.Contains(r.Stdout, "MIG") {
 		t.Errorf("%+v", r)
 	}
 	wantSameAgain(t, b)
 	wantRefused(t, n.Bundle("d", rig.Privileged).Create(), "privileged-gpu")
-	forged := n.Bundle("e", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Annotation("gpuledger.dev/grant", "g-aaaaaaaaaaaa.00000000000000000000000000000000"))
+	forged := n.Bundle("e", rig.Env("NVIDIA_VISIBLE_DEVICES=all"),
+		rig.Annotation("gpuledger.dev/grant", "g-aaaaaaaaaaaa.00000000000000000000000000000000"))
 	wantRefused(t, forged.Create(), "grant-not-found")
 }
 
@@ -570,8 +639,9 @@ func wantSameAgain(t *testing.T, b *rig.Bundle) {
 	}
 }
 
-// TestStrip: a privileged container without a grant keeps everything but the GPUs. Major 60 is nobody's (kept for
-// experiments by Documentation/admin-guide/devices.txt), so an allowed open of it gives ENXIO.
+// TestStrip: a privileged container without a grant keeps everything but the GPUs. Major 60 is
+// nobody's (kept for experiments by Documentation/admin-guide/devices.txt), so an allowed open of
+// it gives ENXIO.
 func TestStrip(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -583,7 +653,8 @@ func TestStrip(t *testing.T) {
 open() { mknod /tmp/x c "$1" "$2"; cat /tmp/x | head -c 1 | wc -c; rm /tmp/x; }
 open 195 0; open 195 255; ls /dev/nvidia0; open 1 5; open 60 0; cat /dev/null && echo null; ls /dev/fuse`))
 			r := b.Run()
-			want := "cat: can't open '/tmp/x': Operation not permitted\n0\ncat: can't open '/tmp/x': Operation not permitted\n0\nls: /dev/nvidia0: No such file or directory\n1\n" +
+			want := "cat: can't open '/tmp/x': Operation not permitted\n0\ncat: can't open '/tmp/x': " +
+				"Operation not permitted\n0\nls: /dev/nvidia0: No such file or directory\n1\n" +
 				"cat: can't open '/tmp/x': No such device or address\n0\nnull\n/dev/fuse\n"
 			if r.Stdout != want {
 				t.Errorf("got\n%s%swant\n%s", r.Stdout, r.Stderr, want)
@@ -595,11 +666,13 @@ open 195 0; open 195 255; ls /dev/nvidia0; open 1 5; open 60 0; cat /dev/null &&
 
 func device(path string, major, minor int64) rig.Edit {
 	return func(s *specs.Spec) {
-		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: path, Type: "c", Major: major, Minor: minor})
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+			Path: path, Type: "c", Major: major, Minor: minor})
 	}
 }
 
-// TestEditedTwice: what the wrapper wrote, given to it again under the same grant, stays as it is to the byte.
+// TestEditedTwice: what the wrapper wrote, given to it again under the same grant, stays as it is
+// to the byte.
 func TestEditedTwice(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "2GiB", "--gpus", "2")
@@ -625,8 +698,9 @@ func TestEditedTwice(t *testing.T) {
 	}
 }
 
-// TestUpdateOfAConfinedContainer: containerd sends the rules of its own spec with every update. Those of a privileged
-// container that a grant has confined are wider than what it runs with; they are dropped, and the update goes on.
+// TestUpdateOfAConfinedContainer: containerd sends the rules of its own spec with every update.
+// Those of a privileged container that a grant has confined are wider than what it runs with; they
+// are dropped, and the update goes on.
 func TestUpdateOfAConfinedContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB", "--gpu", "0")

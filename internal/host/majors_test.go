@@ -10,7 +10,8 @@ import (
 
 func TestCharacterMajorsLeaveBlockDevicesOut(t *testing.T) {
 	h := host.Host{Proc: t.TempDir()}
-	text := "Character devices:\n  1 mem\n  4 tty\n  4 ttyS\n511 nvidia-uvm\n\nBlock devices:\n  7 loop\n259 blkext\n"
+	text := "Character devices:\n  1 mem\n  4 tty\n  4 ttyS\n511 nvidia-uvm\n\nBlock devices:\n  7 " +
+		"loop\n259 blkext\n"
 	if err := os.WriteFile(filepath.Join(h.Proc, "devices"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

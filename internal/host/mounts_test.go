@@ -17,7 +17,8 @@ func TestMounts(t *testing.T) {
 	}
 	for text, want := range map[string][]Mount{
 		"": nil,
-		"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n36 27 0:30 /a\\040b\\134\\012 /mnt/\\011x\\043 rw shared:5 master:1 - tmpfs none rw\n": {
+		"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n36 27 0:30 /a\\040b\\134\\012 /mnt/\\011x\\043 rw " +
+			"shared:5 master:1 - tmpfs none rw\n": {
 			{27, 1, unix.Mkdev(254, 0), "/", "/"}, {36, 27, unix.Mkdev(0, 30), "/a b\\\n", "/mnt/\tx#"}},
 		"36 27 259:1048575 /x\\04 /\\999\\ rw\n": {{36, 27, unix.Mkdev(259, 1048575), `/x\04`, `/\999\`}},
 	} {

@@ -24,7 +24,8 @@ func SetTimerSlack(late time.Duration) {
 	}
 }
 
-// SetThreadTimerSlack is SetTimerSlack for the calling thread and the program that it executes next.
+// SetThreadTimerSlack is SetTimerSlack for the calling thread and the program that it executes
+// next.
 func SetThreadTimerSlack(late time.Duration) {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(late.Nanoseconds()), 0, 0, 0)
 }

@@ -23,7 +23,8 @@ func ResetFailed(name string) bool {
 	}
 	defer unix.Close(fd)
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
-	if unix.Connect(fd, &unix.SockaddrUnix{Name: "/run/systemd/private"}) != nil { // for root alone, without a bus between
+	// for root alone, without a bus between
+	if unix.Connect(fd, &unix.SockaddrUnix{Name: "/run/systemd/private"}) != nil {
 		return false
 	}
 	message := []byte("\x00AUTH EXTERNAL 30\r\nBEGIN\r\n")
@@ -36,8 +37,8 @@ func ResetFailed(name string) bool {
 		if err != nil && err != unix.EINTR || !UnitExists(name) {
 			break
 		}
-		// systemd reads a call only after its answer to the first line, and forgets the unit some turns of
-		// its loop after the answer to the call.
+		// systemd reads a call only after its answer to the first line, and forgets the unit some
+		// turns of its loop after the answer to the call.
 		message = []byte("l\x01\x00\x01" + size(len(name)+5) + resetFailed + size(len(name)) + name + "\x00")
 		time.Sleep(time.Millisecond)
 	}
@@ -48,7 +49,8 @@ func ResetFailed(name string) bool {
 // one that runs.
 const resetTries = 100
 
-// size is a length as D-Bus writes it on little-endian machines. Names of units have 255 bytes at most.
+// size is a length as D-Bus writes it on little-endian machines. Names of units have 255 bytes at
+// most.
 func size(n int) string { return string([]byte{byte(n), byte(n >> 8), 0, 0}) }
 
 // resetFailed is the header of a call of org.freedesktop.systemd1.Manager(5), from its serial

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestTheCallOfSystemd: the header says how long its fields are, and is filled up to a multiple of eight.
+// TestTheCallOfSystemd: the header says how long its fields are, and is filled up to a multiple of
+// eight.
 func TestTheCallOfSystemd(t *testing.T) {
 	const before = 8 // type, version and the body's length, which are written for each call
 	fields := int(binary.LittleEndian.Uint32([]byte(resetFailed[4:])))

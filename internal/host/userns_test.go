@@ -28,7 +28,8 @@ func TestUserNamespaces(t *testing.T) {
 	}
 	all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1<<32 - 1}}
 	for name, attr := range map[string]*syscall.SysProcAttr{
-		"the identity": {Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true},
+		"the identity": {Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all,
+			GidMappingsEnableSetgroups: true},
 		"one user": {Cloneflags: syscall.CLONE_NEWUSER,
 			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}},

@@ -19,8 +19,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Who is in a container's cgroup has its device rules, and so its GPUs. So each binding has a link by the name of each cgroup that
-// its container may get: a create asks for those on the way to its own, and for no other, however many bindings there are.
+// Who is in a container's cgroup has its device rules, and so its GPUs. So each binding has a link
+// by the name of each cgroup that its container may get: a create asks for those on the way to its
+// own, and for no other, however many bindings there are.
 
 func (l *Ledger) cgroupsDir() string { return filepath.Join(l.Run, "cgroups") }
 func (l *Ledger) createsDir() string { return filepath.Join(l.Run, "creates") }
@@ -54,7 +55,8 @@ func (tx *Tx) unoccupy(key string, cgroups []string) {
 	}
 }
 
-// Occupies reports whether any container was bound in this boot that is to be found by its cgroup. It costs one system call.
+// Occupies reports whether any container was bound in this boot that is to be found by its cgroup.
+// It costs one system call.
 func (l *Ledger) Occupies() bool {
 	_, err := os.Lstat(l.cgroupsDir())
 	return err == nil
@@ -62,7 +64,8 @@ func (l *Ledger) Occupies() bool {
 
 // Occupied reports whether a cgroup or unit is that of a container with a binding that may be
 // alive, but for the caller's own, or below such a cgroup, but for those that one may be below.
-func (tx *Tx) Occupied(cgroups []string, own func(grant.Binding) bool, mayBeBelow func(b grant.Binding, path string) bool) bool {
+func (tx *Tx) Occupied(cgroups []string, own func(grant.Binding) bool,
+	mayBeBelow func(b grant.Binding, path string) bool) bool {
 	for _, cgroup := range cgroups {
 		for path := cgroup; path != "/" && path != "."; path = filepath.Dir(path) {
 			target, err := os.Readlink(tx.l.cgroupLink(path))
@@ -93,13 +96,15 @@ func (l *Ledger) HasBelow(path string) bool {
 	return unix.Stat(relativeDir(l.Host, path), &st) == nil && st.Nlink > 2
 }
 
-// OccupiedBelow reports whether a container with a binding that may be alive, but for the caller's own, is in a cgroup below one of
-// these. It reads all bindings.
+// OccupiedBelow reports whether a container with a binding that may be alive, but for the caller's
+// own, is in a cgroup below one of these. It reads all bindings.
 func (tx *Tx) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool {
 	for _, key := range tx.keys("") {
 		b, err := tx.load(key)
 		below := err == nil && !own(b) && slices.ContainsFunc(b.Occupies, func(path string) bool {
-			return slices.ContainsFunc(cgroups, func(above string) bool { return strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/") })
+			return slices.ContainsFunc(cgroups, func(above string) bool {
+				return strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
+			})
 		})
 		if !below {
 			continue
@@ -111,11 +116,13 @@ func (tx *Tx) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool
 	return false
 }
 
-// inFlight is how long a create of another pid namespace is taken to be under way: whether it still is cannot be asked from here.
+// inFlight is how long a create of another pid namespace is taken to be under way: whether it still
+// is cannot be asked from here.
 const inFlight = time.Minute
 
-// Announce records that the calling process creates a container in cgroups, until that process ends: the real runtime keeps its
-// pid. Who binds a container later looks for it there, where the cgroup is still empty.
+// Announce records that the calling process creates a container in cgroups, until that process
+// ends: the real runtime keeps its pid. Who binds a container later looks for it there, where the
+// cgroup is still empty.
 func (l *Ledger) Announce(cgroups []string) error {
 	name, err := l.announcement()
 	if err == nil {
@@ -125,7 +132,8 @@ func (l *Ledger) Announce(cgroups []string) error {
 		return err
 	}
 	l.announced("") // of creates that are over
-	return host.ReplaceFile(filepath.Join(l.createsDir(), name), []byte(strings.Join(cgroups, "\x00")), 0o600, host.Volatile)
+	return host.ReplaceFile(filepath.Join(l.createsDir(), name), []byte(strings.Join(cgroups, "\x00")),
+		0o600, host.Volatile)
 }
 
 // announcement names the calling process.
@@ -141,7 +149,8 @@ func (l *Ledger) announcement() (string, error) {
 // Announced reports whether another process creates a container in one of the cgroups, or below it.
 func (l *Ledger) Announced(cgroups []string) bool { return slices.ContainsFunc(cgroups, l.announced) }
 
-// announced reports it of one cgroup, and forgets those whose process has ended. With "" it forgets only.
+// announced reports it of one cgroup, and forgets those whose process has ended. With "" it forgets
+// only.
 func (l *Ledger) announced(cgroup string) bool {
 	names, _ := host.Names(l.createsDir()) // where there is no directory: none
 	own, err := l.announcement()
@@ -159,9 +168,10 @@ func (l *Ledger) announced(cgroup string) bool {
 			continue
 		}
 		data, err := readFile(path, maxFile)
-		found = found || err == nil && cgroup != "" && slices.ContainsFunc(strings.Split(string(data), "\x00"), func(other string) bool {
-			return other == cgroup || strings.HasPrefix(other, cgroup+"/")
-		})
+		found = found || err == nil && cgroup != "" &&
+			slices.ContainsFunc(strings.Split(string(data), "\x00"), func(other string) bool {
+				return other == cgroup || strings.HasPrefix(other, cgroup+"/")
+			})
 	}
 	return found
 }
@@ -183,7 +193,8 @@ func (l *Ledger) underWay(name, path string) bool {
 	return err == nil && (runs || unknown != nil)
 }
 
-// repairOccupied makes each binding have its links, takes those away that lead nowhere, and forgets creates that are over.
+// repairOccupied makes each binding have its links, takes those away that lead nowhere, and forgets
+// creates that are over.
 func (s *survey) repairOccupied() {
 	l, linked := s.tx.l, map[string]string{}
 	for key, b := range s.bindings {

@@ -12,7 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestWhoseCgroupItIs: a create is asked about its own cgroup and those above it, and where its name is not its own, those below it.
+// TestWhoseCgroupItIs: a create is asked about its own cgroup and those above it, and where its
+// name is not its own, those below it.
 func TestWhoseCgroupItIs(t *testing.T) {
 	b := newBook(t)
 	g := sample(1)
@@ -21,7 +22,8 @@ func TestWhoseCgroupItIs(t *testing.T) {
 		t.Error("before any binding a cgroup is somebody's")
 	}
 	alive, dead := bindingOf(g.ID, "a"), deadBinding(g.ID, "dead")
-	alive.Occupies, dead.Occupies = []string{"/pods/a", "/x.slice/a.scope", "a.scope", "/parent"}, []string{"/pods/dead", "/only/dead"}
+	alive.Occupies, dead.Occupies = []string{"/pods/a", "/x.slice/a.scope", "a.scope", "/parent"},
+		[]string{"/pods/dead", "/only/dead"}
 	b.bind(alive, dead)
 	own := func(name string) func(grant.Binding) bool {
 		return func(b grant.Binding) bool { return b.Container == name }
@@ -29,7 +31,9 @@ func TestWhoseCgroupItIs(t *testing.T) {
 	asked := func(name string, cgroups []string) (in, below bool) {
 		t.Helper()
 		_ = b.View(func(tx *Tx) error {
-			in, below = tx.Occupied(cgroups, own(name), func(_ grant.Binding, path string) bool { return path == "/parent" }), tx.OccupiedBelow(cgroups, own(name))
+			in, below = tx.Occupied(cgroups, own(name), func(_ grant.Binding, path string) bool {
+				return path == "/parent"
+			}), tx.OccupiedBelow(cgroups, own(name))
 			return nil
 		})
 		return in, below
@@ -150,9 +154,11 @@ func TestCreatesAreAnnounced(t *testing.T) {
 		file := filepath.Join(b.createsDir(), c.name)
 		write := func() {
 			t.Helper()
-			must(errors.Join(os.WriteFile(file, []byte("/other\x00/pods/b/c"), 0o600), os.Chtimes(file, time.Now().Add(-c.age), time.Now().Add(-c.age))))
+			must(errors.Join(os.WriteFile(file, []byte("/other\x00/pods/b/c"), 0o600),
+				os.Chtimes(file, time.Now().Add(-c.age), time.Now().Add(-c.age))))
 		}
-		for cgroup, its := range map[string]bool{"/pods/b/c": true, "/pods/b": true, "/other": true, "/pods/b/c/d": false, "/pods": true, "/pod": false, "/none": false} {
+		for cgroup, its := range map[string]bool{"/pods/b/c": true, "/pods/b": true, "/other": true,
+			"/pods/b/c/d": false, "/pods": true, "/pod": false, "/none": false} {
 			write()
 			if got := b.Announced([]string{"/nothing", cgroup}); got != (its && c.runs) {
 				t.Errorf("%s of %s: %v", cgroup, c.name, got)

@@ -45,10 +45,13 @@ type Create struct {
 // Decision is a verdict in force.
 type Decision struct {
 	grant.Verdict
-	Config []byte          // the config.json to run instead of the given one; nil: run it as it is
-	Mode   grant.RulesMode // report or disabled: the verdict, a refusal or a pass that takes GPUs away, is only recorded; run the container as it is
-	Bound  bool            // the grant is bound to the container by this call; Unbind if it does not come to be
-	Known  bool            // the wrapper bound the grant to this very container before
+	Config []byte // the config.json to run instead of the given one; nil: run it as it is
+	// report or disabled: the verdict, a refusal or a pass that takes GPUs away, is only recorded;
+	// run the container as it is
+	Mode grant.RulesMode
+	// the grant is bound to the container by this call; Unbind if it does not come to be
+	Bound bool
+	Known bool // the wrapper bound the grant to this very container before
 
 	// Of a live container whose device rules are too wide: what GPUs are told by here, and what
 	// stands in place of a rule for everything.
@@ -67,7 +70,8 @@ func (n *Node) Admit(c Create) Decision {
 	d.began = began
 	recordOnly(n, &d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
-		n.Tidy(c.Container.RuntimeRoot, c.Container.ID) // of a dead container of this id: it would live again with this one
+		// of a dead container of this id: it would live again with this one
+		n.Tidy(c.Container.RuntimeRoot, c.Container.ID)
 	}
 	if !d.Known { // the wrapper has recorded it
 		recordDecision(n, c.Container, d.pod, d)
@@ -135,7 +139,8 @@ func forOneCreate(n *Node) *Node {
 func hintOf(code grant.Code) string { return "see " + grant.Docs + "refusals.md#" + string(code) }
 
 func refusal(code grant.Code, format string, args ...any) *Decision {
-	v := grant.Verdict{Kind: grant.Refused, Code: code, Message: fmt.Sprintf(format, args...), Strength: grant.StrengthNone, Hint: hintOf(code)}
+	v := grant.Verdict{Kind: grant.Refused, Code: code, Message: fmt.Sprintf(format, args...),
+		Strength: grant.StrengthNone, Hint: hintOf(code)}
 	v.Details = []grant.Detail{{Vector: "node", Value: v.Message, Code: code}}
 	return &Decision{Verdict: v}
 }

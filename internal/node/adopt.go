@@ -24,7 +24,8 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 	for i := range r.Allocations {
 		if a := &r.Allocations[i]; a.Source == gpushareSource {
 			a.InEnv = true
-			if units, err := strconv.Atoi(annotations[gpusharePod]); err == nil && 0 < units && units <= maxPodUnits {
+			if units, err := strconv.Atoi(annotations[gpusharePod]); err == nil && 0 < units &&
+				units <= maxPodUnits {
 				a.PodUnits = units
 			}
 		}
@@ -35,10 +36,12 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 // counts only with a binding, so a crash between here and the binding leaves nothing that holds a
 // GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
-	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil { // the grants of containers that ended, this one's last among them
+	// the grants of containers that ended, this one's last among them
+	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
 		return adopted, err
 	}
-	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode, Compute: adopted.Compute, Source: adopted.Source})
+	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode,
+		Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
 	}

@@ -19,16 +19,19 @@ type auditLine struct {
 	Bundle    string            `json:"bundle"`
 	Pod       *auditPod         `json:"pod,omitzero"`
 	Verdict   grant.VerdictKind `json:"verdict"`
-	Mode      grant.RulesMode   `json:"mode,omitzero"` // "report", "disabled" or "observed" where a refusal, or what policy takes away, was only recorded
-	Code      grant.Code        `json:"code,omitzero"`
-	Message   string            `json:"message,omitzero"`
-	Grant     grant.ID          `json:"grant,omitzero"`
-	Strength  grant.Strength    `json:"strength,omitzero"`
-	Details   []grant.Detail    `json:"details,omitempty"`
-	Removed   []string          `json:"removed,omitempty"`
-	Recorded  []string          `json:"recorded,omitempty"`
-	Took      float64           `json:"took_ms,omitzero"`  // milliseconds from the call to the verdict
-	LeftOut   int               `json:"left_out,omitzero"` // entries of the three lists, cut to bound the line
+	// "report", "disabled" or "observed" where a refusal, or what policy takes away, was only
+	// recorded
+	Mode     grant.RulesMode `json:"mode,omitzero"`
+	Code     grant.Code      `json:"code,omitzero"`
+	Message  string          `json:"message,omitzero"`
+	Grant    grant.ID        `json:"grant,omitzero"`
+	Strength grant.Strength  `json:"strength,omitzero"`
+	Details  []grant.Detail  `json:"details,omitempty"`
+	Removed  []string        `json:"removed,omitempty"`
+	Recorded []string        `json:"recorded,omitempty"`
+	Took     float64         `json:"took_ms,omitzero"` // milliseconds from the call to the verdict
+	// entries of the three lists, cut to bound the line
+	LeftOut int `json:"left_out,omitzero"`
 }
 
 type auditPod struct {
@@ -55,7 +58,8 @@ func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) 
 
 // newAuditLine bounds each text. Ids, paths and annotations are somebody else's words.
 func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
-	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText), Verdict: d.Kind, Code: d.Code,
+	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText),
+		Verdict: d.Kind, Code: d.Code,
 		Message: cut(d.Message, maxText), Mode: d.Mode}
 	if pod = bounded(pod); pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
@@ -70,7 +74,8 @@ func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decisi
 		line.Strength = d.Strength
 	}
 	for _, f := range d.Details {
-		line.Details = append(line.Details, grant.Detail{Vector: cut(f.Vector, maxText), Value: cut(f.Value, maxText), Code: f.Code})
+		line.Details = append(line.Details, grant.Detail{
+			Vector: cut(f.Vector, maxText), Value: cut(f.Value, maxText), Code: f.Code})
 	}
 	for _, r := range d.Removed {
 		line.Removed = append(line.Removed, cut(r.String(), maxText))
@@ -92,7 +97,8 @@ func word(name string) string { return cut(grant.Printable(name), maxWord) }
 
 // bounded is an identity as it is written down.
 func bounded(pod grant.Identity) grant.Identity {
-	return grant.Identity{UID: word(pod.UID), Namespace: word(pod.Namespace), Pod: word(pod.Pod), Container: word(pod.Container)}
+	return grant.Identity{UID: word(pod.UID), Namespace: word(pod.Namespace), Pod: word(pod.Pod),
+		Container: word(pod.Container)}
 }
 
 // cut makes text fit for JSON, whose strings are UTF-8, and short.
@@ -137,7 +143,8 @@ func (l auditLine) json() ([]byte, error) {
 			})
 		}
 		w.Name("verdict").String(string(l.Verdict))
-		w.Words("mode", string(l.Mode), "code", string(l.Code), "message", l.Message, "grant", string(l.Grant), "strength", string(l.Strength))
+		w.Words("mode", string(l.Mode), "code", string(l.Code), "message", l.Message, "grant",
+			string(l.Grant), "strength", string(l.Strength))
 		if len(l.Details) > 0 {
 			w.Name("details").Array(func() {
 				for _, d := range l.Details {

@@ -27,8 +27,8 @@ func audited(t *testing.T, path string) []string {
 	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
 }
 
-// Many processes append and rotate at once, each with a descriptor of its own as here. No line may be torn or lost while
-// the rotated files have room for all.
+// Many processes append and rotate at once, each with a descriptor of its own as here. No line may
+// be torn or lost while the rotated files have room for all.
 func TestRotationLosesNoLine(t *testing.T) {
 	a := grant.Audit{File: filepath.Join(t.TempDir(), "audit.jsonl"), MaxSize: 8192, Keep: 100}
 	const writers, each = 16, 100
@@ -36,7 +36,8 @@ func TestRotationLosesNoLine(t *testing.T) {
 	for w := range writers {
 		all.Go(func() {
 			for i := range each {
-				appendAudit(a, fmt.Appendf(nil, "{\"line\":\"%02d-%03d %s\"}\n", w, i, strings.Repeat("x", 200)))
+				appendAudit(a, fmt.Appendf(nil, "{\"line\":\"%02d-%03d %s\"}\n", w,
+					i, strings.Repeat("x", 200)))
 			}
 		})
 	}
@@ -66,12 +67,14 @@ func TestRotationKeepsSoManyFiles(t *testing.T) {
 		appendAudit(a, fmt.Appendf(nil, "%02d%s\n", i, strings.Repeat("x", 60)))
 	}
 	files, _ := filepath.Glob(a.File + "*")
-	if len(files) != 3 || audited(t, a.File)[0][:2] != "09" || audited(t, a.File+".1")[0][:2] != "08" || audited(t, a.File+".2")[0][:2] != "07" {
+	if len(files) != 3 || audited(t, a.File)[0][:2] != "09" || audited(t, a.File+".1")[0][:2] != "08" ||
+		audited(t, a.File+".2")[0][:2] != "07" {
 		t.Errorf("files: %v", files)
 	}
 }
 
-// Another process has the lock: it is rotating, so nobody waits for it. Where it never ends, the log ends instead.
+// Another process has the lock: it is rotating, so nobody waits for it. Where it never ends, the
+// log ends instead.
 func TestALockThatIsHeldHoldsNobodyUp(t *testing.T) {
 	a := grant.Audit{File: filepath.Join(t.TempDir(), "audit.jsonl"), MaxSize: 100, Keep: 2}
 	appendAudit(a, []byte("first\n"))
@@ -135,18 +138,23 @@ func TestAMissingDirectoryIsMade(t *testing.T) {
 	}
 }
 
-// A tenant chooses how many ways to a GPU its spec has and how long their names are, in any letters.
+// A tenant chooses how many ways to a GPU its spec has and how long their names are, in any
+// letters.
 func TestALineIsBounded(t *testing.T) {
 	for _, text := range []string{"x", `"`, "\x00", "\xff", "ü", "\U0001f600", `\`} {
 		long := strings.Repeat(text, 5_000)
-		d := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: grant.GPUEnv, Message: "container \"" + grant.Printable(long) + "\"", Grant: &grant.Grant{ID: "g-aaaaaaaaaaaa"}}}
+		d := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: grant.GPUEnv,
+			Message: "container \"" + grant.Printable(long) + "\"",
+			Grant:   &grant.Grant{ID: "g-aaaaaaaaaaaa"}}}
 		for range 1000 {
-			d.Details = append(d.Details, grant.Detail{Vector: "env:" + grant.Printable(long), Value: grant.Printable(long), Code: grant.GPUEnv})
+			d.Details = append(d.Details, grant.Detail{Vector: "env:" + grant.Printable(long),
+				Value: grant.Printable(long), Code: grant.GPUEnv})
 			d.Removed = append(d.Removed, grant.Removal{Kind: grant.RemoveEnv, Name: long})
 			d.Recorded = append(d.Recorded, long)
 		}
 		c := grant.Container{Engine: grant.Containerd, ID: long, Bundle: long}
-		line := newAuditLine(time.Now().UTC(), c, grant.Identity{UID: long, Namespace: long, Pod: long, Container: long}, d).encode()
+		line := newAuditLine(time.Now().UTC(), c, grant.Identity{
+			UID: long, Namespace: long, Pod: long, Container: long}, d).encode()
 		var got struct {
 			Code    string
 			Grant   string
@@ -158,7 +166,8 @@ func TestALineIsBounded(t *testing.T) {
 		if err := json.Unmarshal(line, &got); err != nil {
 			t.Fatalf("%q: %v", text, err)
 		}
-		if len(line) > maxLine || bytes.Count(line, []byte("\n")) != 1 || got.Code != "gpu-env" || got.Grant != "g-aaaaaaaaaaaa" {
+		if len(line) > maxLine || bytes.Count(line, []byte("\n")) != 1 || got.Code != "gpu-env" ||
+			got.Grant != "g-aaaaaaaaaaaa" {
 			t.Errorf("%q: %d bytes: %s", text, len(line), line)
 		}
 		if kept := len(got.Details) + len(got.Removed) + len(got.Record); kept+got.LeftOut != 3000 {
@@ -168,9 +177,13 @@ func TestALineIsBounded(t *testing.T) {
 }
 
 func TestAShortLineIsWhole(t *testing.T) {
-	d := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: grant.GPUEnv, Message: "m", Details: []grant.Detail{{Vector: "v", Value: "x", Code: grant.GPUEnv}}}}
-	line := string(newAuditLine(time.Unix(0, 0).UTC(), grant.Container{Engine: grant.Docker, ID: "c", Bundle: "/b"}, grant.Identity{}, d).encode())
-	if want := `{"time":"1970-01-01T00:00:00Z","engine":"docker","container":"c","bundle":"/b","verdict":"refuse","code":"gpu-env","message":"m","details":[{"vector":"v","value":"x","code":"gpu-env"}]}` + "\n"; line != want {
+	d := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: grant.GPUEnv, Message: "m",
+		Details: []grant.Detail{{Vector: "v", Value: "x", Code: grant.GPUEnv}}}}
+	line := string(newAuditLine(time.Unix(0, 0).UTC(), grant.Container{
+		Engine: grant.Docker, ID: "c", Bundle: "/b"}, grant.Identity{}, d).encode())
+	if want := `{"time":"1970-01-01T00:00:00Z","engine":"docker","container":"c","bundle":"/b",` +
+		`"verdict":"refuse","code":"gpu-env","message":"m","details":[{"vector":"v","value":"x",` +
+		`"code":"gpu-env"}]}` + "\n"; line != want {
 		t.Errorf("got  %swant %s", line, want)
 	}
 }
@@ -179,7 +192,8 @@ func TestAShortLineIsWhole(t *testing.T) {
 func TestAuditLineIsWrittenByItsTags(t *testing.T) {
 	full := tokenstest.Filled[auditLine](nil)
 	full.Container = "c\n\u2028\""
-	for _, line := range []auditLine{full, {}, {Pod: &auditPod{}, Details: []grant.Detail{}, Removed: []string{}, Took: 1e-9}} {
+	for _, line := range []auditLine{full, {}, {Pod: &auditPod{}, Details: []grant.Detail{},
+		Removed: []string{}, Took: 1e-9}} {
 		want, err := strict.Marshal(line)
 		if err != nil {
 			t.Fatal(err)

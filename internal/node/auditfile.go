@@ -46,7 +46,8 @@ func takeBack(f int, n int64) {
 // in the file's place: a FIFO would hold containers up, and a link would let whoever can write into
 // the directory choose what root writes to.
 func openAudit(path string) int {
-	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
+	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_CLOEXEC |
+		unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY
 	f, err := unix.Open(path, flags, 0o640)
 	if err == unix.ENOENT && os.MkdirAll(filepath.Dir(path), 0o750) == nil {
 		f, err = unix.Open(path, flags, 0o640)
@@ -88,7 +89,8 @@ func rotated(f int, a grant.Audit) int {
 // isAt reports whether the open file is still the one at the path.
 func isAt(f int, path string) bool {
 	var open, there unix.Stat_t
-	return unix.Fstat(f, &open) == nil && unix.Lstat(path, &there) == nil && open.Dev == there.Dev && open.Ino == there.Ino
+	return unix.Fstat(f, &open) == nil && unix.Lstat(path, &there) == nil && open.Dev == there.Dev &&
+		open.Ino == there.Ino
 }
 
 // shift renames FILE to FILE.1, FILE.1 to FILE.2 and so on, the oldest first. A crash in between

@@ -137,9 +137,12 @@ func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process)
 	tx.DropDead(d.Grant.ID)
 	tx.DropReserved(d.Grant.ID, f.Container.ID)
 	d.Bound = true
-	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot, Container: f.Container.ID,
-		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known, Occupies: f.cgroups.possible, Unplaced: f.request.Cgroup == "",
-		Pod: bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
+	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot,
+		Container: f.Container.ID,
+		Bundle:    f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known,
+		Occupies: f.cgroups.possible,
+		Unplaced: f.request.Cgroup == "",
+		Pod:      bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
 		Throttled: d.Throttled, Reserved: f.Reserve})
 	if err != nil {
 		dropOrphan(n, tx, d.Grant.ID)
@@ -165,7 +168,8 @@ func bindLive(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 		return f.Live.Unknown
 	}
 	b, err := tx.Binding(f.Container.RuntimeRoot, f.Container.ID)
-	if b.Left { // this container is in the cgroup of the one before it, and so in one with what is left of that
+	// this container is in the cgroup of the one before it, and so in one with what is left of that
+	if b.Left {
 		f.cgroups.known = append(slices.Clone(f.cgroups.known), b.Cgroups...)
 		slices.Sort(f.cgroups.known)
 		f.cgroups.known, b.Life = slices.Compact(f.cgroups.known), grant.Dead

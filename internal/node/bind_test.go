@@ -9,18 +9,21 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestWhatChangesASpecIsCompared: a decision that is bound is the one that the spec was edited for, to the last of its edits.
+// TestWhatChangesASpecIsCompared: a decision that is bound is the one that the spec was edited for,
+// to the last of its edits.
 func TestWhatChangesASpecIsCompared(t *testing.T) {
 	verdict := func() grant.Verdict {
 		mode, root := os.FileMode(0o666), uint32(0)
 		return grant.Verdict{
-			Kind: grant.Admit, Masked: []string{"/proc/x"}, Removed: []grant.Removal{{Kind: grant.RemoveEnv, Name: "A"}},
+			Kind: grant.Admit, Masked: []string{"/proc/x"}, Removed: []grant.Removal{
+				{Kind: grant.RemoveEnv, Name: "A"}},
 			Rules: []grant.DeviceRule{{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}},
 			Edits: cdispec.ContainerEdits{
-				Env:         []string{"A=1"},
-				DeviceNodes: []*cdispec.DeviceNode{{Path: "/dev/nvidia0", Type: "c", Major: 195, FileMode: &mode, UID: &root}},
-				Mounts:      []*cdispec.Mount{{HostPath: "/h", ContainerPath: "/c", Options: []string{"ro"}}},
-				Hooks:       []*cdispec.Hook{{HookName: "prestart", Path: "/hook"}},
+				Env: []string{"A=1"},
+				DeviceNodes: []*cdispec.DeviceNode{{Path: "/dev/nvidia0", Type: "c", Major: 195,
+					FileMode: &mode, UID: &root}},
+				Mounts: []*cdispec.Mount{{HostPath: "/h", ContainerPath: "/c", Options: []string{"ro"}}},
+				Hooks:  []*cdispec.Hook{{HookName: "prestart", Path: "/hook"}},
 			},
 		}
 	}

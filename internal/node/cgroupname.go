@@ -113,7 +113,8 @@ func ownCgroups(proc string) (paths []string) {
 // maxCgroups bounds what is read of /proc/self/cgroup, in bytes.
 const maxCgroups = 1 << 20
 
-// bears reports whether the name of a cgroup or unit, the last of a path, ends with a container's id.
+// bears reports whether the name of a cgroup or unit, the last of a path, ends with a container's
+// id.
 func bears(path, id string) bool {
 	name := lastName(path)
 	return name == id || strings.HasSuffix(name, "-"+id)

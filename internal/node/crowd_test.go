@@ -10,13 +10,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestTheCgroupOfAGrantIsNobodyElses: no other container is created in it, below it, or above it where its device rules would count.
+// TestTheCgroupOfAGrantIsNobodyElses: no other container is created in it, below it, or above it
+// where its device rules would count.
 func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 	m := newModel(t)
 	m.must(os.MkdirAll(m.dir+"/none", 0o755))
 	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
 	in := func(name, path, env string) node.Create {
-		return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil, `{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, env, path)}
+		return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
+			`{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,`+
+				`"access":"rwm"}]}}}`, env, path)}
 	}
 	with := "GPULEDGER_GRANT=" + reference.String()
 	for _, c := range []struct {
@@ -59,12 +62,14 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 		{"c", "../../gpuledger-test/pods/c", "A=1", true},
 	} {
 		create := in(c.name, c.path, c.env)
-		for way, decide := range map[string]func(node.Create) node.Decision{"Explain": m.node.Explain, "Admit": m.node.Admit} {
+		for way, decide := range map[string]func(node.Create) node.Decision{
+			"Explain": m.node.Explain, "Admit": m.node.Admit} {
 			d := decide(create)
 			if way == "Explain" && c.env == with {
 				continue // who only asks binds nothing
 			}
-			if crowded := d.Kind == grant.Refused; crowded != c.crowded || crowded && d.Code != grant.InjectionImpossible {
+			if crowded := d.Kind == grant.Refused; crowded != c.crowded ||
+				crowded && d.Code != grant.InjectionImpossible {
 				t.Errorf("%s in %s, by %s: %s (%s) %s", c.name, c.path, way, d.Kind, d.Code, d.Message)
 			}
 		}
@@ -79,15 +84,19 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 	}
 }
 
-// TestNoContainerIsASlice: systemd puts no processes into a slice, and runc up to 1.1.5 then leaves the container where it is itself.
+// TestNoContainerIsASlice: systemd puts no processes into a slice, and runc up to 1.1.5 then leaves
+// the container where it is itself.
 func TestNoContainerIsASlice(t *testing.T) {
 	m := newModel(t)
 	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
 	for _, env := range []string{"A=1", "GPULEDGER_GRANT=" + reference.String()} {
-		for name, path := range map[string]string{"system.slice": "", "a": "system.slice:x:user.slice", "b": ":x:-.slice", "c.slice": "a.slice:x:c.slice"} {
+		for name, path := range map[string]string{"system.slice": "", "a": "system.slice:x:user.slice",
+			"b": ":x:-.slice", "c.slice": "a.slice:x:c.slice"} {
 			d := m.node.Admit(node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
-				`{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, env, path)})
-			if want := grant.RulesNotEnforced; d.Code != want && (path == "" || env == "A=1" || d.Code != grant.InjectionImpossible) {
+				`{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,`+
+					`"access":"rwm"}]}}}`, env, path)})
+			if want := grant.RulesNotEnforced; d.Code != want &&
+				(path == "" || env == "A=1" || d.Code != grant.InjectionImpossible) {
 				t.Errorf("%s in %q with %s: %s (%s) %s", name, path, env, d.Kind, d.Code, d.Message)
 			}
 		}

@@ -20,8 +20,9 @@ import (
 type Pause struct {
 	Version int       `json:"version"`
 	Since   time.Time `json:"since"`
-	Until   time.Time `json:"until,omitzero"`   // zero: until enabled
-	BootID  string    `json:"boot_id,omitzero"` // it ends with this boot: the state directory could not be written
+	Until   time.Time `json:"until,omitzero"` // zero: until enabled
+	// it ends with this boot: the state directory could not be written
+	BootID string `json:"boot_id,omitzero"`
 }
 
 // maxPause bounds what is read of the file, in bytes.
@@ -78,7 +79,8 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 	if err != nil {
 		var volatile error
 		if p, volatile = pauseForBoot(n, p); volatile != nil {
-			return p, fmt.Errorf("cannot disable: %w; nor until the next boot: %w; policy.mode = \"report\" in the configuration does the same", err, volatile)
+			return p, fmt.Errorf("cannot disable: %w; nor until the next boot: %w; policy.mode = "+
+				"\"report\" in the configuration does the same", err, volatile)
 		}
 	}
 	recordSwitch(n, "disabled", p)
@@ -120,7 +122,9 @@ func (n *Node) Enable() (e Enabled, err error) {
 		stored, err = unpause(n.Policy.RunDir)
 		removed = removed || stored
 	} else {
-		_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second), Until: time.Unix(1, 0).UTC()}) // over, wherever the clock is set to
+		// over, wherever the clock is set to
+		_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second),
+			Until: time.Unix(1, 0).UTC()})
 	}
 	switch {
 	case err != nil && e.For != nil:

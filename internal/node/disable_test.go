@@ -23,10 +23,12 @@ func pausable(t *testing.T) (n *node.Node, now *time.Time) {
 	h := host.Default()
 	h.Now = func() time.Time { return clock }
 	p := grant.Policy{StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run")}
-	return &node.Node{Policy: p, Host: h, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}, &clock
+	return &node.Node{Policy: p, Host: h, Ledger: ledger.Open(ledger.Options{
+		State: p.StateDir, Run: p.RunDir, Host: h})}, &clock
 }
 
-// Breaking the glass needs neither the disk that is broken nor what lies on it, and what was done without them is over with the boot.
+// Breaking the glass needs neither the disk that is broken nor what lies on it, and what was done
+// without them is over with the boot.
 func TestDisableWithoutAStateDirectory(t *testing.T) {
 	n, now := pausable(t)
 	write := func(path, text string) {
@@ -71,7 +73,8 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 		t.Errorf("enable: %+v, %v, and the mode is %s", e, err, n.Mode())
 	}
 
-	// With the state directory again, that is where it stands, and nothing of before counts beside it.
+	// With the state directory again, that is where it stands, and nothing of before counts beside
+	// it.
 	write(file, string(text))
 	if err := os.Remove(n.Policy.StateDir); err != nil {
 		t.Fatal(err)
@@ -91,7 +94,8 @@ func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := n.Disable(0); err == nil || !strings.Contains(err.Error(), `policy.mode = "report"`) || !strings.Contains(err.Error(), n.Policy.RunDir) {
+	if _, err := n.Disable(0); err == nil || !strings.Contains(err.Error(), `policy.mode = "report"`) ||
+		!strings.Contains(err.Error(), n.Policy.RunDir) {
 		t.Errorf("it says %v", err)
 	}
 	if e, err := n.Enable(); e != (node.Enabled{}) || err != nil {
@@ -99,13 +103,15 @@ func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
 	}
 }
 
-// A disk that turns read-only keeps what it has. What is said then holds all the same, as long as this boot does.
+// A disk that turns read-only keeps what it has. What is said then holds all the same, as long as
+// this boot does.
 func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to mount: that a pause can be ended on a disk that is read-only is not shown")
 	}
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
-	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
 		t.Fatal(err)
 	}
 	n, now := pausable(t)
@@ -119,7 +125,8 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	}
 	disable(0)
 	state := n.Policy.StateDir
-	if err := errors.Join(unix.Mount(state, state, "", unix.MS_BIND, ""), unix.Mount("", state, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
+	if err := errors.Join(unix.Mount(state, state, "", unix.MS_BIND, ""),
+		unix.Mount("", state, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")); err != nil {
 		t.Fatal(err)
 	}
 	*now = now.Add(-time.Hour) // and its clock is wrong
@@ -147,7 +154,8 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	if err := errors.Join(os.Remove(mark), os.Mkdir(mark, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Enable(); err == nil || !strings.Contains(err.Error(), state) || !strings.Contains(err.Error(), "; nor until the next boot: ") {
+	if _, err := n.Enable(); err == nil || !strings.Contains(err.Error(), state) ||
+		!strings.Contains(err.Error(), "; nor until the next boot: ") {
 		t.Errorf("with nowhere to say it: %v", err)
 	}
 	if err := errors.Join(os.Remove(mark), unix.Unmount(state, unix.MNT_DETACH)); err != nil {
@@ -158,7 +166,8 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	}
 }
 
-// What the run directory has counts before the state directory's, so who writes there anew takes it away.
+// What the run directory has counts before the state directory's, so who writes there anew takes it
+// away.
 func TestDisableReplacesWhatWasSaidForThisBoot(t *testing.T) {
 	n, now := pausable(t)
 	if err := os.WriteFile(n.Policy.StateDir, nil, 0o600); err != nil {

@@ -77,15 +77,18 @@ func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 	case err == nil && !b.Driven:
 		return nil
 	case err == nil:
-		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Set, RuntimeRoot: b.RuntimeRoot, Container: b.Container, PID: pid}, LimitTime)
+		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{
+			Op: cgmem.Set, RuntimeRoot: b.RuntimeRoot, Container: b.Container, PID: pid}, LimitTime)
 	case startsAsItIs(n, c):
 		return nil
 	}
 	if err == nil {
 		return nil
 	}
-	return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the driver's memory limit cannot be set: " + err.Error(),
-		Hint: "see that gpuledgerd runs (systemctl status gpuledgerd) and what `gpuledger doctor` says of strength; or set enforcement.limit = \"library\""}
+	return &grant.Refusal{Code: grant.LimitUnenforceable,
+		Message: "the driver's memory limit cannot be set: " + err.Error(),
+		Hint: "see that gpuledgerd runs (systemctl status gpuledgerd) and what `gpuledger doctor` says of " +
+			"strength; or set enforcement.limit = \"library\""}
 }
 
 // admitted is the binding of a live container's create. Where the configuration cannot be read the
@@ -102,7 +105,8 @@ func admitted(n *Node, c Create) (b grant.Binding, err error) {
 		return err
 	})
 	if errors.Is(err, ledger.ErrNotFound) {
-		err = fmt.Errorf("the ledger has no create of container %q, whose runtime keeps its state in %s", c.Container.Name(), c.Container.RuntimeRoot)
+		err = fmt.Errorf("the ledger has no create of container %q, whose runtime keeps its state in %s",
+			c.Container.Name(), c.Container.RuntimeRoot)
 	}
 	return b, err
 }
@@ -131,5 +135,6 @@ func (n *Node) Weaken(c grant.Container) {
 // undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is
 // there. What is left of them gpuledgerd finds by itself.
 func undrive(n *Node, runtimeRoot, container string, within time.Duration) {
-	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
+	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{
+		Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }

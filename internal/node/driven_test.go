@@ -14,16 +14,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// drivenModel is a node with a grant of 4 GiB, whose container the driver limits, and the socket of a gpuledgerd that does what it is
-// asked for so many times, and is silent then: each connection that waits for it is handed out.
+// drivenModel is a node with a grant of 4 GiB, whose container the driver limits, and the socket of
+// a gpuledgerd that does what it is asked for so many times, and is silent then: each connection
+// that waits for it is handed out.
 func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan net.Conn) {
 	m = newModel(t)
-	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Limit, Owner: grant.Bearer, Memory: 4 * grant.GiB})
+	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Limit, Owner: grant.Bearer,
+		Memory: 4 * grant.GiB})
 	m.must(err)
 	self, err := m.node.Host.Self()
 	m.must(err)
 	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/runc", Container: "c", Creator: self, Driven: true})
+		return tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/runc", Container: "c",
+			Creator: self, Driven: true})
 	}))
 	m.node.Policy.RunDir, err = os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
 	m.must(err)
@@ -83,7 +86,8 @@ func (m *model) wants(id grant.ID, memory grant.Bytes) {
 	}))
 }
 
-// TestAGPUledgerdThatHangsHoldsNobodyUp: whoever waits for it has not locked the ledger; or not for long, where it hangs just then.
+// TestAGPUledgerdThatHangsHoldsNobodyUp: whoever waits for it has not locked the ledger; or not for
+// long, where it hangs just then.
 func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 	t.Run("from the start", func(t *testing.T) {
 		m, id, silent := drivenModel(t, 0)
@@ -93,7 +97,8 @@ func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 		free.Wait = time.Nanosecond // nobody has it
 		m.must(free.Update(func(*ledger.Tx) error { return nil }))
 		_ = conn.Close()
-		if err := <-done; err == nil || !strings.Contains(err.Error(), "gpuledgerd does not answer: it has hung up; see that gpuledgerd runs") {
+		if err := <-done; err == nil || !strings.Contains(err.Error(),
+			"gpuledgerd does not answer: it has hung up; see that gpuledgerd runs") {
 			t.Errorf("the change: %v", err)
 		}
 		m.wants(id, 4*grant.GiB)
@@ -130,10 +135,11 @@ func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
 	}
 }
 
-// TestNoLedgerIsAheadOfTheDriver: what a smaller grant frees is nobody's before the driver keeps its containers from it, and what a larger
-// one gains is counted before they have it.
+// TestNoLedgerIsAheadOfTheDriver: what a smaller grant frees is nobody's before the driver keeps
+// its containers from it, and what a larger one gains is counted before they have it.
 func TestNoLedgerIsAheadOfTheDriver(t *testing.T) {
-	for _, c := range []struct{ to, meanwhile grant.Bytes }{{2 * grant.GiB, 4 * grant.GiB}, {8 * grant.GiB, 8 * grant.GiB}} {
+	for _, c := range []struct{ to, meanwhile grant.Bytes }{
+		{2 * grant.GiB, 4 * grant.GiB}, {8 * grant.GiB, 8 * grant.GiB}} {
 		m, id, silent := drivenModel(t, 1)
 		done := m.resize(id, c.to)
 		conn := m.waits(silent, done)

@@ -59,7 +59,8 @@ func readFacts(n *Node, c Create) (facts, *Decision) {
 	f.finder = n.finder(f.load)
 	f.finder.Seen = &request.Seen{}
 	if c.Unread != nil {
-		return f, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v", c.Container.ID, c.Unread)
+		return f, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v",
+			c.Container.ID, c.Unread)
 	}
 	spec, refused := parse(c.Container, c.Config)
 	if refused != nil {

@@ -40,8 +40,10 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 	if n.Policy.Audit.File == "" {
 		return
 	}
-	line := foundLine{Time: n.Host.Now().UTC(), Action: action, Finding: f.Kind, GPU: word(f.GPU), Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
-		Container: word(f.User.Container), Command: word(f.User.Command), Reaction: reaction, Since: f.Since, Message: cut(message, maxText)}
+	line := foundLine{Time: n.Host.Now().UTC(), Action: action, Finding: f.Kind, GPU: word(f.GPU),
+		Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
+		Container: word(f.User.Container), Command: word(f.User.Command), Reaction: reaction, Since: f.Since,
+		Message: cut(message, maxText)}
 	if pod := bounded(f.User.Pod); pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
 	}
@@ -61,7 +63,8 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 // container is that nothing was granted to, whether policy exempts it, the root that it is in, and
 // its first process: who says that a process is of this container has to compare the two. No
 // process where none of them knows it.
-func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool, root string, init grant.Process) {
+func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool,
+	root string, init grant.Process) {
 	if engine == "" {
 		engine = n.Policy.Engine
 	}

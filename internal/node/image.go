@@ -89,14 +89,16 @@ func removeMountPoints(n *Node, bundle string) {
 		}
 	}
 	if len(places) > 0 {
-		t.RemoveMountPoints(places, info.ModTime().UnixNano(), filepath.Join(grant.ShimPlace, "driver"), grant.ShimPlace)
+		t.RemoveMountPoints(places, info.ModTime().UnixNano(),
+			filepath.Join(grant.ShimPlace, "driver"), grant.ShimPlace)
 	}
 }
 
 // isShim reports whether a mount is one that a limit brings: of a proxy, whichever version's, or of
 // a record.
 func isShim(n *Node, m specs.Mount) bool {
-	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" && (strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
+	return n.Policy.RecordOf(m.Source, m.Destination, m.Options) != "" || shimmed(m.Destination) != "" &&
+		(strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
 }
 
 // shimmed is the library that a path is a place of, "" if it is none that the shim takes the place
@@ -121,7 +123,8 @@ const maxSearched = 64
 func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	var own []grant.OwnLibrary
 	for _, place := range i.Mounts {
-		if name := shimmed(place); name != "" && !strings.HasPrefix(filepath.Clean(place), grant.ShimPlace+"/") {
+		if name := shimmed(place); name != "" && !strings.HasPrefix(filepath.Clean(place), grant.ShimPlace+
+			"/") {
 			own = append(own, grant.OwnLibrary{Place: filepath.Clean("/" + place), Name: name})
 		}
 	}

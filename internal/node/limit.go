@@ -36,7 +36,8 @@ func (n *Node) Shim() grant.Shim {
 			err = soundShim(real)
 		}
 		if err == nil {
-			return grant.Shim{Dir: real, Throttle: isLibrary(filepath.Join(real, grant.ThrottleLibrary)) == nil}
+			return grant.Shim{Dir: real, Throttle: isLibrary(
+				filepath.Join(real, grant.ThrottleLibrary)) == nil}
 		}
 		if problem == "" || !errors.Is(err, fs.ErrNotExist) {
 			problem = err.Error()
@@ -65,7 +66,8 @@ func isLibrary(path string) error {
 	if err != nil {
 		return err
 	}
-	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine() || head[19] != 0 {
+	if string(head[:6]) != "\x7fELF\x02\x01" || head[16] != elfShared || head[18] != elfMachine() ||
+		head[19] != 0 {
 		return fmt.Errorf("%s is no library of this machine's architecture", path)
 	}
 	return nil
@@ -87,7 +89,9 @@ func elfMachine() byte {
 // couldBeLimited reports whether one of the grants that a container may hold is of mode limit or
 // mps.
 func couldBeLimited(view grant.View) bool {
-	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool { return g.Mode == grant.Limit || g.Mode == grant.MPS })
+	return view.Whole != nil || slices.ContainsFunc(view.Grants, func(g grant.Grant) bool {
+		return g.Mode == grant.Limit || g.Mode == grant.MPS
+	})
 }
 
 func unlimitable(c grant.Container, err error) *Decision {

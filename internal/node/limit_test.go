@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestTheShimIsToldWithoutLinks: a package's link may lead elsewhere tomorrow, what is mounted stays. What is not there, or of another
-// machine, is a problem with a reason.
+// TestTheShimIsToldWithoutLinks: a package's link may lead elsewhere tomorrow, what is mounted
+// stays. What is not there, or of another machine, is a problem with a reason.
 func TestTheShimIsToldWithoutLinks(t *testing.T) {
 	dir := t.TempDir()
 	head := func(machine byte) []byte {
@@ -20,17 +20,24 @@ func TestTheShimIsToldWithoutLinks(t *testing.T) {
 		b[16], b[18] = 3, machine
 		return b
 	}
-	for name, content := range map[string][]byte{"whole": head(elfMachine()), "foreign": head(elfMachine() ^ 1), "text": []byte(strings.Repeat("text", 20)), "short": []byte("\x7fELF")} {
+	for name, content := range map[string][]byte{"whole": head(elfMachine()),
+		"foreign": head(elfMachine() ^ 1), "text": []byte(strings.Repeat("text", 20)),
+		"short": []byte("\x7fELF")} {
 		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
-			must(t, os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, library), content, 0o644))
+			must(t, os.MkdirAll(filepath.Join(dir, name), 0o755),
+				os.WriteFile(filepath.Join(dir, name, library), content, 0o644))
 		}
 	}
-	must(t, os.MkdirAll(dir+"/half", 0o755), os.WriteFile(dir+"/half/libcuda.so.1", head(elfMachine()), 0o644), os.Symlink("whole", dir+"/link"))
-	for name, problem := range map[string]string{"whole": "", "link": "", "foreign": "architecture", "text": "architecture", "short": "no library", "half": "libnvidia-ml.so.1", "nowhere": "no such file"} {
+	must(t, os.MkdirAll(dir+"/half", 0o755), os.WriteFile(dir+"/half/libcuda.so.1", head(elfMachine()),
+		0o644), os.Symlink("whole", dir+"/link"))
+	for name, problem := range map[string]string{"whole": "", "link": "", "foreign": "architecture",
+		"text": "architecture", "short": "no library", "half": "libnvidia-ml.so.1",
+		"nowhere": "no such file"} {
 		n := &Node{Policy: grant.Policy{Enforcement: grant.Enforcement{Shim: filepath.Join(dir, name)}}}
 		got := n.Shim()
 		real, _ := filepath.EvalSymlinks(filepath.Join(dir, "whole"))
-		if problem == "" && got != (grant.Shim{Dir: real}) || problem != "" && (got.Dir != "" || !strings.Contains(got.Problem, problem)) {
+		if problem == "" && got != (grant.Shim{Dir: real}) ||
+			problem != "" && (got.Dir != "" || !strings.Contains(got.Problem, problem)) {
 			t.Errorf("%s: %+v, want %q", name, got, problem)
 		}
 	}

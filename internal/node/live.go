@@ -32,8 +32,10 @@ func (n *Node) Foresee(c Create) Decision {
 
 // Fails records that a container which was admitted does not start after all, for this reason.
 func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
-	failed := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: refusal.Code, Message: refusal.Message, Grant: d.Grant,
-		Strength: grant.StrengthNone, Details: []grant.Detail{{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}}
+	failed := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: refusal.Code,
+		Message: refusal.Message, Grant: d.Grant,
+		Strength: grant.StrengthNone, Details: []grant.Detail{
+			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}}
 	if mode := n.Mode(); mode != grant.Enforce {
 		failed.Mode = mode
 	}
@@ -43,7 +45,8 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 // Verify looks at what was made of a live container with the eyes that judged its spec: at the
 // nodes in its /dev and, where they can be read, at the rules of its device cgroup (nil: those of
 // the edited spec). Whatever it reaches must be in the grant.
-func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup) error {
+func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice,
+	rules []specs.LinuxDeviceCgroup) error {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, Create{Caller: c.Caller, Config: d.Config, Live: c.Live})
 	if refused != nil {
@@ -65,9 +68,12 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice, rules []s
 	}
 	second := decide(readLedger(n, f))
 	if second.Kind != d.Kind {
-		return fmt.Errorf("the container as it is now would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
+		return fmt.Errorf("the container as it is now would be judged %q (%s): %s", second.Kind,
+			second.Code, second.Message)
 	}
-	left := slices.ContainsFunc(second.Removed, func(r grant.Removal) bool { return r.Kind == grant.RemoveDevice || r.Kind == grant.RemoveRule })
+	left := slices.ContainsFunc(second.Removed, func(r grant.Removal) bool {
+		return r.Kind == grant.RemoveDevice || r.Kind == grant.RemoveRule
+	})
 	if second.Narrow || left {
 		return fmt.Errorf("the container as it is now still reaches what was taken away: %v", second.Removed)
 	}

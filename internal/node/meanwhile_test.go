@@ -38,8 +38,8 @@ func (m *model) users(id grant.ID) (names []string) {
 	return names
 }
 
-// TestAGrantThatEndsMeanwhileBindsNobody: what was decided without the lock is decided again with it. The grant ends, or is another
-// container's, after the ledger was read.
+// TestAGrantThatEndsMeanwhileBindsNobody: what was decided without the lock is decided again with
+// it. The grant ends, or is another container's, after the ledger was read.
 func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(m *model, g grant.Grant, reference grant.Reference)
@@ -64,8 +64,11 @@ func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 			}
 		}, grant.GrantInUse, []string{"other"}},
 	} {
-		for way, decide := range map[string]func(m *model, create node.Create, self grant.Process) node.Decision{
-			"Admit": func(m *model, create node.Create, _ grant.Process) node.Decision { return m.node.Admit(create) },
+		for way, decide := range map[string]func(m *model, create node.Create,
+			self grant.Process) node.Decision{
+			"Admit": func(m *model, create node.Create, _ grant.Process) node.Decision {
+				return m.node.Admit(create)
+			},
 			"Admit, live": func(m *model, create node.Create, self grant.Process) node.Decision {
 				create.Live = &node.Live{Creators: []grant.Process{self}}
 				return m.node.Admit(create)
@@ -97,14 +100,17 @@ func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 				}
 			}
 			d := decide(m, create, self)
-			if users := m.users(g.ID); asked != 1 || d.Code != c.code || d.Bound != (c.code == "") || (d.Kind == grant.Admit) != d.Bound || !slices.Equal(users, c.users) {
-				t.Errorf("%s, by %s: %s (%s) %s, bound: %v, asked %d times; it is used by %q, want %q (%s)", name, way, d.Kind, d.Code, d.Message, d.Bound, asked, users, c.users, c.code)
+			if users := m.users(g.ID); asked != 1 || d.Code != c.code || d.Bound != (c.code == "") ||
+				(d.Kind == grant.Admit) != d.Bound || !slices.Equal(users, c.users) {
+				t.Errorf("%s, by %s: %s (%s) %s, bound: %v, asked %d times; it is used by %q, want %q (%s)",
+					name, way, d.Kind, d.Code, d.Message, d.Bound, asked, users, c.users, c.code)
 			}
 		}
 	}
 }
 
-// TestALedgerThatCannotBeWritten changes nothing, and whoever would have changed it is told so. A container gets no grant by it.
+// TestALedgerThatCannotBeWritten changes nothing, and whoever would have changed it is told so. A
+// container gets no grant by it.
 func TestALedgerThatCannotBeWritten(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -118,10 +124,14 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	memory := grant.GiB
 	for name, do := range map[string]func() error{
 		"Grant": func() error {
-			_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+			_, _, err := grants.Enter(m.node, admission.Ask{
+				Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
 			return err
 		},
-		"Change":  func() error { _, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory}); return err },
+		"Change": func() error {
+			_, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory})
+			return err
+		},
 		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
 		"Release": func() error { _, err := grants.Release(m.node, g.ID, true); return err },
 		"Tie":     func() error { _, err := grants.Tie(m.node, g.ID, nil); return err },
@@ -136,8 +146,10 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	}
 	live := create
 	live.Live = &node.Live{Creators: []grant.Process{self}}
-	for way, d := range map[string]node.Decision{"Admit": m.node.Admit(create), "Admit, live": m.node.Admit(live), "Settle": m.node.Settle(edited, self)} {
-		if d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Bound || !strings.HasPrefix(d.Message, `cannot bind the grant of container "c": cannot lock`) {
+	for way, d := range map[string]node.Decision{"Admit": m.node.Admit(create),
+		"Admit, live": m.node.Admit(live), "Settle": m.node.Settle(edited, self)} {
+		if d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Bound ||
+			!strings.HasPrefix(d.Message, `cannot bind the grant of container "c": cannot lock`) {
 			t.Errorf("%s: %s (%s) %s, bound: %v", way, d.Kind, d.Code, d.Message, d.Bound)
 		}
 	}
@@ -158,7 +170,8 @@ func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	file := m.dir + "/state/grants/" + string(g.ID) + ".json"
 	m.must(errors.Join(os.MkdirAll(m.node.Policy.LimitsDir(g.ID), 0o700), os.WriteFile(kept, nil, 0o600)))
 	m.must(errors.Join(os.Rename(file, file+".away"), os.MkdirAll(file+"/inside", 0o700)))
-	if _, err := grants.Release(m.node, g.ID, true); err == nil || !strings.Contains(err.Error(), "cannot delete grant "+string(g.ID)) {
+	if _, err := grants.Release(m.node, g.ID, true); err == nil ||
+		!strings.Contains(err.Error(), "cannot delete grant "+string(g.ID)) {
 		t.Errorf("release by force of what cannot be removed: %v", err)
 	}
 	if _, err := os.Stat(kept); err != nil {
@@ -186,7 +199,8 @@ func TestABindingThatCannotBeRemovedStays(t *testing.T) {
 		t.Fatal(files)
 	}
 	m.must(errors.Join(os.Remove(files[0]), os.MkdirAll(files[0]+"/inside", 0o700)))
-	if err := m.node.Unbind(create.Container); err == nil || !strings.Contains(err.Error(), `cannot unbind container "c"`) {
+	if err := m.node.Unbind(create.Container); err == nil ||
+		!strings.Contains(err.Error(), `cannot unbind container "c"`) {
 		t.Errorf("Unbind: %v", err)
 	}
 	if users := m.users(g.ID); len(users) != 1 {
@@ -201,7 +215,8 @@ func TestAGrantThatCannotBeReplacedStays(t *testing.T) {
 	if d := m.node.Admit(m.referring("c", reference)); !d.Bound {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	m.must(os.MkdirAll(m.dir+"/state/grants/."+string(g.ID)+".json.tmp/inside", 0o700)) // where the new text goes
+	// where the new text goes
+	m.must(os.MkdirAll(m.dir+"/state/grants/."+string(g.ID)+".json.tmp/inside", 0o700))
 	for name, do := range map[string]func() error{
 		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
 		"Tie":     func() error { _, err := grants.Tie(m.node, g.ID, []grant.Tie{"pod:u"}); return err },
@@ -225,16 +240,21 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	m := newModel(t)
 	m.must(os.Mkdir(m.dir+"/none", 0o755))
 	m.node.Policy.Rules.Privileged = grant.Strip
-	create := node.Create{Caller: m.caller("c"), Config: []byte(`{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"],"effective":["CAP_SYS_ADMIN"],"permitted":["CAP_SYS_ADMIN"]}},` +
-		`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`)}
+	create := node.Create{Caller: m.caller("c"),
+		Config: []byte(`{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"],` +
+			`"effective":["CAP_SYS_ADMIN"],"permitted":["CAP_SYS_ADMIN"]}},` +
+			`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],` +
+			`"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`)}
 	d := m.node.Foresee(create)
 	if d.Kind != grant.Pass || !d.Touches() {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	live := create
 	live.Live = &node.Live{}
-	if l := m.node.Foresee(live); l.Devices.Majors == nil || len(l.Others) == 0 || d.Devices.Majors != nil || d.Others != nil {
-		t.Errorf("what stands in place of its rules: %d rules by %v; where it is not live: %d by %v", len(l.Others), l.Devices.Majors, len(d.Others), d.Devices.Majors)
+	if l := m.node.Foresee(live); l.Devices.Majors == nil || len(l.Others) == 0 || d.Devices.Majors != nil ||
+		d.Others != nil {
+		t.Errorf("what stands in place of its rules: %d rules by %v; where it is not live: %d by %v",
+			len(l.Others), l.Devices.Majors, len(d.Others), d.Devices.Majors)
 	}
 	major, minor := int64(195), int64(0)
 	node0 := []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor}}
@@ -254,7 +274,8 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	}
 }
 
-// TestChecksReportIsWhole: what the ledger's check has found, and then what is wrong with the limits.
+// TestChecksReportIsWhole: what the ledger's check has found, and then what is wrong with the
+// limits.
 func TestChecksReportIsWhole(t *testing.T) {
 	m := newModel(t)
 	m.entered(admission.Ask{Owner: grant.Bearer})
@@ -267,7 +288,8 @@ func TestChecksReportIsWhole(t *testing.T) {
 	for _, f := range report.Findings {
 		got = append(got, strings.TrimPrefix(f.Subject, m.dir)+": "+f.Problem)
 	}
-	want := []string{"/state/grants/notes: it is no entry of the ledger", strings.TrimPrefix(gone, m.dir) + ": the limits of a grant that is over"}
+	want := []string{"/state/grants/notes: it is no entry of the ledger", strings.TrimPrefix(gone, m.dir) +
+		": the limits of a grant that is over"}
 	if !slices.Equal(got, want) || report.Grants != 1 {
 		t.Errorf("%d grants, found %q, want %q", report.Grants, got, want)
 	}
@@ -281,7 +303,8 @@ func TestChecksReportIsWhole(t *testing.T) {
 func TestCheckHoldsGrantsAgainstTheInventory(t *testing.T) {
 	m := newModel(t)
 	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
-	for reserve, want := range map[grant.Bytes]string{7 * grant.GiB: "", 7*grant.GiB + 1: g.GPUs[0].UUID + ": 1GiB are granted of 1073741823B"} {
+	for reserve, want := range map[grant.Bytes]string{7 * grant.GiB: "", 7*grant.GiB + 1: g.GPUs[0].UUID +
+		": 1GiB are granted of 1073741823B"} {
 		m.node.Policy.Rules.Reserve = grant.Size(reserve)
 		report, err := grants.Check(m.node)
 		got := ""
@@ -301,10 +324,13 @@ func TestWhatTheAuditLogGets(t *testing.T) {
 	self, err := m.node.Host.Self()
 	m.must(err)
 	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
-	const open, rules = `"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`, `"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`
+	const open, rules = `"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`,
+		`"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,` +
+			`"access":"rwm"}]}}`
 	none := node.Create{Caller: m.caller("none"), Config: []byte(`{` + rules + `}`)}
 	noted := node.Create{Caller: m.caller("noted"), Config: []byte(`{` + open + `}`)}
-	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` + rules + `}`)}
+	all := node.Create{Caller: m.caller("all"),
+		Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` + rules + `}`)}
 	its := m.referring("its", reference)
 	known := its
 	known.Live = &node.Live{Creators: []grant.Process{self}}
@@ -318,7 +344,9 @@ func TestWhatTheAuditLogGets(t *testing.T) {
 		for line := range strings.Lines(string(text)) {
 			var said struct{ Container, Verdict, Code, Mode, Strength string }
 			m.must(json.Unmarshal([]byte(line), &said))
-			lines = append(lines, strings.Join(strings.Fields(strings.Join([]string{said.Container, said.Verdict, said.Code, said.Mode, said.Strength}, " ")), " "))
+			lines = append(lines, strings.Join(strings.Fields(
+				strings.Join([]string{said.Container, said.Verdict, said.Code, said.Mode, said.Strength},
+					" ")), " "))
 		}
 		return strings.Join(lines, ", ")
 	}
@@ -333,22 +361,32 @@ func TestWhatTheAuditLogGets(t *testing.T) {
 		{"a question", func() { m.node.Explain(all) }, ""},
 		{"a step before the create that passes", func() { m.node.Foresee(none) }, ""},
 		{"a step before the create that admits", func() { m.node.Foresee(its) }, ""},
-		{"a step before the create that refuses", func() { m.node.Foresee(all) }, "all refuse visible-devices-all"},
+		{"a step before the create that refuses", func() { m.node.Foresee(all) },
+			"all refuse visible-devices-all"},
 		{"an admission", func() { m.node.Admit(its) }, "its admit none"},
 		{"the same by its hook", func() { m.node.Admit(known) }, ""},
 		{"one that does not start after all", func() {
 			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
 		}, "its refuse limit-unenforceable"},
 		{"what is found created", func() { m.node.Settle(all, self) }, "all refuse visible-devices-all"},
-		{"what is found running", func() { m.node.Settle(observed, self) }, "all refuse visible-devices-all observed"},
+		{"what is found running", func() { m.node.Settle(observed, self) },
+			"all refuse visible-devices-all observed"},
 		{"what is found created and needs nothing", func() { m.node.Settle(none, self) }, ""},
-		{"a refusal in report", func() { m.node.Policy.Rules.Mode = grant.Report; m.node.Admit(all) }, "all refuse visible-devices-all report"},
+		{"a refusal in report", func() { m.node.Policy.Rules.Mode = grant.Report; m.node.Admit(all) },
+			"all refuse visible-devices-all report"},
 		{"what fails in report", func() {
 			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
 		}, "its refuse limit-unenforceable report"},
-		{"what is found in report", func() { m.node.Settle(observed, self) }, "all refuse visible-devices-all report"},
-		{"what is hidden, in report", func() { m.node.Policy.Rules.Ungranted = grant.Hide; m.node.Admit(all) }, "all pass report"},
-		{"what is hidden", func() { m.node.Policy.Rules.Mode = grant.Enforce; m.node.Admit(all) }, "all pass"},
+		{"what is found in report", func() { m.node.Settle(observed, self) },
+			"all refuse visible-devices-all report"},
+		{"what is hidden, in report", func() {
+			m.node.Policy.Rules.Ungranted = grant.Hide
+			m.node.Admit(all)
+		}, "all pass report"},
+		{"what is hidden", func() {
+			m.node.Policy.Rules.Mode = grant.Enforce
+			m.node.Admit(all)
+		}, "all pass"},
 	} {
 		read()
 		c.do()
@@ -378,12 +416,14 @@ func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 		"not read":            {unread, grant.SpecInvalid, `cannot read config.json of container "c": it is gone`},
 		"spoilt by its edits": {spoilt, grant.Internal, `internal error: cannot read config.json of container "c": `},
 	} {
-		decisions := map[string]node.Decision{"Admit": m.node.Admit(c.create), "Foresee": m.node.Foresee(c.create), "Explain": m.node.Explain(c.create)}
+		decisions := map[string]node.Decision{"Admit": m.node.Admit(c.create),
+			"Foresee": m.node.Foresee(c.create), "Explain": m.node.Explain(c.create)}
 		if c.create.Edit == nil {
 			decisions["Settle"] = m.node.Settle(c.create, self)
 		}
 		for way, d := range decisions {
-			if d.Kind != grant.Refused || d.Code != c.code || !strings.HasPrefix(d.Message, c.says) || d.Bound || d.Config != nil {
+			if d.Kind != grant.Refused || d.Code != c.code || !strings.HasPrefix(d.Message, c.says) ||
+				d.Bound || d.Config != nil {
 				t.Errorf("%s, by %s: %s (%s) %s", name, way, d.Kind, d.Code, d.Message)
 			}
 		}
@@ -393,7 +433,8 @@ func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheIdOfAContainerThatIsThere binds nothing: the binding would live with that container. One whose state cannot be read may be there.
+// TestTheIdOfAContainerThatIsThere binds nothing: the binding would live with that container. One
+// whose state cannot be read may be there.
 func TestTheIdOfAContainerThatIsThere(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -402,11 +443,13 @@ func TestTheIdOfAContainerThatIsThere(t *testing.T) {
 	create := m.referring("c", reference)
 	m.must(os.Mkdir(m.dir+"/none/c", 0o700))
 	for state, refused := range map[string]bool{
-		fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/none"}`, self.PID, self.Start): true, "{": true,
+		fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/none"}`, self.PID, self.Start): true,
+		"{": true,
 	} {
 		m.must(os.WriteFile(m.dir+"/none/c/status", []byte(state), 0o600))
 		d := m.node.Admit(create)
-		if (d.Code == grant.GrantInUse && d.Message == `container with given ID already exists: "c"` && !d.Bound) != refused || len(m.users(g.ID)) > 0 {
+		if (d.Code == grant.GrantInUse && d.Message == `container with given ID already exists: "c"` &&
+			!d.Bound) != refused || len(m.users(g.ID)) > 0 {
 			t.Errorf("with %q as its state: %s (%s) %s, bound: %v", state, d.Kind, d.Code, d.Message, d.Bound)
 		}
 	}
@@ -416,27 +459,33 @@ func TestTheIdOfAContainerThatIsThere(t *testing.T) {
 	}
 }
 
-// TestACgroupThatIsEnteredMeanwhileBindsNobody: another create has said that it is on its way there, and found no binding yet.
+// TestACgroupThatIsEnteredMeanwhileBindsNobody: another create has said that it is on its way
+// there, and found no binding yet.
 func TestACgroupThatIsEnteredMeanwhileBindsNobody(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
-	create.Config = []byte(strings.Replace(string(create.Config), `"linux":{`, `"linux":{"cgroupsPath":"/gpuledger-test/a",`, 1))
+	create.Config = []byte(strings.Replace(string(create.Config), `"linux":{`,
+		`"linux":{"cgroupsPath":"/gpuledger-test/a",`, 1))
 	creates := m.dir + "/run/creates"
 	m.must(os.MkdirAll(creates, 0o700))
 	for _, c := range []struct {
 		announced string
 		bound     bool
 	}{{"/gpuledger-test/a", false}, {"/gpuledger-test/a/below", false}, {"/gpuledger-test/b", true}} {
-		m.must(os.WriteFile(creates+"/1-2-3", []byte(c.announced), 0o600)) // of another pid namespace: nobody can tell that it is over
+		// of another pid namespace: nobody can tell that it is over
+		m.must(os.WriteFile(creates+"/1-2-3", []byte(c.announced), 0o600))
 		d := m.node.Admit(create)
-		if users := m.users(g.ID); d.Bound != c.bound || (d.Code == grant.InjectionImpossible) == c.bound || (len(users) > 0) != c.bound {
-			t.Errorf("another on its way to %s: %s (%s) %s, bound: %v, it is used by %q", c.announced, d.Kind, d.Code, d.Message, d.Bound, users)
+		if users := m.users(g.ID); d.Bound != c.bound || (d.Code == grant.InjectionImpossible) == c.bound ||
+			(len(users) > 0) != c.bound {
+			t.Errorf("another on its way to %s: %s (%s) %s, bound: %v, it is used by %q", c.announced, d.Kind,
+				d.Code, d.Message, d.Bound, users)
 		}
 	}
 }
 
-// TestDriveKnowsItsCreate: a container is not started without the driver's limit where nobody knows whether it was to have one.
+// TestDriveKnowsItsCreate: a container is not started without the driver's limit where nobody knows
+// whether it was to have one.
 func TestDriveKnowsItsCreate(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: "claim:cc"})
@@ -447,9 +496,11 @@ func TestDriveKnowsItsCreate(t *testing.T) {
 	driven := m.caller("driven").Container
 	m.must(m.node.Ledger.Update(func(tx *ledger.Tx) error {
 		self, err := m.node.Host.Self()
-		return errors.Join(err, tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: driven.RuntimeRoot, Container: driven.ID, Bundle: driven.Bundle, Creator: self, Driven: true}))
+		return errors.Join(err, tx.Bind(grant.Binding{Grant: g.ID, RuntimeRoot: driven.RuntimeRoot,
+			Container: driven.ID, Bundle: driven.Bundle, Creator: self, Driven: true}))
 	}))
-	pass := node.Create{Caller: m.caller("pass"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	pass := node.Create{Caller: m.caller("pass"),
+		Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
 	drive := func(c node.Create, live node.Live) string {
 		c.Live = &live
 		if refusal := m.node.Drive(c, 7); refusal != nil {
@@ -482,15 +533,18 @@ func TestDriveKnowsItsCreate(t *testing.T) {
 	}
 }
 
-// TestAnUpdateOfWhatIsOpenAlready: of the spec that the container was created with. Where that is gone, nothing was opened.
+// TestAnUpdateOfWhatIsOpenAlready: of the spec that the container was created with. Where that is
+// gone, nothing was opened.
 func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 	m := newModel(t)
 	rule := func(minor int) string {
 		return fmt.Sprintf(`{"allow":true,"type":"c","major":195,"minor":%d,"access":"rw"}`, minor)
 	}
 	bundle := m.dir + "/bundle"
-	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700), os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600)))
-	whole := `{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"resources":{"devices":[{"allow":false,"access":"rwm"},` + rule(0) + `]}}}`
+	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700),
+		os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600)))
+	whole := `{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],` +
+		`"resources":{"devices":[{"allow":false,"access":"rwm"},` + rule(0) + `]}}}`
 	for name, c := range map[string]struct {
 		config string
 		fails  [2]bool // of GPU 0, of GPU 1
@@ -506,11 +560,13 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 		}
 		for minor, fails := range c.fails {
 			handed := m.caller("c")
-			handed.Descriptors = []host.Descriptor{{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}}
+			handed.Descriptors = []host.Descriptor{
+				{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}}
 			if refusal := m.node.Hands(handed); (refusal != nil) != (name != "its own" || minor != 0) {
 				t.Errorf("%s: a process that is handed GPU %d: %v", name, minor, refusal)
 			}
-			if _, err := m.node.Update(m.caller("c").Container, []byte(`{"devices":[`+rule(minor)+`]}`)); (err != nil) != fails {
+			if _, err := m.node.Update(m.caller("c").Container,
+				[]byte(`{"devices":[`+rule(minor)+`]}`)); (err != nil) != fails {
 				t.Errorf("%s: an update that opens GPU %d: %v", name, minor, err)
 			}
 		}
@@ -521,7 +577,8 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 	m := newModel(t)
 	of := func(memory grant.Bytes, compute int) grant.Grant {
-		g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, Names: []string{uuid(0)}, Memory: memory, Compute: compute, Source: "test"})
+		g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer,
+			Names: []string{uuid(0)}, Memory: memory, Compute: compute, Source: "test"})
 		m.must(err)
 		return g
 	}
@@ -532,17 +589,21 @@ func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 		compute int
 		err     string
 	}{
-		{2 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 20, "no-capacity: ..."}, {1 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 10, "no-capacity: ..."},
-		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."}, {1 * grant.GiB, 10, ""},
+		{2 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 20, "no-capacity: ..."},
+		{1 * grant.GiB, 41, "no-capacity: ..."}, {4 * grant.GiB, 10, "no-capacity: ..."},
+		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."},
+		{1 * grant.GiB, 10, ""},
 	} {
 		now, err := grants.Update(m.node, g.ID, grants.Change{Memory: &c.memory, Compute: &c.compute})
-		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil && (now.Memory() != c.memory || now.Compute != c.compute) {
+		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil &&
+			(now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
 		}
 	}
 }
 
-// TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver, and no mount point of anybody else's; nothing while the container lives.
+// TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver, and no mount point of anybody else's;
+// nothing while the container lives.
 func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
 	m := newModel(t)
 	g, _ := m.entered(admission.Ask{Owner: "claim:cc"})
@@ -566,19 +627,24 @@ func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
 		{limit.HostPath, limit.ContainerPath, limit.Options, true},
 		{limit.HostPath, "/data/limits", limit.Options, false},
 	} {
-		mounts = append(mounts, specs.Mount{Source: c.source, Destination: c.place, Type: "bind", Options: c.options})
+		mounts = append(mounts, specs.Mount{Source: c.source, Destination: c.place, Type: "bind",
+			Options: c.options})
 		places[c.place] = c.ours
 	}
 	config, err := json.Marshal(specs.Spec{Root: &specs.Root{Path: "rootfs"}, Mounts: mounts})
 	m.must(err)
-	m.must(errors.Join(os.MkdirAll(bundle+"/rootfs/etc", 0o755), os.WriteFile(bundle+"/config.json", config, 0o600)))
+	m.must(errors.Join(os.MkdirAll(bundle+"/rootfs/etc", 0o755),
+		os.WriteFile(bundle+"/config.json", config, 0o600)))
 	for place := range places {
-		m.must(errors.Join(os.MkdirAll(filepath.Dir(bundle+"/rootfs"+place), 0o755), os.WriteFile(bundle+"/rootfs"+place, nil, 0o644)))
+		m.must(errors.Join(os.MkdirAll(filepath.Dir(bundle+"/rootfs"+place), 0o755),
+			os.WriteFile(bundle+"/rootfs"+place, nil, 0o644)))
 	}
 	self, err := m.node.Host.Self()
 	m.must(err)
-	b := grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/none", Container: "c", Bundle: bundle, Creator: self}
-	m.must(errors.Join(os.MkdirAll(b.RuntimeRoot, 0o755), os.MkdirAll(m.dir+"/proc/1", 0o755), os.WriteFile(m.dir+"/proc/1/cgroup", []byte("0::/init.scope\n"), 0o644)))
+	b := grant.Binding{Grant: g.ID, RuntimeRoot: m.dir + "/none", Container: "c",
+		Bundle: bundle, Creator: self}
+	m.must(errors.Join(os.MkdirAll(b.RuntimeRoot, 0o755), os.MkdirAll(m.dir+"/proc/1", 0o755),
+		os.WriteFile(m.dir+"/proc/1/cgroup", []byte("0::/init.scope\n"), 0o644)))
 	for _, alive := range []bool{true, false} {
 		if b.Creator.Start = self.Start; !alive {
 			b.Creator.Start++
@@ -602,10 +668,14 @@ func TestDevicesThatCannotBeToldFromGPUs(t *testing.T) {
 	self, err := m.node.Host.Self()
 	m.must(err)
 	m.must(os.Mkdir(m.dir+"/none", 0o755))
-	c := node.Create{Caller: m.caller("c"), Config: []byte(`{"linux":{"devices":[{"path":"/dev/x","type":"c","major":240,"minor":0}],` +
-		`"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":240,"minor":0,"access":"rw"}]}}}`)}
+	c := node.Create{Caller: m.caller("c"), Config: []byte(
+		`{"linux":{"devices":[{"path":"/dev/x","type":"c","major":240,"minor":0}],` +
+			`"resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":240,` +
+			`"minor":0,"access":"rw"}]}}}`)}
 	ways := map[string]func() node.Decision{
-		"Admit": func() node.Decision { return m.node.Admit(c) }, "Explain": func() node.Decision { return m.node.Explain(c) },
+		"Admit": func() node.Decision {
+			return m.node.Admit(c)
+		}, "Explain": func() node.Decision { return m.node.Explain(c) },
 		"Settle": func() node.Decision { return m.node.Settle(c, self) },
 	}
 	for way, decide := range ways {

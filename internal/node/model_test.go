@@ -26,12 +26,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// TestModel: whatever is granted, bound, changed and released, while GPUs fail, pools change and the node boots, the node says
-// what a model says that is too simple to be wrong: no GPU has more memory or compute granted than it has, none is in two modes,
-// each grant has the strength of its mode or of its weakest container, no container starts that has less than the policy's minimum,
-// what would fit is granted and what would not is refused with its reason. `make model` takes 100,000 steps.
+// TestModel: whatever is granted, bound, changed and released, while GPUs fail, pools change and
+// the node boots, the node says what a model says that is too simple to be wrong: no GPU has more
+// memory or compute granted than it has, none is in two modes, each grant has the strength of its
+// mode or of its weakest container, no container starts that has less than the policy's minimum,
+// what would fit is granted and what would not is refused with its reason. `make model` takes
+// 100,000 steps.
 func TestModel(t *testing.T) {
-	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue { // every grant is synced to the disk
+	// every grant is synced to the disk
+	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
 		t.Cleanup(func() { _ = checks.Value.Set(checks.DefValue) })
 		_ = checks.Value.Set("30")
 	}
@@ -40,7 +43,9 @@ func TestModel(t *testing.T) {
 		m := newModel(t)
 		defer os.RemoveAll(m.dir)
 		actions := map[string]func(*rapid.T){"": m.compare}
-		for name, act := range map[string]func(*rapid.T){"grant": m.grant, "grant again": m.grant, "bind": m.bind, "demand": m.demand, "unbind": m.unbind, "change": m.change,
+		for name, act := range map[string]func(*rapid.T){
+			"grant": m.grant, "grant again": m.grant, "bind": m.bind, "demand": m.demand, "unbind": m.unbind,
+			"change":  m.change,
 			"release": m.release, "pin": m.pin, "health": m.health, "reboot": m.reboot, "check": m.check} {
 			actions[name] = func(rt *rapid.T) { steps++; act(rt) }
 		}
@@ -119,7 +124,9 @@ func newModel(t *testing.T) *model {
 	for _, name := range []string{"self", "devices", strconv.Itoa(os.Getpid())} {
 		m.must(os.Symlink("/proc/"+name, filepath.Join(proc, name)))
 	}
-	m.must(os.WriteFile(filepath.Join(dir, "config.toml"), []byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = \"x\"\n[audit]\nfile = \"\"\n", dir+"/state", dir+"/run")), 0o600))
+	m.must(os.WriteFile(filepath.Join(dir, "config.toml"),
+		[]byte(fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = "+
+			"\"x\"\n[audit]\nfile = \"\"\n", dir+"/state", dir+"/run")), 0o600))
 	m.boot()
 	m.scan()
 	return m
@@ -139,16 +146,19 @@ func (m *model) boot() {
 	h.Proc = filepath.Join(m.dir, "proc")
 	m.node = node.Open(filepath.Join(m.dir, "config.toml"), h)
 	m.must(m.node.Broken)
-	m.must(host.ReplaceFile(filepath.Join(m.dir, "proc/sys/kernel/random/boot_id"), []byte(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots)), 0o644, host.Volatile))
+	m.must(host.ReplaceFile(filepath.Join(m.dir, "proc/sys/kernel/random/boot_id"),
+		[]byte(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots)), 0o644, host.Volatile))
 }
 
 // scan takes the inventory of this boot.
 func (m *model) scan() {
 	boot, err := m.node.Host.BootID()
 	m.must(err)
-	inv := grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated", Majors: map[string]int{"nvidia": 195}}
+	inv := grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
+		Majors: map[string]int{"nvidia": 195}}
 	inv.Driver.Root = "/"
-	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl}}
+	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
+		Target: "/usr/bin/" + grant.MPSControl}}
 	for i := range cards {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
 		if m.sick[i] {
@@ -156,9 +166,11 @@ func (m *model) scan() {
 		}
 		inv.GPUs = append(inv.GPUs, g)
 	}
-	last := grant.GPU{UUID: uuid(units), Index: cards, Minor: cards, Name: "test", Memory: card, Health: grant.Healthy}
+	last := grant.GPU{UUID: uuid(units), Index: cards, Minor: cards, Name: "test", Memory: card,
+		Health: grant.Healthy}
 	for i := cards; i < units; i++ {
-		last.MIG = append(last.MIG, grant.MIGDevice{UUID: uuid(i), Profile: "1g.4gb", Memory: part, GI: i, Caps: [2]int{10 + i, 20 + i}})
+		last.MIG = append(last.MIG, grant.MIGDevice{UUID: uuid(i), Profile: "1g.4gb", Memory: part, GI: i,
+			Caps: [2]int{10 + i, 20 + i}})
 	}
 	if m.sick[cards] {
 		last.Health = "fell off the bus"
@@ -194,7 +206,8 @@ func (m *model) on(i int, but grant.ID) map[grant.ID]*holding {
 func (m *model) fits(i int, h holding, but grant.ID) bool {
 	memory, compute := h.each, h.compute
 	for _, o := range m.on(i, but) {
-		if o.mode != h.mode || h.mode == grant.Exclusive || h.mode == grant.MIG || h.mode == grant.MPS && len(o.gpus) != len(h.gpus) {
+		if o.mode != h.mode || h.mode == grant.Exclusive || h.mode == grant.MIG || h.mode == grant.MPS &&
+			len(o.gpus) != len(h.gpus) {
 			return false
 		}
 		memory, compute = memory+o.each, compute+o.compute
@@ -237,9 +250,12 @@ func (m *model) anyFit(h holding) bool {
 }
 
 func (m *model) grant(rt *rapid.T) {
-	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS, grant.MPS, grant.MIG}).Draw(rt, "mode"),
-		owner: rapid.SampledFrom([]grant.Owner{grant.Bearer, grant.Bearer, "pod:u/a", "pod:u/b", "claim:c"}).Draw(rt, "owner")}
-	ask := admission.Ask{Mode: h.mode, Owner: h.owner, Source: "test", Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(rt, "place")}
+	h := holding{mode: rapid.SampledFrom([]grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit,
+		grant.MPS, grant.MPS, grant.MIG}).Draw(rt, "mode"),
+		owner: rapid.SampledFrom([]grant.Owner{grant.Bearer, grant.Bearer, "pod:u/a", "pod:u/b",
+			"claim:c"}).Draw(rt, "owner")}
+	ask := admission.Ask{Mode: h.mode, Owner: h.owner, Source: "test",
+		Place: rapid.SampledFrom([]grant.Placement{"", grant.Binpack, grant.Spread}).Draw(rt, "place")}
 	n, of := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3}).Draw(rt, "gpus"), []int{0, 1, 2, 3}
 	if h.mode == grant.MIG {
 		n, of, h.each, ask.Profile = min(n, units-cards), []int{4, 5}, part, "1g.4gb"
@@ -259,7 +275,8 @@ func (m *model) grant(rt *rapid.T) {
 		h.compute = rapid.SampledFrom([]int{0, 0, 25, 50, 100}).Draw(rt, "compute")
 		ask.Memory, ask.Compute = h.each*grant.Bytes(n), h.compute
 	}
-	owns := h.owner != grant.Bearer && slices.ContainsFunc(slices.Collect(maps.Values(m.held)), func(o *holding) bool { return o.owner == h.owner && o.live() })
+	owns := h.owner != grant.Bearer && slices.ContainsFunc(slices.Collect(maps.Values(m.held)),
+		func(o *holding) bool { return o.owner == h.owner && o.live() })
 	possible := named && m.allFit(h, "") || !named && m.anyFit(h)
 	g, reference, err := grants.Enter(m.node, ask)
 	h.reference = reference
@@ -283,7 +300,8 @@ func (m *model) grant(rt *rapid.T) {
 	}
 }
 
-// unkept: nothing holds a container of mode limit to its share of compute, and policy demands something.
+// unkept: nothing holds a container of mode limit to its share of compute, and policy demands
+// something.
 func (m *model) unkept(h holding) bool {
 	return h.mode == grant.Limit && h.compute > 0 && rank(m.least) > rank(grant.StrengthNone)
 }
@@ -308,7 +326,8 @@ func (m *model) conflict(rt *rapid.T, err error, h holding) {
 			continue
 		}
 		m.refused(rt, err, grant.ModeConflict)
-		if text := err.Error(); !strings.Contains(text, string(id)) || !strings.Contains(text, "is in mode "+string(o.mode)) {
+		if text := err.Error(); !strings.Contains(text, string(id)) ||
+			!strings.Contains(text, "is in mode "+string(o.mode)) {
 			rt.Fatalf("the refusal does not say that %s holds GPU %d in mode %s: %s", id, i, o.mode, text)
 		}
 	}
@@ -319,7 +338,8 @@ func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
 	var gpus []int
 	for _, s := range g.GPUs {
 		gpus = append(gpus, unitOf(s))
-		if want := h.each; h.mode != grant.Exclusive && s.Memory != want || h.mode == grant.Exclusive && s.Memory != card {
+		if want := h.each; h.mode != grant.Exclusive && s.Memory != want || h.mode == grant.Exclusive &&
+			s.Memory != card {
 			rt.Fatalf("%s has %s of GPU %d", g.ID, s.Memory, s.Index)
 		}
 	}
@@ -344,17 +364,20 @@ func (m *model) pick(rt *rapid.T) grant.ID {
 }
 
 func (m *model) caller(name string) request.Caller {
-	return request.Caller{Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: m.dir + "/none", ID: name, Bundle: m.dir}}
+	return request.Caller{Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: m.dir + "/none",
+		ID: name, Bundle: m.dir}}
 }
 
-// bind creates a container that refers to a grant, or is whose it is, and may have what undoes every limit.
+// bind creates a container that refers to a grant, or is whose it is, and may have what undoes
+// every limit.
 func (m *model) bind(rt *rapid.T) {
 	id := m.pick(rt)
 	if id == "" || !m.held[id].live() {
 		return // there is nothing to refer to
 	}
 	h := m.held[id]
-	name, mighty := fmt.Sprintf("c%d-%s", rapid.IntRange(0, 1).Draw(rt, "container"), id), rapid.Bool().Draw(rt, "CAP_SYS_ADMIN")
+	name, mighty := fmt.Sprintf("c%d-%s", rapid.IntRange(0, 1).Draw(rt, "container"), id),
+		rapid.Bool().Draw(rt, "CAP_SYS_ADMIN")
 	if _, runs := h.bound[name]; runs {
 		return
 	}
@@ -371,11 +394,13 @@ func (m *model) bind(rt *rapid.T) {
 	alone := len(h.bound) == 0 || h.owner.IsClaim()
 	switch possible := healthy && enough && alone && !h.draining; {
 	case possible != (d.Kind == grant.Admit):
-		rt.Fatalf("%s for %+v with CAP_SYS_ADMIN %v, where policy demands %s: %s (%s) %s", name, h, mighty, m.least, d.Kind, d.Code, d.Message)
+		rt.Fatalf("%s for %+v with CAP_SYS_ADMIN %v, where policy demands %s: %s (%s) %s", name, h, mighty,
+			m.least, d.Kind, d.Code, d.Message)
 	case !possible && !enough && healthy && alone && !h.draining && d.Code != grant.LimitUnenforceable:
 		rt.Fatalf("what is too weak is refused with %s", d.Code)
 	case possible && d.Strength != strength:
-		rt.Fatalf("%s in mode %s with CAP_SYS_ADMIN %v gets strength %s, want %s", name, h.mode, mighty, d.Strength, strength)
+		rt.Fatalf("%s in mode %s with CAP_SYS_ADMIN %v gets strength %s, want %s", name, h.mode, mighty,
+			d.Strength, strength)
 	case possible:
 		h.bound = maps.Clone(h.bound)
 		if h.bound == nil {
@@ -385,32 +410,38 @@ func (m *model) bind(rt *rapid.T) {
 	}
 }
 
-// config is the config.json of a container of the grant: of a pod by its identity, else by reference.
+// config is the config.json of a container of the grant: of a pod by its identity, else by
+// reference.
 func (m *model) config(h *holding, mighty bool) string {
 	annotations := fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
 	if uid, name, isPod := strings.Cut(strings.TrimPrefix(string(h.owner), "pod:"), "/"); isPod {
-		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container","io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":"n",`+
+		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container",`+
+			`"io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":"n",`+
 			`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":%q`, uid, name)
 	}
 	caps := `[]`
 	if mighty {
 		caps = `["CAP_SYS_ADMIN"]`
 	}
-	return fmt.Sprintf(`{"annotations":{%s},"process":{"capabilities":{"bounding":%s,"effective":%[2]s,"permitted":%[2]s}},`+
-		`"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, annotations, caps)
+	return fmt.Sprintf(`{"annotations":{%s},"process":{"capabilities":{"bounding":%s,"effective":%[2]s,`+
+		`"permitted":%[2]s}},`+
+		`"linux":{"namespaces":[{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,`+
+		`"access":"rwm"}]}}}`, annotations, caps)
 }
 
 // serve has an MPS daemon be ready for a grant, as far as the node can tell: it is this process.
 func (m *model) serve(h *holding) {
 	self, err := m.node.Host.Self()
 	m.must(err)
-	daemon := grant.MPSDaemon{Daemon: self, Servers: []grant.Process{self}, Limits: map[string]grant.Bytes{}, Threads: 100}
+	daemon := grant.MPSDaemon{Daemon: self, Servers: []grant.Process{self},
+		Limits: map[string]grant.Bytes{}, Threads: 100}
 	for _, i := range h.gpus {
 		daemon.GPUs, daemon.Limits[uuid(i)] = append(daemon.GPUs, uuid(i)), card
 	}
 	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName(daemon.GPUs))
 	m.must(os.MkdirAll(filepath.Join(dir, "pipe"), 0o755))
-	if err := unix.Mknod(filepath.Join(dir, "pipe/control"), unix.S_IFSOCK|0o600, 0); !errors.Is(err, unix.EEXIST) {
+	if err := unix.Mknod(filepath.Join(dir, "pipe/control"), unix.S_IFSOCK|0o600,
+		0); !errors.Is(err, unix.EEXIST) {
 		m.must(err)
 	}
 	m.must(mpsstate.Write(m.node.Host, dir, daemon))
@@ -418,7 +449,8 @@ func (m *model) serve(h *holding) {
 
 // demand changes the policy's minimum strength. Who runs already is not asked again.
 func (m *model) demand(rt *rapid.T) {
-	m.least = rapid.SampledFrom(append([]grant.Strength{grant.StrengthNone, grant.StrengthNone}, grant.Strengths...)).Draw(rt, "minimum strength")
+	m.least = rapid.SampledFrom(append([]grant.Strength{grant.StrengthNone, grant.StrengthNone},
+		grant.Strengths...)).Draw(rt, "minimum strength")
 	m.node.Policy.Rules.MinimumStrength = m.least
 }
 
@@ -489,9 +521,12 @@ func (m *model) change(rt *rapid.T) {
 // pin gives the node other pools.
 func (m *model) pin(rt *rapid.T) {
 	m.pools, m.modes, m.node.Policy.Pools = nil, nil, nil
-	for _, gpus := range rapid.SampledFrom([][][]int{nil, {{0, 1}, {2, 3, 4}}, {{0}, {1, 2}}, {{0, 1, 2, 3, 4}}}).Draw(rt, "pools") {
-		modes := rapid.SampledFrom([][]grant.Mode{nil, {grant.MPS}, {grant.Limit, grant.MPS, grant.MIG}, {grant.Exclusive, grant.Timeslice}}).Draw(rt, "modes")
-		pool := grant.Pool{Modes: modes, Place: rapid.SampledFrom([]grant.Placement{grant.Binpack, grant.Spread}).Draw(rt, "placement")}
+	for _, gpus := range rapid.SampledFrom([][][]int{nil, {{0, 1}, {2, 3, 4}}, {{0}, {1, 2}},
+		{{0, 1, 2, 3, 4}}}).Draw(rt, "pools") {
+		modes := rapid.SampledFrom([][]grant.Mode{nil, {grant.MPS}, {grant.Limit, grant.MPS, grant.MIG},
+			{grant.Exclusive, grant.Timeslice}}).Draw(rt, "modes")
+		pool := grant.Pool{Modes: modes, Place: rapid.SampledFrom([]grant.Placement{
+			grant.Binpack, grant.Spread}).Draw(rt, "placement")}
 		for _, i := range gpus {
 			pool.GPUs = append(pool.GPUs, strconv.Itoa(i))
 		}
@@ -507,7 +542,8 @@ func (m *model) health(rt *rapid.T) {
 	m.scan()
 }
 
-// reboot ends every container. Grants survive it; nothing is granted before the inventory is taken again.
+// reboot ends every container. Grants survive it; nothing is granted before the inventory is taken
+// again.
 func (m *model) reboot(rt *rapid.T) {
 	pools := m.node.Policy.Pools
 	m.boot()
@@ -528,7 +564,8 @@ func (m *model) check(rt *rapid.T) {
 }
 
 // strengths are what modes are enforced by, on a node without a shim and with an older driver.
-var strengths = map[grant.Mode]grant.Strength{grant.Exclusive: grant.StrengthNone, grant.Timeslice: grant.StrengthNone, grant.Limit: grant.StrengthNone,
+var strengths = map[grant.Mode]grant.Strength{grant.Exclusive: grant.StrengthNone,
+	grant.Timeslice: grant.StrengthNone, grant.Limit: grant.StrengthNone,
 	grant.MPS: grant.StrengthServer, grant.MIG: grant.StrengthHardware}
 
 // rank orders strengths, as the documentation does.
@@ -548,7 +585,8 @@ func (m *model) compare(rt *rapid.T) {
 		if h == nil || !h.live() {
 			rt.Fatalf("%s is live, and the model has %+v", g.ID, h)
 		}
-		if g.Mode != h.mode || g.Memory() != h.each*grant.Bytes(len(h.gpus)) || g.Compute != h.compute || g.Draining != h.draining || len(g.Bindings) != len(h.bound) {
+		if g.Mode != h.mode || g.Memory() != h.each*grant.Bytes(len(h.gpus)) || g.Compute != h.compute ||
+			g.Draining != h.draining || len(g.Bindings) != len(h.bound) {
 			rt.Fatalf("%+v is %+v in the model", g, h)
 		}
 		if g.Strength != h.strength() {
@@ -579,7 +617,8 @@ func (m *model) whole(rt *rapid.T, i int, p grants.Part) {
 		free = 0
 	}
 	if len(m.on(i, "")) > 1 || len(p.Grants) != len(m.on(i, "")) || p.Free != free {
-		rt.Fatalf("MIG device %s has %d grants and %s free; the model has %v and %s free", p.Name, len(p.Grants), p.Free, m.on(i, ""), free)
+		rt.Fatalf("MIG device %s has %d grants and %s free; the model has %v and %s free", p.Name,
+			len(p.Grants), p.Free, m.on(i, ""), free)
 	}
 }
 
@@ -602,6 +641,7 @@ func (m *model) invariant(rt *rapid.T, i int, c grants.Card) {
 		free = 0
 	}
 	if c.Allocated != memory || c.Compute != compute || c.Mode != mode || c.Free != free {
-		rt.Fatalf("GPU %d: the node says %s, %d%%, mode %q, %s free; the model %s, %d%%, mode %q, %s free", i, c.Allocated, c.Compute, c.Mode, c.Free, memory, compute, mode, free)
+		rt.Fatalf("GPU %d: the node says %s, %d%%, mode %q, %s free; the model %s, %d%%, mode %q, %s free",
+			i, c.Allocated, c.Compute, c.Mode, c.Free, memory, compute, mode, free)
 	}
 }

@@ -18,11 +18,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// TestTheWordOfADaemonIsNotEnough: what gpuledgerd wrote about an MPS daemon counts for as long as it is of this boot and this
-// format, and the kernel agrees.
+// TestTheWordOfADaemonIsNotEnough: what gpuledgerd wrote about an MPS daemon counts for as long as
+// it is of this boot and this format, and the kernel agrees.
 func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	m := newModel(t)
-	g, reference, err := grants.Enter(m.node, admission.Ask{Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
+	g, reference, err := grants.Enter(m.node, admission.Ask{
+		Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
 	m.must(err)
 	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName(g.UUIDs()))
 	m.must(os.MkdirAll(filepath.Join(dir, "pipe"), 0o755))
@@ -34,7 +35,8 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	m.must(err)
 	dead := exec.Command("true")
 	m.must(dead.Run())
-	good := grant.MPSDaemon{GPUs: g.UUIDs(), Daemon: self, Servers: []grant.Process{self}, Limits: map[string]grant.Bytes{uuid(0): grant.GiB}, Threads: 100}
+	good := grant.MPSDaemon{GPUs: g.UUIDs(), Daemon: self, Servers: []grant.Process{self},
+		Limits: map[string]grant.Bytes{uuid(0): grant.GiB}, Threads: 100}
 	forAll := good
 	forAll.Anybody = true
 	m.must(os.Chmod("control", 0o777))
@@ -48,7 +50,8 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		}
 		m.must(os.WriteFile(file, []byte(text), 0o600))
 	}
-	config := fmt.Sprintf(`{"annotations":{"gpuledger.dev/grant":%q},"process":{},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)
+	config := fmt.Sprintf(`{"annotations":{"gpuledger.dev/grant":%q},"process":{},`+
+		`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)
 	for _, c := range []struct {
 		name   string
 		change func()
@@ -96,16 +99,19 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m.must(mpsstate.Write(m.node.Host, dir, good))
 			c.change()
-			d := m.node.Explain(node.Create{Caller: request.Caller{Container: grant.Container{ID: "c", RuntimeRoot: m.dir + "/none", Bundle: m.dir}}, Config: []byte(config)})
-			if c.want == "" && d.Kind != grant.Admit || c.want != "" && (d.Code != grant.MPSNotReady || !strings.Contains(d.Message, c.want)) {
+			d := m.node.Explain(node.Create{Caller: request.Caller{
+				Container: grant.Container{ID: "c", RuntimeRoot: m.dir + "/none", Bundle: m.dir}},
+				Config: []byte(config)})
+			if c.want == "" && d.Kind != grant.Admit || c.want != "" &&
+				(d.Code != grant.MPSNotReady || !strings.Contains(d.Message, c.want)) {
 				t.Errorf("%s %s: %s, want %q", d.Kind, d.Code, d.Message, c.want)
 			}
 		})
 	}
 }
 
-// TestMPSServes: a server is whom gpuledgerd found, or whom its daemon has started since, for the daemon's GPUs and for as long as pid and
-// start are his. No name makes one.
+// TestMPSServes: a server is whom gpuledgerd found, or whom its daemon has started since, for the
+// daemon's GPUs and for as long as pid and start are his. No name makes one.
 func TestMPSServes(t *testing.T) {
 	n := &node.Node{Host: host.Default(), Policy: grant.Policy{RunDir: t.TempDir()}}
 	must := func(err error) {

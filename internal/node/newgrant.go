@@ -14,8 +14,10 @@ func NewGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) 
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
-		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond), For: ask.For}
+	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
+		Strength: admission.StrengthOf(ask.Mode),
+		Compute:  ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond),
+		For: ask.For}
 	if ask.TTL > 0 {
 		g.Expires = g.Created.Add(ask.TTL)
 	}

@@ -21,7 +21,9 @@ import (
 type Node struct {
 	Host   host.Host
 	Policy grant.Policy
-	Broken error // why the configuration could not be read; the defaults are in force then, and no engine is trusted
+	// why the configuration could not be read; the defaults are in force then, and no engine is
+	// trusted
+	Broken error
 	Ledger *ledger.Ledger
 
 	config string // the file that was read
@@ -42,7 +44,8 @@ func Open(path string, h host.Host) *Node {
 	if err != nil {
 		p.Engine = grant.NoEngine
 	}
-	return &Node{config: path, Host: h, Policy: p, Broken: err, Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
+	return &Node{config: path, Host: h, Policy: p, Broken: err,
+		Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 }
 
 // Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold
@@ -68,7 +71,8 @@ func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Poli
 // the system knows none.
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
 	program, _ := os.Executable() // unknown, it is guarded less
-	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM, Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
+	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM,
+		Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
 	f.Cards = func() bool { return n.Host.HasNVIDIA() || known(inventory) }
 	if n.Policy.Inventory.Source != grant.Simulated {
 		return f

@@ -30,7 +30,8 @@ func TestADirectoryByTwoSpellings(t *testing.T) {
 	for _, c := range []struct {
 		path, clean string
 		want        bool
-	}{{"/usr/lib64/", "/usr/lib64", true}, {"/usr//lib64/", "/usr/lib64", true}, {"/usr/lib64x/", "/usr/lib64", false}, {"/usr/lib64/", "", false}, {"/", "", false}} {
+	}{{"/usr/lib64/", "/usr/lib64", true}, {"/usr//lib64/", "/usr/lib64", true},
+		{"/usr/lib64x/", "/usr/lib64", false}, {"/usr/lib64/", "", false}, {"/", "", false}} {
 		if got := isDirectory(c.path, c.clean); got != c.want {
 			t.Errorf("%s is %s: %v", c.path, c.clean, got)
 		}
@@ -68,10 +69,13 @@ func TestWhatLiesOverTheRecords(t *testing.T) {
 		over cover
 		want bool
 	}{
-		"covered": {limited, cover{true, "/run", false}, true}, "not covered": {limited, cover{}, false}, "by its own": {limited, cover{true, "/run", true}, false},
-		"without a limit": {free, cover{true, "/run", false}, false}, "without a grant": {pass, cover{true, "/run", false}, false},
+		"covered": {limited, cover{true, "/run", false}, true}, "not covered": {limited, cover{}, false},
+		"by its own":      {limited, cover{true, "/run", true}, false},
+		"without a limit": {free, cover{true, "/run", false}, false},
+		"without a grant": {pass, cover{true, "/run", false}, false},
 	} {
-		if refused := hidden(facts{cover: c.over}, c.d); (refused != nil) != c.want || c.want && refused.Code != grant.InjectionImpossible {
+		if refused := hidden(facts{cover: c.over}, c.d); (refused != nil) != c.want ||
+			c.want && refused.Code != grant.InjectionImpossible {
 			t.Errorf("%s: %+v", name, refused)
 		}
 	}
@@ -84,10 +88,15 @@ func TestRulesOfOurs(t *testing.T) {
 		rule request.DeviceRule
 		want bool
 	}{
-		"all disks": {request.DeviceRule{Allow: true, Type: "b"}, true}, "denied": {request.DeviceRule{Type: "b"}, false}, "all others": {request.DeviceRule{Allow: true, Type: "c"}, false},
-		"everything": {request.DeviceRule{Allow: true}, false}, "of a major": {request.DeviceRule{Allow: true, Type: "b", Major: &n}, false}, "of a minor": {request.DeviceRule{Allow: true, Type: "b", Minor: &n}, false},
+		"all disks":  {request.DeviceRule{Allow: true, Type: "b"}, true},
+		"denied":     {request.DeviceRule{Type: "b"}, false},
+		"all others": {request.DeviceRule{Allow: true, Type: "c"}, false},
+		"everything": {request.DeviceRule{Allow: true}, false},
+		"of a major": {request.DeviceRule{Allow: true, Type: "b", Major: &n}, false},
+		"of a minor": {request.DeviceRule{Allow: true, Type: "b", Minor: &n}, false},
 	} {
-		spec := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: []request.DeviceRule{{}, c.rule}}}}
+		spec := request.Spec{Linux: &request.Linux{Resources: &request.Resources{
+			Devices: []request.DeviceRule{{}, c.rule}}}}
 		if confined(spec) != c.want {
 			t.Errorf("%s: %v", name, !c.want)
 		}
@@ -98,8 +107,10 @@ func TestRulesOfOurs(t *testing.T) {
 }
 
 func TestAPodsSumBesideItsEnvironment(t *testing.T) {
-	for units, want := range map[string]int{"": 0, "x": 0, "0": 0, "-1": 0, "1": 1, "1073741824": 1 << 30, "1073741825": 0} {
-		r := grant.Request{Allocations: []grant.Allocation{{Source: gpushareSource}, {Source: "annotation:other"}}}
+	for units, want := range map[string]int{"": 0, "x": 0, "0": 0, "-1": 0, "1": 1,
+		"1073741824": 1 << 30, "1073741825": 0} {
+		r := grant.Request{Allocations: []grant.Allocation{
+			{Source: gpushareSource}, {Source: "annotation:other"}}}
 		addPodUnits(&r, map[string]string{gpusharePod: units})
 		if a := r.Allocations; !a[0].InEnv || a[0].PodUnits != want || a[1].InEnv || a[1].PodUnits != 0 {
 			t.Errorf("%q: %+v", units, a)
@@ -119,7 +130,8 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 		// names that are made of more than one id
 		{"/pods/work-c", "c", false}, {"/pods/work-c", "work-c", true}, {"a.slice:docker:work-c", "c", false},
 		{"a.slice:docker-work:c", "c", false}, {"a.slice:docker-work:c", "work-c", true},
-		{"/pods/docker-c", "docker-c", false}, {"", "docker-c", false}, {"/s/libpod-payload-c", "payload-c", false},
+		{"/pods/docker-c", "docker-c", false}, {"", "docker-c", false},
+		{"/s/libpod-payload-c", "payload-c", false},
 		{"a.slice:other:c", "c", false}, {"/a/docker:c", "c", false},
 	} {
 		f := facts{request: grant.Request{Cgroup: c.path}}
@@ -130,8 +142,8 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 	}
 }
 
-// TestWhatHoldsACreatedContainerToItsMemory: the records of its own grant, and the proxies over every library that a program of it
-// could find. The last mount over a place counts.
+// TestWhatHoldsACreatedContainerToItsMemory: the records of its own grant, and the proxies over
+// every library that a program of it could find. The last mount over a place counts.
 func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 	const id, shim, own = grant.ID("g-aaaaaaaaaaaa"), "/opt/shim", "/usr/lib/libcuda.so.1"
 	p := grant.Policy{RunDir: "/run/gpuledger"}
@@ -172,12 +184,14 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := facts{Create: Create{Config: spec}, policy: p, gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
-			own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
+		f := facts{Create: Create{Config: spec}, policy: p,
+			gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
+				own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {
 			f.image.Root = ""
 		}
-		d := Decision{Verdict: grant.Verdict{Kind: grant.Admit, Limited: true, Throttled: c.throttled, Grant: &grant.Grant{ID: id}}}
+		d := Decision{Verdict: grant.Verdict{Kind: grant.Admit, Limited: true, Throttled: c.throttled,
+			Grant: &grant.Grant{ID: id}}}
 		if got := unheld(f, d); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
@@ -187,15 +201,19 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 	}
 }
 
-// TestDevicesOfASimulatedNode: its snapshot tells of them, beside what the machine has. Elsewhere it does not count.
+// TestDevicesOfASimulatedNode: its snapshot tells of them, beside what the machine has. Elsewhere
+// it does not count.
 func TestDevicesOfASimulatedNode(t *testing.T) {
-	inv := grant.Inventory{Majors: map[string]int{"nvidia-sim": 4242}, GPUs: []grant.GPU{{UUID: "GPU-0", Render: []string{"/dev/dri/renderD4321", "/dev/dri/card77", "/dev/dri/renderDx"}}}}
+	inv := grant.Inventory{Majors: map[string]int{"nvidia-sim": 4242},
+		GPUs: []grant.GPU{{UUID: "GPU-0", Render: []string{
+			"/dev/dri/renderD4321", "/dev/dri/card77", "/dev/dri/renderDx"}}}}
 	none := grant.Inventory{}
 	for name, c := range map[string]struct {
 		source string
 		inv    grant.Inventory
 		want   bool
-	}{"simulated": {string(grant.Simulated), inv, true}, "simulated, empty": {string(grant.Simulated), none, false}, "real": {"", inv, false}} {
+	}{"simulated": {string(grant.Simulated), inv, true}, "simulated, empty": {
+		string(grant.Simulated), none, false}, "real": {"", inv, false}} {
 		n := &Node{Host: host.Default()}
 		if c.source != "" {
 			n.Policy.Inventory.Source = grant.Simulated
@@ -211,7 +229,9 @@ func TestDevicesOfASimulatedNode(t *testing.T) {
 			t.Errorf("%s: it has cards: %v", name, got)
 		}
 		n.Host.Proc = t.TempDir()
-		if _, err := n.finder(func() (grant.Inventory, *grant.Problem) { return c.inv, nil }).Majors(); err == nil {
+		if _, err := n.finder(func() (grant.Inventory, *grant.Problem) {
+			return c.inv, nil
+		}).Majors(); err == nil {
 			t.Errorf("%s: majors that cannot be read are told", name)
 		}
 	}

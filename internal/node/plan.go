@@ -24,7 +24,8 @@ type plan struct {
 
 // decide gives the verdict alone.
 func decide(f facts, view grant.View) Decision {
-	return Decision{Verdict: f.judge.Decide(f.request, view, f.gpu.inventory, f.policy), pod: f.request.Container.Pod}
+	return Decision{Verdict: f.judge.Decide(f.request, view, f.gpu.inventory, f.policy),
+		pod: f.request.Container.Pod}
 }
 
 // planned gives the verdict, and the edited config.json where the verdict has edits.
@@ -96,7 +97,8 @@ func (p *plan) edit(f facts) (err error) {
 func (p plan) sound(f facts, view grant.View) error {
 	second := f.judge.Decide(p.left, view, f.gpu.inventory, f.policy)
 	if second.Kind != p.Kind {
-		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind, second.Code, second.Message)
+		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind,
+			second.Code, second.Message)
 	}
 	if what := missing(second, p.env); what != "" {
 		return fmt.Errorf("the edited spec still has what was taken away: %s", grant.Printable(what))
@@ -184,7 +186,8 @@ func sameEdits(a, b grant.Verdict) bool {
 	nodes := slices.EqualFunc(a.Edits.DeviceNodes, b.Edits.DeviceNodes, sameNode)
 	a.Edits.Mounts, b.Edits.Mounts, a.Edits.DeviceNodes, b.Edits.DeviceNodes = nil, nil, nil, nil
 	return mounts && nodes && a.Kind == b.Kind && a.Narrow == b.Narrow && slices.Equal(a.Rules, b.Rules) &&
-		slices.Equal(a.Removed, b.Removed) && slices.Equal(a.Masked, b.Masked) && reflect.DeepEqual(a.Edits, b.Edits)
+		slices.Equal(a.Removed, b.Removed) && slices.Equal(a.Masked, b.Masked) &&
+		reflect.DeepEqual(a.Edits, b.Edits)
 }
 
 func sameMount(a, b *cdispec.Mount) bool {

@@ -72,8 +72,10 @@ func standing(n *Node, f facts, view grant.View) Decision {
 
 // late is a refusal of a container that is created already, and not as it should have been.
 func late(c grant.Container, what string, pod grant.Identity) *Decision {
-	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)", c.Name(), grant.Printable(what))
-	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and create it again", pod
+	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)",
+		c.Name(), grant.Printable(what))
+	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and "+
+		"create it again", pod
 	return r
 }
 
@@ -94,10 +96,12 @@ func unheld(f facts, d Decision) string {
 		}
 	}
 	for place, source := range at {
-		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Dir(source) != f.gpu.inventory.Shim.Dir {
+		if shimmed(place) != "" && !strings.HasPrefix(place, grant.ShimPlace+"/") &&
+			filepath.Dir(source) != f.gpu.inventory.Shim.Dir {
 			return "the limiting " + place
 		}
-		if d.Throttled && strings.HasPrefix(shimmed(place), "libcuda.") && !strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Base(source) != grant.ThrottleLibrary {
+		if d.Throttled && strings.HasPrefix(shimmed(place), "libcuda.") &&
+			!strings.HasPrefix(place, grant.ShimPlace+"/") && filepath.Base(source) != grant.ThrottleLibrary {
 			return "the throttling " + place
 		}
 	}

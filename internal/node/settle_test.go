@@ -17,10 +17,13 @@ import (
 // referring is the create of a container with a reference in its environment.
 func (m *model) referring(name string, reference grant.Reference) node.Create {
 	m.must(os.MkdirAll(m.dir+"/none", 0o755))
-	return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil, `{"process":{"env":["GPULEDGER_GRANT=%s"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)}
+	return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
+		`{"process":{"env":["GPULEDGER_GRANT=%s"]},"linux":{"resources":{"devices":[{"allow":false,`+
+			`"access":"rwm"}]}}}`, reference)}
 }
 
-// created is a container that is bound, as gpuledgerd finds it: with the edited spec, and the runtime's root a guess.
+// created is a container that is bound, as gpuledgerd finds it: with the edited spec, and the
+// runtime's root a guess.
 func (m *model) created(c node.Create) node.Create {
 	m.t.Helper()
 	d := m.node.Admit(c)
@@ -31,8 +34,9 @@ func (m *model) created(c node.Create) node.Create {
 	return c
 }
 
-// TestACreatedContainerKeepsItsGrant though the grant's time be over: Settle knows it by its id, whatever the runtime's root. A create of the
-// same id, and a container that has nothing of the grant yet, are refused.
+// TestACreatedContainerKeepsItsGrant though the grant's time be over: Settle knows it by its id,
+// whatever the runtime's root. A create of the same id, and a container that has nothing of the
+// grant yet, are refused.
 func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 	for name, end := range map[string]func(m *model, id grant.ID){
 		"released": func(m *model, id grant.ID) {
@@ -59,7 +63,8 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 		other.Container.ID = "other"
 		known := its
 		known.AnyRoot = false
-		for who, d := range map[string]node.Decision{"another container": m.node.Settle(other, self), "one of another root": m.node.Settle(known, self), "a create of its id": m.node.Explain(c)} {
+		for who, d := range map[string]node.Decision{"another container": m.node.Settle(other, self),
+			"one of another root": m.node.Settle(known, self), "a create of its id": m.node.Explain(c)} {
 			if d.Kind != grant.Refused || d.Code != grant.GrantExpired {
 				t.Errorf("%s, %s: %s (%s) %s", name, who, d.Kind, d.Code, d.Message)
 			}
@@ -67,8 +72,8 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 	}
 }
 
-// TestAReservationGoesWithTheCreate: who reserves may take the container to have another runtime root, so that its own create does not
-// write over the reservation.
+// TestAReservationGoesWithTheCreate: who reserves may take the container to have another runtime
+// root, so that its own create does not write over the reservation.
 func TestAReservationGoesWithTheCreate(t *testing.T) {
 	m := newModel(t)
 	self, err := m.node.Host.Self()

@@ -48,8 +48,8 @@ func adds(spec object, value any, path ...string) {
 	spec[last] = append(list, value)
 }
 
-// TestAMistakeInTheEditsIsRefused: the edited spec is judged again. Whatever an edit leaves or adds by mistake, the container does
-// not start with it, by none of the ways to a verdict.
+// TestAMistakeInTheEditsIsRefused: the edited spec is judged again. Whatever an edit leaves or adds
+// by mistake, the container does not start with it, by none of the ways to a verdict.
 func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 	const closed = `"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`
 	granted := func(reference grant.Reference) string {
@@ -59,8 +59,10 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		return `{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` + closed + `}`
 	}
 	privileged := func(grant.Reference) string {
-		return `{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"],"effective":["CAP_SYS_ADMIN"],"permitted":["CAP_SYS_ADMIN"]}},` +
-			`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`
+		return `{"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"],"effective":["CAP_SYS_ADMIN"],` +
+			`"permitted":["CAP_SYS_ADMIN"]}},` +
+			`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],` +
+			`"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`
 	}
 	asGiven := func(parts ...string) func(spec, given object) {
 		return func(spec, given object) {
@@ -74,30 +76,42 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		mistake func(spec, given object)
 	}{
 		"a rule for another GPU": {granted, func(spec, _ object) {
-			adds(spec, object{"allow": true, "type": "c", "major": 195, "minor": 1, "access": "rw"}, "linux", "resources", "devices")
+			adds(spec, object{"allow": true, "type": "c", "major": 195, "minor": 1, "access": "rw"}, "linux",
+				"resources", "devices")
 		}},
 		"a rule for every GPU": {granted, func(spec, _ object) {
-			adds(spec, object{"allow": true, "type": "c", "major": 195, "access": "rwm"}, "linux", "resources", "devices")
+			adds(spec, object{"allow": true, "type": "c", "major": 195, "access": "rwm"}, "linux",
+				"resources", "devices")
 		}},
 		"no device rules": {granted, func(spec, _ object) { delete(spec["linux"].(object), "resources") }},
 		"another GPU's node": {granted, func(spec, _ object) {
-			adds(spec, object{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1}, "linux", "devices")
+			adds(spec, object{"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1},
+				"linux", "devices")
 		}},
-		"a wish for all GPUs": {granted, func(spec, _ object) { adds(spec, "NVIDIA_VISIBLE_DEVICES=all", "process", "env") }},
-		"a wish for another":  {granted, func(spec, _ object) { adds(spec, "NVIDIA_VISIBLE_DEVICES="+uuid(1), "process", "env") }},
+		"a wish for all GPUs": {granted, func(spec, _ object) {
+			adds(spec, "NVIDIA_VISIBLE_DEVICES=all", "process", "env")
+		}},
+		"a wish for another": {granted, func(spec, _ object) {
+			adds(spec, "NVIDIA_VISIBLE_DEVICES="+uuid(1), "process", "env")
+		}},
 		"an injector's hook": {granted, func(spec, _ object) {
 			adds(spec, object{"path": "/usr/bin/nvidia-container-runtime-hook"}, "hooks", "prestart")
 		}},
-		"the reference is off":             {granted, func(spec, _ object) { spec["process"] = object{} }},
-		"hidden: the wish stays":           {all, asGiven("process")},
-		"stripped: the node stays":         {privileged, asGiven("linux")},
-		"stripped: the rules stay":         {privileged, func(spec, given object) { spec["linux"].(object)["resources"] = given["linux"].(object)["resources"] }},
-		"stripped: the rules are left out": {privileged, func(spec, _ object) { delete(spec["linux"].(object), "resources") }},
+		"the reference is off":     {granted, func(spec, _ object) { spec["process"] = object{} }},
+		"hidden: the wish stays":   {all, asGiven("process")},
+		"stripped: the node stays": {privileged, asGiven("linux")},
+		"stripped: the rules stay": {privileged, func(spec, given object) {
+			spec["linux"].(object)["resources"] = given["linux"].(object)["resources"]
+		}},
+		"stripped: the rules are left out": {privileged, func(spec, _ object) {
+			delete(spec["linux"].(object), "resources")
+		}},
 	} {
 		m := newModel(t)
 		m.must(os.Mkdir(m.dir+"/none", 0o755))
 		m.node.Policy.Rules.Ungranted, m.node.Policy.Rules.Privileged = grant.Hide, grant.Strip
-		g, reference, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
+		g, reference, err := grants.Enter(m.node, admission.Ask{
+			Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB, Source: "test"})
 		m.must(err)
 		create := node.Create{Caller: m.caller("c"), Config: []byte(c.config(reference))}
 		if d := m.node.Explain(create); d.Kind == grant.Refused || d.Config == nil {
@@ -107,8 +121,10 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		for way, verdict := range map[string]func(node.Create) node.Decision{
 			"Admit": m.node.Admit, "Foresee": m.node.Foresee, "Explain": m.node.Explain,
 		} {
-			if d := verdict(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Config != nil || d.Bound || d.Mode != "" {
-				t.Errorf("%s, by %s: %s (%s) %s; want a refusal (internal)", name, way, d.Kind, d.Code, d.Message)
+			if d := verdict(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Config != nil ||
+				d.Bound || d.Mode != "" {
+				t.Errorf("%s, by %s: %s (%s) %s; want a refusal (internal)", name, way,
+					d.Kind, d.Code, d.Message)
 			}
 		}
 		m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
@@ -121,15 +137,17 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 	}
 }
 
-// TestAMistakeThatTheLedgerOnlyThenShowsIsRefused: what the edited spec still has is judged by the grants as they are when one is
-// bound, too. An edit leaves by mistake that the container is to have 1 GiB. It has that when the edit is judged, and no
-// more when the grant is bound; the edits are the same, because time slices hold nobody to memory.
+// TestAMistakeThatTheLedgerOnlyThenShowsIsRefused: what the edited spec still has is judged by the
+// grants as they are when one is bound, too. An edit leaves by mistake that the container is to
+// have 1 GiB. It has that when the edit is judged, and no more when the grant is bound; the edits
+// are the same, because time slices hold nobody to memory.
 func TestAMistakeThatTheLedgerOnlyThenShowsIsRefused(t *testing.T) {
 	m := newModel(t)
 	m.must(os.Mkdir(m.dir+"/none", 0o755))
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := node.Create{Caller: m.caller("c"), Config: fmt.Appendf(nil,
-		`{"process":{"env":["GPULEDGER_GRANT=%s"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference)}
+		`{"process":{"env":["GPULEDGER_GRANT=%s"]},"linux":{"resources":{"devices":[{"allow":false,`+
+			`"access":"rwm"}]}}}`, reference)}
 	wrong := wrongly(func(spec, _ object) { spec["annotations"] = object{"gpuledger.dev/memory": "1GiB"} })
 	edits := 0
 	create.Edit = func(config []byte, v grant.Verdict) ([]byte, error) {
@@ -141,8 +159,10 @@ func TestAMistakeThatTheLedgerOnlyThenShowsIsRefused(t *testing.T) {
 		}
 		return wrong(config, v)
 	}
-	if d := m.node.Admit(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Bound || d.Config != nil || edits != 2 {
-		t.Errorf("after %d edits: %s (%s) %s, bound: %v; want it refused (internal) after 2", edits, d.Kind, d.Code, d.Message, d.Bound)
+	if d := m.node.Admit(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Bound ||
+		d.Config != nil || edits != 2 {
+		t.Errorf("after %d edits: %s (%s) %s, bound: %v; want it refused (internal) after 2", edits, d.Kind,
+			d.Code, d.Message, d.Bound)
 	}
 	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
 		now, err := tx.Get(g.ID)

@@ -15,7 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// presents is a container of a pod, as containerd identifies it, with a reference in its environment.
+// presents is a container of a pod, as containerd identifies it, with a reference in its
+// environment.
 func (m *model) presents(name string, who grant.Identity, reference grant.Reference) node.Create {
 	return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil, `{"process":{"env":["GPULEDGER_GRANT=%s"]},"annotations":{"io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":%q,
 		"io.kubernetes.cri.sandbox-name":%q,"io.kubernetes.cri.container-name":%q},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference, who.UID, who.Namespace, who.Pod, who.Container)}
@@ -31,7 +32,8 @@ func (m *model) entered(ask admission.Ask) (grant.Grant, grant.Reference) {
 
 func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	m := newModel(t)
-	one, two := grant.Identity{UID: "u1", Namespace: "team", Pod: "one", Container: "main"}, grant.Identity{UID: "u2", Namespace: "other", Pod: "two", Container: "main"}
+	one, two := grant.Identity{UID: "u1", Namespace: "team", Pod: "one", Container: "main"},
+		grant.Identity{UID: "u2", Namespace: "other", Pod: "two", Container: "main"}
 	g, reference := m.entered(admission.Ask{Owner: "claim:cc"})
 	d := m.node.Admit(m.presents("early", two, reference))
 	if !d.Bound {
@@ -41,7 +43,8 @@ func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	if m.must(err); len(tied.Strangers()) != 1 || tied.Strangers()[0].Pod != two {
 		t.Errorf("tied under %+v: the strangers are %+v", two, tied.Strangers())
 	}
-	if d := m.node.Admit(m.presents("thief", two, reference)); d.Kind != grant.Refused || d.Code != grant.GrantOwnerMismatch || d.Bound {
+	if d := m.node.Admit(m.presents("thief", two, reference)); d.Kind != grant.Refused ||
+		d.Code != grant.GrantOwnerMismatch || d.Bound {
 		t.Errorf("another pod: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	if d := m.node.Admit(m.presents("its", one, reference)); !d.Bound {
@@ -85,7 +88,8 @@ func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
 	if m.must(<-told); !d.Bound {
 		t.Errorf("told meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three", Container: "main"}, reference)
+	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three",
+		Container: "main"}, reference)
 	elsewhere.Patience = 1 << 62 // it would hang
 	if d := m.node.Admit(elsewhere); d.Code != grant.GrantOwnerMismatch {
 		t.Errorf("another namespace: %s (%s) %s", d.Kind, d.Code, d.Message)
@@ -97,11 +101,14 @@ func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
 		m := newModel(t)
 		g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
 		m.node.Policy.Engine = engine
-		_, _, made := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, GPUs: 1, Memory: grant.GiB, Owner: grant.Bearer, For: []grant.Tie{"namespace:team"}})
+		_, _, made := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, GPUs: 1, Memory: grant.GiB,
+			Owner: grant.Bearer, For: []grant.Tie{"namespace:team"}})
 		_, tied := grants.Tie(m.node, g.ID, []grant.Tie{"pod:u1"})
 		for _, err := range []error{made, tied} {
 			var refusal *grant.Refusal
-			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch || !strings.Contains(refusal.Message, fmt.Sprintf("no engine on this node proves which pod a container belongs to (engine = %q)", engine)) {
+			if !errors.As(err, &refusal) || refusal.Code != grant.GrantOwnerMismatch ||
+				!strings.Contains(refusal.Message, fmt.Sprintf(
+					"no engine on this node proves which pod a container belongs to (engine = %q)", engine)) {
 				t.Errorf("%s: %v", engine, err)
 			}
 		}

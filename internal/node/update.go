@@ -18,8 +18,9 @@ import (
 func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 	u, err := request.ParseUpdate(resources)
 	if err != nil {
-		return nil, &grant.Refusal{Code: grant.SpecInvalid, Message: "cannot read the resources of the update: " + err.Error(),
-			Hint: hintOf(grant.SpecInvalid)}
+		return nil, &grant.Refusal{Code: grant.SpecInvalid,
+			Message: "cannot read the resources of the update: " + err.Error(),
+			Hint:    hintOf(grant.SpecInvalid)}
 	}
 	if refused := refuseKeys(n, c, u); refused != nil {
 		return nil, refused
@@ -39,12 +40,16 @@ func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 	code, key, doubtful := u.Unfit()
 	switch {
 	case code == grant.LimitUnenforceable:
-		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) + ", which belongs to the ledger", Hint: "change the grant with `gpuledger grant --update`"}
+		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) +
+			", which belongs to the ledger", Hint: "change the grant with `gpuledger grant --update`"}
 	case code != "" && n.Host.IsRoot(): // else no cgroup holds anything
-		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) + ", which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped",
+		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) +
+			", which is no resource: by such keys processes leave the cgroup whose device rules and limit " +
+			"hold them, or are stopped",
 			Hint: "leave the key out; the runtime's own pause, resume and kill are not refused"}
 	case doubtful != "" && n.Ledger.HasBinding(c.RuntimeRoot, c.ID):
-		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " + grant.Printable(doubtful) + ", of which it is not known what it does to the container's grant",
+		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " +
+			grant.Printable(doubtful) + ", of which it is not known what it does to the container's grant",
 			Hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
 	}
 	return nil
@@ -62,8 +67,9 @@ func refuseRules(n *Node, c grant.Container, u request.Update) error {
 	if err != nil || !wider {
 		return err
 	}
-	return &grant.Refusal{Code: grant.GPUDeviceRule, Message: "the update would open GPU devices by the device rule " + rule,
-		Hint: "a container's GPUs are settled when it is created; leave the devices out of the update"}
+	return &grant.Refusal{Code: grant.GPUDeviceRule,
+		Message: "the update would open GPU devices by the device rule " + rule,
+		Hint:    "a container's GPUs are settled when it is created; leave the devices out of the update"}
 }
 
 // confined reports whether a spec's rules are those that we put in a privileged container's place:

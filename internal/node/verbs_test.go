@@ -40,12 +40,14 @@ func told(err error) string {
 
 func wants(t *testing.T, name string, err error, want string) {
 	t.Helper()
-	if got := told(err); got != want && !(want != "" && strings.HasSuffix(want, "...") && strings.HasPrefix(got, strings.TrimSuffix(want, "..."))) {
+	if got := told(err); got != want && !(want != "" && strings.HasSuffix(want, "...") &&
+		strings.HasPrefix(got, strings.TrimSuffix(want, "..."))) {
 		t.Errorf("%s: %q, want %q", name, got, want)
 	}
 }
 
-// drain leaves a grant over, with a container that uses it still; lapse has its time be over, without one.
+// drain leaves a grant over, with a container that uses it still; lapse has its time be over,
+// without one.
 func (m *model) drain(id grant.ID, reference grant.Reference) {
 	m.t.Helper()
 	if d := m.node.Admit(m.referring("user-of-"+string(id), reference)); !d.Bound {
@@ -108,7 +110,8 @@ func TestRenewAndOffer(t *testing.T) {
 	m.must(err)
 	offer("the new one", second, "")
 	offer("the one before", first, "not found: the secret is not that of grant "+string(g.ID))
-	offer("no such grant", grant.Reference{ID: "g-nonenonenone"}, "not found: the ledger has no grant g-nonenonenone")
+	offer("no such grant", grant.Reference{ID: "g-nonenonenone"},
+		"not found: the ledger has no grant g-nonenonenone")
 	if d := m.node.Explain(m.referring("c", first)); d.Code != grant.GrantNotFound {
 		t.Errorf("the one before admits: %s (%s)", d.Kind, d.Code)
 	}
@@ -117,26 +120,32 @@ func TestRenewAndOffer(t *testing.T) {
 	}
 	owned, _ := m.entered(admission.Ask{Owner: "pod:u/a"})
 	_, err = grants.Renew(m.node, owned.ID)
-	wants(t, "a pod's", err, "error: cannot renew grant "+string(owned.ID)+": pod:u/a proves it without a secret")
+	wants(t, "a pod's", err, "error: cannot renew grant "+string(owned.ID)+
+		": pod:u/a proves it without a secret")
 	m.boot()
 	offer("before the inventory is taken again", second, "inventory-stale: ...")
 }
 
-// TestANodeWithABrokenConfiguration grants and admits nothing; a container that reaches no GPU starts.
+// TestANodeWithABrokenConfiguration grants and admits nothing; a container that reaches no GPU
+// starts.
 func TestANodeWithABrokenConfiguration(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	m.node.Broken = errors.New("it is broken")
-	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1, Memory: grant.GiB})
+	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1,
+		Memory: grant.GiB})
 	wants(t, "grant", err, "error: it is broken")
 	_, err = grants.Update(m.node, g.ID, grants.Change{})
 	wants(t, "change", err, "error: it is broken")
 	_, err = grants.Offer(m.node, reference)
 	wants(t, "offer", err, "error: it is broken")
-	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.ConfigInvalid || d.Message != "it is broken" {
+	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused ||
+		d.Code != grant.ConfigInvalid || d.Message != "it is broken" {
 		t.Errorf("with a grant: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	if d := m.node.Admit(node.Create{Caller: m.caller("c"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}); d.Kind != grant.Pass {
+	if d := m.node.Admit(node.Create{Caller: m.caller("c"),
+		Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}); d.Kind !=
+		grant.Pass {
 		t.Errorf("without a GPU: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	m.node.Policy.Rules.Mode = grant.Report
@@ -149,8 +158,11 @@ func TestANodeWithABrokenConfiguration(t *testing.T) {
 func TestReportOnlyRecords(t *testing.T) {
 	m := newModel(t)
 	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
-	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
-	none := node.Create{Caller: m.caller("none"), Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	all := node.Create{Caller: m.caller("all"),
+		Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` +
+			`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	none := node.Create{Caller: m.caller("none"),
+		Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
 	m.must(os.MkdirAll(m.dir+"/none", 0o755))
 	for _, c := range []struct {
 		name             string
@@ -170,14 +182,18 @@ func TestReportOnlyRecords(t *testing.T) {
 		{"admitted, in report", grant.Report, grant.Hide, m.referring("c", reference), grant.Admit, "", true, false},
 	} {
 		m.node.Policy.Rules.Mode, m.node.Policy.Rules.Ungranted = c.mode, c.hide
-		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create), "Admit": m.node.Admit(c.create)} {
-			if d.Kind != c.kind || d.Mode != c.recorded || (d.Config != nil) != c.edited || m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
-				t.Errorf("%s, by %s: %s, mode %q, edited %v, unjudged %v, bound %v", c.name, way, d.Kind, d.Mode, d.Config != nil, m.node.Unjudged(d), d.Bound)
+		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create),
+			"Admit": m.node.Admit(c.create)} {
+			if d.Kind != c.kind || d.Mode != c.recorded || (d.Config != nil) != c.edited ||
+				m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
+				t.Errorf("%s, by %s: %s, mode %q, edited %v, unjudged %v, bound %v", c.name, way, d.Kind,
+					d.Mode, d.Config != nil, m.node.Unjudged(d), d.Bound)
 			}
 		}
 	}
 	m.node.Policy.Rules.Mode = grant.Enforce
-	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.GrantInUse || d.Message != `another container of the id "c" is being created` {
+	if d := m.node.Admit(m.referring("c", reference)); d.Kind != grant.Refused ||
+		d.Code != grant.GrantInUse || d.Message != `another container of the id "c" is being created` {
 		t.Errorf("the same id once more: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 }
@@ -189,8 +205,11 @@ func TestSettlesWhatWasCreatedWithoutEdits(t *testing.T) {
 	m.must(err)
 	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
-	create.Config = []byte(strings.Replace(string(create.Config), `["GPULEDGER`, `["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER`, 1))
-	all := node.Create{Caller: m.caller("all"), Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	create.Config = []byte(strings.Replace(string(create.Config), `["GPULEDGER`,
+		`["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER`, 1))
+	all := node.Create{Caller: m.caller("all"),
+		Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` +
+			`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
 	for _, c := range []struct {
 		name    string
 		create  node.Create
@@ -207,7 +226,8 @@ func TestSettlesWhatWasCreatedWithoutEdits(t *testing.T) {
 	} {
 		m.node.Policy.Rules.Mode = c.mode
 		c.create.Running = c.running
-		if d := m.node.Settle(c.create, self); d.Kind != grant.Refused || d.Code != c.want || d.Mode != c.records || d.Bound {
+		if d := m.node.Settle(c.create, self); d.Kind != grant.Refused || d.Code != c.want ||
+			d.Mode != c.records || d.Bound {
 			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.Mode)
 		}
 	}
@@ -235,7 +255,8 @@ func TestUpdatesOfWhatNobodyKnows(t *testing.T) {
 	if d := m.node.Admit(m.referring("bound", reference)); !d.Bound {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	const moves = ", which is no resource: by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped"
+	const moves = ", which is no resource: by such keys processes leave the cgroup whose device rules and " +
+		"limit hold them, or are stopped"
 	for _, c := range []struct{ container, resources, want, err string }{
 		{"c", `{"memory":{"limit":1}}`, `{"memory":{"limit":1}}`, ""},
 		{"c", `{`, "", "spec-invalid: cannot read the resources of the update: ..."},
@@ -253,7 +274,8 @@ func TestUpdatesOfWhatNobodyKnows(t *testing.T) {
 		}
 	}
 	m.node.Policy.Rules.Privileged = grant.Strip
-	if got, err := m.node.Update(m.caller("c").Container, []byte(`{"devices":[{"allow":true,"access":"rwm"}]}`)); err != nil || string(got) != `{}` {
+	if got, err := m.node.Update(m.caller("c").Container,
+		[]byte(`{"devices":[{"allow":true,"access":"rwm"}]}`)); err != nil || string(got) != `{}` {
 		t.Errorf("what an engine sends along where privileges are stripped: %s (%v)", got, err)
 	}
 }
@@ -323,7 +345,8 @@ func TestVerifyLooksAtWhatWasMade(t *testing.T) {
 	its, others := int64(g.GPUs[0].Index), int64(g.GPUs[0].Index+1)
 	rule := func(minor int64) []request.DeviceRule {
 		major := int64(195)
-		return []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"}}
+		return []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major,
+			Minor: &minor, Access: "rw"}}
 	}
 	for name, c := range map[string]struct {
 		nodes []specs.LinuxDevice
@@ -345,9 +368,11 @@ func TestVerifyLooksAtWhatWasMade(t *testing.T) {
 // TestChangesOfAGrant: what it says is what the ledger has then.
 func TestChangesOfAGrant(t *testing.T) {
 	m := newModel(t)
-	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2, Memory: 4 * grant.GiB, Source: "test"})
+	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2,
+		Memory: 4 * grant.GiB, Source: "test"})
 	m.must(err)
-	whole, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Exclusive, Owner: grant.Bearer, GPUs: 1, Source: "test"})
+	whole, _, err := grants.Enter(m.node, admission.Ask{
+		Mode: grant.Exclusive, Owner: grant.Bearer, GPUs: 1, Source: "test"})
 	m.must(err)
 	memory := func(b grant.Bytes) *grant.Bytes { return &b }
 	percent := func(n int) *int { return &n }
@@ -384,7 +409,8 @@ func TestChangesOfAGrant(t *testing.T) {
 			if !g.Expires.IsZero() {
 				lasts = time.Until(g.Expires).Round(time.Hour)
 			}
-			if g.ID != c.id || g.Memory() != c.memory || g.Compute != c.compute || lasts != c.lasts || g.Strength != grant.StrengthNone || len(g.GPUs) == 2 && g.GPUs[0].Memory != g.GPUs[1].Memory {
+			if g.ID != c.id || g.Memory() != c.memory || g.Compute != c.compute || lasts != c.lasts ||
+				g.Strength != grant.StrengthNone || len(g.GPUs) == 2 && g.GPUs[0].Memory != g.GPUs[1].Memory {
 				t.Errorf("%s: %+v", c.name, g)
 			}
 		}
@@ -396,10 +422,13 @@ func TestADamagedGrant(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	m.must(os.WriteFile(m.dir+"/state/grants/"+string(g.ID)+".json", []byte("{"), 0o600))
-	if d := m.node.Explain(m.referring("c", reference)); d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Message != `container "c" relies on grant `+string(g.ID)+", whose entry in the ledger is damaged" {
+	if d := m.node.Explain(m.referring("c", reference)); d.Kind != grant.Refused ||
+		d.Code != grant.LedgerUnreadable || d.Message != `container "c" relies on grant `+string(g.ID)+
+		", whose entry in the ledger is damaged" {
 		t.Errorf("its container: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	if d := m.node.Explain(node.Create{Caller: m.caller("c"), Config: []byte(`{}`)}); d.Code == grant.LedgerUnreadable {
+	if d := m.node.Explain(node.Create{Caller: m.caller("c"),
+		Config: []byte(`{}`)}); d.Code == grant.LedgerUnreadable {
 		t.Errorf("another container: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	for _, force := range []bool{false, true, true} {

@@ -58,7 +58,8 @@ var (
 			"memory-reservation", "memory-swap", "pids-limit",
 			"l3-cache-schema", "mem-bw-schema"}},
 		{"delete", []string{"regex"}},
-		{"exec", []string{"console-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p",
+		{"exec", []string{"console-socket", "cwd", "env", "e", "user", "u", "additional-gids",
+			"g", "process", "p",
 			"pid-file", "pidfd-socket", "process-label", "apparmor", "preserve-fds", "cap", "c", "cgroup"}},
 	}
 )
@@ -110,8 +111,8 @@ func Parse(argv []string) Command {
 
 // globals reads the options before the subcommand and returns the subcommand's index. After an
 // unknown option a word may be its value or the subcommand. It is the value in two cases: the next
-// word is a judged subcommand, or it is no known subcommand and a later word is. So a new option can
-// lead to more checks, never to fewer. known is false if there is an unknown option.
+// word is a judged subcommand, or it is no known subcommand and a later word is. So a new option
+// can lead to more checks, never to fewer. known is false if there is an unknown option.
 func (c *Command) globals(argv []string) (at int, known bool) {
 	unknown, first := false, len(argv)
 	for i := 1; i < len(argv); i++ {
@@ -216,13 +217,16 @@ func (c *Command) ExecOptions(argv []string) []string {
 	return argv
 }
 
-// LeavesCgroup returns the first --cgroup of an exec by which the process may get into a cgroup that
-// is not below its container's, or "". runc up to 1.2 compares only how the paths begin, and crun before
-// 1.29 walks them as the kernel does. "/" at the beginning leads to the container's own cgroup.
+// LeavesCgroup returns the first --cgroup of an exec by which the process may get into a cgroup
+// that is not below its container's, or "". runc up to 1.2 compares only how the paths begin, and
+// crun before 1.29 walks them as the kernel does. "/" at the beginning leads to the container's own
+// cgroup.
 func LeavesCgroup(options []string) string {
 	for _, value := range values(options, "cgroup") {
 		// runc accepts "controller,controller:path"
-		if slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune("/:,", r) }), "..") {
+		if slices.Contains(strings.FieldsFunc(value, func(r rune) bool {
+			return strings.ContainsRune("/:,", r)
+		}), "..") {
 			return value
 		}
 	}
@@ -303,7 +307,9 @@ var judgedOptions = []string{"root", "log", "log-format", "systemd-cgroup", "cgr
 func (c *Command) noteShort(word, name string, known bool) {
 	attached := len(word) > 2 && word[0] == '-' && word[1] != '-'
 	begun := len(name) > 0 && strings.HasPrefix(word, "--") && !known &&
-		slices.ContainsFunc(judgedOptions, func(o string) bool { return strings.HasPrefix(o, name) && o != name })
+		slices.ContainsFunc(judgedOptions, func(o string) bool {
+			return strings.HasPrefix(o, name) && o != name
+		})
 	if c.Short == "" && (attached || begun) {
 		c.Short = word
 	}

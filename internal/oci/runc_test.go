@@ -15,10 +15,12 @@ import (
 
 // runcCommands are the subcommands that start a container, and their options.
 var runcCommands = map[string]struct{ values, switches []string }{
-	"create": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}, []string{"no-pivot", "no-new-keyring"}},
+	"create": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"},
+		[]string{"no-pivot", "no-new-keyring"}},
 	"run": {[]string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"},
 		[]string{"detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring"}},
-	"restore": {[]string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
+	"restore": {[]string{"bundle", "b", "console-socket", "image-path", "work-path", "pid-file",
+		"manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context"},
 		[]string{"tcp-established", "ext-unix-sk", "shell-job", "file-locks", "detach", "d", "no-subreaper",
 			"no-pivot", "auto-dedup", "lazy-pages"}},
 }
@@ -97,7 +99,8 @@ func reordered(set *flag.FlagSet, words []string) []string {
 // vocabulary has the words for which the fuzzer's bytes stand.
 var vocabulary = []string{"create", "run", "restore", "state", "delete", "c", "create", "/b", "--bundle",
 	"--bundle=/b", "-b", "-b=/b", "--root", "--root=/r", "/r",
-	"--log", "l", "--log-format", "json", "--debug", "--systemd-cgroup", "--pid-file", "--pid-file=p", "--console-socket", "--no-pivot", "-d", "--detach", "--", "-",
+	"--log", "l", "--log-format", "json", "--debug", "--systemd-cgroup", "--pid-file", "--pid-file=p",
+	"--console-socket", "--no-pivot", "-d", "--detach", "--", "-",
 	"--debug=false", "--no-pivot=true", "--rootless", "--rootless=true", "-bundle", "-root", "--preserve-fds",
 	"3", "--image-path", "i", "--keep", "--tcp-established", "--help", "---b", "--=x", "--bundle="}
 
@@ -135,13 +138,16 @@ func FuzzAsRunc(f *testing.F) {
 }
 
 // execVocabulary has the words for which the fuzzer's bytes stand behind exec.
-var execVocabulary = []string{"c1", "holder", "sh", "--cgroup", "--cgroup=../x", "../x", "--pid-file", "--pid-file=p", "-e", "-e=A=B", "--env",
-	"-u", "--user=0", "-t", "--tty", "--tty=false", "-d", "--detach", "--", "-", "--preserve-fds", "1", "--preserve-fds=1", "-p", "--process", "-pid-file",
-	"--cap", "-c", "-g", "--additional-gids", "--cwd", "/", "--console-socket", "--pidfd-socket=s", "--process-label", "--apparmor", "--no-new-privs",
+var execVocabulary = []string{"c1", "holder", "sh", "--cgroup", "--cgroup=../x", "../x", "--pid-file",
+	"--pid-file=p", "-e", "-e=A=B", "--env",
+	"-u", "--user=0", "-t", "--tty", "--tty=false", "-d", "--detach", "--", "-", "--preserve-fds", "1",
+	"--preserve-fds=1", "-p", "--process", "-pid-file",
+	"--cap", "-c", "-g", "--additional-gids", "--cwd", "/", "--console-socket", "--pidfd-socket=s",
+	"--process-label", "--apparmor", "--no-new-privs",
 	"--ignore-paused", "", "---x", "--new", "--cg"}
 
-// FuzzExecAsRunc: if runc would exec by a list of words, Parse finds the same container. runc does not
-// reorder them (SkipArgReorder), and neither does crun (ARGP_IN_ORDER).
+// FuzzExecAsRunc: if runc would exec by a list of words, Parse finds the same container. runc does
+// not reorder them (SkipArgReorder), and neither does crun (ARGP_IN_ORDER).
 func FuzzExecAsRunc(f *testing.F) {
 	f.Add([]byte("\x06\x01\x00\x02"))
 	f.Add([]byte("\x03\x05\x0f\x12\x00"))
@@ -150,8 +156,10 @@ func FuzzExecAsRunc(f *testing.F) {
 		for _, b := range input {
 			words = append(words, execVocabulary[int(b)%len(execVocabulary)])
 		}
-		set, _ := flags([]string{"console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p", "pid-file", "process-label",
-			"apparmor", "cap", "c", "preserve-fds", "cgroup"}, []string{"tty", "t", "detach", "d", "no-new-privs", "ignore-paused", "help", "h"})
+		set, _ := flags([]string{"console-socket", "pidfd-socket", "cwd", "env", "e", "user",
+			"u", "additional-gids", "g", "process", "p", "pid-file", "process-label",
+			"apparmor", "cap", "c", "preserve-fds", "cgroup"},
+			[]string{"tty", "t", "detach", "d", "no-new-privs", "ignore-paused", "help", "h"})
 		if set.Parse(words[1:]) != nil || set.NArg() == 0 || on(set, "help", "h") {
 			return
 		}

@@ -14,14 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownMounts gives the test a mount namespace of its own, for its thread alone: it must not start another goroutine that looks at mounts.
+// ownMounts gives the test a mount namespace of its own, for its thread alone: it must not start
+// another goroutine that looks at mounts.
 func ownMounts(t *testing.T, empty ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to mount: that a source is found at its other places is not shown")
 	}
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
-	err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	err := errors.Join(unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	for _, dir := range empty {
 		err = errors.Join(err, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"))
 	}
@@ -73,7 +75,8 @@ const (
 	volume  = "/var/lib/docker/volumes/v/_data"
 )
 
-// TestSourcesThatAreElsewhereToo: what is mounted among a container's own places is what it is where it comes from.
+// TestSourcesThatAreElsewhereToo: what is mounted among a container's own places is what it is
+// where it comes from.
 func TestSourcesThatAreElsewhereToo(t *testing.T) {
 	ownMounts(t, "/var/lib", "/run")
 	by := func(source string) func(*scene) {
@@ -100,32 +103,51 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 	}{
 		{"run_dir", by("T/run"), never("T/run"), true},
 		{"state_dir", by("T/state"), never("T/state"), true},
-		{"a directory below it", func(s *scene) { s.mkdir("state/grants"); by("T/state/grants")(s) }, never("T/state/grants"), false},
-		{"a file below it", func(s *scene) { by(s.touch("state/inventory.json"))(s) }, never("T/state/inventory.json"), false},
-		{"a directory in what is mounted", func(s *scene) { s.mkdir("state/grants"); by("T/state")(s); s.spec.Mounts[4].Source += "/grants" },
-			[]string{"gpu-socket | mount:/x | " + subPath + "/grants (which is T/state/grants) | never"}, false},
+		{"a directory below it", func(s *scene) { s.mkdir("state/grants"); by("T/state/grants")(s) },
+			never("T/state/grants"), false},
+		{"a file below it", func(s *scene) { by(s.touch("state/inventory.json"))(s) },
+			never("T/state/inventory.json"), false},
+		{"a directory in what is mounted", func(s *scene) {
+			s.mkdir("state/grants")
+			by("T/state")(s)
+			s.spec.Mounts[4].Source += "/grants"
+		},
+			[]string{"gpu-socket | mount:/x | " + subPath + "/grants (which is T/state/grants) | never"},
+			false},
 		{"what is not there yet in it", func(s *scene) { by("T/run")(s); s.spec.Mounts[4].Source += "/none" },
 			[]string{"gpu-socket | mount:/x | " + subPath + "/none (which is T/run/none) | never"}, false},
-		{"a mount of a mount", func(s *scene) { by(s.mount(s.path("run"), pod+"/volumes/kubernetes.io~local-volume/v", ""))(s) }, never("T/run"), true},
+		{"a mount of a mount", func(s *scene) {
+			by(s.mount(s.path("run"), pod+"/volumes/kubernetes.io~local-volume/v", ""))(s)
+		}, never("T/run"), true},
 		{"run_dir, whose path has blanks and more", func(s *scene) {
 			s.node.Policy.RunDir = s.mkdir("a \\ b\n\tc")
 			by(s.node.Policy.RunDir)(s)
 		}, never("T/a \\ b\n\tc"), true},
 		{"run_dir, as Docker's volume", func(s *scene) { s.bind(s.mount(s.path("run"), volume, ""), "/x") },
 			[]string{"gpu-socket | mount:/x | " + volume + " (which is T/run) | never"}, true},
-		{"run_dir, by a mount of the administrator's", func(s *scene) { s.mount(s.dir, s.path("bundle/all"), ""); s.bind(s.path("bundle/all/run"), "/x") },
+		{"run_dir, by a mount of the administrator's", func(s *scene) {
+			s.mount(s.dir, s.path("bundle/all"), "")
+			s.bind(s.path("bundle/all/run"), "/x")
+		},
 			[]string{"gpu-socket | mount:/x | T/bundle/all/run (which is T/run) | never"}, true},
 		{"a state_dir that is on another disk by a mount", func(s *scene) {
 			s.mount(s.mkdir("disk/state"), s.path("state"), "")
 			s.bind(s.path("disk/state"), "/x")
 		},
 			[]string{"gpu-socket | mount:/x | T/disk/state (which is T/state) | never"}, true},
-		{"the directory above it on that disk", func(s *scene) { s.mount(s.mkdir("disk/state"), s.path("state"), ""); s.bind(s.path("disk"), "/x") }, nil, true},
+		{"the directory above it on that disk", func(s *scene) {
+			s.mount(s.mkdir("disk/state"), s.path("state"), "")
+			s.bind(s.path("disk"), "/x")
+		}, nil, true},
 		{"an overlay over it", func(s *scene) {
 			s.mount(s.path("state"), subPath, "")
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=/usr:" + subPath}})
-		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:" + subPath + " (which is T/state) | never"}, true},
-		{"a root file system in it", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mount(s.path("run"), subPath, "")} }, []string{"gpu-socket | root | " + subPath + " | never"}, true},
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=/usr:" + subPath}})
+		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:" + subPath + " (which is T/state) | never"},
+			true},
+		{"a root file system in it", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mount(s.path("run"), subPath, "")}
+		}, []string{"gpu-socket | root | " + subPath + " | never"}, true},
 
 		{"a parent of both", by("T"), nil, true},
 		{"the node's root", by("/"), nil, true},
@@ -141,54 +163,81 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			}
 			by(hierarchy)(s)
 		}, nil, true},
-		{"cgroups of version 2 beside those of 1", func(s *scene) { by(s.mount("cgroup2", s.path("sys/fs/cgroup/unified"), "cgroup2"))(s) }, nil, true},
+		{"cgroups of version 2 beside those of 1", func(s *scene) {
+			by(s.mount("cgroup2", s.path("sys/fs/cgroup/unified"), "cgroup2"))(s)
+		}, nil, true},
 		{"an engine's socket", func(s *scene) {
 			l, err := net.Listen("unix", "/run/docker.sock")
 			s.must(err)
 			s.t.Cleanup(func() { _ = l.Close() })
 			by("/run/docker.sock")(s)
 		}, nil, true},
-		{"the root file system", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mount("/", subPath, "")} }, nil, true},
+		{"the root file system", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mount("/", subPath, "")}
+		}, nil, true},
 
 		{"an MPS daemon's directory", func(s *scene) { by(s.daemon("data/mps"))(s) }, itself, false},
-		{"an MPS daemon's directory, with a dead socket", func(s *scene) { by(s.deadMPS("data/mps"))(s) }, nil, false},
+		{"an MPS daemon's directory, with a dead socket", func(s *scene) {
+			by(s.deadMPS("data/mps"))(s)
+		}, nil, false},
 		{"one that is a file system of its own", func(s *scene) {
 			s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs")
 			by(s.daemon("run/mps/0a1b/pipe"))(s)
 		}, itself, false},
-		{"its socket", func(s *scene) { by(s.daemon("data/mps") + "/control")(s) }, never("T/data/mps/control"), false},
+		{"its socket", func(s *scene) { by(s.daemon("data/mps") + "/control")(s) },
+			never("T/data/mps/control"), false},
 		{"the socket of one that is a file system of its own", func(s *scene) {
 			s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs")
 			by(s.daemon("run/mps/0a1b/pipe") + "/control")(s)
 		}, never("T/run/mps/0a1b/pipe/control"), false},
-		{"its shared memory, which is a file system of its own", func(s *scene) { by(s.mount("tmpfs", s.path("run/mps/0a1b/shm"), "tmpfs"))(s) }, never("T/run/mps/0a1b/shm"), false},
-		{"the directory of one that has not begun to listen", func(s *scene) { by(s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs"))(s) }, never("T/run/mps/0a1b/pipe"), false},
-		{"the room of the grants' records", func(s *scene) { by(s.mount("tmpfs", s.path("run/limits"), "tmpfs"))(s) }, never("T/run/limits"), false},
-		{"a grant's in it", func(s *scene) { s.mount("tmpfs", s.path("run/limits"), "tmpfs"); by(s.mkdir("run/limits/g1"))(s) }, never("T/run/limits/g1"), false},
+		{"its shared memory, which is a file system of its own", func(s *scene) {
+			by(s.mount("tmpfs", s.path("run/mps/0a1b/shm"), "tmpfs"))(s)
+		}, never("T/run/mps/0a1b/shm"), false},
+		{"the directory of one that has not begun to listen", func(s *scene) {
+			by(s.mount("tmpfs", s.path("run/mps/0a1b/pipe"), "tmpfs"))(s)
+		}, never("T/run/mps/0a1b/pipe"), false},
+		{"the room of the grants' records", func(s *scene) {
+			by(s.mount("tmpfs", s.path("run/limits"), "tmpfs"))(s)
+		}, never("T/run/limits"), false},
+		{"a grant's in it", func(s *scene) {
+			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
+			by(s.mkdir("run/limits/g1"))(s)
+		}, never("T/run/limits/g1"), false},
 		{"a record in it", func(s *scene) {
 			s.mount("tmpfs", s.path("run/limits"), "tmpfs")
 			s.mkdir("run/limits/g1")
 			by(s.touch("run/limits/g1/limits"))(s)
 		}, never("T/run/limits/g1/limits"), false},
 		{"a GPU's node", func(s *scene) { by(s.mknod("dev/nvidia0", 195, 0))(s) },
-			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"}, false},
-		{"/dev, all GPUs open", open(by("T/dev")), []string{every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
+			[]string{"gpu-bind-mount | mount:/x | " + subPath + " (c 195:0) | node=nvidia/0 | -mount:/x"},
+			false},
+		{"/dev, all GPUs open", open(by("T/dev")), []string{
+			every, "gpu-bind-mount | mount:/x | " + subPath + " | drop"}, false},
 		{"/dev, nothing open", by("T/dev"), nil, false},
 
-		{"a pod's directory, in which run_dir is mounted", func(s *scene) { s.mount(s.path("run"), subPath, ""); s.bind(pod, "/x", "ro") }, nil, true},
+		{"a pod's directory, in which run_dir is mounted", func(s *scene) {
+			s.mount(s.path("run"), subPath, "")
+			s.bind(pod, "/x", "ro")
+		}, nil, true},
 		{"all pods' directories, with one below state_dir", func(s *scene) {
 			s.mount(s.mkdir("state/grants"), subPath, "")
 			s.bind("/var/lib/kubelet/pods", "/x", "ro")
 		}, nil, true},
-		{"Docker's directory of such a volume", func(s *scene) { s.mount(s.path("run"), volume, ""); s.bind("/var/lib/docker/volumes/v", "/x") }, nil, true},
+		{"Docker's directory of such a volume", func(s *scene) {
+			s.mount(s.path("run"), volume, "")
+			s.bind("/var/lib/docker/volumes/v", "/x")
+		}, nil, true},
 		{"the same, not what is mounted there", func(s *scene) {
 			s.mount(s.path("run"), volume, "")
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: "/var/lib/docker/volumes/v", Options: []string{"bind"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "bind", Source: "/var/lib/docker/volumes/v",
+				Options: []string{"bind"}})
 		}, nil, false},
 
 		{"a directory of anybody's", by("T/bundle"), nil, false},
 		{"a configuration map's file", func(s *scene) {
-			s.must(errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~configmap/v", 0o755), os.WriteFile(pod+"/volumes/kubernetes.io~configmap/v/f", nil, 0o600)))
+			s.must(errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~configmap/v", 0o755),
+				os.WriteFile(pod+"/volumes/kubernetes.io~configmap/v/f", nil, 0o600)))
 			by(pod + "/volumes/kubernetes.io~configmap/v/f")(s)
 		}, nil, false},
 		{"one file of /etc", by("/etc/passwd"), nil, false},
@@ -202,12 +251,16 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 			s.mount("tmpfs", pod+"/volume-subpaths", "tmpfs")
 			s.bind(pod, "/x", "ro")
 		}, nil, false},
-		{"what was run_dir before another one was mounted over it", func(s *scene) { by("T/run")(s); s.mount("tmpfs", s.path("run"), "tmpfs") }, nil, false},
+		{"what was run_dir before another one was mounted over it", func(s *scene) {
+			by("T/run")(s)
+			s.mount("tmpfs", s.path("run"), "tmpfs")
+		}, nil, false},
 	} {
 		s := newScene(t)
 		c.setup(s)
 		if got := s.hits(); !slices.Equal(got, c.hits) {
-			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "), strings.Join(c.hits, "\n  "))
+			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "),
+				strings.Join(c.hits, "\n  "))
 		}
 		way := func(w string) bool { return w == "mount:/x" || w == "root" }
 		if r := s.find(); slices.ContainsFunc(r.NodeRoot, way) != c.root {
@@ -217,8 +270,8 @@ func TestSourcesThatAreElsewhereToo(t *testing.T) {
 	}
 }
 
-// TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node. Without the list Find notes each
-// source for which it asks.
+// TestTheListOfMountsIsNotAskedForUsualSources: it is long on a busy node. Without the list Find
+// notes each source for which it asks.
 func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 	ownMounts(t, "/var/lib", "/run")
 	const dir = pod + "/volumes/kubernetes.io~empty-dir/v"
@@ -242,7 +295,9 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 		"directories of the node": {func(s *scene) []string {
 			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
 		}, false},
-		"the ledger's own, by its path": {func(s *scene) []string { return []string{tmpfs(s, s.path("run/limits"))} }, false},
+		"the ledger's own, by its path": {func(s *scene) []string {
+			return []string{tmpfs(s, s.path("run/limits"))}
+		}, false},
 		"a daemon's directory in the ledger's, by its path": {func(s *scene) []string {
 			tmpfs(s, s.path("run/mps/0a1b/pipe"))
 			return []string{s.mps("run/mps/0a1b/pipe")}
@@ -268,7 +323,9 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 			tmpfs(s, s.path("own"))
 			return []string{s.mps("own")}
 		}, true},
-		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} }, true},
+		"a subPath": {func(s *scene) []string {
+			return []string{s.mount(s.path("bundle"), subPath, "")}
+		}, true},
 	} {
 		s := newScene(t)
 		for _, source := range c.sources(s) {
@@ -276,7 +333,9 @@ func TestTheListOfMountsIsNotAskedForUsualSources(t *testing.T) {
 		}
 		s.must(os.Remove(s.path("proc/thread-self")))
 		noted := s.find().Noted
-		asked := slices.ContainsFunc(noted, func(text string) bool { return strings.Contains(text, "another place") })
+		asked := slices.ContainsFunc(noted, func(text string) bool {
+			return strings.Contains(text, "another place")
+		})
 		if asked != c.asked {
 			t.Errorf("%s: asked for the list: %v; noted %q", name, asked, noted)
 		}
@@ -290,7 +349,9 @@ func TestWithoutTheListOfMounts(t *testing.T) {
 	s := newScene(t)
 	s.bind(s.mount(s.path("bundle"), subPath, ""), "/x")
 	s.must(os.Remove(s.path("proc/thread-self")))
-	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/x") || len(r.Hits) > 0 || len(r.Noted) != 1 || !strings.HasPrefix(r.Noted[0], "mount:/x may be another place of the node: cannot read the list of mounts: ") {
+	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/x") || len(r.Hits) > 0 || len(r.Noted) != 1 ||
+		!strings.HasPrefix(r.Noted[0], "mount:/x may be another place of the node: cannot read the list "+
+			"of mounts: ") {
 		t.Errorf("node-root %q, hits %v, noted %q", r.NodeRoot, r.Hits, r.Noted)
 	}
 	s.unmount()

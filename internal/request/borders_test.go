@@ -39,25 +39,33 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			s.mountType("tmpfs", s.mkdir("mnt"))
 			s.bind(s.mkdir("mnt/a"), "/x")
 		}, []string{every}},
-		{"a path that is another device's node of the same minor, which a runtime in a user namespace binds", func(s *scene) {
-			s.userNamespace()
-			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 10, 0)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"a path that is another device's node of the same minor, which a runtime in a user namespace binds",
+			func(s *scene) {
+				s.userNamespace()
+				s.device(s.mknod("dev/nvidia0", 195, 0), "c", 10, 0)
+			}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+				"-device:T/dev/nvidia0"}},
 		{"a path that is the node of its numbers, told once", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 0)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+			"-device:T/dev/nvidia0"}},
 		{"its own root, up and down again", func(s *scene) {
 			s.rooted()
 			s.bind(s.mkdir("data/a"), "/mnt")
 			s.bind(s.path("bundle/rootfs")+"/../rootfs/mnt/a", "/x")
 		}, []string{untold("T/bundle/rootfs/../rootfs/mnt/a")}},
-		{"a file that another process has open", func(s *scene) { s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x") }, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
+		{"a file that another process has open", func(s *scene) {
+			s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x")
+		}, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
 		{"a disk of a GPU's numbers", func(s *scene) {
 			s.must(unix.Mknod(s.path("dev/disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(195, 0))))
 			s.bind(s.path("dev/disk"), "/x")
 		}, nil},
-		{"what is not there in a directory of the name", func(s *scene) { s.mkdir("fd"); s.bind(s.link("fd", "link")+"/none", "/x") }, nil},
+		{"what is not there in a directory of the name", func(s *scene) {
+			s.mkdir("fd")
+			s.bind(s.link("fd", "link")+"/none", "/x")
+		}, nil},
 		{"behind a mount on a file that another process has open", func(s *scene) {
 			s.spec.Root, s.spec.Mounts = &specs.Root{Path: "/"}, nil
 			s.bind(s.mkdir("data"), fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))
@@ -69,22 +77,31 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			s.mknod("dev/nvidia0", 195, 0)
 			s.bind(s.path("dev"), s.mkdir("a"+strings.Repeat("/a", maxDepth)))
 			s.bind(s.path("a"+strings.Repeat("/a", maxDepth))+"/nvidia0", "/x")
-		}, []string{"gpu-bind-mount | mount:/x | T/a" + strings.Repeat("/a", maxDepth) + "/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		}, []string{"gpu-bind-mount | mount:/x | T/a" + strings.Repeat("/a", maxDepth) +
+			"/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"as many places behind mounts as are looked at", behindAsMany(maxBefore - 1), nil},
 		{"one more", behindAsMany(maxBefore), []string{untold("rootfs/mnt/a")}},
 		{"behind as many mounts as are looked at", behindMounts(maxBefore), nil},
 		{"behind one more", behindMounts(maxBefore + 1), []string{untold("rootfs/mnt/a")}},
-		{"a setting of the kernel's that is not there", func(s *scene) { s.bind("/proc/sys/none", "/x") }, nil},
+		{"a setting of the kernel's that is not there", func(s *scene) {
+			s.bind("/proc/sys/none", "/x")
+		}, nil},
 		{"a GPU through .. of what is not there", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
 			s.bind(s.dir+"/dev/none/../nvidia0", "/x")
-		}, []string{"gpu-bind-mount | mount:/x | T/dev/none/../nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		}, []string{"gpu-bind-mount | mount:/x | T/dev/none/../nvidia0 (c 195:0) | node=nvidia/0 " +
+			"| -mount:/x"}},
 		{"a process's directory through .. of what is not there", func(s *scene) {
 			s.link("/proc/self/cwd", "link")
 			s.bind(s.dir+"/none/../link", "/x")
 		}, []string{untold("T/none/../link")}},
-		{"a bind mount by its type alone", func(s *scene) { s.mountType("rbind", "/x"); s.spec.Mounts[4].Source = s.path("state") }, []string{"gpu-socket | mount:/x | T/state | never"}},
-		{"a bind mount with another type, told once", func(s *scene) { fileSystem("ecryptfs", "T/state", "rbind")(s) }, []string{"gpu-socket | mount:/x | T/state | never"}},
+		{"a bind mount by its type alone", func(s *scene) {
+			s.mountType("rbind", "/x")
+			s.spec.Mounts[4].Source = s.path("state")
+		}, []string{"gpu-socket | mount:/x | T/state | never"}},
+		{"a bind mount with another type, told once", func(s *scene) {
+			fileSystem("ecryptfs", "T/state", "rbind")(s)
+		}, []string{"gpu-socket | mount:/x | T/state | never"}},
 	})
 }
 
@@ -128,25 +145,33 @@ func behindMounts(mounts int) func(*scene) {
 // TestRulesBesideOneForEverything: an allow of a major does not stand for its deny.
 func TestRulesBesideOneForEverything(t *testing.T) {
 	s := newScene(t)
-	s.rules("allow a", "allow c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm")
-	s.wantHits("privileged-gpu | rule:0 | a *:* rwm | narrow", "privileged-gpu | rule:1 | c 195:* rwm | never | -rule:c 195:*")
-	for n, want := range map[int64]int64{0: 0, 195: 195, -1: wildcard, -4294967101: wildcard, 1 << 31: wildcard, 1<<32 + 195: 195, 1<<31 - 1: 1<<31 - 1} {
+	s.rules("allow a", "allow c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm",
+		"deny c 510:* rwm", "deny c 226:* rwm")
+	s.wantHits("privileged-gpu | rule:0 | a *:* rwm | narrow",
+		"privileged-gpu | rule:1 | c 195:* rwm | never | -rule:c 195:*")
+	for n, want := range map[int64]int64{0: 0, 195: 195, -1: wildcard, -4294967101: wildcard,
+		1 << 31: wildcard, 1<<32 + 195: 195, 1<<31 - 1: 1<<31 - 1} {
 		if got := number(&n); got != want {
 			t.Errorf("%d is read as %d, want %d", n, got, want)
 		}
 	}
 	s.rules("allow a")
-	if rule, widens, err := Widens(parseRules(t, "allow c 195:1 rw", "allow c *:* rw"), s.spec, s.node); rule != "" || widens || err != nil {
+	if rule, widens, err := Widens(parseRules(t, "allow c 195:1 rw", "allow c *:* rw"), s.spec,
+		s.node); rule != "" || widens || err != nil {
 		t.Errorf("a GPU after all devices: %q, %v, %v", rule, widens, err)
 	}
-	rule, widens, err := Widens(parseRules(t, "allow a"), Spec{Linux: &Linux{Resources: &Resources{Devices: parseRules(t, "deny a", "allow c *:* rw")}}}, s.node)
+	rule, widens, err := Widens(parseRules(t, "allow a"),
+		Spec{Linux: &Linux{Resources: &Resources{Devices: parseRules(t, "deny a", "allow c *:* rw")}}},
+		s.node)
 	if rule != "a *:* rwm" || !widens || err != nil {
 		t.Errorf("all after all character devices: %q, %v, %v", rule, widens, err)
 	}
-	if _, err := ParseUpdate([]byte(`{"devices":[{}` + strings.Repeat(",{}", maxRules) + `]}`)); message(err) != "it has 4097 device rules, more than 4096" {
+	if _, err := ParseUpdate([]byte(`{"devices":[{}` + strings.Repeat(",{}", maxRules) +
+		`]}`)); message(err) != "it has 4097 device rules, more than 4096" {
 		t.Errorf("an update with too many rules: %v", err)
 	}
-	if spec, err := Parse([]byte(`{"process":{"args":["a"]}}`)); err != nil || spec.Process == nil || len(spec.Process.Args) != 1 {
+	if spec, err := Parse([]byte(`{"process":{"args":["a"]}}`)); err != nil || spec.Process == nil ||
+		len(spec.Process.Args) != 1 {
 		t.Errorf("a spec without a part for Linux: %+v, %v", spec, err)
 	}
 }
@@ -172,8 +197,8 @@ func TestTheNodeIsAskedOnce(t *testing.T) {
 	}
 }
 
-// TestTheNodeIsNotAsked of numbers for others' devices, and not what an image has of a daemon's files. What it cannot tell of one thing
-// stays untold, whatever it tells of the next.
+// TestTheNodeIsNotAsked of numbers for others' devices, and not what an image has of a daemon's
+// files. What it cannot tell of one thing stays untold, whatever it tells of the next.
 func TestTheNodeIsNotAsked(t *testing.T) {
 	s := newScene(t)
 	s.rooted()
@@ -212,8 +237,10 @@ func TestUsersOfRootsNames(t *testing.T) {
 	if got := s.find().NodeRoot; len(got) != 1 || got[0] != "mount:/x" {
 		t.Errorf("root of another group: %q", got)
 	}
-	f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: 5}}, Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
-		UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{}, Node{Host: host.Default()})
+	f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: 5}},
+		Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
+			UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{},
+		Node{Host: host.Default()})
 	s.must(err)
 	if got := f.uid(); got != -1 {
 		t.Errorf("a user below the range is %d", got)
@@ -225,8 +252,8 @@ func TestUsersOfRootsNames(t *testing.T) {
 	}
 }
 
-// TestClientsOfMPSBelowSeveralMounts: the longest destination counts, and of bind mounts alone. No mount is found for the daemon
-// below it, of which the kernel's list of sockets says nothing.
+// TestClientsOfMPSBelowSeveralMounts: the longest destination counts, and of bind mounts alone. No
+// mount is found for the daemon below it, of which the kernel's list of sockets says nothing.
 func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 	const variable = "CUDA_MPS_PIPE_DIRECTORY"
 	parent := func(s *scene) string { s.mps("data/mps"); return s.path("data") }
@@ -241,24 +268,35 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 			s.bind(s.mkdir("other"), "/mnt")
 			s.env(variable + "=/mnt/deep/mps")
 		}, []string{"gpu-socket | env:" + variable + " | /mnt/deep/mps | never"}},
-		{"another mount that is longer", func(s *scene) { s.bind(parent(s), "/elsewhere/long"); s.env(variable + "=/another/places/mps") }, nil},
+		{"another mount that is longer", func(s *scene) {
+			s.bind(parent(s), "/elsewhere/long")
+			s.env(variable + "=/another/places/mps")
+		}, nil},
 		{"beside one that is found", func(s *scene) {
 			s.bind(s.path("run"), "/a")
 			s.bind(parent(s), "/x")
 			s.env(variable + "=/x/mps")
-		}, []string{"gpu-socket | mount:/a | T/run | never", "gpu-socket | env:" + variable + " | /x/mps | never"}},
+		}, []string{"gpu-socket | mount:/a | T/run | never", "gpu-socket | env:" + variable +
+			" | /x/mps | never"}},
 		{"at one that is found for something else", func(s *scene) {
 			s.bind(parent(s), "/run/nvidia-container-devices/0")
 			s.env(variable + "=/run/nvidia-container-devices/0/mps")
-		}, []string{"visible-devices-outside-grant | mount:/run/nvidia-container-devices/0 | 0 | gpus=0 | -mount:/run/nvidia-container-devices/0",
+		}, []string{"visible-devices-outside-grant | mount:/run/nvidia-container-devices/0 | 0 | gpus=0 | " +
+			"-mount:/run/nvidia-container-devices/0",
 			"gpu-socket | env:" + variable + " | /run/nvidia-container-devices/0/mps | never"}},
-		{"a mount of another kind", func(s *scene) { parent(s); fileSystem("nfs", "T/data")(s); s.env(variable + "=/x/mps") }, nil},
+		{"a mount of another kind", func(s *scene) {
+			parent(s)
+			fileSystem("nfs", "T/data")(s)
+			s.env(variable + "=/x/mps")
+		}, nil},
 	})
 }
 
-// TestMountsBehindTwiceAsMany: the places of a source are counted, since each mount before it can double them.
+// TestMountsBehindTwiceAsMany: the places of a source are counted, since each mount before it can
+// double them.
 func TestMountsBehindTwiceAsMany(t *testing.T) {
-	for levels, want := range map[int][]string{4: {}, 5: {"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.Elsewhere + ") | never"}} {
+	for levels, want := range map[int][]string{4: {}, 5: {
+		"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.Elsewhere + ") | never"}} {
 		s := newScene(t)
 		s.rooted()
 		s.mkdir("bundle/rootfs/m0")

@@ -82,7 +82,8 @@ func leadsTo(d *host.Descriptor) (what string, passes bool) {
 		}
 	}
 	switch d.Path {
-	case "anon_inode:[io_uring]": // IORING_OP_FIXED_FD_INSTALL gives out files that another process registered
+	case "anon_inode:[io_uring]":
+		// IORING_OP_FIXED_FD_INSTALL gives out files that another process registered
 		return "an io_uring", false
 	case "anon_inode:[userfaultfd]": // fills in pages
 		return memory, false

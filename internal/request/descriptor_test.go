@@ -22,21 +22,25 @@ func TestDescriptors(t *testing.T) {
 		}
 	}
 	device := func(kind, major, minor uint32) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Rdev: unix.Mkdev(major, minor), Path: "/dev/x"}})
+		return hands(host.Descriptor{Target: host.Target{
+			Mode: kind | 0o600, Rdev: unix.Mkdev(major, minor), Path: "/dev/x"}})
 	}
 	file := func(path string) func(*scene) {
 		return hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFREG | 0o600, Path: path}})
 	}
 	socket := func(own, peer string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFSOCK | 0o600}, Socket: own, Peer: peer})
+		return hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFSOCK | 0o600},
+			Socket: own, Peer: peer})
 	}
 	object := func(name string) func(*scene) {
 		return hands(host.Descriptor{Target: host.Target{Mode: 0o600, Path: name}})
 	}
 	on := func(fileSystem int64, kind uint32, path string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Path: path}, FileSystem: fileSystem})
+		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Path: path},
+			FileSystem: fileSystem})
 	}
-	// place hands in what is at a path, as O_PATH would; moved says that its mount is not the one at its path
+	// place hands in what is at a path, as O_PATH would; moved says that its mount is not the one
+	// at its path
 	place := func(path string, moved bool) func(*scene) {
 		return func(s *scene) {
 			t, err := host.Look(s.path(path))
@@ -66,32 +70,50 @@ func TestDescriptors(t *testing.T) {
 	check(t, []row{
 		{"a GPU", device(unix.S_IFCHR, 195, 1), node("195:1", "nvidia/1")},
 		{"the control device", device(unix.S_IFCHR, 195, 255), node("195:255", "nvidiactl/255")},
-		{"a device of a number that Linux gives out", device(unix.S_IFCHR, majorUVM, 0), node("508:0", "nvidia-uvm/0")},
+		{"a device of a number that Linux gives out", device(unix.S_IFCHR, majorUVM, 0),
+			node("508:0", "nvidia-uvm/0")},
 		{"another device", noDRM(device(unix.S_IFCHR, 10, 200)), nil},
 		{"a GPU's DRM node", device(unix.S_IFCHR, 226, 128), node("226:128", "drm/128")},
 		{"another's DRM node", device(unix.S_IFCHR, 226, 129), nil},
 		{"a block device of a GPU's numbers", device(unix.S_IFBLK, 195, 0), nil},
 		{"a block device of a DRM node's numbers", noDRM(device(unix.S_IFBLK, 226, 0)), nil},
-		{"two of them", func(s *scene) { device(unix.S_IFCHR, 195, 0)(s); device(unix.S_IFCHR, 195, 1)(s) }, append(node("195:0", "nvidia/0"), node("195:1", "nvidia/1")...)},
+		{"two of them", func(s *scene) { device(unix.S_IFCHR, 195, 0)(s); device(unix.S_IFCHR, 195, 1)(s) },
+			append(node("195:0", "nvidia/0"), node("195:1", "nvidia/1")...)},
 		{"a file", file("/etc/passwd"), nil},
 		{"a file of the ledger's", file("T/state/grants/x"), governs},
 		{"a socket", socket("/run/systemd/notify", ""), nil},
 		{"one without a name", socket("", ""), nil},
 		{"one of ours", func(s *scene) { socket("", s.path("run/gpuledgerd.sock"))(s) }, governs},
 		{"an MPS daemon's", func(s *scene) { socket(s.mps("data/mps")+"/control", "")(s) }, governs},
-		{"another one in its directory", func(s *scene) { s.mps("data/mps"); socket(s.socket("data/mps/other"), "")(s) }, nil},
-		{"what looks like an MPS daemon's", func(s *scene) { socket(s.deadMPS("data/mps")+"/control", "")(s) }, nil},
-		{"udev's, which is called the same", func(s *scene) { s.mkdir("data/udev"); socket(s.socket("data/udev/control"), "")(s) }, nil},
-		{"an MPS daemon's, by a name that is no path", func(s *scene) { s.t.(*testing.T).Chdir(s.mps("data/mps")); socket("control", "")(s) }, nil},
-		{"an MPS daemon's that only root can have made, in another mount namespace", socket("/run/nvidia-mps/control", ""), governs},
-		{"another program's of the name, which only root can have made", socket("/run/udev/control", ""), nil},
+		{"another one in its directory", func(s *scene) {
+			s.mps("data/mps")
+			socket(s.socket("data/mps/other"), "")(s)
+		}, nil},
+		{"what looks like an MPS daemon's", func(s *scene) {
+			socket(s.deadMPS("data/mps")+"/control", "")(s)
+		}, nil},
+		{"udev's, which is called the same", func(s *scene) {
+			s.mkdir("data/udev")
+			socket(s.socket("data/udev/control"), "")(s)
+		}, nil},
+		{"an MPS daemon's, by a name that is no path", func(s *scene) {
+			s.t.(*testing.T).Chdir(s.mps("data/mps"))
+			socket("control", "")(s)
+		}, nil},
+		{"an MPS daemon's that only root can have made, in another mount namespace",
+			socket("/run/nvidia-mps/control", ""), governs},
+		{"another program's of the name, which only root can have made",
+			socket("/run/udev/control", ""), nil},
 		{"another one of its directory", socket("/run/nvidia-mps/log", ""), nil},
 		{"one at a usual place that everybody can make", socket("/tmp/nvidia-mps/control", ""), nil},
-		{"a file of a cgroup on version 1", on(unix.CGROUP_SUPER_MAGIC, unix.S_IFREG, "/anywhere/cgroup.procs"), is("a cgroup")},
+		{"a file of a cgroup on version 1", on(unix.CGROUP_SUPER_MAGIC, unix.S_IFREG,
+			"/anywhere/cgroup.procs"), is("a cgroup")},
 		{"a directory of one on version 2", on(unix.CGROUP2_SUPER_MAGIC, unix.S_IFDIR, "/"), is("a cgroup")},
 		{"a file of that name on a disk", file("/data/cgroup.procs"), nil},
-		{"the memory of a process", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/proc/7/mem"), is("the memory of a process")},
-		{"its environment, with a reference in it", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/anywhere/7/environ"), is("the memory of a process")},
+		{"the memory of a process", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/proc/7/mem"),
+			is("the memory of a process")},
+		{"its environment, with a reference in it", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG,
+			"/anywhere/7/environ"), is("the memory of a process")},
 		{"a file of procfs by another name", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/data/x"),
 			is("the memory of a process")},
 		{"the memory of a process that has ended", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG,
@@ -99,29 +121,47 @@ func TestDescriptors(t *testing.T) {
 		{"its state", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/proc/7/status"), nil},
 		{"an io_uring", object("anon_inode:[io_uring]"), is("an io_uring")},
 		{"a userfaultfd", object("anon_inode:[userfaultfd]"), is("the memory of a process")},
-		{"a listener of a seccomp filter", object("anon_inode:seccomp notify"), is("the system calls of a process")},
+		{"a listener of a seccomp filter", object("anon_inode:seccomp notify"),
+			is("the system calls of a process")},
 		{"an epoll", object("anon_inode:[eventpoll]"), nil},
 		{"a directory of ours", place("run", false), is("T/run")},
-		{"one below", func(s *scene) { s.mkdir("state/grants"); place("state/grants", false)(s) }, is("T/state/grants")},
+		{"one below", func(s *scene) { s.mkdir("state/grants"); place("state/grants", false)(s) },
+			is("T/state/grants")},
 		{"one above, which is recorded", place(".", false), nil},
-		{"a directory that is not at its path", func(s *scene) { s.mkdir("data"); place("data", true)(s) }, elsewhere("T/data")},
-		{"one that is gone", hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFDIR | 0o700, Path: "/nowhere (deleted)"}}), elsewhere("/nowhere (deleted)")},
+		{"a directory that is not at its path", func(s *scene) { s.mkdir("data"); place("data", true)(s) },
+			elsewhere("T/data")},
+		{"one that is gone", hands(host.Descriptor{Target: host.Target{
+			Mode: unix.S_IFDIR | 0o700, Path: "/nowhere (deleted)"}}), elsewhere("/nowhere (deleted)")},
 		{"another directory", func(s *scene) { s.mkdir("data"); place("data", false)(s) }, nil},
-		{"the pipe directory of an MPS daemon", func(s *scene) { s.mps("data/mps"); place("data/mps", false)(s) }, is("T/data/mps")},
+		{"the pipe directory of an MPS daemon", func(s *scene) {
+			s.mps("data/mps")
+			place("data/mps", false)(s)
+		}, is("T/data/mps")},
 		{"a directory above it", func(s *scene) { s.mps("data/mps"); place("data", false)(s) }, nil},
-		{"an MPS daemon's socket, as a path", func(s *scene) { s.mps("data/mps"); place("data/mps/control", false)(s) }, is("T/data/mps/control")},
-		{"another socket, as a path", func(s *scene) { s.mkdir("data"); s.socket("data/other"); place("data/other", false)(s) }, nil},
+		{"an MPS daemon's socket, as a path", func(s *scene) {
+			s.mps("data/mps")
+			place("data/mps/control", false)(s)
+		}, is("T/data/mps/control")},
+		{"another socket, as a path", func(s *scene) {
+			s.mkdir("data")
+			s.socket("data/other")
+			place("data/other", false)(s)
+		}, nil},
 		{"the node's devices, where a rule opens all", func(s *scene) {
 			s.rules("allow a")
 			place("dev", false)(s)
-		}, []string{"privileged-gpu | rule:0 | a *:* rwm | narrow", "privileged-gpu | descriptor:7 | T/dev | drop"}},
+		}, []string{"privileged-gpu | rule:0 | a *:* rwm | narrow",
+			"privileged-gpu | descriptor:7 | T/dev | drop"}},
 		{"the node's devices, where none does", place("dev", false), nil},
 		{"CRIU's rules on cgroup v1", func(s *scene) {
 			s.mkdir("sys/fs/cgroup/devices")
 			s.touch("sys/fs/cgroup/devices/cgroup.procs")
 			s.caller.RestoresRules = true
 		}, []string{"gpu-device-rule | option:--manage-cgroups-mode | whatever the checkpoint has | never"}},
-		{"the spec's own rules on cgroup v1", func(s *scene) { s.mkdir("sys/fs/cgroup/devices"); s.touch("sys/fs/cgroup/devices/cgroup.procs") }, nil},
+		{"the spec's own rules on cgroup v1", func(s *scene) {
+			s.mkdir("sys/fs/cgroup/devices")
+			s.touch("sys/fs/cgroup/devices/cgroup.procs")
+		}, nil},
 		{"CRIU's rules on cgroup v2", func(s *scene) { s.caller.RestoresRules = true }, nil},
 	})
 }
@@ -136,7 +176,9 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 		}
 	}
 	a := func(kind uint32, path string) func(*scene) host.Descriptor {
-		return func(*scene) host.Descriptor { return host.Descriptor{Target: host.Target{Mode: kind, Path: path}} }
+		return func(*scene) host.Descriptor {
+			return host.Descriptor{Target: host.Target{Mode: kind, Path: path}}
+		}
 	}
 	peer := func(own, peer string) func(*scene) host.Descriptor {
 		return func(*scene) host.Descriptor {
@@ -153,22 +195,26 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 		{"the cgroup file system", directory("T/sys"), "descriptor:7"},
 		{"another directory", directory("T/bundle"), ""},
 		{"a directory of a process", func(*scene) host.Descriptor {
-			return host.Descriptor{Target: host.Target{Mode: unix.S_IFDIR, Path: "/proc/7/fd"}, FileSystem: unix.PROC_SUPER_MAGIC}
+			return host.Descriptor{Target: host.Target{Mode: unix.S_IFDIR, Path: "/proc/7/fd"},
+				FileSystem: unix.PROC_SUPER_MAGIC}
 		}, "descriptor:7 (a process)"},
 		{"a process", a(0, "anon_inode:[pidfd]"), "descriptor:7 (a process)"},
 		{"a process, on newer kernels", a(unix.S_IFREG, "anon_inode:[pidfd]"), "descriptor:7 (a process)"},
-		{"what opens the node's files", a(0, "anon_inode:[fanotify]"), "descriptor:7 (the files that are opened on the node)"},
+		{"what opens the node's files", a(0, "anon_inode:[fanotify]"),
+			"descriptor:7 (the files that are opened on the node)"},
 		{"a disk", a(unix.S_IFBLK, "/dev/vda"), "descriptor:7 (a disk)"},
 		{"an engine's configuration", a(unix.S_IFREG, "/etc/containerd/config.toml"), "descriptor:7"},
 		{"a runtime", a(unix.S_IFREG, "/usr/bin/crun"), "descriptor:7"},
 		{"core_pattern", a(unix.S_IFREG, "/proc/sys/kernel/core_pattern"), "descriptor:7"},
-		{"what takes a GPU from its driver", a(unix.S_IFREG, "/sys/bus/pci/drivers/nvidia/unbind"), "descriptor:7"},
+		{"what takes a GPU from its driver", a(unix.S_IFREG, "/sys/bus/pci/drivers/nvidia/unbind"),
+			"descriptor:7"},
 		{"a connection to an engine", peer("", "/run/containerd/containerd.sock"), "descriptor:7"},
 		{"an engine's own socket, as systemd hands it on", peer("/run/podman/podman.sock", ""), ""},
 		{"the journal", peer("", "/run/systemd/journal/stdout"), ""},
 		{"a log of the kubelet", a(unix.S_IFREG, "/var/log/pods/ns_p_u/main/0.log"), ""},
 		{"a log of Docker", a(unix.S_IFREG, "/var/lib/docker/containers/c/c-json.log"), ""},
-		{"a log of Podman", a(unix.S_IFREG, "/var/lib/containers/storage/overlay-containers/c/userdata/ctr.log"), ""},
+		{"a log of Podman", a(unix.S_IFREG,
+			"/var/lib/containers/storage/overlay-containers/c/userdata/ctr.log"), ""},
 		{"another program", a(unix.S_IFREG, "/usr/bin/true"), ""},
 		{"memory", a(unix.S_IFREG, "/memfd:x (deleted)"), ""},
 		{"a namespace", a(unix.S_IFREG, "mnt:[4026531840]"), ""},

@@ -21,22 +21,41 @@ func TestDeviceNodes(t *testing.T) {
 	check(t, []row{
 		{"/dev/fuse", node("/dev/fuse", "c", 10, 229), nil},
 		{"a disk with a GPU's numbers", node("/dev/sdx", "b", 195, 0), nil},
-		{"a GPU", node("/dev/nvidia0", "c", 195, 0), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
-		{"a GPU by another name", node("/dev/foo", "c", 195, 7), []string{"gpu-device-node | device:/dev/foo | c 195:7 | node=nvidia/7 | -device:/dev/foo"}},
+		{"a GPU", node("/dev/nvidia0", "c", 195, 0), []string{
+			"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
+		{"a GPU by another name", node("/dev/foo", "c", 195, 7),
+			[]string{"gpu-device-node | device:/dev/foo | c 195:7 | node=nvidia/7 | -device:/dev/foo"}},
 		{"another device by a GPU's name", node("/dev/nvidia0", "c", 1, 3), nil},
-		{"a GPU as unbuffered device", node("/dev/nvidia0", "u", 195, 0), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
-		{"a type that crun takes for a character device", node("/dev/x", "x", 195, 0), []string{"gpu-device-node | device:/dev/x | c 195:0 | node=nvidia/0 | -device:/dev/x"}},
+		{"a GPU as unbuffered device", node("/dev/nvidia0", "u", 195, 0),
+			[]string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+				"-device:/dev/nvidia0"}},
+		{"a type that crun takes for a character device", node("/dev/x", "x", 195, 0),
+			[]string{"gpu-device-node | device:/dev/x | c 195:0 | node=nvidia/0 | -device:/dev/x"}},
 		{"a fifo", node("/dev/x", "p", 195, 0), nil},
-		{"numbers that mknod cuts down to a GPU's", node("/dev/x", "c", 195+4096, 1+1<<20), []string{"gpu-device-node | device:/dev/x | c 195:1 | node=nvidia/1 | -device:/dev/x"}},
-		{"the control node", node("/dev/nvidiactl", "c", 195, 255), []string{"gpu-device-node | device:/dev/nvidiactl | c 195:255 | node=nvidiactl/255 | -device:/dev/nvidiactl"}},
-		{"modeset", node("/dev/nvidia-modeset", "c", 195, 254), []string{"gpu-device-node | device:/dev/nvidia-modeset | c 195:254 | drop=nvidia-modeset/254 | -device:/dev/nvidia-modeset"}},
-		{"UVM by the major of this boot", node("/dev/nvidia-uvm", "c", majorUVM, 0), []string{"gpu-device-node | device:/dev/nvidia-uvm | c 508:0 | node=nvidia-uvm/0 | -device:/dev/nvidia-uvm"}},
+		{"numbers that mknod cuts down to a GPU's", node("/dev/x", "c", 195+4096, 1+1<<20),
+			[]string{"gpu-device-node | device:/dev/x | c 195:1 | node=nvidia/1 | -device:/dev/x"}},
+		{"the control node", node("/dev/nvidiactl", "c", 195, 255),
+			[]string{"gpu-device-node | device:/dev/nvidiactl | c 195:255 | node=nvidiactl/255 | " +
+				"-device:/dev/nvidiactl"}},
+		{"modeset", node("/dev/nvidia-modeset", "c", 195, 254),
+			[]string{"gpu-device-node | device:/dev/nvidia-modeset | c 195:254 | drop=nvidia-modeset/254 | " +
+				"-device:/dev/nvidia-modeset"}},
+		{"UVM by the major of this boot", node("/dev/nvidia-uvm", "c", majorUVM, 0),
+			[]string{"gpu-device-node | device:/dev/nvidia-uvm | c 508:0 | node=nvidia-uvm/0 | " +
+				"-device:/dev/nvidia-uvm"}},
 		{"UVM by the major of another boot", node("/dev/nvidia-uvm", "c", 500, 0), nil},
-		{"a capability", node("/dev/nvidia-caps/nvidia-cap1", "c", majorCaps, 1), []string{"gpu-device-node | device:/dev/nvidia-caps/nvidia-cap1 | c 509:1 | node=nvidia-caps/1 | -device:/dev/nvidia-caps/nvidia-cap1"}},
+		{"a capability", node("/dev/nvidia-caps/nvidia-cap1", "c", majorCaps, 1),
+			[]string{"gpu-device-node | device:/dev/nvidia-caps/nvidia-cap1 | c 509:1 | node=nvidia-caps/1 " +
+				"| -device:/dev/nvidia-caps/nvidia-cap1"}},
 		{"an IMEX channel", node("/dev/nvidia-caps-imex-channels/channel0", "c", majorIMEX, 0), []string{
-			"gpu-device-node | device:/dev/nvidia-caps-imex-channels/channel0 | c 510:0 | node=nvidia-caps-imex-channels/0 | -device:/dev/nvidia-caps-imex-channels/channel0"}},
-		{"a switch", node("/dev/nvidia-nvswitch0", "c", majorSwitch, 0), []string{"gpu-device-node | device:/dev/nvidia-nvswitch0 | c 507:0 | node=nvidia-nvswitch/0 | -device:/dev/nvidia-nvswitch0"}},
-		{"an NVIDIA GPU's DRM node", node("/dev/dri/renderD128", "c", 226, 128), []string{"gpu-device-node | device:/dev/dri/renderD128 | c 226:128 | node=drm/128 | -device:/dev/dri/renderD128"}},
+			"gpu-device-node | device:/dev/nvidia-caps-imex-channels/channel0 | c 510:0 | " +
+				"node=nvidia-caps-imex-channels/0 | -device:/dev/nvidia-caps-imex-channels/channel0"}},
+		{"a switch", node("/dev/nvidia-nvswitch0", "c", majorSwitch, 0),
+			[]string{"gpu-device-node | device:/dev/nvidia-nvswitch0 | c 507:0 | node=nvidia-nvswitch/0 | " +
+				"-device:/dev/nvidia-nvswitch0"}},
+		{"an NVIDIA GPU's DRM node", node("/dev/dri/renderD128", "c", 226, 128),
+			[]string{"gpu-device-node | device:/dev/dri/renderD128 | c 226:128 | node=drm/128 | " +
+				"-device:/dev/dri/renderD128"}},
 		{"another vendor's DRM node", node("/dev/dri/renderD129", "c", 226, 129), nil},
 		{"CAP_SYS_ADMIN with a GPU's node is a privileged shape", func(s *scene) {
 			s.caps("CAP_SYS_ADMIN")
@@ -51,21 +70,27 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 		{"false numbers over a GPU's path", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
-		{"false numbers outside a user namespace, where they count", func(s *scene) { s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3) }, nil},
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+			"-device:T/dev/nvidia0"}},
+		{"false numbers outside a user namespace, where they count", func(s *scene) {
+			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3)
+		}, nil},
 		{"the control node's numbers over a GPU's path", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 255)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:255 | node=nvidiactl/255 | -device:T/dev/nvidia0",
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:255 | node=nvidiactl/255 | " +
+			"-device:T/dev/nvidia0",
 			"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
 		{"a block device's type over a GPU's path", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/nvidia0", 195, 0), "b", 8, 0)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+			"-device:T/dev/nvidia0"}},
 		{"a GPU's node, once", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/nvidia0", 195, 0), "c", 195, 0)
-		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		}, []string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+			"-device:T/dev/nvidia0"}},
 		{"a link to a GPU", func(s *scene) {
 			s.userNamespace()
 			s.mknod("dev/nvidia0", 195, 0)
@@ -74,8 +99,12 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 		{"an NVIDIA DRM node by path", func(s *scene) {
 			s.userNamespace()
 			s.device(s.mknod("dev/renderD128", 226, 128), "c", 1, 3)
-		}, []string{"gpu-device-node | device:T/dev/renderD128 | c 226:128 | node=drm/128 | -device:T/dev/renderD128"}},
-		{"the runtime's own links in /proc", func(s *scene) { s.userNamespace(); s.device("/proc/self/fd/987", "c", 1, 3) }, []string{
+		}, []string{"gpu-device-node | device:T/dev/renderD128 | c 226:128 | node=drm/128 | " +
+			"-device:T/dev/renderD128"}},
+		{"the runtime's own links in /proc", func(s *scene) {
+			s.userNamespace()
+			s.device("/proc/self/fd/987", "c", 1, 3)
+		}, []string{
 			"gpu-device-node | device:/proc/self/fd/987 | " + grant.Elsewhere + " | never"}},
 		{"a path relative to the bundle", func(s *scene) {
 			s.userNamespace()
@@ -83,9 +112,18 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 			s.device("../dev/nvidia0", "c", 195, 0)
 		}, []string{
 			"gpu-device-node | device:../dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:../dev/nvidia0"}},
-		{"nothing at the path", func(s *scene) { s.userNamespace(); s.device(s.path("dev/none"), "c", 1, 3) }, nil},
-		{"a path through a file", func(s *scene) { s.userNamespace(); s.device(s.touch("file")+"/x", "c", 1, 3) }, nil},
-		{"/dev/null", func(s *scene) { s.userNamespace(); s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }, nil},
+		{"nothing at the path", func(s *scene) {
+			s.userNamespace()
+			s.device(s.path("dev/none"), "c", 1, 3)
+		}, nil},
+		{"a path through a file", func(s *scene) {
+			s.userNamespace()
+			s.device(s.touch("file")+"/x", "c", 1, 3)
+		}, nil},
+		{"/dev/null", func(s *scene) {
+			s.userNamespace()
+			s.device(s.mknod("dev/null", 1, 3), "c", 1, 3)
+		}, nil},
 	})
 }
 
@@ -101,7 +139,8 @@ func TestDeviceRules(t *testing.T) {
 	)
 	check(t, []row{
 		{"containerd's own", func(*scene) {}, nil},
-		{"Docker's own", rules("deny a", "allow c 1:5 rwm", "allow c 1:3 rwm", "allow c 1:9 rwm", "allow c 1:8 rwm", "allow c 5:0 rwm", "allow c 5:1 rwm", "deny c 10:229 rwm"), nil},
+		{"Docker's own", rules("deny a", "allow c 1:5 rwm", "allow c 1:3 rwm", "allow c 1:9 rwm",
+			"allow c 1:8 rwm", "allow c 5:0 rwm", "allow c 5:1 rwm", "deny c 10:229 rwm"), nil},
 		{"Podman's own", rules("deny a"), nil},
 		{"deny all, the type left out", rules("deny -"), nil},
 		{"making any node", add("allow c *:* m", "allow b *:* m"), nil},
@@ -112,62 +151,104 @@ func TestDeviceRules(t *testing.T) {
 		{"UVM's major of another boot", add("allow c 500:* rwm"), nil},
 
 		{"a GPU", rules("deny a", "allow c 195:0 rwm"), []string{gpu0}},
-		{"a GPU, read only", rules("deny a", "allow c 195:0 r"), []string{"gpu-device-rule | rule:1 | c 195:0 r | node=nvidia/0 | -rule:c 195:0"}},
-		{"a GPU, write only", rules("deny a", "allow c 195:0 w"), []string{"gpu-device-rule | rule:1 | c 195:0 w | node=nvidia/0 | -rule:c 195:0"}},
+		{"a GPU, read only", rules("deny a", "allow c 195:0 r"),
+			[]string{"gpu-device-rule | rule:1 | c 195:0 r | node=nvidia/0 | -rule:c 195:0"}},
+		{"a GPU, write only", rules("deny a", "allow c 195:0 w"),
+			[]string{"gpu-device-rule | rule:1 | c 195:0 w | node=nvidia/0 | -rule:c 195:0"}},
 		{"a GPU, the access left out", rules("deny a", "allow c 195:0 -"), []string{gpu0}},
 		{"every GPU", rules("deny a", "allow c 195:* rwm"), []string{allGPUs}},
-		{"the control node", rules("deny a", "allow c 195:255 rw"), []string{"gpu-device-rule | rule:1 | c 195:255 rw | node=nvidiactl/255 | -rule:c 195:255"}},
-		{"modeset", rules("deny a", "allow c 195:254 rw"), []string{"gpu-device-rule | rule:1 | c 195:254 rw | drop=nvidia-modeset/254 | -rule:c 195:254"}},
-		{"UVM", rules("deny a", "allow c 508:0 rw"), []string{"gpu-device-rule | rule:1 | c 508:0 rw | node=nvidia-uvm/0 | -rule:c 508:0"}},
-		{"capabilities", rules("deny a", "allow c 509:* rw"), []string{"gpu-device-rule | rule:1 | c 509:* rw | never | -rule:c 509:*"}},
-		{"the first minor of every major", rules("deny a", "allow c *:0 rw"), []string{"gpu-device-rule | rule:1 | c *:0 rw | never | -rule:c *:0"}},
-		{"every character device", rules("deny a", "allow c *:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
-		{"an NVIDIA DRM node", rules("deny a", "allow c 226:128 rw"), []string{"gpu-device-rule | rule:1 | c 226:128 rw | node=drm/128 | -rule:c 226:128"}},
+		{"the control node", rules("deny a", "allow c 195:255 rw"),
+			[]string{"gpu-device-rule | rule:1 | c 195:255 rw | node=nvidiactl/255 | -rule:c 195:255"}},
+		{"modeset", rules("deny a", "allow c 195:254 rw"),
+			[]string{"gpu-device-rule | rule:1 | c 195:254 rw | drop=nvidia-modeset/254 | -rule:c 195:254"}},
+		{"UVM", rules("deny a", "allow c 508:0 rw"), []string{
+			"gpu-device-rule | rule:1 | c 508:0 rw | node=nvidia-uvm/0 | -rule:c 508:0"}},
+		{"capabilities", rules("deny a", "allow c 509:* rw"),
+			[]string{"gpu-device-rule | rule:1 | c 509:* rw | never | -rule:c 509:*"}},
+		{"the first minor of every major", rules("deny a", "allow c *:0 rw"),
+			[]string{"gpu-device-rule | rule:1 | c *:0 rw | never | -rule:c *:0"}},
+		{"every character device", rules("deny a", "allow c *:* rwm"),
+			[]string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"an NVIDIA DRM node", rules("deny a", "allow c 226:128 rw"),
+			[]string{"gpu-device-rule | rule:1 | c 226:128 rw | node=drm/128 | -rule:c 226:128"}},
 		{"another vendor's DRM node", rules("deny a", "allow c 226:129 rw"), nil},
-		{"every DRM node", rules("deny a", "allow c 226:* rw"), []string{"gpu-device-rule | rule:1 | c 226:* rw | never | -rule:c 226:*"}},
+		{"every DRM node", rules("deny a", "allow c 226:* rw"),
+			[]string{"gpu-device-rule | rule:1 | c 226:* rw | never | -rule:c 226:*"}},
 
 		{"everything", rules("allow a"), []string{privileged}},
 		{"everything, the type left out", rules("allow -"), []string{privileged}},
-		{"everything, by a rule that names a device beside it", rules("deny a", "allow a 1:3 m"), []string{"privileged-gpu | rule:1 | a *:* m | narrow"}},
+		{"everything, by a rule that names a device beside it", rules("deny a", "allow a 1:3 m"),
+			[]string{"privileged-gpu | rule:1 | a *:* m | narrow"}},
 		{"everything, then nothing", rules("allow a", "deny a"), nil},
-		{"everything, then nothing, then a GPU", rules("allow a", "deny a", "allow c 195:0 rwm"), []string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
-		{"nothing, then everything", rules("deny a", "allow a"), []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
+		{"everything, then nothing, then a GPU", rules("allow a", "deny a", "allow c 195:0 rwm"),
+			[]string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
+		{"nothing, then everything", rules("deny a", "allow a"),
+			[]string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
 
 		{"no rules", rules(), []string{none}},
-		{"rules that do not begin by denying all: crun on cgroup v1 adds them to the parent's", rules("allow c 1:3 rwm"), []string{unclosed}},
+		{"rules that do not begin by denying all: crun on cgroup v1 adds them to the parent's",
+			rules("allow c 1:3 rwm"), []string{unclosed}},
 		{"the same, denying all in the end", rules("allow c 1:3 rwm", "deny a"), nil},
-		{"the same, denying the GPUs alone", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
-		{"the same, forgetting DRM", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"), []string{unclosed}},
+		{"the same, denying the GPUs alone", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm",
+			"deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
+		{"the same, forgetting DRM", rules("deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm",
+			"deny c 509:* rwm", "deny c 510:* rwm"), []string{unclosed}},
 
 		{"allowed, then denied", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 rwm"), nil},
-		{"denied, then allowed", rules("deny a", "deny c 195:0 rwm", "allow c 195:0 rwm"), []string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
-		{"allowed, then a wider deny, which cgroup v1 ignores", rules("deny a", "allow c 195:0 rwm", "deny c 195:* rwm"), []string{gpu0}},
-		{"allowed, then a narrower deny", rules("deny a", "allow c 195:* rwm", "deny c 195:0 rwm"), []string{allGPUs}},
-		{"a deny of reading leaves writing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 r"), []string{gpu0}},
-		{"a deny of making leaves all that counts", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 m"), []string{gpu0}},
-		{"a deny without access denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 -"), []string{gpu0}},
-		{"denied again in full", rules("deny a", "allow c 195:0 r", "allow c 195:0 w", "deny c 195:0 rw"), nil},
+		{"denied, then allowed", rules("deny a", "deny c 195:0 rwm", "allow c 195:0 rwm"),
+			[]string{"gpu-device-rule | rule:2 | c 195:0 rwm | node=nvidia/0 | -rule:c 195:0"}},
+		{"allowed, then a wider deny, which cgroup v1 ignores",
+			rules("deny a", "allow c 195:0 rwm", "deny c 195:* rwm"), []string{gpu0}},
+		{"allowed, then a narrower deny", rules("deny a", "allow c 195:* rwm", "deny c 195:0 rwm"),
+			[]string{allGPUs}},
+		{"a deny of reading leaves writing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 r"), []string{
+			gpu0}},
+		{"a deny of making leaves all that counts", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 m"),
+			[]string{gpu0}},
+		{"a deny without access denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 195:0 -"),
+			[]string{gpu0}},
+		{"denied again in full", rules("deny a", "allow c 195:0 r", "allow c 195:0 w", "deny c 195:0 rw"),
+			nil},
 
-		{"everything but the majors of GPUs and DRM", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
-		{"everything but the majors of GPUs", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm", "deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"), []string{privileged}},
+		{"everything but the majors of GPUs and DRM", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm",
+			"deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm", "deny c 226:* rwm"), nil},
+		{"everything but the majors of GPUs", rules("allow a", "deny c 195:* rwm", "deny c 507:* rwm",
+			"deny c 508:* rwm", "deny c 509:* rwm", "deny c 510:* rwm"), []string{privileged}},
 		{"everything but 195", rules("allow a", "deny c 195:* rwm"), []string{privileged}},
 		{"everything but the first GPU", rules("allow a", "deny c 195:0 rwm"), []string{privileged}},
-		{"everything but making GPUs' nodes", rules("allow a", "deny c 195:* m", "deny c 507:* m", "deny c 508:* m", "deny c 509:* m", "deny c 510:* m", "deny c 226:* m"), []string{privileged}},
+		{"everything but making GPUs' nodes", rules("allow a", "deny c 195:* m", "deny c 507:* m",
+			"deny c 508:* m", "deny c 509:* m", "deny c 510:* m", "deny c 226:* m"), []string{privileged}},
 		{"everything but character devices", rules("allow a", "deny c *:* rw"), nil},
-		{"everything but character devices, then a GPU", rules("allow a", "deny c *:* rwm", "allow c 195:3 rw"), []string{"gpu-device-rule | rule:2 | c 195:3 rw | node=nvidia/3 | -rule:c 195:3"}},
+		{"everything but character devices, then a GPU",
+			rules("allow a", "deny c *:* rwm", "allow c 195:3 rw"),
+			[]string{"gpu-device-rule | rule:2 | c 195:3 rw | node=nvidia/3 | -rule:c 195:3"}},
 
-		{"a type that crun takes for a character device", rules("deny a", "allow u 195:0 rwm", "allow char 195:1 rwm"), []string{gpu0, "gpu-device-rule | rule:2 | c 195:1 rwm | node=nvidia/1 | -rule:c 195:1"}},
-		{"a major that C cuts down to a GPU's", rules("deny a", "allow c 4294967491:* rwm"), []string{allGPUs}},
-		{"a major that C takes for all", rules("deny a", "allow c 2147483648:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
-		{"a deny by such a major denies nothing", rules("deny a", "allow c 195:0 rwm", "deny c 4294967491:0 rwm"), []string{gpu0}},
-		{"a major below -1, then denied: on cgroup v2 runc takes them for two devices, both of them all", rules("deny a", "allow c -7:* rwm", "deny c *:* rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
-		{"a negative major means all", rules("deny a", "allow c -1:-1 rwm"), []string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"a type that crun takes for a character device",
+			rules("deny a", "allow u 195:0 rwm", "allow char 195:1 rwm"),
+			[]string{gpu0, "gpu-device-rule | rule:2 | c 195:1 rwm | node=nvidia/1 | -rule:c 195:1"}},
+		{"a major that C cuts down to a GPU's", rules("deny a", "allow c 4294967491:* rwm"),
+			[]string{allGPUs}},
+		{"a major that C takes for all", rules("deny a", "allow c 2147483648:* rwm"),
+			[]string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"a deny by such a major denies nothing", rules("deny a", "allow c 195:0 rwm",
+			"deny c 4294967491:0 rwm"), []string{gpu0}},
+		{"a major below -1, then denied: on cgroup v2 runc takes them for two devices, both of them all",
+			rules("deny a", "allow c -7:* rwm", "deny c *:* rwm"),
+			[]string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"a negative major means all", rules("deny a", "allow c -1:-1 rwm"),
+			[]string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
 
 		{"CAP_MKNOD, as every container has it", func(s *scene) { s.caps("CAP_MKNOD") }, nil},
-		{"CAP_MKNOD with an open rule", func(s *scene) { s.caps("CAP_MKNOD"); s.rules("deny a", "allow c *:* rw") }, []string{"gpu-device-rule | rule:1 | c *:* rw | never | -rule:c *:*"}},
-		{"IMEX channels", rules("deny a", "allow c 510:* rw"), []string{"gpu-device-rule | rule:1 | c 510:* rw | never | -rule:c 510:*"}},
-		{"a switch", rules("deny a", "allow c 507:0 rw"), []string{"gpu-device-rule | rule:1 | c 507:0 rw | node=nvidia-nvswitch/0 | -rule:c 507:0"}},
-		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true }, []string{"rules-not-enforced | rule:none | the device cgroup is switched off | never"}},
+		{"CAP_MKNOD with an open rule", func(s *scene) {
+			s.caps("CAP_MKNOD")
+			s.rules("deny a", "allow c *:* rw")
+		}, []string{"gpu-device-rule | rule:1 | c *:* rw | never | -rule:c *:*"}},
+		{"IMEX channels", rules("deny a", "allow c 510:* rw"),
+			[]string{"gpu-device-rule | rule:1 | c 510:* rw | never | -rule:c 510:*"}},
+		{"a switch", rules("deny a", "allow c 507:0 rw"), []string{
+			"gpu-device-rule | rule:1 | c 507:0 rw | node=nvidia-nvswitch/0 | -rule:c 507:0"}},
+		{"cgroups switched off, whatever the rules say", func(s *scene) { s.caller.CgroupsOff = true },
+			[]string{"rules-not-enforced | rule:none | the device cgroup is switched off | never"}},
 		{"cgroups switched off for a privileged container: no rule of ours would hold it", func(s *scene) {
 			s.caller.CgroupsOff = true
 			s.caps("CAP_SYS_ADMIN")
@@ -186,18 +267,31 @@ func TestWhereNoDeviceRuleHolds(t *testing.T) {
 	check(t, []row{
 		{"an ordinary container", unruled(func(*scene) {}), nil},
 		{"no rules, as rootless Podman writes them", unruled(func(s *scene) { s.rules() }), nil},
-		{"rules for everything", unruled(func(s *scene) { s.rules("allow a"); s.caps("CAP_SYS_ADMIN", "CAP_MKNOD") }), nil},
-		{"a rule for a GPU, of which nobody can make the node", unruled(func(s *scene) { s.addRules("allow c 195:* rwm") }), nil},
-		{"cgroups switched off, as rootless engines have them on cgroup v1", unruled(func(s *scene) { s.caller.CgroupsOff = true }), nil},
-		{"a GPU's node", unruled(func(s *scene) { s.device("/dev/nvidia0", "c", 195, 0) }), []string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
-		{"a path that is a GPU's node, which the runtime binds whatever the numbers", unruled(func(s *scene) { s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3) }),
-			[]string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:T/dev/nvidia0"}},
+		{"rules for everything", unruled(func(s *scene) {
+			s.rules("allow a")
+			s.caps("CAP_SYS_ADMIN", "CAP_MKNOD")
+		}), nil},
+		{"a rule for a GPU, of which nobody can make the node",
+			unruled(func(s *scene) { s.addRules("allow c 195:* rwm") }), nil},
+		{"cgroups switched off, as rootless engines have them on cgroup v1",
+			unruled(func(s *scene) { s.caller.CgroupsOff = true }), nil},
+		{"a GPU's node", unruled(func(s *scene) { s.device("/dev/nvidia0", "c", 195, 0) }),
+			[]string{"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+				"-device:/dev/nvidia0"}},
+		{"a path that is a GPU's node, which the runtime binds whatever the numbers",
+			unruled(func(s *scene) { s.device(s.mknod("dev/nvidia0", 195, 0), "c", 1, 3) }),
+			[]string{"gpu-device-node | device:T/dev/nvidia0 | c 195:0 | node=nvidia/0 | " +
+				"-device:T/dev/nvidia0"}},
 		{"another node", unruled(func(s *scene) { s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }), nil},
 		{"a mount of a GPU's node", unruled(func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }),
 			[]string{"gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"the node's /dev", unruled(func(s *scene) { s.bind(s.path("dev"), "/host") }), []string{dev}},
-		{"the node's /dev, whatever the rules deny", unruled(func(s *scene) { s.rules("deny a"); s.bind(s.path("dev"), "/host") }), []string{dev}},
-		{"a parent of /dev", unruled(func(s *scene) { s.bind(s.dir, "/host") }), []string{"gpu-bind-mount | mount:/host | T | drop"}},
+		{"the node's /dev, whatever the rules deny", unruled(func(s *scene) {
+			s.rules("deny a")
+			s.bind(s.path("dev"), "/host")
+		}), []string{dev}},
+		{"a parent of /dev", unruled(func(s *scene) { s.bind(s.dir, "/host") }),
+			[]string{"gpu-bind-mount | mount:/host | T | drop"}},
 		{"a directory of GPUs' nodes", unruled(func(s *scene) {
 			s.mkdir("dev/dri")
 			s.mknod("dev/dri/renderD128", 226, 128)
@@ -206,27 +300,38 @@ func TestWhereNoDeviceRuleHolds(t *testing.T) {
 			[]string{"gpu-bind-mount | mount:/host | T/dev/dri | drop"}},
 		{"another directory of /dev", unruled(func(s *scene) { s.bind(s.mkdir("dev/snd"), "/host") }), nil},
 		{"a volume", unruled(func(s *scene) { s.bind(s.mkdir("volume"), "/data") }), nil},
-		{"a root file system with the node's /dev", unruled(func(s *scene) { s.spec.Root = &specs.Root{Path: s.dir} }), []string{"gpu-bind-mount | root | T | never"}},
-		{"one without", unruled(func(s *scene) { s.mkdir("bundle/rootfs"); s.spec.Root = &specs.Root{Path: "rootfs"} }), nil},
+		{"a root file system with the node's /dev", unruled(func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.dir}
+		}), []string{"gpu-bind-mount | root | T | never"}},
+		{"one without", unruled(func(s *scene) {
+			s.mkdir("bundle/rootfs")
+			s.spec.Root = &specs.Root{Path: "rootfs"}
+		}), nil},
 		{"with CAP_SYS_ADMIN, taking the nodes away leaves the mount", unruled(func(s *scene) {
 			s.caps("CAP_SYS_ADMIN")
 			s.device("/dev/nvidia0", "c", 195, 0)
 			s.bind(s.path("dev"), "/host")
-		}), []string{"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0", dev}},
-		{"and so is a root file system in the machine's first one", func(s *scene) { s.spec.Root = &specs.Root{Path: s.dir} }, nil},
+		}), []string{"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0",
+			dev}},
+		{"and so is a root file system in the machine's first one", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.dir}
+		}, nil},
 	})
-	for name, setup := range map[string]func(*scene){"in a user namespace": (*scene).unruled, "as another user than root": func(s *scene) { s.node.Host.UID = 1000 }} {
+	for name, setup := range map[string]func(*scene){"in a user namespace": (*scene).unruled,
+		"as another user than root": func(s *scene) { s.node.Host.UID = 1000 }} {
 		s := newScene(t)
 		setup(s)
 		s.userNamespace()
 		s.rules()
 		if r := s.find(); !r.Unruled || r.Unclosed || len(r.Hits) != 0 {
-			t.Errorf("%s: unruled %v, unclosed %v, hits %v: what holds nothing is not closed, and lets nothing in", name, r.Unruled, r.Unclosed, r.Hits)
+			t.Errorf("%s: unruled %v, unclosed %v, hits %v: what holds nothing is not closed, and "+
+				"lets nothing in", name, r.Unruled, r.Unclosed, r.Hits)
 		}
 	}
 }
 
-// TestUnclosed: what a container in a user namespace keeps where nothing but the lack of a rule that denies all lets it reach GPUs.
+// TestUnclosed: what a container in a user namespace keeps where nothing but the lack of a rule
+// that denies all lets it reach GPUs.
 func TestUnclosed(t *testing.T) {
 	fuse := grant.DeviceRule{Allow: true, Type: 'c', Major: 10, Minor: 229, Access: "rwm"}
 	for _, c := range []struct {
@@ -278,16 +383,19 @@ func TestWhatMakesAContainerPrivileged(t *testing.T) {
 			c.setup(s)
 			r := s.find()
 			if r.Privileged != c.privileged || r.AllDevices != c.all || r.SysAdmin != c.sysAdmin {
-				t.Errorf("privileged %v, all devices %v, CAP_SYS_ADMIN %v", r.Privileged, r.AllDevices, r.SysAdmin)
+				t.Errorf("privileged %v, all devices %v, CAP_SYS_ADMIN %v", r.Privileged,
+					r.AllDevices, r.SysAdmin)
 			}
 		})
 	}
 }
 
-// The vendor of a DRM node stands in sysfs, which costs a look for each: only a spec that has to do with DRM pays it.
+// The vendor of a DRM node stands in sysfs, which costs a look for each: only a spec that has to do
+// with DRM pays it.
 func TestDRMNodesAreToldApartByVendor(t *testing.T) {
 	s := newScene(t)
-	for device, vendor := range map[string]string{"226:0": "0x10de\n", "226:128": "0x10de\n", "226:1": "0x8086\n"} {
+	for device, vendor := range map[string]string{"226:0": "0x10de\n", "226:128": "0x10de\n",
+		"226:1": "0x8086\n"} {
 		s.mkdir("sys/dev/char/" + device + "/device")
 		s.must(os.WriteFile(s.path("sys/dev/char/"+device+"/device/vendor"), []byte(vendor), 0o644))
 	}
@@ -311,9 +419,11 @@ func TestDRMNodesAreToldApartByVendor(t *testing.T) {
 func TestFindFailsWhereItCannotTell(t *testing.T) {
 	broken := errors.New("sysfs is gone")
 	for name, setup := range map[string]func(*scene){
-		"a DRM rule":            func(s *scene) { s.addRules("allow c 226:129 rw") },
-		"a DRM node":            func(s *scene) { s.device("/dev/dri/renderD129", "c", 226, 129) },
-		"a mount of a DRM node": func(s *scene) { s.bind(s.mknod("dev/renderD129", 226, 129), "/dev/dri/renderD129") },
+		"a DRM rule": func(s *scene) { s.addRules("allow c 226:129 rw") },
+		"a DRM node": func(s *scene) { s.device("/dev/dri/renderD129", "c", 226, 129) },
+		"a mount of a DRM node": func(s *scene) {
+			s.bind(s.mknod("dev/renderD129", 226, 129), "/dev/dri/renderD129")
+		},
 		"such a mount among good": func(s *scene) {
 			s.bind(s.mknod("dev/renderD129", 226, 129), "/a")
 			s.bind(s.mknod("dev/null", 1, 3), "/b")
@@ -360,7 +470,8 @@ func TestTheMapOfMajorsIsHandedOn(t *testing.T) {
 	s = newScene(t)
 	s.rules("allow a")
 	got := s.find().Devices
-	if got.Majors[majorUVM] != grant.ClassUVM || got.Majors[majorSwitch] != "nvidia-nvswitch" || !got.DRM[128] || got.DRM[129] {
+	if got.Majors[majorUVM] != grant.ClassUVM || got.Majors[majorSwitch] != "nvidia-nvswitch" ||
+		!got.DRM[128] || got.DRM[129] {
 		t.Errorf("with one: %+v", got)
 	}
 	if slices.Contains([]grant.NodeClass{"nvidiactl", "nvidia-modeset"}, got.Majors[195]) {
@@ -380,7 +491,8 @@ func TestMajorsAreReadOnlyForASpecThatNamesOne(t *testing.T) {
 	}
 }
 
-// Rules that take the place of "everything" leave out majors that nobody has, so it is asked who has which; nobody else pays.
+// Rules that take the place of "everything" leave out majors that nobody has, so it is asked who
+// has which; nobody else pays.
 func TestMajorsOfOthersAreAskedForByARuleForEverything(t *testing.T) {
 	s := newScene(t)
 	asked := 0
@@ -399,7 +511,8 @@ func TestMajorsOfOthersAreAskedForByARuleForEverything(t *testing.T) {
 	}
 }
 
-// TestRulesForNumbersToCome: with an NVIDIA GPU in the machine, a number that is nobody's can become one of its driver's.
+// TestRulesForNumbersToCome: with an NVIDIA GPU in the machine, a number that is nobody's can
+// become one of its driver's.
 func TestRulesForNumbersToCome(t *testing.T) {
 	on := func(cards bool, rules ...string) func(*scene) {
 		return func(s *scene) {
@@ -422,10 +535,13 @@ func TestRulesForNumbersToCome(t *testing.T) {
 		return []string{"gpu-device-rule | rule:1 | " + rule + why + " | " + cover + " | -rule:" + device}
 	}
 	var rows []row
-	for _, rule := range []string{"c 226:* rwm", "c 226:0 rw", "c 226:128 rw", "c 511:* rwm", "c 511:0 rwm", "c 384:7 rw", "c 254:* rwm", "c 234:* rwm"} {
-		rows = append(rows, row{rule, on(true, "allow "+rule), hit(rule)}, row{rule + " without a GPU", on(false, "allow "+rule), nil})
+	for _, rule := range []string{"c 226:* rwm", "c 226:0 rw", "c 226:128 rw", "c 511:* rwm", "c 511:0 rwm",
+		"c 384:7 rw", "c 254:* rwm", "c 234:* rwm"} {
+		rows = append(rows, row{rule, on(true, "allow "+rule), hit(rule)},
+			row{rule + " without a GPU", on(false, "allow "+rule), nil})
 	}
-	for _, rule := range []string{"c 226:1 rw", "c 226:129 rwm", "c 240:* rwm", "c 500:0 rw", "c 233:* rwm", "c 255:* rwm", "c 383:* rwm", "c 512:* rwm", "c 511:* m", "c *:* m", "b 511:* rwm", "c 10:200 rwm"} {
+	for _, rule := range []string{"c 226:1 rw", "c 226:129 rwm", "c 240:* rwm", "c 500:0 rw", "c 233:* rwm",
+		"c 255:* rwm", "c 383:* rwm", "c 512:* rwm", "c 511:* m", "c *:* m", "b 511:* rwm", "c 10:200 rwm"} {
 		rows = append(rows, row{rule, on(true, "allow "+rule), nil})
 	}
 	denials := []string{"allow a", "deny c 195:* rwm", "deny c 226:* rwm"}
@@ -435,10 +551,12 @@ func TestRulesForNumbersToCome(t *testing.T) {
 		}
 	}
 	everything := []string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}
-	rows = append(rows, row{"everything but what could come", on(true, denials...), nil}, row{"everything but some", on(true, denials[:100]...), everything},
+	rows = append(rows, row{"everything but what could come", on(true, denials...), nil},
+		row{"everything but some", on(true, denials[:100]...), everything},
 		row{"everything but DRM", on(true, append(slices.Clone(denials[:2]), denials[3:]...)...), everything},
 		row{"everything but the last number", on(true, denials[:len(denials)-1]...), everything},
-		row{"everything but 195 and DRM", on(true, denials[:3]...), everything}, row{"the same without a GPU", on(false, denials[:3]...), nil},
+		row{"everything but 195 and DRM", on(true, denials[:3]...), everything},
+		row{"the same without a GPU", on(false, denials[:3]...), nil},
 		row{"what is asked of the kernel is not told", func(s *scene) {
 			on(true, "allow c 10:* rwm")(s)
 			s.node.Taken = func() (map[int]bool, error) { return nil, errors.New("no /proc/devices") }
@@ -449,9 +567,12 @@ func TestRulesForNumbersToCome(t *testing.T) {
 			s.node.DRM = func() (map[int]bool, error) { return nodes, nil }
 		}
 	}
-	rows = append(rows, row{"all DRM nodes, of which one is a GPU's", drm(map[int]bool{0: false, 128: true}, "allow c 226:* rwm"), []string{"gpu-device-rule | rule:1 | c 226:* rwm | never | -rule:c 226:*"}},
-		row{"a rule that is the first", func(s *scene) { on(true)(s); s.rules("allow c 511:0 rw") }, []string{"gpu-device-rule | rule:none | the device rules do not begin by denying all | narrow",
-			"gpu-device-rule | rule:0 | c 511:0 rw" + why + " | never | -rule:c 511:0"}},
+	rows = append(rows, row{"all DRM nodes, of which one is a GPU's",
+		drm(map[int]bool{0: false, 128: true}, "allow c 226:* rwm"),
+		[]string{"gpu-device-rule | rule:1 | c 226:* rwm | never | -rule:c 226:*"}},
+		row{"a rule that is the first", func(s *scene) { on(true)(s); s.rules("allow c 511:0 rw") },
+			[]string{"gpu-device-rule | rule:none | the device rules do not begin by denying all | narrow",
+				"gpu-device-rule | rule:0 | c 511:0 rw" + why + " | never | -rule:c 511:0"}},
 		row{"a DRM node beside a GPU's", drm(map[int]bool{0: true}, "allow c 226:5 rw"), hit("c 226:5 rw")})
 	check(t, rows)
 

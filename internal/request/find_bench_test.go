@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// BenchmarkFind is what Find takes for containers as engines start them. The second look is that at the
-// spec with its edits, which knows what the first look has seen.
+// BenchmarkFind is what Find takes for containers as engines start them. The second look is that at
+// the spec with its edits, which knows what the first look has seen.
 func BenchmarkFind(b *testing.B) {
 	plainPod := func(s *scene) {
 		s.pod()
@@ -33,7 +33,8 @@ func BenchmarkFind(b *testing.B) {
 		{"pod", plainPod},
 		{"gpu", func(s *scene) {
 			plainPod(s)
-			s.env("NVIDIA_VISIBLE_DEVICES=GPU-a", "NVIDIA_DRIVER_CAPABILITIES=all", "GPULEDGER_GRANT=g-abcdefghijkl")
+			s.env("NVIDIA_VISIBLE_DEVICES=GPU-a", "NVIDIA_DRIVER_CAPABILITIES=all",
+				"GPULEDGER_GRANT=g-abcdefghijkl")
 			for minor, name := range []string{"nvidia0", "nvidia1", "nvidia2", "nvidia3"} {
 				s.device("/dev/"+name, "c", 195, int64(minor))
 				s.addRules(fmt.Sprintf("allow c 195:%d rw", minor))
@@ -43,7 +44,8 @@ func BenchmarkFind(b *testing.B) {
 			for i := range 40 {
 				s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Type: "bind",
 					Source:      s.touch(fmt.Sprintf("lib/libnvidia-%d.so.1", i)),
-					Destination: fmt.Sprintf("/usr/lib/libnvidia-%d.so.1", i), Options: grant.DriverFileOptions})
+					Destination: fmt.Sprintf("/usr/lib/libnvidia-%d.so.1", i),
+					Options:     grant.DriverFileOptions})
 			}
 		}},
 		{"agent", func(s *scene) {

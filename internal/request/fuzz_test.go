@@ -14,19 +14,23 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// A spec is a tenant's: whatever it holds, reading it ends with an answer. What we take, encoding/json takes too, and
-// reads the same environment: a runtime in Go sees what we saw. What is read token by token is what the strict library
-// reads by the fields' tags.
+// A spec is a tenant's: whatever it holds, reading it ends with an answer. What we take,
+// encoding/json takes too, and reads the same environment: a runtime in Go sees what we saw. What
+// is read token by token is what the strict library reads by the fields' tags.
 func FuzzParse(f *testing.F) {
-	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"annotations":{"A":"b"},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`))
+	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},"annotations":{"A":"b"},` +
+		`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`))
 	f.Add([]byte(`{"Process":{},"process":null}`))
-	f.Add([]byte(`{"a\\":{"sysctl" : {"Linux":{"Linux":"\":"}},"annotations":"x","Linux\\\\":[]},"unified":[{"Linux":1}],"Linux":1}`))
-	f.Add([]byte(`{"linux":[[{"resources":{"CPU":{"Path":1},"devices":[{"Type":"c"}]}}]],"mounts":{"Type":""}}`))
+	f.Add([]byte(`{"a\\":{"sysctl" : {"Linux":{"Linux":"\":"}},"annotations":"x","Linux\\\\":[]},` +
+		`"unified":[{"Linux":1}],"Linux":1}`))
+	f.Add([]byte(`{"linux":[[{"resources":{"CPU":{"Path":1},"devices":[{"Type":"c"}]}}]],` +
+		`"mounts":{"Type":""}}`))
 	f.Add([]byte(`{"proce\u017fs":[{"linux":{"unified":{"x":1,"x":2}}}]} x`))
 	f.Fuzz(func(t *testing.T, config []byte) {
 		spec, err := Parse(config)
 		checked := checkNames(config, specFields)
-		if wrong, valid := walkNames(config); valid && ((checked == nil) != (len(wrong) == 0) || checked != nil && !slices.Contains(wrong, checked.Error())) {
+		if wrong, valid := walkNames(config); valid && ((checked == nil) != (len(wrong) == 0) ||
+			checked != nil && !slices.Contains(wrong, checked.Error())) {
 			t.Errorf("names: %v, by the library %q", checked, wrong)
 		}
 		if want := (Spec{}); checked == nil && checkWords(config) == nil {
@@ -62,7 +66,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// walkNames is checkNames by the library's own tree of the document, whose members come in no order.
+// walkNames is checkNames by the library's own tree of the document, whose members come in no
+// order.
 func walkNames(config []byte) (wrong []string, valid bool) {
 	var tree any
 	if strict.Unmarshal(config, &tree) != nil {
@@ -84,7 +89,8 @@ func wrongNames(value any, in []field) (wrong []string) {
 			case name == f.name && f.in != nil:
 				wrong = append(wrong, wrongNames(member, f.in)...)
 			case name != f.name && strings.EqualFold(name, f.name):
-				wrong = append(wrong, fmt.Sprintf("%s is spelt \"%s\" there; runtimes disagree on whether it counts", f.name, grant.Printable(name)))
+				wrong = append(wrong, fmt.Sprintf("%s is spelt \"%s\" there; runtimes disagree on "+
+					"whether it counts", f.name, grant.Printable(name)))
 			}
 		}
 	}
@@ -92,11 +98,16 @@ func wrongNames(value any, in []field) (wrong []string) {
 }
 
 func FuzzFind(f *testing.F) {
-	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER_GRANT=g-abcdefghijkl","ALIYUN_COM_GPU_MEM_CONTAINER=4"],"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},`+
-		`"mounts":[{"destination":"/x","source":"/dev","type":"bind"},{"destination":"/var/run/nvidia-container-devices/0","source":"/dev/null","options":["bind"]}],`+
-		`"annotations":{"ALIYUN_COM_GPU_MEM_IDX":"0","gpuledger.dev/gpus":"0","scheduler.framework.gpushare.allocation":"{\"c1\":{\"0\":1}}"},`+
-		`"linux":{"namespaces":[{"type":"user"}],"devices":[{"path":"/dev/null","type":"c","major":195}],"resources":{"devices":[{"allow":true}]}}}`), uint8(0))
-	f.Add([]byte(`{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":195,"access":"rw"},{"type":"c","access":"rw"}]}}}`), uint8(1))
+	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all","GPULEDGER_GRANT=g-abcdefghijkl",`+
+		`"ALIYUN_COM_GPU_MEM_CONTAINER=4"],"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},`+
+		`"mounts":[{"destination":"/x","source":"/dev","type":"bind"},`+
+		`{"destination":"/var/run/nvidia-container-devices/0","source":"/dev/null","options":["bind"]}],`+
+		`"annotations":{"ALIYUN_COM_GPU_MEM_IDX":"0","gpuledger.dev/gpus":"0",`+
+		`"scheduler.framework.gpushare.allocation":"{\"c1\":{\"0\":1}}"},`+
+		`"linux":{"namespaces":[{"type":"user"}],"devices":[{"path":"/dev/null","type":"c","major":195}],`+
+		`"resources":{"devices":[{"allow":true}]}}}`), uint8(0))
+	f.Add([]byte(`{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":195,"access":"rw"},`+
+		`{"type":"c","access":"rw"}]}}}`), uint8(1))
 	f.Fuzz(func(t *testing.T, config []byte, engine uint8) {
 		spec, err := Parse(config)
 		if err != nil {
@@ -104,7 +115,8 @@ func FuzzFind(f *testing.F) {
 		}
 		s := newScene(t)
 		s.spec = spec
-		s.caller.Container.Engine = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker, grant.NoEngine}[engine%5]
+		s.caller.Container.Engine = []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker,
+			grant.NoEngine}[engine%5]
 		r, err := Find(s.spec, s.caller, s.node)
 		if err != nil {
 			return

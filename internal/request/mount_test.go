@@ -17,21 +17,44 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 	const gpu0 = "gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"
 	check(t, []row{
 		{"a GPU", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }, []string{gpu0}},
-		{"a GPU, read only", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x", "ro") }, []string{gpu0}},
-		{"a GPU's node that stands elsewhere", func(s *scene) { s.bind(s.mknod("state/../bundle/disk", 195, 2), "/x") }, []string{"gpu-bind-mount | mount:/x | T/bundle/disk (c 195:2) | node=nvidia/2 | -mount:/x"}},
-		{"a link to a GPU", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.link("dev/nvidia0", "link"), "/x") }, []string{"gpu-bind-mount | mount:/x | T/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
-		{"a path with .. and //", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.dir+"//run/..//dev/./nvidia0", "/x") }, []string{"gpu-bind-mount | mount:/x | T//run/..//dev/./nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
-		{"a path relative to the bundle", func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind("../dev/nvidia0", "/x") }, []string{"gpu-bind-mount | mount:/x | ../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a GPU, read only", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x", "ro") }, []string{
+			gpu0}},
+		{"a GPU's node that stands elsewhere", func(s *scene) {
+			s.bind(s.mknod("state/../bundle/disk", 195, 2), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/bundle/disk (c 195:2) | node=nvidia/2 | -mount:/x"}},
+		{"a link to a GPU", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.link("dev/nvidia0", "link"), "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a path with .. and //", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.dir+"//run/..//dev/./nvidia0", "/x")
+		}, []string{"gpu-bind-mount | mount:/x | T//run/..//dev/./nvidia0 (c 195:0) | node=nvidia/0 " +
+			"| -mount:/x"}},
+		{"a path relative to the bundle", func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind("../dev/nvidia0", "/x")
+		}, []string{"gpu-bind-mount | mount:/x | ../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"a type that does not say bind, with options that do", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "none", Options: []string{"bind"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "none",
+				Options: []string{"bind"}})
 		}, []string{gpu0}},
 		{"a type that says bind, without options", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "bind"})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "bind"})
 		}, []string{gpu0}},
-		{"the control node", func(s *scene) { s.bind(s.mknod("dev/nvidiactl", 195, 255), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/nvidiactl (c 195:255) | node=nvidiactl/255 | -mount:/x"}},
-		{"modeset", func(s *scene) { s.bind(s.mknod("dev/m", 195, 254), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/m (c 195:254) | drop=nvidia-modeset/254 | -mount:/x"}},
-		{"an NVIDIA DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD128", 226, 128), "/x") }, []string{"gpu-bind-mount | mount:/x | T/dev/renderD128 (c 226:128) | node=drm/128 | -mount:/x"}},
-		{"another vendor's DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD129", 226, 129), "/x") }, nil},
+		{"the control node", func(s *scene) { s.bind(s.mknod("dev/nvidiactl", 195, 255), "/x") },
+			[]string{"gpu-bind-mount | mount:/x | T/dev/nvidiactl (c 195:255) | node=nvidiactl/255 " +
+				"| -mount:/x"}},
+		{"modeset", func(s *scene) { s.bind(s.mknod("dev/m", 195, 254), "/x") },
+			[]string{"gpu-bind-mount | mount:/x | T/dev/m (c 195:254) | drop=nvidia-modeset/254 " +
+				"| -mount:/x"}},
+		{"an NVIDIA DRM node", func(s *scene) { s.bind(s.mknod("dev/renderD128", 226, 128), "/x") },
+			[]string{"gpu-bind-mount | mount:/x | T/dev/renderD128 (c 226:128) | node=drm/128 | -mount:/x"}},
+		{"another vendor's DRM node", func(s *scene) {
+			s.bind(s.mknod("dev/renderD129", 226, 129), "/x")
+		}, nil},
 		{"/dev/null", func(s *scene) { s.bind(s.mknod("dev/null", 1, 3), "/x") }, nil},
 		{"a file by a GPU's name", func(s *scene) { s.bind(s.touch("dev/nvidia0"), "/dev/nvidia0") }, nil},
 		{"a chain of links", func(s *scene) {
@@ -55,19 +78,34 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 			s.mkdir("state/plain")
 			s.bind(s.touch("state/plain/a"), "/a")
 			s.bind(s.dir+"/state/plain/..", "/x")
-		}, []string{"gpu-socket | mount:/a | T/state/plain/a | never", "gpu-socket | mount:/x | T/state/plain/.. | never"}},
+		}, []string{"gpu-socket | mount:/a | T/state/plain/a | never",
+			"gpu-socket | mount:/x | T/state/plain/.. | never"}},
 		{"a type of tmpfs, with options that say bind", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "tmpfs", Options: []string{"rbind"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Source: s.mknod("dev/nvidia0", 195, 0), Destination: "/x", Type: "tmpfs",
+				Options: []string{"rbind"}})
 		}, []string{gpu0}},
-		{"what the runtime's directory lacks, or has", func(s *scene) { s.bind("/proc/self/cwd/dev/nvidia0", "/x") }, []string{elsewhere("/proc/self/cwd/dev/nvidia0")}},
-		{"the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd", "/x") }, []string{elsewhere("/proc/self/cwd")}},
-		{"a plain file in the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd/mount_test.go", "/x") }, []string{elsewhere("/proc/self/cwd/mount_test.go")}},
-		{"the runtime's root", func(s *scene) { s.bind("/proc/self/root/etc", "/x") }, []string{elsewhere("/proc/self/root/etc")}},
-		{"a thread's", func(s *scene) { s.bind("/proc/thread-self/cwd", "/x") }, []string{elsewhere("/proc/thread-self/cwd")}},
-		{"a file that the runtime has open, and we have not", func(s *scene) { s.bind("/proc/self/fd/987", "/x") }, []string{elsewhere("/proc/self/fd/987")}},
-		{"below such a file", func(s *scene) { s.bind("/dev/fd/987/nvidia0", "/x") }, []string{elsewhere("/dev/fd/987/nvidia0")}},
-		{"a link to such a place", func(s *scene) { s.bind(s.link("/proc/self/cwd", "link"), "/x") }, []string{elsewhere("T/link")}},
-		{"a link to such a file", func(s *scene) { s.bind(s.link("/proc/self/fd/987", "link"), "/x") }, []string{elsewhere("T/link")}},
+		{"what the runtime's directory lacks, or has", func(s *scene) {
+			s.bind("/proc/self/cwd/dev/nvidia0", "/x")
+		}, []string{elsewhere("/proc/self/cwd/dev/nvidia0")}},
+		{"the runtime's current directory", func(s *scene) { s.bind("/proc/self/cwd", "/x") },
+			[]string{elsewhere("/proc/self/cwd")}},
+		{"a plain file in the runtime's current directory", func(s *scene) {
+			s.bind("/proc/self/cwd/mount_test.go", "/x")
+		}, []string{elsewhere("/proc/self/cwd/mount_test.go")}},
+		{"the runtime's root", func(s *scene) { s.bind("/proc/self/root/etc", "/x") },
+			[]string{elsewhere("/proc/self/root/etc")}},
+		{"a thread's", func(s *scene) { s.bind("/proc/thread-self/cwd", "/x") },
+			[]string{elsewhere("/proc/thread-self/cwd")}},
+		{"a file that the runtime has open, and we have not", func(s *scene) {
+			s.bind("/proc/self/fd/987", "/x")
+		}, []string{elsewhere("/proc/self/fd/987")}},
+		{"below such a file", func(s *scene) { s.bind("/dev/fd/987/nvidia0", "/x") },
+			[]string{elsewhere("/dev/fd/987/nvidia0")}},
+		{"a link to such a place", func(s *scene) { s.bind(s.link("/proc/self/cwd", "link"), "/x") },
+			[]string{elsewhere("T/link")}},
+		{"a link to such a file", func(s *scene) { s.bind(s.link("/proc/self/fd/987", "link"), "/x") },
+			[]string{elsewhere("T/link")}},
 		{"a file of /proc", func(s *scene) { s.bind("/proc/self/mountinfo", "/x") }, nil},
 		{"what is not there", func(s *scene) { s.bind(s.path("dev/none"), "/x") }, nil},
 		{"a path through a file", func(s *scene) { s.bind(s.touch("file")+"/x", "/x") }, nil},
@@ -81,18 +119,20 @@ func driverOf(path string) grant.Sources {
 	return grant.Driver{Root: "/", Files: []grant.DriverFile{{Path: path, Kind: grant.FileLibrary}}}.Sources()
 }
 
-// TestFilesOfTheDriverAreNotLookedAt: what an admission has just written for a file that the inventory knows. Here a GPU stands in its place,
-// to tell whether somebody looked.
+// TestFilesOfTheDriverAreNotLookedAt: what an admission has just written for a file that the
+// inventory knows. Here a GPU stands in its place, to tell whether somebody looked.
 func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 	file := func(change func(*scene, *specs.Mount)) func(*scene) {
 		return func(s *scene) {
-			m := specs.Mount{Source: s.mknod("bundle/libcuda.so.1", 195, 0), Destination: "/x", Type: "bind", Options: grant.DriverFileOptions}
+			m := specs.Mount{Source: s.mknod("bundle/libcuda.so.1", 195, 0), Destination: "/x", Type: "bind",
+				Options: grant.DriverFileOptions}
 			s.node.Files = driverOf(m.Source)
 			change(s, &m)
 			s.spec.Mounts = append(s.spec.Mounts, m)
 		}
 	}
-	found := []string{"gpu-bind-mount | mount:/x | T/bundle/libcuda.so.1 (c 195:0) | node=nvidia/0 | -mount:/x"}
+	found := []string{"gpu-bind-mount | mount:/x | T/bundle/libcuda.so.1 (c 195:0) | node=nvidia/0 " +
+		"| -mount:/x"}
 	check(t, []row{
 		{"as an admission writes it", file(func(*scene, *specs.Mount) {}), nil},
 		{"before there was an admission", file(func(s *scene, _ *specs.Mount) { s.node.Files = grant.Sources{} }), found},
@@ -125,135 +165,210 @@ func TestMountsOfParentsOfDeviceNodes(t *testing.T) {
 		{"/dev, nothing open", withRules("T/dev"), nil},
 		{"/, nothing open", withRules("/"), nil},
 		{"/dev, other devices open", withRules("T/dev", "allow c 10:* rw"), nil},
-		{"/dev, one GPU open: the others answer EPERM", withRules("T/dev", "allow c 195:0 rw"), []string{"gpu-device-rule | rule:13 | c 195:0 rw | node=nvidia/0 | -rule:c 195:0"}},
-		{"/dev, all GPUs open", withRules("T/dev", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | T/dev | drop"}},
-		{"/, all GPUs open", withRules("/", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | / | drop"}},
-		{"a directory of nodes, all GPUs open", withRules("T/dev/nvidia-caps", "allow c 10:1 rw", "allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | T/dev/nvidia-caps | drop"}},
+		{"/dev, one GPU open: the others answer EPERM", withRules("T/dev", "allow c 195:0 rw"),
+			[]string{"gpu-device-rule | rule:13 | c 195:0 rw | node=nvidia/0 | -rule:c 195:0"}},
+		{"/dev, all GPUs open", withRules("T/dev", "allow c 10:1 rw", "allow c 195:* rw"),
+			[]string{every, "gpu-bind-mount | mount:/host | T/dev | drop"}},
+		{"/, all GPUs open", withRules("/", "allow c 10:1 rw", "allow c 195:* rw"),
+			[]string{every, "gpu-bind-mount | mount:/host | / | drop"}},
+		{"a directory of nodes, all GPUs open", withRules("T/dev/nvidia-caps", "allow c 10:1 rw",
+			"allow c 195:* rw"), []string{every, "gpu-bind-mount | mount:/host | T/dev/nvidia-caps | drop"}},
 		{"a directory of nodes, nothing open", withRules("T/dev/nvidia-caps"), nil},
-		{"/dev/shm, all GPUs open", withRules("T/dev/shm", "allow c 10:1 rw", "allow c 195:* rw"), []string{every}},
-		{"a directory elsewhere, all GPUs open", withRules("T/bundle", "allow c 10:1 rw", "allow c 195:* rw"), []string{every}},
-		{"/dev of a privileged container", withRules("T/dev", "allow a"), []string{"privileged-gpu | rule:13 | a *:* rwm | narrow", "privileged-gpu | mount:/host | T/dev | drop"}},
+		{"/dev/shm, all GPUs open", withRules("T/dev/shm", "allow c 10:1 rw", "allow c 195:* rw"), []string{
+			every}},
+		{"a directory elsewhere, all GPUs open", withRules("T/bundle", "allow c 10:1 rw", "allow c 195:* rw"),
+			[]string{every}},
+		{"/dev of a privileged container", withRules("T/dev", "allow a"),
+			[]string{"privileged-gpu | rule:13 | a *:* rwm | narrow",
+				"privileged-gpu | mount:/host | T/dev | drop"}},
 		{"a devtmpfs of its own, nothing open", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/dev", Type: "devtmpfs"})
 		}, nil},
 		{"a devtmpfs of its own, all GPUs open", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/dev", Type: "devtmpfs", Source: "devtmpfs"})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/dev", Type: "devtmpfs", Source: "devtmpfs"})
 			s.addRules("allow c 10:1 rw", "allow c 195:* rw")
 		}, []string{every, "gpu-bind-mount | mount:/dev | devtmpfs | drop"}},
 	})
 }
 
 func TestMountsOfWhatGovernsGPUs(t *testing.T) {
-	socket := func(source string) []string { return []string{"gpu-socket | mount:/x | " + source + " | never"} }
+	socket := func(source string) []string {
+		return []string{"gpu-socket | mount:/x | " + source + " | never"}
+	}
 	check(t, []row{
 		{"run_dir", func(s *scene) { s.bind(s.path("run"), "/x") }, socket("T/run")},
 		{"state_dir", func(s *scene) { s.bind(s.path("state"), "/x", "ro") }, socket("T/state")},
-		{"a directory below", func(s *scene) { s.bind(s.mkdir("run/mps/GPU-a"), "/x") }, socket("T/run/mps/GPU-a")},
-		{"a file below", func(s *scene) { s.bind(s.touch("state/inventory.json"), "/x") }, socket("T/state/inventory.json")},
-		{"what is not there below", func(s *scene) { s.bind(s.path("run/none"), "/x") }, socket("T/run/none")},
+		{"a directory below", func(s *scene) { s.bind(s.mkdir("run/mps/GPU-a"), "/x") },
+			socket("T/run/mps/GPU-a")},
+		{"a file below", func(s *scene) { s.bind(s.touch("state/inventory.json"), "/x") },
+			socket("T/state/inventory.json")},
+		{"what is not there below", func(s *scene) { s.bind(s.path("run/none"), "/x") },
+			socket("T/run/none")},
 		{"a link to it", func(s *scene) { s.bind(s.link("run", "link"), "/x") }, socket("T/link")},
-		{"a link in the middle", func(s *scene) { s.mkdir("run/a"); s.link("run", "link"); s.bind(s.path("link/a"), "/x") }, socket("T/link/a")},
+		{"a link in the middle", func(s *scene) {
+			s.mkdir("run/a")
+			s.link("run", "link")
+			s.bind(s.path("link/a"), "/x")
+		}, socket("T/link/a")},
 		{"a run_dir that is a link itself", func(s *scene) {
 			s.link("run", "varrun")
 			s.node.Policy.RunDir = s.path("varrun")
 			s.bind(s.path("run"), "/x")
 		}, socket("T/run")},
 		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
-		{"through .. of what is not there yet, to a link", func(s *scene) { s.link("run", "link"); s.bind(s.dir+"/dev/none/../../link", "/x") }, socket("T/dev/none/../../link")},
+		{"through .. of what is not there yet, to a link", func(s *scene) {
+			s.link("run", "link")
+			s.bind(s.dir+"/dev/none/../../link", "/x")
+		}, socket("T/dev/none/../../link")},
 		{"the same, below a link", func(s *scene) {
 			s.link("run", "link")
 			s.link("dev", "to")
 			s.bind(s.dir+"/to/none/../../link/a", "/x")
 		}, socket("T/to/none/../../link/a")},
-		{"through .. of a file", func(s *scene) { s.link("run", "link"); s.bind(s.touch("file")+"/../link", "/x") }, socket("T/file/../link")},
+		{"through .. of a file", func(s *scene) {
+			s.link("run", "link")
+			s.bind(s.touch("file")+"/../link", "/x")
+		}, socket("T/file/../link")},
 		{"through .. of what a link lacks", func(s *scene) {
 			s.link("run", "link")
 			s.bind(s.link("none/../link", "to"), "/x")
 		}, socket("T/to")},
-		{"through .. of what is not there, to what is not there either", func(s *scene) { s.bind(s.dir+"/none/../run/none", "/x") }, socket("T/none/../run/none")},
-		{"through .. of what is not there, to nothing of ours", func(s *scene) { s.bind(s.dir+"/none/../dev/../other", "/x") }, nil},
-		{"a directory whose name only begins alike", func(s *scene) { s.bind(s.mkdir("runtime"), "/x") }, nil},
+		{"through .. of what is not there, to what is not there either",
+			func(s *scene) { s.bind(s.dir+"/none/../run/none", "/x") }, socket("T/none/../run/none")},
+		{"through .. of what is not there, to nothing of ours", func(s *scene) {
+			s.bind(s.dir+"/none/../dev/../other", "/x")
+		}, nil},
+		{"a directory whose name only begins alike", func(s *scene) {
+			s.bind(s.mkdir("runtime"), "/x")
+		}, nil},
 		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
 		{"an overlay over state_dir, as Podman's :O makes it", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Source: "overlay", Options: []string{"lowerdir=/usr:" + s.path("state")}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Source: "overlay",
+				Options: []string{"lowerdir=/usr:" + s.path("state")}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:T/state | never"}},
 		{"an overlay over something else", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.mkdir("data"), "upperdir=/a"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"lowerdir=" + s.mkdir("data"), "upperdir=/a"}})
 		}, nil},
 		{"an overlay that writes to it", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=/usr", "upperdir=" + s.path("state"), "workdir=/w"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"lowerdir=/usr", "upperdir=" + s.path("state"), "workdir=/w"}})
 		}, []string{"gpu-socket | mount:/x | upperdir=T/state | never"}},
 		{"an overlay with its options in one", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"userxattr,lowerdir=/usr,upperdir=" + s.path("run")}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"userxattr,lowerdir=/usr,upperdir=" + s.path("run")}})
 		}, []string{"gpu-socket | mount:/x | userxattr,lowerdir=/usr,upperdir=T/run | never"}},
 		{"an overlay with a layer more", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir+=" + s.path("state"), "datadir+=/x"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"lowerdir+=" + s.path("state"), "datadir+=/x"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir+=T/state | never"}},
 		{"an overlay whose path is written with backslashes", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.dir + `/\s\tate`}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.dir + `/\s\tate`}})
 		}, []string{`gpu-socket | mount:/x | lowerdir=T/\s\tate | never`}},
 		{"an overlay whose path is relative to the bundle", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../state"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../state"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=../state | never"}},
 		{"an overlay whose path is relative to the root", func(s *scene) {
 			s.spec.Root = &specs.Root{Path: s.mkdir("r/o/o/t")}
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../../../../state"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../../../../state"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=../../../../state | never"}},
 		{"an overlay of many layers", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + strings.Repeat("/none:", 500) + s.path("state")}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"lowerdir=" + strings.Repeat("/none:", 500) + s.path("state")}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=" + strings.Repeat("/none:", 500) + "T/state | never"}},
 		{"a type of overlay with options of a bind mount, which runc binds", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Source: s.path("state"), Options: []string{"rbind"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Source: s.path("state"), Options: []string{"rbind"}})
 		}, socket("T/state")},
 		{"a type of proc with options of a bind mount", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "proc", Source: s.path("run"), Options: []string{"bind"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "proc", Source: s.path("run"), Options: []string{"bind"}})
 		}, socket("T/run")},
 		{"a type of tmpfs with ids of its own, whose source crun clones", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "tmpfs", Source: s.path("run"), Options: []string{"idmap=uids=0-0-1;gids=0-0-1"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "tmpfs", Source: s.path("run"),
+				Options: []string{"idmap=uids=0-0-1;gids=0-0-1"}})
 		}, socket("T/run")},
 		{"the same, and all below", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "mqueue", Source: s.path("run"), Options: []string{"ridmap"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "mqueue", Source: s.path("run"), Options: []string{"ridmap"}})
 		}, socket("T/run")},
 		{"the same, its ids in fields", func(s *scene) {
 			ids := []specs.LinuxIDMapping{{Size: 1}}
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "sysfs", Source: s.path("run"), UIDMappings: ids, GIDMappings: ids})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "sysfs", Source: s.path("run"), UIDMappings: ids, GIDMappings: ids})
 		}, socket("T/run")},
 		{"no type, with options of an overlay, which nobody mounts", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.path("state")}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.path("state")}})
 		}, nil},
 		{"another stacked file system", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "ecryptfs", Source: s.path("state")})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "ecryptfs", Source: s.path("state")})
 		}, socket("T/state")},
 		{"another stacked file system by an option", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "aufs", Source: "none", Options: []string{"br:/usr=rr:" + s.path("state")}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "aufs", Source: "none",
+				Options: []string{"br:/usr=rr:" + s.path("state")}})
 		}, []string{"gpu-socket | mount:/x | br:/usr=rr:T/state | never"}},
 		{"a network file system", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "nfs", Source: "server:/export", Options: []string{"addr=10.0.0.1", "vers=4"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "nfs", Source: "server:/export",
+				Options: []string{"addr=10.0.0.1", "vers=4"}})
 		}, nil},
-		{"through an own link that leads nowhere yet", func(s *scene) { s.bind(s.link("run/later", "link"), "/x") }, socket("T/link")},
-		{"through a link in the middle that leads nowhere yet", func(s *scene) { s.bind(s.link("run/later", "link")+"/a/b", "/x") }, socket("T/link/a/b")},
-		{"a path of thousands of directories below it", func(s *scene) { s.bind(s.path("run")+strings.Repeat("/a", 1500), "/x") }, socket("T/run" + strings.Repeat("/a", 1500))},
-		{"a path that is longer than paths can be", func(s *scene) { s.bind(s.path("run")+strings.Repeat("/a", 5000), "/x") }, socket("T/run" + strings.Repeat("/a", 5000))},
-		{"a root file system in run_dir", func(s *scene) { s.spec.Root = &specs.Root{Path: s.mkdir("run/x")} }, []string{"gpu-socket | root | T/run/x | never"}},
+		{"through an own link that leads nowhere yet", func(s *scene) {
+			s.bind(s.link("run/later", "link"), "/x")
+		}, socket("T/link")},
+		{"through a link in the middle that leads nowhere yet", func(s *scene) {
+			s.bind(s.link("run/later", "link")+"/a/b", "/x")
+		}, socket("T/link/a/b")},
+		{"a path of thousands of directories below it", func(s *scene) {
+			s.bind(s.path("run")+strings.Repeat("/a", 1500), "/x")
+		}, socket("T/run" + strings.Repeat("/a", 1500))},
+		{"a path that is longer than paths can be", func(s *scene) {
+			s.bind(s.path("run")+strings.Repeat("/a", 5000), "/x")
+		}, socket("T/run" + strings.Repeat("/a", 5000))},
+		{"a root file system in run_dir", func(s *scene) {
+			s.spec.Root = &specs.Root{Path: s.mkdir("run/x")}
+		}, []string{"gpu-socket | root | T/run/x | never"}},
 		{"a file called control", func(s *scene) { s.bind(s.touch("bundle/control"), "/x") }, nil},
 	})
 }
 
 func TestVolumeMountRequests(t *testing.T) {
-	mount := func(destination string) func(*scene) { return func(s *scene) { s.bind("/dev/null", destination) } }
+	mount := func(destination string) func(*scene) {
+		return func(s *scene) { s.bind("/dev/null", destination) }
+	}
 	check(t, []row{
 		{"one GPU", mount("/var/run/nvidia-container-devices/GPU-a"), []string{
-			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/GPU-a | GPU-a | gpus=GPU-a | -mount:/var/run/nvidia-container-devices/GPU-a"}},
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/GPU-a | GPU-a | " +
+				"gpus=GPU-a | -mount:/var/run/nvidia-container-devices/GPU-a"}},
 		{"all GPUs, under /run", mount("/run/nvidia-container-devices/all"), []string{
-			"visible-devices-all | mount:/run/nvidia-container-devices/all | all | gpus=all | -mount:/run/nvidia-container-devices/all"}},
+			"visible-devices-all | mount:/run/nvidia-container-devices/all | all | gpus=all | " +
+				"-mount:/run/nvidia-container-devices/all"}},
 		{"the missing slash of NVIDIA's prefix", mount("/var/run/nvidia-container-devicesX/1"), []string{
-			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devicesX/1 | X/1 | gpus=X/1 | -mount:/var/run/nvidia-container-devicesX/1"}},
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devicesX/1 | X/1 | gpus=X/1 | " +
+				"-mount:/var/run/nvidia-container-devicesX/1"}},
 		{"a path with //", mount("/var/run//nvidia-container-devices//0/"), []string{
-			"visible-devices-outside-grant | mount:/var/run//nvidia-container-devices//0/ | 0 | gpus=0 | -mount:/var/run//nvidia-container-devices//0/"}},
+			"visible-devices-outside-grant | mount:/var/run//nvidia-container-devices//0/ | 0 | gpus=0 | " +
+				"-mount:/var/run//nvidia-container-devices//0/"}},
 		{"a relative destination", mount("var/run/nvidia-container-devices/0"), []string{
-			"visible-devices-outside-grant | mount:var/run/nvidia-container-devices/0 | 0 | gpus=0 | -mount:var/run/nvidia-container-devices/0"}},
+			"visible-devices-outside-grant | mount:var/run/nvidia-container-devices/0 | 0 | gpus=0 | " +
+				"-mount:var/run/nvidia-container-devices/0"}},
 		{"a CDI device", mount("/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"), []string{
-			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0 | cdi/nvidia.com/gpu/0 | gpus=cdi/nvidia.com/gpu/0 | -mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"}},
+			"visible-devices-outside-grant | mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0 " +
+				"| cdi/nvidia.com/gpu/0 | gpus=cdi/nvidia.com/gpu/0 | " +
+				"-mount:/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"}},
 		{"the directory itself", mount("/var/run/nvidia-container-devices"), nil},
 		{"none", mount("/var/run/nvidia-container-devices/none"), nil},
 		{"another directory", mount("/var/run/secrets/kubernetes.io/serviceaccount"), nil},
@@ -306,7 +421,8 @@ func TestHarmlessContainersHitNothing(t *testing.T) {
 			s.addRules("allow c 10:232 rwm", "allow c 226:129 rwm")
 		}, nil},
 		{"a CUDA image told to see nothing", func(s *scene) {
-			s.env("CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.4", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility", "NVIDIA_VISIBLE_DEVICES=void")
+			s.env("CUDA_VERSION=12.4.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.4", "NVIDIA_VISIBLE_DEVICES=all",
+				"NVIDIA_DRIVER_CAPABILITIES=compute,utility", "NVIDIA_VISIBLE_DEVICES=void")
 		}, nil},
 	})
 }

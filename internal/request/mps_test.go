@@ -38,12 +38,14 @@ func (s *scene) socket(name string) string {
 	dir, err := os.Open(s.path(filepath.Dir(name)))
 	s.must(err)
 	defer dir.Close()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(name))})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix",
+		Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(name))})
 	s.must(err)
 	l.SetUnlinkOnClose(false)
 	s.t.Cleanup(func() { _ = l.Close() })
 	for _, process := range []string{"self", strconv.Itoa(os.Getpid())} {
-		if err := os.Symlink("/proc/"+strconv.Itoa(os.Getpid()), s.path("proc/"+process)); !errors.Is(err, fs.ErrExist) {
+		if err := os.Symlink("/proc/"+strconv.Itoa(os.Getpid()),
+			s.path("proc/"+process)); !errors.Is(err, fs.ErrExist) {
 			s.must(err)
 		}
 	}
@@ -57,7 +59,9 @@ func (s *scene) listens(paths ...string) { s.sockets(listens, paths...) }
 
 func (s *scene) sockets(flags string, paths ...string) {
 	s.mkdir("proc/net")
-	text := "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 00010000 0001 01 20000 @/abstract/control\n0000000000000000: 00000003 00000000 00000000 0001 03 20001\n"
+	text := "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 " +
+		"00010000 0001 01 20000 @/abstract/control\n0000000000000000: 00000003 00000000 00000000 " +
+		"0001 03 20001\n"
 	for _, path := range paths {
 		text += "0000000000000000: 00000002 00000000 " + flags + " 0001 01 20002 " + path + "\n"
 	}
@@ -77,10 +81,16 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 	mounted := func(source string) []string { return socket("mount:/x", source) }
 	check(t, []row{
 		{"a pipe directory", func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, mounted("T/data/mps")},
-		{"a pipe directory, read only: a socket answers all the same", func(s *scene) { s.bind(s.daemon("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
-		{"the usual place, though nothing is there", func(s *scene) { s.bind("/tmp/nvidia-mps", "/x") }, mounted("/tmp/nvidia-mps")},
-		{"the usual place of version 3, by its old path", func(s *scene) { s.bind("/var/run/nvidia-mps/control", "/x") }, mounted("/var/run/nvidia-mps/control")},
-		{"the usual place of NVIDIA's device plugin", func(s *scene) { s.bind("/run/nvidia/mps/nvidia.com/gpu/pipe", "/x") }, mounted("/run/nvidia/mps/nvidia.com/gpu/pipe")},
+		{"a pipe directory, read only: a socket answers all the same",
+			func(s *scene) { s.bind(s.daemon("data/mps"), "/x", "ro") }, mounted("T/data/mps")},
+		{"the usual place, though nothing is there", func(s *scene) { s.bind("/tmp/nvidia-mps", "/x") },
+			mounted("/tmp/nvidia-mps")},
+		{"the usual place of version 3, by its old path", func(s *scene) {
+			s.bind("/var/run/nvidia-mps/control", "/x")
+		}, mounted("/var/run/nvidia-mps/control")},
+		{"the usual place of NVIDIA's device plugin", func(s *scene) {
+			s.bind("/run/nvidia/mps/nvidia.com/gpu/pipe", "/x")
+		}, mounted("/run/nvidia/mps/nvidia.com/gpu/pipe")},
 		{"what is called alike", func(s *scene) { s.bind("/tmp/nvidia-mps-logs", "/x") }, nil},
 		{"udev's socket, which is called the same", func(s *scene) {
 			s.mkdir("data/udev")
@@ -106,11 +116,26 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.touch("data/control_lock")
 			s.bind(s.path("data"), "/x")
 		}, nil},
-		{"a socket on which nobody listens", func(s *scene) { s.sockets(bound, s.deadMPS("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, nil},
-		{"a socket that nobody has", func(s *scene) { s.listens(); s.bind(s.deadMPS("data/mps"), "/x") }, nil},
-		{"a file like that, mounted itself", func(s *scene) { s.listens(); s.bind(s.deadMPS("data/mps")+"/control", "/x") }, nil},
-		{"a daemon in another network namespace", func(s *scene) { s.listens(); s.bind(s.mps("data/mps"), "/x") }, mounted("T/data/mps")},
-		{"a name in the list that a dead socket has", func(s *scene) { s.listens(s.deadMPS("data/mps") + "/control"); s.bind(s.path("data"), "/x") }, nil},
+		{"a socket on which nobody listens", func(s *scene) {
+			s.sockets(bound, s.deadMPS("data/mps")+"/control")
+			s.bind(s.path("data/mps"), "/x")
+		}, nil},
+		{"a socket that nobody has", func(s *scene) {
+			s.listens()
+			s.bind(s.deadMPS("data/mps"), "/x")
+		}, nil},
+		{"a file like that, mounted itself", func(s *scene) {
+			s.listens()
+			s.bind(s.deadMPS("data/mps")+"/control", "/x")
+		}, nil},
+		{"a daemon in another network namespace", func(s *scene) {
+			s.listens()
+			s.bind(s.mps("data/mps"), "/x")
+		}, mounted("T/data/mps")},
+		{"a name in the list that a dead socket has", func(s *scene) {
+			s.listens(s.deadMPS("data/mps") + "/control")
+			s.bind(s.path("data"), "/x")
+		}, nil},
 		{"a usual place that a link leads to, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
 			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
@@ -126,10 +151,15 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			mpsDefaults = []string{s.mkdir("nvidia-mps")}
 			s.bind(s.touch("nvidia-mps/log"), "/x")
 		}, mounted("T/nvidia-mps/log")},
-		{"its control socket", func(s *scene) { s.bind(s.daemon("data/mps")+"/control", "/x") }, mounted("T/data/mps/control")},
+		{"its control socket", func(s *scene) { s.bind(s.daemon("data/mps")+"/control", "/x") },
+			mounted("T/data/mps/control")},
 		{"its log", func(s *scene) { s.daemon("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
-		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.link("data/mps", "link"), "/x") }, mounted("T/link")},
-		{"a parent, while a daemon listens", func(s *scene) { s.listens(s.mps("data/a/b/mps") + "/control"); s.bind(s.path("data"), "/x") }, mounted("T/data")},
+		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.link("data/mps", "link"), "/x") },
+			mounted("T/link")},
+		{"a parent, while a daemon listens", func(s *scene) {
+			s.listens(s.mps("data/a/b/mps") + "/control")
+			s.bind(s.path("data"), "/x")
+		}, mounted("T/data")},
 		{"a link to a parent", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
 			s.bind(s.link("data", "link"), "/x")
@@ -147,21 +177,41 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.listens(s.mps("data/control/mps") + "/control")
 			s.bind(s.path("data/control"), "/x")
 		}, mounted("T/data/control")},
-		{"a parent that the engine has made for it", func(s *scene) { s.listens(s.mps("bundle/a/mps") + "/control"); s.bind(s.path("bundle/a"), "/x") }, nil},
-		{"a directory beside it", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/other"), "/x") }, nil},
-		{"a directory whose name only begins alike", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind(s.mkdir("data/mpsx"), "/x") }, nil},
-		{"a parent, when the daemon has gone", func(s *scene) { s.listens(s.mkdir("data/mps") + "/control"); s.bind(s.path("data"), "/x") }, nil},
+		{"a parent that the engine has made for it", func(s *scene) {
+			s.listens(s.mps("bundle/a/mps") + "/control")
+			s.bind(s.path("bundle/a"), "/x")
+		}, nil},
+		{"a directory beside it", func(s *scene) {
+			s.listens(s.mps("data/mps") + "/control")
+			s.bind(s.mkdir("data/other"), "/x")
+		}, nil},
+		{"a directory whose name only begins alike", func(s *scene) {
+			s.listens(s.mps("data/mps") + "/control")
+			s.bind(s.mkdir("data/mpsx"), "/x")
+		}, nil},
+		{"a parent, when the daemon has gone", func(s *scene) {
+			s.listens(s.mkdir("data/mps") + "/control")
+			s.bind(s.path("data"), "/x")
+		}, nil},
 		{"a parent of another program's socket of the name", func(s *scene) {
 			s.mkdir("data/x")
 			s.listens(s.socket("data/x/control"))
 			s.bind(s.path("data"), "/x")
 		}, nil},
-		{"a host directory, no daemon at all", func(s *scene) { s.listens(); s.bind(s.mkdir("tmp"), "/tmp") }, nil},
+		{"a host directory, no daemon at all", func(s *scene) {
+			s.listens()
+			s.bind(s.mkdir("tmp"), "/tmp")
+		}, nil},
 		{"a host directory, and no list of sockets", func(s *scene) { s.bind(s.mkdir("tmp"), "/tmp") }, nil},
-		{"host / is an agent's: recorded", func(s *scene) { s.listens(s.mps("data/mps") + "/control"); s.bind("/", "/x") }, nil},
+		{"host / is an agent's: recorded", func(s *scene) {
+			s.listens(s.mps("data/mps") + "/control")
+			s.bind("/", "/x")
+		}, nil},
 		{"an overlay over a parent", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.path("data") + ":/usr"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "overlay", Options: []string{
+					"lowerdir=" + s.path("data") + ":/usr"}})
 		}, mounted("lowerdir=T/data:/usr")},
 		{"a root file system that holds one", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
@@ -183,9 +233,18 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.bind(s.path("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps")
 		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt/mps")},
-		{"the client's variable below a mount, with nothing there", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps") }, nil},
-		{"the client's variable in the image", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=/mntx/mps") }, nil},
-		{"the client's variable, empty", func(s *scene) { s.bind(s.mkdir("data"), "/mnt"); s.env("CUDA_MPS_PIPE_DIRECTORY=") }, nil},
+		{"the client's variable below a mount, with nothing there", func(s *scene) {
+			s.bind(s.mkdir("data"), "/mnt")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps")
+		}, nil},
+		{"the client's variable in the image", func(s *scene) {
+			s.bind(s.mkdir("data"), "/mnt")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=/mntx/mps")
+		}, nil},
+		{"the client's variable, empty", func(s *scene) {
+			s.bind(s.mkdir("data"), "/mnt")
+			s.env("CUDA_MPS_PIPE_DIRECTORY=")
+		}, nil},
 		{"a path of a hundred thousand directories over a thousand mounts", func(s *scene) {
 			for range 1000 {
 				s.bind(s.dir+"/bundle"+strings.Repeat("/b", 1000), "/mnt")
@@ -195,7 +254,8 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 	})
 }
 
-// TestADaemonOfOurs: its directory is on a mount of its own, and who mounts a parent gets it all the same.
+// TestADaemonOfOurs: its directory is on a mount of its own, and who mounts a parent gets it all
+// the same.
 func TestADaemonOfOurs(t *testing.T) {
 	ownMounts(t)
 	found := []string{"gpu-socket | mount:/x | T/data | never"}
@@ -242,15 +302,23 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 		want  bool
 	}{
 		"a socket beside a daemon's file": {func(s *scene) { s.bind(s.deadMPS("data/mps"), "/x") }, true},
-		"the socket itself":               {func(s *scene) { s.bind(s.deadMPS("data/mps")+"/control", "/x") }, true},
-		"one on which nobody listens":     {func(s *scene) { s.sockets(bound, s.deadMPS("data/mps")+"/control"); s.bind(s.path("data/mps"), "/x") }, true},
+		"the socket itself": {func(s *scene) {
+			s.bind(s.deadMPS("data/mps")+"/control", "/x")
+		}, true},
+		"one on which nobody listens": {func(s *scene) {
+			s.sockets(bound, s.deadMPS("data/mps")+"/control")
+			s.bind(s.path("data/mps"), "/x")
+		}, true},
 		"files alone": {func(s *scene) {
 			s.bind(s.mkdir("data/mps"), "/x")
 			s.touch("data/mps/control")
 			s.touch("data/mps/control_lock")
 		}, false},
-		"a daemon":              {func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, false},
-		"an ordinary directory": {func(s *scene) { s.daemon("data/mps"); s.bind(s.mkdir("data/other"), "/x") }, false},
+		"a daemon": {func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, false},
+		"an ordinary directory": {func(s *scene) {
+			s.daemon("data/mps")
+			s.bind(s.mkdir("data/other"), "/x")
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
@@ -262,12 +330,15 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 			}
 		})
 	}
-	for _, variable := range []string{"", "CUDA_MPS_PIPE_DIRECTORY=", "CUDA_MPS_PIPE_DIRECTORY=/", "CUDA_MPS_PIPE_DIRECTORY=/other"} {
+	for _, variable := range []string{"", "CUDA_MPS_PIPE_DIRECTORY=", "CUDA_MPS_PIPE_DIRECTORY=/",
+		"CUDA_MPS_PIPE_DIRECTORY=/other"} {
 		s := newScene(t)
 		s.env(variable)
 		s.bind(s.deadMPS("data/mps"), "/")
 		s.mkdir("data/mps/other")
-		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.path("data/mps"), "env:CUDA_MPS_PIPE_DIRECTORY leads to what may be an MPS daemon's socket in " + s.path("data/mps")}
+		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.path("data/mps"),
+			"env:CUDA_MPS_PIPE_DIRECTORY leads to what may be an MPS daemon's socket in " +
+				s.path("data/mps")}
 		if variable != "CUDA_MPS_PIPE_DIRECTORY=/" {
 			want = want[:1]
 		}
@@ -280,13 +351,15 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 // A client's settings are its own without a grant, and go with one.
 func TestClientSettingsOfMPSAreDropped(t *testing.T) {
 	s := newScene(t)
-	s.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_CLIENT_PRIORITY=0", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1")
+	s.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100",
+		"CUDA_MPS_CLIENT_PRIORITY=0", "CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_CLIENT_PRIORITY=1")
 	r := s.find()
 	var names []string
 	for _, d := range r.Dropped {
 		names = append(names, d.String())
 	}
-	if want := []string{"env:CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "env:CUDA_MPS_CLIENT_PRIORITY", "env:CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"}; !slices.Equal(names, want) || len(r.Hits) > 0 {
+	if want := []string{"env:CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "env:CUDA_MPS_CLIENT_PRIORITY",
+		"env:CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"}; !slices.Equal(names, want) || len(r.Hits) > 0 {
 		t.Errorf("dropped %q, hits %v", names, r.Hits)
 	}
 }

@@ -35,26 +35,35 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"a parent of the cgroup file system", bind("T/sys"), true},
 		{"a parent, read only at its top", bind("T/sys", "ro"), true},
 		{"a parent, read only all the way down", bind("T/sys", "rro"), false},
-		{"the cgroup file system, read only", func(s *scene) { s.touch("sys/fs/cgroup/cgroup.controllers"); bind("T/sys/fs/cgroup", "ro")(s) }, false},
+		{"the cgroup file system, read only", func(s *scene) {
+			s.touch("sys/fs/cgroup/cgroup.controllers")
+			bind("T/sys/fs/cgroup", "ro")(s)
+		}, false},
 		{"the file systems of version 1, read only at their top", bind("T/sys/fs/cgroup", "ro"), true},
 		{"the file systems of version 1, read only all the way down", bind("T/sys/fs/cgroup", "rro"), false},
-		{"the top of version 1 alone, read only", mount(specs.Mount{Type: "bind", Source: "/sys/fs/cgroup", Options: []string{"bind", "ro"}}), false},
+		{"the top of version 1 alone, read only", mount(specs.Mount{
+			Type: "bind", Source: "/sys/fs/cgroup", Options: []string{"bind", "ro"}}), false},
 		{"one controller of version 1, read only", bind("T/sys/fs/cgroup/devices", "ro"), false},
 		{"a writable cgroup mount of its own", mount(specs.Mount{Type: "cgroup2", Source: "cgroup"}), true},
 		{"a writable mount of version 1", mount(specs.Mount{Type: "cgroup", Source: "cgroup"}), true},
 		{"a writable sysfs", mount(specs.Mount{Type: "sysfs", Source: "sysfs"}), true},
-		{"a read-only sysfs", mount(specs.Mount{Type: "sysfs", Source: "sysfs", Options: []string{"ro"}}), false},
+		{"a read-only sysfs", mount(specs.Mount{Type: "sysfs", Source: "sysfs", Options: []string{"ro"}}),
+			false},
 		{"containerd's socket", bind("/run/containerd/containerd.sock"), true},
 		{"Docker's socket, read only, by its old path", bind("/var/run/docker.sock", "ro"), true},
 		{"CRI-O's socket", bind("/run/crio/crio.sock", "ro"), true},
 		{"Podman's socket", bind("/run/podman/podman.sock"), true},
 		{"a directory with Podman's socket", bind("/run/podman", "ro"), true},
-		{"CRI-O's socket, alone and read only", mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: []string{"bind", "ro"}}), true},
+		{"CRI-O's socket, alone and read only", mount(specs.Mount{
+			Type: "bind", Source: "/run/crio/crio.sock", Options: []string{"bind", "ro"}}), true},
 		{"CRI-O's socket, read only all the way down", bind("/run/crio/crio.sock", "rro"), true},
-		{"a socket that is mounted as a file of the driver", mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: grant.DriverFileOptions}), true},
+		{"a socket that is mounted as a file of the driver",
+			mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: grant.DriverFileOptions}),
+			true},
 		{"a file of the driver, which nobody looks at", func(s *scene) {
 			s.node.Files = driverOf("/run/crio/crio.sock")
-			mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock", Options: grant.DriverFileOptions})(s)
+			mount(specs.Mount{Type: "bind", Source: "/run/crio/crio.sock",
+				Options: grant.DriverFileOptions})(s)
 		}, false},
 		{"NRI's socket", bind("/run/nri/nri.sock"), true},
 		{"systemd's own socket", bind("/run/systemd/private"), true},
@@ -77,10 +86,22 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"the configuration's directory", bind("/etc/gpuledger"), true},
 		{"the configuration", bind("/etc/gpuledger/config.toml"), true},
 		{"the configuration, read only", bind("/etc/gpuledger/config.toml", "ro"), false},
-		{"a configuration elsewhere", func(s *scene) { s.node.Config = s.path("conf/gpu.toml"); s.bind(s.mkdir("conf"), "/x") }, true},
-		{"the same, read only", func(s *scene) { s.node.Config = s.path("conf/gpu.toml"); s.bind(s.mkdir("conf"), "/x", "ro") }, false},
-		{"our program", func(s *scene) { s.node.Program = "/srv/gpuledger-runtime"; s.bind("/srv/gpuledger-runtime", "/x") }, true},
-		{"its directory", func(s *scene) { s.node.Program = "/srv/gpuledger-runtime"; s.bind("/srv", "/x") }, true},
+		{"a configuration elsewhere", func(s *scene) {
+			s.node.Config = s.path("conf/gpu.toml")
+			s.bind(s.mkdir("conf"), "/x")
+		}, true},
+		{"the same, read only", func(s *scene) {
+			s.node.Config = s.path("conf/gpu.toml")
+			s.bind(s.mkdir("conf"), "/x", "ro")
+		}, false},
+		{"our program", func(s *scene) {
+			s.node.Program = "/srv/gpuledger-runtime"
+			s.bind("/srv/gpuledger-runtime", "/x")
+		}, true},
+		{"its directory", func(s *scene) {
+			s.node.Program = "/srv/gpuledger-runtime"
+			s.bind("/srv", "/x")
+		}, true},
 		{"the real runtime", func(s *scene) {
 			s.node.Policy.Runtime.Path = []string{"runc", "/srv/bin/crun"}
 			s.bind("/srv/bin/crun", "/x")
@@ -106,14 +127,18 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"runc's state, read only", bind("/run/runc", "ro"), false},
 		{"crun's state", bind("/run/crun"), true},
 		{"Podman's and CRI-O's bundles", bind("/run/containers/storage/overlay-containers"), true},
-		{"another container's bundle", bind("/run/containers/storage/overlay-containers/other/userdata"), true},
-		{"another container's bundle, read only", bind("/run/containers/storage/overlay-containers/other/userdata", "ro"), false},
+		{"another container's bundle", bind("/run/containers/storage/overlay-containers/other/userdata"),
+			true},
+		{"another container's bundle, read only",
+			bind("/run/containers/storage/overlay-containers/other/userdata", "ro"), false},
 		{"its own bundle", func(s *scene) {
 			s.caller.Container.Bundle = "/run/containers/storage/overlay-containers/mine/userdata"
 			bind("/run/containers/storage/overlay-containers/mine/userdata")(s)
 		}, false},
-		{"what CRI-O and Podman mount of one", bind("/run/containers/storage/overlay-containers/sandbox/userdata/resolv.conf"), false},
-		{"its sandbox's shared memory", bind("/run/containers/storage/overlay-containers/sandbox/userdata/shm"), false},
+		{"what CRI-O and Podman mount of one",
+			bind("/run/containers/storage/overlay-containers/sandbox/userdata/resolv.conf"), false},
+		{"its sandbox's shared memory",
+			bind("/run/containers/storage/overlay-containers/sandbox/userdata/shm"), false},
 		{"Podman's bundles on disk", bind("/var/lib/containers/storage/overlay-containers"), true},
 		{"Podman's layers", bind("/var/lib/containers/storage/overlay"), true},
 		{"a mounted image of Podman's", bind("/var/lib/containers/storage/overlay/l1/merged"), false},
@@ -123,8 +148,10 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"what Docker mounts of one", bind("/var/lib/docker/containers/c1/resolv.conf"), false},
 		{"the shared memory of one", bind("/var/lib/docker/containers/c1/mounts/shm"), false},
 		{"Docker's layers", bind("/var/lib/docker/overlay2"), true},
-		{"containerd's snapshots", bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"), true},
-		{"containerd's snapshotter", bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"), true},
+		{"containerd's snapshots",
+			bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"), true},
+		{"containerd's snapshotter", bind("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"),
+			true},
 		{"containerd's metadata", bind("/var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"), true},
 		{"all pods", bind("/var/lib/kubelet/pods"), true},
 		{"all pods, read only", bind("/var/lib/kubelet/pods", "ro"), false},
@@ -154,35 +181,57 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"a directory of one's own", bind("/data"), false},
 		{"host /proc", bind("/proc"), true},
 		{"host /proc, read only", bind("/proc", "ro"), false},
-		{"host /proc, read only, with a tracer's capability", func(s *scene) { bind("/proc", "ro")(s); s.caps("CAP_SYS_PTRACE") }, true},
+		{"host /proc, read only, with a tracer's capability", func(s *scene) {
+			bind("/proc", "ro")(s)
+			s.caps("CAP_SYS_PTRACE")
+		}, true},
 		{"host /proc/sys", bind("/proc/sys"), true},
 		{"network settings", bind("/proc/sys/net"), false},
 		{"a mount that makes /sys writable again", func(s *scene) {
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/sys", Type: "none", Options: []string{"remount", "rw"}})
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/sys", Type: "none", Options: []string{"remount", "rw"}})
 		}, true},
-		{"an overlay whose writes go to what governs the node", mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=/usr", "upperdir=/etc/cdi", "workdir=/w"}}), true},
-		{"an overlay over it, which only reads", mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=/etc/cdi", "upperdir=/u", "workdir=/w"}}), false},
-		{"an overlay over a parent of our directories", func(s *scene) { mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.dir}})(s) }, true},
+		{"an overlay whose writes go to what governs the node",
+			mount(specs.Mount{Type: "overlay", Options: []string{
+				"lowerdir=/usr", "upperdir=/etc/cdi", "workdir=/w"}}), true},
+		{"an overlay over it, which only reads", mount(specs.Mount{
+			Type: "overlay", Options: []string{"lowerdir=/etc/cdi", "upperdir=/u", "workdir=/w"}}), false},
+		{"an overlay over a parent of our directories", func(s *scene) {
+			mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.dir}})(s)
+		}, true},
 		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
 		{"host / in a user namespace that has the node's root in it", func(s *scene) {
 			bind("/")(s)
 			s.userNamespace()
-			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 1, HostID: 100000, Size: 65536}, {ContainerID: 0, HostID: 0, Size: 1}}
+			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{
+				{ContainerID: 1, HostID: 100000, Size: 65536}, {ContainerID: 0, HostID: 0, Size: 1}}
 		}, true},
 		{"host / in a user namespace of other users", func(s *scene) {
 			bind("/")(s)
 			s.userNamespace()
 			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
 		}, false},
-		{"host / in a joined user namespace that has the node's root in it", func(s *scene) { joined(s, 0); bind("/")(s) }, true},
-		{"the same, and maps that say otherwise", func(s *scene) { joined(s, 0); bind("/")(s); s.spec.Linux.UIDMappings = others }, true},
-		{"host / in a joined user namespace of other users", func(s *scene) { joined(s, 100000); bind("/")(s) }, false},
+		{"host / in a joined user namespace that has the node's root in it",
+			func(s *scene) { joined(s, 0); bind("/")(s) }, true},
+		{"the same, and maps that say otherwise", func(s *scene) {
+			joined(s, 0)
+			bind("/")(s)
+			s.spec.Linux.UIDMappings = others
+		}, true},
+		{"host / in a joined user namespace of other users", func(s *scene) {
+			joined(s, 100000)
+			bind("/")(s)
+		}, false},
 		{"the same, and maps that say otherwise, which no runtime obeys", func(s *scene) {
 			joined(s, 100000)
 			bind("/")(s)
 			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 0, Size: 1}}
 		}, false},
-		{"host / in a joined user namespace that tells nothing", func(s *scene) { joined(s, 0); s.node.Host.Proc = s.path("proc"); bind("/")(s) }, true},
+		{"host / in a joined user namespace that tells nothing", func(s *scene) {
+			joined(s, 0)
+			s.node.Host.Proc = s.path("proc")
+			bind("/")(s)
+		}, true},
 		{"the same, as an engine that pins one describes it", func(s *scene) {
 			joined(s, 100000)
 			s.node.Host.Proc = s.path("proc")
@@ -190,28 +239,48 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.spec.Linux.UIDMappings = others
 		}, false},
 		{"host / in a user namespace that is not there", func(s *scene) {
-			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/nowhere"})
+			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
+				specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/nowhere"})
 			bind("/")(s)
 		}, true},
 		{"host / in the node's own user namespace, joined", func(s *scene) {
 			bind("/")(s)
 			s.node.Host.Proc = "/proc"
-			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
+			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
+				specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
 		}, true},
 		{"host / as nobody", func(s *scene) { bind("/")(s); s.nobody() }, false},
-		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) { bind("/")(s); s.nobody(); s.caps("CAP_DAC_OVERRIDE") }, true},
-		{"host / as nobody whose image has a setuid program, perhaps", func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.NoNewPrivileges = false }, true},
-		{"host / as nobody in root's group", func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.User.GID = 0 }, true},
+		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) {
+			bind("/")(s)
+			s.nobody()
+			s.caps("CAP_DAC_OVERRIDE")
+		}, true},
+		{"host / as nobody whose image has a setuid program, perhaps",
+			func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.NoNewPrivileges = false }, true},
+		{"host / as nobody in root's group", func(s *scene) {
+			bind("/")(s)
+			s.nobody()
+			s.spec.Process.User.GID = 0
+		}, true},
 		{"host / as nobody with root's group beside", func(s *scene) { bind("/")(s); s.nobody(5, 0) }, true},
-		{"host / as nobody with a group of no guard's", func(s *scene) { bind("/")(s); s.nobody(64000) }, false},
+		{"host / as nobody with a group of no guard's", func(s *scene) {
+			bind("/")(s)
+			s.nobody(64000)
+		}, false},
 		{"a parent of our directories as nobody of their group", func(s *scene) {
 			bind("T")(s)
 			s.must(os.Chown(s.path("state"), 0, 64000))
 			s.nobody(64000)
 		}, true},
 		{"a parent of our directories as nobody", func(s *scene) { bind("T")(s); s.nobody() }, false},
-		{"the cgroup file system as nobody", func(s *scene) { bind("T/sys/fs/cgroup")(s); s.nobody() }, false},
-		{"a writable cgroup mount of its own as nobody", func(s *scene) { mount(specs.Mount{Type: "cgroup2", Source: "cgroup"})(s); s.nobody() }, false},
+		{"the cgroup file system as nobody", func(s *scene) {
+			bind("T/sys/fs/cgroup")(s)
+			s.nobody()
+		}, false},
+		{"a writable cgroup mount of its own as nobody", func(s *scene) {
+			mount(specs.Mount{Type: "cgroup2", Source: "cgroup"})(s)
+			s.nobody()
+		}, false},
 		{"an ordinary volume as a user without noNewPrivileges, in root's group", func(s *scene) {
 			s.bind(s.mkdir("data"), "/x")
 			s.spec.Process.User = specs.User{UID: 1000, GID: 0}
@@ -221,7 +290,9 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s := newScene(t)
 			c.setup(s)
 			r := s.find()
-			way := slices.ContainsFunc(r.NodeRoot, func(w string) bool { return w == "mount:/x" || w == "mount:/sys" })
+			way := slices.ContainsFunc(r.NodeRoot, func(w string) bool {
+				return w == "mount:/x" || w == "mount:/sys"
+			})
 			if way != c.want || len(r.Hits) > 0 {
 				t.Errorf("node-root %v, hits %v", r.NodeRoot, r.Hits)
 			}
@@ -232,7 +303,8 @@ func TestMountsThatMakeRoot(t *testing.T) {
 // A capability in any set can be raised to the effective one, by the process or by what it runs.
 func TestACapabilityCountsInEachSet(t *testing.T) {
 	admin := []string{"cap_sys_admin"} // in any case: runtimes disagree on it
-	for name, sets := range map[string]specs.LinuxCapabilities{"bounding": {Bounding: admin}, "effective": {Effective: admin}, "permitted": {Permitted: admin},
+	for name, sets := range map[string]specs.LinuxCapabilities{
+		"bounding": {Bounding: admin}, "effective": {Effective: admin}, "permitted": {Permitted: admin},
 		"inheritable": {Inheritable: admin}, "ambient": {Ambient: admin}} {
 		s := newScene(t)
 		s.spec.Process.Capabilities = &sets
@@ -244,8 +316,10 @@ func TestACapabilityCountsInEachSet(t *testing.T) {
 
 // TestWhatAMountLetsBeWritten: at its top, and to file systems that are mounted below.
 func TestWhatAMountLetsBeWritten(t *testing.T) {
-	for options, want := range map[string][2]bool{"rbind": {true, true}, "rbind,ro": {false, true}, "rbind,rro": {false, false}, "bind,ro": {false, false}, "bind": {true, false},
-		"bind,ro,rw": {true, false}, "bind,rw,ro": {false, false}, "rbind,rro,rw": {false, false}, "rbind,rro,rrw": {true, true}, "bind,ro,rrw": {true, false}, "bind,rro,ro": {false, false},
+	for options, want := range map[string][2]bool{"rbind": {true, true}, "rbind,ro": {false, true},
+		"rbind,rro": {false, false}, "bind,ro": {false, false}, "bind": {true, false},
+		"bind,ro,rw": {true, false}, "bind,rw,ro": {false, false}, "rbind,rro,rw": {false, false},
+		"rbind,rro,rrw": {true, true}, "bind,ro,rrw": {true, false}, "bind,rro,ro": {false, false},
 		"ridmap,ro": {false, false}} {
 		top, below := writable(&specs.Mount{Options: strings.Split(options, ",")})
 		if got := [2]bool{top, below}; got != want {
@@ -256,12 +330,17 @@ func TestWhatAMountLetsBeWritten(t *testing.T) {
 
 // A GPU is a directory of sysfs, too.
 func TestWritableSysfsOfDevices(t *testing.T) {
-	for source, want := range map[string]bool{"/sys/devices": true, "/sys": true, "/sys/devices/system": true, "/sys/bus": true, "/sys/bus/pci": true, "/sys/bus/pci/drivers": true, "/sys/bus/pci/rescan": true,
-		"/sys/bus/pci/devices": true, "/sys/module": true, "/proc/bus/pci": true, "/proc/bus": true, "/sys/fs": false, "/sys/class": false, "/sys/kernel/mm": false, "/sys/block": false, "/proc/sys/net": false, "/proc/bus/input": false} {
+	for source, want := range map[string]bool{"/sys/devices": true, "/sys": true, "/sys/devices/system": true,
+		"/sys/bus": true, "/sys/bus/pci": true, "/sys/bus/pci/drivers": true, "/sys/bus/pci/rescan": true,
+		"/sys/bus/pci/devices": true, "/sys/module": true, "/proc/bus/pci": true, "/proc/bus": true,
+		"/sys/fs": false, "/sys/class": false, "/sys/kernel/mm": false, "/sys/block": false,
+		"/proc/sys/net": false, "/proc/bus/input": false} {
 		for _, option := range []string{"rw", "ro"} {
 			s := newScene(t)
-			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: []string{"bind", option}})
-			if r := s.find(); slices.Contains(r.NodeRoot, "mount:/x") != (want && option == "rw") || len(r.Hits) > 0 {
+			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+				Destination: "/x", Type: "bind", Source: source, Options: []string{"bind", option}})
+			if r := s.find(); slices.Contains(r.NodeRoot, "mount:/x") != (want && option == "rw") ||
+				len(r.Hits) > 0 {
 				t.Errorf("%s %s: node-root %v, hits %v", source, option, r.NodeRoot, r.Hits)
 			}
 		}
@@ -275,10 +354,16 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 		want  []string
 	}{
 		{"none", func(*scene) {}, nil},
-		{"the node's mounts", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[:1] }, []string{"namespace:mount"}},
-		{"another's mounts", func(s *scene) { s.spec.Linux.Namespaces[1].Path = "/proc/1/ns/mnt" }, []string{"namespace:mount"}},
-		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] }, []string{"namespace:pid"}},
-		{"the node's processes, for a pod", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.pod() }, []string{"namespace:pid"}},
+		{"the node's mounts", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[:1] },
+			[]string{"namespace:mount"}},
+		{"another's mounts", func(s *scene) { s.spec.Linux.Namespaces[1].Path = "/proc/1/ns/mnt" },
+			[]string{"namespace:mount"}},
+		{"the node's processes", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:] },
+			[]string{"namespace:pid"}},
+		{"the node's processes, for a pod", func(s *scene) {
+			s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]
+			s.pod()
+		}, []string{"namespace:pid"}},
 		{"the node's processes, of a user without capabilities", func(s *scene) {
 			s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]
 			s.spec.Process.User = specs.User{UID: 1000, GID: 1000}
@@ -302,27 +387,43 @@ func TestOtherWaysThatMakeRoot(t *testing.T) {
 			s.spec.Linux.Namespaces[0].Path = "/proc/self/ns/net"
 			s.pod()
 		}, nil},
-		{"the node's processes in a user namespace", func(s *scene) { s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]; s.userNamespace() }, nil},
+		{"the node's processes in a user namespace", func(s *scene) {
+			s.spec.Linux.Namespaces = s.spec.Linux.Namespaces[1:]
+			s.userNamespace()
+		}, nil},
 		{"the node's user namespace by joining", func(s *scene) {
 			s.node.Host.Proc = "/proc"
 			s.caps("CAP_SYS_MODULE")
-			s.spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.UserNamespace, Path: "/proc/self/ns/user"}}
+			s.spec.Linux.Namespaces = []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.UserNamespace, Path: "/proc/self/ns/user"}}
 		}, []string{"namespace:mount", "capability:CAP_SYS_MODULE"}},
 		{"CAP_SYS_ADMIN", func(s *scene) { s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN"}},
 		{"CAP_SYS_ADMIN that can only be raised", func(s *scene) {
 			s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 		}, []string{"capability:CAP_SYS_ADMIN"}},
-		{"CAP_SYS_ADMIN in a user namespace", func(s *scene) { s.caps("CAP_SYS_ADMIN"); s.userNamespace() }, nil},
-		{"what engines give everybody", func(s *scene) {
-			s.caps("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETUID", "CAP_SYS_CHROOT")
+		{"CAP_SYS_ADMIN in a user namespace", func(s *scene) {
+			s.caps("CAP_SYS_ADMIN")
+			s.userNamespace()
 		}, nil},
-		{"kernel modules", func(s *scene) { s.caps("CAP_SYS_MODULE") }, []string{"capability:CAP_SYS_MODULE"}},
-		{"file handles", func(s *scene) { s.caps("CAP_DAC_READ_SEARCH") }, []string{"capability:CAP_DAC_READ_SEARCH"}},
+		{"what engines give everybody", func(s *scene) {
+			s.caps("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_RAW",
+				"CAP_SETUID", "CAP_SYS_CHROOT")
+		}, nil},
+		{"kernel modules", func(s *scene) {
+			s.caps("CAP_SYS_MODULE")
+		}, []string{"capability:CAP_SYS_MODULE"}},
+		{"file handles", func(s *scene) {
+			s.caps("CAP_DAC_READ_SEARCH")
+		}, []string{"capability:CAP_DAC_READ_SEARCH"}},
 		{"every disk", func(s *scene) { s.rules("deny a", "allow b *:* rwm") }, []string{"rule:1"}},
-		{"every disk of a kind", func(s *scene) { s.rules("deny a", "allow b 253:* rw") }, []string{"rule:1"}},
+		{"every disk of a kind", func(s *scene) { s.rules("deny a", "allow b 253:* rw") },
+			[]string{"rule:1"}},
 		{"every disk, to read", func(s *scene) { s.rules("deny a", "allow b *:* rm") }, nil},
 		{"one disk, as a volume", func(s *scene) { s.rules("deny a", "allow b 8:16 rwm") }, nil},
-		{"the device mapper with CAP_SYS_ADMIN", func(s *scene) { s.rules("deny a", "allow c 10:236 rw"); s.caps("CAP_SYS_ADMIN") }, []string{"capability:CAP_SYS_ADMIN", "rule:1"}},
+		{"the device mapper with CAP_SYS_ADMIN", func(s *scene) {
+			s.rules("deny a", "allow c 10:236 rw")
+			s.caps("CAP_SYS_ADMIN")
+		}, []string{"capability:CAP_SYS_ADMIN", "rule:1"}},
 		{"the device mapper without", func(s *scene) { s.rules("deny a", "allow c 10:236 rw") }, nil},
 		{"all of it in a user namespace", func(s *scene) {
 			s.spec.Linux.Namespaces = nil
@@ -347,12 +448,16 @@ var others = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536
 func joined(s *scene, root int) {
 	s.t.Helper()
 	cmd := exec.Command("sleep", "1000")
-	maps := []syscall.SysProcIDMap{{ContainerID: 5, HostID: 5, Size: 1}, {ContainerID: 0, HostID: root, Size: 1}}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps, GidMappings: maps}
+	maps := []syscall.SysProcIDMap{{ContainerID: 5, HostID: 5, Size: 1},
+		{ContainerID: 0, HostID: root, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+		UidMappings: maps, GidMappings: maps}
 	if err := cmd.Start(); err != nil {
 		s.t.Skipf("misses the right to make user namespaces: %v", err)
 	}
 	s.t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	s.node.Host.Proc = "/proc"
-	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)})
+	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
+		specs.LinuxNamespace{Type: specs.UserNamespace,
+			Path: fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)})
 }

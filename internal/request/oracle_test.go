@@ -10,15 +10,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Here are the device cgroup's readers once more, slow and plain, each as its source does it. Whatever any of them lets a
-// container open, Find must have named.
+// Here are the device cgroup's readers once more, slow and plain, each as its source does it.
+// Whatever any of them lets a container open, Find must have named.
 
-// An oracle answers whether a container with these rules may open a character device with an access of "r", "w" or "rw".
-// A false second result says that the runtime would have refused the rules.
+// An oracle answers whether a container with these rules may open a character device with an access
+// of "r", "w" or "rw". A false second result says that the runtime would have refused the rules.
 type oracle func(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) (opens, starts bool)
 
 var oracles = map[string]oracle{
-	"runc, cgroup v1": runcV1, "runc, cgroup v2": runcV2, "crun, cgroup v1": crunV1, "crun, cgroup v2": crunV2,
+	"runc, cgroup v1": runcV1, "runc, cgroup v2": runcV2, "crun, cgroup v1": crunV1,
+	"crun, cgroup v2": crunV2,
 }
 
 // exception is an entry of the kernel's list, and of runc's emulation of it; -1 is a wildcard.
@@ -40,8 +41,8 @@ func number64(n *int64) int64 {
 	return *n
 }
 
-// update is devcgroup_update_access: a rule for all resets, another one adds to the exceptions or takes exactly the same
-// device out of them.
+// update is devcgroup_update_access: a rule for all resets, another one adds to the exceptions or
+// takes exactly the same device out of them.
 func (d *deviceCgroup) update(allow bool, kind byte, e exception, access string) {
 	if kind == 'a' {
 		d.allows, d.exceptions = allow, map[exception]string{}
@@ -58,8 +59,8 @@ func (d *deviceCgroup) update(allow bool, kind byte, e exception, access string)
 	}
 }
 
-// permits is __devcgroup_check_permission: under "deny" one exception must match completely, under "allow" none may match
-// in part.
+// permits is __devcgroup_check_permission: under "deny" one exception must match completely, under
+// "allow" none may match in part.
 func (d *deviceCgroup) permits(major, minor int64, access string) bool {
 	for e, a := range d.exceptions {
 		if e.kind != 'c' || e.major >= 0 && e.major != major || e.minor >= 0 && e.minor != minor {
@@ -90,8 +91,9 @@ func dropIf(drop bool, r rune) rune {
 	return r
 }
 
-// crunV1 writes each rule to devices.allow or devices.deny of a new cgroup, which has its parent's devices: all
-// (write_devices_resources_v1). The kernel refuses a type but a, b, c, a number beyond 32 bits and a negative one.
+// crunV1 writes each rule to devices.allow or devices.deny of a new cgroup, which has its parent's
+// devices: all (write_devices_resources_v1). The kernel refuses a type but a, b, c, a number beyond
+// 32 bits and a negative one.
 func crunV1(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) (opens, starts bool) {
 	d := &deviceCgroup{allows: true, exceptions: map[exception]string{}}
 	for _, r := range rules {
@@ -110,8 +112,9 @@ func crunV1(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) 
 	return d.permits(major, minor, access), true
 }
 
-// emulate is runc's view of a rule list, on both versions of cgroups: it begins with nothing allowed, and a removal that
-// would punch a hole into a wildcard is an error (opencontainers/cgroups, devices/devices_emulator.go).
+// emulate is runc's view of a rule list, on both versions of cgroups: it begins with nothing
+// allowed, and a removal that would punch a hole into a wildcard is an error
+// (opencontainers/cgroups, devices/devices_emulator.go).
 func emulate(rules []specs.LinuxDeviceCgroup) (d *deviceCgroup, starts bool) {
 	d = &deviceCgroup{exceptions: map[exception]string{}}
 	for _, r := range rules {
@@ -124,7 +127,8 @@ func emulate(rules []specs.LinuxDeviceCgroup) (d *deviceCgroup, starts bool) {
 		}
 		e := exception{kind: kind[0], major: number64(r.Major), minor: number64(r.Minor)}
 		if kind != "a" && r.Allow == d.allows {
-			for _, wider := range []exception{{e.kind, -1, e.minor}, {e.kind, e.major, -1}, {e.kind, -1, -1}} {
+			for _, wider := range []exception{{e.kind, -1, e.minor}, {e.kind, e.major, -1},
+				{e.kind, -1, -1}} {
 				if wider != e && common(d.exceptions[wider], r.Access) != "" {
 					return nil, false
 				}
@@ -151,8 +155,8 @@ func runcV1(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) 
 	return d.permits(major, minor, access), true
 }
 
-// runcV2 makes a BPF program of the emulation: the exceptions, then the default. An exception applies where it names all
-// of the access that is wanted (devices/ebpf/devicefilter).
+// runcV2 makes a BPF program of the emulation: the exceptions, then the default. An exception
+// applies where it names all of the access that is wanted (devices/ebpf/devicefilter).
 func runcV2(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) (opens, starts bool) {
 	d, starts := emulate(rules)
 	if !starts {
@@ -162,15 +166,16 @@ func runcV2(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) 
 		if e.major > math.MaxUint32 || e.minor > math.MaxUint32 {
 			return false, false
 		}
-		if e.kind == 'c' && (e.major < 0 || e.major == major) && (e.minor < 0 || e.minor == minor) && minus(access, a) == "" {
+		if e.kind == 'c' && (e.major < 0 || e.major == major) && (e.minor < 0 || e.minor == minor) &&
+			minus(access, a) == "" {
 			return !d.allows, true
 		}
 	}
 	return d.allows, true
 }
 
-// crunV2 makes a BPF program in which the last rule that matches decides (create_dev_bpf, bpf_program_append_dev). It
-// takes numbers as C's int, and any type but a and b for c.
+// crunV2 makes a BPF program in which the last rule that matches decides (create_dev_bpf,
+// bpf_program_append_dev). It takes numbers as C's int, and any type but a and b for c.
 func crunV2(rules []specs.LinuxDeviceCgroup, major, minor int64, access string) (opens, starts bool) {
 	if len(rules) == 0 {
 		return true, true // measured: crun applies none
@@ -207,19 +212,23 @@ func ruleLists() *rapid.Generator[[]specs.LinuxDeviceCgroup] {
 		return rapid.Custom(func(t *rapid.T) *int64 {
 			switch rapid.IntRange(0, 19).Draw(t, "form") {
 			case 0:
-				return ptr(rapid.SampledFrom([]int64{-1, -7, 1 << 31, 1<<32 + 195, 1<<32 + 508, 1<<32 - 1, math.MaxInt64, math.MinInt64}).Draw(t, "odd"))
+				return ptr(rapid.SampledFrom([]int64{-1, -7, 1 << 31, 1<<32 + 195, 1<<32 + 508, 1<<32 - 1,
+					math.MaxInt64, math.MinInt64}).Draw(t, "odd"))
 			case 1, 2, 3, 4, 5, 6:
 				return nil
 			}
 			return ptr(rapid.SampledFrom(plain).Draw(t, "number"))
 		})
 	}
-	majors, minors := number(195, 195, majorUVM, majorCaps, majorIMEX, majorSwitch, 226, 1, 10), number(0, 1, 128, 254, 255)
+	majors, minors := number(195, 195, majorUVM, majorCaps, majorIMEX, majorSwitch, 226, 1, 10),
+		number(0, 1, 128, 254, 255)
 	rule := rapid.Custom(func(t *rapid.T) specs.LinuxDeviceCgroup {
 		r := specs.LinuxDeviceCgroup{
-			Allow:  rapid.Bool().Draw(t, "allow"),
-			Type:   rapid.SampledFrom([]string{"", "a", "b", "c", "c", "c", "c", "c", "c", "u", "char"}).Draw(t, "type"),
-			Access: rapid.SampledFrom([]string{"rwm", "rwm", "rwm", "rw", "r", "w", "m", "rm", ""}).Draw(t, "access"),
+			Allow: rapid.Bool().Draw(t, "allow"),
+			Type: rapid.SampledFrom([]string{"", "a", "b", "c", "c", "c", "c", "c", "c", "u",
+				"char"}).Draw(t, "type"),
+			Access: rapid.SampledFrom([]string{"rwm", "rwm", "rwm", "rw", "r", "w", "m", "rm", ""}).Draw(t,
+				"access"),
 		}
 		if r.Type != "" && r.Type != "a" || rapid.IntRange(0, 3).Draw(t, "numbers") == 0 {
 			r.Major, r.Minor = majors.Draw(t, "major"), minors.Draw(t, "minor")
@@ -237,7 +246,8 @@ func ruleLists() *rapid.Generator[[]specs.LinuxDeviceCgroup] {
 			begin := []specs.LinuxDeviceCgroup{all}
 			for _, major := range []int64{195, majorUVM, majorCaps, majorIMEX, majorSwitch, 226} {
 				if rapid.IntRange(0, 9).Draw(t, "deny") > 0 {
-					begin = append(begin, specs.LinuxDeviceCgroup{Type: "c", Major: ptr(major), Access: "rwm"})
+					begin = append(begin, specs.LinuxDeviceCgroup{
+						Type: "c", Major: ptr(major), Access: "rwm"})
 				}
 			}
 			rules = append(begin, rules...)
@@ -262,7 +272,8 @@ func TestWhateverAnyRuntimeOpensIsFound(t *testing.T) {
 			for _, n := range gpuNodes {
 				for _, access := range []string{"r", "w", "rw"} {
 					if open, _ := opens(rules, n.major, n.minor, access); open {
-						t.Fatalf("%s opens %d:%d for %s by\n%s", name, n.major, n.minor, access, describe(rules))
+						t.Fatalf("%s opens %d:%d for %s by\n%s", name, n.major, n.minor,
+							access, describe(rules))
 					}
 				}
 			}
@@ -270,12 +281,14 @@ func TestWhateverAnyRuntimeOpensIsFound(t *testing.T) {
 	})
 }
 
-// Lists as engines write them, of exact devices and wildcards after one rule for everything, are not suspected wrongly:
-// where nothing is found, nothing is open, and where something is, some runtime opens it.
+// Lists as engines write them, of exact devices and wildcards after one rule for everything, are
+// not suspected wrongly: where nothing is found, nothing is open, and where something is, some
+// runtime opens it.
 func TestPlainRuleListsAreJudgedExactly(t *testing.T) {
 	s := newScene(t)
 	rule := rapid.Custom(func(t *rapid.T) specs.LinuxDeviceCgroup {
-		r := specs.LinuxDeviceCgroup{Allow: true, Type: rapid.SampledFrom([]string{"b", "c", "c", "c"}).Draw(t, "type"),
+		r := specs.LinuxDeviceCgroup{Allow: true, Type: rapid.SampledFrom([]string{
+			"b", "c", "c", "c"}).Draw(t, "type"),
 			Access: rapid.SampledFrom([]string{"rwm", "rw", "r", "m"}).Draw(t, "access")}
 		if rapid.IntRange(0, 9).Draw(t, "wild") > 0 {
 			r.Major = ptr(rapid.SampledFrom([]int64{1, 10, 195, majorUVM, 226, 500}).Draw(t, "major"))
@@ -286,7 +299,8 @@ func TestPlainRuleListsAreJudgedExactly(t *testing.T) {
 		return r
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		rules := append([]specs.LinuxDeviceCgroup{{Access: "rwm"}}, rapid.SliceOfN(rule, 0, 4).Draw(t, "rules")...)
+		rules := append([]specs.LinuxDeviceCgroup{{Access: "rwm"}},
+			rapid.SliceOfN(rule, 0, 4).Draw(t, "rules")...)
 		s.spec.Linux.Resources.Devices = rules
 		r, err := Find(s.spec, s.caller, s.node)
 		if err != nil {
@@ -314,7 +328,8 @@ func anyOpens(rules []specs.LinuxDeviceCgroup) bool {
 func describe(rules []specs.LinuxDeviceCgroup) string {
 	var b strings.Builder
 	for _, r := range rules {
-		fmt.Fprintf(&b, "  allow %v, type %q, %d:%d, access %q\n", r.Allow, r.Type, number64(r.Major), number64(r.Minor), r.Access)
+		fmt.Fprintf(&b, "  allow %v, type %q, %d:%d, access %q\n", r.Allow, r.Type, number64(r.Major),
+			number64(r.Minor), r.Access)
 	}
 	return b.String()
 }

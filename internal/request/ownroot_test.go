@@ -19,16 +19,20 @@ func (s *scene) rooted() {
 
 // mounted puts a mount of another kind into the spec.
 func (s *scene) mountType(kind, destination string, options ...string) {
-	s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Type: kind, Source: kind, Destination: destination, Options: options})
+	s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+		Type: kind, Source: kind, Destination: destination, Options: options})
 }
 
-// With rules that let no GPU be opened, a relative source is the bundle's and a source in the container's own root is what the mounts before
-// it make it. Each is judged at every place that it may be.
+// With rules that let no GPU be opened, a relative source is the bundle's and a source in the
+// container's own root is what the mounts before it make it. Each is judged at every place that it
+// may be.
 func TestSourcesBehindOtherMounts(t *testing.T) {
 	untold := func(source string) []string {
 		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
 	}
-	socket := func(source string) []string { return []string{"gpu-socket | mount:/x | " + source + " | never"} }
+	socket := func(source string) []string {
+		return []string{"gpu-socket | mount:/x | " + source + " | never"}
+	}
 	own := func(setup func(*scene), source string) func(*scene) {
 		return func(s *scene) {
 			s.rooted()
@@ -41,17 +45,29 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 		{"a directory of the bundle", own(func(s *scene) { s.mkdir("bundle/src") }, "src"), nil},
 		{"a file of the bundle", own(func(s *scene) { s.touch("bundle/config.json") }, "./config.json"), nil},
 		{"what the bundle lacks", own(func(*scene) {}, "src"), nil},
-		{"a link in the bundle to the ledger", own(func(s *scene) { s.link("../run", "bundle/src") }, "src"), socket("src")},
-		{"a link in the bundle to a GPU", own(func(s *scene) { s.link(s.mknod("dev/nvidia0", 195, 0), "bundle/src") }, "src"),
+		{"a link in the bundle to the ledger", own(func(s *scene) { s.link("../run", "bundle/src") }, "src"),
+			socket("src")},
+		{"a link in the bundle to a GPU", own(func(s *scene) {
+			s.link(s.mknod("dev/nvidia0", 195, 0), "bundle/src")
+		}, "src"),
 			[]string{"gpu-bind-mount | mount:/x | src (c 195:0) | node=nvidia/0 | -mount:/x"}},
-		{"what only the root has by that name", own(func(s *scene) { s.link(s.path("run"), "bundle/rootfs/src") }, "src"), nil},
-		{"with rules that open all GPUs", own(func(s *scene) { s.addRules("allow c 195:* rw") }, "src"), []string{"gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"}},
+		{"what only the root has by that name", own(func(s *scene) {
+			s.link(s.path("run"), "bundle/rootfs/src")
+		}, "src"), nil},
+		{"with rules that open all GPUs", own(func(s *scene) { s.addRules("allow c 195:* rw") }, "src"),
+			[]string{"gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"}},
 
 		{"the own root", own(func(*scene) {}, "rootfs"), nil},
-		{"a place in it that nothing covers", own(func(s *scene) { s.bind(s.mkdir("data"), "/data") }, "rootfs/mnt"), nil},
-		{"a place that a bind mount covers", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") }, "rootfs/mnt/a"), nil},
-		{"the same by its whole path", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") }, "T/bundle/rootfs/mnt/a"), nil},
-		{"the same under another name of the bundle", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt"); s.link("bundle", "b") }, "T/b/rootfs/mnt/a"), untold("T/b/rootfs/mnt/a")},
+		{"a place in it that nothing covers", own(func(s *scene) { s.bind(s.mkdir("data"), "/data") },
+			"rootfs/mnt"), nil},
+		{"a place that a bind mount covers", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") },
+			"rootfs/mnt/a"), nil},
+		{"the same by its whole path", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") },
+			"T/bundle/rootfs/mnt/a"), nil},
+		{"the same under another name of the bundle", own(func(s *scene) {
+			s.bind(s.mkdir("data/a"), "/mnt")
+			s.link("bundle", "b")
+		}, "T/b/rootfs/mnt/a"), untold("T/b/rootfs/mnt/a")},
 		{"an empty file system", own(func(s *scene) { s.mountType("tmpfs", "/mnt") }, "rootfs/mnt"), nil},
 		{"a tree of mounts, as runc's tests have one", own(func(s *scene) {
 			s.mkdir("src/a/x")
@@ -63,14 +79,27 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 			s.bind(s.path("src/c"), "/mnt/x/y")
 			s.bind(s.path("bundle/rootfs/mnt/x"), s.path("bundle/rootfs/mnt/x/y/z"))
 		}, "T/bundle/rootfs/mnt"), nil},
-		{"the last mount of a destination that begins with the root's path", own(func(s *scene) { s.bind(s.path("run"), s.path("bundle/rootfs/mnt")) }, "rootfs/mnt"),
-			[]string{"gpu-socket | mount:T/bundle/rootfs/mnt | T/run | never", "gpu-socket | mount:/x | rootfs/mnt | never"}},
+		{"the last mount of a destination that begins with the root's path",
+			own(func(s *scene) { s.bind(s.path("run"), s.path("bundle/rootfs/mnt")) }, "rootfs/mnt"),
+			[]string{"gpu-socket | mount:T/bundle/rootfs/mnt | T/run | never",
+				"gpu-socket | mount:/x | rootfs/mnt | never"}},
 
-		{"the ledger below a mount that covers it", own(func(s *scene) { s.bind(s.dir, "/mnt") }, "rootfs/mnt/run"), socket("rootfs/mnt/run")},
-		{"the ledger below a mount that another one covers", own(func(s *scene) { s.bind(s.dir, "/mnt"); s.mountType("tmpfs", "/mnt") }, "rootfs/mnt/run"), socket("rootfs/mnt/run")},
-		{"the ledger through a mount of a mount", own(func(s *scene) { s.bind(s.dir, "/mnt"); s.bind("rootfs/mnt", "/data") }, "rootfs/data/run"), socket("rootfs/data/run")},
-		{"the ledger where a destination begins with the root's path", own(func(s *scene) { s.bind(s.dir, s.path("bundle/rootfs/mnt")) }, "rootfs/mnt/run"), socket("rootfs/mnt/run")},
-		{"a GPU below a mount that covers it", own(func(s *scene) { s.mknod("dev/nvidia0", 195, 0); s.bind(s.path("dev"), "/mnt") }, "rootfs/mnt/nvidia0"),
+		{"the ledger below a mount that covers it", own(func(s *scene) { s.bind(s.dir, "/mnt") },
+			"rootfs/mnt/run"), socket("rootfs/mnt/run")},
+		{"the ledger below a mount that another one covers",
+			own(func(s *scene) { s.bind(s.dir, "/mnt"); s.mountType("tmpfs", "/mnt") }, "rootfs/mnt/run"),
+			socket("rootfs/mnt/run")},
+		{"the ledger through a mount of a mount", own(func(s *scene) {
+			s.bind(s.dir, "/mnt")
+			s.bind("rootfs/mnt", "/data")
+		}, "rootfs/data/run"), socket("rootfs/data/run")},
+		{"the ledger where a destination begins with the root's path",
+			own(func(s *scene) { s.bind(s.dir, s.path("bundle/rootfs/mnt")) }, "rootfs/mnt/run"),
+			socket("rootfs/mnt/run")},
+		{"a GPU below a mount that covers it", own(func(s *scene) {
+			s.mknod("dev/nvidia0", 195, 0)
+			s.bind(s.path("dev"), "/mnt")
+		}, "rootfs/mnt/nvidia0"),
 			[]string{"gpu-bind-mount | mount:/x | rootfs/mnt/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 
 		{"up again from behind a mount", own(func(s *scene) {
@@ -78,42 +107,69 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 			s.link("deep/a/b", "data/link")
 			s.bind(s.path("data"), "/mnt")
 		}, "T/bundle/rootfs/mnt/link/../../../run"), untold("T/bundle/rootfs/mnt/link/../../../run")},
-		{"the same by a relative path", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") }, "rootfs/mnt/link/../../../../run"),
+		{"the same by a relative path", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") },
+			"rootfs/mnt/link/../../../../run"),
 			socket("rootfs/mnt/link/../../../../run")},
-		{"up again from in front of all mounts", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") }, "rootfs/../src"), nil},
-		{"a link in what covers it", own(func(s *scene) { s.mkdir("data"); s.link(s.path("run"), "data/a"); s.bind(s.path("data"), "/mnt") }, "rootfs/mnt/a"), untold("rootfs/mnt/a")},
-		{"a link on the way, which leads to nothing of ours", own(func(s *scene) { s.mkdir("data/b/c"); s.link("b", "data/a"); s.bind(s.path("data"), "/mnt") }, "rootfs/mnt/a/c"), untold("rootfs/mnt/a/c")},
-		{"a link in the image", own(func(s *scene) { s.link("/mnt", "bundle/rootfs/a"); s.bind(s.mkdir("data"), "/mnt") }, "rootfs/a"), untold("rootfs/a")},
+		{"up again from in front of all mounts", own(func(s *scene) { s.bind(s.mkdir("data"), "/mnt") },
+			"rootfs/../src"), nil},
+		{"a link in what covers it", own(func(s *scene) {
+			s.mkdir("data")
+			s.link(s.path("run"), "data/a")
+			s.bind(s.path("data"), "/mnt")
+		}, "rootfs/mnt/a"), untold("rootfs/mnt/a")},
+		{"a link on the way, which leads to nothing of ours",
+			own(func(s *scene) { s.mkdir("data/b/c"); s.link("b", "data/a"); s.bind(s.path("data"), "/mnt") },
+				"rootfs/mnt/a/c"), untold("rootfs/mnt/a/c")},
+		{"a link in the image", own(func(s *scene) {
+			s.link("/mnt", "bundle/rootfs/a")
+			s.bind(s.mkdir("data"), "/mnt")
+		}, "rootfs/a"), untold("rootfs/a")},
 		{"a link in the image that leads out of it, where another mount lies", own(func(s *scene) {
 			s.mkdir("data")
 			s.link(s.path("run"), "data/a")
 			s.link(s.mkdir("other"), "bundle/rootfs/mnt/a")
 			s.bind(s.path("data"), "/mnt")
 		}, "rootfs/mnt/a"), untold("rootfs/mnt/a")},
-		{"a mount whose destination is a link in the image", own(func(s *scene) { s.link("mnt", "bundle/rootfs/a"); s.bind(s.dir, "/a") }, "rootfs/mnt/run"), untold("rootfs/mnt/run")},
+		{"a mount whose destination is a link in the image",
+			own(func(s *scene) { s.link("mnt", "bundle/rootfs/a"); s.bind(s.dir, "/a") }, "rootfs/mnt/run"),
+			untold("rootfs/mnt/run")},
 		{"a mount whose destination is a link in another mount", own(func(s *scene) {
 			s.mkdir("data")
 			s.link("../mnt", "data/a")
 			s.bind(s.path("data"), "/data")
 			s.bind(s.dir, "/data/a")
 		}, "rootfs/mnt/run"), untold("rootfs/mnt/run")},
-		{"a mount whose destination goes upwards", own(func(s *scene) { s.bind(s.dir, "/a/../mnt") }, "rootfs/mnt/run"), untold("rootfs/mnt/run")},
-		{"a source that goes upwards", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") }, "T/bundle/rootfs/mnt/a/../a"), untold("T/bundle/rootfs/mnt/a/../a")},
+		{"a mount whose destination goes upwards", own(func(s *scene) { s.bind(s.dir, "/a/../mnt") },
+			"rootfs/mnt/run"), untold("rootfs/mnt/run")},
+		{"a source that goes upwards", own(func(s *scene) { s.bind(s.mkdir("data/a"), "/mnt") },
+			"T/bundle/rootfs/mnt/a/../a"), untold("T/bundle/rootfs/mnt/a/../a")},
 		{"behind /proc", own(func(*scene) {}, "rootfs/proc/self/cwd"), untold("rootfs/proc/self/cwd")},
 		{"behind sysfs", own(func(*scene) {}, "rootfs/sys/devices"), untold("rootfs/sys/devices")},
-		{"behind a copy of the image", own(func(s *scene) { s.mountType("tmpfs", "/mnt", "tmpcopyup") }, "rootfs/mnt"), untold("rootfs/mnt")},
-		{"behind an overlay", own(func(s *scene) { s.mountType("overlay", "/mnt", "lowerdir=/usr:/opt") }, "rootfs/mnt/a"), untold("rootfs/mnt/a")},
+		{"behind a copy of the image", own(func(s *scene) { s.mountType("tmpfs", "/mnt", "tmpcopyup") },
+			"rootfs/mnt"), untold("rootfs/mnt")},
+		{"behind an overlay", own(func(s *scene) { s.mountType("overlay", "/mnt", "lowerdir=/usr:/opt") },
+			"rootfs/mnt/a"), untold("rootfs/mnt/a")},
 		{"behind a process's link", own(func(s *scene) { s.bind("/proc/self/cwd", "/mnt") }, "rootfs/mnt"),
-			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.Elsewhere + ") | never"}, untold("rootfs/mnt")...)},
+			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.Elsewhere + ") | never"},
+				untold("rootfs/mnt")...)},
 		{"behind very many mounts", own(func(s *scene) {
 			for i := range maxBefore {
 				s.mountType("tmpfs", fmt.Sprintf("/mnt/%d", i))
 			}
 		}, "rootfs/mnt"), untold("rootfs/mnt")},
 
-		{"with rules that open all GPUs, in the own root", own(func(s *scene) { s.addRules("allow c 195:* rw"); s.bind(s.mkdir("data/a"), "/mnt") }, "rootfs/mnt/a"),
-			append([]string{"gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"}, untold("rootfs/mnt/a")...)},
-		{"with a rule for one GPU, which is judged by itself", own(func(s *scene) { s.addRules("allow c 195:0 rw"); s.bind(s.mkdir("data/a"), "/mnt") }, "rootfs/mnt/a"),
+		{"with rules that open all GPUs, in the own root",
+			own(func(s *scene) {
+				s.addRules("allow c 195:* rw")
+				s.bind(s.mkdir("data/a"), "/mnt")
+			}, "rootfs/mnt/a"),
+			append([]string{"gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"},
+				untold("rootfs/mnt/a")...)},
+		{"with a rule for one GPU, which is judged by itself",
+			own(func(s *scene) {
+				s.addRules("allow c 195:0 rw")
+				s.bind(s.mkdir("data/a"), "/mnt")
+			}, "rootfs/mnt/a"),
 			[]string{"gpu-device-rule | rule:13 | c 195:0 rw | node=nvidia/0 | -rule:c 195:0"}},
 
 		{"the host's root, at an earlier mount", func(s *scene) {
@@ -137,7 +193,8 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 	})
 }
 
-// TestRelativeSourcesWithoutABundle: NRI is not told the bundle, which is the engine's; what leads out of it may be anything.
+// TestRelativeSourcesWithoutABundle: NRI is not told the bundle, which is the engine's; what leads
+// out of it may be anything.
 func TestRelativeSourcesWithoutABundle(t *testing.T) {
 	untold := func(source string) []string {
 		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
@@ -156,9 +213,11 @@ func TestRelativeSourcesWithoutABundle(t *testing.T) {
 	})
 }
 
-// TestASourceBehindOtherMountsIsRecorded: what a mount of the container's own root brings along of the node makes it the node's root too.
+// TestASourceBehindOtherMountsIsRecorded: what a mount of the container's own root brings along of
+// the node makes it the node's root too.
 func TestASourceBehindOtherMountsIsRecorded(t *testing.T) {
-	for source, want := range map[string][]string{"rootfs/mnt/socket": {"mount:/x"}, "rootfs/mnt/other": nil} {
+	for source, want := range map[string][]string{"rootfs/mnt/socket": {"mount:/x"},
+		"rootfs/mnt/other": nil} {
 		s := newScene(t)
 		s.rooted()
 		s.mkdir("data/other")
@@ -171,7 +230,8 @@ func TestASourceBehindOtherMountsIsRecorded(t *testing.T) {
 	}
 }
 
-// TestSourcesBehindOtherMountsTakeTime in proportion to the square of some mounts, however they cover each other.
+// TestSourcesBehindOtherMountsTakeTime in proportion to the square of some mounts, however they
+// cover each other.
 func TestSourcesBehindOtherMountsTakeTime(t *testing.T) {
 	s := newScene(t)
 	s.rooted()

@@ -45,7 +45,8 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 		s := newScene(t)
 		setup(s)
 		s.broken("/broken")
-		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, unix.EIO) || !strings.Contains(message(err), "cannot tell what device /broken is: ") {
+		if _, err := Find(s.spec, s.caller, s.node); !errors.Is(err, unix.EIO) ||
+			!strings.Contains(message(err), "cannot tell what device /broken is: ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -79,16 +80,24 @@ func TestOneMountIsToldOnce(t *testing.T) {
 	}
 	every := "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
 	check(t, []row{
-		{"one of ours", mounted("./../run", func(*scene) {}), []string{"gpu-socket | mount:/x | ./../run | never"}},
-		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}), []string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.Elsewhere + ") | never"}},
-		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }), []string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
-		{"a directory of nodes that no rule opens, and behind a link one of ours", mounted("a/../../dev", func(s *scene) {
-			s.mkdir("data/deep/a")
-			s.link("../data/deep/a", "bundle/a")
-			s.link("../run", "data/dev")
-		}), []string{"gpu-socket | mount:/x | a/../../dev | never"}},
-		{"a directory of nodes", mounted("./../dev", func(s *scene) { s.addRules("allow c 195:* rw") }), []string{every, "gpu-bind-mount | mount:/x | ./../dev | drop"}},
-		{"an absolute source without a bundle", func(s *scene) { s.caller.Container.Bundle = ""; s.bind(s.mkdir("data"), "/x") }, nil},
+		{"one of ours", mounted("./../run", func(*scene) {}),
+			[]string{"gpu-socket | mount:/x | ./../run | never"}},
+		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}),
+			[]string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.Elsewhere + ") | never"}},
+		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }),
+			[]string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
+		{"a directory of nodes that no rule opens, and behind a link one of ours",
+			mounted("a/../../dev", func(s *scene) {
+				s.mkdir("data/deep/a")
+				s.link("../data/deep/a", "bundle/a")
+				s.link("../run", "data/dev")
+			}), []string{"gpu-socket | mount:/x | a/../../dev | never"}},
+		{"a directory of nodes", mounted("./../dev", func(s *scene) { s.addRules("allow c 195:* rw") }),
+			[]string{every, "gpu-bind-mount | mount:/x | ./../dev | drop"}},
+		{"an absolute source without a bundle", func(s *scene) {
+			s.caller.Container.Bundle = ""
+			s.bind(s.mkdir("data"), "/x")
+		}, nil},
 	})
 }
 
@@ -123,7 +132,8 @@ func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
 	}
 }
 
-// TestBehindFileSystemsOfOtherKinds: where one of them could bring a link along, or the image's files, nobody can tell what lies behind.
+// TestBehindFileSystemsOfOtherKinds: where one of them could bring a link along, or the image's
+// files, nobody can tell what lies behind.
 func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 	untold := []string{"gpu-bind-mount | mount:/x | rootfs/data/a (" + grant.Elsewhere + ") | never"}
 	behind := func(kind, on string, options ...string) func(*scene) {
@@ -159,14 +169,17 @@ func TestTheNodesRootWithOpenRules(t *testing.T) {
 	s.wantHits("gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*")
 }
 
-// TestWhatIsMountedElsewhereToo by somebody else than the kubelet: other mounts of a source, and what is mounted in it.
+// TestWhatIsMountedElsewhereToo by somebody else than the kubelet: other mounts of a source, and
+// what is mounted in it.
 func TestWhatIsMountedElsewhereToo(t *testing.T) {
 	ownMounts(t, "/var/lib", "/run")
 	plain := func(s *scene, source string, options ...string) {
-		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/x", Type: "bind", Source: source, Options: options})
+		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
+			Destination: "/x", Type: "bind", Source: source, Options: options})
 	}
 	s := newScene(t)
-	s.must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755), unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0)))
+	s.must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755),
+		unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0)))
 	s.listens() // in this network namespace nobody does
 	s.bind("/run", "/x")
 	s.env("CUDA_MPS_PIPE_DIRECTORY=/x/nvidia-mps")
@@ -212,9 +225,11 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		{"root's usual one, on a file system of its own, with nobody that is seen to listen", func(s *scene) {
 			s.must(os.MkdirAll("/run/nvidia-mps", 0o755))
 			s.mount("tmpfs", "/run/nvidia-mps", "tmpfs")
-			s.must(errors.Join(unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0), os.WriteFile("/run/nvidia-mps/control_lock", nil, 0o600)))
+			s.must(errors.Join(unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0),
+				os.WriteFile("/run/nvidia-mps/control_lock", nil, 0o600)))
 			plain(s, s.mount("/run/nvidia-mps", subPath, ""), "bind")
-		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is /run/nvidia-mps) | never"}, []string{"mount:/x has what may be an MPS daemon's socket in " + subPath}, false},
+		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is /run/nvidia-mps) | never"},
+			[]string{"mount:/x has what may be an MPS daemon's socket in " + subPath}, false},
 		{"a file system on which one listens", func(s *scene) {
 			s.mount("tmpfs", s.path("own"), "tmpfs")
 			s.daemon("own/mps")
@@ -261,7 +276,8 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		{"the same by two readings of a path, told once", func(s *scene) {
 			s.mount(s.mkdir("data"), s.path("run/inner"), "")
 			plain(s, "./"+strings.Repeat("../", 20)+s.mount(s.path("data"), subPath, "")[1:], "bind")
-		}, []string{"gpu-socket | mount:/x | ./" + strings.Repeat("../", 20) + subPath[1:] + " (which is T/run/inner) | never"}, nil, false},
+		}, []string{"gpu-socket | mount:/x | ./" + strings.Repeat("../", 20) + subPath[1:] +
+			" (which is T/run/inner) | never"}, nil, false},
 		{"a directory of the ledger's that is mounted in another one, told once", func(s *scene) {
 			s.mount(s.mkdir("state/a"), s.path("run/inner"), "")
 			plain(s, s.mount(s.path("state/a"), subPath, ""), "bind")
@@ -279,12 +295,15 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 			s.spec.Root = &specs.Root{Path: s.mount(s.path("data"), subPath, "")}
 			s.mount(s.path("data/inner"), s.path("run/inner"), "")
 		}, nil, nil, false},
-		{"a file system of its own that is nowhere else", func(s *scene) { plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind") }, nil, nil, false},
+		{"a file system of its own that is nowhere else", func(s *scene) {
+			plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind")
+		}, nil, nil, false},
 	} {
 		s := newScene(t)
 		c.setup(s)
 		if got := s.hits(); !slices.Equal(got, c.hits) {
-			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "), strings.Join(c.hits, "\n  "))
+			t.Errorf("%s: found\n  %s\nwant\n  %s", c.name, strings.Join(got, "\n  "),
+				strings.Join(c.hits, "\n  "))
 		}
 		r := s.find()
 		for i, text := range r.Noted {
@@ -299,18 +318,21 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 
 // TestRecursiveMounts, and which directories are those of gpuledgerd's MPS daemons.
 func TestRecursiveMounts(t *testing.T) {
-	for options, want := range map[string]bool{"rbind": true, "ridmap": true, "ridmap=uids=0-0-1": true, "bind": false, "idmap": false, "": false, "ro,rbind": true} {
+	for options, want := range map[string]bool{"rbind": true, "ridmap": true, "ridmap=uids=0-0-1": true,
+		"bind": false, "idmap": false, "": false, "ro,rbind": true} {
 		if recursive(&specs.Mount{Options: strings.Split(options, ",")}) != want {
 			t.Errorf("%q is recursive: %v", options, !want)
 		}
 	}
 	s := newScene(t)
 	f := s.facts()
-	if !f.isPrivate("/var/lib/kubelet/pods/u") || !f.isPrivate(s.path("bundle/x")) || f.isPrivate(s.path("data")) {
+	if !f.isPrivate("/var/lib/kubelet/pods/u") || !f.isPrivate(s.path("bundle/x")) ||
+		f.isPrivate(s.path("data")) {
 		t.Error("a pod's directory and the bundle are the container's own, and nothing else")
 	}
 	mps := grant.MPSDir(s.node.Policy.RunDir, "")
-	for path, want := range map[string]bool{mps + "/a/pipe": true, mps + "/a/shm": false, mps + "/a/b/pipe": false, mps + "/pipe": false, "/elsewhere/a/pipe": false} {
+	for path, want := range map[string]bool{mps + "/a/pipe": true, mps + "/a/shm": false,
+		mps + "/a/b/pipe": false, mps + "/pipe": false, "/elsewhere/a/pipe": false} {
 		if f.pipes.ofOurDaemon(path) != want {
 			t.Errorf("%s is a daemon's of ours: %v", path, !want)
 		}
@@ -332,18 +354,28 @@ func TestSocketsThatListen(t *testing.T) {
 		"0: 2 0 00010000 0001 01 7 /run/other/controls\n" +
 		"0: 2 0 00010000 0001 01 7 @control\n" +
 		"0: 2 0 00010000 0001 01 7\n"
-	if got, want := strings.Join(listening([]byte(text)), ", "), "/run/a, /run/b, /var/running, /run/c, /run/d e, /run/flags"; got != want {
+	if got, want := strings.Join(listening([]byte(text)), ", "),
+		"/run/a, /run/b, /var/running, /run/c, /run/d e, /run/flags"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 
-// TestClientsOfMPS: a place that is no daemon's, or is not named by the container, is found by nothing.
+// TestClientsOfMPS: a place that is no daemon's, or is not named by the container, is found by
+// nothing.
 func TestClientsOfMPS(t *testing.T) {
 	const variable = "CUDA_MPS_PIPE_DIRECTORY"
 	check(t, []row{
-		{"a directory without a socket", func(s *scene) { s.bind(s.mkdir("data"), "/x"); s.env(variable + "=/x") }, nil},
-		{"a daemon's in the place of the root, of which nothing is said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/") }, nil},
-		{"the same, said", func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/"); s.env(variable + "=/mps") }, []string{"gpu-socket | env:" + variable + " | /mps | never"}},
+		{"a directory without a socket", func(s *scene) {
+			s.bind(s.mkdir("data"), "/x")
+			s.env(variable + "=/x")
+		}, nil},
+		{"a daemon's in the place of the root, of which nothing is said",
+			func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/") }, nil},
+		{"the same, said", func(s *scene) {
+			s.mps("data/mps")
+			s.bind(s.path("data"), "/")
+			s.env(variable + "=/mps")
+		}, []string{"gpu-socket | env:" + variable + " | /mps | never"}},
 		{"udev's socket, which is called the same", func(s *scene) {
 			s.mkdir("data/udev")
 			s.socket("data/udev/control")
@@ -356,7 +388,10 @@ func TestClientsOfMPS(t *testing.T) {
 			s.bind(s.path("data"), "/x")
 			s.env(variable + "=/x/link")
 		}, nil},
-		{"another socket beside a daemon's", func(s *scene) { s.daemon("data/mps"); s.bind(s.socket("data/mps/other"), "/x") }, nil},
+		{"another socket beside a daemon's", func(s *scene) {
+			s.daemon("data/mps")
+			s.bind(s.socket("data/mps/other"), "/x")
+		}, nil},
 		{"a socket that nobody listens on, above a daemon", func(s *scene) {
 			s.deadMPS("data/mps")
 			s.daemon("data/mps/deep")

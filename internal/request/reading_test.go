@@ -11,7 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestEachFieldsTypeCounts: a word where a runtime wants something else is refused in each field that is read.
+// TestEachFieldsTypeCounts: a word where a runtime wants something else is refused in each field
+// that is read.
 func TestEachFieldsTypeCounts(t *testing.T) {
 	for path, config := range map[string]string{
 		"process":                         `{"process":7}`,
@@ -62,7 +63,8 @@ func TestOtherErrorsAreToldAsTheyAre(t *testing.T) {
 	if err := errors.New("something else"); plain(err) != err {
 		t.Errorf("got %v", plain(err))
 	}
-	if got := majorClasses(map[string]int{"nvidiactl": 195, "nvidia-uvm": 508}); len(got) != 2 || got[195] != grant.ClassGPU || got[508] != grant.ClassUVM {
+	if got := majorClasses(map[string]int{"nvidiactl": 195, "nvidia-uvm": 508}); len(got) != 2 ||
+		got[195] != grant.ClassGPU || got[508] != grant.ClassUVM {
 		t.Errorf("majors are %v", got)
 	}
 }
@@ -86,18 +88,21 @@ func TestAsLargeAsADocumentMayBe(t *testing.T) {
 
 func TestStringsInTheText(t *testing.T) {
 	for text, want := range map[string]string{
-		`"a":1`: `"a"`, `"":1`: `""`, `"a\"b","c"`: `"a\"b"`, `"a\\":1`: `"a\\"`, `"a\\\"b" "c"`: `"a\\\"b"`, `"\\"`: `"\\"`, `"open`: `"open`, `"open\"`: `"open\"`,
+		`"a":1`: `"a"`, `"":1`: `""`, `"a\"b","c"`: `"a\"b"`, `"a\\":1`: `"a\\"`, `"a\\\"b" "c"`: `"a\\\"b"`,
+		`"\\"`: `"\\"`, `"open`: `"open`, `"open\"`: `"open\"`,
 	} {
 		if got := string(quotedAt([]byte(text))); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
-	for text, want := range map[string]bool{":": true, " \t\r\n:1": true, "": false, " ": false, ",": false, " ,:": false, `"`: false} {
+	for text, want := range map[string]bool{":": true, " \t\r\n:1": true, "": false, " ": false, ",": false,
+		" ,:": false, `"`: false} {
 		if isColon([]byte(text)) != want {
 			t.Errorf("%q is a colon: %v", text, !want)
 		}
 	}
-	for name, want := range map[string]bool{"process": false, "Process": true, "PROCESS": true, "proce\u017fs": true, "processes": false, "": false, "anything": false} {
+	for name, want := range map[string]bool{"process": false, "Process": true, "PROCESS": true,
+		"proce\u017fs": true, "processes": false, "": false, "anything": false} {
 		if resemblesField([]byte(name)) != want {
 			t.Errorf("%q resembles a field: %v", name, !want)
 		}
@@ -114,7 +119,8 @@ func TestStringsInTheText(t *testing.T) {
 	}
 }
 
-// TestNamesAreLookedAtOnce: nothing is kept, and nothing is read a second time, of what is in nearly every document many times.
+// TestNamesAreLookedAtOnce: nothing is kept, and nothing is read a second time, of what is in
+// nearly every document many times.
 func TestNamesAreLookedAtOnce(t *testing.T) {
 	same := []byte(`{"a":[` + strings.Repeat(`{"path":"x"},`, 1000) + `{}]}`)
 	words := "{"
@@ -132,7 +138,8 @@ func TestNamesAreLookedAtOnce(t *testing.T) {
 	}
 }
 
-// TestNULBesideAnnotations: what is allowed in their values is allowed nowhere else, before them and after.
+// TestNULBesideAnnotations: what is allowed in their values is allowed nowhere else, before them
+// and after.
 func TestNULBesideAnnotations(t *testing.T) {
 	const nul = `"a\u0000b"`
 	for config, want := range map[string]string{
@@ -172,7 +179,8 @@ func TestHooksThatInjectByThemselves(t *testing.T) {
 		s := newScene(t)
 		s.spec.Hooks = c.hooks
 		for _, d := range s.find().Dropped {
-			if !strings.HasPrefix(d.Name, "/usr/bin/nvidia-container-") || strings.HasSuffix(d.Name, "hooks") {
+			if !strings.HasPrefix(d.Name, "/usr/bin/nvidia-container-") ||
+				strings.HasSuffix(d.Name, "hooks") {
 				t.Errorf("%s: %s is dropped", name, d)
 			}
 		}
@@ -184,7 +192,8 @@ func TestAnEngineThatVouchesForNone(t *testing.T) {
 	for _, engine := range []grant.Engine{grant.Podman, grant.Docker, ""} {
 		s := newScene(t)
 		s.caller.Container.Engine = engine
-		s.spec.Annotations = map[string]string{"": "sandbox", "io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-uid": "u"}
+		s.spec.Annotations = map[string]string{"": "sandbox", "io.kubernetes.cri.container-type": "sandbox",
+			"io.kubernetes.cri.sandbox-uid": "u"}
 		if r := s.find(); r.Sandbox || r.Container.Pod != (grant.Identity{}) {
 			t.Errorf("%s: a sandbox: %v, %+v", engine, r.Sandbox, r.Container.Pod)
 		}
@@ -220,9 +229,11 @@ func TestDevicesOfANode(t *testing.T) {
 		node  Node
 		taken bool
 		err   error
-	}{"whole": {whole(), true, nil}, "no majors": {noMajors, false, broken}, "no DRM": {noDRM, false, broken}, "no taken ones": {noTaken, false, broken}, "taken ones not asked for": {unasked, false, nil}} {
+	}{"whole": {whole(), true, nil}, "no majors": {noMajors, false, broken}, "no DRM": {noDRM, false, broken},
+		"no taken ones": {noTaken, false, broken}, "taken ones not asked for": {unasked, false, nil}} {
 		got, err := c.node.Devices()
-		if !errors.Is(err, c.err) || got.Taken[240] != c.taken || err == nil && (got.Majors[majorUVM] != grant.ClassUVM || !got.DRM[128]) {
+		if !errors.Is(err, c.err) || got.Taken[240] != c.taken ||
+			err == nil && (got.Majors[majorUVM] != grant.ClassUVM || !got.DRM[128]) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
@@ -236,7 +247,8 @@ func TestNoRulesWiden(t *testing.T) {
 	if rule, widens, err := Widens(nil, s.spec, s.node); rule != "" || widens || err != nil {
 		t.Errorf("%q, %v, %v", rule, widens, err)
 	}
-	if rule, widens, err := Widens(parseRules(t, "deny a", "allow c 195:0 rw"), s.spec, s.node); rule != "" || widens || err == nil {
+	if rule, widens, err := Widens(parseRules(t, "deny a", "allow c 195:0 rw"), s.spec, s.node); rule != "" ||
+		widens || err == nil {
 		t.Errorf("what the spec itself opens cannot be told: %q, %v, %v", rule, widens, err)
 	}
 }

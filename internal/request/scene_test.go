@@ -30,8 +30,8 @@ type scene struct {
 // The majors that the driver has on this node beside 195.
 const majorUVM, majorCaps, majorIMEX, majorSwitch = 508, 509, 510, 507
 
-// newScene gives an ordinary container without any GPU, as containerd starts it. DRM minors 0 and 128 are NVIDIA's, 1
-// and 129 are not.
+// newScene gives an ordinary container without any GPU, as containerd starts it. DRM minors 0 and
+// 128 are NVIDIA's, 1 and 129 are not.
 func newScene(t testing.TB) *scene {
 	dir := t.TempDir()
 	s := &scene{t: t, dir: dir}
@@ -40,19 +40,25 @@ func newScene(t testing.TB) *scene {
 	}
 	s.link("/proc/thread-self", "proc/thread-self")
 	s.spec = containerdSpec()
-	s.caller = Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1", Bundle: filepath.Join(dir, "bundle")}}
+	s.caller = Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1",
+		Bundle: filepath.Join(dir, "bundle")}}
 	s.node = Node{
-		Host: host.Host{Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys"), Proc: filepath.Join(dir, "proc")},
+		Host: host.Host{Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys"),
+			Proc: filepath.Join(dir, "proc")},
 		Policy: grant.Policy{
 			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
-			Rules:       grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}},
-			Annotations: grant.Annotations{Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare}},
+			Rules: grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}},
+			Annotations: grant.Annotations{Dialects: []grant.Dialect{
+				grant.DialectGPULedger, grant.DialectGPUShare}},
 		},
 		Majors: func() (map[string]int, error) {
-			return map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-modeset": 195, "nvidia-uvm": majorUVM, "nvidia-caps": majorCaps,
+			return map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-modeset": 195,
+				"nvidia-uvm": majorUVM, "nvidia-caps": majorCaps,
 				"nvidia-caps-imex-channels": majorIMEX, "nvidia-nvswitch": majorSwitch}, nil
 		},
-		DRM: func() (map[int]bool, error) { return map[int]bool{0: true, 128: true, 1: false, 129: false}, nil },
+		DRM: func() (map[int]bool, error) {
+			return map[int]bool{0: true, 128: true, 1: false, 129: false}, nil
+		},
 	}
 	return s
 }
@@ -98,20 +104,24 @@ func (s *scene) mknod(name string, major, minor uint32) string {
 func (s *scene) env(entries ...string) { s.spec.Process.Env = append(s.spec.Process.Env, entries...) }
 
 func (s *scene) bind(source, destination string, options ...string) {
-	s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: source, Destination: destination, Type: "bind", Options: append([]string{"rbind"}, options...)})
+	s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Source: source, Destination: destination, Type: "bind",
+		Options: append([]string{"rbind"}, options...)})
 }
 
 func (s *scene) device(path, kind string, major, minor int64) {
-	s.spec.Linux.Devices = append(s.spec.Linux.Devices, specs.LinuxDevice{Path: path, Type: kind, Major: major, Minor: minor})
+	s.spec.Linux.Devices = append(s.spec.Linux.Devices, specs.LinuxDevice{
+		Path: path, Type: kind, Major: major, Minor: minor})
 }
 
 func (s *scene) caps(names ...string) {
-	s.spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: names, Effective: names, Permitted: names}
+	s.spec.Process.Capabilities = &specs.LinuxCapabilities{
+		Bounding: names, Effective: names, Permitted: names}
 }
 
 // pod says whose container it is, as containerd does.
 func (s *scene) pod() {
-	for key, value := range map[string]string{"container-type": "container", "sandbox-uid": "u", "sandbox-namespace": "ns", "sandbox-name": "p", "container-name": "main"} {
+	for key, value := range map[string]string{"container-type": "container", "sandbox-uid": "u",
+		"sandbox-namespace": "ns", "sandbox-name": "p", "container-name": "main"} {
 		s.spec.Annotations["io.kubernetes.cri."+key] = value
 	}
 }
@@ -132,7 +142,8 @@ func (s *scene) unruled() {
 	s.touch("proc/self/ns/user")
 }
 
-// rules puts device rules in place of the engine's: "allow c 195:* rwm", "deny a". A "-" leaves the access out.
+// rules puts device rules in place of the engine's: "allow c 195:* rwm", "deny a". A "-" leaves the
+// access out.
 func (s *scene) rules(texts ...string) { s.spec.Linux.Resources.Devices = parseRules(s.t, texts...) }
 
 func (s *scene) addRules(texts ...string) {
@@ -152,7 +163,8 @@ func parseRules(t testing.TB, texts ...string) []specs.LinuxDeviceCgroup {
 			device, access = "*:*", "rwm"
 		}
 		major, minor, _ := strings.Cut(device, ":")
-		rules = append(rules, specs.LinuxDeviceCgroup{Allow: allow == "allow", Type: strings.Trim(kind, "-"), Major: parseNumber(t, major), Minor: parseNumber(t, minor), Access: access})
+		rules = append(rules, specs.LinuxDeviceCgroup{Allow: allow == "allow", Type: strings.Trim(kind, "-"),
+			Major: parseNumber(t, major), Minor: parseNumber(t, minor), Access: access})
 	}
 	return rules
 }
@@ -183,7 +195,8 @@ func (s *scene) find() grant.Request {
 	return r
 }
 
-// sameAgain looks as a container's first look does, and as its second one, which must find the same.
+// sameAgain looks as a container's first look does, and as its second one, which must find the
+// same.
 func (s *scene) sameAgain(first grant.Request) {
 	s.t.Helper()
 	node := s.node
@@ -198,7 +211,8 @@ func (s *scene) sameAgain(first grant.Request) {
 	}
 }
 
-// hits gives what was found as lines: code, vector, value, cover, removal; the scene's directory is called T.
+// hits gives what was found as lines: code, vector, value, cover, removal; the scene's directory is
+// called T.
 func (s *scene) hits() []string {
 	s.t.Helper()
 	lines := []string{}
@@ -211,7 +225,8 @@ func (s *scene) hits() []string {
 }
 
 func line(h grant.Hit) string {
-	cover := map[grant.Cover]string{grant.CoverNever: "never", grant.CoverGPUs: "gpus", grant.CoverNode: "node", grant.CoverDrop: "drop", grant.CoverNarrow: "narrow"}[h.Cover]
+	cover := map[grant.Cover]string{grant.CoverNever: "never", grant.CoverGPUs: "gpus",
+		grant.CoverNode: "node", grant.CoverDrop: "drop", grant.CoverNarrow: "narrow"}[h.Cover]
 	if h.Cover == grant.CoverGPUs {
 		cover += "=" + strings.Join(h.GPUs, "+")
 	}
@@ -251,10 +266,12 @@ func check(t *testing.T, rows []row) {
 
 func ptr(n int64) *int64 { return &n }
 
-// containerdSpec is an unprivileged container of containerd's CRI plugin (oci.WithDefaultUnixDevices).
+// containerdSpec is an unprivileged container of containerd's CRI plugin
+// (oci.WithDefaultUnixDevices).
 func containerdSpec() Spec {
 	rule := func(major, minor int64) specs.LinuxDeviceCgroup {
-		r := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: ptr(major), Minor: ptr(minor), Access: "rwm"}
+		r := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: ptr(major),
+			Minor: ptr(minor), Access: "rwm"}
 		if minor < 0 {
 			r.Minor = nil
 		}
@@ -269,10 +286,14 @@ func containerdSpec() Spec {
 			{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro"}},
 		},
 		Annotations: map[string]string{},
-		Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}, Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{
-			{Allow: false, Access: "rwm"},
-			{Allow: true, Type: "c", Access: "m"}, {Allow: true, Type: "b", Access: "m"},
-			rule(1, 3), rule(1, 8), rule(1, 7), rule(5, 0), rule(1, 5), rule(1, 9), rule(5, 1), rule(136, -1), rule(5, 2), rule(10, 200),
-		}}},
+		Linux: &Linux{Namespaces: []specs.LinuxNamespace{
+			{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}},
+			Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{
+				{Allow: false, Access: "rwm"},
+				{Allow: true, Type: "c", Access: "m"}, {Allow: true, Type: "b", Access: "m"},
+				rule(1, 3), rule(1, 8), rule(1, 7), rule(5, 0), rule(1, 5), rule(1, 9),
+				rule(5, 1), rule(136, -1),
+				rule(5, 2), rule(10, 200),
+			}}},
 	}
 }

@@ -130,14 +130,17 @@ func TestParseReadsWhatIsJudged(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Spec{
-		Process: &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
-		Root:    &specs.Root{Path: "rootfs"},
-		Mounts:  []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
+		Process: &Process{Env: []string{"A=1", "A=2"}, User: specs.User{UID: 7},
+			Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
+		Root:   &specs.Root{Path: "rootfs"},
+		Mounts: []specs.Mount{{Destination: "/x", Source: "/y", Options: []string{"rbind"}}},
 		//lint:ignore SA1019 what NVIDIA's toolkit writes
 		Hooks:       &specs.Hooks{Prestart: []specs.Hook{{Path: "/h"}}},
 		Annotations: map[string]string{"k": "v"},
-		Linux: &Linux{Devices: []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}}, Namespaces: []specs.LinuxNamespace{{Type: "user"}},
-			Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{{Allow: true, Type: "c", Major: ptr(195), Access: "rw"}}}},
+		Linux: &Linux{Devices: []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}},
+			Namespaces: []specs.LinuxNamespace{{Type: "user"}},
+			Resources: &Resources{Devices: []specs.LinuxDeviceCgroup{
+				{Allow: true, Type: "c", Major: ptr(195), Access: "rw"}}}},
 	}
 	if !reflect.DeepEqual(spec, want) {
 		t.Errorf("got %+v", spec)
@@ -219,8 +222,8 @@ func message(err error) string {
 	return err.Error()
 }
 
-// TestParseWorksInProportion to the document, whatever is in it: who writes it waits for himself alone, but the node pays.
-// What is allocated stands for the work.
+// TestParseWorksInProportion to the document, whatever is in it: who writes it waits for himself
+// alone, but the node pays. What is allocated stands for the work.
 func TestParseWorksInProportion(t *testing.T) {
 	const n, depth = 20_000, 5_000
 	names := make([]string, n)

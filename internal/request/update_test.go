@@ -27,8 +27,10 @@ func TestUpdatesAreReadAsStrictly(t *testing.T) {
 			t.Errorf("%s: key %q, error %v", c.name, key, err)
 		}
 	}
-	u := Update{Unified: map[string]string{"cgroup.kill": "1", "cgroup.procs": "1", "gpu.max": "1", "memory.high": "1", "z.x": "1"}}
-	if code, key, doubtful := u.Unfit(); code != grant.GPUDeviceRule || key != "cgroup.kill" || doubtful != "gpu.max" {
+	u := Update{Unified: map[string]string{"cgroup.kill": "1", "cgroup.procs": "1", "gpu.max": "1",
+		"memory.high": "1", "z.x": "1"}}
+	if code, key, doubtful := u.Unfit(); code != grant.GPUDeviceRule || key != "cgroup.kill" ||
+		doubtful != "gpu.max" {
 		t.Errorf("of several: %s, %s, doubtful %s", code, key, doubtful)
 	}
 }
@@ -76,34 +78,56 @@ func unifiedKeys(pairs ...string) func(*scene) {
 func TestRawCgroupKeysOfTheDriversLimit(t *testing.T) {
 	check(t, []row{
 		{"others", unifiedKeys("memory.high", "1", "dmemory", "1", "misc.max", "x 1"), nil},
-		{"the limit", unifiedKeys("dmem.max", "nvidia/0000:3b:00.0/vidmem max"), []string{"limit-unenforceable | unified:dmem.max | nvidia/0000:3b:00.0/vidmem max | never"}},
-		{"each of them, among others", unifiedKeys("dmem.min", "a", "memory.high", "1", "dmem.low", "b"), []string{
-			"limit-unenforceable | unified:dmem.low | b | never", "limit-unenforceable | unified:dmem.min | a | never"}},
-		{"one that moves processes", unifiedKeys("cgroup.procs", "4711"), []string{"gpu-device-rule | unified:cgroup.procs | 4711 | never"}},
-		{"one of another cgroup", unifiedKeys("../x/cgroup.freeze", "1"), []string{"gpu-device-rule | unified:../x/cgroup.freeze | 1 | never"}},
-		{"the limit, where no cgroup holds anything", func(s *scene) { s.unruled(); unifiedKeys("dmem.max", "x")(s) }, []string{"limit-unenforceable | unified:dmem.max | x | never"}},
-		{"one that moves, where no cgroup holds anything", func(s *scene) { s.unruled(); unifiedKeys("cgroup.procs", "4711")(s) }, nil},
+		{"the limit", unifiedKeys("dmem.max", "nvidia/0000:3b:00.0/vidmem max"),
+			[]string{"limit-unenforceable | unified:dmem.max | nvidia/0000:3b:00.0/vidmem max | never"}},
+		{"each of them, among others", unifiedKeys("dmem.min", "a", "memory.high", "1", "dmem.low", "b"),
+			[]string{
+				"limit-unenforceable | unified:dmem.low | b | never",
+				"limit-unenforceable | unified:dmem.min | a | never"}},
+		{"one that moves processes", unifiedKeys("cgroup.procs", "4711"),
+			[]string{"gpu-device-rule | unified:cgroup.procs | 4711 | never"}},
+		{"one of another cgroup", unifiedKeys("../x/cgroup.freeze", "1"),
+			[]string{"gpu-device-rule | unified:../x/cgroup.freeze | 1 | never"}},
+		{"the limit, where no cgroup holds anything", func(s *scene) {
+			s.unruled()
+			unifiedKeys("dmem.max", "x")(s)
+		}, []string{"limit-unenforceable | unified:dmem.max | x | never"}},
+		{"one that moves, where no cgroup holds anything", func(s *scene) {
+			s.unruled()
+			unifiedKeys("cgroup.procs", "4711")(s)
+		}, nil},
 	})
 }
 
-// TestEveryRawCgroupKey has each file that Linux puts into a cgroup (Documentation/admin-guide/cgroup-v2.rst of Linux 6.18), and what could be
-// one.
+// TestEveryRawCgroupKey has each file that Linux puts into a cgroup
+// (Documentation/admin-guide/cgroup-v2.rst of Linux 6.18), and what could be one.
 func TestEveryRawCgroupKey(t *testing.T) {
 	const resource, doubtful = "", "doubtful"
 	for want, keys := range map[string]string{
-		"gpu-device-rule": "cgroup.type cgroup.procs cgroup.threads cgroup.controllers cgroup.subtree_control cgroup.events cgroup.stat cgroup.stat.local cgroup.freeze cgroup.kill " +
-			"cgroup. cgroup cgroup.newer cgroup.max cgroup.procs. cgroup.procs/ /cgroup.procs ./cgroup.procs ../cgroup.procs ../../x/cgroup.procs cpu.max/../cgroup.procs x/memory.high / . ..",
+		"gpu-device-rule": "cgroup.type cgroup.procs cgroup.threads cgroup.controllers " +
+			"cgroup.subtree_control cgroup.events cgroup.stat cgroup.stat.local cgroup.freeze cgroup.kill " +
+			"cgroup. cgroup cgroup.newer cgroup.max cgroup.procs. cgroup.procs/ /cgroup.procs " +
+			"./cgroup.procs ../cgroup.procs ../../x/cgroup.procs cpu.max/../cgroup.procs " +
+			"x/memory.high / . ..",
 		"limit-unenforceable": "dmem.max dmem.min dmem.low dmem.current dmem.capacity dmem.newer dmem.",
 		resource: "cgroup.max.descendants cgroup.max.depth cgroup.pressure irq.pressure " +
-			"cpu.stat cpu.stat.local cpu.weight cpu.weight.nice cpu.max cpu.max.burst cpu.pressure cpu.uclamp.min cpu.uclamp.max cpu.idle " +
-			"memory.current memory.min memory.low memory.high memory.max memory.reclaim memory.peak memory.oom.group memory.events memory.events.local memory.stat memory.numa_stat " +
-			"memory.swap.current memory.swap.high memory.swap.peak memory.swap.max memory.swap.events memory.zswap.current memory.zswap.max memory.zswap.writeback memory.pressure " +
-			"io.stat io.cost.qos io.cost.model io.weight io.max io.latency io.prio.class io.bfq.weight io.pressure " +
+			"cpu.stat cpu.stat.local cpu.weight cpu.weight.nice cpu.max cpu.max.burst cpu.pressure " +
+			"cpu.uclamp.min cpu.uclamp.max cpu.idle " +
+			"memory.current memory.min memory.low memory.high memory.max memory.reclaim memory.peak " +
+			"memory.oom.group memory.events memory.events.local memory.stat memory.numa_stat " +
+			"memory.swap.current memory.swap.high memory.swap.peak memory.swap.max memory.swap.events " +
+			"memory.zswap.current memory.zswap.max memory.zswap.writeback memory.pressure " +
+			"io.stat io.cost.qos io.cost.model io.weight io.max io.latency io.prio.class io.bfq.weight " +
+			"io.pressure " +
 			"pids.max pids.current pids.peak pids.events pids.events.local pids.forks " +
-			"cpuset.cpus cpuset.cpus.effective cpuset.mems cpuset.mems.effective cpuset.cpus.exclusive cpuset.cpus.exclusive.effective cpuset.cpus.partition cpuset.cpus.isolated " +
-			"rdma.max rdma.current misc.max misc.capacity misc.current misc.peak misc.events misc.events.local " +
-			"hugetlb.2MB.max hugetlb.2MB.current hugetlb.1GB.rsvd.max hugetlb.1GB.rsvd.current hugetlb.2MB.events hugetlb.2MB.events.local hugetlb.2MB.numa_stat memory.newer",
-		doubtful: "dmem dmemory devices.allow gpu.max cpu cpu. Cgroup.procs .cgroup.procs tasks release_agent freezer.state notify_on_release k",
+			"cpuset.cpus cpuset.cpus.effective cpuset.mems cpuset.mems.effective cpuset.cpus.exclusive " +
+			"cpuset.cpus.exclusive.effective cpuset.cpus.partition cpuset.cpus.isolated " +
+			"rdma.max rdma.current misc.max misc.capacity misc.current misc.peak misc.events " +
+			"misc.events.local " +
+			"hugetlb.2MB.max hugetlb.2MB.current hugetlb.1GB.rsvd.max hugetlb.1GB.rsvd.current " +
+			"hugetlb.2MB.events hugetlb.2MB.events.local hugetlb.2MB.numa_stat memory.newer",
+		doubtful: "dmem dmemory devices.allow gpu.max cpu cpu. Cgroup.procs .cgroup.procs tasks " +
+			"release_agent freezer.state notify_on_release k",
 	} {
 		for _, key := range strings.Fields(keys) {
 			code, odd := unifiedCode(key)
@@ -122,7 +146,8 @@ func TestDoubtfulRawCgroupKeys(t *testing.T) {
 	s := newScene(t)
 	unifiedKeys("gpu.max", "1", "pids.max", "2")(s)
 	r := s.find()
-	if len(r.Hits) != 0 || len(r.Doubtful) != 1 || line(r.Doubtful[0]) != "limit-unenforceable | unified:gpu.max | 1 | never" {
+	if len(r.Hits) != 0 || len(r.Doubtful) != 1 ||
+		line(r.Doubtful[0]) != "limit-unenforceable | unified:gpu.max | 1 | never" {
 		t.Errorf("%+v", r)
 	}
 	if want := []string{"cgroup key gpu.max, of no controller that is known"}; !slices.Equal(r.Noted, want) {

@@ -11,7 +11,8 @@ import (
 // TestUser: an MPS daemon sees the user that a process is on the node.
 func TestUser(t *testing.T) {
 	own := []specs.LinuxNamespace{{Type: specs.UserNamespace}}
-	maps := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 1000, HostID: 0, Size: 1}}
+	maps := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000},
+		{ContainerID: 1000, HostID: 0, Size: 1}}
 	for name, c := range map[string]struct {
 		uid        uint32
 		namespaces []specs.LinuxNamespace
@@ -26,7 +27,8 @@ func TestUser(t *testing.T) {
 		"in the node's own by its path":   {7, []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/proc/self/ns/user"}}, 7},
 		"in one that cannot be looked at": {7, []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/nowhere"}}, 100007},
 	} {
-		f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: c.uid}}, Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{}, Node{Host: host.Default()})
+		f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: c.uid}},
+			Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{}, Node{Host: host.Default()})
 		if err != nil {
 			t.Fatal(err)
 		}
