@@ -208,8 +208,8 @@ func TestRefusalReachesTheEngine(t *testing.T) {
 	}
 
 	_ = rig.Run(n.Wrapper("--log="+text, "create", "--bundle", b.Dir, "c"))
-	line := regexp.MustCompile(`^time="[^"]+" level=error msg="gpuledger: refused \(annotation-malformed\): ` +
-		`.*; hint: .*"\n$`)
+	line := regexp.MustCompile(`^time="[^"]+" level=error msg="gpuledger: refused ` +
+		`\(annotation-malformed\): .*; hint: .*"\n$`)
 	if got := read(t, text); !line.MatchString(got) {
 		t.Errorf("text log: %q", got)
 	}

@@ -8,7 +8,6 @@ import (
 	"go/scanner"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,10 +25,8 @@ const (
 // skipped are directories without Go files of the repository's own.
 var skipped = []string{".git", ".cache", "bin", "dist", "testdata", "node_modules"}
 
-// check reads every Go file below root, and returns a line for each complaint: lines that are too
-// long in packages that are not listed, and listed packages that have none.
-func check(root string, notYet []string) (complaints []string, err error) {
-	long := map[string][]string{} // by directory
+// check reads every Go file below root, and returns a line for each line that is too long.
+func check(root string) (long []string, err error) {
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -48,21 +45,10 @@ func check(root string, notYet []string) (complaints []string, err error) {
 			return err
 		}
 		found, err := longLines(name, text)
-		if len(found) > 0 {
-			long[filepath.Dir(name)] = append(long[filepath.Dir(name)], found...)
-		}
+		long = append(long, found...)
 		return err
 	})
-	for _, dir := range notYet {
-		if len(long[dir]) == 0 {
-			complaints = append(complaints, dir+" has no long lines: remove it from test/lines/notyet.go")
-		}
-		delete(long, dir)
-	}
-	for _, dir := range slices.Sorted(maps.Keys(long)) {
-		complaints = append(complaints, long[dir]...)
-	}
-	return complaints, err
+	return long, err
 }
 
 // longLines returns a line for each line of a Go file that is too long.
