@@ -59,7 +59,7 @@ type Decision struct {
 	Others  []grant.DeviceRule
 
 	pod   grant.Identity // of the container, if the engine vouches for it
-	began time.Time      // when the decision was asked for; zero where nobody measures it
+	began time.Time      // when the decision was asked for; zero if it is not measured
 }
 
 // Admit decides about a create and, where it admits, binds the grant to the container. It never

@@ -69,8 +69,8 @@ func unbind(n *Node, tx *ledger.Tx, runtimeRoot, container string) error {
 	return nil
 }
 
-// dropOrphan is tidiness: an adopted grant without a container counts for nobody, and a later sweep
-// would remove it.
+// dropOrphan removes an adopted grant without a container. Such a grant does not count, and a later
+// sweep would remove it.
 func dropOrphan(n *Node, tx *ledger.Tx, id grant.ID) {
 	g, err := tx.Get(id)
 	if err == nil && g.Orphaned() {

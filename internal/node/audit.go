@@ -10,8 +10,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// auditLine is one decision in the audit log. docs/audit.md explains the fields to those who read
-// it.
+// auditLine is one decision in the audit log. docs/audit.md explains the fields.
 type auditLine struct {
 	Time      time.Time         `json:"time"`
 	Engine    grant.Engine      `json:"engine"`
@@ -41,14 +40,13 @@ type auditPod struct {
 	Container string `json:"container"`
 }
 
-// maxLine bounds a line, in bytes with its end: a tenant, who chooses how much there is to find,
-// fills no log with one container. It also keeps a line within one page, which file systems write
-// at once or not at all.
+// maxLine bounds a line, in bytes with its end: a tenant chooses how much there is to find, and
+// must not fill the log with one container. It also keeps a line within one page, which file
+// systems write at once or not at all.
 const maxLine = 4096
 
-// recordDecision records a decision that is worth it: everything but a plain pass. It is best
-// effort: a full disk harms nobody, and a GPU that was granted by the ledger is not taken away for
-// it.
+// recordDecision records every decision but a plain pass. It is best effort: a full disk stops no
+// container, and takes no granted GPU away.
 func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
@@ -56,7 +54,7 @@ func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) 
 	appendAudit(n.Policy.Audit, newAuditLine(n.Host.Now().UTC(), c, pod, d).encode())
 }
 
-// newAuditLine bounds each text. Ids, paths and annotations are somebody else's words.
+// newAuditLine bounds each text. Tenants choose ids, paths and annotations.
 func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
 	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText),
 		Verdict: d.Kind, Code: d.Code,

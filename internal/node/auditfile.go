@@ -11,8 +11,8 @@ import (
 )
 
 // appendAudit adds a line to the audit log, and rotates the log where the line would make it too
-// large. Many short processes do so at once, so nothing waits for anybody: a line is one write at
-// the file's end, and who rotates is whoever gets the lock. It never fails: what cannot be written
+// large. Many short processes do so at once, and none waits for another: a line is one write at the
+// file's end, and the process that gets the lock rotates. It never fails: what cannot be written
 // harms no container.
 func appendAudit(a grant.Audit, line []byte) {
 	f := openAudit(a.File)
@@ -26,7 +26,7 @@ func appendAudit(a grant.Audit, line []byte) {
 			_ = unix.Close(f)
 			f = next
 		} else if size > limit*int64(a.Keep+1) {
-			return // nobody rotates it, so it ends with as much as all files together may have
+			return // no process rotates it, so it ends at the size of all files together
 		}
 	}
 	if n, _ := unix.Write(f, line); 0 < n && n < len(line) {
@@ -43,8 +43,8 @@ func takeBack(f int, n int64) {
 }
 
 // openAudit opens the log, or gives -1. It waits for nothing and follows no link, whatever stands
-// in the file's place: a FIFO would hold containers up, and a link would let whoever can write into
-// the directory choose what root writes to.
+// in the file's place: a FIFO would hold containers up, and by a link a user that can write into
+// the directory would choose what root writes to.
 func openAudit(path string) int {
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_CLOEXEC |
 		unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY

@@ -33,7 +33,7 @@ const maxPause = 4096
 func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
 // Paused tells whether refusals are switched off. A file that cannot be read switches nothing off.
-// That of the run directory is the newer one where there are two: who writes the other removes it.
+// If there are two, that of the run directory is newer: a program that writes the other removes it.
 func (n *Node) Paused() (Pause, bool) {
 	p, known := pauseIn(n.Policy.RunDir)
 	if known {
@@ -51,7 +51,7 @@ func (n *Node) Paused() (Pause, bool) {
 
 func (p Pause) lasts(now time.Time) bool { return p.Until.IsZero() || now.Before(p.Until) }
 
-// isOurs reports whether a file is root's: somebody may have opened the directory.
+// isOurs reports whether a file is root's: the directory may have been opened to others.
 func isOurs(path string) bool {
 	var st unix.Stat_t
 	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// limiter finds who has the driver limit memory here. Where the driver cannot, nothing is looked
-// for.
+// limiter finds out how the driver is made to limit memory on this node. If the driver cannot, it
+// looks for nothing.
 func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 	if inv.Driver.MemoryLimits != grant.CanLimit || n.Policy.Enforcement.Limit == grant.LibraryBackend {
 		return l
@@ -67,10 +67,10 @@ func (f facts) drivable(spec request.Spec) bool {
 // first.
 const LimitTime = 40 * time.Second
 
-// Drive has the driver limit a container that its runtime has made and not started, of a create
-// that our runtime has admitted: without its binding nobody knows what it may have. Nothing is done
-// for one whose grant is held by something else, or that starts as it is whoever asks: the hook
-// stands in a spec that somebody uses again.
+// Drive has the driver limit a container that its runtime has made and not started. The create must
+// have been admitted by gpuledger-runtime: its binding says what the container may have. Drive does
+// nothing for a container that the driver does not limit, or that starts as it is: its spec may be
+// a copy of an edited one, with the hook in it.
 func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 	b, err := admitted(n, c)
 	switch {
@@ -111,7 +111,7 @@ func admitted(n *Node, c Create) (b grant.Binding, err error) {
 	return b, err
 }
 
-// startsAsItIs reports whether a container starts as it is, whoever asks.
+// startsAsItIs reports whether a container starts without any change.
 func startsAsItIs(n *Node, c Create) bool {
 	d := n.Explain(c)
 	return d.Kind == grant.Pass && !d.Touches()

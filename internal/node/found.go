@@ -59,11 +59,11 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 	}
 }
 
-// Bystander tells, by the records of the real runtimes that keep their states in roots, who a
-// container is that nothing was granted to, whether policy exempts it, the root that it is in, and
-// its first process: who says that a process is of this container has to compare the two. No
-// process where none of them knows it.
-func (n *Node) Bystander(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool,
+// Ungranted looks up a container without a grant in the records of the real runtimes that keep
+// their states in roots. It returns the identity of the container's pod, whether the policy exempts
+// it, the root that has it, and its first process, which the caller compares before it says that a
+// process is of this container. Without a record there is no process.
+func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool,
 	root string, init grant.Process) {
 	if engine == "" {
 		engine = n.Policy.Engine

@@ -1,6 +1,7 @@
-// Package node is the one door: every entry point (runtime wrapper, hook, CDI, NRI, command line)
-// asks here, so all give the same verdict. It joins what the other packages do: read the policy,
-// find what a spec reaches, look into the ledger, decide, bind, edit.
+// Package node decides about containers on this node. Every entry point (runtime wrapper, hook,
+// CDI, NRI, command line) calls it, so all give the same verdict. A create is facts, which are read
+// once (facts.go), a plan, which is made of them and of the ledger (plan.go), and a commit with the
+// ledger locked (bind.go).
 package node
 
 import (
@@ -30,8 +31,8 @@ type Node struct {
 	kept   *gpu.Kept
 }
 
-// Keep has it remember the inventory, and what does not change of the ledger, between two looks at
-// them, for a program that stays.
+// Keep makes the node remember the inventory, and what does not change of the ledger, for a program
+// that reads them many times.
 func (n *Node) Keep() {
 	n.kept = &gpu.Kept{}
 	n.Ledger.Keep()

@@ -10,7 +10,7 @@ import (
 // before it binds the pod to the node, and the node's driver is told at the same time as the
 // kubelet, which needs longer. Where the driver was slower after all, a create waits.
 const (
-	LatePatience = 2 * time.Second // how long a create may wait where nobody times it
+	LatePatience = 2 * time.Second // how long a create may wait if the engine sets no limit
 	lateLook     = 50 * time.Millisecond
 )
 

@@ -7,9 +7,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// Tidy removes a container's binding where it is dead already: at its delete, and before another
-// one of its id starts. It waits for the lock no longer than tidyWait and never fails: what is left
-// is found dead by whoever looks next. It returns the bundle of what it removed.
+// Tidy removes a container's binding if the container has ended: at its delete, and before another
+// one of its id starts. It waits for the lock no longer than tidyWait and never fails: the next
+// reader finds that a binding left behind is dead. It returns the bundle of what it removed.
 func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.HasBinding(runtimeRoot, container) {
 		return ""

@@ -35,7 +35,7 @@ func (n *Node) Update(c grant.Container, resources []byte) ([]byte, error) {
 }
 
 // refuseKeys refuses raw cgroup keys: that of the driver's limit, those that move or end processes,
-// and for a container with a grant those of which nobody knows what they do (docs/adr/0064).
+// and for a container with a grant those of unknown effect (docs/adr/0064).
 func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 	code, key, doubtful := u.Unfit()
 	switch {

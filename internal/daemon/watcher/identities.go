@@ -56,7 +56,7 @@ func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) gra
 			dirs, _ := filepath.Glob(s.pattern)
 			roots = append(roots[:len(roots):len(roots)], dirs...)
 		}
-		pod, exempt, root, init := n.Bystander(roots, u.Engine, u.Container)
+		pod, exempt, root, init := n.Ungranted(roots, u.Engine, u.Container)
 		// A user that may create cgroups, as in each login session, can give one a container's
 		// name.
 		if identity.known = watch.IsIn(n.Host, init, u.Cgroup); identity.known {
