@@ -366,7 +366,7 @@ func driftIsPutRight(t *testing.T) {
 		}
 	}
 	if f := findings(t, n.Node, "found", "limit-changed"); !strings.Contains(fmt.Sprint(f),
-		"somebody else has changed it; it is set again") {
+		"another program has changed it; it is set again") {
 		t.Errorf("%+v", f)
 	}
 	siteOf(t, d).eventually("/metrics", `gpuledger_findings_total{kind="limit-changed"} 2`,

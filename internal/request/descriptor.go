@@ -77,7 +77,7 @@ func leadsTo(d *host.Descriptor) (what string, passes bool) {
 			return process, true
 		case name == "mem", name == "environ", strings.HasSuffix(name, " (deleted)"):
 			return memory, false
-		case !strings.HasPrefix(d.Path, "/proc/"): // a mount of one file, which may be any
+		case !d.IsDir() && !strings.HasPrefix(d.Path, "/proc/"): // a mount of one file, which may be any
 			return memory, false
 		}
 	}
