@@ -20,9 +20,11 @@ const (
 // layers lists the packages of gpuledger that each package may import. Only nodeledger reaches the
 // ledger; the other packages import values.
 var layers = map[string][]string{
-	"":           {},
-	"nodeledger": {"cdi", "internal/node", "internal/admission", "internal/grant", "internal/host"},
-	"nodeledgertest": {"kube/nodeledger", "internal/node", "internal/admission", "internal/grant",
+	"": {},
+	"nodeledger": {"cdi", "internal/grants", "internal/node", "internal/admission", "internal/grant",
+		"internal/host"},
+	"nodeledgertest": {"kube/nodeledger", "internal/grants", "internal/node", "internal/admission",
+		"internal/grant",
 		"internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
 	"dra":          {"kube/nodeledger", "internal/admission", "internal/grant"},
 	"deviceplugin": {"kube/nodeledger", "internal/admission", "internal/grant"},

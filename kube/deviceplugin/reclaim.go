@@ -9,7 +9,6 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -30,7 +29,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	if n.Broken != nil {
 		return n.Broken
 	}
-	o, err := grants.Read(n)
+	o, err := nodeledger.ReadNode(n)
 	if err != nil {
 		return err
 	}

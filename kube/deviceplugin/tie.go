@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -19,7 +18,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 	if n.Broken != nil {
 		return 0, n.Broken
 	}
-	o, err := grants.Read(n)
+	o, err := nodeledger.ReadNode(n)
 	if err != nil {
 		return 0, err
 	}

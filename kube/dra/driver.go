@@ -14,7 +14,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -162,7 +161,7 @@ func (d *Driver) unprepare(uid string) error {
 		return err
 	}
 	n := b.Open()
-	o, err := grants.Read(n) // the inventory may be unusable: a release needs none
+	o, err := nodeledger.ReadNode(n) // the inventory may be unusable: a release needs none
 	if err != nil {
 		return err
 	}

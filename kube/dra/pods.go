@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -182,7 +181,7 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
-	o, err := grants.Read(n)
+	o, err := nodeledger.ReadNode(n)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -117,7 +116,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	if n.Broken != nil {
 		return nil, n.Broken
 	}
-	o, err := grants.Read(n)
+	o, err := nodeledger.ReadNode(n)
 	if err != nil {
 		return nil, err
 	}

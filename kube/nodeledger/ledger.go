@@ -47,6 +47,10 @@ func (l Ledger) Read() (Content, error) {
 	return Content{Overview: o, Node: n}, err
 }
 
+// ReadNode returns the ledger and the inventory of a node. An unusable inventory is a Problem of
+// the overview, because a release needs none.
+func ReadNode(n *node.Node) (grants.Overview, error) { return grants.Read(n) }
+
 // WithConfigOf returns a Ledger that keeps the configuration with which a content was read, even if
 // the file has changed since.
 func (l Ledger) WithConfigOf(c Content) Ledger {
