@@ -3,6 +3,7 @@ package hostpath
 import (
 	"errors"
 	"os"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,9 @@ func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
 		}, false, true, false},
 		"directories of the node": {func(s *scene) []string {
 			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
+		}, false, false, false},
+		"a directory of volumes, behind what is not there": {func(s *scene) []string {
+			return []string{"/var/lib/none/../kubelet"} // which no runtime can mount
 		}, false, false, false},
 		"the grants' records, by their path": {func(s *scene) []string {
 			return []string{tmpfs(s, s.path("run/limits"))}
@@ -118,6 +122,41 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 	}
 }
 
+// TestADiskIsOfNoSharedKind: what kind of file system it has is not asked.
+func TestADiskIsOfNoSharedKind(t *testing.T) {
+	ownMounts(t)
+	s := newScene(t)
+	volume := New(s.node).Look(s.mount("tmpfs", s.path("volume"), "tmpfs"))
+	for device, asks := range map[uint64]bool{volume.Dev: true, unix.Mkdev(8, 1): false} {
+		paths := New(s.node)
+		volume.Dev = device
+		if paths.mayBeElsewhere(volume, false) || (paths.lent != nil) != asks {
+			t.Errorf("device %#x: what is lent is looked up: %v", device, paths.lent != nil)
+		}
+	}
+	s.unmount()
+}
+
+// TestEachPositionOnce: each place of each container is compared with them.
+func TestEachPositionOnce(t *testing.T) {
+	s := newScene(t)
+	for _, daemon := range []string{"a", "b"} { // in one mount, as everything in the scene
+		s.mkdir("run/mps/" + daemon + "/pipe")
+		s.mkdir("run/mps/" + daemon + "/shm")
+	}
+	paths := New(s.node)
+	anchored := paths.anchorPositions()
+	for i, at := range anchored {
+		if slices.Contains(anchored[:i], at) {
+			t.Errorf("%+v is there twice: %+v", at, anchored)
+		}
+	}
+	// 0 is for the grants' records, which have no file system here
+	if lent, want := paths.lentDevices(), []uint64{0, paths.Look(s.dir).Dev}; !slices.Equal(lent, want) {
+		t.Errorf("lent are the devices %v, want %v", lent, want)
+	}
+}
+
 // TestPlacesOfContainers: which paths of the node are a container's own, and where volumes are
 // mounted.
 func TestPlacesOfContainers(t *testing.T) {
@@ -144,7 +183,7 @@ func TestPlacesOfContainers(t *testing.T) {
 		want         bool
 	}{
 		{pods + "/u", "/b", true}, {"/b/x", "/b", true}, {"/b", "/b", true}, {"/data", "/b", false},
-		{"/data", "/", false}, {"/data", ".", false}, {pods + "/u", ".", true},
+		{"/data", "/", false}, {"/data", ".", false}, {".", ".", false}, {pods + "/u", ".", true},
 	} {
 		if IsPrivate(c.path, c.bundle) != c.want {
 			t.Errorf("%s is private to the container of %s: %v", c.path, c.bundle, !c.want)

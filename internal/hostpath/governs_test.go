@@ -4,6 +4,9 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // TestAGuardThatALinkMoved: an engine's directory is often a link to another disk. The real
@@ -25,6 +28,59 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 	} {
 		if got := paths.Governs(paths.Look(path), root); got != want {
 			t.Errorf("%s governs the node: %v", path, got)
+		}
+	}
+}
+
+// TestOwnGuards: what of this node's own programs and files is somewhere.
+func TestOwnGuards(t *testing.T) {
+	s := newScene(t)
+	t.Setenv("PATH", s.dir)
+	program := s.touch("runc")
+	s.must(os.Chmod(program, 0o755))
+	for name, c := range map[string]struct {
+		runtimes []string
+		config   string
+		want     []guard
+	}{
+		"a runtime by its name": {[]string{"runc"}, "", []guard{{path: program, write: true}}},
+		"one that is not there": {[]string{"crun"}, "", nil},
+		"no configuration":      {nil, "", nil},
+		"one behind a link": {nil, s.link("runc", "config"),
+			[]guard{{path: s.path("config"), write: true}, {path: program, write: true}}},
+	} {
+		node := s.node
+		node.Config = c.config
+		node.Policy = &grant.Policy{Runtime: grant.Runtime{Path: c.runtimes}}
+		if got := New(node).ownGuards(); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// TestWhomAFileIsOpenTo: to root, and to the groups that it belongs to.
+func TestWhomAFileIsOpenTo(t *testing.T) {
+	s := newScene(t)
+	paths := New(s.node)
+	paths.Known["/usr/bin/runc"] = Place{Exists: true, Target: host.Target{Path: "/usr/bin/runc", GID: 7}}
+	paths.Known["/usr/bin/crun"] = Place{Target: host.Target{Path: "/usr/bin/crun"}} // is not there
+	for _, c := range []struct {
+		name, path string
+		by         Access
+		want       bool
+	}{
+		{"root", "/usr/bin/runc", Access{Rooted: true, GID: 9}, true},
+		{"the file's group", "/usr/bin/runc", Access{GID: 7}, true},
+		{"a user with the group besides", "/usr/bin/runc", Access{GID: 9, Groups: []uint32{8, 7}}, true},
+		{"another group", "/usr/bin/runc", Access{GID: 9}, false},
+		{"root, what is not there", "/usr/bin/crun", Access{Rooted: true}, true},
+		{"the group 0, what is not there", "/usr/bin/crun", Access{}, false},
+	} {
+		if got := paths.Lets(c.path, &c.by); got != c.want {
+			t.Errorf("%s: %s is open: %v", c.name, c.path, got)
+		}
+		if got := paths.GovernsByName(c.path, &c.by); got != c.want {
+			t.Errorf("%s: %s governs the node: %v", c.name, c.path, got)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package hostpath
 
 import (
 	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -98,6 +99,30 @@ func TestAliasesInALongList(t *testing.T) {
 	}
 	if places-inside < 100 || inside < 100 {
 		t.Errorf("of %d places %d are for what is inside: too few", places, inside)
+	}
+}
+
+// TestALongListIsSortedForTheQuestion: of thousands of mounts only those are entered in a map that
+// can be the answer.
+func TestALongListIsSortedForTheQuestion(t *testing.T) {
+	const each = 500
+	list := []host.Mount{{ID: 1, Device: 1, Root: "/", Point: "/"}}
+	for i := range uint64(each) { // on a device each
+		list = append(list, host.Mount{ID: 2 + i, Parent: 1, Device: 2 + i, Root: "/",
+			Point: fmt.Sprintf("/volumes/%d", i)})
+	}
+	table := newMountTable(list)
+	for name, c := range map[string]struct {
+		path   string
+		inside bool
+	}{
+		"a file, for which its own device counts":                      {"/data", false},
+		"all volumes, for which only what is mounted elsewhere counts": {"/volumes", true},
+	} {
+		p := Place{Exists: true, Target: host.Target{Path: c.path}}
+		if n := testing.AllocsPerRun(3, func() { table.aliases(p, c.inside) }); n > 20 {
+			t.Errorf("%s: %v allocations for %d mounts", name, n, each)
+		}
 	}
 }
 

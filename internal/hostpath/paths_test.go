@@ -53,14 +53,64 @@ func TestWhatWasSeenHolds(t *testing.T) {
 	paths.mounts, paths.lent, paths.own = table, []uint64{7}, []guard{{path: "/g"}}
 	paths.positions["/x"] = position{device: 7}
 	paths.elsewhere[question{path: "/x"}] = []Alias{{Inside: true}}
+	paths.ledger, paths.anchored = []string{"/ledger"}, []position{{device: 7}}
 	mounts, err := paths.readMounts()
 	known, _ := paths.Elsewhere(Place{Target: host.Target{Path: "/x"}}, false, false)
 	if len(known) != 1 || paths.position("/x").device != 7 {
 		t.Error("it looks anew for other places")
 	}
+	if !paths.InLedger("/ledger/x") || len(paths.anchorPositions()) != 1 {
+		t.Error("it looks anew for the node's directories")
+	}
+	paths.plain[s.path("link")+"/"] = true
+	s.link(s.path("bundle"), "link")
+	s.touch("bundle/file")
+	if got := paths.Look(s.path("link/file")).Path; got != s.path("link/file") {
+		t.Errorf("it walks a directory anew: %s", got)
+	}
 	if paths.Look("/x").Path != "/elsewhere" || mounts != table || err != nil ||
 		paths.lentDevices()[0] != 7 || paths.ownGuards()[0].path != "/g" {
 		t.Error("it looks anew")
+	}
+}
+
+// TestWhatIsNotThereIsLookedForOnce: each prefix of a path that is looked at costs allocations.
+func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
+	s := newScene(t)
+	for name, c := range map[string]struct {
+		path string
+		most float64
+	}{
+		"a name":            {s.path("none"), 20},
+		"a link to nothing": {s.link("none", "link"), 200},
+	} {
+		paths := New(s.node)
+		if n := testing.AllocsPerRun(3, func() {
+			clear(paths.Known)
+			paths.Look(c.path)
+		}); n > c.most {
+			t.Errorf("%s: %v allocations, want at most %v", name, n, c.most)
+		}
+	}
+}
+
+// TestWhatAppearsMeanwhile: the kernel did not follow a path to its end, and a second look does.
+func TestWhatAppearsMeanwhile(t *testing.T) {
+	s := newScene(t)
+	dir, err := host.Look(s.dir)
+	s.must(err)
+	// another process has made it between the looks
+	if there, name, rest := parting(s.dir); there != dir || name != "" || rest != "" {
+		t.Errorf("%s stops existing at %+v, %q, %q", s.dir, there, name, rest)
+	}
+	last := "."
+	for i := range maxLinks + 1 { // one more than the kernel follows
+		name := fmt.Sprintf("link%d", i)
+		s.link(last, name)
+		last = name
+	}
+	if got := New(s.node).Look(s.path(last)); got.Exists || got.Target != dir {
+		t.Errorf("behind too many links is %+v, want %+v", got, dir)
 	}
 }
 
