@@ -44,6 +44,29 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	}
 }
 
+// TestAWorkingDirectoryWithTheNameOfItsLink: in a file system that is mounted nowhere, or in another
+// mount namespace, a directory can have any path, that of a link of /proc, too.
+func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
+	ownMounts(t)
+	s := newScene(t)
+	link := s.path("again/thread-self/cwd") // procfs is mounted there, so its links are
+	s.mount("tmpfs", s.path("detached"), "tmpfs")
+	s.touch("detached/file")
+	named := s.mkdir("detached" + link)
+	s.must(errors.Join(os.WriteFile(named+"/file", nil, 0o600), unix.Chdir(named), // of this thread
+		unix.Unmount(s.path("detached"), unix.MNT_DETACH)))
+	s.mounted = nil
+	s.mount("/proc", s.path("again"), "")
+	paths := New(s.node)
+	for range 2 {
+		if p := paths.Look(link + "/file"); p.Path != link+"/file" || !p.Shifting {
+			t.Errorf("%+v, want the path of the link, shifting", p)
+		}
+		clear(paths.Known)
+	}
+	s.unmount()
+}
+
 // TestWhatWasSeenHolds for a container: it is not looked up a second time.
 func TestWhatWasSeenHolds(t *testing.T) {
 	s := newScene(t)
@@ -81,8 +104,8 @@ func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
 		path string
 		most float64
 	}{
-		"a name":            {s.path("none"), 20},
-		"a link to nothing": {s.link("none", "link"), 200},
+		"a name":            {s.path("none"), 7},
+		"a link to nothing": {s.link("none", "link"), 100},
 	} {
 		paths := New(s.node)
 		if n := testing.AllocsPerRun(3, func() {
