@@ -51,8 +51,7 @@ func (t *mountTable) aliases(p Place, inside bool) []Alias {
 	inSource := func(path string) bool { return within(path, p.Path) } // such a place is known by its path
 	public = t.public(func(m host.Mount) bool { return !inSource(m.Point) })
 	for i, m := range t.list {
-		// nearly all mounts are at the file itself, alone on a device, or not below the file
-		if m.Point == p.Path || len(public[m.Device]) == 0 || !inSource(m.Point) {
+		if m.Point == p.Path || !inSource(m.Point) {
 			continue
 		}
 		for _, a := range t.others(i, m.Root, Place{Exists: true}, public[m.Device]) {
