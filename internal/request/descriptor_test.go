@@ -39,20 +39,19 @@ func TestDescriptors(t *testing.T) {
 		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Path: path},
 			FileSystem: fileSystem})
 	}
-	// place hands in what is at a path, as O_PATH would; moved says that its mount is not the one
-	// at its path
-	place := func(path string, moved bool) func(*scene) {
+	// moved hands in what is at a path, as O_PATH would, with a mount or a device that are by so much
+	// not those at its path
+	moved := func(path string, mount, dev uint64) func(*scene) {
 		return func(s *scene) {
 			t, err := host.Look(s.path(path))
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			if moved {
-				t.Mount, t.Dev = t.Mount+1000, t.Dev+1000
-			}
+			t.Mount, t.Dev = t.Mount+mount, t.Dev+dev
 			s.caller.Descriptors = append(s.caller.Descriptors, host.Descriptor{Number: 7, Target: t})
 		}
 	}
+	place := func(path string) func(*scene) { return moved(path, 0, 0) }
 	node := func(numbers, class string) []string {
 		return []string{"gpu-device-node | descriptor:7 | c " + numbers + " | node=" + class}
 	}
@@ -109,11 +108,13 @@ func TestDescriptors(t *testing.T) {
 		{"a file of a cgroup on version 1", on(unix.CGROUP_SUPER_MAGIC, unix.S_IFREG,
 			"/anywhere/cgroup.procs"), is("a cgroup")},
 		{"a directory of one on version 2", on(unix.CGROUP2_SUPER_MAGIC, unix.S_IFDIR, "/"), is("a cgroup")},
+		{"one by a path of the ledger's, which says less", on(unix.CGROUP_SUPER_MAGIC, unix.S_IFREG,
+			"T/state/grants/x"), is("a cgroup")},
 		{"a file of that name on a disk", file("/data/cgroup.procs"), nil},
 		{"the memory of a process", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/proc/7/mem"),
 			is("the memory of a process")},
 		{"its environment, with a reference in it", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG,
-			"/anywhere/7/environ"), is("the memory of a process")},
+			"/proc/7/environ"), is("the memory of a process")},
 		{"a file of procfs by another name", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG, "/data/x"),
 			is("the memory of a process")},
 		{"the memory of a process that has ended", on(unix.PROC_SUPER_MAGIC, unix.S_IFREG,
@@ -124,35 +125,41 @@ func TestDescriptors(t *testing.T) {
 		{"a listener of a seccomp filter", object("anon_inode:seccomp notify"),
 			is("the system calls of a process")},
 		{"an epoll", object("anon_inode:[eventpoll]"), nil},
-		{"a directory of ours", place("run", false), is("T/run")},
-		{"one below", func(s *scene) { s.mkdir("state/grants"); place("state/grants", false)(s) },
+		{"a directory of ours", place("run"), is("T/run")},
+		{"one below", func(s *scene) { s.mkdir("state/grants"); place("state/grants")(s) },
 			is("T/state/grants")},
-		{"one above, which is recorded", place(".", false), nil},
-		{"a directory that is not at its path", func(s *scene) { s.mkdir("data"); place("data", true)(s) },
-			elsewhere("T/data")},
+		{"one above, which is recorded", place("."), nil},
+		{"a directory of another mount than is at its path", func(s *scene) {
+			s.mkdir("data")
+			moved("data", 1000, 0)(s)
+		}, elsewhere("T/data")},
+		{"one of another file system, on a kernel that reports no mounts", func(s *scene) {
+			s.mkdir("data")
+			moved("data", 0, 1000)(s)
+		}, elsewhere("T/data")},
 		{"one that is gone", hands(host.Descriptor{Target: host.Target{
 			Mode: unix.S_IFDIR | 0o700, Path: "/nowhere (deleted)"}}), elsewhere("/nowhere (deleted)")},
-		{"another directory", func(s *scene) { s.mkdir("data"); place("data", false)(s) }, nil},
+		{"another directory", func(s *scene) { s.mkdir("data"); place("data")(s) }, nil},
 		{"the pipe directory of an MPS daemon", func(s *scene) {
 			s.mps("data/mps")
-			place("data/mps", false)(s)
+			place("data/mps")(s)
 		}, is("T/data/mps")},
-		{"a directory above it", func(s *scene) { s.mps("data/mps"); place("data", false)(s) }, nil},
+		{"a directory above it", func(s *scene) { s.mps("data/mps"); place("data")(s) }, nil},
 		{"an MPS daemon's socket, as a path", func(s *scene) {
 			s.mps("data/mps")
-			place("data/mps/control", false)(s)
+			place("data/mps/control")(s)
 		}, is("T/data/mps/control")},
 		{"another socket, as a path", func(s *scene) {
 			s.mkdir("data")
 			s.socket("data/other")
-			place("data/other", false)(s)
+			place("data/other")(s)
 		}, nil},
 		{"the node's devices, where a rule opens all", func(s *scene) {
 			s.rules("allow a")
-			place("dev", false)(s)
+			place("dev")(s)
 		}, []string{"privileged-gpu | rule:0 | a *:* rwm | narrow",
 			"privileged-gpu | descriptor:7 | T/dev | drop"}},
-		{"the node's devices, where none does", place("dev", false), nil},
+		{"the node's devices, where none does", place("dev"), nil},
 		{"CRIU's rules on cgroup v1", func(s *scene) {
 			s.mkdir("sys/fs/cgroup/devices")
 			s.touch("sys/fs/cgroup/devices/cgroup.procs")
@@ -175,6 +182,13 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 			return host.Descriptor{Target: target}
 		}
 	}
+	procfs := func(path string) func(*scene) host.Descriptor {
+		return func(s *scene) host.Descriptor {
+			d := directory(path)(s)
+			d.FileSystem = unix.PROC_SUPER_MAGIC
+			return d
+		}
+	}
 	a := func(kind uint32, path string) func(*scene) host.Descriptor {
 		return func(*scene) host.Descriptor {
 			return host.Descriptor{Target: host.Target{Mode: kind, Path: path}}
@@ -194,10 +208,8 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 		{"a directory above ours", directory("T"), "descriptor:7"},
 		{"the cgroup file system", directory("T/sys"), "descriptor:7"},
 		{"another directory", directory("T/bundle"), ""},
-		{"a directory of a process", func(*scene) host.Descriptor {
-			return host.Descriptor{Target: host.Target{Mode: unix.S_IFDIR, Path: "/proc/7/fd"},
-				FileSystem: unix.PROC_SUPER_MAGIC}
-		}, "descriptor:7 (a process)"},
+		{"a directory of a process", procfs("/proc/1/fd"), "descriptor:7 (a process)"},
+		{"a directory of the kernel's", procfs("/proc/fs"), ""},
 		{"a process", a(0, "anon_inode:[pidfd]"), "descriptor:7 (a process)"},
 		{"a process, on newer kernels", a(unix.S_IFREG, "anon_inode:[pidfd]"), "descriptor:7 (a process)"},
 		{"what opens the node's files", a(0, "anon_inode:[fanotify]"),
@@ -231,5 +243,21 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 				t.Errorf("%q, want %q; %+v", r.NodeRoot, c.want, r.Hits)
 			}
 		})
+	}
+}
+
+// TestADirectoryThatIsNotAtItsPath is refused. It is not taken for what is at its path now, by
+// which the container would be root.
+func TestADirectoryThatIsNotAtItsPath(t *testing.T) {
+	s := newScene(t)
+	root, err := host.Look("/")
+	s.must(err)
+	for mount, want := range map[uint64]string{root.Mount: "descriptor:7", root.Mount + 1000: ""} {
+		root.Mount = mount
+		s.caller.Descriptors = []host.Descriptor{{Number: 7, Target: root}}
+		r := s.find()
+		if strings.Join(r.NodeRoot, "; ") != want || (len(r.Hits) > 0) != (want == "") {
+			t.Errorf("mount %d: node-root %q, want %q; %+v", mount, r.NodeRoot, want, r.Hits)
+		}
 	}
 }
