@@ -105,8 +105,8 @@ func (s *Paths) ownGuards() []guard {
 	s.own = []guard{}
 	for _, path := range append(s.node.Policy.Runtime.Programs(), s.node.Config, s.node.Program) {
 		if !filepath.IsAbs(path) {
-			// as the wrapper finds the real runtime; if it is absent, or path is empty, there is
-			// nothing to guard
+			// as the wrapper finds the real runtime; if it is absent, or path is empty,
+			// there is nothing to guard
 			path, _ = exec.LookPath(path)
 		}
 		if !filepath.IsAbs(path) {

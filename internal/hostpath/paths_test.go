@@ -44,8 +44,8 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	}
 }
 
-// TestAWorkingDirectoryWithTheNameOfItsLink: in a file system that is mounted nowhere, or in another
-// mount namespace, a directory can have any path, that of a link of /proc, too.
+// TestAWorkingDirectoryWithTheNameOfItsLink: in a file system that is mounted nowhere, or in
+// another mount namespace, a directory can have any path, that of a link of /proc, too.
 func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
 	ownMounts(t)
 	s := newScene(t)

@@ -39,8 +39,8 @@ func TestDescriptors(t *testing.T) {
 		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Path: path},
 			FileSystem: fileSystem})
 	}
-	// moved hands in what is at a path, as O_PATH would, with a mount or a device that are by so much
-	// not those at its path
+	// moved hands in what is at a path, as O_PATH would, with a mount or a device that are by so
+	// much not those at its path
 	moved := func(path string, mount, dev uint64) func(*scene) {
 		return func(s *scene) {
 			t, err := host.Look(s.path(path))
