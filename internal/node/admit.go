@@ -28,17 +28,17 @@ type Create struct {
 	// the spec.
 	Hooked, Restored bool
 
-	// Patience is how long Admit may wait for the ledger to be told that the container's pod is one
-	// of its grant's; 0: not at all.
+	// Patience is how long Admit may wait until the ledger lists the container's pod as a user of
+	// its claim's grant (patience.go); 0: it does not wait.
 	Patience time.Duration
 
 	// Asks is called once, when the container is found to ask for a GPU: the longer part of an
 	// admission is to come. It may be nil.
 	Asks func()
 
-	// For Settle alone. AnyRoot: the runtime's root is a guess, so a binding of this id is the
-	// container's own whatever root it names. Running: the container is past stopping, so that a
-	// refusal is only recorded.
+	// AnyRoot (Settle, Explain): the runtime's root is a guess, so a binding of this id is the
+	// container's own whatever root it names. Running (Settle): the container has started and is
+	// not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
 }
 
@@ -70,7 +70,7 @@ func (n *Node) Admit(c Create) Decision {
 	d.began = began
 	recordOnly(n, &d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
-		// of a dead container of this id: it would live again with this one
+		// A binding that a dead container of this id left would count as this container's.
 		n.Tidy(c.Container.RuntimeRoot, c.Container.ID)
 	}
 	if !d.Known { // the wrapper has recorded it

@@ -73,13 +73,14 @@ func commit(n *Node, f facts, p plan) (d Decision, settled bool, err error) {
 		}
 		settled = true
 		d.Config, d.Devices, d.Others = p.Config, p.Devices, p.Others
-		return enlist(n, tx, f, &d)
+		return bindLocked(n, tx, f, &d)
 	})
 	return d, settled, err
 }
 
-// enlist records the binding of an admission, unless another container has the id.
-func enlist(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
+// bindLocked records the binding of an admission, or refuses: another container has the id, or
+// something else is in the cgroup.
+func bindLocked(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live != nil {
 		return bindLive(n, tx, f, d)
 	}

@@ -15,8 +15,8 @@ import (
 type cgroups struct {
 	possible []string // all that a runtime may choose, and the names of its units
 	known    []string // those of which it can be told later whether processes are left
-	// Processes are there already, which would get its GPUs with it; or cgroups of others may be
-	// below it, which the grant would close.
+	// crowded: the cgroup has processes already, which would get the container's GPUs; or it may be
+	// a parent of other containers' cgroups, which the grant would close.
 	crowded bool
 }
 
@@ -49,10 +49,10 @@ func isParent(path string) bool {
 var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burstable",
 	"/kubepods/besteffort", "/libpod_parent", "/crio", "/default", "/k8s.io", "/moby"}
 
-// withOwnCgroup refuses a container that is decided about, if it would not have a cgroup for
-// itself. No container is created in the cgroup of one with a GPU, or below it. In it, it would
-// have the GPU, or take it away by its own device rules; and there or below it would keep the grant
-// in use.
+// withOwnCgroup turns a decision that passes or binds into a refusal if the container would share
+// its cgroup. No container may be created in the cgroup of a container with a GPU, or below it. In
+// the same cgroup, it would get the GPU, or its own device rules would take the GPU away. In both
+// places its processes would keep the grant in use.
 //
 // A container without a GPU first announces its create, unless its cgroup bears its own id, and
 // then looks for bindings. One with a GPU is bound first, and then looks for announced creates. So
@@ -171,10 +171,10 @@ func (f facts) namesItself() bool {
 	return namedFor(cmp.Or(f.request.Cgroup, f.Container.ID)) == f.Container.ID
 }
 
-// mayBeBelow reports whether the container may be created below a cgroup of a bound one. It may if
-// the bound one's spec names no cgroup. It also may if that cgroup does not bear the bound
-// container's id and this one bears its own: then engines may use it as a parent, and no grant
-// closes a parent.
+// mayBeBelow reports whether this container may have its cgroup below path, a cgroup of the binding
+// b. It may in two cases. First: the spec of b's container named no cgroup, so path is only a
+// guess. Second: path does not end with the id of b's container, and this container's cgroup is
+// named for it. Then engines may use path as a parent, and no grant closes a parent.
 func (f facts) mayBeBelow(b grant.Binding, path string) bool {
 	return b.Unplaced || f.namesItself() && !bears(path, b.Container)
 }

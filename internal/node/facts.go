@@ -37,7 +37,7 @@ type facts struct {
 
 // gpuFacts are the part that only a container which asks for a GPU needs. gather reads them.
 type gpuFacts struct {
-	asked     bool // the inventory and, on a node with a driver's files, the image were read
+	gathered  bool // the inventory and, on a node with a driver's files, the image were read
 	inventory grant.Inventory
 	problem   *grant.Problem // of the inventory
 
@@ -138,8 +138,8 @@ func gather(f facts, view grant.View) facts {
 	if f.suffice(view) {
 		return f
 	}
-	if !f.gpu.asked {
-		f.gpu.asked = true
+	if !f.gpu.gathered {
+		f.gpu.gathered = true
 		f.gpu.inventory, f.gpu.problem = f.load()
 		if len(f.gpu.inventory.Driver.Files) > 0 { // the image matters only where there is a driver to mount
 			f.request.Layout = grant.Layout{Unseen: true}
@@ -162,7 +162,7 @@ func (f facts) suffice(view grant.View) bool {
 	if !admission.Asks(f.request, view) {
 		return true
 	}
-	return f.gpu.asked && (f.gpu.libraries || !f.needsLibraries(view))
+	return f.gpu.gathered && (f.gpu.libraries || !f.needsLibraries(view))
 }
 
 func (f facts) needsLibraries(view grant.View) bool {

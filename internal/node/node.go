@@ -1,7 +1,8 @@
 // Package node decides about containers on this node. Every entry point (runtime wrapper, hook,
-// CDI, NRI, command line) calls it, so all give the same verdict. A create is facts, which are read
-// once (facts.go), a plan, which is made of them and of the ledger (plan.go), and a commit with the
-// ledger locked (bind.go).
+// CDI, NRI, command line) calls it, so all give the same verdict. A create has four steps; each can
+// refuse. readFacts reads the spec and the node (facts.go). planned takes the verdict of
+// admission.Decide and edits the spec (plan.go). commit locks the ledger, decides again and binds
+// (bind.go). withOwnCgroup checks that nothing else has the container's cgroup or unit (cgroup.go).
 package node
 
 import (

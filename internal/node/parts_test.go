@@ -74,7 +74,7 @@ func TestWhatLiesOverTheRecords(t *testing.T) {
 		"without a limit": {free, cover{true, "/run", false}, false},
 		"without a grant": {pass, cover{true, "/run", false}, false},
 	} {
-		if refused := hidden(facts{cover: c.over}, c.d); (refused != nil) != c.want ||
+		if refused := refuseCovered(facts{cover: c.over}, c.d); (refused != nil) != c.want ||
 			c.want && refused.Code != grant.InjectionImpossible {
 			t.Errorf("%s: %+v", name, refused)
 		}
@@ -250,10 +250,10 @@ func TestFactsSuffice(t *testing.T) {
 	}{
 		"no GPU is asked for":           {facts{}, limited, true},
 		"the inventory was not read":    {facts{request: asks}, shared, false},
-		"it was read":                   {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim}}, shared, true},
-		"libraries were not looked for": {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim}}, limited, false},
-		"they were":                     {facts{request: asks, gpu: gpuFacts{asked: true, inventory: shim, libraries: true}}, limited, true},
-		"there is no shim":              {facts{request: asks, gpu: gpuFacts{asked: true}}, limited, true},
+		"it was read":                   {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
+		"libraries were not looked for": {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
+		"they were":                     {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
+		"there is no shim":              {facts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
 	} {
 		if got := c.f.suffice(c.view); got != c.want {
 			t.Errorf("%s: %v", name, got)

@@ -34,10 +34,10 @@ func planned(f facts, view grant.View) plan {
 	if !p.Touches() {
 		return p
 	}
-	if refused := placeless(f, p.Decision); refused != nil {
+	if refused := refuseUnmakeable(f, p.Decision); refused != nil {
 		return plan{Decision: *refused}
 	}
-	if refused := hidden(f, p.Decision); refused != nil {
+	if refused := refuseCovered(f, p.Decision); refused != nil {
 		return plan{Decision: *refused}
 	}
 	err := p.edit(f)
@@ -64,9 +64,9 @@ func planned(f facts, view grant.View) plan {
 	return p
 }
 
-// edit applies the verdict, and looks at the result as Find looked at the original. What the edits
-// add of the inventory is known: the driver's files, and its majors, which the kernel was asked for
-// if the spec itself names one that could be the driver's.
+// edit applies the verdict and runs Find on the edited spec. This second Find takes the driver's
+// files and majors from the inventory, because the edits come from there. If the given spec named a
+// device that could be the driver's, the first Find has asked the kernel for the majors already.
 func (p *plan) edit(f facts) (err error) {
 	inventory := f.gpu.inventory
 	f.finder.Files = inventory.Driver.Sources()
@@ -106,8 +106,8 @@ func (p plan) sound(f facts, view grant.View) error {
 	return nil
 }
 
-// missing names an edit that a spec of this environment has not seen, by the verdict about that
-// spec. It is "" if the spec has seen all edits that take something away.
+// missing names an edit that takes something away and is not in a spec, or returns "". verdict is
+// the one about that spec, env its environment.
 func missing(verdict grant.Verdict, env []string) string {
 	if verdict.Narrow {
 		return "device rules"
@@ -130,9 +130,9 @@ func isSet(edits []string, name string, env []string) bool {
 		!slices.ContainsFunc(env, func(entry string) bool { return ofName(entry) && entry != edits[i] })
 }
 
-// placeless is a refusal if a runtime would have to make mount points in a root file system that it
-// cannot write to.
-func placeless(f facts, d Decision) *Decision {
+// refuseUnmakeable is a refusal if a runtime would have to make mount points in a root file system
+// that it cannot write to.
+func refuseUnmakeable(f facts, d Decision) *Decision {
 	l := f.request.Layout
 	if d.Kind != grant.Admit || l.Unseen || !l.ReadOnly && len(f.image.UIDs) == 0 {
 		return nil
@@ -166,9 +166,9 @@ type cover struct {
 	volatile    bool // a file system of the container's own, in which a runtime makes what it needs
 }
 
-// hidden is a refusal if a runtime would have to make mount points in a directory that the
+// refuseCovered is a refusal if a runtime would have to make mount points in a directory that the
 // container mounts, which may be the node's own /run.
-func hidden(f facts, d Decision) *Decision {
+func refuseCovered(f facts, d Decision) *Decision {
 	if d.Kind != grant.Admit || !d.Limited || !f.cover.exists || f.cover.volatile {
 		return nil
 	}

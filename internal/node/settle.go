@@ -41,7 +41,7 @@ func settle(n *Node, c Create, holder grant.Process) Decision {
 		if d.Kind != grant.Admit {
 			return d
 		}
-		if d, settled, err := adopt(n, f, holder); err != nil {
+		if d, settled, err := commitSettled(n, f, holder); err != nil {
 			return *cannotBind(c.Container, err)
 		} else if settled {
 			return d
@@ -116,9 +116,9 @@ func unheld(f facts, d Decision) string {
 	return ""
 }
 
-// adopt decides again with the ledger locked, and binds. It is not settled if facts are needed that
-// were not read.
-func adopt(n *Node, f facts, holder grant.Process) (d Decision, settled bool, err error) {
+// commitSettled decides again with the ledger locked, and binds. It is not settled if facts are
+// needed that were not read.
+func commitSettled(n *Node, f facts, holder grant.Process) (d Decision, settled bool, err error) {
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {

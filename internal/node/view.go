@@ -99,7 +99,7 @@ func (f facts) holds(g grant.Grant) bool {
 // withProblem adds to a view what keeps the inventory from being used, if the container asks for a
 // GPU.
 func withProblem(n *Node, f facts, v grant.View) grant.View {
-	if !f.gpu.asked || !admission.Asks(f.request, v) {
+	if !f.gpu.gathered || !admission.Asks(f.request, v) {
 		return v
 	}
 	problem := f.gpu.problem

@@ -34,8 +34,8 @@ type Node struct {
 	// nil: none is.
 	Cards func() bool
 	Seen  *Seen // what earlier calls of Find looked up; nil: each call looks anew
-	// Files are the driver's files, which mounts of an edited spec bring. Without any, each source
-	// is judged.
+	// Files are the driver's files that the edits mount. Find does not look at the sources of these
+	// mounts again. If it is empty, Find looks at the source of each mount.
 	Files   grant.Sources
 	Config  string // the configuration file
 	Program string // the program that runs
@@ -50,8 +50,8 @@ type Seen struct {
 	daemons []pipe // of MPS; nil until a mount could bring the pipe directory of one
 }
 
-// Find lists every way to a GPU that the spec contains, in the order of vectors. An error says that
-// it is unknown what a device is; the caller refuses then.
+// Find lists every way to a GPU that the spec contains, in the order of vectors. It returns an
+// error if it cannot tell whether a device is a GPU's; the caller then refuses the container.
 func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	f, err := readFacts(spec, caller, node)
 	if err != nil {
