@@ -131,7 +131,7 @@ func (l *Ledger) Announce(cgroups []string) error {
 	if err != nil {
 		return err
 	}
-	l.announced("") // of creates that are over
+	l.Announced(nil) // of creates that are over
 	return host.ReplaceFile(filepath.Join(l.createsDir(), name), []byte(strings.Join(cgroups, "\x00")),
 		0o600, host.Volatile)
 }
@@ -147,14 +147,14 @@ func (l *Ledger) announcement() (string, error) {
 }
 
 // Announced reports whether another process creates a container in one of the cgroups, or below it.
-func (l *Ledger) Announced(cgroups []string) bool { return slices.ContainsFunc(cgroups, l.announced) }
-
-// announced reports it of one cgroup, and forgets those whose process has ended. With "" it forgets
-// only.
-func (l *Ledger) announced(cgroup string) bool {
-	names, _ := host.Names(l.createsDir()) // where there is no directory: none
+// It forgets creates whose process has ended.
+func (l *Ledger) Announced(cgroups []string) bool {
+	names, _ := host.Names(l.createsDir()) // if there is no directory: none
+	if len(names) == 0 {
+		return false
+	}
 	own, err := l.announcement()
-	if len(names) == 0 || err != nil {
+	if err != nil {
 		return false
 	}
 	found := false
@@ -168,12 +168,18 @@ func (l *Ledger) announced(cgroup string) bool {
 			continue
 		}
 		data, err := readFile(path, maxFile)
-		found = found || err == nil && cgroup != "" &&
-			slices.ContainsFunc(strings.Split(string(data), "\x00"), func(other string) bool {
-				return other == cgroup || strings.HasPrefix(other, cgroup+"/")
-			})
+		found = found || err == nil && anyWithin(strings.Split(string(data), "\x00"), cgroups)
 	}
 	return found
+}
+
+// anyWithin reports whether one of several paths is one of several others, or below it.
+func anyWithin(paths, others []string) bool {
+	return slices.ContainsFunc(paths, func(path string) bool {
+		return slices.ContainsFunc(others, func(other string) bool {
+			return path == other || strings.HasPrefix(path, other+"/")
+		})
+	})
 }
 
 // underWay reports whether the process of an announcement may still run.
@@ -221,5 +227,5 @@ func (s *survey) repairOccupied() {
 		}
 		s.repaired(path, "the link of a cgroup to its binding is missing", err)
 	}
-	l.announced("")
+	l.Announced(nil)
 }

@@ -112,12 +112,14 @@ func sharedSince(n *Node, f facts) bool {
 	if n.Ledger.Announced(possible) {
 		return true
 	}
-	for _, path := range possible {
-		if populated, _ := n.Ledger.Populated(path); populated && !isUnit(path) {
-			return f.request.Cgroup != ""
+	// Without a path these are guesses. To ask about each costs half a millisecond.
+	return f.request.Cgroup != "" && slices.ContainsFunc(possible, func(path string) bool {
+		if isUnit(path) {
+			return false
 		}
-	}
-	return false
+		populated, _ := n.Ledger.Populated(path)
+		return populated
+	})
 }
 
 // takenUnit names the systemd unit that the container cannot have: one that exists, or a slice,
