@@ -269,7 +269,7 @@ func TestDecide(t *testing.T) {
 			w.hit(blamed(node(grant.ClassGPU, 0)))
 		}, "refuse privileged-gpu"},
 		{"the legacy hook alone", func(w *world) { w.r.Dropped = []grant.Removal{hook.Removal} }, "pass"},
-		{"an allocation that cannot be read and names nobody", func(w *world) {
+		{"an allocation that cannot be read and names no container", func(w *world) {
 			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
 		}, "pass"},
 		{"the same, for one that asks", func(w *world) {
@@ -563,7 +563,7 @@ func TestDecide(t *testing.T) {
 		{"env with its own index", train(env("0", "0")), "admit g-podpodpodpod library" + uuid0 + noEnv},
 		{"env with another GPU", train(env("0,1", "0", "1")),
 			"refuse visible-devices-outside-grant g-podpodpodpod"},
-		{"env with a GPU that nobody has", train(env("9", "9")),
+		{"env with a GPU that does not exist", train(env("9", "9")),
 			"refuse visible-devices-outside-grant g-podpodpodpod"},
 		{"env all beside another GPU", train(env("all,1", "all", "1")),
 			"refuse visible-devices-outside-grant g-podpodpodpod"},
@@ -682,7 +682,7 @@ func TestDecide(t *testing.T) {
 			w.train()
 			w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.Alive}}
 		}, "refuse grant-in-use g-podpodpodpod"},
-		{"bound, nobody can tell to what", func(w *world) {
+		{"bound, to an unknown container", func(w *world) {
 			w.train()
 			w.v.Grants[0].Bindings = []grant.Binding{{Life: grant.LifeUnknown}}
 		}, "refuse grant-in-use g-podpodpodpod"},

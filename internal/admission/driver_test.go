@@ -67,7 +67,7 @@ func TestDriverFilesByCapability(t *testing.T) {
 		"32-bit, but no loader": {grant.Request{Layout: grant.Layout{Lib64: "/img/lib"},
 			Capabilities: []grant.Capability{grant.Compute}, Compat32: true},
 			[]string{plain, cuda, fresh, firmware}},
-		"an image that nobody saw": {grant.Request{Layout: grant.Layout{Unseen: true},
+		"an image that was not read": {grant.Request{Layout: grant.Layout{Unseen: true},
 			Capabilities: []grant.Capability{grant.Compute}},
 			[]string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1",
 				"/l64/libnew.so.9 /usr/lib64/libnew.so.1", firmware}},

@@ -237,7 +237,7 @@ func TestMPSInWholeVerdicts(t *testing.T) {
 			ready + "the daemon gives 99% of the compute, and the grant has 100%"},
 		"root, of a user's daemon": {func(w *world, _ *grant.Grant) { w.v.MPS[0].UID = 1000 },
 			ready + "the daemon serves user 1000, and the container's user is 0 on the node"},
-		"nobody, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 },
+		"an unknown user, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 },
 			ready + "the daemon serves user 0, and the container's user is nobody on the node"},
 		"with the shim in it, too": {func(w *world, _ *grant.Grant) {
 			w.r.Layout, w.r.Capabilities, w.inv.Driver, w.inv.Shim = cuda.Layout, cuda.Capabilities,
