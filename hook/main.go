@@ -16,7 +16,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
-	_ "github.com/gpuledger/gpuledger/internal/stack" // imported first
 )
 
 const usage = `usage: gpuledger-hook prestart|createRuntime|precreate|poststop|limit

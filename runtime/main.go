@@ -4,12 +4,10 @@
 package runtime
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -18,11 +16,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/request"
-	_ "github.com/gpuledger/gpuledger/internal/stack" // imported first
 )
 
 // Main runs the wrapper. It returns only if the real runtime did not start, with status 1, as runc
-// does when it fails. An init function must call it; see delayMonitor.
+// does when it fails.
 func Main() int {
 	w := wrapper{argv: os.Args, Command: oci.Parse(os.Args)}
 	w.ReportError(w.run())
@@ -131,17 +128,11 @@ func (w *wrapper) create() error {
 	if odd := w.Ambiguous(w.real); odd != nil {
 		err = odd
 	}
-	delay := sync.OnceFunc(delayMonitor)
-	// Other containers that ask for GPUs call delay later, by Asks.
-	if bytes.Contains(config, []byte("gpuledger.dev/grant")) ||
-		bytes.Contains(config, []byte(grant.ReferenceEnv)) {
-		delay()
-	}
 	asked := node.Create{
 		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
 			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
-		Patience: node.LatePatience, Asks: delay,
+		Patience: node.LatePatience,
 	}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {

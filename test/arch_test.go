@@ -8,7 +8,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -33,7 +32,6 @@ var layers = map[string][]string{
 
 	"internal/cmdline":   {},
 	"internal/failpoint": {},
-	"internal/stack":     {},
 	"internal/throttle":  {},
 	"internal/host":      {"internal/grant"},
 	"internal/policy":    {"internal/grant", "internal/host"},
@@ -62,9 +60,9 @@ var layers = map[string][]string{
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
 	"hook": {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host",
-		"internal/policy", "internal/request", "internal/failpoint", "internal/stack"},
+		"internal/policy", "internal/request", "internal/failpoint"},
 	"runtime": {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy",
-		"internal/request", "internal/failpoint", "internal/stack"},
+		"internal/request", "internal/failpoint"},
 	"internal/configure": {"internal/node", "internal/grant", "internal/host", "internal/policy",
 		"internal/ledger", "internal/request",
 		"internal/failpoint"},
@@ -216,32 +214,6 @@ func TestHotBinariesAreLean(t *testing.T) {
 				t.Errorf("%s links %s", p.ImportPath, dep)
 			}
 		}
-	}
-}
-
-// TestTheWrapperIsAnInitFunction: runtime.Main must not go on in another thread, and in main it
-// could (monitor.go).
-func TestTheWrapperIsAnInitFunction(t *testing.T) {
-	file, err := parser.ParseFile(token.NewFileSet(), "../cmd/gpuledger-runtime/main.go", nil,
-		parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls := map[string]bool{}
-	for _, d := range file.Decls {
-		f, isFunc := d.(*ast.FuncDecl)
-		if !isFunc {
-			continue
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			if s, is := n.(*ast.SelectorExpr); is && s.Sel.Name == "Main" {
-				calls[f.Name.Name] = true
-			}
-			return true
-		})
-	}
-	if !calls["init"] || len(calls) != 1 {
-		t.Errorf("runtime.Main is called in %v", slices.Sorted(maps.Keys(calls)))
 	}
 }
 

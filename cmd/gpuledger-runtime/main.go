@@ -8,8 +8,4 @@ import (
 	"github.com/gpuledger/gpuledger/runtime"
 )
 
-// Not in main: an init function stays on the process's first thread, as the wrapper has to (package
-// runtime, calm.go). Asking for that costs a thread more.
-func init() { os.Exit(runtime.Main()) }
-
-func main() {}
+func main() { os.Exit(runtime.Main()) }

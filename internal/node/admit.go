@@ -32,14 +32,13 @@ type Create struct {
 	// its claim's grant (patience.go); 0: it does not wait.
 	Patience time.Duration
 
-	// Asks is called once, when the container is found to ask for a GPU: the longer part of an
-	// admission is to come. It may be nil.
-	Asks func()
-
 	// AnyRoot (Settle, Explain): the runtime's root is a guess, so a binding of this id is the
 	// container's own whatever root it names. Running (Settle): the container has started and is
 	// not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
+
+	// reading is a test's: it is called before the inventory is read.
+	reading func()
 }
 
 // Decision is a verdict in force.

@@ -51,8 +51,8 @@ type gpuFacts struct {
 func readFacts(n *Node, c Create) (facts, *Decision) {
 	f := facts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
-		if c.Asks != nil {
-			c.Asks()
+		if c.reading != nil {
+			c.reading()
 		}
 		return n.Inventory()
 	})

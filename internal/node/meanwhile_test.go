@@ -94,11 +94,11 @@ func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 				create.Config = edited.Config
 			}
 			asked := 0
-			create.Asks = func() {
+			create.OnReading(func() {
 				if asked++; asked == 1 {
 					c.meanwhile(m, g, reference)
 				}
-			}
+			})
 			d := decide(m, create, self)
 			if users := m.users(g.ID); asked != 1 || d.Code != c.code || d.Bound != (c.code == "") ||
 				(d.Kind == grant.Admit) != d.Bound || !slices.Equal(users, c.users) {

@@ -78,12 +78,13 @@ func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
 		t.Errorf("told nothing: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	told := make(chan error, 1)
-	c.Patience, c.Asks = time.Hour, func() {
+	c.Patience = time.Hour
+	c.OnReading(func() {
 		go func() {
 			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
 			told <- err
 		}()
-	}
+	})
 	d := m.node.Admit(c)
 	if m.must(<-told); !d.Bound {
 		t.Errorf("told meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
