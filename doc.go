@@ -46,6 +46,7 @@
 //   - Refusal: the code, the sentence and the hint that say why something is not given.
 //   - Edits: the changes to a container's spec that give it the GPUs of its grant and nothing more.
 //   - Binding: the record that one container uses a grant; it ends with the boot.
+//   - Life: whether the container of a binding runs: alive, dead, or unknown to this program.
 //
 // What holds a container that runs:
 //

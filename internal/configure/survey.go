@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -35,8 +36,8 @@ func (p *Plan) Survey(h host.Host) Survey {
 	for _, root := range p.Roots {
 		entries, _ := os.ReadDir(root)
 		for _, e := range entries {
-			bundle := n.Ledger.ContainerBundle(root, e.Name())
-			if bundle == "" || n.Ledger.ContainerLife(root, e.Name()) != grant.Alive {
+			bundle := containers.Bundle(root, e.Name())
+			if bundle == "" || n.Ledger.Containers.Life(root, e.Name()) != grant.Alive {
 				continue
 			}
 			config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -88,7 +89,7 @@ func (tx *Tx) DeadBindings() []grant.Binding {
 			all = append(all, b)
 		}
 	}
-	tx.l.examine(pointers(all)...)
+	tx.l.Containers.Examine(pointers(all)...)
 	return slices.DeleteFunc(all, func(b grant.Binding) bool { return b.Life != grant.Dead })
 }
 
@@ -144,7 +145,7 @@ func (tx *Tx) keys(id grant.ID) []string {
 
 // complete checks a binding and fills in what the ledger knows itself.
 func (tx *Tx) complete(b *grant.Binding) (err error) {
-	if !filepath.IsAbs(b.RuntimeRoot) || !isContainerID(b.Container) {
+	if !filepath.IsAbs(b.RuntimeRoot) || !containers.IsID(b.Container) {
 		return fmt.Errorf("cannot bind grant %s: container %q under runtime root %q can't be followed",
 			b.Grant, b.Container, b.RuntimeRoot)
 	}
@@ -157,13 +158,13 @@ func (tx *Tx) complete(b *grant.Binding) (err error) {
 		b.Created = tx.l.Host.Now().UTC()
 	}
 	if b.BootID == "" {
-		b.BootID, err = tx.l.bootID()
+		b.BootID, err = tx.l.Containers.Here.BootID()
 	}
 	if b.PIDNS == 0 && err == nil {
-		b.PIDNS, err = tx.l.pidNS()
+		b.PIDNS, err = tx.l.Containers.Here.PIDNS()
 	}
 	if b.TimeNS == 0 && err == nil {
-		b.TimeNS, err = tx.l.timeNS()
+		b.TimeNS, err = tx.l.Containers.Here.TimeNS()
 	}
 	return err
 }
@@ -191,7 +192,7 @@ func (tx *Tx) Binding(runtimeRoot, container string) (grant.Binding, error) {
 	if err != nil {
 		return grant.Binding{}, fmt.Errorf("cannot find a binding of container %q: %w", container, err)
 	}
-	tx.l.examine(&b)
+	tx.l.Containers.Examine(&b)
 	return b, nil
 }
 
@@ -222,14 +223,14 @@ func (tx *Tx) allOf(id grant.ID) (bindings []grant.Binding, err error) {
 			bindings = append(bindings, b)
 		}
 	}
-	tx.l.examine(pointers(bindings)...)
+	tx.l.Containers.Examine(pointers(bindings)...)
 	return append(bindings, unreadable...), nil
 }
 
 // load reads a binding's file, without finding out whether it is alive.
 func (tx *Tx) load(key string) (grant.Binding, error) {
 	path := tx.l.bindingPath(key)
-	data, err := readFile(path, maxFile)
+	data, err := host.ReadRegular(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return grant.Binding{}, err
 	}
@@ -309,10 +310,4 @@ func bindingKey(runtimeRoot, container string) string {
 func isKey(name string) bool {
 	_, err := hex.DecodeString(name)
 	return err == nil && len(name) == keyDigits
-}
-
-// isContainerID accepts what can be the name of a runtime's state directory; engines choose ids,
-// and an id is all that stands between their root and another path.
-func isContainerID(id string) bool {
-	return id != "" && id != "." && id != ".." && !strings.ContainsAny(id, "/\x00")
 }

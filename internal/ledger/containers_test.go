@@ -3,7 +3,6 @@ package ledger
 import (
 	"bytes"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -206,12 +206,18 @@ func (s *stage) cgroups() (dirs []string) {
 	for _, root := range []string{cgroupRoot + s.cgroup, cgroupRoot + "/*" + s.cgroup} {
 		found, _ := filepath.Glob(root)
 		for _, dir := range found {
-			if seen(s.Host, dir) == nil { // not the tmpfs that stands in for v2
+			if isCgroup(dir) { // not the tmpfs that stands in for v2
 				dirs = append(dirs, dir)
 			}
 		}
 	}
 	return dirs
+}
+
+func isCgroup(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil &&
+		(st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC)
 }
 
 func (s *stage) processes() (pids []int) {
@@ -250,10 +256,10 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		s := newStage(t, runtime, sleeper, ownPIDs, noHooks)
 		s.created()
 		init := s.want("created", grant.Alive).PID
-		if init == 0 || s.ContainerLife(s.root, "c") != grant.Alive {
+		if init == 0 || s.Containers.Life(s.root, "c") != grant.Alive {
 			t.Fatalf("created: pid %d, want the init's", init) // 0 would be killed as "my own group"
 		}
-		if got := s.ContainerBundle(s.root, "c"); got != s.bundle {
+		if got := containers.Bundle(s.root, "c"); got != s.bundle {
 			t.Errorf("bundle %q, want %q", got, s.bundle)
 		}
 		s.run("start", "c")
@@ -388,54 +394,4 @@ func isHybrid() bool {
 	var st unix.Statfs_t
 	_, err := os.Stat(cgroupRoot + "/devices")
 	return err == nil && unix.Statfs(cgroupRoot+"/unified", &st) == nil
-}
-
-// In a cgroup namespace of its own a reader sees a cgroup file system without the container's
-// cgroup. That is no proof.
-func TestAnotherCgroupNamespaceCannotTell(t *testing.T) {
-	privateMounts(t)
-	b := newBook(t)
-	absent := cgroup{paths: map[string]string{"devices": cgroupRoot + "/devices/gpuledger-test-absent",
-		"": ""}}
-	if isHybrid() {
-		if populated, err := absent.populated(b.Host); populated || err != nil {
-			t.Errorf("a cgroup that is gone: %v, %v; want not populated", populated, err)
-		}
-	} else {
-		absent.paths = map[string]string{"": cgroupRoot + "/gpuledger-test-absent"}
-	}
-	stayed, ended := make(chan int), make(chan struct{})
-	go func() { // a thread that stays where it is: this test's own may be the process's first one
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		stayed <- unix.Gettid()
-		<-ended
-	}()
-	defer close(ended)
-	first := fmt.Sprintf("/proc/self/task/%d/ns", <-stayed)
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		t.Skip("misses a cgroup namespace of its own: ", err)
-	}
-	h := b.Host
-	h.Proc = t.TempDir()
-	for process, ns := range map[string]string{"self": "/proc/thread-self/ns", "1": first} {
-		real, err := filepath.EvalSymlinks(ns)
-		if err == nil {
-			err = os.MkdirAll(filepath.Join(h.Proc, process), 0o700)
-		}
-		if err == nil {
-			err = os.Symlink(real, filepath.Join(h.Proc, process, "ns"))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if populated, err := absent.populated(h); populated || err == nil {
-		t.Errorf("from another cgroup namespace: %v, %v; want an error", populated, err)
-	}
-	h.Proc = filepath.Join(h.Proc, "nothing")
-	if _, err := absent.populated(h); err == nil || !strings.Contains(err.Error(), fs.ErrNotExist.Error()) &&
-		!os.IsNotExist(err) {
-		t.Errorf("without a /proc: %v, want an error", err)
-	}
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,46 +12,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
-
-// readFile reads a regular file of up to limit bytes. It never waits, whatever stands in the file's
-// place: a reader of the ledger is a container's create.
-func readFile(path string, limit int64) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return nil, errors.New("it is not a regular file")
-	case st.Size > limit:
-		return nil, fmt.Errorf("it has %d bytes, more than %d", st.Size, limit)
-	}
-	data := make([]byte, st.Size)
-	n, err := readFull(fd, data)
-	if err != nil {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-	}
-	return data[:n], nil
-}
-
-func readFull(fd int, data []byte) (n int, err error) {
-	for n < len(data) {
-		m, err := unix.Read(fd, data[n:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || m == 0 {
-			return n, err
-		}
-		n += m
-	}
-	return n, nil
-}
 
 // temporary is where the next content of a file is written. One name a file is enough, as only the
 // holder of the lock writes, and a crash leaves one file behind, not many.
@@ -186,3 +145,5 @@ func namesIn(dir string) ([]string, error) {
 	slices.Sort(names)
 	return names, err
 }
+
+func isNotDir(err error) bool { return errors.Is(err, unix.ENOTDIR) }

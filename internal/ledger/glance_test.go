@@ -58,7 +58,7 @@ func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
 		binding.RuntimeRoot = t.TempDir()
 		b.bind(binding)
 	}
-	b.Host.Proc = proc
+	b.Containers.Host.Proc = proc
 	return b, opens(t, proc+"/77/cgroup")
 }
 
@@ -81,7 +81,7 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 	if n := count(); n != 3 {
 		t.Errorf("three creates looked %d times", n)
 	}
-	g := b.Glance()
+	g := b.ForOneCreate()
 	if err := g.View(bindings); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 // container that runs.
 func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 	b, count := crashed(t, "c1")
-	g := b.Glance()
+	g := b.ForOneCreate()
 	if err := g.Update(func(tx *Tx) error {
 		found, err := tx.bindingsOf(id(1))
 		if len(found) != 1 || found[0].Life != grant.LifeUnknown || !found[0].Left {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors
@@ -160,7 +161,7 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 		return record{}, fmt.Errorf("cannot find grant %q: %w", id, ErrNotFound)
 	}
 	path := tx.l.grantPath(id)
-	data, err := readFile(path, maxFile)
+	data, err := host.ReadRegular(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, notFoundError{"grant %s", string(id)}
 	}

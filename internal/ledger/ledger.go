@@ -6,11 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -28,15 +28,10 @@ type Options struct {
 	Wait  time.Duration // for the lock; 0 is DefaultWait
 }
 
-// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines. Where it is
-// to Keep what it read, it is told so first.
+// Ledger is a node's ledger. It holds nothing open and may be used by many goroutines.
 type Ledger struct {
 	Options
-	bootID func() (string, error)
-	pidNS  func() (uint64, error)
-	timeNS func() (uint64, error)
-	states *states // nil: nothing is remembered
-	glance *glance // nil but for one create
+	Containers *containers.Reader // answers whether the container of a binding runs
 }
 
 // Open gives the ledger of the directories. It touches nothing.
@@ -44,10 +39,13 @@ func Open(o Options) *Ledger {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
-	return &Ledger{Options: o, bootID: sync.OnceValues(o.Host.BootID),
-		pidNS:  sync.OnceValues(o.Host.PIDNamespace),
-		timeNS: sync.OnceValues(o.Host.TimeNamespace)}
+	return &Ledger{o, containers.New(o.Host)}
 }
+
+// ForOneCreate gives the ledger for one create, to one goroutine. It finds out once about each
+// binding what takes a search through all processes, and only before the ledger is locked. The life
+// of a binding that it sees first with the ledger locked is then unknown.
+func (l *Ledger) ForOneCreate() *Ledger { return &Ledger{l.Options, l.Containers.ForOneCreate()} }
 
 // Update runs fn with the ledger to itself. It makes missing directories. An error from fn is
 // returned as it is; a
@@ -63,7 +61,7 @@ func (l *Ledger) Update(fn func(*Tx) error) error {
 		return err
 	}
 	defer unlock()
-	defer l.glance.lock()()
+	defer l.Containers.ForbidSearch()()
 	failpoint.Hit("ledger/locked")
 	tx := &Tx{l: l, writes: true}
 	defer func() { tx.writes = false }()

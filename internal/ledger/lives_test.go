@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -37,116 +36,19 @@ const (
 	spoiltStat          = "50"
 )
 
-// TestLifeByWhatTheKernelReports: a binding is dead only where its creator is gone and the kernel
-// reports nobody in the container's cgroup. What cannot be read is never taken for "gone".
-func TestLifeByWhatTheKernelReports(t *testing.T) {
-	const empty, populated = "populated 0\nfrozen 0\n", "populated 1\nfrozen 0\n"
-	crun := func(cgroup string) files {
-		return files{"root/c/status": fmt.Sprintf(`{"pid":%d,"process-start-time":555,"cgroup-path":%q}`,
-			initPID, cgroup)}
-	}
-	runc := func(controllers ...string) files {
-		var paths []string
-		for _, controller := range controllers {
-			paths = append(paths, fmt.Sprintf(`%q:"DIR/sys/fs/cgroup/%s"`, controller, "runc"+controller))
-		}
-		return files{"root/c/state.json": fmt.Sprintf(
-			`{"init_process_pid":%d,"init_process_start":555,"cgroup_paths":{%s}}`, initPID,
-			strings.Join(paths, ","))}
-	}
-	for name, row := range map[string]struct {
-		creator, init string // their stat; "" has no such process
-		state         files
-		cgroups       files    // below /sys/fs/cgroup
-		recorded      []string // cgroups, in the binding
-		want          grant.Life
-		pid           int
-		left          bool
-	}{
-		"the creator runs":                             {creator: runningStat, want: grant.Alive},
-		"the creator runs, and left a cgroup":          {creator: runningStat, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.Alive},
-		"the creator runs, others are in the cgroup":   {creator: runningStat, cgroups: files{"c/cgroup.events": populated}, recorded: []string{"/c"}, want: grant.Alive},
-		"the creator and the init run":                 {creator: runningStat, init: runningStat, state: crun("/c"), want: grant.Alive, pid: initPID},
-		"the creator runs, the init ended":             {creator: runningStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Alive},
-		"the creator runs, the state is spoilt":        {creator: runningStat, state: files{"root/c/status": "{"}, want: grant.Alive},
-		"the creator cannot be read":                   {creator: spoiltStat, want: grant.LifeUnknown},
-		"the creator cannot be read, the init ended":   {creator: spoiltStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
-		"the creator cannot be read, the cgroup empty": {creator: spoiltStat, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.LifeUnknown},
-		"another has the creator's pid":                {creator: laterStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
-
-		"the init runs":                     {init: runningStat, state: crun("/c"), want: grant.Alive, pid: initPID},
-		"the init of runc runs":             {init: runningStat, state: runc(), want: grant.Alive, pid: initPID},
-		"the init ended":                    {state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
-		"the init is a zombie":              {init: zombieStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
-		"another has the init's pid":        {init: laterStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
-		"the init cannot be read":           {init: spoiltStat, state: crun("/c"), cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
-		"the init ended, its child did not": {state: crun("/c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
-		"its cgroup cannot be read":         {state: crun("/c"), cgroups: files{"c/cgroup.events/x": "", "c/cgroup.procs": "7\n"}, want: grant.LifeUnknown},
-		"its cgroup is not to be seen":      {state: crun("/c"), want: grant.LifeUnknown},
-		"its cgroup is everybody's":         {state: crun("/c/.."), cgroups: files{"cgroup.events": empty}, want: grant.LifeUnknown},
-		"its relative cgroup":               {state: crun("a/../c"), cgroups: files{"c/cgroup.events": populated}, want: grant.Alive},
-		"its state has no pid":              {state: files{"root/c/status": `{"pid":0,"process-start-time":555,"cgroup-path":"/c"}`}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
-		"its state has no start":            {state: files{"root/c/status": `{"pid":60,"process-start-time":0,"cgroup-path":"/c"}`}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown},
-		"its state is spoilt":               {state: files{"root/c/status": "{"}, cgroups: files{"c/cgroup.events": empty}, recorded: []string{"/c"}, want: grant.LifeUnknown},
-
-		"on v1":                 {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": "7\n", "c/cgroup.events": empty}, want: grant.Alive},
-		"on v1, below":          {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": "", "devices/c/d/cgroup.procs": "7\n"}, want: grant.Alive},
-		"on v1, not to be seen": {state: crun("/c"), cgroups: files{"devices/cgroup.procs": "1\n", "devices/c/cgroup.procs": ""}, want: grant.LifeUnknown},
-		"on the mixed one":      {state: crun("/c"), cgroups: files{"unified/cgroup.procs": "1\n", "unified/c/cgroup.events": empty, "c/cgroup.events": populated}, want: grant.Dead},
-
-		"runc's cgroups, the devices'": {state: runc("", "devices", "cpu"), cgroups: files{"runc/cgroup.events": empty, "runcdevices/cgroup.procs": "7\n", "runccpu/cgroup.events": empty}, want: grant.Alive},
-		"runc's cgroups, v2's":         {state: runc("", "cpu"), cgroups: files{"runc/cgroup.events": populated, "runccpu/cgroup.events": empty}, want: grant.Alive},
-		"runc's cgroups, the first":    {state: runc("pids", "cpu"), cgroups: files{"runcpids/cgroup.events": populated, "runccpu/cgroup.events": empty}, want: grant.Dead},
-
-		"forgotten, its cgroup is empty":        {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": empty}, want: grant.Dead},
-		"forgotten, somebody is in its cgroup":  {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events": populated}, want: grant.Alive, left: true},
-		"forgotten, its cgroup is not seen":     {recorded: []string{"/c"}, want: grant.LifeUnknown, left: true},
-		"forgotten, its cgroup cannot be read":  {recorded: []string{"/c"}, cgroups: files{"c/cgroup.events/x": ""}, want: grant.LifeUnknown, left: true},
-		"forgotten, both cgroups are empty":     {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": empty}, want: grant.Dead},
-		"forgotten, the second has somebody":    {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty, "d/cgroup.events": populated}, want: grant.Alive, left: true},
-		"forgotten, the first is not seen":      {recorded: []string{"/c", "/d"}, cgroups: files{"d/cgroup.events": empty}, want: grant.LifeUnknown, left: true},
-		"forgotten, the second is not seen":     {recorded: []string{"/c", "/d"}, cgroups: files{"c/cgroup.events": empty}, want: grant.LifeUnknown, left: true},
-		"forgotten, one not seen, one occupied": {recorded: []string{"/c", "/d"}, cgroups: files{"d/cgroup.events": populated}, want: grant.Alive, left: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
-			b.put(sample(1))
-			dir := t.TempDir()
-			binding := grant.Binding{Grant: id(1), RuntimeRoot: dir + "/root", Container: "c", Bundle: "/b",
-				Creator: grant.Process{PID: creatorPID, Start: 555}, Cgroups: row.recorded}
-			b.bind(binding)
-			b.Host.Proc, b.Host.Sys = dir+"/proc", dir+"/sys"
-			files{"root/x": "", "proc/x": "", "sys/x": ""}.write(t, dir)
-			for pid, stat := range map[int]string{creatorPID: row.creator, initPID: row.init} {
-				if stat != "" {
-					files{fmt.Sprintf("proc/%d/stat", pid): stat}.write(t, dir)
-				}
-			}
-			for path, text := range row.state {
-				files{path: strings.ReplaceAll(text, "DIR", dir)}.write(t, dir)
-			}
-			row.cgroups.write(t, dir+"/sys/fs/cgroup")
-			if got := b.life(binding); got.Life != row.want || got.PID != row.pid || got.Left != row.left {
-				t.Errorf("life %d, pid %d, left %v; want %d, %d, %v", got.Life, got.PID, got.Left, row.want,
-					row.pid, row.left)
-			}
-		})
-	}
-}
-
 // TestWhoCannotTellWhereItIsTakesNobodyForDead: neither the boot nor the namespaces are compared
 // with what could not be read.
 func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 	unreadable := errors.New("unreadable")
 	for name, spoil := range map[string]func(b *book){
-		"the boot": func(b *book) { b.bootID = func() (string, error) { return "", unreadable } },
+		"the boot": func(b *book) { b.Containers.Here.BootID = func() (string, error) { return "", unreadable } },
 		"the pid namespace": func(b *book) {
-			ns, _ := b.pidNS()
-			b.pidNS = func() (uint64, error) { return ns, unreadable }
+			ns, _ := b.Containers.Here.PIDNS()
+			b.Containers.Here.PIDNS = func() (uint64, error) { return ns, unreadable }
 		},
 		"the time namespace": func(b *book) {
-			ns, _ := b.timeNS()
-			b.timeNS = func() (uint64, error) { return ns, unreadable }
+			ns, _ := b.Containers.Here.TimeNS()
+			b.Containers.Here.TimeNS = func() (uint64, error) { return ns, unreadable }
 		},
 	} {
 		b := newBook(t)
@@ -216,7 +118,7 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 	if memory, err := b.Outside(); len(memory) != 1 || memory[gpu0] != 1 || err != nil {
 		t.Errorf("outside: %v (%v)", memory, err)
 	}
-	b.bootID = func() (string, error) { return "another", nil }
+	b.Containers.Here.BootID = func() (string, error) { return "another", nil }
 	if found, err := held(); len(found) != 0 || err != nil {
 		t.Errorf("in another boot: %v, %v", found, err)
 	}

@@ -81,19 +81,12 @@ func (tx *Tx) Occupied(cgroups []string, own func(grant.Binding) bool,
 			case own(b), !slices.Contains(b.Occupies, path), path != cgroup && mayBeBelow(b, path):
 				continue
 			}
-			if tx.l.examine(&b); b.Life != grant.Dead {
+			if tx.l.Containers.Examine(&b); b.Life != grant.Dead {
 				return true
 			}
 		}
 	}
 	return false
-}
-
-// HasBelow reports whether a cgroup has others below it: each is one link more to its directory
-// than the two of an empty one (fs/kernfs/inode.c, set_inode_attr and kernfs_refresh_inode).
-func (l *Ledger) HasBelow(path string) bool {
-	var st unix.Stat_t
-	return unix.Stat(relativeDir(l.Host, path), &st) == nil && st.Nlink > 2
 }
 
 // OccupiedBelow reports whether a container with a binding that may be alive, but for the caller's
@@ -109,7 +102,7 @@ func (tx *Tx) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool
 		if !below {
 			continue
 		}
-		if tx.l.examine(&b); b.Life != grant.Dead {
+		if tx.l.Containers.Examine(&b); b.Life != grant.Dead {
 			return true
 		}
 	}
@@ -142,7 +135,7 @@ func (l *Ledger) announcement() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pids, err := l.pidNS()
+	pids, err := l.Containers.Here.PIDNS()
 	return fmt.Sprintf("%d-%d-%d", pids, self.PID, self.Start), err
 }
 
@@ -167,7 +160,7 @@ func (l *Ledger) Announced(cgroups []string) bool {
 			_ = os.Remove(path)
 			continue
 		}
-		data, err := readFile(path, maxFile)
+		data, err := host.ReadRegular(path, maxFile)
 		found = found || err == nil && anyWithin(strings.Split(string(data), "\x00"), cgroups)
 	}
 	return found
@@ -191,7 +184,7 @@ func (l *Ledger) underWay(name, path string) bool {
 	ns, _ := strconv.ParseUint(words[0], 10, 64)
 	pid, err := strconv.Atoi(words[1])
 	start, _ := strconv.ParseUint(words[2], 10, 64)
-	if pids, e := l.pidNS(); e != nil || ns != pids {
+	if pids, e := l.Containers.Here.PIDNS(); e != nil || ns != pids {
 		var st unix.Stat_t
 		return unix.Lstat(path, &st) == nil && time.Since(time.Unix(st.Mtim.Unix())) < inFlight
 	}

@@ -134,7 +134,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	child, err := startOf(cmd.Process.Pid)
 	must(err)
-	ns, err := b.pidNS()
+	ns, err := b.Containers.Here.PIDNS()
 	must(err)
 	name := func(ns uint64, p grant.Process) string { return fmt.Sprintf("%d-%d-%d", ns, p.PID, p.Start) }
 	later := child

@@ -53,7 +53,7 @@ func (tx *Tx) Held() (map[string]bool, error) {
 }
 
 func (tx *Tx) outside() (rec outsideRecord, err error) {
-	data, err := readFile(tx.l.outsidePath(), maxFile)
+	data, err := host.ReadRegular(tx.l.outsidePath(), maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return outsideRecord{}, nil
 	}
@@ -63,7 +63,7 @@ func (tx *Tx) outside() (rec outsideRecord, err error) {
 	if err != nil {
 		return outsideRecord{}, fmt.Errorf("cannot read %s: %w", tx.l.outsidePath(), err)
 	}
-	boot, err := tx.l.bootID()
+	boot, err := tx.l.Containers.Here.BootID()
 	if err != nil || rec.BootID != boot {
 		return outsideRecord{}, err
 	}
@@ -77,7 +77,7 @@ func (l *Ledger) SetOutside(gpus map[string]grant.Bytes) error { return l.SetFou
 // a GPU that they were not granted. It holds until it is set again or the node boots, however old
 // it is: memory that may still be in use is not granted while no program looks.
 func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.Process) error {
-	boot, err := l.bootID()
+	boot, err := l.Containers.Here.BootID()
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (s *survey) readBindings() error {
 				s.broken[key] = err
 				continue
 			}
-			s.tx.l.examine(&b)
+			s.tx.l.Containers.Examine(&b)
 		}
 		s.bindings[key] = b
 	}

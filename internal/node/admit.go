@@ -130,7 +130,7 @@ func admit(n *Node, c Create) Decision {
 // processes is not looked at again.
 func forOneCreate(n *Node) *Node {
 	own := *n
-	own.Ledger = n.Ledger.Glance()
+	own.Ledger = n.Ledger.ForOneCreate()
 	return &own
 }
 

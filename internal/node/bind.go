@@ -84,7 +84,7 @@ func bindLocked(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live != nil {
 		return bindLive(n, tx, f, d)
 	}
-	if n.Ledger.ContainerLife(f.Container.RuntimeRoot, f.Container.ID) != grant.Dead {
+	if n.Ledger.Containers.Life(f.Container.RuntimeRoot, f.Container.ID) != grant.Dead {
 		// Nothing can be bound: the binding would live with that container. And it may end before
 		// the real runtime looks, which would then start this one without a binding.
 		*d = *inUse(f.Container)

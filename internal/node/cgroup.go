@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
@@ -30,11 +31,11 @@ func withCgroups(n *Node, f facts) facts {
 		if f.request.Cgroup == "" || isUnit(path) {
 			continue
 		}
-		populated, err := n.Ledger.Populated(path)
+		populated, err := containers.Populated(n.Host, path)
 		if err == nil {
 			c.known = append(c.known, path)
 		}
-		c.crowded = c.crowded || populated || isParent(path) || n.Ledger.HasBelow(path)
+		c.crowded = c.crowded || populated || isParent(path) || containers.HasBelow(n.Host, path)
 	}
 	f.cgroups = c
 	return f
@@ -117,7 +118,7 @@ func sharedSince(n *Node, f facts) bool {
 		if isUnit(path) {
 			return false
 		}
-		populated, _ := n.Ledger.Populated(path)
+		populated, _ := containers.Populated(n.Host, path)
 		return populated
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -69,8 +70,8 @@ func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod gr
 		engine = n.Policy.Engine
 	}
 	for _, root = range roots {
-		bundle := n.Ledger.ContainerBundle(root, id)
-		init, known := n.Ledger.ContainerInit(root, id)
+		bundle := containers.Bundle(root, id)
+		init, known := n.Ledger.Containers.Init(root, id)
 		if bundle == "" || !known {
 			continue
 		}

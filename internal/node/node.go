@@ -36,7 +36,7 @@ type Node struct {
 // that reads them many times.
 func (n *Node) Keep() {
 	n.kept = &gpu.Kept{}
-	n.Ledger.Keep()
+	n.Ledger.Containers.Keep()
 }
 
 // Open reads the configuration at path. It always gives a node: one with a broken configuration

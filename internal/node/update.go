@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -88,7 +89,7 @@ func confined(spec request.Spec) bool {
 // opened: an update then may open nothing either.
 func createdSpec(n *Node, c grant.Container) request.Spec {
 	none := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: denyAll}}}
-	bundle := n.Ledger.ContainerBundle(c.RuntimeRoot, c.ID)
+	bundle := containers.Bundle(c.RuntimeRoot, c.ID)
 	if bundle == "" {
 		return none
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/edit/adjust"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -170,7 +171,7 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 		return node.Decision{}, err
 	}
 	create.Running, create.AnyRoot = s.running, true
-	create.Container.Bundle = n.Ledger.ContainerBundle(create.Container.RuntimeRoot, create.Container.ID)
+	create.Container.Bundle = containers.Bundle(create.Container.RuntimeRoot, create.Container.ID)
 	if config := p.configOf(create.Container.Bundle); config != nil {
 		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
 		create.Unread = err
@@ -191,7 +192,7 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 // initOf returns the container's first process, from its runtime's state or otherwise from the
 // engine; CRI-O reports none.
 func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process, bool) {
-	if p, found := n.Ledger.ContainerInit(c.RuntimeRoot, c.ID); found {
+	if p, found := n.Ledger.Containers.Init(c.RuntimeRoot, c.ID); found {
 		return p, true
 	}
 	p, _, err := n.Host.Process(int(told.GetPid()))

@@ -4,8 +4,8 @@
 // does not explain.
 //
 // Without arguments it changes the packages whose survivors are all explained, so that 1 means a
-// new survivor. Arguments name other packages: of internal/node, internal/ledger and
-// internal/inject many survive that were not examined yet.
+// new survivor. Arguments name other packages: of internal/node, internal/ledger,
+// internal/containers and internal/inject many survive that were not examined yet.
 //
 // All mutants are compiled into the test programs at once, and a variable of the environment
 // chooses one: compiling each of them on its own, as the libraries for this do, takes seconds a
@@ -46,7 +46,7 @@ var complete = []string{"internal/admission", "internal/hostpath", "internal/req
 // come before them.
 var tested = []string{"internal/admission", "internal/edit", "internal/nri", "hook", "runtime", "cdi",
 	"internal/inject", "test/oracle", "internal/hostpath", "internal/request", "internal/node",
-	"internal/ledger"}
+	"internal/containers", "internal/ledger"}
 
 func main() {
 	if err := run(); err != nil {
@@ -62,7 +62,8 @@ Changes the code of packages, one condition, comparison or result at a time, and
 with 1 where a change survives that test/mutants/survivors.txt does not explain.
 
 Without a PACKAGE: %s. All their survivors are
-explained. Of internal/node, internal/ledger and internal/inject they are not: name these to see them.
+explained. Of internal/node, internal/ledger, internal/containers and internal/inject they are not: name
+these to see them.
 
 `, strings.Join(complete, ", "))
 	flag.PrintDefaults()

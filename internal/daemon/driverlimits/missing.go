@@ -122,7 +122,7 @@ func drivenBindings(cache *ledgercache.Cache, n *node.Node) (drivenBindings []gr
 
 // isCreated reports whether a container runs and its create is over.
 func isCreated(n *node.Node, b grant.Binding) bool {
-	init, known := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
+	init, known := n.Ledger.Containers.Init(b.RuntimeRoot, b.Container)
 	if !known {
 		return false
 	}
@@ -152,7 +152,7 @@ func runningCgroup(n *node.Node, b grant.Binding) (f limitedCgroup, err error) {
 	}); err != nil {
 		return f, err
 	}
-	init, _ := n.Ledger.ContainerInit(b.RuntimeRoot, b.Container)
+	init, _ := n.Ledger.Containers.Init(b.RuntimeRoot, b.Container)
 	f = limitedCgroup{Grant: g.ID, RuntimeRoot: b.RuntimeRoot, Container: b.Container, GPUs: g.GPUs}
 	own, err := ownCgroupOf(n.Host, init.PID)
 	var unread *fs.PathError
@@ -162,7 +162,7 @@ func runningCgroup(n *node.Node, b grant.Binding) (f limitedCgroup, err error) {
 	case err != nil:
 		return f, cannotLimit{err}
 	}
-	recorded, below := strings.CutPrefix(n.Ledger.ContainerCgroup(b.RuntimeRoot, b.Container),
+	recorded, below := strings.CutPrefix(n.Ledger.Containers.Cgroup(b.RuntimeRoot, b.Container),
 		cgroupRoot(n.Host))
 	if !below || recorded == "" || recorded == "/" ||
 		own != recorded && !strings.HasPrefix(own, recorded+"/") {

@@ -1,4 +1,4 @@
-package ledger
+package containers
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // TestKeptStates: what a runtime wrote is read again when it is another, and not when it is the
@@ -25,11 +26,11 @@ func TestKeptStates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := Open(Options{})
-	l.Keep()
+	r := New(host.Default())
+	r.Keep()
 	is := func(what string, want int) {
 		t.Helper()
-		if init, _ := l.ContainerInit(root, "c"); init.PID != want {
+		if init, _ := r.Init(root, "c"); init.PID != want {
 			t.Errorf("%s: the first process is %d and not %d", what, init.PID, want)
 		}
 	}
@@ -45,12 +46,12 @@ func TestKeptStates(t *testing.T) {
 		return readRunc(path)
 	}
 	for end := time.Now().Add(time.Minute); ; { // until it is older than a tick
-		if s, err := l.states.read(path, read); err != nil || s.init != (grant.Process{PID: 9, Start: 5}) {
+		if s, err := r.states.read(path, read); err != nil || s.init != (grant.Process{PID: 9, Start: 5}) {
 			t.Fatal(s.init, err)
 		}
-		if _, kept := l.states.known[path]; kept {
+		if _, kept := r.states.known[path]; kept {
 			before := reads
-			if s, err := l.states.read(path, read); err != nil || s.init.PID != 9 || reads != before {
+			if s, err := r.states.read(path, read); err != nil || s.init.PID != 9 || reads != before {
 				t.Errorf("what has not changed is read again: %d times, %v (%v)", reads-before, s.init, err)
 			}
 			break
@@ -68,7 +69,7 @@ func TestKeptStates(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.readState(root, "c"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := r.readState(root, "c"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("one that is gone: %v", err)
 	}
 }

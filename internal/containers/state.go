@@ -1,4 +1,4 @@
-package ledger
+package containers
 
 import (
 	"errors"
@@ -26,17 +26,17 @@ const maxState = 16 << 20
 
 // readState reads the state of a container of runc (state.json) or crun (status). fs.ErrNotExist:
 // there is none.
-func (l *Ledger) readState(root, container string) (containerState, error) {
+func (r *Reader) readState(root, container string) (containerState, error) {
 	dir := filepath.Join(root, container)
-	state, err := l.states.read(filepath.Join(dir, "state.json"), readRunc)
+	state, err := r.states.read(filepath.Join(dir, "state.json"), readRunc)
 	if errors.Is(err, fs.ErrNotExist) {
-		return l.states.read(filepath.Join(dir, "status"), readCrun)
+		return r.states.read(filepath.Join(dir, "status"), readCrun)
 	}
 	return state, err
 }
 
-// states are those that were read, for a program that stays: runc's holds the whole spec, and says
-// the same until its file is another. Nil remembers none.
+// states are the states that a program that stays has read. runc's state holds the whole spec, and
+// does not change while its file is the same. Nil remembers none.
 type states struct {
 	mu    sync.Mutex
 	known map[string]knownState // by path
@@ -47,12 +47,12 @@ type knownState struct {
 	stamp host.Stamp
 }
 
-// maxStates is how many are remembered before all are forgotten: those of containers that are gone
-// go so.
+// maxStates is how many states are remembered before all are forgotten, with those of containers
+// that are gone.
 const maxStates = 4096
 
-// Keep has it remember what does not change between two looks at it, for a program that stays.
-func (l *Ledger) Keep() { l.states = &states{known: map[string]knownState{}} }
+// Keep makes the reader remember states whose files do not change, for a program that stays.
+func (r *Reader) Keep() { r.states = &states{known: map[string]knownState{}} }
 
 func (s *states) read(path string, read func(path string) (containerState, error)) (containerState, error) {
 	if s == nil {
@@ -107,16 +107,16 @@ func readCrun(path string) (containerState, error) {
 	return containerState{init, cgroup{relative: state.Cgroup}}, checkInit(path, init)
 }
 
-// decodeState is lenient in what we don't judge: a bundle's path need be no UTF-8.
+// decodeState is lenient about what is not judged here: a bundle's path need not be UTF-8.
 func decodeState(path string, out any) error {
-	data, err := readFile(path, maxState)
+	data, err := host.ReadRegular(path, maxState)
 	if err != nil {
 		return err
 	}
 	return json.Unmarshal(data, out, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }
 
-// checkInit refuses a state that names no init: it would read as one that is gone.
+// checkInit refuses a state that names no init: the init would be taken for gone.
 func checkInit(path string, init grant.Process) error {
 	if init.PID <= 0 || init.Start == 0 {
 		return fmt.Errorf("cannot tell the container's init from %s", path)

@@ -1,4 +1,4 @@
-package ledger
+package containers
 
 import (
 	"os"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // A state that is not there is a container that is gone to one who would see it. To an agent in a
@@ -42,23 +43,10 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 		"a process of which nothing is readable": {cgroup: "0::/c", stat: "77", root: true, want: grant.LifeUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
-			b.put(sample(1))
-			binding := deadBinding(id(1), "c")
-			binding.Creator.Start, binding.Reserved = row.creator, row.reserved
-			binding.RuntimeRoot = filepath.Join(t.TempDir(), "root")
-			b.bind(binding)
-
-			proc := t.TempDir()
-			write := func(name, text string) {
-				path := filepath.Join(proc, name)
-				if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
+			r, proc := New(host.Default()), t.TempDir()
+			got := bound(t, filepath.Join(t.TempDir(), "root"))
+			got.Creator.Start, got.Reserved = row.creator, row.reserved
+			write := func(name, text string) { files{name: text}.write(t, proc) }
 			write("1/ns/cgroup", "")
 			write("self/ns/cgroup", "")
 			if !row.inPod {
@@ -79,17 +67,17 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 				}
 			}
 			if row.root {
-				if err := os.Mkdir(binding.RuntimeRoot, 0o700); err != nil {
+				if err := os.Mkdir(got.RuntimeRoot, 0o700); err != nil {
 					t.Fatal(err)
 				}
 			}
-			b.Host.Proc = proc
-			if got := b.life(binding); got.Life != row.want || got.Left != (row.want != grant.Dead) {
+			r.Host.Proc = proc
+			if r.Examine(&got); got.Life != row.want || got.Left != (row.want != grant.Dead) {
 				t.Errorf("life %d, left %v; want %d", got.Life, got.Left, row.want)
 			}
 			// else nobody could create the first one there
-			if got := b.ContainerLife(binding.RuntimeRoot, "c"); got != grant.Dead {
-				t.Errorf("the runtime is said to have it: life %d", got)
+			if life := r.Life(got.RuntimeRoot, "c"); life != grant.Dead {
+				t.Errorf("the runtime is said to have it: life %d", life)
 			}
 		})
 	}

@@ -1,0 +1,119 @@
+// Package containers finds out which containers run on the node. It asks the kernel about
+// processes and cgroups, and reads the states that runc and crun write about their containers. It
+// believes nothing else, takes no lock and writes nothing.
+package containers
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Reader reads what is known of containers. It holds nothing open and may be used by many
+// goroutines.
+type Reader struct {
+	Host host.Host
+	Here Here
+
+	states   *states   // nil: no state is remembered
+	searches *searches // nil but for one create
+}
+
+// New gives a reader of a node's containers. It touches nothing.
+func New(h host.Host) *Reader { return &Reader{Host: h, Here: hereOf(h)} }
+
+// Here is the boot and the namespaces in which this program runs: by them a binding says where its
+// pids and start times mean something. Each is asked of the kernel once.
+type Here struct {
+	BootID func() (string, error)
+	PIDNS  func() (uint64, error)
+	TimeNS func() (uint64, error)
+}
+
+func hereOf(h host.Host) Here {
+	return Here{BootID: sync.OnceValues(h.BootID), PIDNS: sync.OnceValues(h.PIDNamespace),
+		TimeNS: sync.OnceValues(h.TimeNamespace)}
+}
+
+// IsID accepts what can be the name of a runtime's state directory. Engines choose ids, and only
+// the id stands between their root and another path.
+func IsID(id string) bool {
+	return id != "" && id != "." && id != ".." && !strings.ContainsAny(id, "/\x00")
+}
+
+// Life reports whether the real runtime has a container of that id which runs, bound or not. A
+// second create of its id must bind nothing: the binding would live as long as the first container
+// does.
+func (r *Reader) Life(runtimeRoot, id string) grant.Life {
+	if !IsID(id) {
+		return grant.Dead
+	}
+	if _, err := r.readState(runtimeRoot, id); errors.Is(err, fs.ErrNotExist) {
+		// The caller asks for the runtime, which it calls next: another container with the id,
+		// under another root, does not matter.
+		return grant.Dead
+	}
+	b := grant.Binding{RuntimeRoot: runtimeRoot, Container: id}
+	life, _, unseen := r.byState(&b)
+	if unseen { // it was deleted meanwhile
+		r.bySearch([]*grant.Binding{&b})
+		return b.Life
+	}
+	return life
+}
+
+// Init is a container's first process, running or not, as the real runtime recorded it; false if it
+// has none.
+func (r *Reader) Init(runtimeRoot, id string) (grant.Process, bool) {
+	if !IsID(id) {
+		return grant.Process{}, false
+	}
+	state, err := r.readState(runtimeRoot, id)
+	return state.init, err == nil
+}
+
+// Cgroup is the directory of a container's cgroup, as the real runtime recorded it; "" if it has
+// none of its own.
+func (r *Reader) Cgroup(runtimeRoot, id string) string {
+	if !IsID(id) {
+		return ""
+	}
+	state, err := r.readState(runtimeRoot, id)
+	if err != nil {
+		return ""
+	}
+	return state.cgroup.dir(r.Host)
+}
+
+// Bundle is the bundle that a container was created from, as the real runtime recorded it; "" if it
+// has none.
+func Bundle(runtimeRoot, id string) string {
+	if !IsID(id) {
+		return ""
+	}
+	var crun struct {
+		Bundle string `json:"bundle"`
+	}
+	if decodeState(filepath.Join(runtimeRoot, id, "status"), &crun) == nil {
+		return crun.Bundle
+	}
+	var runc struct {
+		Config struct {
+			Labels []string `json:"labels"` // "bundle=/path"
+		} `json:"config"`
+	}
+	if decodeState(filepath.Join(runtimeRoot, id, "state.json"), &runc) != nil {
+		return ""
+	}
+	for _, label := range runc.Config.Labels {
+		if bundle, found := strings.CutPrefix(label, "bundle="); found {
+			return bundle
+		}
+	}
+	return ""
+}
