@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// A container's state is read as its runtime left it, and what can't be understood is never taken
+// A container's state is read as its runtime left it, and what cannot be understood is never taken
 // for "gone".
 func TestLifeByState(t *testing.T) {
 	self, err := host.Default().Self()

@@ -30,7 +30,7 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	id := s.Grant(0)
 	cmd := s.Start(id, "one")
 	s.Start(id, "two")
-	there := func() bool { return s.Ledger.HasBinding(s.Root, "one") }
+	there := func() bool { return s.Ledger.Bindings.Has(s.Root, "one") }
 	settle(t, &cache, s.Node)
 	for range 3 {
 		r.tidyDead(s.Node)
@@ -46,7 +46,7 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 		t.Error("the binding of a container that is gone stays")
 	}
 	settle(t, &cache, s.Node)
-	if r.tidyDead(s.Node); !cache.AllRun(s.Node) || !s.Ledger.HasBinding(s.Root, "two") {
+	if r.tidyDead(s.Node); !cache.AllRun(s.Node) || !s.Ledger.Bindings.Has(s.Root, "two") {
 		t.Error("afterwards somebody is still to be looked for, or the other one's binding is gone")
 	}
 }
@@ -89,7 +89,7 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 	}
 	now = now.Add(turn)
 	daemontest.End(cmd)
-	if !looked() || s.Ledger.HasBinding(s.Root, "one") {
+	if !looked() || s.Ledger.Bindings.Has(s.Root, "one") {
 		t.Error("a container has ended, and nobody looks")
 	}
 	stray := filepath.Join(s.Policy.StateDir, "grants", "stray")

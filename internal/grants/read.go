@@ -28,7 +28,8 @@ func Read(n *node.Node) (Overview, error) {
 func ReadAgain(n *node.Node, o Overview) (Overview, error) {
 	return read(n, func(tx *ledger.Tx) (v grant.View, err error) {
 		v = grant.View{Now: n.Host.Now(), Grants: slices.Clone(o.Grants), Damaged: o.Damaged}
-		v.Outside, err = tx.Outside()
+		found, err := tx.Found()
+		v.Outside = found.Outside
 		return v, err
 	})
 }

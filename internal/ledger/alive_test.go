@@ -25,7 +25,7 @@ func startOf(pid int) (grant.Process, error) {
 func (b *book) life(of grant.Binding) (got grant.Binding) {
 	b.t.Helper()
 	err := b.View(func(tx *Tx) (err error) {
-		got, err = tx.Binding(of.RuntimeRoot, of.Container)
+		got, err = tx.Bindings.Of(of.RuntimeRoot, of.Container)
 		return err
 	})
 	if err != nil {
@@ -72,8 +72,8 @@ func TestLifeByCreator(t *testing.T) {
 	}
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	root := alive.RuntimeRoot
-	if b.HasBinding(root, "zombie") || b.HasBinding(root, "boot") || !b.HasBinding(root, "ns") ||
-		!b.HasBinding(root, "alive") {
+	if b.Bindings.Has(root, "zombie") || b.Bindings.Has(root, "boot") || !b.Bindings.Has(root, "ns") ||
+		!b.Bindings.Has(root, "alive") {
 		t.Error("Sweep removed the wrong bindings")
 	}
 }

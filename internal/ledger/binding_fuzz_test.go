@@ -20,7 +20,7 @@ func FuzzBinding(f *testing.F) {
 	b := bookIn(f, f.TempDir())
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c"))
-	path := b.bindingPath(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
+	path := b.files.bindings.path(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
 	alive, err := os.ReadFile(path)
 	if err != nil {
 		f.Fatal(err)

@@ -24,7 +24,7 @@ func bindingOf(id grant.ID, container string) grant.Binding {
 		Bundle: "/b", Creator: self}
 }
 
-// deadBinding has a creator that can't be: no process starts with the kernel.
+// deadBinding has a creator that cannot be: no process starts with the kernel.
 func deadBinding(id grant.ID, container string) grant.Binding {
 	b := bindingOf(id, container)
 	b.Creator.Start = 1
@@ -45,7 +45,7 @@ func (b *book) bind(bindings ...grant.Binding) {
 
 func (b *book) binding(container string) (got grant.Binding, err error) {
 	root := bindingOf("", "").RuntimeRoot
-	err = b.View(func(tx *Tx) (err error) { got, err = tx.Binding(root, container); return err })
+	err = b.View(func(tx *Tx) (err error) { got, err = tx.Bindings.Of(root, container); return err })
 	return got, err
 }
 
@@ -82,13 +82,13 @@ func TestBindThenUnbind(t *testing.T) {
 		t.Errorf("All: %+v", grants)
 	}
 	root := want.RuntimeRoot
-	if !b.HasBinding(root, "c") || !b.HasBinding(root+"/", "c") || b.HasBinding(root, "d") ||
-		b.HasBinding("/other", "c") {
+	if !b.Bindings.Has(root, "c") || !b.Bindings.Has(root+"/", "c") || b.Bindings.Has(root, "d") ||
+		b.Bindings.Has("/other", "c") {
 		t.Error("HasBinding is wrong about which container it is")
 	}
 	for range 2 { // the second time there is nothing to do
 		b.update(func(tx *Tx) error { return tx.Unbind(root, "c") })
-		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.HasBinding(root, "c") ||
+		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.Bindings.Has(root, "c") ||
 			b.containers(id(1)) != "" {
 			t.Errorf("after Unbind: %v", err)
 		}
@@ -105,7 +105,7 @@ func TestAGrantIsKnownAsUsedUntilItIsGone(t *testing.T) {
 	used := func(when string, want ...int) {
 		t.Helper()
 		for n := 1; n <= 4; n++ {
-			if got := b.Used(id(n)); got != slices.Contains(want, n) {
+			if got := b.Bindings.Used(id(n)); got != slices.Contains(want, n) {
 				t.Errorf("%s: grant %d has been used: %v", when, n, got)
 			}
 		}
@@ -175,7 +175,7 @@ func TestBindIsOfAGrantThatIsThere(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if names, _ := namesIn(b.boundDir()); len(names) != 0 {
+	if names, _ := namesIn(b.files.bindings.byGrant); len(names) != 0 {
 		t.Errorf("left behind: %q", names)
 	}
 }
@@ -202,7 +202,7 @@ func TestABindingThatCannotBeReadIsUnknownUntilReleasedByForce(t *testing.T) {
 		b := newBook(t)
 		b.put(sample(1))
 		b.bind(bindingOf(id(1), "c"))
-		path := b.bindingPath(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
+		path := b.files.bindings.path(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -225,8 +225,8 @@ func TestHalfABindingIsTolerated(t *testing.T) {
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "fileless"), bindingOf(id(1), "linkless"), bindingOf(id(1), "whole"))
 	root := bindingOf("", "").RuntimeRoot
-	err := errors.Join(os.Remove(b.bindingPath(bindingKey(root, "fileless"))),
-		os.Remove(filepath.Join(b.boundPath(id(1)), bindingKey(root, "linkless"))))
+	err := errors.Join(os.Remove(b.files.bindings.path(bindingKey(root, "fileless"))),
+		os.Remove(filepath.Join(b.files.bindings.linksOf(id(1)), bindingKey(root, "linkless"))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestReconcileTidiesAndReports(t *testing.T) {
 	b.bind(deadBinding(id(1), "gone"), deadBinding(id(3), "gone too"), bindingOf(id(3), "here"))
 	dead := func() (names []string) {
 		_ = b.View(func(tx *Tx) error {
-			for _, d := range tx.DeadBindings() {
+			for _, d := range tx.Bindings.Dead() {
 				names = append(names, d.Container)
 			}
 			return nil
@@ -293,7 +293,7 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	b.now = noon.Add(26 * time.Hour)
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	b.wantIDs(1, 4, 6)
-	if b.HasBinding(bindingOf("", "").RuntimeRoot, "c1") {
+	if b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c1") {
 		t.Error("a dead binding is still there")
 	}
 	if report, err := b.Check(nil, 0); err != nil || len(report.Findings) != 0 {
@@ -326,15 +326,15 @@ func TestBindingsIn(t *testing.T) {
 	b.bind(mine)
 	b.bind(other)
 	b.bind(bindingOf(id(1), "d"))
-	if err := os.WriteFile(filepath.Join(b.bindingsDir(), strings.Repeat("a", 32)+".json"), []byte("{"),
+	if err := os.WriteFile(filepath.Join(b.files.bindings.records, strings.Repeat("a", 32)+".json"), []byte("{"),
 		0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := b.View(func(tx *Tx) error {
-		if got := tx.BindingsIn("c", mine.Bundle); len(got) != 1 || got[0] != mine.RuntimeRoot {
+		if got := tx.Bindings.RootsOf("c", mine.Bundle); len(got) != 1 || got[0] != mine.RuntimeRoot {
 			t.Errorf("got %q", got)
 		}
-		if got := tx.BindingsIn("c", "/nowhere"); len(got) != 0 {
+		if got := tx.Bindings.RootsOf("c", "/nowhere"); len(got) != 0 {
 			t.Errorf("got %q", got)
 		}
 		return nil
@@ -352,7 +352,7 @@ func TestDropDead(t *testing.T) {
 	}
 	b.bind(bindingOf(id(1), "living"))
 	b.update(func(tx *Tx) error { tx.DropDead(id(1)); return nil })
-	names, err := os.ReadDir(b.bindingsDir())
+	names, err := os.ReadDir(b.files.bindings.records)
 	if err != nil || len(names) != 1 {
 		t.Errorf("%d bindings are kept (%v), want the living one", len(names), err)
 	}

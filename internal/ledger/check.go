@@ -43,92 +43,115 @@ func (r Report) Sound() bool {
 }
 
 // Check verifies the whole ledger under the lock and repairs what is derived: links, dead bindings,
-// leftovers of interrupted writes. Entries themselves it never touches. With an inventory it
-// compares the grants with the GPUs' memory less reserve. An error says that the ledger can't be
-// looked at.
+// leftovers of interrupted writes. It never touches the entries themselves. With an inventory it
+// compares the grants with the GPUs' memory less reserve. An error says that the ledger cannot be
+// read or locked.
 func (l *Ledger) Check(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
-	return l.verify(inv, reserve, func(*survey) {})
+	return verify(l, inv, reserve, false)
 }
 
 // Reconcile is Check that removes as well what is over, as Sweep does.
 func (l *Ledger) Reconcile(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
-	return l.verify(inv, reserve, (*survey).removeOverdue)
+	return verify(l, inv, reserve, true)
 }
 
-func (l *Ledger) verify(inv *grant.Inventory, reserve grant.Bytes, first func(*survey)) (Report, error) {
-	var report Report
-	err := l.Update(func(tx *Tx) error {
-		s, err := tx.survey()
+func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) (r Report, err error) {
+	err = l.Update(func(tx *Tx) error {
+		s, err := readSurvey(tx)
 		if err != nil {
 			return err
 		}
-		first(s)
-		s.repairAll()
-		s.findDamage()
-		s.findStrays()
-		s.findOpenDirs()
-		report = s.report()
-		report.Findings = append(report.Findings, judge(s.sorted, l.Host.Now(), inv, reserve)...)
+		if removes {
+			r.Findings, s, _ = removeOverdue(tx, s)
+		}
+		repaired, _ := repairAll(tx, s)
+		count(&r, s)
+		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), strays(s), openDirs(s.files),
+			judge(s.sorted, l.Host.Now(), inv, reserve))...)
 		return nil
 	})
-	slices.SortFunc(report.Findings, func(a, b Finding) int {
+	slices.SortFunc(r.Findings, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Problem, b.Problem))
 	})
-	return report, err
+	return r, err
 }
 
-func (s *survey) report() Report {
-	r := Report{Grants: len(s.grants), Bindings: len(s.bindings) + len(s.broken), Findings: s.findings}
-	for _, d := range s.damaged {
-		r.Damaged = append(r.Damaged, d)
+// count enters in a report what there is besides findings.
+func count(r *Report, s survey) {
+	r.Grants, r.Bindings = len(s.grants), len(s.broken)
+	for _, b := range s.bindings {
+		if wrongBinding(s, b) == "" {
+			r.Bindings++
+		}
 	}
-	slices.SortFunc(r.Damaged, func(a, b grant.Damage) int { return cmp.Compare(a.ID, b.ID) })
-	return r
+	for _, id := range sortedKeys(s.damaged) {
+		r.Damaged = append(r.Damaged, s.damaged[id])
+	}
 }
 
-func (s *survey) findDamage() {
+// damage names the entries and the bindings that cannot be read, and count all the same.
+func damage(s survey) (findings []Finding) {
 	for _, d := range s.damaged {
 		closed := "every GPU"
 		if len(d.GPUs) > 0 {
 			closed = strings.Join(d.GPUs, ", ")
 		}
-		s.find(d.Path, fmt.Sprintf("grant %s can't be read: %s; it closes %s until it is released by force",
-			d.ID, d.Err, closed),
-			fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID))
+		findings = append(findings, Finding{Subject: d.Path,
+			Problem: fmt.Sprintf("grant %s cannot be read: %s; it closes %s until it is released by force", d.ID,
+				d.Err, closed),
+			Hint: fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID)})
 	}
+	linked := linkedBindings(s)
+	for key, err := range s.broken {
+		if linked[key] {
+			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
+				Problem: "the binding cannot be read, so its grant stays in use until it is released by force: " +
+					err.Error(),
+				Hint: "`gpuledger release --force ID` of its grant drops it"})
+		}
+	}
+	return findings
 }
 
-// findStrays names files that are no entry. They may be an operator's copies, so they are left.
-func (s *survey) findStrays() {
-	for _, name := range s.list(s.tx.l.grantsDir()) {
+// strays names files that are no entry. They may be an operator's copies, so they are left.
+func strays(s survey) (findings []Finding) {
+	for _, name := range s.names[string(s.files.grants)] {
 		if _, ok := idOf(name); !ok && name[0] != '.' {
-			s.find(filepath.Join(s.tx.l.grantsDir(), name), "it is no entry of the ledger", hintStray)
+			findings = append(findings, Finding{Subject: filepath.Join(string(s.files.grants), name),
+				Problem: "it is no entry of the ledger", Hint: hintStray})
 		}
 	}
-	for _, name := range s.list(s.tx.l.ownersDir()) {
-		path := filepath.Join(s.tx.l.ownersDir(), name)
-		if _, err := os.Readlink(path); err != nil && name[0] != '.' {
-			s.find(path, "it is no link to a grant", hintStray)
+	for _, name := range s.names[string(s.files.owners)] {
+		path := filepath.Join(string(s.files.owners), name)
+		if _, isLink := s.targets[path]; !isLink && name[0] != '.' {
+			findings = append(findings, Finding{Subject: path, Problem: "it is no link to a grant",
+				Hint: hintStray})
 		}
 	}
+	return findings
 }
 
-// findOpenDirs: who can write into the ledger grants itself GPUs, and who can read it sees its
-// neighbours.
-func (s *survey) findOpenDirs() {
-	dirs := append([]string{s.tx.l.State, s.tx.l.Run}, s.tx.l.dirs()...)
-	for _, uuid := range s.list(s.tx.l.gpusDir()) {
-		dirs = append(dirs, s.tx.l.gpuPath(uuid))
+// openDirs names directories that other users may write or read. A user that can write into the
+// ledger can grant itself GPUs, and one that can read it sees its neighbours.
+func openDirs(f files) (findings []Finding) {
+	dirs := append(f.roots[:], f.dirs()...)
+	uuids, _ := namesIn(string(f.gpus)) // an error was found before
+	for _, uuid := range uuids {
+		dirs = append(dirs, f.gpus.of(uuid))
 	}
 	for _, dir := range dirs {
 		var st unix.Stat_t
 		if err := unix.Stat(dir, &st); err != nil {
-			s.find(dir, "cannot look at it: "+err.Error(), hintDisk)
+			findings = append(findings, Finding{Subject: dir, Problem: "cannot look at it: " + err.Error(),
+				Hint: hintDisk})
 			continue
 		}
 		if mode := st.Mode & 0o7777; mode != 0o700 || int(st.Uid) != os.Geteuid() {
-			s.find(dir, fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid,
-				os.Geteuid()), fmt.Sprintf("chown %d %s && chmod 0700 %s", os.Geteuid(), dir, dir))
+			findings = append(findings, Finding{Subject: dir,
+				Problem: fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid,
+					os.Geteuid()),
+				Hint: fmt.Sprintf("chown %d %s && chmod 0700 %s", os.Geteuid(), dir, dir)})
 		}
 	}
+	return findings
 }

@@ -25,71 +25,71 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 		stays   bool
 	}{
 		"owner link missing": {func(b *book) error {
-			return os.Remove(filepath.Join(b.ownersDir(), owner))
+			return os.Remove(filepath.Join(string(b.files.owners), owner))
 		}, owner, "missing", false},
 		"owner link wrong": {func(b *book) error {
-			return replaceLink(ownerTarget(id(2)), filepath.Join(b.ownersDir(), owner))
+			return replaceLink(ownerTarget(id(2)), filepath.Join(string(b.files.owners), owner))
 		}, owner, "leads to", false},
 		"owner link dangling": {func(b *book) error {
-			return os.Symlink(ownerTarget(id(9)), b.ownerPath("claim:x"))
+			return os.Symlink(ownerTarget(id(9)), b.files.owners.path("claim:x"))
 		}, ownerKey("claim:x"), "not its owner's", false},
 		"owner is a file": {func(b *book) error {
-			return write(filepath.Join(b.ownersDir(), "x"))
+			return write(filepath.Join(string(b.files.owners), "x"))
 		}, "owners/x", "no link", true},
 		"GPU link missing": {func(b *book) error {
-			return os.RemoveAll(b.gpuPath(gpu0))
+			return os.RemoveAll(b.files.gpus.of(gpu0))
 		}, string(id(1)), "missing", false},
 		"GPU link dangling": {func(b *book) error {
-			return os.Symlink(gpuTarget(id(9)), b.gpuPath(gpu0)+"/"+string(id(9)))
+			return os.Symlink(gpuTarget(id(9)), b.files.gpus.of(gpu0)+"/"+string(id(9)))
 		}, string(id(9)), "gone", false},
 		"GPU link of another GPU": {func(b *book) error {
-			return errors.Join(os.Mkdir(b.gpuPath(gpu1), 0o700),
-				os.Symlink(gpuTarget(id(1)), b.gpuPath(gpu1)+"/"+string(id(1))))
+			return errors.Join(os.Mkdir(b.files.gpus.of(gpu1), 0o700),
+				os.Symlink(gpuTarget(id(1)), b.files.gpus.of(gpu1)+"/"+string(id(1))))
 		}, gpu1 + "/" + string(id(1)), "gone", false},
 		"binding dead": {func(b *book) error {
 			return b.Update(func(tx *Tx) error { return tx.Bind(deadBinding(id(1), "c")) })
 		}, key + ".json", `"c" is gone`, false},
 		"binding of no grant": {func(b *book) error {
-			return os.Remove(b.grantPath(id(1)))
+			return os.Remove(b.files.grants.path(id(1)))
 		}, key + ".json", "does not exist", false},
 		"binding link missing": {func(b *book) error {
-			return os.RemoveAll(b.boundPath(id(1)))
+			return os.RemoveAll(b.files.bindings.linksOf(id(1)))
 		}, key, "missing", false},
 		"binding link dangling": {func(b *book) error {
-			return os.Remove(b.bindingPath(key))
+			return os.Remove(b.files.bindings.path(key))
 		}, key, "gone", false},
 		"binding broken": {func(b *book) error {
-			return write(b.bindingPath(key))
-		}, key + ".json", "can't be read", true},
+			return write(b.files.bindings.path(key))
+		}, key + ".json", "cannot be read", true},
 		"binding broken, unknown": {func(b *book) error {
-			return write(b.bindingPath(strings.Repeat("ab", 16)))
+			return write(b.files.bindings.path(strings.Repeat("ab", 16)))
 		}, ".json", "of no grant", false},
 		"temporary grant": {func(b *book) error {
-			return write(temporary(b.grantPath(id(1))))
+			return write(temporary(b.files.grants.path(id(1))))
 		}, ".tmp", "interrupted", false},
 		"temporary old grant": {func(b *book) error {
-			return write(temporary(b.grantPath(id(1))) + ".old")
+			return write(temporary(b.files.grants.path(id(1))) + ".old")
 		}, ".old", "interrupted", false},
 		"temporary owner": {func(b *book) error {
-			return os.Symlink("x", temporary(b.ownerPath("claim:x")))
+			return os.Symlink("x", temporary(b.files.owners.path("claim:x")))
 		}, ".tmp", "interrupted", false},
 		"temporary binding": {func(b *book) error {
-			return write(filepath.Join(b.bindingsDir(), ".x.json.123"))
+			return write(filepath.Join(b.files.bindings.records, ".x.json.123"))
 		}, ".x.json.123", "interrupted", false},
 		"temporary outside": {func(b *book) error {
 			return write(filepath.Join(b.Run, ".outside.json.123"))
 		}, ".outside.json.123", "interrupted", false},
 		"stray file": {func(b *book) error {
-			return write(filepath.Join(b.grantsDir(), "notes.txt"))
+			return write(filepath.Join(string(b.files.grants), "notes.txt"))
 		}, "notes.txt", "no entry", true},
 		"damaged grant": {func(b *book) error {
-			return write(b.grantPath(id(2)))
+			return write(b.files.grants.path(id(2)))
 		}, string(id(2)) + ".json", "closes " + gpu0, true},
 		"copied grant": {func(b *book) error {
-			return os.Link(b.grantPath(id(2)), b.grantPath(id(7)))
+			return os.Link(b.files.grants.path(id(2)), b.files.grants.path(id(7)))
 		}, string(id(7)) + ".json", "closes every GPU", true},
 		"directory open": {func(b *book) error {
-			return os.Chmod(b.grantsDir(), 0o755)
+			return os.Chmod(string(b.files.grants), 0o755)
 		}, "state/grants", "mode 0755", true},
 		"directory another's": {func(b *book) error {
 			return chown(t, b.State)
@@ -148,7 +148,7 @@ func TestRepairedLinksWorkAgain(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c"))
-	for _, dir := range []string{b.ownersDir(), b.gpusDir(), b.boundDir()} {
+	for _, dir := range []string{string(b.files.owners), string(b.files.gpus), b.files.bindings.byGrant} {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +311,7 @@ func TestTidyingRemovesNoFile(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
 	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
-	strays := []string{filepath.Join(b.boundDir(), "stray"), filepath.Join(b.gpusDir(), "stray")}
+	strays := []string{filepath.Join(b.files.bindings.byGrant, "stray"), filepath.Join(string(b.files.gpus), "stray")}
 	for _, stray := range strays {
 		if err := os.WriteFile(stray, []byte("precious"), 0o600); err != nil {
 			t.Fatal(err)

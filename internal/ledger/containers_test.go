@@ -273,7 +273,7 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		s.run("delete", "c")
 		s.want("deleted", grant.Dead)
 		s.update(func(tx *Tx) error { return tx.Sweep() })
-		if s.HasBinding(s.root, "c") {
+		if s.Bindings.Has(s.root, "c") {
 			t.Error("Sweep left the binding of a deleted container")
 		}
 	},

@@ -23,7 +23,7 @@ func (e notFoundError) Error() string {
 // Unwrap is ErrNotFound.
 func (e notFoundError) Unwrap() error { return ErrNotFound }
 
-// DamagedError says that an entry is there and can't be read. Whatever it grants is closed until it
+// DamagedError says that an entry is there and cannot be read. Whatever it grants is closed until it
 // is deleted.
 type DamagedError struct{ grant.Damage }
 

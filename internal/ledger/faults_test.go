@@ -164,7 +164,7 @@ func TestAFullRunDirectoryBindsNothing(t *testing.T) {
 	privateMounts(t)
 	b := newBook(t)
 	b.put(sample(1))
-	if err := unix.Mount("tmpfs", b.bindingsDir(), "tmpfs", unix.MS_RDONLY, "mode=0700"); err != nil {
+	if err := unix.Mount("tmpfs", b.files.bindings.records, "tmpfs", unix.MS_RDONLY, "mode=0700"); err != nil {
 		t.Fatal(err)
 	}
 	before := b.tree()
@@ -176,7 +176,7 @@ func TestAFullRunDirectoryBindsNothing(t *testing.T) {
 	if after := b.tree(); after != before {
 		t.Errorf("the ledger was\n%s\nand is\n%s", before, after)
 	}
-	if err := unix.Unmount(b.bindingsDir(), 0); err != nil {
+	if err := unix.Unmount(b.files.bindings.records, 0); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -100,7 +100,7 @@ func undoReplace(path, old string, kept bool) error {
 // removeDurably takes a file away for good. On an error it stands as before.
 func removeDurably(path string) error {
 	tmp := temporary(path)
-	_ = os.Remove(tmp) // a crash's leftover; where it can't go the rename says so
+	_ = os.Remove(tmp) // left by a crash; if it stays, the rename fails
 	if err := os.Rename(path, tmp); err != nil {
 		return err
 	}

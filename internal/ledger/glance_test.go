@@ -98,7 +98,7 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 	if n := count(); n != 0 {
 		t.Errorf("it looked %d times with the ledger locked", n)
 	}
-	if left, _ := namesIn(b.boundPath(id(1))); len(left) > 0 {
+	if left, _ := namesIn(b.files.bindings.linksOf(id(1))); len(left) > 0 {
 		t.Errorf("dead bindings are still there: %q", left)
 	}
 }
@@ -109,7 +109,7 @@ func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 	b, count := crashed(t, "c1")
 	g := b.ForOneCreate()
 	if err := g.Update(func(tx *Tx) error {
-		found, err := tx.bindingsOf(id(1))
+		found, err := tx.Bindings.using(id(1))
 		if len(found) != 1 || found[0].Life != grant.LifeUnknown || !found[0].Left {
 			t.Errorf("%+v", found)
 		}
@@ -118,7 +118,7 @@ func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 		t.Errorf("%v, or it looked", err)
 	}
 	if err := g.View(func(tx *Tx) error {
-		found, err := tx.bindingsOf(id(1))
+		found, err := tx.Bindings.using(id(1))
 		if len(found) != 0 {
 			t.Errorf("afterwards: %+v", found)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -14,13 +15,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
+// grantFiles is the directory with a file for each grant.
+type grantFiles string
+
+func (dir grantFiles) path(id grant.ID) string { return filepath.Join(string(dir), string(id)+".json") }
+
+// idOf reads the name of a grant's file.
+func idOf(name string) (grant.ID, bool) {
+	text, found := strings.CutSuffix(name, ".json")
+	id, err := grant.ParseID(text)
+	return id, found && err == nil
+}
+
 // Get reads one grant with those of its bindings that are not dead. It reads no other grant. Errors
-// are ErrNotFound,
-// *DamagedError, or that its bindings can't be listed.
+// are ErrNotFound, *DamagedError, or that its bindings cannot be listed.
 func (tx *Tx) Get(id grant.ID) (grant.Grant, error) {
 	g, err := tx.Entry(id)
 	if err == nil {
-		g.Bindings, err = tx.bindingsOf(id)
+		g.Bindings, err = tx.Bindings.using(id)
 	}
 	return g, err
 }
@@ -34,10 +46,10 @@ func (tx *Tx) Entry(id grant.ID) (grant.Grant, error) {
 	return rec.grant(), nil
 }
 
-// ByOwner finds the grant of a pod or a claim through its link. Of an owner with several it is the
-// live one. ErrNotFound if it has none.
+// ByOwner finds the grant of a pod or a claim through its link. If the owner has several grants, it
+// is the live one. ErrNotFound if it has none.
 func (tx *Tx) ByOwner(o grant.Owner) (grant.Grant, error) {
-	id, err := tx.ownerLink(o)
+	id, err := tx.files.owners.id(o)
 	if err == ErrNotFound {
 		return grant.Grant{}, notFoundError{"a grant of %s", string(o)}
 	}
@@ -51,13 +63,13 @@ func (tx *Tx) ByOwner(o grant.Owner) (grant.Grant, error) {
 	return g, err
 }
 
-// All reads every grant, oldest first, and names those that can't be read.
+// All reads every grant, oldest first, and names those that cannot be read.
 func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
-	bound, err := namesIn(tx.l.boundDir())
+	bound, err := namesIn(tx.files.bindings.byGrant)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot list bindings: %w", err)
 	}
-	names, err := namesIn(tx.l.grantsDir())
+	names, err := namesIn(string(tx.files.grants))
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot list grants: %w", err)
 	}
@@ -78,7 +90,7 @@ func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
 		}
 		g := rec.grant()
 		if _, found := slices.BinarySearch(bound, string(id)); found { // both lists are sorted
-			if g.Bindings, err = tx.bindingsOf(id); err != nil {
+			if g.Bindings, err = tx.Bindings.using(id); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -91,7 +103,7 @@ func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
 }
 
 // Put creates a grant or replaces it; it is durable when Put returns. Its Bindings are not written.
-// On an error the ledger is as before. An entry that can't be read is not replaced: delete it
+// On an error the ledger is as before. An entry that cannot be read is not replaced: delete it
 // first.
 func (tx *Tx) Put(g grant.Grant) error {
 	if !tx.writes {
@@ -109,18 +121,28 @@ func (tx *Tx) Put(g grant.Grant) error {
 		return fmt.Errorf("internal error: cannot encode grant %s: %w", g.ID, err)
 	}
 	// Links first: one without a grant is harmless, a grant without its links would be overlooked.
-	undo, err := tx.link(g)
+	undo, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
 	if err == nil {
 		failpoint.Hit("ledger/put-linked")
-		err = replaceDurably(tx.l.grantPath(g.ID), data)
+		err = replaceDurably(tx.files.grants.path(g.ID), data)
 	}
 	if err != nil {
 		undo()
 		return fmt.Errorf("cannot write grant %s: %w", g.ID, err)
 	}
-	tx.unlinkOld(old.grant(), g)
+	unlinkOld(tx.files, old.grant(), g)
 	failpoint.Hit("ledger/put-unlinked")
 	return nil
+}
+
+// hidesLive reports whether the owner of a grant that is over has a live one: an expired grant is
+// kept for a day, and must not hide its owner's next.
+func (tx *Tx) hidesLive(g grant.Grant) bool {
+	if now := tx.host.Now(); !g.Live(now) {
+		other, err := tx.ByOwner(g.Owner)
+		return err == nil && other.Live(now)
+	}
+	return false
 }
 
 // Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns.
@@ -140,17 +162,17 @@ func (tx *Tx) Delete(id grant.ID) error {
 		return err
 	}
 	tx.found = ""
-	// The grant goes first. The other way round a crash would leave a grant that looks free beside
-	// a container that still uses it.
-	if err := removeDurably(tx.l.grantPath(id)); err != nil {
+	// The grant goes first. In the other order, a crash would leave a grant that looks free beside a
+	// container that still uses it.
+	if err := removeDurably(tx.files.grants.path(id)); err != nil {
 		return fmt.Errorf("cannot delete grant %s: %w", id, err)
 	}
-	// What is left is derived. Where it can't be removed Check will.
-	_ = tx.dropBindings(id)
+	// What is left is derived: Check removes what cannot be removed now.
+	_ = tx.files.bindings.dropAll(id)
 	failpoint.Hit("ledger/delete-unbound")
-	tx.unlinkOwner(rec.grant())
+	tx.files.owners.remove(rec.grant())
 	failpoint.Hit("ledger/delete-owner-unlinked")
-	tx.unlinkGPUs(id, rec.grant().GPUs)
+	tx.files.gpus.remove(id, rec.grant().GPUs)
 	failpoint.Hit("ledger/delete-unlinked")
 	return nil
 }
@@ -160,7 +182,7 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 	if _, err := grant.ParseID(string(id)); err != nil { // it would become a path
 		return record{}, fmt.Errorf("cannot find grant %q: %w", id, ErrNotFound)
 	}
-	path := tx.l.grantPath(id)
+	path := tx.files.grants.path(id)
 	data, err := host.ReadRegular(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, notFoundError{"grant %s", string(id)}
@@ -170,20 +192,13 @@ func (tx *Tx) read(id grant.ID) (record, error) {
 		rec, err = grantFormat.decode(data, id)
 	}
 	if err != nil {
-		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.gpusOf(id),
+		return record{}, &DamagedError{grant.Damage{ID: id, Path: path, GPUs: tx.files.gpus.gpusOf(id),
 			Err: err.Error()}}
 	}
 	if tx.writes {
 		tx.found = id
 	}
 	return rec, nil
-}
-
-// idOf reads the name of a grant's file.
-func idOf(name string) (grant.ID, bool) {
-	text, found := strings.CutSuffix(name, ".json")
-	id, err := grant.ParseID(text)
-	return id, found && err == nil
 }
 
 // Whole reads all grants, and what stands beside them, as of a time.
@@ -193,8 +208,7 @@ func (tx *Tx) Whole(now time.Time) (grant.View, error) {
 	if v.Grants, v.Damaged, err = tx.All(); err != nil {
 		return v, err
 	}
-	if v.Outside, err = tx.Outside(); err == nil {
-		v.Held, err = tx.Held()
-	}
+	found, err := tx.Found()
+	v.Outside, v.Held = found.Outside, found.Held(tx.host)
 	return v, err
 }

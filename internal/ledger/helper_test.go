@@ -158,7 +158,7 @@ func tellStory(l *Ledger, _ int) error {
 
 func printLife(l *Ledger, _ int) error {
 	return l.View(func(tx *Tx) error {
-		b, err := tx.Binding(os.Getenv("LEDGER_ROOT"), "c")
+		b, err := tx.Bindings.Of(os.Getenv("LEDGER_ROOT"), "c")
 		fmt.Println(b.Life)
 		return err
 	})

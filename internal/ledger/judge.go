@@ -90,7 +90,7 @@ func card(inv *grant.Inventory, uuid string) string {
 }
 
 // capacity is what may be granted of a GPU. An exclusive grant takes all of it, the reserve too;
-// no other grant on the GPU needs it. A GPU that is not in the inventory can't be judged.
+// no other grant on the GPU needs it. A GPU that is not in the inventory cannot be judged.
 func capacity(inv *grant.Inventory, reserve grant.Bytes, uuid string, exclusive bool) (grant.Bytes, bool) {
 	if inv == nil {
 		return 0, false

@@ -32,6 +32,10 @@ type Options struct {
 type Ledger struct {
 	Options
 	Containers *containers.Reader // answers whether the container of a binding runs
+	Bindings   Bindings
+	Creates    Creates
+
+	files files
 }
 
 // Open gives the ledger of the directories. It touches nothing.
@@ -39,80 +43,90 @@ func Open(o Options) *Ledger {
 	if o.Wait == 0 {
 		o.Wait = DefaultWait
 	}
-	return &Ledger{o, containers.New(o.Host)}
+	return open(o, containers.New(o.Host))
+}
+
+func open(o Options, reader *containers.Reader) *Ledger {
+	f := filesIn(o.State, o.Run)
+	return &Ledger{Options: o, Containers: reader, files: f, Bindings: Bindings{f.bindings, reader},
+		Creates: Creates{filepath.Join(o.Run, "creates"), reader}}
 }
 
 // ForOneCreate gives the ledger for one create, to one goroutine. It finds out once about each
 // binding what takes a search through all processes, and only before the ledger is locked. The life
 // of a binding that it sees first with the ledger locked is then unknown.
-func (l *Ledger) ForOneCreate() *Ledger { return &Ledger{l.Options, l.Containers.ForOneCreate()} }
+func (l *Ledger) ForOneCreate() *Ledger { return open(l.Options, l.Containers.ForOneCreate()) }
 
 // Update runs fn with the ledger to itself. It makes missing directories. An error from fn is
-// returned as it is; a
-// *LockError says that the lock couldn't be had.
+// returned as it is; a *LockError says that the lock could not be had.
 func (l *Ledger) Update(fn func(*Tx) error) error {
-	for _, dir := range l.dirs() {
+	for _, dir := range l.files.dirs() {
 		if err := ensureDir(dir); err != nil {
 			return fmt.Errorf("cannot write the ledger: %w", err)
 		}
 	}
-	unlock, err := l.lock()
+	unlock, err := lock(l.files.lock, l.Wait)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	defer l.Containers.ForbidSearch()()
 	failpoint.Hit("ledger/locked")
-	tx := &Tx{l: l, writes: true}
+	tx := newTx(l)
+	tx.writes = true
 	defer func() { tx.writes = false }()
 	return fn(tx)
 }
 
-// View runs fn on the ledger as it is. It never waits: every file is replaced whole, so a reader
-// sees an entry before or after a change. A ledger that was not written yet is empty.
-func (l *Ledger) View(fn func(*Tx) error) error { return fn(&Tx{l: l}) }
+// View runs fn on the ledger as it is. It never waits: every file is replaced as a whole, so a
+// reader sees an entry before or after a change. A ledger that was not written yet is empty.
+func (l *Ledger) View(fn func(*Tx) error) error { return fn(newTx(l)) }
 
-// HasBinding reports whether the container has a binding, dead or alive. It costs one system call:
-// every delete of every container on the node asks.
-func (l *Ledger) HasBinding(runtimeRoot, container string) bool {
-	_, err := os.Lstat(l.bindingPath(bindingKey(runtimeRoot, container)))
-	return err == nil
-}
-
-// Used reports whether a container has been bound to the grant since it was made, or since the
-// node's start: one that is there or one that is gone. It may know the grant's reference. It costs
-// one system call.
-func (l *Ledger) Used(id grant.ID) bool {
-	_, err := os.Lstat(l.boundPath(id))
-	return !errors.Is(err, fs.ErrNotExist) // who cannot look takes it that one has
-}
-
-// Tx is a ledger within Update or View. Only one from Update writes, and only until its function
+// Tx is a ledger within Update or View. Only a Tx from Update writes, and only until its function
 // returns.
 type Tx struct {
-	l      *Ledger
-	writes bool
-	found  grant.ID // the grant that was read last with the ledger locked, where it was not deleted since
+	Bindings Bindings
+
+	creates Creates
+	files   files
+	host    host.Host
+	writes  bool
+	// the grant that was read last with the ledger locked, unless it was deleted since
+	found grant.ID
 }
 
-func (l *Ledger) grantsDir() string   { return filepath.Join(l.State, "grants") }
-func (l *Ledger) ownersDir() string   { return filepath.Join(l.State, "owners") }
-func (l *Ledger) gpusDir() string     { return filepath.Join(l.State, "gpus") }
-func (l *Ledger) bindingsDir() string { return filepath.Join(l.Run, "bindings") }
-func (l *Ledger) boundDir() string    { return filepath.Join(l.Run, "grants") }
-func (l *Ledger) lockPath() string    { return filepath.Join(l.Run, "lock") }
-func (l *Ledger) grantPath(id grant.ID) string {
-	return filepath.Join(l.grantsDir(), string(id)+".json")
+func newTx(l *Ledger) *Tx {
+	return &Tx{Bindings: l.Bindings, creates: l.Creates, files: l.files, host: l.Host}
 }
-func (l *Ledger) bindingPath(key string) string  { return filepath.Join(l.bindingsDir(), key+".json") }
-func (l *Ledger) boundPath(id grant.ID) string   { return filepath.Join(l.boundDir(), string(id)) }
-func (l *Ledger) gpuPath(uuid string) string     { return filepath.Join(l.gpusDir(), uuid) }
-func (l *Ledger) outsidePath() string            { return filepath.Join(l.Run, "outside.json") }
-func (l *Ledger) ownerPath(o grant.Owner) string { return filepath.Join(l.ownersDir(), ownerKey(o)) }
+
+// files says where the parts of a ledger are.
+type files struct {
+	grants   grantFiles
+	owners   ownerLinks
+	gpus     gpuLinks
+	bindings bindingFiles
+	found    string // what the watch found
+	lock     string
+	roots    [2]string // the directories that hold all of these
+}
+
+func filesIn(state, run string) files {
+	return files{
+		grants: grantFiles(filepath.Join(state, "grants")),
+		owners: ownerLinks(filepath.Join(state, "owners")),
+		gpus:   gpuLinks(filepath.Join(state, "gpus")),
+		bindings: bindingFiles{records: filepath.Join(run, "bindings"),
+			byGrant: filepath.Join(run, "grants"), cgroups: cgroupLinks(filepath.Join(run, "cgroups"))},
+		found: filepath.Join(run, "outside.json"),
+		lock:  filepath.Join(run, "lock"),
+		roots: [2]string{state, run},
+	}
+}
 
 // dirs are the directories that hold entries; those above them come with them.
-func (l *Ledger) dirs() []string {
-	return []string{l.grantsDir(), l.ownersDir(), l.gpusDir(), l.bindingsDir(), l.boundDir()}
+func (f files) dirs() []string {
+	return []string{string(f.grants), string(f.owners), string(f.gpus), f.bindings.records,
+		f.bindings.byGrant}
 }
 
 // ensureDir makes a directory, and those above it, which only the caller's user can read. What it

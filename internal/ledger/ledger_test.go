@@ -148,7 +148,7 @@ func TestMissingIsNotFound(t *testing.T) {
 		_, owner := tx.ByOwner("pod:uid/train")
 		_, bearer := tx.ByOwner(grant.Bearer)
 		_, nobody := tx.ByOwner("")
-		_, binding := tx.Binding("/run/runc", "c")
+		_, binding := tx.Bindings.Of("/run/runc", "c")
 		for i, err := range []error{byID, odd, owner, bearer, nobody, binding} {
 			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("look-up %d: %v, want ErrNotFound", i, err)
@@ -248,7 +248,7 @@ func TestEverythingIsForNobodyElse(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
 	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
-	if err := b.SetOutside(map[string]grant.Bytes{gpu0: 1}); err != nil {
+	if err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, root := range []string{b.State, b.Run} {
@@ -294,15 +294,12 @@ func TestPutRefusesWhatItCouldNotRead(t *testing.T) {
 
 func TestOutsideHoldsForOneBoot(t *testing.T) {
 	b := newBook(t)
-	outside := func() (m map[string]grant.Bytes, err error) {
-		err = b.View(func(tx *Tx) (err error) { m, err = tx.Outside(); return err })
-		return m, err
-	}
+	outside := b.Outside
 	if m, err := outside(); m != nil || err != nil {
 		t.Errorf("before anybody looked: %v, %v", m, err)
 	}
 	want := map[string]grant.Bytes{gpu0: 3 * grant.GiB, gpu1: 17}
-	if err := b.SetOutside(want); err != nil {
+	if err := b.SetFound(want, nil); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := outside(); !reflect.DeepEqual(m, want) || err != nil {
@@ -314,7 +311,7 @@ func TestOutsideHoldsForOneBoot(t *testing.T) {
 		`{"version":1,`:                                             true,
 		``:                                                          true,
 	} {
-		if err := os.WriteFile(b.outsidePath(), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(b.files.found, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if m, err := outside(); m != nil || (err != nil) != fails {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
+// ownerLinks is a directory of links from pods and claims to their grants. An owner's link leads to
+// its live grant.
+type ownerLinks string
+
 // ownerKey is the name of an owner's link. Owners have a '/' and up to 500 characters, a file name
 // has neither.
 func ownerKey(o grant.Owner) string {
@@ -23,15 +28,22 @@ func ownerKey(o grant.Owner) string {
 
 func hasLink(o grant.Owner) bool { return o.IsPod() || o.IsClaim() }
 
-func ownerTarget(id grant.ID) string { return "../grants/" + string(id) + ".json" }
-func gpuTarget(id grant.ID) string   { return "../../grants/" + string(id) + ".json" }
+// ownerTarget is where an owner's link to a grant leads; "" for no grant.
+func ownerTarget(id grant.ID) string {
+	if id == "" {
+		return ""
+	}
+	return "../grants/" + string(id) + ".json"
+}
 
-// ownerLink is the id that an owner's link leads to, or ErrNotFound.
-func (tx *Tx) ownerLink(o grant.Owner) (grant.ID, error) {
+func (dir ownerLinks) path(o grant.Owner) string { return filepath.Join(string(dir), ownerKey(o)) }
+
+// id is the id that an owner's link leads to, or ErrNotFound.
+func (dir ownerLinks) id(o grant.Owner) (grant.ID, error) {
 	if !hasLink(o) {
 		return "", ErrNotFound
 	}
-	target, err := os.Readlink(tx.l.ownerPath(o))
+	target, err := os.Readlink(dir.path(o))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", ErrNotFound
 	}
@@ -40,53 +52,22 @@ func (tx *Tx) ownerLink(o grant.Owner) (grant.ID, error) {
 	}
 	id, ok := idOf(filepath.Base(target))
 	if !ok {
-		return "", errors.New("its link in " + tx.l.ownersDir() + " leads to " + target)
+		return "", fmt.Errorf("its link in %s leads to %s", dir, target)
 	}
 	return id, nil
 }
 
-// link makes the grant's links and gives what takes the new ones away again.
-func (tx *Tx) link(g grant.Grant) (undo func(), err error) {
-	unlinkOwner, err := tx.linkOwner(g)
-	if err != nil {
-		return unlinkOwner, err
-	}
-	failpoint.Hit("ledger/put-owner-linked")
-	var made []grant.Share
-	undo = func() {
-		tx.unlinkGPUs(g.ID, made)
-		unlinkOwner()
-	}
-	for _, s := range g.GPUs {
-		err := tx.linkGPU(g.ID, s.UUID)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil {
-			return undo, err
-		}
-		made = append(made, s)
-	}
-	return undo, nil
-}
-
-// linkOwner points the owner's link at the grant, unless it leads to a live one and this one is
-// over: an expired grant is kept for a day, and must not hide its owner's next.
-func (tx *Tx) linkOwner(g grant.Grant) (undo func(), err error) {
+// point makes the owner's link lead to the grant, unless it leads to another one that it is to
+// keep. undo makes it as it was.
+func (dir ownerLinks) point(g grant.Grant, keeps func() bool) (undo func(), err error) {
 	nothing := func() {}
 	if !hasLink(g.Owner) {
 		return nothing, nil
 	}
-	path, target, now := tx.l.ownerPath(g.Owner), ownerTarget(g.ID), tx.l.Host.Now()
+	path, target := dir.path(g.Owner), ownerTarget(g.ID)
 	old, err := os.Readlink(path)
-	if old == target {
+	if old == target || err == nil && keeps() {
 		return nothing, nil
-	}
-	if err == nil && !g.Live(now) {
-		other, err := tx.ByOwner(g.Owner)
-		if err == nil && other.Live(now) {
-			return nothing, nil
-		}
 	}
 	if err := replaceLink(target, path); err != nil {
 		return nothing, err
@@ -100,64 +81,60 @@ func (tx *Tx) linkOwner(g grant.Grant) (undo func(), err error) {
 	}, nil
 }
 
-// linkGPU enters a grant in the GPU's index. fs.ErrExist: it is there.
-func (tx *Tx) linkGPU(id grant.ID, uuid string) error {
-	dir := tx.l.gpuPath(uuid)
-	path := filepath.Join(dir, string(id))
+// remove removes the owner's link if it leads to this grant. It may lead to the owner's next.
+func (dir ownerLinks) remove(g grant.Grant) {
+	if id, err := dir.id(g.Owner); err == nil && id == g.ID {
+		_ = os.Remove(dir.path(g.Owner))
+	}
+}
+
+// gpuLinks is a directory that has for each GPU a directory of links to the grants on it. It says
+// which GPUs a damaged grant was about.
+type gpuLinks string
+
+func gpuTarget(id grant.ID) string { return "../../grants/" + string(id) + ".json" }
+
+func (dir gpuLinks) of(uuid string) string { return filepath.Join(string(dir), uuid) }
+
+func (dir gpuLinks) path(uuid string, id grant.ID) string {
+	return filepath.Join(string(dir), uuid, string(id))
+}
+
+// add links a GPU to a grant. fs.ErrExist: it is linked already.
+func (dir gpuLinks) add(uuid string, id grant.ID) error {
+	path := dir.path(uuid, id)
 	err := os.Symlink(gpuTarget(id), path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir.of(uuid), 0o700); err != nil {
 		return err
 	}
 	if err := os.Symlink(gpuTarget(id), path); err != nil {
-		_ = unix.Rmdir(dir)
+		_ = unix.Rmdir(dir.of(uuid))
 		return err
 	}
 	return nil
 }
 
-// unlinkOld removes the links that the grant had and has no more. They are derived: what stays is
-// Check's.
-func (tx *Tx) unlinkOld(old, g grant.Grant) {
-	if old.Owner != g.Owner {
-		tx.unlinkOwner(old)
-	}
-	var gone []grant.Share
-	for _, s := range old.GPUs {
-		if !g.Has(s.UUID) {
-			gone = append(gone, s)
-		}
-	}
-	tx.unlinkGPUs(g.ID, gone)
-}
-
-// unlinkOwner removes the owner's link where it leads to this grant. It may lead to the owner's
-// next.
-func (tx *Tx) unlinkOwner(g grant.Grant) {
-	if id, err := tx.ownerLink(g.Owner); err == nil && id == g.ID {
-		_ = os.Remove(tx.l.ownerPath(g.Owner))
-	}
-}
-
-// unlinkGPUs removes the grant from the GPUs' indexes, and an index with it that is empty then.
-func (tx *Tx) unlinkGPUs(id grant.ID, shares []grant.Share) {
+// remove removes the links of GPUs to a grant, and the directory of a GPU that was on no other.
+func (dir gpuLinks) remove(id grant.ID, shares []grant.Share) {
 	for _, s := range shares {
-		_ = os.Remove(filepath.Join(tx.l.gpuPath(s.UUID), string(id)))
-		_ = unix.Rmdir(tx.l.gpuPath(s.UUID)) // when it was the last
+		_ = os.Remove(dir.path(s.UUID, id))
+		_ = unix.Rmdir(dir.of(s.UUID)) // unless it has other links
 	}
 }
 
-// gpusOf tells from the index which GPUs an entry is about whose file can't. Nil: it can't be told.
-func (tx *Tx) gpusOf(id grant.ID) []string {
-	uuids, err := namesIn(tx.l.gpusDir())
+// gpusOf lists the GPUs that are linked to a grant, for an entry that cannot be read. Nil: this
+// program cannot find out.
+func (dir gpuLinks) gpusOf(id grant.ID) []string {
+	uuids, err := namesIn(string(dir))
 	if err != nil {
 		return nil
 	}
 	var on []string
 	for _, uuid := range uuids {
-		_, err := os.Lstat(filepath.Join(tx.l.gpuPath(uuid), string(id)))
+		_, err := os.Lstat(dir.path(uuid, id))
 		switch {
 		case err == nil:
 			on = append(on, uuid)
@@ -166,4 +143,45 @@ func (tx *Tx) gpusOf(id grant.ID) []string {
 		}
 	}
 	return on
+}
+
+// link makes a grant's links, and gives a function that removes the new ones. keeps reports whether
+// the owner's link is to stay at the other grant that it leads to.
+func link(f files, g grant.Grant, keeps func() bool) (undo func(), err error) {
+	unlinkOwner, err := f.owners.point(g, keeps)
+	if err != nil {
+		return unlinkOwner, err
+	}
+	failpoint.Hit("ledger/put-owner-linked")
+	var made []grant.Share
+	undo = func() {
+		f.gpus.remove(g.ID, made)
+		unlinkOwner()
+	}
+	for _, s := range g.GPUs {
+		err := f.gpus.add(s.UUID, g.ID)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return undo, err
+		}
+		made = append(made, s)
+	}
+	return undo, nil
+}
+
+// unlinkOld removes the links that a grant had and has no more. They are derived: Check removes
+// what stays.
+func unlinkOld(f files, old, g grant.Grant) {
+	if old.Owner != g.Owner {
+		f.owners.remove(old)
+	}
+	var gone []grant.Share
+	for _, s := range old.GPUs {
+		if !g.Has(s.UUID) {
+			gone = append(gone, s)
+		}
+	}
+	f.gpus.remove(g.ID, gone)
 }

@@ -28,7 +28,7 @@ func TestByOwnerFollowsPodsAndClaims(t *testing.T) {
 func TestAnOwnerLinkIsNoProof(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1), sample(2))
-	if err := replaceLink(ownerTarget(id(2)), b.ownerPath(sample(1).Owner)); err != nil {
+	if err := replaceLink(ownerTarget(id(2)), b.files.owners.path(sample(1).Owner)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.byOwner(sample(1).Owner); !errors.Is(err, ErrNotFound) {
@@ -68,13 +68,13 @@ func TestAChangeOfOwnerOrGPUsMovesTheLinks(t *testing.T) {
 	b.put(g)
 	g.Owner, g.GPUs = "claim:new", []grant.Share{{UUID: gpu1, Index: 1, Memory: grant.GiB}}
 	b.put(g)
-	if _, err := os.Lstat(b.ownerPath(before)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(b.files.owners.path(before)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the former owner's link: %v", err)
 	}
-	if _, err := os.Lstat(b.gpuPath(gpu0)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(b.files.gpus.of(gpu0)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the former GPU's index: %v", err)
 	}
-	for _, link := range []string{b.ownerPath(g.Owner), filepath.Join(b.gpuPath(gpu1), string(g.ID))} {
+	for _, link := range []string{b.files.owners.path(g.Owner), filepath.Join(b.files.gpus.of(gpu1), string(g.ID))} {
 		if _, err := os.Stat(link); err != nil { // it leads to the grant's file
 			t.Error(err)
 		}

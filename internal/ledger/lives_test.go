@@ -12,11 +12,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// files are what a node's /proc and /sys have, by path below them.
-type files map[string]string
+// texts are what a node's /proc and /sys have, by path below them.
+type texts map[string]string
 
 // write makes files below a directory.
-func (f files) write(t *testing.T, dir string) {
+func (f texts) write(t *testing.T, dir string) {
 	t.Helper()
 	for name, text := range f {
 		path := filepath.Join(dir, name)
@@ -57,10 +57,10 @@ func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 		if got, err := b.binding("c"); err != nil || got.Life != grant.Dead {
 			t.Fatalf("before: life %d (%v), want dead", got.Life, err)
 		}
-		if err := b.SetOutside(map[string]grant.Bytes{gpu0: 1}); err != nil {
+		if err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, nil); err != nil {
 			t.Fatal(err)
 		}
-		known := *b.Ledger
+		known := b.Containers.Here
 		spoil(b)
 		got, err := b.binding("c")
 		if err != nil || got.Life != grant.LifeUnknown || b.containers(id(1)) != "c" {
@@ -70,36 +70,42 @@ func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 		if err := b.Update(func(tx *Tx) error { return tx.Bind(fresh) }); !errors.Is(err, unreadable) {
 			t.Errorf("%s: a binding is written, that nobody could tell from one of elsewhere: %v", name, err)
 		}
-		if err := b.Announce([]string{"/c"}); name == "the pid namespace" && !errors.Is(err, unreadable) {
+		if err := b.Creates.Announce([]string{"/c"}); name == "the pid namespace" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: a create is announced that nobody could find: %v", name, err)
 		}
-		if err := b.SetOutside(nil); name == "the boot" && !errors.Is(err, unreadable) {
+		if err := b.SetFound(nil, nil); name == "the boot" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: what is outside the ledger is written down for no boot: %v", name, err)
 		}
 		if _, err := b.Outside(); name == "the boot" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: what was found outside the ledger is told of which boot: %v", name, err)
 		}
-		*b.Ledger = known
+		b.Containers.Here = known
 	}
 }
 
-// Outside is what View finds.
-func (b *book) Outside() (found map[string]grant.Bytes, err error) {
-	err = b.View(func(tx *Tx) (err error) { found, err = tx.Outside(); return err })
+// found is what the watch found, as View reads it.
+func (b *book) found() (found Found, err error) {
+	err = b.View(func(tx *Tx) (err error) { found, err = tx.Found(); return err })
 	return found, err
+}
+
+// Outside is the memory of it.
+func (b *book) Outside() (map[string]grant.Bytes, error) {
+	found, err := b.found()
+	return found.Outside, err
 }
 
 // TestHeldByProcessesThatMayRun: a GPU is held while one of the processes runs, or nobody can tell.
 func TestHeldByProcessesThatMayRun(t *testing.T) {
 	b := newBook(t)
-	files{"50/stat": runningStat, "51/stat": zombieStat, "52/stat": spoiltStat}.write(t, b.State+"/../proc")
+	texts{"50/stat": runningStat, "51/stat": zombieStat, "52/stat": spoiltStat}.write(t, b.State+"/../proc")
 	b.Host.Proc = b.State + "/../proc"
 	process := func(pid int, start uint64) grant.Process { return grant.Process{PID: pid, Start: start} }
 	runs, ended, reused, unknown, gone := process(50, 555), process(51, 555), process(50, 554),
 		process(52, 555), process(53, 555)
 	held := func() (found map[string]bool, err error) {
-		err = b.View(func(tx *Tx) (err error) { found, err = tx.Held(); return err })
-		return found, err
+		all, err := b.found()
+		return all.Held(b.Host), err
 	}
 	if found, err := held(); len(found) != 0 || err != nil {
 		t.Errorf("before anybody looked: %v, %v", found, err)
@@ -122,7 +128,7 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 	if found, err := held(); len(found) != 0 || err != nil {
 		t.Errorf("in another boot: %v, %v", found, err)
 	}
-	if err := os.WriteFile(b.outsidePath(), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(b.files.found, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := held(); err == nil {
@@ -137,7 +143,7 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(1), "c"))
 	for _, flags := range []uintptr{unix.MS_BIND, unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY} {
-		if err := unix.Mount(b.bindingsDir(), b.bindingsDir(), "", flags, ""); err != nil {
+		if err := unix.Mount(b.files.bindings.records, b.files.bindings.records, "", flags, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -160,11 +166,11 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	if one := b.containers(id(1)); one != "c" {
 		t.Errorf("after an Unbind that failed grant 1 is used by %q", one)
 	}
-	links, err := namesIn(b.boundPath(id(2)))
+	links, err := namesIn(b.files.bindings.linksOf(id(2)))
 	if len(links) != 0 || err != nil {
 		t.Errorf("grant 2 keeps links %q (%v)", links, err)
 	}
-	if err := unix.Unmount(b.bindingsDir(), 0); err != nil {
+	if err := unix.Unmount(b.files.bindings.records, 0); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -173,27 +179,27 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 // nothing yet.
 func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 	b := newBook(t)
-	draft := filepath.Join(b.createsDir(), ".1-2-3")
-	files{"creates/.1-2-3": "/a", "creates/1-2-4": "/b"}.write(t, b.Run)
+	draft := filepath.Join(b.Creates.dir, ".1-2-3")
+	texts{"creates/.1-2-3": "/a", "creates/1-2-4": "/b"}.write(t, b.Run)
 	if err := os.Chmod(b.Run, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	files{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
+	texts{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
 	// whichever is listed last
 	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} {
-		if b.Announced([]string{cgroup}) != want {
+		if b.Creates.Announced([]string{cgroup}) != want {
 			t.Errorf("%s is announced: %v", cgroup, !want)
 		}
 	}
 	if _, err := os.Stat(draft); err != nil {
 		t.Errorf("a draft is taken away: %v", err)
 	}
-	own, err := b.announcement()
+	own, err := b.Creates.own()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files{"creates/" + own + "/x": ""}.write(t, b.Run)
-	if err := b.Announce([]string{"/c"}); err == nil {
+	texts{"creates/" + own + "/x": ""}.write(t, b.Run)
+	if err := b.Creates.Announce([]string{"/c"}); err == nil {
 		t.Error("what cannot be written is announced")
 	}
 }
@@ -212,7 +218,7 @@ func TestARecordWhoseContainerIsAPathIsFollowedNowhere(t *testing.T) {
 		binding.Container, binding.RuntimeRoot = container, t.TempDir()
 		data, err := bindingRecord{1, binding}.encode()
 		if err == nil {
-			err = os.WriteFile(b.bindingPath(bindingKey(binding.RuntimeRoot, container)), data, 0o600)
+			err = os.WriteFile(b.files.bindings.path(bindingKey(binding.RuntimeRoot, container)), data, 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -220,7 +226,7 @@ func TestARecordWhoseContainerIsAPathIsFollowedNowhere(t *testing.T) {
 		if got := b.life(binding); got.Life != grant.LifeUnknown {
 			t.Errorf("%q: life %d, want unknown", container, got.Life)
 		}
-		if err := os.Remove(b.bindingPath(bindingKey(binding.RuntimeRoot, container))); err != nil {
+		if err := os.Remove(b.files.bindings.path(bindingKey(binding.RuntimeRoot, container))); err != nil {
 			t.Fatal(err)
 		}
 	}

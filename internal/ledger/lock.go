@@ -7,48 +7,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes the ledger's lock. The file may be replaced while we wait (a run directory that is
-// cleaned and made again): then the lock that we got guards nothing, and we try again with the file
-// that is there now.
-func (l *Ledger) lock() (unlock func(), err error) {
-	deadline := time.Now().Add(l.Wait) // the machine's clock: Host.Now may stand still
+// lock takes the ledger's lock, the file at path. The file may be replaced while we wait (a run
+// directory that is cleaned and made again): then the lock that we got guards nothing, and we try
+// again with the file that is there now.
+func lock(path string, wait time.Duration) (unlock func(), err error) {
+	deadline := time.Now().Add(wait) // the machine's clock: Host.Now may stand still
 	for {
-		fd, err := l.lockFile(time.Until(deadline))
-		if err != nil {
-			return nil, err
+		fd, err := lockFile(path)
+		if err == unix.EWOULDBLOCK {
+			if err = waitForLock(fd, time.Until(deadline)); err == unix.ETIMEDOUT {
+				return nil, &LockError{path, wait}
+			}
 		}
-		if isAt(fd, l.lockPath()) {
+		if err != nil {
+			return nil, fmt.Errorf("cannot lock the ledger: %s: %w", path, err)
+		}
+		if isAt(fd, path) {
 			return func() { _ = unix.Close(fd) }, nil // closes the only descriptor, which gives the lock up
 		}
 		_ = unix.Close(fd)
 		if time.Now().After(deadline) {
-			return nil, &LockError{l.lockPath(), l.Wait}
+			return nil, &LockError{path, wait}
 		}
 	}
 }
 
-// lockFile opens the lock file and locks it. O_CLOEXEC matters: the real runtime is exec'd by the
-// same process and must not inherit the lock.
-func (l *Ledger) lockFile(wait time.Duration) (int, error) {
-	fd, err := unix.Open(l.lockPath(), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+// lockFile opens a file and locks it, unless another process has the lock: then it gives the open
+// file and unix.EWOULDBLOCK. O_CLOEXEC matters: the real runtime is started by exec in the same
+// process, and must not inherit the lock.
+func lockFile(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return -1, fmt.Errorf("cannot lock the ledger: %s: %w", l.lockPath(), err)
+		return -1, err
 	}
 	err = flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-	if err == unix.EWOULDBLOCK {
-		return l.waitFor(fd, wait)
-	}
-	if err != nil {
+	if err != nil && err != unix.EWOULDBLOCK {
 		_ = unix.Close(fd)
-		return -1, fmt.Errorf("cannot lock the ledger: %s: %w", l.lockPath(), err)
 	}
-	return fd, nil
+	return fd, err
 }
 
-// waitFor takes a lock that another process holds. A blocking flock queues fairly and wakes at
-// once, where polling would not (64 writers that poll each 50 ms: 3.0 s; blocking: 0.04 s), but it
-// knows no deadline: past it the waiting goroutine is left behind and gives back what it gets.
-func (l *Ledger) waitFor(fd int, wait time.Duration) (int, error) {
+// waitForLock takes a lock that another process holds, or closes the file. unix.ETIMEDOUT says that the
+// time is over. A blocking flock queues fairly and wakes at once, which polling would not do (64
+// writers that poll each 50 ms: 3.0 s; blocking: 0.04 s). But it knows no deadline: after it the
+// waiting goroutine is left behind, and gives back what it gets.
+func waitForLock(fd int, wait time.Duration) error {
 	locked, abandoned := make(chan error), make(chan struct{})
 	go func() {
 		err := flock(fd, unix.LOCK_EX)
@@ -64,12 +67,11 @@ func (l *Ledger) waitFor(fd int, wait time.Duration) (int, error) {
 	case err := <-locked:
 		if err != nil {
 			_ = unix.Close(fd)
-			return -1, fmt.Errorf("cannot lock the ledger: %s: %w", l.lockPath(), err)
 		}
-		return fd, nil
+		return err
 	case <-timer.C:
 		close(abandoned)
-		return -1, &LockError{l.lockPath(), l.Wait}
+		return unix.ETIMEDOUT
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 func (b *book) hold() (release func()) {
 	b.t.Helper()
-	unlock, err := b.lock()
+	unlock, err := lock(b.files.lock, b.Wait)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func TestAHeldLockIsGivenUpOn(t *testing.T) {
 	b.Wait = 30 * time.Millisecond
 	var locked *LockError
 	err := b.Update(func(*Tx) error { t.Error("the function ran without the lock"); return nil })
-	if !errors.As(err, &locked) || err.Error() != "cannot lock the ledger within 30ms: "+b.lockPath()+
+	if !errors.As(err, &locked) || err.Error() != "cannot lock the ledger within 30ms: "+b.files.lock+
 		" is held by another process" {
 		t.Errorf("Update: %v", err)
 	}
@@ -68,7 +68,7 @@ func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 	go func() { done <- b.Update(func(*Tx) error { close(entered); return nil }) }()
 	// it waits for the old file now, or will find the new one; both must work
 	time.Sleep(20 * time.Millisecond)
-	if err := os.Remove(b.lockPath()); err != nil {
+	if err := os.Remove(b.files.lock); err != nil {
 		t.Fatal(err)
 	}
 	releaseNew := b.hold()
@@ -87,7 +87,7 @@ func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 func TestTheLockIsNotInherited(t *testing.T) {
 	b := newBook(t)
 	b.update(func(*Tx) error { return nil })
-	fd, err := b.lockFile(0)
+	fd, err := lockFile(b.files.lock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,14 +101,14 @@ func TestTheLockIsNotInherited(t *testing.T) {
 func TestALockThatCannotBeMade(t *testing.T) {
 	b := newBook(t)
 	b.update(func(*Tx) error { return nil })
-	if err := errors.Join(os.Remove(b.lockPath()), os.Mkdir(b.lockPath(), 0o700)); err != nil {
+	if err := errors.Join(os.Remove(b.files.lock), os.Mkdir(b.files.lock, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Update(func(*Tx) error { return nil }); err == nil ||
 		!strings.Contains(err.Error(), "cannot lock the ledger") {
 		t.Errorf("Update with a directory as lock: %v", err)
 	}
-	if err := os.Remove(b.lockPath()); err != nil {
+	if err := os.Remove(b.files.lock); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -151,8 +151,8 @@ func (m model) compare(rt *rapid.T, b *book) {
 		rt.Fatalf("the ledger has %+v, %v, %v; want %+v, %v", got, users, damaged, m.grants, m.bindings)
 	}
 	for n := range 5 {
-		if b.Used(id(n)) != m.used[id(n)] {
-			rt.Fatalf("%s has been used: %v, want %v", id(n), b.Used(id(n)), m.used[id(n)])
+		if b.Bindings.Used(id(n)) != m.used[id(n)] {
+			rt.Fatalf("%s has been used: %v, want %v", id(n), b.Bindings.Used(id(n)), m.used[id(n)])
 		}
 	}
 	for _, o := range slices.Sorted(maps.Keys(map[grant.Owner]bool{

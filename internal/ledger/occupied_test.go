@@ -18,7 +18,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 	b := newBook(t)
 	g := sample(1)
 	b.put(g)
-	if b.Occupies() {
+	if b.Bindings.Occupy() {
 		t.Error("before any binding a cgroup is somebody's")
 	}
 	alive, dead := bindingOf(g.ID, "a"), deadBinding(g.ID, "dead")
@@ -31,9 +31,9 @@ func TestWhoseCgroupItIs(t *testing.T) {
 	asked := func(name string, cgroups []string) (in, below bool) {
 		t.Helper()
 		_ = b.View(func(tx *Tx) error {
-			in, below = tx.Occupied(cgroups, own(name), func(_ grant.Binding, path string) bool {
+			in, below = tx.Bindings.Occupied(cgroups, own(name), func(_ grant.Binding, path string) bool {
 				return path == "/parent"
-			}), tx.OccupiedBelow(cgroups, own(name))
+			}), tx.Bindings.OccupiedBelow(cgroups, own(name))
 			return nil
 		})
 		return in, below
@@ -65,7 +65,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 			t.Errorf("%s in %q: occupied %v, below %v", c.name, c.cgroups, in, below)
 		}
 	}
-	if !b.Occupies() {
+	if !b.Bindings.Occupy() {
 		t.Error("with a binding no cgroup is anybody's")
 	}
 	moved := alive
@@ -76,7 +76,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 			t.Errorf("after another binding of the container %s is occupied: %v", path, in)
 		}
 	}
-	if _, err := os.Lstat(b.cgroupLink("/x.slice/a.scope")); err == nil {
+	if _, err := os.Lstat(b.files.bindings.cgroups.path("/x.slice/a.scope")); err == nil {
 		t.Error("the link of a cgroup that it left is there still")
 	}
 	taken := bindingOf(g.ID, "taken")
@@ -99,13 +99,13 @@ func TestACgroupOfADamagedBindingIsSomebodys(t *testing.T) {
 	its := bindingOf(g.ID, "a")
 	its.Occupies = []string{"/pods/a"}
 	b.bind(its)
-	path := b.bindingPath(bindingKey(its.RuntimeRoot, its.Container))
+	path := b.files.bindings.path(bindingKey(its.RuntimeRoot, its.Container))
 	for text, want := range map[string]bool{"{": true, "": true} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_ = b.View(func(tx *Tx) error {
-			if got := tx.Occupied([]string{"/pods/a"}, nobody, closed); got != want {
+			if got := tx.Bindings.Occupied([]string{"/pods/a"}, nobody, closed); got != want {
 				t.Errorf("with %q as its record: %v", text, got)
 			}
 			return nil
@@ -116,7 +116,7 @@ func TestACgroupOfADamagedBindingIsSomebodys(t *testing.T) {
 // TestCreatesAreAnnounced until their process ends; of those of another pid namespace for a minute.
 func TestCreatesAreAnnounced(t *testing.T) {
 	b := newBook(t)
-	if b.Announced([]string{"/pods/a"}) {
+	if b.Creates.Announced([]string{"/pods/a"}) {
 		t.Error("nobody has announced anything")
 	}
 	must := func(err error) {
@@ -125,8 +125,8 @@ func TestCreatesAreAnnounced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(b.Announce([]string{"/pods/a"}))
-	if b.Announced([]string{"/pods/a"}) {
+	must(b.Creates.Announce([]string{"/pods/a"}))
+	if b.Creates.Announced([]string{"/pods/a"}) {
 		t.Error("its own create counts")
 	}
 	cmd := exec.Command("sleep", "1000")
@@ -151,7 +151,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 		{"1-2", 0, false},
 		{"x-y-z", time.Hour, false},
 	} {
-		file := filepath.Join(b.createsDir(), c.name)
+		file := filepath.Join(b.Creates.dir, c.name)
 		write := func() {
 			t.Helper()
 			must(errors.Join(os.WriteFile(file, []byte("/other\x00/pods/b/c"), 0o600),
@@ -160,7 +160,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 		for cgroup, its := range map[string]bool{"/pods/b/c": true, "/pods/b": true, "/other": true,
 			"/pods/b/c/d": false, "/pods": true, "/pod": false, "/none": false} {
 			write()
-			if got := b.Announced([]string{"/nothing", cgroup}); got != (its && c.runs) {
+			if got := b.Creates.Announced([]string{"/nothing", cgroup}); got != (its && c.runs) {
 				t.Errorf("%s of %s: %v", cgroup, c.name, got)
 			}
 			if _, err := os.Lstat(file); (err == nil) != c.runs {
@@ -168,7 +168,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 			}
 		}
 		write()
-		must(b.Announce(nil)) // which forgets those that are over
+		must(b.Creates.Announce(nil)) // which forgets those that are over
 		if _, err := os.Lstat(file); (err == nil) != c.runs {
 			t.Errorf("after another create %s is there: %v", c.name, err == nil)
 		}

@@ -197,11 +197,11 @@ func (b *book) traced(point string, before facts) {
 		there[g.ID] = true
 	}
 	for container, g := range before.Bindings {
-		if there[g] && !b.Used(g) {
+		if there[g] && !b.Bindings.Used(g) {
 			b.t.Errorf("%s: grant %s passes for unused, which container %q had", point, g, container)
 		}
 	}
-	traces, err := namesIn(b.boundDir())
+	traces, err := namesIn(b.files.bindings.byGrant)
 	if err != nil {
 		b.t.Fatal(err)
 	}

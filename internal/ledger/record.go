@@ -155,7 +155,7 @@ func (r record) grant() grant.Grant {
 }
 
 // validate holds for every grant that is written and for every one that is read: what breaks it
-// can't be counted.
+// cannot be counted.
 func validate(g grant.Grant) error {
 	if _, err := grant.ParseID(string(g.ID)); err != nil {
 		return err

@@ -63,7 +63,7 @@ func TestGrantFile(t *testing.T) {
 
 func (b *book) file(id grant.ID) string {
 	b.t.Helper()
-	data, err := os.ReadFile(b.grantPath(id))
+	data, err := os.ReadFile(b.files.grants.path(id))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func (b *book) file(id grant.ID) string {
 
 func (b *book) setFile(id grant.ID, text string) {
 	b.t.Helper()
-	if err := os.WriteFile(b.grantPath(id), []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(b.files.grants.path(id), []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -89,7 +89,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 	}
 	inPlace := func(make func(path string) error) func(*book) {
 		return func(b *book) {
-			if err := errors.Join(os.Remove(b.grantPath(id(1))), make(b.grantPath(id(1)))); err != nil {
+			if err := errors.Join(os.Remove(b.files.grants.path(id(1))), make(b.files.grants.path(id(1)))); err != nil {
 				b.t.Fatal(err)
 			}
 		}
@@ -128,7 +128,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 			if !errors.As(err, &damage) || !strings.Contains(err.Error(), row.says) {
 				t.Fatalf("Get: %v, want a DamagedError that says %q", err, row.says)
 			}
-			want := grant.Damage{ID: id(1), Path: b.grantPath(id(1)), GPUs: []string{gpu0}, Err: damage.Err}
+			want := grant.Damage{ID: id(1), Path: b.files.grants.path(id(1)), GPUs: []string{gpu0}, Err: damage.Err}
 			if !reflect.DeepEqual(damage.Damage, want) {
 				t.Errorf("Get: damage %+v, want %+v", damage.Damage, want)
 			}
@@ -159,7 +159,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 func TestDamageWithoutAnIndexClosesEveryGPU(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
-	if err := os.RemoveAll(b.gpusDir()); err != nil {
+	if err := os.RemoveAll(string(b.files.gpus)); err != nil {
 		t.Fatal(err)
 	}
 	b.setFile(id(1), "")
@@ -173,8 +173,8 @@ func TestDamageWithoutAnIndexClosesEveryGPU(t *testing.T) {
 func TestADirectoryWithContentIsNotDeleted(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
-	inside := b.grantPath(id(1)) + "/keep"
-	if err := errors.Join(os.Remove(b.grantPath(id(1))), os.MkdirAll(inside, 0o700)); err != nil {
+	inside := b.files.grants.path(id(1)) + "/keep"
+	if err := errors.Join(os.Remove(b.files.grants.path(id(1))), os.MkdirAll(inside, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Update(func(tx *Tx) error { return tx.Delete(id(1)) }); err == nil {

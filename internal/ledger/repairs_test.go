@@ -56,19 +56,21 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b.bind(of("right", "/right"), of("missing", "/missing"), of("another", "/another"), of("file", "/file"),
 		of("broken", "/broken"), of("gone", "/gone"))
 	for _, err := range []error{
-		os.Remove(b.cgroupLink("/missing")),
-		replaceLink("../bindings/"+keyOf("right")+".json", b.cgroupLink("/another")),
-		os.Remove(b.cgroupLink("/file")), os.WriteFile(b.cgroupLink("/file"), nil, 0o600),
-		os.WriteFile(b.bindingPath(keyOf("broken")), []byte("{"), 0o600),
-		os.Remove(b.bindingPath(keyOf("gone"))), os.Remove(filepath.Join(b.boundPath(id(1)), keyOf("gone"))),
+		os.Remove(b.files.bindings.cgroups.path("/missing")),
+		replaceLink("../bindings/"+keyOf("right")+".json", b.files.bindings.cgroups.path("/another")),
+		os.Remove(b.files.bindings.cgroups.path("/file")), os.WriteFile(b.files.bindings.cgroups.path("/file"), nil, 0o600),
+		os.WriteFile(b.files.bindings.path(keyOf("broken")), []byte("{"), 0o600),
+		os.Remove(b.files.bindings.path(keyOf("gone"))), os.Remove(filepath.Join(b.files.bindings.linksOf(id(1)), keyOf("gone"))),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	name := func(cgroup string) string { return "run/cgroups/" + filepath.Base(b.cgroupLink(cgroup)) }
+	name := func(cgroup string) string {
+		return "run/cgroups/" + filepath.Base(b.files.bindings.cgroups.path(cgroup))
+	}
 	broken := "run/bindings/" + keyOf("broken") +
-		".json: the binding can't be read, so its grant stays in use until it is released by force: " +
+		".json: the binding cannot be read, so its grant stays in use until it is released by force: " +
 		"cannot read run/bindings/" + keyOf("broken") +
 		".json: jsontext: unexpected EOF after offset 1 -> `gpuledger release --force ID` of its " +
 		"grant drops it"
@@ -79,13 +81,13 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b.reports(want...)
 	for cgroup, container := range map[string]string{"/right": "right", "/missing": "missing",
 		"/another": "another", "/file": "file", "/broken": "broken", "/gone": ""} {
-		target, _ := os.Readlink(b.cgroupLink(cgroup))
+		target, _ := os.Readlink(b.files.bindings.cgroups.path(cgroup))
 		if want := "../bindings/" + keyOf(container) + ".json"; container != "" && target != want ||
 			container == "" && target != "" {
 			t.Errorf("%s leads to %q", cgroup, target)
 		}
 		_ = b.View(func(tx *Tx) error {
-			if got := tx.Occupied([]string{cgroup}, nobody, closed); got != (container != "") {
+			if got := tx.Bindings.Occupied([]string{cgroup}, nobody, closed); got != (container != "") {
 				t.Errorf("%s is occupied: %v", cgroup, got)
 			}
 			return nil
@@ -101,8 +103,8 @@ func TestALinkOfACgroupIsNoProof(t *testing.T) {
 	its := bindingOf(id(1), "c")
 	its.Occupies = []string{"/a"}
 	b.bind(its)
-	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.cgroupLink("/b")),
-		replaceLink("nowhere", b.cgroupLink("/n"))} {
+	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.files.bindings.cgroups.path("/b")),
+		replaceLink("nowhere", b.files.bindings.cgroups.path("/n"))} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +112,7 @@ func TestALinkOfACgroupIsNoProof(t *testing.T) {
 	_ = b.View(func(tx *Tx) error {
 		for cgroups, want := range map[string]bool{"/a": true, "/a/x": true, "/b": false, "/b/x": false,
 			"/n": false, "/b /a": true, "/n /b": false} {
-			if got := tx.Occupied(strings.Fields(cgroups), nobody, closed); got != want {
+			if got := tx.Bindings.Occupied(strings.Fields(cgroups), nobody, closed); got != want {
 				t.Errorf("%s: occupied %v", cgroups, got)
 			}
 		}
@@ -132,23 +134,23 @@ func TestAReportIsWhole(t *testing.T) {
 		bindingOf(id(4), "orphan"))
 	stranger := strings.Repeat("ab", 16)
 	for _, err := range []error{
-		os.WriteFile(b.bindingPath(keyOf("broken")), nil, 0o600),
-		os.WriteFile(b.bindingPath(stranger), nil, 0o600),
-		os.WriteFile(b.bindingsDir()+"/notes", nil, 0o600),
-		os.WriteFile(b.boundPath(id(1))+"/notes", nil, 0o600),
-		os.WriteFile(b.grantsDir()+"/notes", nil, 0o600),
-		os.WriteFile(b.ownersDir()+"/notes", nil, 0o600),
-		os.WriteFile(b.ownersDir()+"/.x.tmp", nil, 0o600),
-		os.WriteFile(b.gpuPath(gpu0)+"/.x", nil, 0o600),
+		os.WriteFile(b.files.bindings.path(keyOf("broken")), nil, 0o600),
+		os.WriteFile(b.files.bindings.path(stranger), nil, 0o600),
+		os.WriteFile(b.files.bindings.records+"/notes", nil, 0o600),
+		os.WriteFile(b.files.bindings.linksOf(id(1))+"/notes", nil, 0o600),
+		os.WriteFile(string(b.files.grants)+"/notes", nil, 0o600),
+		os.WriteFile(string(b.files.owners)+"/notes", nil, 0o600),
+		os.WriteFile(string(b.files.owners)+"/.x.tmp", nil, 0o600),
+		os.WriteFile(b.files.gpus.of(gpu0)+"/.x", nil, 0o600),
 		os.WriteFile(b.Run+"/.outside.json.7", nil, 0o600),
 		os.WriteFile(b.Run+"/.another", nil, 0o600),
-		os.WriteFile(b.grantPath(id(3)), nil, 0o600),
-		os.Remove(filepath.Join(b.boundPath(id(1)), keyOf("lost"))),
-		os.Remove(b.ownerPath(sample(1).Owner)),
-		os.Remove(b.gpuPath(gpu0) + "/" + string(id(2))),
-		os.Remove(b.grantPath(id(4))),
-		os.Symlink(ownerTarget(id(9)), b.ownerPath("claim:x")),
-		os.Chmod(b.gpuPath(gpu0), 0o755),
+		os.WriteFile(b.files.grants.path(id(3)), nil, 0o600),
+		os.Remove(filepath.Join(b.files.bindings.linksOf(id(1)), keyOf("lost"))),
+		os.Remove(b.files.owners.path(sample(1).Owner)),
+		os.Remove(b.files.gpus.of(gpu0) + "/" + string(id(2))),
+		os.Remove(b.files.grants.path(id(4))),
+		os.Symlink(ownerTarget(id(9)), b.files.owners.path("claim:x")),
+		os.Chmod(b.files.gpus.of(gpu0), 0o755),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -159,12 +161,12 @@ func TestAReportIsWhole(t *testing.T) {
 	owner := func(o grant.Owner) string { return "state/owners/" + ownerKey(o) }
 	binding := func(container string) string { return "run/bindings/" + keyOf(container) + ".json" }
 	stays := []string{
-		binding("broken") + ": the binding can't be read, so its grant stays in use until it is released " +
+		binding("broken") + ": the binding cannot be read, so its grant stays in use until it is released " +
 			"by force: cannot read " + binding("broken") + ": " + empty +
 			" -> `gpuledger release --force ID` of its grant drops it",
 		"state/grants/notes: it is no entry of the ledger -> move it away",
 		"state/owners/notes: it is no link to a grant -> move it away",
-		fmt.Sprintf("state/grants/%s.json: grant %s can't be read: %s; it closes %s until it is released "+
+		fmt.Sprintf("state/grants/%s.json: grant %s cannot be read: %s; it closes %s until it is released "+
 			"by force -> `gpuledger release --force %s` drops it", id(3), id(3), empty, gpu0, id(3)),
 		fmt.Sprintf("state/gpus/%s: it has mode 0755 and belongs to user %d, want 0700 and %d -> chown %d "+
 			"state/gpus/%[1]s && chmod 0700 state/gpus/%[1]s", gpu0, os.Geteuid(), os.Geteuid(),
@@ -224,8 +226,8 @@ func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
 		"Sweep": func(tx *Tx) error { return tx.Sweep() },
 	}
 	for dir, fails := range map[string][]string{
-		b.boundPath(id(1)): {"Get", "All", "owner", "Sweep"}, b.boundDir(): {"Get", "All", "owner", "Sweep"},
-		b.bindingsDir(): {"Get", "All", "owner", "Sweep"}, b.grantsDir(): {"Get", "All", "owner", "Sweep"},
+		b.files.bindings.linksOf(id(1)): {"Get", "All", "owner", "Sweep"}, b.files.bindings.byGrant: {"Get", "All", "owner", "Sweep"},
+		b.files.bindings.records: {"Get", "All", "owner", "Sweep"}, string(b.files.grants): {"Get", "All", "owner", "Sweep"},
 	} {
 		b.update(func(tx *Tx) error {
 			if err := errors.Join(os.Rename(dir, dir+".away"), os.WriteFile(dir, nil, 0o600)); err != nil {
@@ -275,20 +277,20 @@ func TestLinksOfOwnersAreRepaired(t *testing.T) {
 			change(&g)
 			b.put(g)
 		}
-		_ = os.Remove(b.ownerPath(owner))
+		_ = os.Remove(b.files.owners.path(owner))
 		if c.link != "" {
-			if err := os.Symlink(ownerTarget(c.link), b.ownerPath(owner)); err != nil {
+			if err := os.Symlink(ownerTarget(c.link), b.files.owners.path(owner)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		report, err := b.Check(nil, 0)
 		links := 0
 		for _, f := range report.Findings {
-			if f.Subject == b.ownerPath(owner) && f.Repaired {
+			if f.Subject == b.files.owners.path(owner) && f.Repaired {
 				links++
 			}
 		}
-		target, _ := os.Readlink(b.ownerPath(owner))
+		target, _ := os.Readlink(b.files.owners.path(owner))
 		if c.want == "" && target != "" || c.want != "" && target != ownerTarget(c.want) ||
 			links != c.finds || err != nil {
 			t.Errorf("%s: it leads to %q after %d repairs (%v), want %s after %d", name, target, links, err,
@@ -326,9 +328,9 @@ func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(2), "c"))
-	if err := errors.Join(os.Mkdir(b.boundPath(id(1)), 0o700),
+	if err := errors.Join(os.Mkdir(b.files.bindings.linksOf(id(1)), 0o700),
 		os.Symlink("../../bindings/"+keyOf("c")+".json",
-			filepath.Join(b.boundPath(id(1)), keyOf("c")))); err != nil {
+			filepath.Join(b.files.bindings.linksOf(id(1)), keyOf("c")))); err != nil {
 		t.Fatal(err)
 	}
 	if one, two := b.containers(id(1)), b.containers(id(2)); one != "" || two != "c" {
@@ -338,10 +340,10 @@ func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 	if two := b.containers(id(2)); two != "c" {
 		t.Errorf("after the other was deleted grant 2 is used by %q", two)
 	}
-	if err := os.Remove(b.ownerPath(sample(2).Owner)); err != nil {
+	if err := os.Remove(b.files.owners.path(sample(2).Owner)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("../grants/notes.txt", b.ownerPath(sample(2).Owner)); err != nil {
+	if err := os.Symlink("../grants/notes.txt", b.files.owners.path(sample(2).Owner)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.byOwner(sample(2).Owner); err == nil || errors.Is(err, ErrNotFound) {
@@ -356,7 +358,7 @@ func TestStraysHideNoDamage(t *testing.T) {
 	b.unsound()
 	b.put(sample(1))
 	b.setFile(id(1), "")
-	for _, dir := range []string{b.gpusDir(), b.boundDir()} {
+	for _, dir := range []string{string(b.files.gpus), b.files.bindings.byGrant} {
 		if err := os.WriteFile(dir+"/stray", nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +371,7 @@ func TestStraysHideNoDamage(t *testing.T) {
 	if got := closes(); !slices.Equal(got, []string{gpu0}) {
 		t.Errorf("beside a stray file it closes %q", got)
 	}
-	loop := b.gpusDir() + "/loop"
+	loop := string(b.files.gpus) + "/loop"
 	if err := os.Symlink("loop", loop); err != nil {
 		t.Fatal(err)
 	}
@@ -455,15 +457,15 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 func TestABindingWithoutItsLinkIsNone(t *testing.T) {
 	b := newBook(t)
 	b.put(sample(1))
-	if err := os.WriteFile(b.boundPath(id(1)), nil, 0o600); err != nil {
+	if err := os.WriteFile(b.files.bindings.linksOf(id(1)), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) }); err == nil ||
-		b.HasBinding(bindingOf("", "").RuntimeRoot, "c") {
+		b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c") {
 		t.Errorf("Bind: %v, and the container has a binding: %v", err,
-			b.HasBinding(bindingOf("", "").RuntimeRoot, "c"))
+			b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c"))
 	}
-	if err := os.Remove(b.boundPath(id(1))); err != nil {
+	if err := os.Remove(b.files.bindings.linksOf(id(1))); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -153,8 +153,8 @@ func readIdentity(d *jsontext.Decoder, i *grant.Identity) error {
 	})
 }
 
-func (r *outsideRecord) read(d *jsontext.Decoder) error {
-	*r = outsideRecord{}
+func (r *foundRecord) read(d *jsontext.Decoder) error {
+	*r = foundRecord{}
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
 		case "version":

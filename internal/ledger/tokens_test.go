@@ -30,7 +30,7 @@ func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	}
 	readsAs(t, tokenstest.Filled[record](special), (*record).read)
 	readsAs(t, record{Mode: grant.Modes[1]}, (*record).read)
-	readsAs(t, tokenstest.Filled[outsideRecord](special), (*outsideRecord).read)
+	readsAs(t, tokenstest.Filled[foundRecord](special), (*foundRecord).read)
 	binding := tokenstest.Filled[bindingRecord](special)
 	binding.Life, binding.PID, binding.Left = 0, 0, false
 	for _, b := range []bindingRecord{binding, {}, {
@@ -66,8 +66,8 @@ func TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem(t *testing.T) {
 		Source: g.Source, Created: g.Created,
 		Expires: g.Expires, Draining: g.Draining, For: g.For, Unknown: jsontext.Value(`{"unknown":[1]}`)},
 		(*record).read)
-	misread(t, outsideRecord{1, "b", noon, map[string]grant.Bytes{gpu0: 1}, map[string]string{gpu0: "1/2"}},
-		(*outsideRecord).read)
+	misread(t, foundRecord{1, "b", noon, map[string]grant.Bytes{gpu0: 1}, map[string]string{gpu0: "1/2"}},
+		(*foundRecord).read)
 }
 
 // misread puts values of other kinds in the place of each value of a document, in turn.

@@ -59,7 +59,7 @@ func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Gran
 // unbind forgets a binding, and with it what only its container kept: the grant that it adopted,
 // and the limits of one that is over.
 func unbind(n *Node, tx *ledger.Tx, runtimeRoot, container string) error {
-	b, err := tx.Binding(runtimeRoot, container)
+	b, err := tx.Bindings.Of(runtimeRoot, container)
 	if err := tx.Unbind(runtimeRoot, container); err != nil {
 		return err
 	}

@@ -49,10 +49,7 @@ func cannotBind(c grant.Container, err error) *Decision {
 // examineOwn finds out what became of the container's own binding, before the ledger is locked. The
 // binding may be of another grant than the one that was looked at.
 func examineOwn(n *Node, c grant.Container) {
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		_, err := tx.Binding(c.RuntimeRoot, c.ID)
-		return err
-	})
+	_, _ = n.Ledger.Bindings.Of(c.RuntimeRoot, c.ID)
 }
 
 // commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
@@ -97,7 +94,7 @@ func bindLocked(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if creating || err != nil {
 		return err
 	}
-	if f.cgroups.crowded || tx.Occupied(f.cgroups.possible, f.isOwn, f.mayBeBelow) {
+	if f.cgroups.crowded || tx.Bindings.Occupied(f.cgroups.possible, f.isOwn, f.mayBeBelow) {
 		*d = *sharedCgroup(f, d.pod)
 		return nil
 	}
@@ -154,7 +151,7 @@ func record(n *Node, tx *ledger.Tx, f facts, d *Decision, creator grant.Process)
 // creating reports whether a container of the same id is about to exist: it is bound, and not there
 // yet. The real runtime cannot refuse that one, so both would start, one of them without a binding.
 func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
-	b, err := tx.Binding(c.RuntimeRoot, c.ID)
+	b, err := tx.Bindings.Of(c.RuntimeRoot, c.ID)
 	if errors.Is(err, ledger.ErrNotFound) {
 		return false, nil
 	}
@@ -168,7 +165,7 @@ func bindLive(n *Node, tx *ledger.Tx, f facts, d *Decision) error {
 	if f.Live.Unknown != nil {
 		return f.Live.Unknown
 	}
-	b, err := tx.Binding(f.Container.RuntimeRoot, f.Container.ID)
+	b, err := tx.Bindings.Of(f.Container.RuntimeRoot, f.Container.ID)
 	// this container is in the cgroup of the one before it, and so in one with what is left of that
 	if b.Left {
 		f.cgroups.known = append(slices.Clone(f.cgroups.known), b.Cgroups...)

@@ -9,7 +9,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // cgroups are where a container's processes will be.
@@ -87,30 +86,26 @@ func sharesCgroup(n *Node, f facts, announces bool) bool {
 	// An announcement lasts as long as its process, which becomes the real runtime unless it
 	// reserves.
 	if announces && !named && !f.Reserve {
-		_ = n.Ledger.Announce(possible) // if it cannot be written, nothing can be bound either
-		if f.Live == nil && n.Ledger.Announced(f.units()) {
+		_ = n.Ledger.Creates.Announce(possible) // if it cannot be written, nothing can be bound either
+		if f.Live == nil && n.Ledger.Creates.Announced(f.units()) {
 			return true
 		}
 	}
-	if !n.Ledger.Occupies() {
+	if !n.Ledger.Bindings.Occupy() {
 		return false
 	}
 	if !announces { // the caller only asks, and may not know the root
 		f.AnyRoot = true
 	}
-	found := false
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		found = tx.Occupied(possible, f.isOwn, f.mayBeBelow) || !named && tx.OccupiedBelow(possible, f.isOwn)
-		return nil
-	})
-	return found
+	return n.Ledger.Bindings.Occupied(possible, f.isOwn, f.mayBeBelow) ||
+		!named && n.Ledger.Bindings.OccupiedBelow(possible, f.isOwn)
 }
 
 // sharedSince reports whether another container came into the cgroup, or was about to, while this
 // one was bound.
 func sharedSince(n *Node, f facts) bool {
 	possible := f.possibleCgroups()
-	if n.Ledger.Announced(possible) {
+	if n.Ledger.Creates.Announced(possible) {
 		return true
 	}
 	// Without a path these are guesses. To ask about each costs half a millisecond.

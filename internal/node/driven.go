@@ -100,10 +100,7 @@ func admitted(n *Node, c Create) (b grant.Binding, err error) {
 	case n.Broken != nil:
 		return b, n.Broken
 	}
-	err = n.Ledger.View(func(tx *ledger.Tx) (err error) {
-		b, err = tx.Binding(c.Container.RuntimeRoot, c.Container.ID)
-		return err
-	})
+	b, err = n.Ledger.Bindings.Of(c.Container.RuntimeRoot, c.Container.ID)
 	if errors.Is(err, ledger.ErrNotFound) {
 		err = fmt.Errorf("the ledger has no create of container %q, whose runtime keeps its state in %s",
 			c.Container.Name(), c.Container.RuntimeRoot)
@@ -121,8 +118,8 @@ func startsAsItIs(n *Node, c Create) bool {
 // nothing is enforced. Its root may be unknown.
 func (n *Node) Weaken(c grant.Container) {
 	_ = n.Ledger.Update(func(tx *ledger.Tx) (err error) {
-		for _, root := range append(tx.BindingsIn(c.ID, c.Bundle), c.RuntimeRoot) {
-			if b, e := tx.Binding(root, c.ID); e == nil && b.Driven {
+		for _, root := range append(tx.Bindings.RootsOf(c.ID, c.Bundle), c.RuntimeRoot) {
+			if b, e := tx.Bindings.Of(root, c.ID); e == nil && b.Driven {
 				b.Driven, b.Strength = false, grant.StrengthNone
 				b.Weaker = "the driver's memory limit could not be set, and nothing is enforced"
 				err = errors.Join(err, tx.Bind(b))

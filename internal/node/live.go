@@ -8,7 +8,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -82,12 +81,7 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice,
 
 // DeleteIn is Delete for a caller that does not know the runtime's root, as Podman's poststop.
 func (n *Node) DeleteIn(bundle, container string) {
-	var roots []string
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		roots = tx.BindingsIn(container, bundle)
-		return nil
-	})
-	for _, root := range roots {
+	for _, root := range n.Ledger.Bindings.RootsOf(container, bundle) {
 		n.Delete(root, container)
 	}
 }

@@ -11,13 +11,13 @@ import (
 // one of its id starts. It waits for the lock no longer than tidyWait and never fails: the next
 // reader finds that a binding left behind is dead. It returns the bundle of what it removed.
 func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
-	if !n.Ledger.HasBinding(runtimeRoot, container) {
+	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
 		return ""
 	}
 	quick, until, driven := *n.Ledger, time.Now().Add(tidyWait), false
 	quick.Wait = tidyWait
 	_ = quick.Update(func(tx *ledger.Tx) error {
-		b, err := tx.Binding(runtimeRoot, container)
+		b, err := tx.Bindings.Of(runtimeRoot, container)
 		if err != nil || b.Life != grant.Dead {
 			return err
 		}
@@ -37,13 +37,9 @@ const tidyWait = 100 * time.Millisecond
 // adopted, and tells how many there were. It reads bindings only, and takes the lock only for
 // those.
 func (n *Node) TidyDead() int {
-	gone := 0
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		for _, b := range tx.DeadBindings() {
-			n.Tidy(b.RuntimeRoot, b.Container)
-			gone++
-		}
-		return nil
-	})
-	return gone
+	dead := n.Ledger.Bindings.Dead()
+	for _, b := range dead {
+		n.Tidy(b.RuntimeRoot, b.Container)
+	}
+	return len(dead)
 }

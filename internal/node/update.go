@@ -48,7 +48,7 @@ func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 			", which is no resource: by such keys processes leave the cgroup whose device rules and limit " +
 			"hold them, or are stopped",
 			Hint: "leave the key out; the runtime's own pause, resume and kill are not refused"}
-	case doubtful != "" && n.Ledger.HasBinding(c.RuntimeRoot, c.ID):
+	case doubtful != "" && n.Ledger.Bindings.Has(c.RuntimeRoot, c.ID):
 		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " +
 			grant.Printable(doubtful) + ", of which it is not known what it does to the container's grant",
 			Hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}

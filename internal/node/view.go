@@ -46,8 +46,8 @@ func ledgerView(n *Node, tx *ledger.Tx, f facts) grant.View {
 		}
 	}
 	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode == grant.Exclusive }) {
-		var err error
-		if v.Held, err = tx.Held(); err != nil {
+		found, err := tx.Found()
+		if v.Held = found.Held(n.Host); err != nil {
 			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}

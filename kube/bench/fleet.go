@@ -148,8 +148,8 @@ func (f *fleet) start(ctx context.Context) error {
 func (f *fleet) outside(mib int) error {
 	return together(len(f.members), 10, func(i int) error {
 		m := f.members[i]
-		return m.driver.Ledger.Open().Ledger.SetOutside(map[string]grant.Bytes{
-			m.first: grant.Bytes(mib) * grant.MiB})
+		return m.driver.Ledger.Open().Ledger.SetFound(map[string]grant.Bytes{
+			m.first: grant.Bytes(mib) * grant.MiB}, nil)
 	})
 }
 

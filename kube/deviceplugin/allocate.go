@@ -143,7 +143,7 @@ func lastIndex(list []allocation, is func(allocation) bool) int {
 // admitting reports whether the admission of a grant's pod may still run. Then no container of the
 // pod has started or seen the reference.
 func (d *Allocator) admitting(p nodeledger.Content, l allocation) bool {
-	return l.recent(d.Now()) && !p.Node.Ledger.Used(l.reference.ID)
+	return l.recent(d.Now()) && !p.Node.Ledger.Bindings.Used(l.reference.ID)
 }
 
 // widen enlarges an init container's grant for a later container that needs more memory. The

@@ -24,7 +24,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 	}
 	content := nodeledger.Content{Overview: o, Node: n}
 	open := slices.DeleteFunc(p.Allocator.Resource.own(content), func(g grant.Grant) bool {
-		return g.Draining || len(g.For) > 0 && n.Ledger.Used(g.ID)
+		return g.Draining || len(g.For) > 0 && n.Ledger.Bindings.Used(g.ID)
 	})
 	switch {
 	case len(open) == 0:

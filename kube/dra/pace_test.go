@@ -36,7 +36,7 @@ func newPaced(t *testing.T) *pacedSite {
 // of publishings.
 func (p *pacedSite) second(t *testing.T, outside grant.Bytes) int {
 	t.Helper()
-	if err := p.Node.Open().Ledger.SetOutside(map[string]grant.Bytes{p.UUID(0): outside}); err != nil {
+	if err := p.Node.Open().Ledger.SetFound(map[string]grant.Bytes{p.UUID(0): outside}, nil); err != nil {
 		t.Fatal(err)
 	}
 	p.now = p.now.Add(time.Second)

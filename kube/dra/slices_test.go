@@ -118,8 +118,8 @@ func TestPublishedDevices(t *testing.T) {
 		}, nil},
 		"what is used outside the ledger is taken off, and nobody gets the whole": {
 			"", func(n *nodeledgertest.Node) {
-				if err := n.Open().Ledger.SetOutside(map[string]grant.Bytes{
-					n.UUID(0): 3 * grant.GiB}); err != nil {
+				if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{
+					n.UUID(0): 3 * grant.GiB}, nil); err != nil {
 					n.T.Fatal(err)
 				}
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",

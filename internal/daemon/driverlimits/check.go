@@ -46,7 +46,7 @@ func (l *Manager) followLedger(n *node.Node) error {
 	known := slices.Clone(l.known)
 	if err := n.Ledger.View(func(tx *ledger.Tx) error {
 		for i, f := range known {
-			if b, err := tx.Binding(f.RuntimeRoot, f.Container); err == nil && !b.Driven {
+			if b, err := tx.Bindings.Of(f.RuntimeRoot, f.Container); err == nil && !b.Driven {
 				known[i].released = true
 			}
 			// The containers of a grant that is over or damaged keep what they have.

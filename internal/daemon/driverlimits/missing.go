@@ -90,7 +90,7 @@ func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
 			if slices.ContainsFunc(l.known, isOf) {
 				continue
 			}
-			is, err := tx.Binding(b.RuntimeRoot, b.Container)
+			is, err := tx.Bindings.Of(b.RuntimeRoot, b.Container)
 			switch {
 			case errors.Is(err, ledger.ErrNotFound): // it is gone by now
 			case err != nil:

@@ -70,7 +70,7 @@ func (l *lostRecord) pass() error {
 func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 	l.t.Helper()
 	daemontest.Must(l.t, l.n.Ledger.View(func(tx *ledger.Tx) error {
-		b, err := tx.Binding(l.runtime, "c")
+		b, err := tx.Bindings.Of(l.runtime, "c")
 		if b.Driven != driven || l.has[l.at] != limit {
 			l.t.Errorf("%s: it is driven: %v, and limited to %s", what, b.Driven, l.has[l.at])
 		}

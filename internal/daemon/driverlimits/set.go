@@ -71,7 +71,7 @@ func identify(n *node.Node, r cgmem.Request, peer int) (f limitedCgroup, err err
 	var g grant.Grant
 	var b grant.Binding
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
-		if b, err = tx.Binding(r.RuntimeRoot, r.Container); err == nil {
+		if b, err = tx.Bindings.Of(r.RuntimeRoot, r.Container); err == nil {
 			g, err = tx.Get(b.Grant)
 		}
 		return err

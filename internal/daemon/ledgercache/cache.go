@@ -157,12 +157,7 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 			c.exits.Remove(pid)
 		}
 	}
-	records := -1
-	_ = n.Ledger.View(func(tx *ledger.Tx) error {
-		records = tx.Records()
-		return nil
-	})
-	return held == records
+	return held == n.Ledger.Bindings.Count()
 }
 
 // watchContainer holds the first process of a container. If the ledger still names this process
@@ -174,11 +169,7 @@ func (c *Cache) watchContainer(n *node.Node, of grant.Binding) bool {
 	if c.exits.Add(of.PID) != nil {
 		return false
 	}
-	now := grant.Binding{}
-	_ = n.Ledger.View(func(tx *ledger.Tx) (err error) {
-		now, err = tx.Binding(of.RuntimeRoot, of.Container)
-		return err
-	})
+	now, _ := n.Ledger.Bindings.Of(of.RuntimeRoot, of.Container)
 	if now.Life == grant.Alive && now.PID == of.PID {
 		return true
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-type outsideRecord struct {
+// foundRecord is what the watch found, as its file holds it.
+type foundRecord struct {
 	Version int    `json:"version"`
 	BootID  string `json:"boot_id"`
 	// only for people: what was found counts until the next look
@@ -26,52 +27,50 @@ type outsideRecord struct {
 	Held map[string]string `json:"held,omitzero"`
 }
 
-// Outside is the memory, by GPU, that was found in use outside the ledger; nil if no program
-// has looked in this boot.
-func (tx *Tx) Outside() (map[string]grant.Bytes, error) {
-	rec, err := tx.outside()
-	return rec.GPUs, err
+// Found is what the watch found in use that the ledger did not grant.
+type Found struct {
+	Outside map[string]grant.Bytes // memory, by GPU; nil if no program has looked in this boot
+	held    map[string]string      // processes, as in the file
 }
 
-// Held are the GPUs that a container has which has no grant of them, as far as its processes still
-// run.
-func (tx *Tx) Held() (map[string]bool, error) {
-	rec, err := tx.outside()
+// Held are the GPUs that a container has which has no grant of them, if one of its processes still
+// runs.
+func (f Found) Held(h host.Host) map[string]bool {
 	held := map[string]bool{}
-	for uuid, processes := range rec.Held {
+	for uuid, processes := range f.held {
 		for text := range strings.FieldsSeq(processes) {
 			pid, start, _ := strings.Cut(text, "/")
 			var p grant.Process
 			p.PID, _ = strconv.Atoi(pid)
 			p.Start, _ = strconv.ParseUint(start, 10, 64)
-			if runs, unknown := tx.l.Host.Runs(p); runs || unknown != nil {
+			if runs, unknown := h.Runs(p); runs || unknown != nil {
 				held[uuid] = true
 			}
 		}
 	}
-	return held, err
+	return held
 }
 
-func (tx *Tx) outside() (rec outsideRecord, err error) {
-	data, err := host.ReadRegular(tx.l.outsidePath(), maxFile)
+// Found reads what the watch found in this boot.
+func (tx *Tx) Found() (Found, error) {
+	path := tx.files.found
+	data, err := host.ReadRegular(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return outsideRecord{}, nil
+		return Found{}, nil
 	}
+	var rec foundRecord
 	if err == nil {
 		err = runFormat.unmarshal(data, rec.read, func() int { return rec.Version })
 	}
 	if err != nil {
-		return outsideRecord{}, fmt.Errorf("cannot read %s: %w", tx.l.outsidePath(), err)
+		return Found{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
-	boot, err := tx.l.Containers.Here.BootID()
+	boot, err := tx.Bindings.containers.Here.BootID()
 	if err != nil || rec.BootID != boot {
-		return outsideRecord{}, err
+		return Found{}, err
 	}
-	return rec, nil
+	return Found{rec.GPUs, rec.Held}, nil
 }
-
-// SetOutside is SetFound of memory alone.
-func (l *Ledger) SetOutside(gpus map[string]grant.Bytes) error { return l.SetFound(gpus, nil) }
 
 // SetFound records the memory, by GPU, that is in use outside the ledger, and which processes have
 // a GPU that they were not granted. It holds until it is set again or the node boots, however old
@@ -90,12 +89,12 @@ func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.P
 			texts[uuid] = strings.TrimSpace(texts[uuid] + " " + p.String())
 		}
 	}
-	data, err := json.Marshal(outsideRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts},
+	data, err := json.Marshal(foundRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts},
 		jsontext.WithIndent("  "), json.Deterministic(true))
 	if err != nil {
-		return fmt.Errorf("internal error: cannot encode what is outside the ledger: %w", err)
+		return fmt.Errorf("internal error: cannot encode what was found outside the ledger: %w", err)
 	}
 	return l.Update(func(*Tx) error {
-		return host.ReplaceFile(l.outsidePath(), append(data, '\n'), 0o600, host.Volatile)
+		return host.ReplaceFile(l.files.found, append(data, '\n'), 0o600, host.Volatile)
 	})
 }

@@ -6,17 +6,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Stamp tells one state of the ledger's files from another. Containers that have ended change
-// nothing in it.
+// Stamp tells one state of the ledger's files from another. It does not change when a container
+// ends.
 type Stamp struct{ grants, bindings host.Stamp }
 
 // Stamp costs two system calls, so that a program that looks each second need not read everything.
 func (l *Ledger) Stamp() Stamp {
-	return Stamp{host.StampOf(l.grantsDir()), host.StampOf(l.bindingsDir())}
+	return Stamp{host.StampOf(string(l.files.grants)), host.StampOf(l.files.bindings.records)}
 }
 
 // Before reports whether the ledger was as it is now for long enough at a time, as host.Stamp does.
 func (s Stamp) Before(read time.Time) bool { return s.grants.Before(read) && s.bindings.Before(read) }
-
-// Records is how many bindings are written down, of containers that run or not.
-func (tx *Tx) Records() int { return len(tx.keys("")) }
