@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -110,12 +111,12 @@ func (p *Plan) isOurs(path string) bool {
 func (p *Plan) formerDefault(c configuration) (name string) {
 	for _, path := range c.paths() {
 		_, text, _ := p.load(path)
-		d, _, err := parse(path, text.data)
+		d, err := configfile.Parse(path, text.data)
 		if err != nil {
 			continue
 		}
 		for _, k := range engines[p.options.Engine].keys {
-			if v, _ := d.get(k.byDefault...); v != nil && v != Handler {
+			if v, _ := d.Get(k.byDefault...); v != nil && v != Handler {
 				name, _ = v.(string)
 			}
 		}
@@ -139,31 +140,31 @@ func (p *Plan) withoutCopies(path string, r record) (*Change, error) {
 		if e.Before.Kind != file || e.After.Kind != file || e.Shared {
 			continue
 		}
-		if more, ok := revertKeys(path, data, e.After.data, e.Before.data); ok {
+		if more, ok := configfile.RevertKeys(path, data, e.After.data, e.Before.data, Handler); ok {
 			data = more
 		}
 	}
 	return &Change{Path: path, Action: "restore",
 		Why:  "another program has copied what is ours into it; it is taken out",
-		Diff: unified(path, now.data, data), name: name, before: now, after: newFile(data, now)}, nil
+		Diff: configfile.Unified(path, now.data, data), name: name, before: now, after: newFile(data, now)}, nil
 }
 
 // withoutHandler is a file without gpuledger's handler. The former default becomes the default
 // again.
 func (p *Plan) withoutHandler(path string, text []byte) ([]byte, error) {
-	d, _, err := parse(path, text)
+	d, err := configfile.Parse(path, text)
 	if err != nil {
 		return nil, err
 	}
 	for _, k := range engines[p.options.Engine].keys {
-		if v, _ := d.get(k.byDefault...); v == Handler && p.former != "" {
-			err = errors.Join(err, d.set(p.former, k.byDefault...))
+		if v, _ := d.Get(k.byDefault...); v == Handler && p.former != "" {
+			err = errors.Join(err, d.Set(p.former, k.byDefault...))
 		} else if v == Handler {
-			err = errors.Join(err, d.unset(k.byDefault...))
+			err = errors.Join(err, d.Unset(k.byDefault...))
 		}
-		err = errors.Join(err, d.unset(append(slices.Clip(k.handlers), Handler)...))
+		err = errors.Join(err, d.Unset(append(slices.Clip(k.handlers), Handler)...))
 	}
-	return d.bytes(), err
+	return d.Bytes(), err
 }
 
 // oursIn matches gpuledger in an engine's file: its program, its handler as the default, and its
@@ -175,7 +176,7 @@ var oursIn = regexp.MustCompile(ourProgram + `|["']` + Handler + `["']|\.` + Han
 // NVIDIA's runtime would run gpuledger's.
 func (p *Plan) linesNamingUs() (lines []string) {
 	c, _ := engines[p.options.Engine].read(p)
-	for _, path := range union(c.paths(), filepath.Join("/etc", nvidiaConfig),
+	for _, path := range configfile.Union(c.paths(), filepath.Join("/etc", nvidiaConfig),
 		"/usr/local/nvidia/toolkit/.config/"+nvidiaConfig) {
 		_, text, err := p.load(path)
 		if err != nil {

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/configfile"
 )
 
 // The plugins that hold the configuration of containerd's CRI runtime: in files of version 1, of
@@ -42,7 +44,7 @@ type containerdConfig struct {
 
 type containerdFile struct {
 	path string
-	*tomlDocument
+	*configfile.TOML
 }
 
 // readContainerd reads the main file and the files that it imports.
@@ -71,8 +73,8 @@ func readContainerd(p *Plan) (configuration, error) {
 
 // imports are the files that one file imports. gpuledger's file is among them if a pattern matches
 // it.
-func (c *containerdConfig) imports(p *Plan, path string, d *tomlDocument) (names []string) {
-	patterns, _ := texts(d.tree, "imports")
+func (c *containerdConfig) imports(p *Plan, path string, d *configfile.TOML) (names []string) {
+	patterns, _ := configfile.Texts(d.Tree(), "imports")
 	for _, pattern := range patterns {
 		if !filepath.IsAbs(pattern) {
 			pattern = filepath.Join(filepath.Dir(path), pattern)
@@ -83,7 +85,7 @@ func (c *containerdConfig) imports(p *Plan, path string, d *tomlDocument) (names
 		}
 		found := p.system.glob(pattern)
 		if ours := filepath.Join(filepath.Dir(pattern), dropIn+".toml"); matches(pattern, ours) {
-			found = union(found, ours) // this file may not exist yet
+			found = configfile.Union(found, ours) // this file may not exist yet
 			slices.Sort(found)
 			c.dropIn = ours
 		}
@@ -100,9 +102,9 @@ func matches(pattern, name string) bool {
 // check finds the version and the plugin. It refuses a configuration that cannot be edited here.
 func (c *containerdConfig) check() error {
 	main := c.files[0]
-	version, found := main.get("version")
+	version, found := main.Get("version")
 	switch {
-	case !found && len(main.tree) == 0:
+	case !found && len(main.Tree()) == 0:
 		c.version = 2 // what every containerd since 1.3 reads
 	case !found:
 		c.version = 1
@@ -130,7 +132,7 @@ func (c *containerdConfig) check() error {
 // withoutCRI is the file that switches the CRI plugin off; "" if none does.
 func (c *containerdConfig) withoutCRI() string {
 	for _, f := range c.files {
-		disabled, _ := texts(f.tree, "disabled_plugins")
+		disabled, _ := configfile.Texts(f.Tree(), "disabled_plugins")
 		for _, plugin := range []string{criShortName, criPlugin, criRuntimePlugin} {
 			if slices.Contains(disabled, plugin) {
 				return f.path
@@ -145,7 +147,7 @@ func (c *containerdConfig) withoutCRI() string {
 // beside the main file proves it; otherwise the program's version decides.
 func (c *containerdConfig) mergesByKey(p *Plan) bool {
 	for _, f := range c.files {
-		if version, _ := f.get("version"); version == int64(3) || version == int64(4) {
+		if version, _ := f.Get("version"); version == int64(3) || version == int64(4) {
 			return true
 		}
 	}
@@ -159,16 +161,16 @@ func (c *containerdConfig) section() map[string]any {
 	section := map[string]any{}
 	for _, f := range c.files {
 		if c.lastSectionWins {
-			if over := table(f.tree, "plugins", c.plugin); over != nil {
+			if over := configfile.Table(f.Tree(), "plugins", c.plugin); over != nil {
 				section = over
 			}
 			continue
 		}
 		migrated := map[string]any{}
 		for _, plugin := range []string{criShortName, criPlugin, criRuntimePlugin} {
-			migrated = merge(migrated, table(f.tree, "plugins", plugin))
+			migrated = configfile.Merge(migrated, configfile.Table(f.Tree(), "plugins", plugin))
 		}
-		section = merge(section, migrated)
+		section = configfile.Merge(section, migrated)
 	}
 	return section
 }
@@ -176,7 +178,7 @@ func (c *containerdConfig) section() map[string]any {
 func (c *containerdConfig) paths() []string {
 	names := []string{c.main}
 	for _, f := range c.files {
-		names = union(names, f.path)
+		names = configfile.Union(names, f.path)
 	}
 	return names
 }
@@ -186,28 +188,28 @@ func (c *containerdConfig) inForce() engineFacts {
 		return engineFacts{absent: len(c.files) > 0}
 	}
 	section := c.section()
-	facts := engineFacts{byDefault: text(section, "containerd", "default_runtime_name")}
-	facts.handlers = handlers(table(section, "containerd", "runtimes"),
-		func(h map[string]any) string { return text(h, "options", "BinaryName") })
-	facts.cdiDirs, _ = texts(section, "cdi_spec_dirs")
+	facts := engineFacts{byDefault: configfile.Text(section, "containerd", "default_runtime_name")}
+	facts.handlers = handlers(configfile.Table(section, "containerd", "runtimes"),
+		func(h map[string]any) string { return configfile.Text(h, "options", "BinaryName") })
+	facts.cdiDirs, _ = configfile.Texts(section, "cdi_spec_dirs")
 	return facts
 }
 
 func (c *containerdConfig) defaultHandler(p *Plan) defaultHandler {
 	was := defaultHandler{name: "runc", tree: c.section()}
-	if name := text(was.tree, "containerd", "default_runtime_name"); name != "" && name != Handler {
+	if name := configfile.Text(was.tree, "containerd", "default_runtime_name"); name != "" && name != Handler {
 		was.name = name
 	}
-	was.handler = table(was.tree, "containerd", "runtimes", was.name)
-	was.kind = text(was.handler, "runtime_type")
+	was.handler = configfile.Table(was.tree, "containerd", "runtimes", was.name)
+	was.kind = configfile.Text(was.handler, "runtime_type")
 	if was.kind == runcShim || was.kind == runcShimV1 {
 		was.kind = ""
 	}
-	was.binary = text(was.handler, "options", "BinaryName")
+	was.binary = configfile.Text(was.handler, "options", "BinaryName")
 	if distribution := p.distribution(); distribution != nil && p.system.exists(distribution.runc) {
 		was.search = []string{distribution.runc}
 	}
-	root := text(was.handler, "options", "Root")
+	root := configfile.Text(was.handler, "options", "Root")
 	if root == "" {
 		root = "/run/containerd/runc"
 	}

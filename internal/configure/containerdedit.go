@@ -3,18 +3,18 @@ package configure
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/configfile"
 )
 
 // edit puts gpuledger's handler into the file that containerd applies last.
 func (c *containerdConfig) edit(p *Plan, was defaultHandler) error {
-	if legacy := text(was.tree, "containerd", "default_runtime", "runtime_type"); legacy != "" &&
+	if legacy := configfile.Text(was.tree, "containerd", "default_runtime", "runtime_type"); legacy != "" &&
 		c.lastSectionWins && p.options.AsDefault {
 		return fmt.Errorf("cannot configure containerd: the table default_runtime of its CRI plugin " +
 			"overrides default_runtime_name; write it as runtimes.NAME and default_runtime_name = NAME")
@@ -31,7 +31,7 @@ func (c *containerdConfig) edit(p *Plan, was defaultHandler) error {
 		return fmt.Errorf("cannot edit %s:%w", target.path, err)
 	}
 	if c.lastSectionWins && target.path != c.main {
-		if err := c.write(p, target, table(target.tree, "plugins", c.plugin)); err != nil {
+		if err := c.write(p, target, configfile.Table(target.Tree(), "plugins", c.plugin)); err != nil {
 			return err
 		}
 	}
@@ -39,10 +39,10 @@ func (c *containerdConfig) edit(p *Plan, was defaultHandler) error {
 		return err
 	}
 	p.noteConfig("containerd")
-	if err := p.change(target.path, target.bytes()); err != nil || target.path == c.main {
+	if err := p.change(target.path, target.Bytes()); err != nil || target.path == c.main {
 		return err
 	}
-	return p.change(c.main, c.files[0].bytes()) // last, because the file that it imports must exist by then
+	return p.change(c.main, c.files[0].Bytes()) // last, because the file that it imports must exist by then
 }
 
 // target is the file to write. It is a drop-in file if a directory is imported. It is a file of its
@@ -51,7 +51,7 @@ func (c *containerdConfig) edit(p *Plan, was defaultHandler) error {
 func (c *containerdConfig) target(p *Plan, distribution *distribution,
 	was defaultHandler) (containerdFile, error) {
 	main := c.files[0]
-	imports, _ := texts(main.tree, "imports")
+	imports, _ := configfile.Texts(main.Tree(), "imports")
 	beside := filepath.Join(filepath.Dir(c.main), dropIn+".toml")
 	switch {
 	case c.dropIn != "":
@@ -62,7 +62,7 @@ func (c *containerdConfig) target(p *Plan, distribution *distribution,
 	case len(imports) == 0:
 		return main, nil
 	}
-	if err := main.set(union(imports, beside), "imports"); err != nil {
+	if err := main.Set(configfile.Union(imports, beside), "imports"); err != nil {
 		return main, fmt.Errorf("cannot edit %s:%w", c.main, err)
 	}
 	return c.ownFile(p, beside, was)
@@ -83,22 +83,22 @@ func (c *containerdConfig) ownFile(p *Plan, path string, was defaultHandler) (co
 	switch {
 	case c.lastSectionWins:
 		return f, c.copySection(p, f, was)
-	case len(f.text) > 0:
+	case len(f.Bytes()) > 0:
 		return f, nil
 	}
-	return f, errors.Join(p.addHeader(f.tomlDocument), f.set(c.version, "version"))
+	return f, errors.Join(p.addHeader(f.TOML), f.Set(c.version, "version"))
 }
 
 // copySection gives gpuledger's file the section as it is without gpuledger. It keeps what that
 // file already says about gpuledger's handler.
 func (c *containerdConfig) copySection(p *Plan, f containerdFile, was defaultHandler) error {
 	section := was.tree
-	if text(f.tree, "plugins", c.plugin, "containerd", "default_runtime_name") == Handler {
-		section = merge(section, map[string]any{
+	if configfile.Text(f.Tree(), "plugins", c.plugin, "containerd", "default_runtime_name") == Handler {
+		section = configfile.Merge(section, map[string]any{
 			"containerd": map[string]any{"default_runtime_name": Handler}})
 	}
-	if ours := table(f.tree, "plugins", c.plugin, "containerd", "runtimes", Handler); ours != nil {
-		section = merge(section, map[string]any{
+	if ours := configfile.Table(f.Tree(), "plugins", c.plugin, "containerd", "runtimes", Handler); ours != nil {
+		section = configfile.Merge(section, map[string]any{
 			"containerd": map[string]any{"runtimes": map[string]any{Handler: ours}}})
 	}
 	return c.write(p, f, section)
@@ -106,82 +106,66 @@ func (c *containerdConfig) copySection(p *Plan, f containerdFile, was defaultHan
 
 // write replaces the text of gpuledger's file by one with this section.
 func (c *containerdConfig) write(p *Plan, f containerdFile, section map[string]any) error {
-	d := &tomlDocument{}
+	d := &configfile.TOML{}
 	if err := p.addHeader(d); err != nil {
 		return err
 	}
-	fresh, err := parseTOML(fmt.Appendf(
+	fresh, err := configfile.ParseTOML(fmt.Appendf(
 		nil,
 		"%s# Of two files with this section containerd 1.x takes the later one's alone, so it has here "+
 			"what the others say, too.\n"+
-			"# After a change there run `gpuledger configure containerd` again.\nversion = %d\n%s", d.text,
-		c.version, sections([]string{"plugins", c.plugin}, section)))
+			"# After a change there run `gpuledger configure containerd` again.\nversion = %d\n%s", d.Bytes(),
+		c.version, configfile.Sections([]string{"plugins", c.plugin}, section)))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot write %s: line %w", f.path, err)
 	}
-	*f.tomlDocument = *fresh
+	*f.TOML = *fresh
 	return nil
-}
-
-// sections is a table in TOML, with the tables below it.
-func sections(path []string, tree map[string]any) string {
-	var keys, tables string
-	for _, name := range sortedKeys(tree) {
-		if below, isTable := tree[name].(map[string]any); isTable {
-			tables += sections(slices.Concat(path, []string{name}), below)
-			continue
-		}
-		keys += quoted(name) + " = " + literal(tree[name]) + "\n"
-	}
-	if keys == "" && tables != "" {
-		return tables
-	}
-	return "\n[" + dotted(path) + "]\n" + keys + tables
 }
 
 // setContainerd makes all edits of the target.
 func (p *Plan) setContainerd(c *containerdConfig, target containerdFile, was defaultHandler) error {
-	set := setter{target.tomlDocument, nil}
-	set.err = p.addHeader(target.tomlDocument)
-	if _, found := target.get("version"); !found && c.version > 1 {
-		set.to(c.version, "version")
+	set := configfile.Setter{Document: target.TOML}
+	set.Err = p.addHeader(target.TOML)
+	if _, found := target.Get("version"); !found && c.version > 1 {
+		set.To(c.version, "version")
 	}
 	base := []string{"plugins", c.plugin}
 	at := func(names ...string) []string { return slices.Concat(base, names) }
 	p.containerdCDI(&set, c, base, was.tree)
-	if len(table(was.tree, "containerd", "runtimes")) == 0 && c.version < 3 {
+	if len(configfile.Table(was.tree, "containerd", "runtimes")) == 0 && c.version < 3 {
 		// A list of handlers replaces the built-in one (measured with containerd 1.6). Without its
 		// default handler the whole CRI plugin fails.
-		set.to(runcShim, at("containerd", "runtimes", "runc", "runtime_type")...)
+		set.To(runcShim, at("containerd", "runtimes", "runc", "runtime_type")...)
 	}
 	if p.options.AsDefault {
-		set.to(Handler, at("containerd", "default_runtime_name")...)
+		set.To(Handler, at("containerd", "default_runtime_name")...)
 	}
 	p.setContainerdHandler(&set, at("containerd", "runtimes", Handler), was,
-		table(c.section(), "containerd", "runtimes", Handler))
-	return set.err
+		configfile.Table(c.section(), "containerd", "runtimes", Handler))
+	return set.Err
 }
 
 // setContainerdHandler copies the present default handler to gpuledger's, except for the binary.
-func (p *Plan) setContainerdHandler(set *setter, path []string, was defaultHandler, has map[string]any) {
+func (p *Plan) setContainerdHandler(set *configfile.Setter, path []string, was defaultHandler, has map[string]any) {
 	at := func(names ...string) []string { return slices.Concat(path, names) }
 	like := was.handler
-	set.to(runcShim, at("runtime_type")...)
+	set.To(runcShim, at("runtime_type")...)
 	if was.kind != "" {
 		p.note("the present default handler is of type %s; gpuledger's is of type %s", was.kind, runcShim)
 		like = nil
 	}
 	for _, key := range []string{"pod_annotations", "container_annotations"} {
-		list, _ := texts(has, key)
-		copied, _ := texts(like, key)
-		set.to(union(union(list, copied...), p.globs()...), at(key)...)
+		list, _ := configfile.Texts(has, key)
+		copied, _ := configfile.Texts(like, key)
+		set.To(configfile.Union(configfile.Union(list, copied...), p.globs()...), at(key)...)
 	}
 	p.setHostDevices(set, path, like, has)
-	set.copy(path, like, has, append([]string{"runtime_type", "pod_annotations", "container_annotations",
+	set.Copy(path, like, has, append([]string{"runtime_type", "pod_annotations", "container_annotations",
 		"options", "runtime_path",
 		"runtime_engine", "runtime_root"}, hostDevices...))
-	set.to(p.link(), at("options", "BinaryName")...)
-	set.copy(at("options"), table(like, "options"), table(has, "options"), []string{"BinaryName"})
+	set.To(p.link(), at("options", "BinaryName")...)
+	set.Copy(at("options"), configfile.Table(like, "options"), configfile.Table(has, "options"), []string{"BinaryName"})
 }
 
 // hostDevices are the settings that keep the host's devices from privileged containers.
@@ -191,36 +175,36 @@ var hostDevices = []string{"privileged_without_host_devices",
 // setHostDevices copies hostDevices from the present default handler, if gpuledger's becomes the
 // default. A privileged pod then finds the same devices as before. A handler that pods choose keeps
 // the engine's default.
-func (p *Plan) setHostDevices(set *setter, path []string, like, has map[string]any) {
+func (p *Plan) setHostDevices(set *configfile.Setter, path []string, like, has map[string]any) {
 	if !p.options.AsDefault {
 		return
 	}
 	for _, key := range hostDevices {
 		if before := like[key] == true; before != (has[key] == true) {
-			set.to(before, slices.Concat(path, []string{key})...)
+			set.To(before, slices.Concat(path, []string{key})...)
 		}
 	}
 }
 
 // containerdCDI switches CDI on if it is off. Before containerd 2.0 it is off by default.
-func (p *Plan) containerdCDI(set *setter, c *containerdConfig, base []string, section map[string]any) {
-	on, found := lookup(section, []string{"enable_cdi"})
+func (p *Plan) containerdCDI(set *configfile.Setter, c *containerdConfig, base []string, section map[string]any) {
+	on, found := configfile.Lookup(section, []string{"enable_cdi"})
 	if on == false || !found && c.version < 3 {
-		set.to(true, append(slices.Clip(base), "enable_cdi")...)
+		set.To(true, append(slices.Clip(base), "enable_cdi")...)
 	}
-	set.cdiDirs(section, "cdi_spec_dirs", append(slices.Clip(base), "cdi_spec_dirs"))
+	setCDIDirs(set, section, "cdi_spec_dirs", append(slices.Clip(base), "cdi_spec_dirs"))
 }
 
 // verify reads the result as containerd does. A file that containerd applies after gpuledger's
 // could set something else.
 func (c *containerdConfig) verify(p *Plan, target containerdFile) error {
 	section := c.section()
-	if got := text(section, "containerd", "runtimes", Handler, "options", "BinaryName"); got != p.link() {
+	if got := configfile.Text(section, "containerd", "runtimes", Handler, "options", "BinaryName"); got != p.link() {
 		return fmt.Errorf(
 			"cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise",
 			c.main, target.path, Handler)
 	}
-	if got := text(section, "containerd", "default_runtime_name"); p.options.AsDefault && got != Handler {
+	if got := configfile.Text(section, "containerd", "default_runtime_name"); p.options.AsDefault && got != Handler {
 		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets "+
 			"default_runtime_name = %q; take it out there", c.main, target.path, got)
 	}
@@ -242,56 +226,4 @@ func (p *Plan) containerdMajor() int {
 		return major
 	}
 	return 0
-}
-
-// setter makes several edits of a document and keeps the first error.
-type setter struct {
-	document
-	err error
-}
-
-func (s *setter) to(value any, path ...string) {
-	if s.err == nil {
-		s.err = s.set(value, path...)
-	}
-}
-
-// copy sets each key of like that has and never do not contain, and that is not zero.
-func (s *setter) copy(path []string, like, has map[string]any, never []string) {
-	for _, key := range slices.Sorted(maps.Keys(like)) {
-		if _, found := has[key]; found || slices.Contains(never, key) || isZero(like[key]) {
-			continue
-		}
-		s.to(like[key], slices.Concat(path, []string{key})...)
-	}
-}
-
-// isZero reports whether a setting is empty. Dumped configurations contain many of those.
-func isZero(v any) bool {
-	switch v := v.(type) {
-	case []any:
-		return len(v) == 0
-	case map[string]any:
-		return len(v) == 0
-	}
-	return v == "" || v == false || v == int64(0)
-}
-
-// cdiDirs adds the standard directories of CDI to a list that a file sets without them. An engine's
-// own default has them.
-func (s *setter) cdiDirs(tree map[string]any, key string, path []string) {
-	dirs, found := texts(tree, key)
-	if missing := missingCDI(dirs); found && len(missing) > 0 {
-		s.to(union(dirs, missing...), path...)
-	}
-}
-
-func missingCDI(dirs []string) []string {
-	missing := []string{}
-	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
-		if !slices.Contains(dirs, dir) && !slices.Contains(dirs, strings.TrimPrefix(dir, "/var")) {
-			missing = append(missing, dir)
-		}
-	}
-	return missing
 }

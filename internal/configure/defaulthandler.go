@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -103,7 +104,7 @@ func (p *Plan) belowNVIDIA(program string) (names []string) {
 			p.note("cannot tell which runtime NVIDIA's becomes: %v", err)
 			continue
 		}
-		runtimes, found := texts(d.tree, "nvidia-container-runtime", "runtimes")
+		runtimes, found := configfile.Texts(d.Tree(), "nvidia-container-runtime", "runtimes")
 		for _, name := range runtimes {
 			if isReal(name) {
 				names = append(names, name)
@@ -123,7 +124,7 @@ const nvidiaConfig = "nvidia-container-runtime/config.toml"
 
 // setUnjudged keeps NVIDIA's runtime for containers that pass without being judged, if it was the
 // default. An engine never gets the value of another engine.
-func (p *Plan) setUnjudged(d *tomlDocument, was defaultHandler, others []grant.Engine) error {
+func (p *Plan) setUnjudged(d *configfile.TOML, was defaultHandler, others []grant.Engine) error {
 	wanted := ""
 	if p.options.AsDefault && was.isNVIDIA() {
 		if wanted = was.binary; !strings.Contains(wanted, "/") && p.system.program(wanted) != "" {
@@ -145,19 +146,19 @@ func (p *Plan) setUnjudged(d *tomlDocument, was defaultHandler, others []grant.E
 		if wanted != "" {
 			byEngine[engine] = wanted
 		}
-		return d.set(byEngine, name...)
+		return d.Set(byEngine, name...)
 	case wanted == "" || wanted == forAll || p.Policy.Runtime.UnjudgedOf(p.options.Engine) == wanted:
 		return nil
 	case byEngine == nil && len(others) == 0:
-		return d.set(wanted, name...)
+		return d.Set(wanted, name...)
 	case byEngine == nil:
-		return d.set(map[string]any{engine: wanted}, name...)
+		return d.Set(map[string]any{engine: wanted}, name...)
 	}
-	if err := d.set(wanted, append(slices.Clip(name), engine)...); err == nil {
+	if err := d.Set(wanted, append(slices.Clip(name), engine)...); err == nil {
 		return nil
 	}
 	byEngine[engine] = wanted // an inline table is written anew
-	return d.set(byEngine, name...)
+	return d.Set(byEngine, name...)
 }
 
 // compareRuntime adds a note if a configuration that configure does not write names another runtime

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -36,8 +37,8 @@ func TestVersionsAreMigratedBeforeTheyAreMerged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, tree, err := parse("/x.toml", ours); err != nil ||
-		len(table(tree, "plugins", criPlugin, "containerd", "runtimes")) != 1 {
+	if d, err := configfile.Parse("/x.toml", ours); err != nil ||
+		len(configfile.Table(d.Tree(), "plugins", criPlugin, "containerd", "runtimes")) != 1 {
 		t.Errorf("where files are merged key by key, ours has only what is ours (%v):\n%s", err, ours)
 	}
 	if seen := Look(root); len(seen) != 1 || seen[0].Default != Handler || len(seen[0].CDIDirs) != 3 {

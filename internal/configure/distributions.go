@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -116,11 +117,11 @@ func (p *Plan) rancherTemplate(name string, c *containerdConfig, was defaultHand
 	if text == "" {
 		text = "{{ template \"base\" . }}\n"
 	}
-	d, err := parseTOML(nil)
-	set := setter{d, err}
+	d, err := configfile.ParseTOML(nil)
+	set := configfile.Setter{Document: d, Err: err}
 	p.setContainerdHandler(&set, []string{"plugins", c.plugin, "containerd", "runtimes", Handler}, was, nil)
-	if set.err != nil {
-		return fmt.Errorf("cannot edit %s:%w", path, set.err)
+	if set.Err != nil {
+		return fmt.Errorf("cannot edit %s:%w", path, set.Err)
 	}
 	before, rest, found := strings.Cut(text, blockBegin)
 	_, after, ends := strings.Cut(rest, blockEnd)
@@ -131,10 +132,10 @@ func (p *Plan) rancherTemplate(name string, c *containerdConfig, was defaultHand
 	if !found && !strings.HasSuffix(text, "\n") {
 		before += "\n"
 	}
-	if err := p.change(path, []byte(before+blockBegin+string(d.bytes())+blockEnd+after)); err != nil {
+	if err := p.change(path, []byte(before+blockBegin+string(d.Bytes())+blockEnd+after)); err != nil {
 		return err
 	}
-	if on, found := lookup(was.tree, []string{"enable_cdi"}); c.version < 3 && (!found || on == false) {
+	if on, found := configfile.Lookup(was.tree, []string{"enable_cdi"}); c.version < 3 && (!found || on == false) {
 		p.note("CDI stays off: enable_cdi stands in a table of %s's own template", name)
 	}
 	if !p.options.AsDefault {
@@ -175,5 +176,5 @@ func (p *Plan) microk8sTemplate(c *containerdConfig, was defaultHandler) error {
 	if err := c.verify(p, c.files[0]); err != nil {
 		return err
 	}
-	return p.change(path, d.bytes())
+	return p.change(path, d.Bytes())
 }

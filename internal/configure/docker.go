@@ -3,23 +3,25 @@ package configure
 import (
 	"bytes"
 	"fmt"
+
+	"github.com/gpuledger/gpuledger/internal/configfile"
 )
 
 // dockerConfig is Docker's daemon.json.
 type dockerConfig struct {
 	path string
-	*jsonDocument
+	*configfile.JSON
 }
 
 var dockerKeys = []keys{{handlers: []string{"runtimes"}, byDefault: []string{"default-runtime"}}}
 
 func readDocker(p *Plan) (configuration, error) {
-	c := dockerConfig{p.mainFile(), &jsonDocument{}}
+	c := dockerConfig{p.mainFile(), &configfile.JSON{}}
 	_, file, err := p.load(c.path)
 	if err != nil {
 		return c, err
 	}
-	d, err := parseJSON(file.data)
+	d, err := configfile.ParseJSON(file.data)
 	if err != nil {
 		return c, fmt.Errorf("cannot read %s:%w", c.path, err)
 	}
@@ -29,10 +31,10 @@ func readDocker(p *Plan) (configuration, error) {
 func (c dockerConfig) paths() []string { return []string{c.path} }
 
 func (c dockerConfig) inForce() engineFacts {
-	facts := engineFacts{byDefault: text(c.tree, "default-runtime")}
-	facts.handlers = handlers(table(c.tree, "runtimes"),
-		func(h map[string]any) string { return text(h, "path") })
-	facts.cdiDirs, _ = texts(c.tree, "cdi-spec-dirs")
+	facts := engineFacts{byDefault: configfile.Text(c.Tree(), "default-runtime")}
+	facts.handlers = handlers(configfile.Table(c.Tree(), "runtimes"),
+		func(h map[string]any) string { return configfile.Text(h, "path") })
+	facts.cdiDirs, _ = configfile.Texts(c.Tree(), "cdi-spec-dirs")
 	return facts
 }
 
@@ -40,20 +42,20 @@ func (c dockerConfig) inForce() engineFacts {
 // daemon/runtime_unix.go).
 func (c dockerConfig) defaultHandler(*Plan) defaultHandler {
 	// the same directory for every runtime
-	was := defaultHandler{tree: c.tree, name: text(c.tree, "default-runtime"),
+	was := defaultHandler{tree: c.Tree(), name: configfile.Text(c.Tree(), "default-runtime"),
 		roots: []string{"/run/docker/runtime-runc/moby"}}
 	if was.name == "" || was.name == Handler {
 		was.name = "runc"
 	}
-	was.handler = table(c.tree, "runtimes", was.name)
-	was.binary = text(was.handler, "path")
-	shim := text(was.handler, "runtimeType")
+	was.handler = configfile.Table(c.Tree(), "runtimes", was.name)
+	was.binary = configfile.Text(was.handler, "path")
+	shim := configfile.Text(was.handler, "runtimeType")
 	if was.handler == nil && was.name != "runc" {
 		shim = was.name
 	}
 	switch {
 	case shim == runcShim:
-		was.binary = text(was.handler, "options", "BinaryName")
+		was.binary = configfile.Text(was.handler, "options", "BinaryName")
 	case shim != "":
 		was.kind = shim
 	}
@@ -65,18 +67,18 @@ func (c dockerConfig) edit(p *Plan, was defaultHandler) error {
 	if err := p.dockerFlags(); err != nil {
 		return err
 	}
-	set := setter{c.jsonDocument, nil}
-	set.to(p.link(), "runtimes", Handler, "path")
+	set := configfile.Setter{Document: c.JSON}
+	set.To(p.link(), "runtimes", Handler, "path")
 	if p.options.AsDefault {
-		set.to(Handler, "default-runtime")
+		set.To(Handler, "default-runtime")
 	}
-	set.to(true, "features", "cdi") // off by default before Docker 28.3
-	set.cdiDirs(was.tree, "cdi-spec-dirs", []string{"cdi-spec-dirs"})
-	if set.err != nil {
-		return fmt.Errorf("cannot edit %s:%w", c.path, set.err)
+	set.To(true, "features", "cdi") // off by default before Docker 28.3
+	setCDIDirs(&set, was.tree, "cdi-spec-dirs", []string{"cdi-spec-dirs"})
+	if set.Err != nil {
+		return fmt.Errorf("cannot edit %s:%w", c.path, set.Err)
 	}
 	p.noteConfig("Docker")
-	return p.change(c.path, c.bytes())
+	return p.change(c.path, c.Bytes())
 }
 
 // dockerFlags refuses if a unit of systemd gives dockerd a flag for what daemon.json will say.

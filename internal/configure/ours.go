@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -56,7 +57,7 @@ func (p *Plan) linkRuntime() error {
 }
 
 // ourConfig reads gpuledger's own configuration. It says which pod annotations the wrapper needs.
-func (p *Plan) ourConfig() (*tomlDocument, error) {
+func (p *Plan) ourConfig() (*configfile.TOML, error) {
 	_, c, err := p.load(p.options.Config)
 	if err != nil {
 		return nil, err
@@ -64,7 +65,7 @@ func (p *Plan) ourConfig() (*tomlDocument, error) {
 	if p.Policy, err = policy.Parse(c.data); err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", p.options.Config, err)
 	}
-	d, err := parseTOML(c.data)
+	d, err := configfile.ParseTOML(c.data)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", p.options.Config, err)
 	}
@@ -74,18 +75,18 @@ func (p *Plan) ourConfig() (*tomlDocument, error) {
 // planConfig plans gpuledger's own configuration if it is missing, and the policy that a default
 // handler needs. This file changes first. Otherwise the engine could call a wrapper that refuses
 // what it should only report.
-func (p *Plan) planConfig(d *tomlDocument, was defaultHandler, others []grant.Engine) error {
+func (p *Plan) planConfig(d *configfile.TOML, was defaultHandler, others []grant.Engine) error {
 	switch {
-	case len(d.bytes()) == 0:
+	case len(d.Bytes()) == 0:
 		if err := p.newConfig(d, was); err != nil {
 			return err
 		}
-	case hasNoValues(d.tree): // as a package installs it: every key is a comment
-		set := setter{d, nil}
-		set.to(string(p.options.Engine), "engine")
-		set.to(p.realRuntimes(was), "runtime", "path")
-		if set.err != nil {
-			return fmt.Errorf("cannot edit %s:%w", p.options.Config, set.err)
+	case hasNoValues(d.Tree()): // as a package installs it: every key is a comment
+		set := configfile.Setter{Document: d}
+		set.To(string(p.options.Engine), "engine")
+		set.To(p.realRuntimes(was), "runtime", "path")
+		if set.Err != nil {
+			return fmt.Errorf("cannot edit %s:%w", p.options.Config, set.Err)
 		}
 	default:
 		p.compareRuntime(was)
@@ -93,7 +94,7 @@ func (p *Plan) planConfig(d *tomlDocument, was defaultHandler, others []grant.En
 	if err := errors.Join(p.setRules(d), p.setUnjudged(d, was, others)); err != nil {
 		return fmt.Errorf("cannot edit %s:%w", p.options.Config, err)
 	}
-	parsed, err := policy.Parse(d.bytes())
+	parsed, err := policy.Parse(d.Bytes())
 	if err != nil {
 		return fmt.Errorf("internal error: cannot read what %s would hold:%w", p.options.Config, err)
 	}
@@ -109,7 +110,7 @@ func (p *Plan) planConfig(d *tomlDocument, was defaultHandler, others []grant.En
 	}
 	engineFiles := p.Changes
 	p.Changes = nil
-	if err := p.change(p.options.Config, d.bytes()); err != nil {
+	if err := p.change(p.options.Config, d.Bytes()); err != nil {
 		return err
 	}
 	for i := range p.Changes {
@@ -130,14 +131,14 @@ func hasNoValues(tree map[string]any) bool {
 }
 
 // newConfig writes the smallest valid configuration of a node.
-func (p *Plan) newConfig(d *tomlDocument, was defaultHandler) error {
+func (p *Plan) newConfig(d *configfile.TOML, was defaultHandler) error {
 	head := fmt.Sprintf("# gpuledger's configuration, written by `gpuledger configure %s`. Every key that "+
 		"is not here has its default;\n"+
 		"# docs/engines.md and configs/config.toml of gpuledger list all of them.\nengine = "+
 		"%q\n\n[runtime]\n"+
 		"path = %s\n",
-		engines[p.options.Engine].suffix, p.options.Engine, literal(p.realRuntimes(was)))
-	parsed, err := parseTOML([]byte(head))
+		engines[p.options.Engine].suffix, p.options.Engine, configfile.Literal(p.realRuntimes(was)))
+	parsed, err := configfile.ParseTOML([]byte(head))
 	if err == nil {
 		*d = *parsed
 	}
@@ -146,19 +147,19 @@ func (p *Plan) newConfig(d *tomlDocument, was defaultHandler) error {
 
 // setRules writes policy.mode and policy.privileged as the options say. If they do not, and
 // gpuledger becomes the default, it writes the careful values where the file has none.
-func (p *Plan) setRules(d *tomlDocument) error {
+func (p *Plan) setRules(d *configfile.TOML) error {
 	for _, rule := range []struct{ key, told, careful string }{
 		{"mode", string(p.options.Mode), string(grant.Report)},
 		{"privileged", string(p.options.Privileged), string(grant.Strip)},
 	} {
 		value := rule.told
-		if _, found := d.get("policy", rule.key); value == "" && p.options.AsDefault && !found {
+		if _, found := d.Get("policy", rule.key); value == "" && p.options.AsDefault && !found {
 			value = rule.careful
 		}
 		if value == "" {
 			continue
 		}
-		if err := d.set(value, "policy", rule.key); err != nil {
+		if err := d.Set(value, "policy", rule.key); err != nil {
 			return err
 		}
 	}
@@ -176,5 +177,5 @@ func (p *Plan) globs() []string {
 			globs = append(globs, "ALIYUN_COM_GPU_MEM_*", "scheduler.framework.gpushare.allocation")
 		}
 	}
-	return union([]string{"gpuledger.dev/*"}, globs...) // a reference to a grant belongs to no dialect
+	return configfile.Union([]string{"gpuledger.dev/*"}, globs...) // a reference to a grant belongs to no dialect
 }

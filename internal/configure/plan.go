@@ -1,13 +1,11 @@
 package configure
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 
-	"github.com/rogpeppe/go-internal/diff"
-
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -157,12 +155,12 @@ func (p *Plan) load(path string) (name string, c content, err error) {
 }
 
 // loadTOML reads a TOML file. A missing one is empty.
-func (p *Plan) loadTOML(path string) (*tomlDocument, error) {
+func (p *Plan) loadTOML(path string) (*configfile.TOML, error) {
 	_, c, err := p.load(path)
 	if err != nil {
 		return nil, err
 	}
-	d, err := parseTOML(c.data)
+	d, err := configfile.ParseTOML(c.data)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", path, err)
 	}
@@ -170,12 +168,12 @@ func (p *Plan) loadTOML(path string) (*tomlDocument, error) {
 }
 
 // addHeader puts a comment into a new file that says which command wrote it.
-func (p *Plan) addHeader(d *tomlDocument) error {
-	if len(d.text) > 0 {
+func (p *Plan) addHeader(d *configfile.TOML) error {
+	if len(d.Bytes()) > 0 {
 		return nil
 	}
 	name := engines[p.options.Engine].suffix
-	signed, err := parseTOML(fmt.Appendf(nil,
+	signed, err := configfile.ParseTOML(fmt.Appendf(nil,
 		"# Written by `gpuledger configure %s`; `gpuledger configure %s --undo` takes it away.\n", name,
 		name))
 	if err == nil {
@@ -196,22 +194,12 @@ func (p *Plan) change(path string, data []byte) error {
 		return nil
 	}
 	c := Change{Path: path, Action: "edit", name: name, before: before, after: after,
-		Diff: unified(path, before.data, data)}
+		Diff: configfile.Unified(path, before.data, data)}
 	if before.Kind == nothing {
 		c.Action = "create"
 	}
 	p.Changes = append(p.Changes, c)
 	return nil
-}
-
-// unified is a unified diff of a change, without its first line, which repeats the names.
-func unified(path string, before, after []byte) string {
-	old := path
-	if len(before) == 0 {
-		old = "/dev/null"
-	}
-	_, text, _ := bytes.Cut(diff.Diff(old, before, path, after), []byte("\n"))
-	return string(text)
 }
 
 func hash(data []byte) string {

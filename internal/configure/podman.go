@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -35,43 +36,43 @@ func readPodman(p *Plan) (configuration, error) {
 }
 
 func (c podmanConfig) inForce() engineFacts {
-	tree := table(c.tree(), "engine")
-	facts := engineFacts{byDefault: text(tree, "runtime"), handlers: map[string]string{}}
-	for name := range table(tree, "runtimes") {
-		paths, _ := texts(tree, "runtimes", name)
+	tree := configfile.Table(c.tree(), "engine")
+	facts := engineFacts{byDefault: configfile.Text(tree, "runtime"), handlers: map[string]string{}}
+	for name := range configfile.Table(tree, "runtimes") {
+		paths, _ := configfile.Texts(tree, "runtimes", name)
 		facts.handlers[name] = c.system.firstProgram(paths)
 		if facts.handlers[name] == "" && len(paths) > 0 {
 			facts.handlers[name] = paths[0]
 		}
 	}
-	facts.cdiDirs, _ = texts(tree, "cdi_spec_dirs")
-	facts.hookDirs, _ = texts(tree, "hooks_dir")
+	facts.cdiDirs, _ = configfile.Texts(tree, "cdi_spec_dirs")
+	facts.hookDirs, _ = configfile.Texts(tree, "hooks_dir")
 	return facts
 }
 
 // edit plans gpuledger's drop-in file.
 func (c podmanConfig) edit(p *Plan, was defaultHandler) error {
-	set := setter{c.doc, p.addHeader(c.doc)}
+	set := configfile.Setter{Document: c.doc, Err: p.addHeader(c.doc)}
 	keys := [][]string{{"engine", "runtimes", Handler}, {"engine", "runtime_supports_json"}}
-	engine := table(was.tree, "engine")
-	set.cdiDirs(engine, "cdi_spec_dirs", []string{"engine", "cdi_spec_dirs"})
+	engine := configfile.Table(was.tree, "engine")
+	setCDIDirs(&set, engine, "cdi_spec_dirs", []string{"engine", "cdi_spec_dirs"})
 	if p.options.AsDefault {
 		keys = append(keys, []string{"engine", "runtime"})
-		set.to(Handler, "engine", "runtime")
+		set.To(Handler, "engine", "runtime")
 	}
 	// Podman looks a runtime up by its name in the list, or by the file's name if --runtime gives a
 	// path.
 	names := []string{Handler, filepath.Base(p.link())}
-	set.to(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine",
+	set.To(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine",
 		"runtime_supports_json")
 	if real := p.realRuntimesQuietly(was); strings.HasPrefix(
 		filepath.Base(p.system.firstProgram(real)), "crun") {
-		set.to(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine",
+		set.To(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine",
 			"runtime_supports_nocgroups")
 	}
-	set.to([]string{p.link()}, "engine", "runtimes", Handler)
+	set.To([]string{p.link()}, "engine", "runtimes", Handler)
 	p.noteConfig("Podman")
-	return p.planDropIn(c.dropIns, set.err, keys...)
+	return p.planDropIn(c.dropIns, set.Err, keys...)
 }
 
 // podmanFiles are gpuledger's file and all files that Podman reads, in Podman's order.
@@ -83,20 +84,20 @@ func (p *Plan) podmanFiles() (ours string, files []string) {
 }
 
 // podmanList is a list as the files set it, or else Podman's default, with gpuledger's names.
-func podmanList(ours *tomlDocument, engine map[string]any, key string, byDefault, names []string) []string {
-	list, found := texts(engine, key)
+func podmanList(ours *configfile.TOML, engine map[string]any, key string, byDefault, names []string) []string {
+	list, found := configfile.Texts(engine, key)
 	if !found {
 		list = byDefault
 	}
-	has, _ := texts(ours.tree, "engine", key)
-	return union(union(has, list...), names...)
+	has, _ := configfile.Texts(ours.Tree(), "engine", key)
+	return configfile.Union(configfile.Union(has, list...), names...)
 }
 
 func (c podmanConfig) defaultHandler(*Plan) defaultHandler {
 	tree := c.tree()
-	was := defaultHandler{tree: tree, name: text(tree, "engine", "runtime"),
+	was := defaultHandler{tree: tree, name: configfile.Text(tree, "engine", "runtime"),
 		roots: []string{"/run/crun", "/run/runc"}}
-	paths, _ := texts(tree, "engine", "runtimes", was.name)
+	paths, _ := configfile.Texts(tree, "engine", "runtimes", was.name)
 	switch i := slices.IndexFunc(paths, c.system.exists); {
 	case was.name == "" || was.name == Handler:
 		was.search = []string{"crun", "runc"}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -14,12 +15,12 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine       grant.Engine
 		file, before string
-		without      func(t *testing.T, d document)
+		without      func(t *testing.T, d configfile.Document)
 	}{
 		"docker": {grant.Docker, "/etc/docker/daemon.json",
 			`{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": ` +
 				`"/usr/bin/nvidia-container-runtime"}}}`,
-			func(t *testing.T, d document) { unset(t, d, "runtimes", "nvidia") }},
+			func(t *testing.T, d configfile.Document) { unset(t, d, "runtimes", "nvidia") }},
 		"containerd": {grant.Containerd, "/etc/containerd/config.toml",
 			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n" +
 				"default_runtime_name = \"nvidia\"\n" +
@@ -29,7 +30,7 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 				"runtime_type = \"io.containerd.runc.v2\"\n" +
 				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
 				"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
-			func(t *testing.T, d document) {
+			func(t *testing.T, d configfile.Document) {
 				unset(t, d, "plugins", criPlugin, "containerd", "runtimes",
 					"nvidia")
 			}},
@@ -49,12 +50,12 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 				}
 			}
 			apply()
-			d, _, err := parse(c.file, []byte(fileAt(t, o.Root, c.file)))
+			d, err := configfile.Parse(c.file, []byte(fileAt(t, o.Root, c.file)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.without(t, d)
-			write(t, o.Root, c.file, string(d.bytes()))
+			write(t, o.Root, c.file, string(d.Bytes()))
 			apply() // the missing handler is no obstacle
 
 			if u, err := Undo(o, "/var/lib/gpuledger", false); err != nil || len(u.Named) > 0 {
@@ -74,9 +75,9 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 	}
 }
 
-func unset(t *testing.T, d document, path ...string) {
+func unset(t *testing.T, d configfile.Document, path ...string) {
 	t.Helper()
-	if err := d.unset(path...); err != nil {
+	if err := d.Unset(path...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -171,7 +172,7 @@ func handOver(receivers []record, from record, others []record, e entry) []recor
 	h := &receivers[i]
 	for _, dir := range from.Directories {
 		if strings.HasPrefix(e.Name, dir+"/") {
-			h.Directories = union(h.Directories, dir)
+			h.Directories = configfile.Union(h.Directories, dir)
 		}
 	}
 	switch at := slices.IndexFunc(h.Files, func(f entry) bool { return f.Name == e.Name }); {
@@ -208,7 +209,7 @@ func restore(e entry, now content) Change {
 			c.Action = "restore"
 		}
 	}
-	c.Diff = unified(e.Path, now.data, c.after.data)
+	c.Diff = configfile.Unified(e.Path, now.data, c.after.data)
 	return c
 }
 
@@ -286,30 +287,18 @@ func withoutOurs(e entry, now content) (content, bool) {
 	if now.Kind != file || e.After.Kind != file || e.Shared && e.Before.Kind == nothing {
 		return now, false
 	}
-	data, ok := revertLines(now.data, e.After.data, e.Before.data)
-	if _, _, err := parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
+	data, ok := configfile.RevertLines(now.data, e.After.data, e.Before.data)
+	if _, err := configfile.Parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
 		e.Before.Kind == nothing {
-		if data, ok = revertKeys(e.Path, now.data, e.After.data, e.Before.data); !ok {
+		if data, ok = configfile.RevertKeys(e.Path, now.data, e.After.data, e.Before.data, Handler); !ok {
 			return now, false
 		}
 	}
 	data = withoutGoneDefault(e.Path, data, e.Before.data)
-	if _, tree, err := parse(e.Path, data); err == nil && len(tree) == 0 && e.Before.Kind == nothing {
+	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && e.Before.Kind == nothing {
 		return content{Kind: nothing}, true
 	}
 	return newFile(data, now), true
-}
-
-// revertLines takes one change out of a text that others have changed too: it applies the change
-// backwards. It returns false if it finds a hunk of the change not exactly once.
-func revertLines(now, after, before []byte) ([]byte, bool) {
-	for _, h := range hunks(after, before) {
-		if len(h.old) == 0 || bytes.Count(now, h.old) != 1 {
-			return nil, false
-		}
-		now = bytes.Replace(now, h.old, h.new, 1)
-	}
-	return now, true
 }
 
 // StateDir is the state directory that gpuledger's configuration names.

@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"bytes"
@@ -41,4 +41,26 @@ func hunks(old, new []byte) []hunk {
 		last = op
 	}
 	return found
+}
+
+// RevertLines takes one change out of a text that others have changed too: it applies the change
+// backwards. It returns false if it finds a hunk of the change not exactly once.
+func RevertLines(now, after, before []byte) ([]byte, bool) {
+	for _, h := range hunks(after, before) {
+		if len(h.old) == 0 || bytes.Count(now, h.old) != 1 {
+			return nil, false
+		}
+		now = bytes.Replace(now, h.old, h.new, 1)
+	}
+	return now, true
+}
+
+// Unified is a unified diff of a change, without its first line, which repeats the names.
+func Unified(path string, before, after []byte) string {
+	old := path
+	if len(before) == 0 {
+		old = "/dev/null"
+	}
+	_, text, _ := bytes.Cut(diff.Diff(old, before, path, after), []byte("\n"))
+	return string(text)
 }

@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"reflect"
@@ -28,15 +28,19 @@ func TestRevertKeysOfAFileWrittenAnew(t *testing.T) {
 		"all of it gone": {before, before},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, ok := revertKeys("/x.toml", []byte(c.now), []byte(after), []byte(before))
+			got, ok := RevertKeys("/x.toml", []byte(c.now), []byte(after), []byte(before), "gpuledger")
 			if !ok {
 				t.Fatal("it cannot be told")
 			}
-			_, is, err := parse("/x.toml", got)
+			is, err := Parse("/x.toml", got)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, want, _ := parse("/x.toml", []byte(c.want)); !reflect.DeepEqual(is, want) {
+			want, err := Parse("/x.toml", []byte(c.want))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(is.Tree(), want.Tree()) {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
 		})
@@ -55,7 +59,7 @@ func TestRevertKeysJSON(t *testing.T) {
 		`{"runtimes": {"gpuledger": {"path": "/g"}}, "default-runtime": "gpuledger", ` +
 			`"debug": false}`: `{"debug": false}`,
 	} {
-		got, ok := revertKeys("/daemon.json", []byte(now), []byte(after), []byte(before))
+		got, ok := RevertKeys("/daemon.json", []byte(now), []byte(after), []byte(before), "gpuledger")
 		if !ok || string(got) != want {
 			t.Errorf("got %v\n%s\nwant\n%s", ok, got, want)
 		}
@@ -70,19 +74,19 @@ func TestUnsetTakesOutNothingElse(t *testing.T) {
 		"a table in many places": {"[a.b.c]\nx = 1\n[d]\ny = 2\n[a]\nb.e = 1\nf = 2\n[a.b.g]\n",
 			"[d]\ny = 2\n[a]\nf = 2\n"},
 	} {
-		d, err := parseTOML([]byte(c.before))
+		d, err := ParseTOML([]byte(c.before))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.unset("a", "b"); err != nil || string(d.bytes()) != c.after {
-			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, d.bytes(), c.after)
+		if err := d.Unset("a", "b"); err != nil || string(d.Bytes()) != c.after {
+			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, d.Bytes(), c.after)
 		}
 	}
-	d, err := parseTOML([]byte("a = { b = 1, c = 2 }\n"))
+	d, err := ParseTOML([]byte("a = { b = 1, c = 2 }\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.unset("a", "b"); err == nil {
-		t.Errorf("an inline table was edited:\n%s", d.bytes())
+	if err := d.Unset("a", "b"); err == nil {
+		t.Errorf("an inline table was edited:\n%s", d.Bytes())
 	}
 }

@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// jsonDocument is a JSON file. Like tomlDocument, it is edited as text.
-type jsonDocument struct {
+// JSON is a JSON file. Like TOML, it is edited as text.
+type JSON struct {
 	text    []byte
 	tree    map[string]any
 	values  map[string]span       // by path
@@ -30,13 +30,13 @@ type jsonObject struct {
 	first, last int // start of the first member, end of the last; 0 without members
 }
 
-// parseJSON reads a file with one object. An empty or missing file is an empty object. The error
+// ParseJSON reads a file with one object. An empty or missing file is an empty object. The error
 // begins with the line.
-func parseJSON(text []byte) (*jsonDocument, error) {
+func ParseJSON(text []byte) (*JSON, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}\n")
 	}
-	d := &jsonDocument{text: text, values: map[string]span{}, objects: map[string]jsonObject{},
+	d := &JSON{text: text, values: map[string]span{}, objects: map[string]jsonObject{},
 		members: map[string][]span{}}
 	dec := jsontext.NewDecoder(bytes.NewBuffer(text))
 	if dec.PeekKind() != '{' {
@@ -54,11 +54,11 @@ func parseJSON(text []byte) (*jsonDocument, error) {
 	return d, json.Unmarshal(text, &d.tree)
 }
 
-func (d *jsonDocument) row(i int64) int {
+func (d *JSON) row(i int64) int {
 	return bytes.Count(d.text[:min(int(i), len(d.text))], []byte("\n")) + 1
 }
 
-func (d *jsonDocument) located(err error) error {
+func (d *JSON) located(err error) error {
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
 		return fmt.Errorf("%d: %w", d.row(syntactic.ByteOffset), syntactic.Err)
@@ -69,7 +69,7 @@ func (d *jsonDocument) located(err error) error {
 // separator joins the names of a path. No name contains it.
 const separator = "\x00"
 
-func (d *jsonDocument) readObject(dec *jsontext.Decoder, path string) error {
+func (d *JSON) readObject(dec *jsontext.Decoder, path string) error {
 	if _, err := dec.ReadToken(); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (d *jsonDocument) readObject(dec *jsontext.Decoder, path string) error {
 	return nil
 }
 
-func (d *jsonDocument) readMember(dec *jsontext.Decoder, path string) error {
+func (d *JSON) readMember(dec *jsontext.Decoder, path string) error {
 	if dec.PeekKind() == '{' {
 		return d.readObject(dec, path)
 	}
@@ -111,20 +111,23 @@ func (d *jsonDocument) readMember(dec *jsontext.Decoder, path string) error {
 	return err
 }
 
-func (d *jsonDocument) bytes() []byte { return d.text }
+// Bytes is the present text.
+func (d *JSON) Bytes() []byte { return d.text }
 
-func (d *jsonDocument) get(path ...string) (any, bool) { return lookup(d.tree, path) }
+// Get is the value at a path of names.
+func (d *JSON) Get(path ...string) (any, bool) { return Lookup(d.tree, path) }
 
-func (d *jsonDocument) set(value any, path ...string) error {
+// Set stores a value at a path, unless it is there already. It checks that nothing else has changed.
+func (d *JSON) Set(value any, path ...string) error {
 	value = plain(value)
-	if old, found := d.get(path...); found && reflect.DeepEqual(old, value) {
+	if old, found := d.Get(path...); found && reflect.DeepEqual(old, value) {
 		return nil
 	}
 	text, err := d.with(path, value)
 	if err != nil {
 		return err
 	}
-	after, err := parseJSON(text)
+	after, err := ParseJSON(text)
 	if err != nil {
 		return fmt.Errorf("internal error: cannot set %s: the result is no JSON: line %w",
 			strings.Join(path, "."), err)
@@ -138,9 +141,12 @@ func (d *jsonDocument) set(value any, path ...string) error {
 	return nil
 }
 
-// unset takes out one member. As set does, it checks that nothing else has changed.
-func (d *jsonDocument) unset(path ...string) error {
-	if _, found := d.get(path...); !found {
+// Tree is the file's content as the library reads it.
+func (d *JSON) Tree() map[string]any { return d.tree }
+
+// Unset takes out one member. As Set does, it checks that nothing else has changed.
+func (d *JSON) Unset(path ...string) error {
+	if _, found := d.Get(path...); !found {
 		return nil
 	}
 	object, value := key(path[:len(path)-1]), d.values[key(path)]
@@ -155,12 +161,12 @@ func (d *jsonDocument) unset(path ...string) error {
 	default:
 		cut.end = members[i+1].start
 	}
-	after, err := parseJSON(splice(d.text, cut.start, cut.end, ""))
+	after, err := ParseJSON(splice(d.text, cut.start, cut.end, ""))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot take out %s: the result is no JSON: line %w",
 			strings.Join(path, "."), err)
 	}
-	if _, found := after.get(path...); found ||
+	if _, found := after.Get(path...); found ||
 		!reflect.DeepEqual(without(d.tree, path), without(after.tree, path)) {
 		return fmt.Errorf("internal error: cannot take out %s without changing something else",
 			strings.Join(path, "."))
@@ -171,7 +177,7 @@ func (d *jsonDocument) unset(path ...string) error {
 
 // with is the text with a value at a path. It replaces the old value, or becomes the last member of
 // the innermost object that exists on the path.
-func (d *jsonDocument) with(path []string, value any) ([]byte, error) {
+func (d *JSON) with(path []string, value any) ([]byte, error) {
 	at := len(path)
 	for at > 0 && d.values[key(path[:at])] == (span{}) {
 		at--
@@ -200,7 +206,7 @@ func key(path []string) string {
 }
 
 // insert adds a member after an object's last one, in the same layout as the first.
-func (d *jsonDocument) insert(o jsonObject, name string, value any) []byte {
+func (d *JSON) insert(o jsonObject, name string, value any) []byte {
 	quotedName, _ := jsontext.AppendQuote(nil, name)
 	member := string(quotedName) + ": "
 	if o.first == 0 {
@@ -217,13 +223,13 @@ func (d *jsonDocument) insert(o jsonObject, name string, value any) []byte {
 }
 
 // indent is the white space at the start of the line that contains offset i.
-func (d *jsonDocument) indent(i int) string {
+func (d *JSON) indent(i int) string {
 	from := bytes.LastIndexByte(d.text[:i], '\n') + 1
 	return string(d.text[from:skipBlanks(d.text, from)])
 }
 
 // unit is the indentation of one level in this file.
-func (d *jsonDocument) unit() string {
+func (d *JSON) unit() string {
 	if root := d.objects[""]; root.first > 0 {
 		if unit := d.indent(root.first); unit != "" {
 			return unit
@@ -233,7 +239,7 @@ func (d *jsonDocument) unit() string {
 }
 
 // render is a value in JSON, for a line with this indentation.
-func (d *jsonDocument) render(value any, indent string) string {
+func (d *JSON) render(value any, indent string) string {
 	object, isObject := value.(map[string]any)
 	if !isObject {
 		return oneLine(value)

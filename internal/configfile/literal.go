@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"fmt"
@@ -19,11 +19,11 @@ func quoted(key string) string {
 	if bare.MatchString(key) {
 		return key
 	}
-	return literal(key)
+	return Literal(key)
 }
 
-// dotted is a path as a table's header writes it.
-func dotted(path []string) string {
+// Dotted is a path as a table's header writes it.
+func Dotted(path []string) string {
 	names := make([]string, len(path))
 	for i, name := range path {
 		names[i] = quoted(name)
@@ -31,26 +31,42 @@ func dotted(path []string) string {
 	return strings.Join(names, ".")
 }
 
-// literal is a value in TOML. A string of JSON is a string of TOML.
-func literal(value any) string {
+// Literal is a value in TOML. A string of JSON is a string of TOML.
+func Literal(value any) string {
 	switch v := value.(type) {
 	case string:
 		text, _ := jsontext.AppendQuote(nil, v)
 		return string(text)
 	case []string:
-		return literal(plain(v))
+		return Literal(plain(v))
 	case []any:
 		items := make([]string, len(v))
 		for i, item := range v {
-			items[i] = literal(item)
+			items[i] = Literal(item)
 		}
 		return "[" + strings.Join(items, ", ") + "]"
 	case map[string]any:
 		var items []string
 		for _, key := range sortedKeys(v) {
-			items = append(items, quoted(key)+" = "+literal(v[key]))
+			items = append(items, quoted(key)+" = "+Literal(v[key]))
 		}
 		return "{ " + strings.Join(items, ", ") + " }"
 	}
 	return fmt.Sprint(value)
+}
+
+// Sections is a table in TOML, with the tables below it.
+func Sections(path []string, tree map[string]any) string {
+	var keys, tables string
+	for _, name := range sortedKeys(tree) {
+		if below, isTable := tree[name].(map[string]any); isTable {
+			tables += Sections(slices.Concat(path, []string{name}), below)
+			continue
+		}
+		keys += quoted(name) + " = " + Literal(tree[name]) + "\n"
+	}
+	if keys == "" && tables != "" {
+		return tables
+	}
+	return "\n[" + Dotted(path) + "]\n" + keys + tables
 }

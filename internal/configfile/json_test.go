@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"strings"
@@ -32,16 +32,16 @@ func TestJSONKeepsOrderAndLayout(t *testing.T) {
 			"2: runtimes is no object"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := parseJSON([]byte(c.before))
+			d, err := ParseJSON([]byte(c.before))
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = d.set(c.value, c.path...)
+			err = d.Set(c.value, c.path...)
 			switch {
 			case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
 				t.Errorf("got %v, want %q", err, c.err)
-			case c.err == "" && (err != nil || string(d.bytes()) != c.after):
-				t.Errorf("got %v and\n%s\nwant\n%s", err, d.bytes(), c.after)
+			case c.err == "" && (err != nil || string(d.Bytes()) != c.after):
+				t.Errorf("got %v and\n%s\nwant\n%s", err, d.Bytes(), c.after)
 			}
 		})
 	}
@@ -56,7 +56,7 @@ func TestJSONErrorsNameTheLine(t *testing.T) {
 		"{}\n{}":                       "2: something follows",
 		"{\"a\": {\"b\": \n\"\xff\"}}": "2: ",
 	} {
-		if _, err := parseJSON([]byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := ParseJSON([]byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want line %q", text, err, want)
 		}
 	}
@@ -67,12 +67,12 @@ func FuzzJSON(f *testing.F) {
 		f.Add(seed, "a", "b")
 	}
 	f.Fuzz(func(t *testing.T, text, first, second string) {
-		d, err := parseJSON([]byte(text))
+		d, err := ParseJSON([]byte(text))
 		if err != nil || !printable(first) || !printable(second) {
 			return
 		}
 		for _, path := range [][]string{{first}, {first, second}, {"x", first, second}} {
-			if err := d.set("value", path...); err != nil && strings.Contains(err.Error(), "internal error") {
+			if err := d.Set("value", path...); err != nil && strings.Contains(err.Error(), "internal error") {
 				t.Errorf("%q in %q: %v", path, text, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 )
 
 // locate finds the positions of all keys and tables. The text is valid TOML by then.
-func (d *tomlDocument) locate() {
+func (d *TOML) locate() {
 	d.keys, d.tables = nil, nil
 	var p unstable.Parser
 	p.Reset(d.text)
@@ -50,16 +50,16 @@ func skipBlanks(text []byte, i int) int {
 	return i
 }
 
-func (d *tomlDocument) lineStart(i int) int { return bytes.LastIndexByte(d.text[:i], '\n') + 1 }
+func (d *TOML) lineStart(i int) int { return bytes.LastIndexByte(d.text[:i], '\n') + 1 }
 
-func (d *tomlDocument) lineEnd(i int) int {
+func (d *TOML) lineEnd(i int) int {
 	if n := bytes.IndexByte(d.text[i:], '\n'); n >= 0 {
 		return i + n + 1
 	}
 	return len(d.text)
 }
 
-func (d *tomlDocument) row(i int) int { return bytes.Count(d.text[:i], []byte("\n")) + 1 }
+func (d *TOML) row(i int) int { return bytes.Count(d.text[:i], []byte("\n")) + 1 }
 
 // valueEnd is the end of the value that starts at i, in a valid text. A value ends at the end of
 // the line, at a comma or bracket that is not its own, or before a comment.

@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"strings"
@@ -57,18 +57,18 @@ func TestTOMLKeepsWhatItDoesNotSet(t *testing.T) {
 		"a value that a comment follows": {"a = 1#c\n", []string{"a"}, 2, "a = 2#c\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := parseTOML([]byte(c.before))
+			d, err := ParseTOML([]byte(c.before))
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = d.set(c.value, c.path...)
+			err = d.Set(c.value, c.path...)
 			switch {
 			case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
 				t.Errorf("got %v, want %q", err, c.err)
-			case c.err != "" && string(d.bytes()) != c.before:
-				t.Errorf("an error left\n%s", d.bytes())
-			case c.err == "" && (err != nil || string(d.bytes()) != c.after):
-				t.Errorf("got %v and\n%swant\n%s", err, d.bytes(), c.after)
+			case c.err != "" && string(d.Bytes()) != c.before:
+				t.Errorf("an error left\n%s", d.Bytes())
+			case c.err == "" && (err != nil || string(d.Bytes()) != c.after):
+				t.Errorf("got %v and\n%swant\n%s", err, d.Bytes(), c.after)
 			}
 		})
 	}
@@ -81,7 +81,7 @@ func TestTOMLErrorsNameTheLine(t *testing.T) {
 		"[a]\n\n[a\n":             "3: ",
 		"a = 1\n\nb = \"\x01\"\n": "3: ",
 	} {
-		if _, err := parseTOML([]byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := ParseTOML([]byte(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want line %q", text, err, want)
 		}
 	}
@@ -96,18 +96,18 @@ func FuzzTOML(f *testing.F) {
 		f.Add(seed, "a", "b")
 	}
 	f.Fuzz(func(t *testing.T, text, table, name string) {
-		d, err := parseTOML([]byte(text))
+		d, err := ParseTOML([]byte(text))
 		if err != nil || !printable(table) || !printable(name) {
 			return
 		}
 		for _, path := range [][]string{{table}, {table, name}, {"x", table, name}} {
-			if old, found := d.get(path...); found {
+			if old, found := d.Get(path...); found {
 				switch old.(type) {
 				case map[string]any, []any:
 					continue // configure never replaces a table or list by a string
 				}
 			}
-			if err := d.set("value", path...); err != nil &&
+			if err := d.Set("value", path...); err != nil &&
 				strings.Contains(err.Error(), "internal error") && !blocked(d.tree, path) {
 				t.Errorf("%q in %q: %v", path, text, err)
 			}
@@ -118,7 +118,7 @@ func FuzzTOML(f *testing.F) {
 // blocked reports whether a value that is no table stands on a path.
 func blocked(tree map[string]any, path []string) bool {
 	for i := 1; i < len(path); i++ {
-		if v, found := lookup(tree, path[:i]); found {
+		if v, found := Lookup(tree, path[:i]); found {
 			if _, isTable := v.(map[string]any); !isTable {
 				return true
 			}

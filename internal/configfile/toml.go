@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"bytes"
@@ -11,21 +11,9 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// document is a configuration file. Its comments, order and formatting survive an edit.
-type document interface {
-	// get is the value at a path of keys.
-	get(path ...string) (any, bool)
-	// set stores a value at a path, unless it is there already.
-	set(value any, path ...string) error
-	// unset takes out a key or a whole table, if it exists.
-	unset(path ...string) error
-	// bytes is the present text.
-	bytes() []byte
-}
-
-// tomlDocument is a TOML file. It is edited as text, and the library parses it again after each
+// TOML is a TOML file. It is edited as text, and the library parses it again after each
 // edit.
-type tomlDocument struct {
+type TOML struct {
 	text   []byte
 	tree   map[string]any
 	keys   []tomlKey
@@ -48,9 +36,9 @@ type tomlTable struct {
 	end   int // end of the header's line
 }
 
-// parseTOML parses a file. The error begins with the line.
-func parseTOML(text []byte) (*tomlDocument, error) {
-	d := &tomlDocument{text: text, tree: map[string]any{}}
+// ParseTOML parses a file. The error begins with the line.
+func ParseTOML(text []byte) (*TOML, error) {
+	d := &TOML{text: text, tree: map[string]any{}}
 	if err := toml.Unmarshal(text, &d.tree); err != nil {
 		row := 1
 		var decode *toml.DecodeError
@@ -63,12 +51,17 @@ func parseTOML(text []byte) (*tomlDocument, error) {
 	return d, nil
 }
 
-func (d *tomlDocument) bytes() []byte { return d.text }
+// Bytes is the present text.
+func (d *TOML) Bytes() []byte { return d.text }
 
-func (d *tomlDocument) get(path ...string) (any, bool) { return lookup(d.tree, path) }
+// Tree is the file's content as the library reads it.
+func (d *TOML) Tree() map[string]any { return d.tree }
 
-// lookup is the value at a path in a tree of tables.
-func lookup(tree map[string]any, path []string) (any, bool) {
+// Get is the value at a path of keys.
+func (d *TOML) Get(path ...string) (any, bool) { return Lookup(d.tree, path) }
+
+// Lookup is the value at a path in a tree of tables.
+func Lookup(tree map[string]any, path []string) (any, bool) {
 	var v any = tree
 	for _, name := range path {
 		table, isTable := v.(map[string]any)
@@ -82,50 +75,50 @@ func lookup(tree map[string]any, path []string) (any, bool) {
 	return v, true
 }
 
-// set edits the text and parses it again. Apart from the key nothing may have changed. The check
+// Set edits the text and parses it again. Apart from the key nothing may have changed. The check
 // uses the library's result, because a node stops if an engine reads its configuration otherwise
-// than configure does.
-func (d *tomlDocument) set(value any, path ...string) error {
-	if old, found := d.get(path...); found && reflect.DeepEqual(old, plain(value)) {
+// than we do.
+func (d *TOML) Set(value any, path ...string) error {
+	if old, found := d.Get(path...); found && reflect.DeepEqual(old, plain(value)) {
 		return nil
 	}
-	text, err := d.with(path, literal(value))
+	text, err := d.with(path, Literal(value))
 	if err != nil {
 		return err
 	}
-	after, err := parseTOML(text)
+	after, err := ParseTOML(text)
 	if err != nil {
-		return fmt.Errorf("internal error: cannot set %s: the result is no TOML: line %w", dotted(path), err)
+		return fmt.Errorf("internal error: cannot set %s: the result is no TOML: line %w", Dotted(path), err)
 	}
 	want := copyTree(d.tree)
 	if !put(want, plain(value), path) || !reflect.DeepEqual(want, after.tree) {
-		return fmt.Errorf("internal error: cannot set %s without changing something else", dotted(path))
+		return fmt.Errorf("internal error: cannot set %s without changing something else", Dotted(path))
 	}
 	*d = *after
 	return nil
 }
 
-// unset takes out every line of a key or a table. As set does, it checks that nothing else has
+// Unset takes out every line of a key or a table. As Set does, it checks that nothing else has
 // changed.
-func (d *tomlDocument) unset(path ...string) error {
-	if _, found := d.get(path...); !found {
+func (d *TOML) Unset(path ...string) error {
+	if _, found := d.Get(path...); !found {
 		return nil
 	}
 	text := d.text
 	for _, cut := range slices.Backward(d.lines(path)) {
 		text = splice(text, cut.start, cut.end, "")
 	}
-	after, err := parseTOML(text)
+	after, err := ParseTOML(text)
 	if err != nil {
 		return fmt.Errorf("internal error: cannot take out %s: the result is no TOML: line %w",
-			dotted(path), err)
+			Dotted(path), err)
 	}
 	if want := without(d.tree, path); !reflect.DeepEqual(want, without(after.tree, path)) {
-		return fmt.Errorf("cannot take out %s without changing something else", dotted(path))
+		return fmt.Errorf("cannot take out %s without changing something else", Dotted(path))
 	}
-	if _, found := after.get(path...); found {
+	if _, found := after.Get(path...); found {
 		return fmt.Errorf("%d: %s is part of an inline table, which is not edited here", d.row(0),
-			dotted(path))
+			Dotted(path))
 	}
 	*d = *after
 	return nil
@@ -133,7 +126,7 @@ func (d *tomlDocument) unset(path ...string) error {
 
 // lines are the spans of a key or a table: headers with the keys below them, and dotted keys in
 // other tables.
-func (d *tomlDocument) lines(path []string) []span {
+func (d *TOML) lines(path []string) []span {
 	below := func(p []string) bool { return len(p) >= len(path) && slices.Equal(p[:len(path)], path) }
 	var cuts []span
 	for i, t := range d.tables {
@@ -159,18 +152,18 @@ func (d *tomlDocument) lines(path []string) []span {
 
 // with is the text with a value at a path. It replaces the old value, follows the table's last key,
 // or goes into a new table at the end.
-func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
+func (d *TOML) with(path []string, value string) ([]byte, error) {
 	for _, k := range d.keys {
 		if slices.Equal(k.path, path) {
 			return splice(d.text, k.value, k.end, value), nil
 		}
 		if n := len(k.path); n < len(path) && slices.Equal(k.path, path[:n]) {
 			return nil, fmt.Errorf("%d: %s is an inline table, which is not edited here; write it as [%s]",
-				d.row(k.start), dotted(k.path), dotted(k.path))
+				d.row(k.start), Dotted(k.path), Dotted(k.path))
 		}
 		if n := len(path) - 1; d.depth(k.table) < n && len(k.path) > n && slices.Equal(k.path[:n], path[:n]) {
 			return nil, fmt.Errorf("%d: %s is written with dots, which is not edited here; write it as [%s]",
-				d.row(k.start), dotted(k.path), dotted(path[:n]))
+				d.row(k.start), Dotted(k.path), Dotted(path[:n]))
 		}
 	}
 	table, name := path[:len(path)-1], quoted(path[len(path)-1])
@@ -178,7 +171,7 @@ func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
 		switch {
 		case slices.Equal(t.path, table) && t.array:
 			return nil, fmt.Errorf("%d: [[%s]] is a list of tables, where one table is wanted",
-				d.row(t.start), dotted(table))
+				d.row(t.start), Dotted(table))
 		case slices.Equal(t.path, table):
 			at, indent := d.newKeyPosition(i)
 			return d.insertLine(at, indent+name+" = "+value), nil
@@ -188,11 +181,11 @@ func (d *tomlDocument) with(path []string, value string) ([]byte, error) {
 		at, indent := d.newKeyPosition(-1)
 		return d.insertLine(at, indent+name+" = "+value), nil
 	}
-	return d.insertLine(len(d.text), d.gap()+"["+dotted(table)+"]\n"+name+" = "+value), nil
+	return d.insertLine(len(d.text), d.gap()+"["+Dotted(table)+"]\n"+name+" = "+value), nil
 }
 
 // depth is the number of names in a table's header.
-func (d *tomlDocument) depth(table int) int {
+func (d *TOML) depth(table int) int {
 	if table < 0 {
 		return 0
 	}
@@ -200,7 +193,7 @@ func (d *tomlDocument) depth(table int) int {
 }
 
 // newKeyPosition is the offset and the indentation of a table's new key: those after its last one.
-func (d *tomlDocument) newKeyPosition(table int) (at int, indent string) {
+func (d *TOML) newKeyPosition(table int) (at int, indent string) {
 	if len(d.tables) == 0 {
 		at = len(d.text)
 	}
@@ -217,20 +210,20 @@ func (d *tomlDocument) newKeyPosition(table int) (at int, indent string) {
 }
 
 // indent is the white space at the start of the line that contains offset i.
-func (d *tomlDocument) indent(i int) string {
+func (d *TOML) indent(i int) string {
 	from := d.lineStart(i)
 	return string(d.text[from:skipBlanks(d.text, from)])
 }
 
 // gap is the separator before text that is added at the end.
-func (d *tomlDocument) gap() string {
+func (d *TOML) gap() string {
 	if len(bytes.TrimSpace(d.text)) == 0 {
 		return ""
 	}
 	return "\n"
 }
 
-func (d *tomlDocument) insertLine(at int, line string) []byte {
+func (d *TOML) insertLine(at int, line string) []byte {
 	if at > 0 && d.text[at-1] != '\n' {
 		line = "\n" + line
 	}

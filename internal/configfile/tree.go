@@ -1,4 +1,4 @@
-package configure
+package configfile
 
 import (
 	"maps"
@@ -72,39 +72,39 @@ func without(tree map[string]any, path []string) map[string]any {
 	return out
 }
 
-// merge puts one tree over another, as engines do with drop-in files. Tables are merged key by key;
+// Merge puts one tree over another, as engines do with drop-in files. Tables are merged key by key;
 // any other value is replaced.
-func merge(under, over map[string]any) map[string]any {
+func Merge(under, over map[string]any) map[string]any {
 	out := copyTree(under)
 	for key, v := range over {
 		below, isTable := v.(map[string]any)
 		present, wasTable := out[key].(map[string]any)
 		if isTable && wasTable {
-			v = merge(present, below)
+			v = Merge(present, below)
 		}
 		out[key] = v
 	}
 	return out
 }
 
-// table is the table at a path; nil if there is none.
-func table(tree map[string]any, path ...string) map[string]any {
-	v, _ := lookup(tree, path)
+// Table is the table at a path; nil if there is none.
+func Table(tree map[string]any, path ...string) map[string]any {
+	v, _ := Lookup(tree, path)
 	t, _ := v.(map[string]any)
 	return t
 }
 
-// text is the string at a path; "" if there is none.
-func text(tree map[string]any, path ...string) string {
-	v, _ := lookup(tree, path)
+// Text is the string at a path; "" if there is none.
+func Text(tree map[string]any, path ...string) string {
+	v, _ := Lookup(tree, path)
 	s, _ := v.(string)
 	return s
 }
 
-// texts are the strings of the list at a path. It leaves out other items, such as Podman's {append
+// Texts are the strings of the list at a path. It leaves out other items, such as Podman's {append
 // = true}. found reports whether there is a list.
-func texts(tree map[string]any, path ...string) (list []string, found bool) {
-	v, _ := lookup(tree, path)
+func Texts(tree map[string]any, path ...string) (list []string, found bool) {
+	v, _ := Lookup(tree, path)
 	items, found := v.([]any)
 	for _, item := range items {
 		if s, isText := item.(string); isText {
@@ -114,8 +114,8 @@ func texts(tree map[string]any, path ...string) (list []string, found bool) {
 	return list, found
 }
 
-// union is list with those of more that it lacks.
-func union(list []string, more ...string) []string {
+// Union is list with those of more that it lacks.
+func Union(list []string, more ...string) []string {
 	out := slices.Clone(list)
 	for _, item := range more {
 		if !slices.Contains(out, item) {
