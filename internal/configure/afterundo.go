@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -20,18 +21,18 @@ const ourProgram = "gpuledger-runtime"
 // record is what configure has done for this engine, empty if nothing. It also returns the other
 // engines that are configured.
 func (p *Plan) record() (record, []grant.Engine, error) {
-	dir, err := p.system.resolve(p.Policy.StateDir)
+	dir, err := p.system.Resolve(p.Policy.StateDir)
 	if err != nil {
 		return record{}, nil, err
 	}
 	var others []grant.Engine
 	for _, e := range containerEngines {
 		if e != p.options.Engine &&
-			p.system.exists(filepath.Join(dir, "configure", engines[e].suffix, "record.json")) {
+			p.system.Exists(filepath.Join(dir, "configure", engines[e].suffix, "record.json")) {
 			others = append(others, e)
 		}
 	}
-	r, err := (&store{system: p.system, dir: filepath.Join(p.system.host(dir), "configure")}).load(
+	r, err := (&store{system: p.system, dir: filepath.Join(p.system.Host(dir), "configure")}).load(
 		p.options.Engine)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -63,22 +64,22 @@ func (p *Plan) before(r record) (defaultHandler, error) {
 // changes to files into which another program has copied gpuledger's lines.
 func (p *Plan) afterUndo(r record) (*Plan, []Change, error) {
 	q := &Plan{options: p.options, Policy: p.Policy,
-		system: system{root: p.system.root, overlay: map[string]content{}}}
+		system: filetree.System{Root: p.system.Root, Overlay: map[string]filetree.FileContent{}}}
 	var err error
 	if q.options.File, err = p.findMain(r); err != nil {
 		return nil, nil, err
 	}
 	var recorded []string
 	for _, e := range r.Files {
-		now, err := p.system.read(e.Name)
+		now, err := p.system.Read(e.Name)
 		if err != nil {
 			return nil, nil, err
 		}
-		if e.Shared || e.After.Kind != file {
+		if e.Shared || e.After.Kind != filetree.Regular {
 			continue
 		}
 		recorded = append(recorded, e.Name)
-		q.system.overlay[e.Name] = restore(e, now).after
+		q.system.Overlay[e.Name] = restore(e, now).after
 	}
 	// no program has copied anything into a file that cannot be read
 	c, _ := engines[p.options.Engine].read(q)
@@ -96,7 +97,7 @@ func (p *Plan) afterUndo(r record) (*Plan, []Change, error) {
 		if change != nil && !written && !slices.Contains(recorded, change.name) &&
 			(len(r.Files) > 0 || !q.isOurs(path)) {
 			cleaned = append(cleaned, *change)
-			q.system.overlay[change.name] = change.after
+			q.system.Overlay[change.name] = change.after
 		}
 	}
 	return q, cleaned, nil
@@ -110,8 +111,8 @@ func (p *Plan) isOurs(path string) bool {
 // formerDefault is the last default handler in the files that is not gpuledger's.
 func (p *Plan) formerDefault(c configuration) (name string) {
 	for _, path := range c.paths() {
-		_, text, _ := p.load(path)
-		d, err := configfile.Parse(path, text.data)
+		_, text, _ := p.system.Load(path)
+		d, err := configfile.Parse(path, text.Data)
 		if err != nil {
 			continue
 		}
@@ -128,25 +129,25 @@ func (p *Plan) formerDefault(c configuration) (name string) {
 // It also takes out the copied rest of a recorded edit. It returns nil if the file has no handler
 // of gpuledger's.
 func (p *Plan) withoutCopies(path string, r record) (*Change, error) {
-	name, now, err := p.load(path)
-	if err != nil || now.Kind != file {
+	name, now, err := p.system.Load(path)
+	if err != nil || now.Kind != filetree.Regular {
 		return nil, err
 	}
-	data, err := p.withoutHandler(path, now.data)
-	if err != nil || bytes.Equal(data, now.data) {
+	data, err := p.withoutHandler(path, now.Data)
+	if err != nil || bytes.Equal(data, now.Data) {
 		return nil, nil // linesNamingUs finds what cannot be edited
 	}
 	for _, e := range r.Files {
-		if e.Before.Kind != file || e.After.Kind != file || e.Shared {
+		if e.Before.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared {
 			continue
 		}
-		if more, ok := configfile.RevertKeys(path, data, e.After.data, e.Before.data, Handler); ok {
+		if more, ok := configfile.RevertKeys(path, data, e.After.Data, e.Before.Data, Handler); ok {
 			data = more
 		}
 	}
 	return &Change{Path: path, Action: "restore",
 		Why:  "another program has copied what is ours into it; it is taken out",
-		Diff: configfile.Unified(path, now.data, data), name: name, before: now, after: newFile(data, now)}, nil
+		Diff: configfile.Unified(path, now.Data, data), name: name, before: now, after: filetree.NewFile(data, now)}, nil
 }
 
 // withoutHandler is a file without gpuledger's handler. The former default becomes the default
@@ -178,11 +179,11 @@ func (p *Plan) linesNamingUs() (lines []string) {
 	c, _ := engines[p.options.Engine].read(p)
 	for _, path := range configfile.Union(c.paths(), filepath.Join("/etc", nvidiaConfig),
 		"/usr/local/nvidia/toolkit/.config/"+nvidiaConfig) {
-		_, text, err := p.load(path)
+		_, text, err := p.system.Load(path)
 		if err != nil {
 			continue
 		}
-		for i, line := range strings.Split(string(text.data), "\n") {
+		for i, line := range strings.Split(string(text.Data), "\n") {
 			if oursIn.MatchString(line) && !strings.HasPrefix(strings.TrimSpace(line), "#") {
 				lines = append(lines, fmt.Sprintf("%s:%d", path, i+1))
 			}

@@ -4,11 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 )
 
 // Apply carries out the whole plan, or on an error nothing of it. The record for an undo is durable
@@ -35,9 +34,9 @@ func (p *Plan) Apply() error {
 	}
 	failpoint.Hit("configure/recorded")
 	for i, c := range p.Changes {
-		err := p.makeDirs(c.name)
+		err := makeDirs(p.system, c.name)
 		if err == nil {
-			err = p.system.write(c.name, c.after)
+			err = writeContent(p.system, c.name, c.after)
 		}
 		if err != nil {
 			return p.rollBack(s, old, next, i, err)
@@ -50,11 +49,11 @@ func (p *Plan) Apply() error {
 // unchanged returns an error if a file differs from what the plan has read.
 func (p *Plan) unchanged() error {
 	for _, c := range p.Changes {
-		now, err := p.system.read(c.name)
+		now, err := p.system.Read(c.name)
 		if err != nil {
 			return err
 		}
-		if !now.same(c.before) {
+		if !now.Same(c.before) {
 			return fmt.Errorf("cannot write %s: another program has changed it in this moment; run it again",
 				c.Path)
 		}
@@ -69,7 +68,7 @@ func (p *Plan) next(old record) record {
 		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
 	r.Unread = unread(p.options.Engine, old, daemons(p.options, p.mainFile()))
 	for _, c := range p.Changes {
-		for _, dir := range p.system.missingDirs(c.name) {
+		for _, dir := range missingDirs(p.system, c.name) {
 			if !slices.Contains(r.Directories, dir) {
 				r.Directories = append(r.Directories, dir)
 			}
@@ -89,26 +88,14 @@ func (p *Plan) next(old record) record {
 // origin is the content that an undo restores for a file that configure has changed before. now is
 // the file's present content. mixed reports that the lines of others could not be told apart from
 // gpuledger's.
-func origin(e entry, now content) (before content, mixed bool) {
-	if now.same(e.After) || now.same(e.Before) {
+func origin(e entry, now filetree.FileContent) (before filetree.FileContent, mixed bool) {
+	if now.Same(e.After) || now.Same(e.Before) {
 		return e.Before, e.Mixed
 	}
 	if theirs, ok := withoutOurs(e, now); ok {
 		return theirs, e.Mixed
 	}
-	return now, now.Kind == file
-}
-
-func (p *Plan) makeDirs(name string) error {
-	for _, dir := range p.system.missingDirs(name) {
-		if err := os.Mkdir(p.system.host(dir), 0o755); err != nil {
-			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
-		}
-		if err := syncDir(filepath.Dir(p.system.host(dir))); err != nil {
-			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
-		}
-	}
-	return nil
+	return now, now.Kind == filetree.Regular
 }
 
 // rollBack restores the files up to and including the one that failed, the last one first. Then it
@@ -116,14 +103,14 @@ func (p *Plan) makeDirs(name string) error {
 func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error {
 	var left error
 	for i := failed; i >= 0; i-- {
-		left = errors.Join(left, p.system.write(p.Changes[i].name, p.Changes[i].before))
+		left = errors.Join(left, writeContent(p.system, p.Changes[i].name, p.Changes[i].before))
 	}
 	if left != nil {
 		return fmt.Errorf(
 			"%w; and it could not be rolled back: %w; `gpuledger configure %s --undo` tries again",
 			why, left, engines[p.options.Engine].suffix)
 	}
-	p.system.removeDirs(next.Directories, old.Directories)
+	removeDirs(p.system, next.Directories, old.Directories)
 	if err := s.save(restoredTo(old, p)); err != nil {
 		return fmt.Errorf("%w; it was rolled back, but the record stays: %w", why, err)
 	}
@@ -134,14 +121,4 @@ func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error
 func restoredTo(old record, p *Plan) record {
 	old.Version, old.Engine = 1, p.options.Engine
 	return old
-}
-
-// removeDirs removes those of the directories that are empty, the innermost first. configure made
-// all of them. It leaves the directories in except.
-func (s system) removeDirs(dirs, except []string) {
-	for _, dir := range slices.Backward(dirs) {
-		if !slices.Contains(except, dir) && os.Remove(s.host(dir)) == nil {
-			_ = syncDir(filepath.Dir(s.host(dir)))
-		}
-	}
 }

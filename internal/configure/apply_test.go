@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -81,7 +82,7 @@ func TestAllOrNothing(t *testing.T) {
 				if got := files(t, root); got != before {
 					t.Fatalf("after write %d failed the files are\n%s\nwant\n%s", nth, got, before)
 				}
-				p := &Plan{options: options(root, engine), system: system{root: root}}
+				p := &Plan{options: options(root, engine), system: filetree.System{Root: root}}
 				p.Policy.StateDir = "/var/lib/gpuledger"
 				if r, _, err := p.record(); err != nil || len(r.Files) != 0 {
 					t.Fatalf("after write %d failed the record is there (%v)", nth, err)
@@ -138,7 +139,7 @@ func TestApplyRefusesWhatChangedMeanwhile(t *testing.T) {
 
 func TestOnlyOneAtATime(t *testing.T) {
 	root := newRoot(t, nil)
-	s, err := openStore(system{root: root}, "/var/lib/gpuledger")
+	s, err := openStore(filetree.System{Root: root}, "/var/lib/gpuledger")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,30 +153,5 @@ func TestOnlyOneAtATime(t *testing.T) {
 	s.close()
 	if err := p.Apply(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestResolveStaysInTheRoot(t *testing.T) {
-	root := t.TempDir()
-	write(t, root, "/real/file", "")
-	for link, target := range map[string]string{"/abs": "/real/file", "/up": "../../../real/file",
-		"/dir": "real", "/twice": "dir/file", "/loop": "loop", "/gone": "/nowhere/x"} {
-		if err := os.Symlink(target, root+link); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, want := range map[string]string{
-		"/abs": "/real/file", "/up": "/real/file", "/dir/file": "/real/file", "/twice": "/real/file",
-		"/gone":              "/nowhere/x",
-		"/dir/../real/./new": "/real/new", "/": "/",
-	} {
-		if got, err := (system{root: root}).resolve(name); err != nil || got != want {
-			t.Errorf("%s: got %s, %v, want %s", name, got, err, want)
-		}
-	}
-	for _, name := range []string{"/loop", "relative"} {
-		if got, err := (system{root: root}).resolve(name); err == nil {
-			t.Errorf("%s: got %s, want an error", name, got)
-		}
 	}
 }

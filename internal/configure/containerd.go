@@ -83,7 +83,7 @@ func (c *containerdConfig) imports(p *Plan, path string, d *configfile.TOML) (na
 			names = append(names, pattern)
 			continue
 		}
-		found := p.system.glob(pattern)
+		found := p.system.Glob(pattern)
 		if ours := filepath.Join(filepath.Dir(pattern), dropIn+".toml"); matches(pattern, ours) {
 			found = configfile.Union(found, ours) // this file may not exist yet
 			slices.Sort(found)
@@ -206,7 +206,7 @@ func (c *containerdConfig) defaultHandler(p *Plan) defaultHandler {
 		was.kind = ""
 	}
 	was.binary = configfile.Text(was.handler, "options", "BinaryName")
-	if distribution := p.distribution(); distribution != nil && p.system.exists(distribution.runc) {
+	if distribution := p.distribution(); distribution != nil && p.system.Exists(distribution.runc) {
 		was.search = []string{distribution.runc}
 	}
 	root := configfile.Text(was.handler, "options", "Root")

@@ -216,7 +216,7 @@ var containerdVersion = regexp.MustCompile(` v?([0-9]+)\.[0-9]+`)
 // containerdMajor is the major version of the installed containerd; 0 if the program does not
 // report it.
 func (p *Plan) containerdMajor() int {
-	program := p.system.program("containerd")
+	program := p.system.Program("containerd")
 	if p.options.Root != "/" || program == "" {
 		return 0
 	}

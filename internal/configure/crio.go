@@ -81,7 +81,7 @@ func readCRIO(p *Plan) (configuration, error) {
 	main := p.mainFile()
 	dir := filepath.Join(filepath.Dir(main), "crio.conf.d")
 	ours := filepath.Join(dir, dropIn+".conf")
-	d, err := p.readDropIns(ours, sortedWith(p.system.glob(dir+"/*"), ours, main))
+	d, err := p.readDropIns(ours, sortedWith(p.system.Glob(dir+"/*"), ours, main))
 	return crioConfig{d}, err
 }
 
@@ -172,7 +172,7 @@ func (p *Plan) setCRIOHandler(set *configfile.Setter, was defaultHandler) {
 	if _, found := like["runtime_root"]; !found && has["runtime_root"] == nil {
 		root := "/run/runc"
 		if runtimes := p.realRuntimesQuietly(was); strings.HasPrefix(
-			filepath.Base(cmp.Or(p.system.firstProgram(runtimes), runtimes[0])), "crun") {
+			filepath.Base(cmp.Or(p.system.FirstProgram(runtimes), runtimes[0])), "crun") {
 			root = "/run/crun"
 		}
 		set.To(root, at("runtime_root")...)

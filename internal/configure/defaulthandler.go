@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -42,7 +43,7 @@ func isReal(program string) bool {
 // followLink replaces the handler's program by the target of its link, if only the target's name
 // shows that it is runc, crun or NVIDIA's runtime.
 func (p *Plan) followLink(was defaultHandler) defaultHandler {
-	target, err := p.system.resolve(was.binary)
+	target, err := p.system.Resolve(was.binary)
 	followed := was
 	if followed.binary = target; err == nil && !was.isReal() && !was.isNVIDIA() &&
 		(followed.isReal() || followed.isNVIDIA()) {
@@ -127,8 +128,8 @@ const nvidiaConfig = "nvidia-container-runtime/config.toml"
 func (p *Plan) setUnjudged(d *configfile.TOML, was defaultHandler, others []grant.Engine) error {
 	wanted := ""
 	if p.options.AsDefault && was.isNVIDIA() {
-		if wanted = was.binary; !strings.Contains(wanted, "/") && p.system.program(wanted) != "" {
-			wanted = p.system.program(wanted)
+		if wanted = was.binary; !strings.Contains(wanted, "/") && p.system.Program(wanted) != "" {
+			wanted = p.system.Program(wanted)
 		}
 		p.note("containers that pass without being judged run under %s, as before (runtime.unjudged in %s)",
 			wanted, p.options.Config)
@@ -176,7 +177,7 @@ func (p *Plan) compareRuntime(was defaultHandler) {
 // notes.
 func (p *Plan) realRuntimesQuietly(was defaultHandler) []string {
 	quiet := Plan{options: p.options, system: p.system}
-	if _, c, err := p.load(p.options.Config); err == nil && c.Kind == file {
+	if _, c, err := p.system.Load(p.options.Config); err == nil && c.Kind == filetree.Regular {
 		return p.Policy.Runtime.Path
 	}
 	return quiet.realRuntimes(was)

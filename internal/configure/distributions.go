@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -81,7 +82,7 @@ func (p *Plan) findMain(r record) (string, error) {
 	}
 	var names, mains []string
 	for _, distribution := range distributions {
-		if p.system.exists(distribution.main) {
+		if p.system.Exists(distribution.main) {
 			names, mains = append(names, distribution.name), append(mains, distribution.main)
 		}
 	}
@@ -95,7 +96,7 @@ func (p *Plan) findMain(r record) (string, error) {
 
 // File is the engine's main configuration file, as configure finds it; "" for the usual one.
 func File(o Options, stateDir string) (string, error) {
-	p := &Plan{options: o, system: system{root: o.Root}}
+	p := &Plan{options: o, system: filetree.System{Root: o.Root}}
 	p.Policy.StateDir = stateDir
 	r, _, err := p.record()
 	if err != nil {
@@ -109,11 +110,11 @@ func File(o Options, stateDir string) (string, error) {
 // cannot change one, so the default handler is a setting of the distribution.
 func (p *Plan) rancherTemplate(name string, c *containerdConfig, was defaultHandler) error {
 	path := p.rancherTemplateFile(c)
-	_, now, err := p.load(path)
+	_, now, err := p.system.Load(path)
 	if err != nil {
 		return err
 	}
-	text := string(now.data)
+	text := string(now.Data)
 	if text == "" {
 		text = "{{ template \"base\" . }}\n"
 	}
@@ -156,7 +157,7 @@ const (
 func (p *Plan) rancherTemplateFile(c *containerdConfig) string {
 	dir := filepath.Dir(c.main)
 	v3, v2 := filepath.Join(dir, "config-v3.toml.tmpl"), filepath.Join(dir, "config.toml.tmpl")
-	if p.system.exists(v3) || c.version >= 3 && !p.system.exists(v2) {
+	if p.system.Exists(v3) || c.version >= 3 && !p.system.Exists(v2) {
 		return v3
 	}
 	return v2

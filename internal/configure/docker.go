@@ -17,11 +17,11 @@ var dockerKeys = []keys{{handlers: []string{"runtimes"}, byDefault: []string{"de
 
 func readDocker(p *Plan) (configuration, error) {
 	c := dockerConfig{p.mainFile(), &configfile.JSON{}}
-	_, file, err := p.load(c.path)
+	_, file, err := p.system.Load(c.path)
 	if err != nil {
 		return c, err
 	}
-	d, err := configfile.ParseJSON(file.data)
+	d, err := configfile.ParseJSON(file.Data)
 	if err != nil {
 		return c, fmt.Errorf("cannot read %s:%w", c.path, err)
 	}
@@ -87,15 +87,15 @@ func (p *Plan) dockerFlags() error {
 	units := []string{}
 	for _, dir := range []string{"/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system"} {
 		units = append(units, dir+"/docker.service")
-		units = append(units, p.system.glob(dir+"/docker.service.d/*.conf")...)
+		units = append(units, p.system.Glob(dir+"/docker.service.d/*.conf")...)
 	}
 	for _, path := range units {
-		_, c, err := p.load(path)
+		_, c, err := p.system.Load(path)
 		if err != nil {
 			return err
 		}
 		for _, flag := range []string{"--add-runtime", "--default-runtime"} {
-			if bytes.Contains(c.data, []byte(flag)) && (flag == "--add-runtime" || p.options.AsDefault) {
+			if bytes.Contains(c.Data, []byte(flag)) && (flag == "--add-runtime" || p.options.AsDefault) {
 				return fmt.Errorf("cannot configure docker: %s starts dockerd with %s, which must not "+
 					"stand in daemon.json too; move it from there into %s", path, flag, p.mainFile())
 			}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -51,12 +52,12 @@ func (d Default) Hint() string {
 // the records below the state directory. It takes no lock, so a read during a configure can see the
 // state between two files.
 func Defaults(root, stateDir string) ([]Default, error) {
-	here := system{root: root}
-	dir, err := here.resolve(stateDir)
+	here := filetree.System{Root: root}
+	dir, err := here.Resolve(stateDir)
 	if err != nil {
 		return nil, err
 	}
-	s := &store{system: here, dir: filepath.Join(here.host(dir), "configure")}
+	s := &store{system: here, dir: filepath.Join(here.Host(dir), "configure")}
 	var all []Default
 	for _, engine := range containerEngines {
 		r, err := s.load(engine)
@@ -68,11 +69,11 @@ func Defaults(root, stateDir string) ([]Default, error) {
 			continue
 		}
 		if !slices.ContainsFunc(r.Files, func(e entry) bool {
-			return !e.Shared && setsDefault(engine, e.After.data)
+			return !e.Shared && setsDefault(engine, e.After.Data)
 		}) {
 			continue
 		}
-		if d, runs := here.defaultOf(engine, r); runs {
+		if d, runs := defaultOf(here, engine, r); runs {
 			all = append(all, d)
 		}
 	}
@@ -81,8 +82,8 @@ func Defaults(root, stateDir string) ([]Default, error) {
 
 // defaultOf reads an engine's files. runs is false if these say that the engine runs no containers
 // of its own.
-func (s system) defaultOf(engine grant.Engine, r record) (d Default, runs bool) {
-	p := &Plan{options: Options{Engine: engine, Root: s.root}, system: s}
+func defaultOf(in filetree.System, engine grant.Engine, r record) (d Default, runs bool) {
+	p := &Plan{options: Options{Engine: engine, Root: in.Root}, system: in}
 	d = Default{Engine: engine, Name: engines[engine].suffix}
 	if p.options.File, d.Err = p.findMain(r); d.Err != nil {
 		return d, true

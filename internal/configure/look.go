@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -35,10 +36,10 @@ type engineFacts struct {
 // Look finds the engines of the system below root; "/" is this machine. It writes nothing.
 func Look(root string) []Presence {
 	var all []Presence
-	here := system{root: root}
+	here := filetree.System{Root: root}
 	for _, engine := range containerEngines {
 		e := engines[engine]
-		p := Presence{Engine: engine, Name: e.suffix, Program: here.program(e.program), File: e.file}
+		p := Presence{Engine: engine, Name: e.suffix, Program: here.Program(e.program), File: e.file}
 		if e.daemon != "" && root == "/" {
 			p.PIDs = processes(e.daemon)
 		}
@@ -50,7 +51,7 @@ func Look(root string) []Presence {
 			p.File = file
 		}
 		plan.options.File = p.File
-		if p.Program == "" && len(p.PIDs) == 0 && !here.exists(p.File) {
+		if p.Program == "" && len(p.PIDs) == 0 && !here.Exists(p.File) {
 			continue
 		}
 		c, err := e.read(plan)
@@ -67,9 +68,7 @@ func Look(root string) []Presence {
 
 // Find is the path of a program. A name with a slash is the path itself; any other name is searched
 // where engines search. It is "" if there is no such program.
-func Find(name string) string { return system{root: "/"}.program(name) }
-
-func (s system) program(name string) string { return s.firstProgram([]string{name}) }
+func Find(name string) string { return filetree.System{Root: "/"}.Program(name) }
 
 // fileOf is the configuration file that a running engine's arguments name; "" if they name none.
 func fileOf(pids []int) string {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -22,11 +23,11 @@ func (p *Plan) link() string {
 // linkRuntime plans the engine's own link to the wrapper. It keeps a link that already leads there,
 // such as one from a package.
 func (p *Plan) linkRuntime() error {
-	runtime, err := p.system.resolve(p.options.Runtime)
+	runtime, err := p.system.Resolve(p.options.Runtime)
 	if err != nil {
 		return err
 	}
-	info, err := os.Lstat(p.system.host(runtime))
+	info, err := os.Lstat(p.system.Host(runtime))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("cannot find %s: name the wrapper by --runtime", p.options.Runtime)
@@ -36,36 +37,36 @@ func (p *Plan) linkRuntime() error {
 		return fmt.Errorf("cannot use %s: it is no program", p.options.Runtime)
 	}
 	path := p.link()
-	if leads, err := p.system.resolve(path); err != nil || leads == runtime {
+	if leads, err := p.system.Resolve(path); err != nil || leads == runtime {
 		return err
 	}
-	dir, err := p.system.resolve(filepath.Dir(path))
+	dir, err := p.system.Resolve(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
 	name := filepath.Join(dir, filepath.Base(path))
-	before, err := p.system.read(name)
+	before, err := p.system.Read(name)
 	if err != nil {
 		return err
 	}
-	if before.Kind == file {
+	if before.Kind == filetree.Regular {
 		return fmt.Errorf("cannot make the link %s: a file is in its place", path)
 	}
 	p.Changes = append(p.Changes, Change{Path: path, Action: "link", name: name, before: before,
-		after: content{Kind: linked, Target: filepath.Base(p.options.Runtime)}})
+		after: filetree.FileContent{Kind: filetree.Link, Target: filepath.Base(p.options.Runtime)}})
 	return nil
 }
 
 // ourConfig reads gpuledger's own configuration. It says which pod annotations the wrapper needs.
 func (p *Plan) ourConfig() (*configfile.TOML, error) {
-	_, c, err := p.load(p.options.Config)
+	_, c, err := p.system.Load(p.options.Config)
 	if err != nil {
 		return nil, err
 	}
-	if p.Policy, err = policy.Parse(c.data); err != nil {
+	if p.Policy, err = policy.Parse(c.Data); err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", p.options.Config, err)
 	}
-	d, err := configfile.ParseTOML(c.data)
+	d, err := configfile.ParseTOML(c.Data)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", p.options.Config, err)
 	}
@@ -99,7 +100,7 @@ func (p *Plan) planConfig(d *configfile.TOML, was defaultHandler, others []grant
 		return fmt.Errorf("internal error: cannot read what %s would hold:%w", p.options.Config, err)
 	}
 	p.Policy = parsed
-	switch found := p.system.firstProgram(parsed.Runtime.Path); {
+	switch found := p.system.FirstProgram(parsed.Runtime.Path); {
 	case found == "" && p.options.Root == "/" && p.options.AsDefault:
 		return fmt.Errorf("cannot make gpuledger the default: none of %s is there (runtime.path in %s), so "+
 			"no container could start",

@@ -1,11 +1,10 @@
 package configure
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -35,7 +34,7 @@ type Change struct {
 
 	name          string // Path without symbolic links
 	shared        bool   // as in entry
-	before, after content
+	before, after filetree.FileContent
 }
 
 // Plan is the changes that Apply makes.
@@ -48,14 +47,14 @@ type Plan struct {
 	Roots []string
 
 	options Options
-	system  system
+	system  filetree.System
 	// the default handler that the engine's files name beside gpuledger's; "" if they name none
 	former string
 }
 
 // New computes a plan and writes nothing. An error names the file, and the line if there is one.
 func New(o Options) (*Plan, error) {
-	p := &Plan{options: o, system: system{root: o.Root}}
+	p := &Plan{options: o, system: filetree.System{Root: o.Root}}
 	ours, err := p.ourConfig()
 	if err != nil {
 		return nil, err
@@ -146,21 +145,13 @@ func (p *Plan) mainFile() string {
 	return engines[p.options.Engine].file
 }
 
-// load reads a file of the system and follows links. name is the path without links.
-func (p *Plan) load(path string) (name string, c content, err error) {
-	if name, err = p.system.resolve(path); err == nil {
-		c, err = p.system.read(name)
-	}
-	return name, c, err
-}
-
 // loadTOML reads a TOML file. A missing one is empty.
 func (p *Plan) loadTOML(path string) (*configfile.TOML, error) {
-	_, c, err := p.load(path)
+	_, c, err := p.system.Load(path)
 	if err != nil {
 		return nil, err
 	}
-	d, err := configfile.ParseTOML(c.data)
+	d, err := configfile.ParseTOML(c.Data)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read %s:%w", path, err)
 	}
@@ -185,24 +176,19 @@ func (p *Plan) addHeader(d *configfile.TOML) error {
 // change adds a file to the plan if its content differs. The engine's files come last, because they
 // need the others.
 func (p *Plan) change(path string, data []byte) error {
-	name, before, err := p.load(path)
+	name, before, err := p.system.Load(path)
 	if err != nil {
 		return err
 	}
-	after := newFile(data, before)
-	if before.same(after) {
+	after := filetree.NewFile(data, before)
+	if before.Same(after) {
 		return nil
 	}
 	c := Change{Path: path, Action: "edit", name: name, before: before, after: after,
-		Diff: configfile.Unified(path, before.data, data)}
-	if before.Kind == nothing {
+		Diff: configfile.Unified(path, before.Data, data)}
+	if before.Kind == filetree.Nothing {
 		c.Action = "create"
 	}
 	p.Changes = append(p.Changes, c)
 	return nil
-}
-
-func hash(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -25,7 +26,7 @@ var (
 // containers.conf.
 type podmanConfig struct {
 	dropIns
-	system system
+	system filetree.System
 }
 
 var podmanKeys = []keys{{handlers: []string{"engine", "runtimes"}, byDefault: []string{"engine", "runtime"}}}
@@ -40,7 +41,7 @@ func (c podmanConfig) inForce() engineFacts {
 	facts := engineFacts{byDefault: configfile.Text(tree, "runtime"), handlers: map[string]string{}}
 	for name := range configfile.Table(tree, "runtimes") {
 		paths, _ := configfile.Texts(tree, "runtimes", name)
-		facts.handlers[name] = c.system.firstProgram(paths)
+		facts.handlers[name] = c.system.FirstProgram(paths)
 		if facts.handlers[name] == "" && len(paths) > 0 {
 			facts.handlers[name] = paths[0]
 		}
@@ -66,7 +67,7 @@ func (c podmanConfig) edit(p *Plan, was defaultHandler) error {
 	set.To(podmanList(c.doc, engine, "runtime_supports_json", podmanJSON, names), "engine",
 		"runtime_supports_json")
 	if real := p.realRuntimesQuietly(was); strings.HasPrefix(
-		filepath.Base(p.system.firstProgram(real)), "crun") {
+		filepath.Base(p.system.FirstProgram(real)), "crun") {
 		set.To(podmanList(c.doc, engine, "runtime_supports_nocgroups", podmanNoCgroups, names), "engine",
 			"runtime_supports_nocgroups")
 	}
@@ -80,7 +81,7 @@ func (p *Plan) podmanFiles() (ours string, files []string) {
 	main := p.mainFile()
 	dir := main + ".d"
 	ours = filepath.Join(dir, dropIn+".conf")
-	return ours, sortedWith(p.system.glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf", main)
+	return ours, sortedWith(p.system.Glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf", main)
 }
 
 // podmanList is a list as the files set it, or else Podman's default, with gpuledger's names.
@@ -98,7 +99,7 @@ func (c podmanConfig) defaultHandler(*Plan) defaultHandler {
 	was := defaultHandler{tree: tree, name: configfile.Text(tree, "engine", "runtime"),
 		roots: []string{"/run/crun", "/run/runc"}}
 	paths, _ := configfile.Texts(tree, "engine", "runtimes", was.name)
-	switch i := slices.IndexFunc(paths, c.system.exists); {
+	switch i := slices.IndexFunc(paths, c.system.Exists); {
 	case was.name == "" || was.name == Handler:
 		was.search = []string{"crun", "runc"}
 	case filepath.IsAbs(was.name):
@@ -111,25 +112,6 @@ func (c podmanConfig) defaultHandler(*Plan) defaultHandler {
 		was.binary = was.name
 	}
 	return was
-}
-
-// firstProgram is the first of several names or paths that exists; "" if none does. The wrapper
-// finds runtime.path in the same way.
-func (s system) firstProgram(paths []string) string {
-	for _, path := range paths {
-		candidates := []string{path}
-		if !strings.Contains(path, "/") {
-			candidates = nil
-			for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin",
-				"/sbin", "/bin"} {
-				candidates = append(candidates, filepath.Join(dir, path))
-			}
-		}
-		if i := slices.IndexFunc(candidates, s.exists); i >= 0 {
-			return candidates[i]
-		}
-	}
-	return ""
 }
 
 // noteConfig adds a note if the wrapper finds its configuration only by its environment.

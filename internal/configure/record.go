@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -43,10 +44,10 @@ func (r record) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
 // entry is one file of a record.
 type entry struct {
-	Path   string  `json:"path"`
-	Name   string  `json:"name"` // Path without symbolic links
-	Before content `json:"before"`
-	After  content `json:"after"`
+	Path   string               `json:"path"`
+	Name   string               `json:"name"` // Path without symbolic links
+	Before filetree.FileContent `json:"before"`
+	After  filetree.FileContent `json:"after"`
 	// Before also has lines of gpuledger's, which could not be told apart from others'
 	Mixed bool `json:"mixed,omitempty"`
 	// gpuledger's own configuration: every engine that is configured needs it
@@ -55,22 +56,19 @@ type entry struct {
 
 // store is the directory of the records, under a lock.
 type store struct {
-	system system
+	system filetree.System
 	dir    string // on this machine
 	lock   int
 }
 
-// syncDir is host.SyncDir. A test replaces it to make it fail.
-var syncDir = host.SyncDir
-
 // openStore locks the records below the state directory, because two calls at once would undo each
 // other's work.
-func openStore(s system, stateDir string) (*store, error) {
-	resolved, err := s.resolve(stateDir)
+func openStore(s filetree.System, stateDir string) (*store, error) {
+	resolved, err := s.Resolve(stateDir)
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(s.host(resolved), "configure")
+	dir := filepath.Join(s.Host(resolved), "configure")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot keep what is there now: %w", err)
 	}
@@ -97,7 +95,7 @@ func (s *store) engineDir(engine grant.Engine) string {
 func (s *store) load(engine grant.Engine) (record, error) {
 	var r record
 	dir := s.engineDir(engine)
-	text, err := host.ReadFile(filepath.Join(dir, "record.json"), maxConfig)
+	text, err := host.ReadFile(filepath.Join(dir, "record.json"), filetree.MaxSize)
 	if err != nil {
 		return r, err
 	}
@@ -107,16 +105,16 @@ func (s *store) load(engine grant.Engine) (record, error) {
 				"their SHA-256", dir, r.Version, err)
 	}
 	for i, e := range r.Files {
-		if name, err := s.system.resolve(e.Path); err == nil && e.After.Kind == file {
+		if name, err := s.system.Resolve(e.Path); err == nil && e.After.Kind == filetree.Regular {
 			// a link may lead elsewhere since, as a snap's link to its current revision
 			r.Files[i].Name = name
 		}
-		for _, c := range []*content{&r.Files[i].Before, &r.Files[i].After} {
-			if c.Kind != file {
+		for _, c := range []*filetree.FileContent{&r.Files[i].Before, &r.Files[i].After} {
+			if c.Kind != filetree.Regular {
 				continue
 			}
-			if c.data, err = host.ReadFile(filepath.Join(dir, c.SHA256), maxConfig); err != nil ||
-				hash(c.data) != c.SHA256 {
+			if c.Data, err = host.ReadFile(filepath.Join(dir, c.SHA256), filetree.MaxSize); err != nil ||
+				filetree.Hash(c.Data) != c.SHA256 {
 				return r, fmt.Errorf("cannot trust what %s keeps of %s: %v", dir, r.Files[i].Path,
 					errors.Join(err, errors.New("its hash is another")))
 			}
@@ -140,9 +138,9 @@ func (s *store) save(r record) error {
 		return err
 	}
 	for _, e := range r.Files {
-		for _, c := range []content{e.Before, e.After} {
-			if c.Kind == file {
-				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.data, 0o600,
+		for _, c := range []filetree.FileContent{e.Before, e.After} {
+			if c.Kind == filetree.Regular {
+				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.Data, 0o600,
 					host.Durable); err != nil {
 					return err
 				}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -35,7 +36,7 @@ func RestartOf(o Options) Restart {
 	if e.daemon == "" {
 		return r
 	}
-	if distribution := (&Plan{options: o, system: system{root: o.Root}}).distribution(); distribution != nil {
+	if distribution := (&Plan{options: o, system: filetree.System{Root: o.Root}}).distribution(); distribution != nil {
 		if e.unit = distribution.unit(); e.unit == "" {
 			r.self = true
 			return r

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -31,7 +32,7 @@ type Undone struct {
 // program has copied them. It can be repeated. With dry it only reports. It returns an error if
 // there is no record for an engine whose files name gpuledger's runtime.
 func Undo(o Options, stateDir string, dry bool) (Undone, error) {
-	p := &Plan{options: o, system: system{root: o.Root}}
+	p := &Plan{options: o, system: filetree.System{Root: o.Root}}
 	p.Policy.StateDir = stateDir
 	r, u, err := p.planUndo()
 	if err != nil {
@@ -99,7 +100,7 @@ func (s *store) planFiles(r record, u *Undone) ([]record, error) {
 	}
 	var receivers []record
 	for _, e := range slices.Backward(r.Files) {
-		now, err := s.system.read(e.Name)
+		now, err := s.system.Read(e.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -110,10 +111,10 @@ func (s *store) planFiles(r record, u *Undone) ([]record, error) {
 		}
 		c := restore(e, now)
 		switch {
-		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == linked):
+		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			// an engine whose file still names the link must find it
 			c = keepChange(e, now, "a file that stays needs it")
-		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == linked):
+		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			c = keepChange(e, now, untilRestart(r.Engine, u.Callers))
 		case c.Action == "keep" && c.Why != "" && e.Shared:
 			c.Why = "it has been changed since; no engine needs it any more"
@@ -140,7 +141,7 @@ func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.
 
 // original is the path of a file's content from before configure.
 func (s *store) original(r record, e entry) string {
-	if e.Before.Kind != file {
+	if e.Before.Kind != filetree.Regular {
 		return "no file: there was none"
 	}
 	return s.engineDir(r.Engine) + "/" + e.Before.SHA256
@@ -151,7 +152,7 @@ func (s *store) original(r record, e entry) string {
 func neededByOthers(e entry, others []record) bool {
 	return e.Shared && len(others) > 0 && !slices.ContainsFunc(others, func(o record) bool {
 		return slices.ContainsFunc(o.Files,
-			func(f entry) bool { return f.Name == e.Name && f.After.same(e.Before) })
+			func(f entry) bool { return f.Name == e.Name && f.After.Same(e.Before) })
 	})
 }
 
@@ -178,26 +179,26 @@ func handOver(receivers []record, from record, others []record, e entry) []recor
 	switch at := slices.IndexFunc(h.Files, func(f entry) bool { return f.Name == e.Name }); {
 	case at < 0:
 		h.Files = slices.Insert(h.Files, 0, e)
-	case h.Files[at].Before.same(e.After): // the other engine changed it after this one
+	case h.Files[at].Before.Same(e.After): // the other engine changed it after this one
 		h.Files[at].Before = e.Before
 	}
 	return receivers
 }
 
-func keepChange(e entry, now content, why string) Change {
+func keepChange(e entry, now filetree.FileContent, why string) Change {
 	return Change{Path: e.Path, Action: "keep", Why: why, name: e.Name, before: now, after: now}
 }
 
 // restore is what an undo does to a file with the present content now.
-func restore(e entry, now content) Change {
+func restore(e entry, now filetree.FileContent) Change {
 	c := Change{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
-	if e.Before.Kind == nothing {
+	if e.Before.Kind == filetree.Nothing {
 		c.Action = "remove"
 	}
 	switch {
-	case now.same(e.Before), now.Kind == nothing, hasNoneOfOurs(e, now):
+	case now.Same(e.Before), now.Kind == filetree.Nothing, hasNoneOfOurs(e, now):
 		return keepChange(e, now, "")
-	case now.same(e.After) && !e.Mixed:
+	case now.Same(e.After) && !e.Mixed:
 	default:
 		after, ok := withoutOurs(e, now)
 		if !ok || e.Mixed {
@@ -205,11 +206,11 @@ func restore(e entry, now content) Change {
 		}
 		c.Why = "it has been changed since; only our lines are taken out"
 		c.after = after
-		if after.Kind != nothing {
+		if after.Kind != filetree.Nothing {
 			c.Action = "restore"
 		}
 	}
-	c.Diff = configfile.Unified(e.Path, now.data, c.after.data)
+	c.Diff = configfile.Unified(e.Path, now.Data, c.after.Data)
 	return c
 }
 
@@ -225,12 +226,12 @@ func (s *store) undo(r record, u Undone, receivers []record) error {
 		if c.Action == "keep" {
 			continue
 		}
-		if err := s.system.write(c.name, c.after); err != nil {
+		if err := writeContent(s.system, c.name, c.after); err != nil {
 			return err
 		}
 		failpoint.Hit("configure/restored")
 	}
-	s.system.removeDirs(r.Directories, nil)
+	removeDirs(s.system, r.Directories, nil)
 	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
 	kept.Unread, kept.Undone = u.recordedDaemons(r)
 	for _, e := range r.Files {
@@ -254,24 +255,24 @@ func handedOver(receivers []record, e entry) bool {
 }
 
 // hasNoneOfOurs reports whether all of gpuledger's lines are already taken out of a file.
-func hasNoneOfOurs(e entry, now content) bool {
-	if now.Kind != file || e.After.Kind != file {
+func hasNoneOfOurs(e entry, now filetree.FileContent) bool {
+	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular {
 		return false
 	}
-	if bytes.Contains(now.data, []byte(Handler)) && !bytes.Contains(e.Before.data, []byte(Handler)) {
+	if bytes.Contains(now.Data, []byte(Handler)) && !bytes.Contains(e.Before.Data, []byte(Handler)) {
 		return false // a line has both gpuledger's handler and something of others
 	}
 	theirs := map[string]bool{"": true}
-	for line := range bytes.Lines(e.Before.data) {
+	for line := range bytes.Lines(e.Before.Data) {
 		theirs[string(bytes.TrimSpace(line))] = true
 	}
 	ours := map[string]bool{}
-	for line := range bytes.Lines(e.After.data) {
+	for line := range bytes.Lines(e.After.Data) {
 		if line := string(bytes.TrimSpace(line)); !theirs[line] {
 			ours[line] = true
 		}
 	}
-	for line := range bytes.Lines(now.data) {
+	for line := range bytes.Lines(now.Data) {
 		if ours[string(bytes.TrimSpace(line))] {
 			return false
 		}
@@ -282,28 +283,28 @@ func hasNoneOfOurs(e entry, now content) bool {
 // withoutOurs is a file that others have changed since, without gpuledger's lines. It works line by
 // line if those lines are as configure wrote them, else key by key. It returns false if neither
 // works.
-func withoutOurs(e entry, now content) (content, bool) {
+func withoutOurs(e entry, now filetree.FileContent) (filetree.FileContent, bool) {
 	// gpuledger's own configuration belongs to the administrator by now
-	if now.Kind != file || e.After.Kind != file || e.Shared && e.Before.Kind == nothing {
+	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared && e.Before.Kind == filetree.Nothing {
 		return now, false
 	}
-	data, ok := configfile.RevertLines(now.data, e.After.data, e.Before.data)
+	data, ok := configfile.RevertLines(now.Data, e.After.Data, e.Before.Data)
 	if _, err := configfile.Parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
-		e.Before.Kind == nothing {
-		if data, ok = configfile.RevertKeys(e.Path, now.data, e.After.data, e.Before.data, Handler); !ok {
+		e.Before.Kind == filetree.Nothing {
+		if data, ok = configfile.RevertKeys(e.Path, now.Data, e.After.Data, e.Before.Data, Handler); !ok {
 			return now, false
 		}
 	}
-	data = withoutGoneDefault(e.Path, data, e.Before.data)
-	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && e.Before.Kind == nothing {
-		return content{Kind: nothing}, true
+	data = withoutGoneDefault(e.Path, data, e.Before.Data)
+	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && e.Before.Kind == filetree.Nothing {
+		return filetree.FileContent{Kind: filetree.Nothing}, true
 	}
-	return newFile(data, now), true
+	return filetree.NewFile(data, now), true
 }
 
 // StateDir is the state directory that gpuledger's configuration names.
 func StateDir(o Options) (string, error) {
-	p := Plan{options: o, system: system{root: o.Root}}
+	p := Plan{options: o, system: filetree.System{Root: o.Root}}
 	if _, err := p.ourConfig(); err != nil {
 		return "", err
 	}

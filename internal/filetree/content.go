@@ -1,0 +1,49 @@
+package filetree
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+)
+
+// FileContent is what a name holds: nothing, a file or a link.
+type FileContent struct {
+	Kind   ContentKind `json:"kind"`
+	Target string      `json:"target,omitempty"` // for a link
+	SHA256 string      `json:"sha256,omitempty"` // for a file
+	Mode   os.FileMode `json:"mode,omitempty"`
+	UID    int         `json:"uid,omitempty"`
+	GID    int         `json:"gid,omitempty"`
+
+	Data []byte `json:"-"` // for a file
+}
+
+// ContentKind is one of the constants below.
+type ContentKind string
+
+const (
+	Nothing ContentKind = "nothing"
+	Regular ContentKind = "file"
+	Link    ContentKind = "link"
+)
+
+// Same compares kind, target and hash. It leaves out owner and mode, because an administrator may
+// change those.
+func (c FileContent) Same(o FileContent) bool {
+	return c.Kind == o.Kind && c.Target == o.Target && c.SHA256 == o.SHA256
+}
+
+// NewFile is a file with this content, and with the mode and the owner of like if that is a file.
+func NewFile(data []byte, like FileContent) FileContent {
+	c := FileContent{Kind: Regular, Mode: 0o644, Data: data, SHA256: Hash(data)}
+	if like.Kind == Regular {
+		c.Mode, c.UID, c.GID = like.Mode, like.UID, like.GID
+	}
+	return c
+}
+
+// Hash is the SHA-256 of a content, in hexadecimal digits.
+func Hash(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
