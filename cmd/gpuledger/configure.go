@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -136,14 +137,14 @@ func absolutePaths(o *configure.Options) error {
 
 // configureAnswer is what configure prints with --json.
 type configureAnswer struct {
-	Engine  grant.Engine       `json:"engine"`
-	Changed bool               `json:"changed"` // or would be, with dry_run
-	DryRun  bool               `json:"dry_run"`
-	Files   []changeJSON       `json:"files"`
-	Running *configure.Survey  `json:"running,omitempty"` // with --as-default
-	Notes   []string           `json:"notes"`
-	Waits   string             `json:"waits,omitempty"` // with --undo: for what, before our own files can go
-	Restart *configure.Restart `json:"restart,omitempty"`
+	Engine  grant.Engine      `json:"engine"`
+	Changed bool              `json:"changed"` // or would be, with dry_run
+	DryRun  bool              `json:"dry_run"`
+	Files   []changeJSON      `json:"files"`
+	Running *configure.Survey `json:"running,omitempty"` // with --as-default
+	Notes   []string          `json:"notes"`
+	Waits   string            `json:"waits,omitempty"` // with --undo: for what, before our own files can go
+	Restart *engines.Restart  `json:"restart,omitempty"`
 }
 
 // changeJSON is one file.
@@ -237,7 +238,7 @@ func (a *configureAnswer) restart(c *cli.Context, o configure.Options) error {
 	if o.Root != "/" {
 		return nil
 	}
-	r := configure.RestartOf(o)
+	r := engines.RestartOf(o.Installation())
 	a.Restart = &r
 	if !c.Bool("restart") || a.DryRun {
 		return nil

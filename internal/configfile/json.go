@@ -117,7 +117,8 @@ func (d *JSON) Bytes() []byte { return d.text }
 // Get is the value at a path of names.
 func (d *JSON) Get(path ...string) (any, bool) { return Lookup(d.tree, path) }
 
-// Set stores a value at a path, unless it is there already. It checks that nothing else has changed.
+// Set stores a value at a path, unless it is there already. It checks that nothing else has
+// changed.
 func (d *JSON) Set(value any, path ...string) error {
 	value = plain(value)
 	if old, found := d.Get(path...); found && reflect.DeepEqual(old, value) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/filetree"
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Apply carries out the whole plan, or on an error nothing of it. The record for an undo is durable
@@ -16,27 +17,28 @@ func (p *Plan) Apply() error {
 	if len(p.Changes) == 0 {
 		return nil
 	}
-	s, err := openStore(p.system, p.Policy.StateDir)
+	s, err := openStore(p.in.System, p.Policy.StateDir)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	old, err := s.load(p.options.Engine)
+	old, err := s.load(p.in.Engine)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := p.unchanged(); err != nil {
+	if err := unchanged(p.in.System, p.Changes); err != nil {
 		return err
 	}
 	next := p.next(old)
 	if err := s.save(next); err != nil {
-		return fmt.Errorf("cannot keep what is there now: %w", errors.Join(err, s.save(restoredTo(old, p))))
+		return fmt.Errorf("cannot keep what is there now: %w",
+			errors.Join(err, s.save(restoredTo(old, p.in.Engine))))
 	}
 	failpoint.Hit("configure/recorded")
 	for i, c := range p.Changes {
-		err := makeDirs(p.system, c.name)
+		err := makeDirs(p.in.System, c.name)
 		if err == nil {
-			err = writeContent(p.system, c.name, c.after)
+			err = writeContent(p.in.System, c.name, c.after)
 		}
 		if err != nil {
 			return p.rollBack(s, old, next, i, err)
@@ -47,9 +49,9 @@ func (p *Plan) Apply() error {
 }
 
 // unchanged returns an error if a file differs from what the plan has read.
-func (p *Plan) unchanged() error {
-	for _, c := range p.Changes {
-		now, err := p.system.Read(c.name)
+func unchanged(in filetree.System, changes []Change) error {
+	for _, c := range changes {
+		now, err := in.Read(c.name)
 		if err != nil {
 			return err
 		}
@@ -64,11 +66,11 @@ func (p *Plan) unchanged() error {
 // next is the old record with this plan's changes. An undo still restores the state before the
 // first configure, with the lines that others have added since.
 func (p *Plan) next(old record) record {
-	r := record{Version: 1, Engine: p.options.Engine, Main: p.options.File, Default: p.former,
+	r := record{Version: 1, Engine: p.in.Engine, Main: p.in.File, Default: p.former,
 		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
-	r.Unread = unread(p.options.Engine, old, daemons(p.options, p.mainFile()))
+	r.Unread = unread(p.in.Engine, old, p.in.Daemons())
 	for _, c := range p.Changes {
-		for _, dir := range missingDirs(p.system, c.name) {
+		for _, dir := range missingDirs(p.in.System, c.name) {
 			if !slices.Contains(r.Directories, dir) {
 				r.Directories = append(r.Directories, dir)
 			}
@@ -103,22 +105,22 @@ func origin(e entry, now filetree.FileContent) (before filetree.FileContent, mix
 func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error {
 	var left error
 	for i := failed; i >= 0; i-- {
-		left = errors.Join(left, writeContent(p.system, p.Changes[i].name, p.Changes[i].before))
+		left = errors.Join(left, writeContent(p.in.System, p.Changes[i].name, p.Changes[i].before))
 	}
 	if left != nil {
 		return fmt.Errorf(
 			"%w; and it could not be rolled back: %w; `gpuledger configure %s --undo` tries again",
-			why, left, engines[p.options.Engine].suffix)
+			why, left, p.in.Of().Name)
 	}
-	removeDirs(p.system, next.Directories, old.Directories)
-	if err := s.save(restoredTo(old, p)); err != nil {
+	removeDirs(p.in.System, next.Directories, old.Directories)
+	if err := s.save(restoredTo(old, p.in.Engine)); err != nil {
 		return fmt.Errorf("%w; it was rolled back, but the record stays: %w", why, err)
 	}
 	return fmt.Errorf("%w; nothing was changed", why)
 }
 
 // restoredTo is the record from before a plan; it names no files if there was none.
-func restoredTo(old record, p *Plan) record {
-	old.Version, old.Engine = 1, p.options.Engine
+func restoredTo(old record, engine grant.Engine) record {
+	old.Version, old.Engine = 1, engine
 	return old
 }

@@ -82,9 +82,8 @@ func TestAllOrNothing(t *testing.T) {
 				if got := files(t, root); got != before {
 					t.Fatalf("after write %d failed the files are\n%s\nwant\n%s", nth, got, before)
 				}
-				p := &Plan{options: options(root, engine), system: filetree.System{Root: root}}
-				p.Policy.StateDir = "/var/lib/gpuledger"
-				if r, _, err := p.record(); err != nil || len(r.Files) != 0 {
+				in := options(root, engine).Installation()
+				if r, _, err := readRecord(in, "/var/lib/gpuledger"); err != nil || len(r.Files) != 0 {
 					t.Fatalf("after write %d failed the record is there (%v)", nth, err)
 				}
 			}

@@ -1,50 +1,11 @@
 package configure
 
 import (
-	"cmp"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
 )
-
-// daemons are the running processes of the options' engine that read the given configuration file.
-// There are none if the root is not "/", and none for an engine without a daemon.
-func daemons(o Options, file string) []grant.Process {
-	var running []grant.Process
-	if o.Root != "/" || engines[o.Engine].daemon == "" {
-		return nil
-	}
-	for _, pid := range processes(engines[o.Engine].daemon) {
-		// CRI-O reads the files of its drop-in directory, whichever main file it is given.
-		if o.Engine != grant.CRIO && !sameFile(cmp.Or(readBy(pid), engines[o.Engine].file), file) {
-			continue
-		}
-		if p, _, err := host.Default().Process(pid); err == nil {
-			running = append(running, p)
-		}
-	}
-	return running
-}
-
-// sameFile compares two names after their links are followed. A snap's daemon names its revision,
-// where others name the current one.
-func sameFile(a, b string) bool {
-	realA, errA := filepath.EvalSymlinks(a)
-	realB, errB := filepath.EvalSymlinks(b)
-	return a == b || errA == nil && errB == nil && realA == realB
-}
-
-// readBy is the configuration file that a daemon's arguments name; "" if they name none.
-func readBy(pid int) string {
-	line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	return configOf(strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00"))
-}
 
 // unread are the daemons that run at a configure and have not read what it writes. dockerd is never
 // one of them. It reads its file again at a signal, and its process id does not show that.

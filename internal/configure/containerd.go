@@ -1,224 +1,197 @@
 package configure
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 )
 
-// The plugins that hold the configuration of containerd's CRI runtime: in files of version 1, of
-// version 2, and since version 3 (containerd 2.0).
-const (
-	criShortName     = "cri"
-	criPlugin        = "io.containerd.grpc.v1.cri"
-	criRuntimePlugin = "io.containerd.cri.v1.runtime"
-)
-
-// containerdKeys are the places where a file of any version names handlers.
-var containerdKeys = []keys{containerdSection(criRuntimePlugin), containerdSection(criPlugin),
-	containerdSection(criShortName)}
-
-func containerdSection(plugin string) keys {
-	return keys{handlers: []string{"plugins", plugin, "containerd", "runtimes"},
-		byDefault: []string{"plugins", plugin, "containerd", "default_runtime_name"}}
-}
-
-// dropIn is the name of gpuledger's file among an engine's drop-in files. Of two files the one with
-// the later name wins, and NVIDIA's toolkit calls its own 99-nvidia.
-const dropIn = "zz-gpuledger"
-
-// containerdConfig is containerd's configuration, from one or more files.
-type containerdConfig struct {
-	main    string
-	version int64
-	plugin  string
-	// of two files with this plugin's section, the later one alone counts (containerd 1.x)
-	lastSectionWins bool
-	// the main file first, then its imports in the order that containerd applies
-	files  []containerdFile
-	dropIn string // a name that an import's pattern matches; "" if there is none
-}
-
-type containerdFile struct {
-	path string
-	*configfile.TOML
-}
-
-// readContainerd reads the main file and the files that it imports.
-func readContainerd(p *Plan) (configuration, error) {
-	c := &containerdConfig{main: p.mainFile()}
-	seen := map[string]bool{}
-	for pending := []string{c.main}; len(pending) > 0; pending = pending[1:] {
-		path := pending[0]
-		if seen[path] {
-			continue
-		}
-		seen[path] = true
-		d, err := p.loadTOML(path)
-		if err != nil {
-			return c, err
-		}
-		c.files = append(c.files, containerdFile{path, d})
-		pending = append(pending, c.imports(p, path, d)...)
+// editContainerd puts gpuledger's handler into the file that containerd applies last.
+func editContainerd(c *engines.Containerd, w wanted) (fileEdits, error) {
+	var e fileEdits
+	if legacy := configfile.Text(w.was.Tree, "containerd", "default_runtime", "runtime_type"); legacy != "" &&
+		c.LastSectionWins && w.asDefault {
+		return e, fmt.Errorf("cannot configure containerd: the table default_runtime of its CRI plugin " +
+			"overrides default_runtime_name; write it as runtimes.NAME and default_runtime_name = NAME")
 	}
-	if err := c.check(); err != nil {
-		return c, err
+	if distribution := w.in.Distribution(); distribution != nil && c.DropIn == "" {
+		if edit := templates[distribution.Name]; edit != nil {
+			return edit(c, w, distribution.Name)
+		}
 	}
-	c.lastSectionWins = c.version < 3 && !c.mergesByKey(p)
-	return c, nil
-}
-
-// imports are the files that one file imports. gpuledger's file is among them if a pattern matches
-// it.
-func (c *containerdConfig) imports(p *Plan, path string, d *configfile.TOML) (names []string) {
-	patterns, _ := configfile.Texts(d.Tree(), "imports")
-	for _, pattern := range patterns {
-		if !filepath.IsAbs(pattern) {
-			pattern = filepath.Join(filepath.Dir(path), pattern)
-		}
-		if !strings.Contains(pattern, "*") {
-			names = append(names, pattern)
-			continue
-		}
-		found := p.system.Glob(pattern)
-		if ours := filepath.Join(filepath.Dir(pattern), dropIn+".toml"); matches(pattern, ours) {
-			found = configfile.Union(found, ours) // this file may not exist yet
-			slices.Sort(found)
-			c.dropIn = ours
-		}
-		names = append(names, found...)
+	target, err := containerdTarget(c, w)
+	if err != nil {
+		return e, err
 	}
-	return names
+	if err := setContainerd(&e, c, w, target); err != nil {
+		return e, fmt.Errorf("cannot edit %s:%w", target.Path, err)
+	}
+	if c.LastSectionWins && target.Path != c.Main {
+		section := configfile.Table(target.Tree(), "plugins", c.Plugin)
+		if err := writeSection(c, w, target, section); err != nil {
+			return e, err
+		}
+	}
+	if err := verifyContainerd(c, w, target); err != nil {
+		return e, err
+	}
+	e.noteConfig("containerd", w)
+	e.write(target.Path, target.Bytes())
+	if target.Path != c.Main {
+		e.write(c.Main, c.Files[0].Bytes()) // last, because the file that it imports must exist by then
+	}
+	return e, nil
 }
 
-func matches(pattern, name string) bool {
-	match, err := filepath.Match(pattern, name)
-	return match && err == nil
-}
-
-// check finds the version and the plugin. It refuses a configuration that cannot be edited here.
-func (c *containerdConfig) check() error {
-	main := c.files[0]
-	version, found := main.Get("version")
+// containerdTarget is the file to write. It is a drop-in file if a directory is imported. It is a
+// file of its own if the main file imports other files; the main file then imports it too.
+// Otherwise it is the main file.
+func containerdTarget(c *engines.Containerd, w wanted) (engines.ContainerdFile, error) {
+	main, distribution := c.Files[0], w.in.Distribution()
+	imports, _ := configfile.Texts(main.Tree(), "imports")
+	beside := filepath.Join(filepath.Dir(c.Main), engines.DropIn+".toml")
 	switch {
-	case !found && len(main.Tree()) == 0:
-		c.version = 2 // what every containerd since 1.3 reads
-	case !found:
-		c.version = 1
-	default:
-		c.version, _ = version.(int64)
+	case c.DropIn != "":
+		return ownContainerdFile(c, w, c.DropIn)
+	case distribution != nil && distribution.DropIns != "":
+		// the distribution imports this directory in a way of its own
+		return ownContainerdFile(c, w, filepath.Join(distribution.DropIns, engines.DropIn+".toml"))
+	case len(imports) == 0:
+		return main, nil
 	}
-	switch c.version {
-	case 1:
-		c.plugin = criShortName
-	case 2:
-		c.plugin = criPlugin
-	case 3, 4:
-		c.plugin = criRuntimePlugin
-	default:
-		return fmt.Errorf("cannot edit %s: it has version %v, and versions 1 to 4 are known here",
-			c.main, version)
+	if err := main.Set(configfile.Union(imports, beside), "imports"); err != nil {
+		return main, fmt.Errorf("cannot edit %s:%w", c.Main, err)
 	}
-	if path := c.withoutCRI(); path != "" {
-		return fmt.Errorf("cannot configure containerd for Kubernetes: disabled_plugins in %s switches its "+
-			"CRI plugin off (for Docker's containers use `gpuledger configure docker`)", path)
+	return ownContainerdFile(c, w, beside)
+}
+
+// ownContainerdFile is gpuledger's own file. If only the last file's section counts, it also holds
+// everything that the other files say.
+func ownContainerdFile(c *engines.Containerd, w wanted, path string) (engines.ContainerdFile, error) {
+	i := slices.IndexFunc(c.Files, func(f engines.ContainerdFile) bool { return f.Path == path })
+	if i < 0 {
+		d, err := engines.ReadTOML(w.in.System, path)
+		if err != nil {
+			return engines.ContainerdFile{}, err
+		}
+		c.Files, i = append(c.Files, engines.ContainerdFile{Path: path, TOML: d}), len(c.Files)
 	}
+	f := c.Files[i]
+	switch {
+	case c.LastSectionWins:
+		return f, copySection(c, w, f)
+	case len(f.Bytes()) > 0:
+		return f, nil
+	}
+	return f, errors.Join(addHeader(f.TOML, w.in), f.Set(c.Version, "version"))
+}
+
+// copySection gives gpuledger's file the section as it is without gpuledger. It keeps what that
+// file already says about gpuledger's handler.
+func copySection(c *engines.Containerd, w wanted, f engines.ContainerdFile) error {
+	section, own := w.was.Tree, configfile.Table(f.Tree(), "plugins", c.Plugin, "containerd")
+	if configfile.Text(own, "default_runtime_name") == engines.Handler {
+		section = configfile.Merge(section, map[string]any{
+			"containerd": map[string]any{"default_runtime_name": engines.Handler}})
+	}
+	if ours := configfile.Table(own, "runtimes", engines.Handler); ours != nil {
+		section = configfile.Merge(section, map[string]any{
+			"containerd": map[string]any{"runtimes": map[string]any{engines.Handler: ours}}})
+	}
+	return writeSection(c, w, f, section)
+}
+
+// writeSection replaces the text of gpuledger's file by one with this section.
+func writeSection(c *engines.Containerd, w wanted, f engines.ContainerdFile, section map[string]any) error {
+	d := &configfile.TOML{}
+	if err := addHeader(d, w.in); err != nil {
+		return err
+	}
+	fresh, err := configfile.ParseTOML(fmt.Appendf(
+		nil,
+		"%s# Of two files with this section containerd 1.x takes the later one's alone, so it has here "+
+			"what the others say, too.\n"+
+			"# After a change there run `gpuledger configure containerd` again.\nversion = %d\n%s", d.Bytes(),
+		c.Version, configfile.Sections([]string{"plugins", c.Plugin}, section)))
+	if err != nil {
+		return fmt.Errorf("internal error: cannot write %s: line %w", f.Path, err)
+	}
+	*f.TOML = *fresh
 	return nil
 }
 
-// withoutCRI is the file that switches the CRI plugin off; "" if none does.
-func (c *containerdConfig) withoutCRI() string {
-	for _, f := range c.files {
-		disabled, _ := configfile.Texts(f.Tree(), "disabled_plugins")
-		for _, plugin := range []string{criShortName, criPlugin, criRuntimePlugin} {
-			if slices.Contains(disabled, plugin) {
-				return f.path
-			}
-		}
+// setContainerd makes all edits of the target.
+func setContainerd(e *fileEdits, c *engines.Containerd, w wanted, target engines.ContainerdFile) error {
+	set := configfile.Setter{Document: target.TOML}
+	set.Err = addHeader(target.TOML, w.in)
+	if _, found := target.Get("version"); !found && c.Version > 1 {
+		set.To(c.Version, "version")
 	}
-	return ""
+	base := []string{"plugins", c.Plugin}
+	at := func(names ...string) []string { return slices.Concat(base, names) }
+	setContainerdCDI(&set, c, base, w.was.Tree)
+	if len(configfile.Table(w.was.Tree, "containerd", "runtimes")) == 0 && c.Version < 3 {
+		// A list of handlers replaces the built-in one (measured with containerd 1.6). Without its
+		// default handler the whole CRI plugin fails.
+		set.To(engines.RuncShim, at("containerd", "runtimes", "runc", "runtime_type")...)
+	}
+	if w.asDefault {
+		set.To(engines.Handler, at("containerd", "default_runtime_name")...)
+	}
+	setContainerdHandler(&set, e, w, at("containerd", "runtimes", engines.Handler),
+		configfile.Table(c.Section(), "containerd", "runtimes", engines.Handler))
+	return set.Err
 }
 
-// mergesByKey reports whether this containerd merges the sections of several files key by key, with
-// a main file of version 1 or 2. containerd 2 does so with every version. A file of version 3 or 4
-// beside the main file proves it; otherwise the program's version decides.
-func (c *containerdConfig) mergesByKey(p *Plan) bool {
-	for _, f := range c.files {
-		if version, _ := f.Get("version"); version == int64(3) || version == int64(4) {
-			return true
-		}
+// setContainerdHandler copies the present default handler to gpuledger's, except for the binary.
+func setContainerdHandler(set *configfile.Setter, e *fileEdits, w wanted, path []string, has map[string]any) {
+	at := func(names ...string) []string { return slices.Concat(path, names) }
+	like := w.was.Settings
+	set.To(engines.RuncShim, at("runtime_type")...)
+	if w.was.Kind != "" {
+		e.note("the present default handler is of type %s; gpuledger's is of type %s", w.was.Kind,
+			engines.RuncShim)
+		like = nil
 	}
-	return len(c.files) > 1 && p.containerdMajor() >= 2
+	for _, key := range []string{"pod_annotations", "container_annotations"} {
+		list, _ := configfile.Texts(has, key)
+		copied, _ := configfile.Texts(like, key)
+		set.To(configfile.Union(configfile.Union(list, copied...), w.globs...), at(key)...)
+	}
+	setHostDevices(set, w, path, like, has)
+	set.Copy(path, like, has, append([]string{"runtime_type", "pod_annotations", "container_annotations",
+		"options", "runtime_path",
+		"runtime_engine", "runtime_root"}, hostDevices...))
+	set.To(w.link, at("options", "BinaryName")...)
+	set.Copy(at("options"), configfile.Table(like, "options"), configfile.Table(has, "options"),
+		[]string{"BinaryName"})
 }
 
-// section is the CRI runtime's section as containerd sees it. Each file is migrated to the newest
-// version before it is merged. Source: cmd/containerd/server/config of 2.x, services/server/config
-// of 1.x; tests ask both programs.
-func (c *containerdConfig) section() map[string]any {
-	section := map[string]any{}
-	for _, f := range c.files {
-		if c.lastSectionWins {
-			if over := configfile.Table(f.Tree(), "plugins", c.plugin); over != nil {
-				section = over
-			}
-			continue
-		}
-		migrated := map[string]any{}
-		for _, plugin := range []string{criShortName, criPlugin, criRuntimePlugin} {
-			migrated = configfile.Merge(migrated, configfile.Table(f.Tree(), "plugins", plugin))
-		}
-		section = configfile.Merge(section, migrated)
+// setContainerdCDI switches CDI on if it is off. Before containerd 2.0 it is off by default.
+func setContainerdCDI(set *configfile.Setter, c *engines.Containerd, base []string, section map[string]any) {
+	on, found := configfile.Lookup(section, []string{"enable_cdi"})
+	if on == false || !found && c.Version < 3 {
+		set.To(true, append(slices.Clip(base), "enable_cdi")...)
 	}
-	return section
+	setCDIDirs(set, section, "cdi_spec_dirs", append(slices.Clip(base), "cdi_spec_dirs"))
 }
 
-func (c *containerdConfig) paths() []string {
-	names := []string{c.main}
-	for _, f := range c.files {
-		names = configfile.Union(names, f.path)
+// verifyContainerd reads the result as containerd does. A file that containerd applies after
+// gpuledger's could set something else.
+func verifyContainerd(c *engines.Containerd, w wanted, target engines.ContainerdFile) error {
+	section := configfile.Table(c.Section(), "containerd")
+	if got := configfile.Text(section, "runtimes", engines.Handler, "options", "BinaryName"); got != w.link {
+		return fmt.Errorf(
+			"cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise",
+			c.Main, target.Path, engines.Handler)
 	}
-	return names
+	if got := configfile.Text(section, "default_runtime_name"); w.asDefault && got != engines.Handler {
+		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets "+
+			"default_runtime_name = %q; take it out there", c.Main, target.Path, got)
+	}
+	return nil
 }
-
-func (c *containerdConfig) inForce() engineFacts {
-	if len(c.files) == 0 || c.withoutCRI() != "" {
-		return engineFacts{absent: len(c.files) > 0}
-	}
-	section := c.section()
-	facts := engineFacts{byDefault: configfile.Text(section, "containerd", "default_runtime_name")}
-	facts.handlers = handlers(configfile.Table(section, "containerd", "runtimes"),
-		func(h map[string]any) string { return configfile.Text(h, "options", "BinaryName") })
-	facts.cdiDirs, _ = configfile.Texts(section, "cdi_spec_dirs")
-	return facts
-}
-
-func (c *containerdConfig) defaultHandler(p *Plan) defaultHandler {
-	was := defaultHandler{name: "runc", tree: c.section()}
-	if name := configfile.Text(was.tree, "containerd", "default_runtime_name"); name != "" && name != Handler {
-		was.name = name
-	}
-	was.handler = configfile.Table(was.tree, "containerd", "runtimes", was.name)
-	was.kind = configfile.Text(was.handler, "runtime_type")
-	if was.kind == runcShim || was.kind == runcShimV1 {
-		was.kind = ""
-	}
-	was.binary = configfile.Text(was.handler, "options", "BinaryName")
-	if distribution := p.distribution(); distribution != nil && p.system.Exists(distribution.runc) {
-		was.search = []string{distribution.runc}
-	}
-	root := configfile.Text(was.handler, "options", "Root")
-	if root == "" {
-		root = "/run/containerd/runc"
-	}
-	was.roots = []string{root + "/k8s.io"}
-	return was
-}
-
-// The shims that run OCI runtimes. containerd 2 no longer has the first version.
-const (
-	runcShim   = "io.containerd.runc.v2"
-	runcShimV1 = "io.containerd.runc.v1"
-)

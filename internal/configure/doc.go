@@ -7,4 +7,8 @@
 // failed Apply is rolled back; after a kill, the next call finishes or undoes the work. Undo
 // restores the recorded bytes. In a file that has changed since, Undo takes out only gpuledger's
 // lines.
+//
+// The way of a plan: the engine's files as an undo would leave them (withoutUs) give the present
+// default handler. From it comes what the engine's files get (wanted), one function an engine makes
+// the new texts (fileEdits), and the comparison with the files makes the changes.
 package configure

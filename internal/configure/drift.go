@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -32,14 +33,14 @@ func (d Default) Problem() string {
 	switch {
 	case d.Ours || d.Err != nil:
 		return ""
-	case d.Handler == Handler:
+	case d.Handler == engines.Handler:
 		return fmt.Sprintf("%s: its default handler %s runs %q by %s, and not %s: %s",
-			d.Engine, Handler, d.Program, d.File, ourProgram, around)
+			d.Engine, engines.Handler, d.Program, d.File, ourProgram, around)
 	case d.Handler == "":
 		return fmt.Sprintf("%s: %s names no default handler any more: %s", d.Engine, d.File, around)
 	}
 	return fmt.Sprintf("%s: %s names %q as its default handler and not %s: %s",
-		d.Engine, d.File, d.Handler, Handler, around)
+		d.Engine, d.File, d.Handler, engines.Handler, around)
 }
 
 // Hint is the advice that belongs to a problem.
@@ -59,13 +60,13 @@ func Defaults(root, stateDir string) ([]Default, error) {
 	}
 	s := &store{system: here, dir: filepath.Join(here.Host(dir), "configure")}
 	var all []Default
-	for _, engine := range containerEngines {
+	for _, engine := range engines.All {
 		r, err := s.load(engine)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			all = append(all, Default{Engine: engine, Name: engines[engine].suffix, Err: err})
+			all = append(all, Default{Engine: engine, Name: engines.Of(engine).Name, Err: err})
 			continue
 		}
 		if !slices.ContainsFunc(r.Files, func(e entry) bool {
@@ -82,18 +83,18 @@ func Defaults(root, stateDir string) ([]Default, error) {
 
 // defaultOf reads an engine's files. runs is false if these say that the engine runs no containers
 // of its own.
-func defaultOf(in filetree.System, engine grant.Engine, r record) (d Default, runs bool) {
-	p := &Plan{options: Options{Engine: engine, Root: in.Root}, system: in}
-	d = Default{Engine: engine, Name: engines[engine].suffix}
-	if p.options.File, d.Err = p.findMain(r); d.Err != nil {
+func defaultOf(system filetree.System, engine grant.Engine, r record) (d Default, runs bool) {
+	in := engines.Installation{Engine: engine, System: system}
+	d = Default{Engine: engine, Name: in.Of().Name}
+	if in.File, d.Err = in.FindFile(r.Main); d.Err != nil {
 		return d, true
 	}
-	d.File = p.mainFile()
-	c, err := engines[engine].read(p)
-	facts := c.inForce()
-	d.Handler, d.Program, d.Err = facts.byDefault, facts.handlers[facts.byDefault], err
+	d.File = in.MainFile()
+	c, err := in.Read()
+	says := c.InForce()
+	d.Handler, d.Program, d.Err = says.Default, says.Handlers[says.Default], err
 	d.Ours = err == nil && strings.HasPrefix(filepath.Base(d.Program), ourProgram)
-	return d, !facts.absent
+	return d, !says.Absent
 }
 
 // defaultKeys are the names of the key for the default handler, as regular expressions. k3s and
@@ -107,6 +108,6 @@ var defaultKeys = map[grant.Engine]string{
 // setsDefault reports whether a file that configure has written makes gpuledger's handler the
 // default. It matches lines, because such a file can be a template, which is no TOML.
 func setsDefault(engine grant.Engine, text []byte) bool {
-	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']?` + Handler + `(?:["'\s]|$)`
+	line := `(?m)^[^#\n]*\b` + defaultKeys[engine] + `["']?\s*[=:]\s*["']?` + engines.Handler + `(?:["'\s]|$)`
 	return regexp.MustCompile(line).Match(text)
 }

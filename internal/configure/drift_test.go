@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -69,7 +70,7 @@ func TestDefaultsSeeWhatOthersChange(t *testing.T) {
 			write(t, o.Root, c.file, c.text)
 			all := look()
 			if len(all) != 1 || all[0].Ours || !strings.Contains(all[0].Problem(), c.says) ||
-				!strings.Contains(all[0].Hint(), "gpuledger configure "+engines[engine].suffix+
+				!strings.Contains(all[0].Hint(), "gpuledger configure "+engines.Of(engine).Name+
 					" --as-default") {
 				t.Errorf("%s, changed: %+v %q, want %q", engine, all, all[0].Problem(), c.says)
 			}

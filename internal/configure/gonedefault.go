@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 )
 
 // isTemplate reports whether a file is a template, which becomes TOML only when the engine's
@@ -18,8 +19,8 @@ var handlerTables = []struct {
 	byDefault string
 }{
 	{nil, "default-runtime"},
-	{[]string{"plugins", criPlugin, "containerd"}, "default_runtime_name"},
-	{[]string{"plugins", criRuntimePlugin, "containerd"}, "default_runtime_name"},
+	{[]string{"plugins", engines.CRIPlugin, "containerd"}, "default_runtime_name"},
+	{[]string{"plugins", engines.CRIRuntimePlugin, "containerd"}, "default_runtime_name"},
 	{[]string{"crio", "runtime"}, "default_runtime"},
 }
 
@@ -37,7 +38,8 @@ func withoutGoneDefault(path string, now, before []byte) []byte {
 		name := configfile.Text(d.Tree(), at...)
 		handler := slices.Concat(h.table, []string{"runtimes", name})
 		_, defined := configfile.Lookup(d.Tree(), handler)
-		if _, was := configfile.Lookup(had.Tree(), handler); name != "" && was && !defined && d.Unset(at...) == nil {
+		_, was := configfile.Lookup(had.Tree(), handler)
+		if name != "" && was && !defined && d.Unset(at...) == nil {
 			now = d.Bytes()
 		}
 	}

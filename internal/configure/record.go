@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -87,7 +88,7 @@ func openStore(s filetree.System, stateDir string) (*store, error) {
 func (s *store) close() { _ = unix.Close(s.lock) }
 
 func (s *store) engineDir(engine grant.Engine) string {
-	return filepath.Join(s.dir, engines[engine].suffix)
+	return filepath.Join(s.dir, engines.Of(engine).Name)
 }
 
 // load reads an engine's record with the contents that it names. The error is fs.ErrNotExist if
@@ -184,7 +185,7 @@ func (s *store) sweep(r record) error {
 // is restored when the last of them is undone.
 func (s *store) others(engine grant.Engine) ([]record, error) {
 	var records []record
-	for _, e := range containerEngines {
+	for _, e := range engines.All {
 		if e == engine {
 			continue
 		}
@@ -198,4 +199,26 @@ func (s *store) others(engine grant.Engine) ([]record, error) {
 		}
 	}
 	return records, nil
+}
+
+// readRecord is what configure has done for an engine, empty if nothing. It also returns the other
+// engines that are configured. It takes no lock.
+func readRecord(in engines.Installation, stateDir string) (record, []grant.Engine, error) {
+	dir, err := in.System.Resolve(stateDir)
+	if err != nil {
+		return record{}, nil, err
+	}
+	var others []grant.Engine
+	for _, e := range engines.All {
+		if e != in.Engine &&
+			in.System.Exists(filepath.Join(dir, "configure", engines.Of(e).Name, "record.json")) {
+			others = append(others, e)
+		}
+	}
+	s := store{system: in.System, dir: filepath.Join(in.System.Host(dir), "configure")}
+	r, err := s.load(in.Engine)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return r, others, err
 }

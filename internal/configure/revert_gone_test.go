@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -31,7 +32,7 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
 				"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
 			func(t *testing.T, d configfile.Document) {
-				unset(t, d, "plugins", criPlugin, "containerd", "runtimes",
+				unset(t, d, "plugins", engines.CRIPlugin, "containerd", "runtimes",
 					"nvidia")
 			}},
 	} {
@@ -61,14 +62,14 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 			if u, err := Undo(o, "/var/lib/gpuledger", false); err != nil || len(u.Named) > 0 {
 				t.Fatal(u, err)
 			}
-			is := defaultHandler{}
-			for _, p := range Look(o.Root) {
+			is := engines.DefaultHandler{}
+			for _, p := range engines.Find(o.Root) {
 				if p.Engine == c.engine {
-					is.name, is.binary = p.Default, p.Handlers[p.Default]
+					is.Name, is.Binary = p.Default, p.Handlers[p.Default]
 				}
 			}
-			if is.name == "nvidia" || is.name == Handler {
-				t.Errorf("the default handler is %q, of which nothing is there:\n%s", is.name,
+			if is.Name == "nvidia" || is.Name == engines.Handler {
+				t.Errorf("the default handler is %q, of which nothing is there:\n%s", is.Name,
 					fileAt(t, o.Root, c.file))
 			}
 		})

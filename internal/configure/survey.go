@@ -41,11 +41,11 @@ func (p *Plan) Survey(h host.Host) Survey {
 				continue
 			}
 			config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
-			if p.isAnothers(config) {
+			if isAnothers(p.in.Engine, config) {
 				continue
 			}
 			s.Running++
-			c := grant.Container{Engine: p.options.Engine, RuntimeRoot: root, ID: e.Name(), Bundle: bundle}
+			c := grant.Container{Engine: p.in.Engine, RuntimeRoot: root, ID: e.Name(), Bundle: bundle}
 			d := n.Explain(node.Create{Caller: request.Caller{Container: c}, Config: config, Unread: err})
 			if d.Kind == grant.Refused {
 				s.Refused = append(s.Refused,
@@ -61,8 +61,8 @@ func (p *Plan) Survey(h host.Host) Survey {
 var managers = map[grant.Engine]string{grant.CRIO: "cri-o", grant.Podman: "libpod"}
 
 // isAnothers reports whether a container belongs to another engine than the configured one.
-func (p *Plan) isAnothers(config []byte) bool {
-	ours, shares := managers[p.options.Engine]
+func isAnothers(engine grant.Engine, config []byte) bool {
+	ours, shares := managers[engine]
 	spec, err := request.Parse(config)
 	if !shares || err != nil {
 		return false

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -32,21 +33,20 @@ type Undone struct {
 // program has copied them. It can be repeated. With dry it only reports. It returns an error if
 // there is no record for an engine whose files name gpuledger's runtime.
 func Undo(o Options, stateDir string, dry bool) (Undone, error) {
-	p := &Plan{options: o, system: filetree.System{Root: o.Root}}
-	p.Policy.StateDir = stateDir
-	r, u, err := p.planUndo()
+	in := o.Installation()
+	r, u, err := planUndo(o, stateDir)
 	if err != nil {
 		return Undone{}, err
 	}
 	if r.isOver() && len(u.Changes) == 0 {
 		return u, unrecorded(o, stateDir, u.Named)
 	}
-	s, err := openStore(p.system, stateDir)
+	s, err := openStore(in.System, stateDir)
 	if err != nil {
 		return Undone{}, err
 	}
 	defer s.close()
-	if r, u, err = p.planUndo(); err != nil { // under the lock no other call changes it
+	if r, u, err = planUndo(o, stateDir); err != nil { // under the lock no other call changes it
 		return Undone{}, err
 	}
 	receivers, err := s.planFiles(r, &u)
@@ -60,21 +60,22 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 }
 
 // planUndo is the record, and what an undo does to other programs' files.
-func (p *Plan) planUndo() (record, Undone, error) {
-	r, _, err := p.record()
+func planUndo(o Options, stateDir string) (record, Undone, error) {
+	in := o.Installation()
+	r, _, err := readRecord(in, stateDir)
 	if err != nil {
 		return r, Undone{}, err
 	}
-	r.Engine = p.options.Engine
-	without, cleaned, err := p.afterUndo(r)
+	r.Engine = in.Engine
+	without, err := withoutUs(in, r)
 	if err != nil {
 		return r, Undone{}, err
 	}
-	u := Undone{Changes: cleaned, Named: without.linesNamingUs(),
+	u := Undone{Changes: without.cleaned, Named: linesNamingUs(without.in),
 		Advice: "take that out by hand and run it again"}
-	u.engine, u.Callers = r.Engine, callers(r, daemons(p.options, p.mainFile()), p.options.Restarted)
-	if distribution := without.distribution(); distribution != nil {
-		u.Advice, u.rewrote = "restart "+distribution.name+
+	u.engine, u.Callers = r.Engine, callers(r, in.Daemons(), o.Restarted)
+	if distribution := without.in.Distribution(); distribution != nil {
+		u.Advice, u.rewrote = "restart "+distribution.Name+
 			", which writes that file anew, and run it again", true
 	}
 	return r, u, nil
@@ -259,7 +260,8 @@ func hasNoneOfOurs(e entry, now filetree.FileContent) bool {
 	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular {
 		return false
 	}
-	if bytes.Contains(now.Data, []byte(Handler)) && !bytes.Contains(e.Before.Data, []byte(Handler)) {
+	handler := []byte(engines.Handler)
+	if bytes.Contains(now.Data, handler) && !bytes.Contains(e.Before.Data, handler) {
 		return false // a line has both gpuledger's handler and something of others
 	}
 	theirs := map[string]bool{"": true}
@@ -285,18 +287,20 @@ func hasNoneOfOurs(e entry, now filetree.FileContent) bool {
 // works.
 func withoutOurs(e entry, now filetree.FileContent) (filetree.FileContent, bool) {
 	// gpuledger's own configuration belongs to the administrator by now
-	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared && e.Before.Kind == filetree.Nothing {
+	isNew := e.Before.Kind == filetree.Nothing
+	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared && isNew {
 		return now, false
 	}
 	data, ok := configfile.RevertLines(now.Data, e.After.Data, e.Before.Data)
 	if _, err := configfile.Parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
 		e.Before.Kind == filetree.Nothing {
-		if data, ok = configfile.RevertKeys(e.Path, now.Data, e.After.Data, e.Before.Data, Handler); !ok {
+		data, ok = configfile.RevertKeys(e.Path, now.Data, e.After.Data, e.Before.Data, engines.Handler)
+		if !ok {
 			return now, false
 		}
 	}
 	data = withoutGoneDefault(e.Path, data, e.Before.Data)
-	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && e.Before.Kind == filetree.Nothing {
+	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && isNew {
 		return filetree.FileContent{Kind: filetree.Nothing}, true
 	}
 	return filetree.NewFile(data, now), true
@@ -304,9 +308,19 @@ func withoutOurs(e entry, now filetree.FileContent) (filetree.FileContent, bool)
 
 // StateDir is the state directory that gpuledger's configuration names.
 func StateDir(o Options) (string, error) {
-	p := Plan{options: o, system: filetree.System{Root: o.Root}}
-	if _, err := p.ourConfig(); err != nil {
+	own, err := readOwnConfig(o.Installation().System, o.Config)
+	if err != nil {
 		return "", err
 	}
-	return p.Policy.StateDir, nil
+	return own.policy.StateDir, nil
+}
+
+// File is the engine's main configuration file, as configure finds it; "" for the usual one.
+func File(o Options, stateDir string) (string, error) {
+	in := o.Installation()
+	r, _, err := readRecord(in, stateDir)
+	if err != nil {
+		return "", err
+	}
+	return in.FindFile(r.Main)
 }

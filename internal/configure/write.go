@@ -18,7 +18,8 @@ import (
 // syncDir is host.SyncDir. A test replaces it to make it fail.
 var syncDir = host.SyncDir
 
-// writeContent stores a content at a name without links, whole and durable. Its directory must exist.
+// writeContent stores a content at a name without links, whole and durable. Its directory must
+// exist.
 func writeContent(in filetree.System, name string, c filetree.FileContent) error {
 	path := in.Host(name)
 	err := os.Remove(temporary(in, name)) // from a call that was killed

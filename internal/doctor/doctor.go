@@ -44,7 +44,7 @@ var Checks = []Check{
 	{"strength", strengths},
 	{"ledger", book},
 	{"audit", audit},
-	{"engines", engines},
+	{"engines", engineLines},
 	{"hooks", hooks},
 	{"cdi", cdi},
 	{"toolkit", toolkit},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
@@ -40,7 +41,7 @@ func well() Facts {
 			GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
 		Ledger: ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true,
 		Audit: file("/var/log/a", 0o640), Free: 1 << 40,
-		Engines: []configure.Presence{
+		Engines: []engines.Presence{
 			{Engine: grant.Containerd, Name: "containerd",
 				Handlers: map[string]string{"gpuledger": "/bin/sh", "runc": ""}, Default: "gpuledger"}},
 	}

@@ -8,17 +8,18 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// engines reports for each engine whether its containers go through gpuledger.
-func engines(f Facts) []Line {
+// engineLines reports for each engine whether its containers go through gpuledger.
+func engineLines(f Facts) []Line {
 	lines, told := changed(f.Default)
 	for _, e := range f.Engines {
 		if !told[e.Engine] {
-			lines = append(lines, engine(e))
+			lines = append(lines, engineLine(e))
 		}
 	}
 	if len(lines) == 0 {
@@ -40,14 +41,14 @@ func changed(all []configure.Default) (lines []Line, told map[grant.Engine]bool)
 	return lines, told
 }
 
-func engine(e configure.Presence) Line {
+func engineLine(e engines.Presence) Line {
 	command := "gpuledger configure " + e.Name
-	program, has := e.Handlers[configure.Handler]
+	program, has := e.Handlers[engines.Handler]
 	switch {
 	case e.Err != nil:
 		return Line{Status: Warning, Message: fmt.Sprintf("%s: %v", e.Engine, e.Err),
 			Hint: "correct it, then run `" + command + " --dry-run`"}
-	case !has && e.Default == configure.Handler:
+	case !has && e.Default == engines.Handler:
 		return Line{Status: Problem, Message: string(e.Engine) +
 			": its default handler is gpuledger, which is not configured: it starts no container",
 			Hint: "run `" + command + "`"}
@@ -55,11 +56,11 @@ func engine(e configure.Presence) Line {
 		return Line{Status: Warning, Message: string(e.Engine) +
 			": gpuledger is not configured in it; its containers go around the ledger",
 			Hint: "run `" + command + " --as-default`, if it runs containers on this node"}
-	case configure.Find(program) == "":
+	case engines.FindProgram(program) == "":
 		return Line{Status: Problem,
 			Message: fmt.Sprintf("%s: the program of handler gpuledger, %q, is not there", e.Engine, program),
 			Hint:    "run `" + command + "` again"}
-	case e.Default != configure.Handler:
+	case e.Default != engines.Handler:
 		return Line{Status: Warning, Message: string(e.Engine) +
 			": only containers that choose handler gpuledger go through it; the others go around the ledger",
 			Hint: "run `" + command + " --as-default`"}

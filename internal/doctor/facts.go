@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
@@ -42,7 +43,7 @@ type Facts struct {
 
 	Audit   PathFacts
 	Free    uint64 // bytes, in the file system of the audit log
-	Engines []configure.Presence
+	Engines []engines.Presence
 	Default []configure.Default // of engines that were configured with --as-default
 	Hooks   []Hook
 	CDI     []Spec

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -33,7 +34,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	}
 	p := n.Policy
 	f := Facts{Config: at(config), Broken: n.Broken, Policy: p, Mode: n.Mode(), State: at(p.StateDir),
-		Run: at(p.RunDir), Engines: configure.Look("/")}
+		Run: at(p.RunDir), Engines: engines.Find("/")}
 	// a state directory that cannot be read is reported by other lines
 	f.Default, _ = configure.Defaults("/", p.StateDir)
 	if pause, paused := n.Paused(); paused {
@@ -95,7 +96,7 @@ func look(path string) PathFacts {
 
 func (f *Facts) gatherRuntimes() {
 	for _, name := range f.Policy.Runtime.Path {
-		path := configure.Find(name)
+		path := engines.FindProgram(name)
 		if path == "" {
 			continue
 		}
@@ -108,7 +109,7 @@ func (f *Facts) gatherRuntimes() {
 	f.Unjudged = map[string]PathFacts{}
 	for _, name := range f.Policy.Runtime.Programs()[len(f.Policy.Runtime.Path):] {
 		p := PathFacts{Path: name, Missing: true}
-		if path := configure.Find(name); path != "" {
+		if path := engines.FindProgram(name); path != "" {
 			p = at(path)
 		}
 		f.Unjudged[name] = p
@@ -190,7 +191,7 @@ func (f *Facts) gatherInjectors() {
 		f.CDI = append(f.CDI, readSpec(path))
 	}
 	for _, name := range []string{"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk"} {
-		if path := configure.Find(name); path != "" {
+		if path := engines.FindProgram(name); path != "" {
 			f.Toolkit = append(f.Toolkit, path)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/gpuledger/gpuledger/internal/configure"
+	"github.com/gpuledger/gpuledger/internal/engines"
 )
 
 func write(t *testing.T, path, text string) string {
@@ -86,7 +86,7 @@ func TestNoOtherDirectoryIsReadForCDIFiles(t *testing.T) {
 	write(t, filepath.Join(here, "mine.json"), `{"kind":"vendor.example/gpu"}`)
 	shared := t.TempDir()
 	write(t, filepath.Join(shared, "a.json"), `{"kind":"nvidia.com/gpu"}`)
-	f := Facts{Engines: []configure.Presence{{CDIDirs: []string{shared}}, {CDIDirs: []string{shared}}}}
+	f := Facts{Engines: []engines.Presence{{CDIDirs: []string{shared}}, {CDIDirs: []string{shared}}}}
 	f.Policy.CDI.Dir = shared
 	f.gatherInjectors()
 	var found []string

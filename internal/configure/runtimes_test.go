@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -38,21 +39,12 @@ func TestVersionsAreMigratedBeforeTheyAreMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d, err := configfile.Parse("/x.toml", ours); err != nil ||
-		len(configfile.Table(d.Tree(), "plugins", criPlugin, "containerd", "runtimes")) != 1 {
+		len(configfile.Table(d.Tree(), "plugins", engines.CRIPlugin, "containerd", "runtimes")) != 1 {
 		t.Errorf("where files are merged key by key, ours has only what is ours (%v):\n%s", err, ours)
 	}
-	if seen := Look(root); len(seen) != 1 || seen[0].Default != Handler || len(seen[0].CDIDirs) != 3 {
+	if seen := engines.Find(root); len(seen) != 1 || seen[0].Default != engines.Handler ||
+		len(seen[0].CDIDirs) != 3 {
 		t.Errorf("in force: %+v", seen)
-	}
-}
-
-// TestLookFindsDistributions of Kubernetes by the file that they write.
-func TestLookFindsDistributions(t *testing.T) {
-	const main = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
-	root := newRoot(t, map[string]string{main: "version = 3\n" +
-		"[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"})
-	if seen := Look(root); len(seen) != 1 || seen[0].File != main || seen[0].Default != "nvidia" {
-		t.Errorf("%+v", seen)
 	}
 }
 

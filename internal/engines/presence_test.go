@@ -1,43 +1,31 @@
-package configure
+package engines
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestLookSeesWhatWasConfigured: Look finds what New plans, for every engine, with --as-default and
-// without.
-func TestLookSeesWhatWasConfigured(t *testing.T) {
-	for engine, e := range engines {
-		for _, asDefault := range []bool{false, true} {
-			root := newRoot(t, map[string]string{"/usr/bin/" + e.program: ""})
-			seen := Look(root)
-			if len(seen) != 1 || seen[0].Engine != engine || seen[0].Handlers[Handler] != "" ||
-				seen[0].Default == Handler || seen[0].Err != nil {
-				t.Fatalf("%s, not configured: %+v", engine, seen)
-			}
-			o := options(root, engine)
-			o.AsDefault = asDefault
-			p, err := New(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := p.Apply(); err != nil {
-				t.Fatal(err)
-			}
-			seen = Look(root)
-			if len(seen) != 1 || seen[0].Err != nil || (seen[0].Default == Handler) != asDefault ||
-				filepath.Base(seen[0].Handlers[Handler]) != "gpuledger-runtime."+e.suffix {
-				t.Errorf("%s, configured (as default: %v): %+v", engine, asDefault, seen)
-			}
+// newSystem makes a system below a temporary directory, with the given files.
+func newSystem(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
+	return root
 }
 
-func TestLookSeesWhatEnginesAreTold(t *testing.T) {
-	root := newRoot(t, map[string]string{
+func TestFindSeesWhatEnginesAreTold(t *testing.T) {
+	root := newSystem(t, map[string]string{
 		"/etc/containerd/config.toml": "version = 2\n" +
 			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n" +
 			"BinaryName = \"/usr/bin/nvidia-container-runtime\"\n",
@@ -50,7 +38,7 @@ func TestLookSeesWhatEnginesAreTold(t *testing.T) {
 		"/etc/containers/containers.conf.d/zzz.conf": "[engine]\nruntime = \"nvidia\"\n",
 	})
 	found := map[grant.Engine]Presence{}
-	for _, p := range Look(root) {
+	for _, p := range Find(root) {
 		found[p.Engine] = p
 	}
 	if len(found) != 4 {
@@ -71,11 +59,21 @@ func TestLookSeesWhatEnginesAreTold(t *testing.T) {
 	}
 }
 
-// TestLookLeavesDockersContainerdOut: a containerd without its CRI plugin runs only Docker's
+// TestFindLeavesDockersContainerdOut: a containerd without its CRI plugin runs only Docker's
 // containers.
-func TestLookLeavesDockersContainerdOut(t *testing.T) {
-	if seen := Look(newRoot(t, map[string]string{"/etc/containerd/config.toml": "version = 2\n" +
+func TestFindLeavesDockersContainerdOut(t *testing.T) {
+	if seen := Find(newSystem(t, map[string]string{"/etc/containerd/config.toml": "version = 2\n" +
 		"disabled_plugins = [\"cri\"]\n"})); len(seen) != 0 {
+		t.Errorf("%+v", seen)
+	}
+}
+
+// TestFindFindsDistributions of Kubernetes by the file that they write.
+func TestFindFindsDistributions(t *testing.T) {
+	const main = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+	root := newSystem(t, map[string]string{main: "version = 3\n" +
+		"[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"nvidia\"\n"})
+	if seen := Find(root); len(seen) != 1 || seen[0].File != main || seen[0].Default != "nvidia" {
 		t.Errorf("%+v", seen)
 	}
 }

@@ -1,0 +1,68 @@
+package engines
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/configfile"
+)
+
+// CRIO is CRI-O's configuration. CRI-O reads every file of the drop-in directory, sorted by
+// name.
+type CRIO struct{ DropIns }
+
+var crioKeys = []HandlerKeys{{Handlers: []string{"crio", "runtime", "runtimes"},
+	Default: []string{"crio", "runtime", "default_runtime"}}}
+
+func readCRIO(in Installation) (Configuration, error) {
+	main := in.MainFile()
+	dir := filepath.Join(filepath.Dir(main), "crio.conf.d")
+	ours := filepath.Join(dir, DropIn+".conf")
+	d, err := readDropIns(in.System, ours, sortedWith(in.System.Glob(dir+"/*"), ours, main))
+	return CRIO{d}, err
+}
+
+// InForce is what the files say.
+func (c CRIO) InForce() Settings {
+	tree := configfile.Table(c.Tree(), "crio", "runtime")
+	says := Settings{Default: configfile.Text(tree, "default_runtime")}
+	says.Handlers = handlers(configfile.Table(tree, "runtimes"),
+		func(h map[string]any) string { return configfile.Text(h, "runtime_path") })
+	says.CDIDirs, _ = configfile.Texts(tree, "cdi_spec_dirs")
+	says.HookDirs, _ = configfile.Texts(tree, "hooks_dir")
+	return says
+}
+
+// DefaultHandler is the handler of containers that choose none, other than gpuledger's.
+func (c CRIO) DefaultHandler() DefaultHandler {
+	tree := c.Tree()
+	was := DefaultHandler{Tree: tree, Name: configfile.Text(tree, "crio", "runtime", "default_runtime"),
+		Roots: []string{"/run/runc", "/run/crun"}}
+	if was.Name == "" || was.Name == Handler {
+		was.Name = "crun" // the default since CRI-O 1.31; before that it was runc
+		if configfile.Table(tree, "crio", "runtime", "runtimes", "crun") == nil &&
+			configfile.Table(tree, "crio", "runtime", "runtimes", "runc") != nil {
+			was.Name = "runc"
+		}
+	}
+	was.Settings = configfile.Table(tree, "crio", "runtime", "runtimes", was.Name)
+	if was.Kind = configfile.Text(was.Settings, "runtime_type"); was.Kind == "oci" {
+		was.Kind = ""
+	}
+	was.Binary = configfile.Text(was.Settings, "runtime_path")
+	switch {
+	case was.Binary != "":
+	case was.Name == "crun", was.Name == "runc":
+		was.Search = configfile.Union([]string{was.Name}, "crun", "runc")
+	default:
+		was.Binary = was.Name // CRI-O looks for the handler's name in its PATH
+	}
+	for _, handler := range configfile.Table(tree, "crio", "runtime", "runtimes") {
+		settings, _ := handler.(map[string]any)
+		if root := configfile.Text(settings, "runtime_root"); root != "" {
+			was.Roots = configfile.Union(was.Roots, root)
+		}
+	}
+	slices.Sort(was.Roots)
+	return was
+}

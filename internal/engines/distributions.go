@@ -1,0 +1,88 @@
+package engines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Distribution is a distribution of Kubernetes with a containerd of its own. It writes containerd's
+// main file anew at each start, so configure never edits that file.
+type Distribution struct {
+	Name string
+	Main string // the main file that containerd reads
+	// a directory whose files the distribution imports by itself, whatever the main file imports
+	DropIns string
+	Units   []string // the services of systemd; none if the distribution watches the directory
+	Runc    string   // its own runc, in a directory that nothing else searches
+}
+
+// distributions are known from their sources: k3s pkg/agent/templates and pkg/agent/containerd,
+// whose code RKE2 runs; k0s pkg/component/worker/containerd; microk8s
+// microk8s-resources/wrappers/run-containerd-with-args.
+var distributions = []Distribution{
+	rancher("k3s", "data/current/bin/runc", "k3s.service", "k3s-agent.service"),
+	rancher("rke2", "bin/runc", "rke2-server.service", "rke2-agent.service"),
+	{Name: "k0s", Main: "/etc/k0s/containerd.toml", DropIns: "/etc/k0s/containerd.d",
+		Runc: "/var/lib/k0s/bin/runc"},
+	{Name: "MicroK8s", Main: microK8s + "/containerd.toml",
+		Units: []string{"snap.microk8s.daemon-containerd.service"},
+		Runc:  "/snap/microk8s/current/bin/runc"},
+}
+
+// microK8s is the directory of MicroK8s' arguments and templates.
+const microK8s = "/var/snap/microk8s/current/args"
+
+func rancher(name, runc string, units ...string) Distribution {
+	dir := "/var/lib/rancher/" + name
+	return Distribution{Name: name, Main: dir + "/agent/etc/containerd/config.toml", Units: units,
+		Runc: filepath.Join(dir, runc)}
+}
+
+// Distribution is the one whose containerd is configured; nil for a containerd of the node itself.
+func (in Installation) Distribution() *Distribution {
+	for i := range distributions {
+		if in.Engine == grant.Containerd && distributions[i].Main == in.MainFile() {
+			return &distributions[i]
+		}
+	}
+	return nil
+}
+
+// unit is the first active one of its units, else the first one. It is "" if none needs a restart.
+func (distribution *Distribution) unit() string {
+	for _, unit := range distribution.Units {
+		if _, err := os.Lstat("/run/systemd/units/invocation:" + unit); err == nil {
+			return unit
+		}
+	}
+	return strings.Join(distribution.Units[:min(1, len(distribution.Units))], "")
+}
+
+// FindFile is the engine's main file. It is the installation's, the recorded one, or that of the
+// only distribution that is installed. It is "" for the engine's usual file.
+func (in Installation) FindFile(recorded string) (string, error) {
+	switch {
+	case in.File != "":
+		return in.File, nil
+	case recorded != "":
+		return recorded, nil
+	case in.Engine != grant.Containerd:
+		return "", nil
+	}
+	var names, mains []string
+	for _, distribution := range distributions {
+		if in.System.Exists(distribution.Main) {
+			names, mains = append(names, distribution.Name), append(mains, distribution.Main)
+		}
+	}
+	if len(mains) > 1 {
+		return mains[0],
+			fmt.Errorf("cannot tell which containerd is meant: %s are both here; name its file by --file: %s",
+				strings.Join(names, " and "), strings.Join(mains, ", "))
+	}
+	return strings.Join(mains, ""), nil
+}
