@@ -59,7 +59,7 @@ func talk(conn net.Conn, lines *bufio.Reader) error {
 
 // join connects to the daemon. Without a daemon the program goes on and is no client.
 func join() (net.Conn, *bufio.Reader, error) {
-	conn, answer, err := dial("control")
+	conn, answer, err := dial(openSocket)
 	if err != nil {
 		fmt.Println("plain CUDA, the whole GPU")
 		return nil, nil, nil

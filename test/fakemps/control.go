@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +20,7 @@ import (
 // control is the control daemon.
 type control struct {
 	mu      sync.Mutex
+	release release
 	anybody bool // one server for all users
 	gpus    int
 	limits  map[int]string // for later servers, by device ordinal
@@ -26,37 +28,101 @@ type control struct {
 	servers map[int]*exec.Cmd // by user
 }
 
-func serveControl(args []string) error {
-	anybody := slices.Contains(args, "-multiuser-server")
-	if anybody && in("old") {
-		return fmt.Errorf("unrecognized option -multiuser-server")
+// noDaemon is what the program prints if it reaches no daemon, and for options that it does not
+// know.
+const noDaemon = "Cannot find MPS control daemon process"
+
+// The sockets of the daemon. Every user may connect to the first, and root to the second.
+const (
+	openSocket = "control"
+	rootSocket = "control_privileged"
+)
+
+// runControl is the program: the daemon with -f, else what asks it.
+func runControl(args []string) error {
+	driver := installed()
+	for _, arg := range args {
+		if arg != "-f" && (arg != "-multiuser-server" || !driver.users) {
+			return errors.New(noDaemon)
+		}
 	}
+	if len(args) > 0 {
+		return serveControl(driver, slices.Contains(args, "-multiuser-server"))
+	}
+	return askControl()
+}
+
+// say prints a line of the daemon's log, as with -f.
+func say(format string, args ...any) {
+	fmt.Printf("[%s Control %5d] %s\n", time.Now().Format("2006-01-02 15:04:05.000"), os.Getpid(),
+		fmt.Sprintf(format, args...))
+}
+
+func serveControl(driver release, anybody bool) error {
 	if in("stillborn") {
-		return fmt.Errorf("cannot find a GPU")
+		say("Failed to initialize: cannot find a GPU")
+		return errors.New("the daemon is shutting down")
 	}
-	c := &control{anybody: anybody, gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")),
-		limits: map[int]string{}, percent: "100", servers: map[int]*exec.Cmd{}}
+	c := &control{release: driver, anybody: anybody, percent: "100", limits: map[int]string{},
+		gpus: len(strings.Split(os.Getenv("CUDA_VISIBLE_DEVICES"), ",")), servers: map[int]*exec.Cmd{}}
 	if err := os.WriteFile(pipes()+"/nvidia-cuda-mps-control.pid", []byte(strconv.Itoa(os.Getpid())),
 		0o644); err != nil {
 		return err
 	}
-	return listen("control", func(conn net.Conn, _ *bufio.Reader, line string, peer unix.Ucred) {
-		if in("mute") {
-			time.Sleep(time.Hour)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		words := strings.Fields(line)
-		if words[0] == "connect" {
-			fmt.Fprintln(conn, c.serverFor(int(peer.Uid)))
-			return
-		}
+	if err := makeLog(); err != nil {
+		return err
+	}
+	mode := os.FileMode(0o666)
+	if in("narrow") {
+		mode = 0o600
+	}
+	open, err := listen(openSocket, mode)
+	if err != nil {
+		return err
+	}
+	privileged, err := listen(rootSocket, 0o755)
+	if err != nil {
+		return err
+	}
+	say("Starting control daemon using socket %s/%s", pipes(), openSocket)
+	go func() { _ = accept(privileged, c.answer) }()
+	return accept(open, c.answer)
+}
+
+// makeLog makes the FIFO beside the sockets, to which every user may write.
+func makeLog() error {
+	path := pipes() + "/log"
+	_ = os.Remove(path)
+	if err := unix.Mkfifo(path, 0o777); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o777)
+}
+
+func (c *control) answer(conn net.Conn, _ *bufio.Reader, line string, peer unix.Ucred) {
+	if in("mute") {
+		time.Sleep(time.Hour)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	words := strings.Fields(line)
+	switch {
+	case words[0] == "connect":
+		fmt.Fprintln(conn, c.serverFor(int(peer.Uid)))
+	case !c.may(peer, words[0]):
+		fmt.Fprintln(conn, "Permission denied")
+	case words[0] == "quit":
+		_ = conn.Close()
+		c.end()
+	default:
 		fmt.Fprint(conn, c.do(words))
-		if words[0] == "quit" {
-			_ = conn.Close()
-			c.end()
-		}
-	})
+	}
+}
+
+// may reports whether a user may send a command: root all of them, others what changes nothing.
+func (c *control) may(peer unix.Ucred, command string) bool {
+	return peer.Uid == 0 || strings.HasPrefix(command, "get_") ||
+		command == "set_default_active_thread_percentage" && c.release.open
 }
 
 // askControl is the program without arguments: it reads commands from standard input. Like the
@@ -69,9 +135,9 @@ func askControl() error {
 	defer lock.Close()
 	input := bufio.NewScanner(os.Stdin)
 	for input.Scan() {
-		conn, answer, err := dial("control")
+		conn, answer, err := dialControl()
 		if err != nil {
-			return fmt.Errorf("cannot find MPS control daemon process")
+			return errors.New(noDaemon)
 		}
 		fmt.Fprintln(conn, input.Text())
 		if _, err := io.Copy(os.Stdout, answer); err != nil {
@@ -82,28 +148,29 @@ func askControl() error {
 	return input.Err()
 }
 
-// do carries out a command. As the real daemon, it prints nothing for a command that it does not
-// know.
+// dialControl connects to the daemon: as root first to root's socket.
+func dialControl() (net.Conn, *bufio.Reader, error) {
+	if os.Geteuid() == 0 {
+		if conn, answer, err := dial(rootSocket); err == nil {
+			return conn, answer, nil
+		}
+	}
+	return dial(openSocket)
+}
+
+const unknown = "Unknown command\n"
+
+// do carries out a command.
 func (c *control) do(words []string) string {
 	arg := append(words[1:], "", "", "")
+	if !c.release.limits && strings.HasSuffix(words[0], "_device_pinned_mem_limit") {
+		return unknown
+	}
 	switch words[0] {
 	case "get_server_list":
-		var pids []string
-		for _, s := range c.servers {
-			pids = append(pids, strconv.Itoa(s.Process.Pid))
-		}
-		slices.Sort(pids)
-		return strings.Join(append(pids, ""), "\n")
+		return c.serverList()
 	case "get_server_status":
-		if c.byPID(arg[0]) < 0 {
-			return "Server not found\n"
-		}
-		for _, state := range []string{"initializing", "fault"} {
-			if in(state) {
-				return strings.ToUpper(state) + "\n"
-			}
-		}
-		return "ACTIVE\n"
+		return c.status(arg[0])
 	case "start_server":
 		uid, _ := strconv.Atoi(arg[1])
 		c.serverFor(uid)
@@ -124,14 +191,47 @@ func (c *control) do(words []string) string {
 		return c.percent + ".0\n"
 	case "set_active_thread_percentage":
 		return tell(c.byPID(arg[0]), "percent "+arg[1])
+	case "get_active_thread_percentage":
+		if c.byPID(arg[0]) < 0 {
+			return "Server not found\n"
+		}
+		return tell(c.byPID(arg[0]), "get-percent")
+	default:
+		return unknown
 	}
 	return ""
 }
 
-// short prints a limit as the real daemon does: in G if that is a whole number.
+func (c *control) serverList() string {
+	var pids []string
+	for _, s := range c.servers {
+		pids = append(pids, strconv.Itoa(s.Process.Pid))
+	}
+	if in("foreign") {
+		pids = []string{"1"}
+	}
+	slices.Sort(pids)
+	return strings.Join(append(pids, ""), "\n")
+}
+
+func (c *control) status(pid string) string {
+	if !c.release.status {
+		return unknown
+	}
+	if c.byPID(pid) < 0 && !in("foreign") {
+		return "Server not found\n"
+	}
+	for _, state := range []string{"initializing", "fault"} {
+		if in(state) {
+			return strings.ToUpper(state) + "\n"
+		}
+	}
+	return "ACTIVE\n"
+}
+
+// short prints a limit as the real daemon does: from 1 GiB on in whole GiB, without the rest.
 func short(limit string) string {
-	if n, err := strconv.Atoi(strings.TrimSuffix(limit, "M")); err == nil && n%1024 == 0 &&
-		strings.HasSuffix(limit, "M") {
+	if n, is := mebibytes(limit); is && n >= 1024 {
 		return strconv.Itoa(n/1024) + "G"
 	}
 	return limit
@@ -164,18 +264,23 @@ func (c *control) serverFor(uid int) string {
 	}
 	name := fmt.Sprintf("server-%d", uid)
 	_ = os.Remove(name)
-	s := exec.Command("/proc/self/exe")
-	s.Args[0] = "nvidia-cuda-mps-server"
+	s := exec.Command(serverProgram)
+	s.Stdout, s.Stderr = os.Stdout, os.Stdout
 	s.Env = append(os.Environ(), "FAKEMPS_SOCKET="+name, "FAKEMPS_PERCENT="+c.percent)
 	for ordinal, limit := range c.limits {
 		s.Env = append(s.Env, fmt.Sprintf("FAKEMPS_LIMIT_%d=%s", ordinal, limit))
 	}
 	if err := s.Start(); err != nil {
+		say("Server exited with status 127")
 		return "busy: " + err.Error()
 	}
+	say("Starting new server %d for user %d", s.Process.Pid, uid)
 	c.servers[uid] = s
+	ended := make(chan struct{})
 	go func() {
-		_ = s.Wait()
+		err := s.Wait()
+		close(ended)
+		say("Server %d exited: %v", s.Process.Pid, err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.servers[uid] == s {
@@ -183,18 +288,23 @@ func (c *control) serverFor(uid int) string {
 		}
 	}()
 	for range 1000 {
-		if conn, err := net.Dial("unix", name); err == nil {
+		if conn, err := net.Dial("unixpacket", name); err == nil {
 			_ = conn.Close()
 			return name
 		}
-		time.Sleep(10 * time.Millisecond)
+		select {
+		case <-ended:
+			delete(c.servers, uid)
+			return "busy: the server has ended"
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 	return "busy: the server does not come up"
 }
 
 // tell sends a line to a user's server and returns its answer.
 func tell(uid int, line string) string {
-	conn, err := net.Dial("unix", fmt.Sprintf("server-%d", uid))
+	conn, err := net.Dial("unixpacket", fmt.Sprintf("server-%d", uid))
 	if err != nil {
 		return ""
 	}

@@ -32,8 +32,16 @@ func serveClients() error {
 			s.limits[ordinal] = limit
 		}
 	}
+	if in("failing") {
+		fmt.Printf("[Server %d] Failed to start : invalid argument\n", os.Getpid())
+		return fmt.Errorf("[Server %d] Exiting", os.Getpid())
+	}
 	go endWith(os.Getppid())
-	return listen(os.Getenv("FAKEMPS_SOCKET"),
+	listener, err := listen(os.Getenv("FAKEMPS_SOCKET"), 0o777)
+	if err != nil {
+		return err
+	}
+	return accept(listener,
 		func(conn net.Conn, lines *bufio.Reader, line string, peer unix.Ucred) {
 			words := append(strings.Fields(line), "", "")
 			s.mu.Lock()
@@ -47,6 +55,8 @@ func serveClients() error {
 				s.limits[ordinal], _ = mebibytes(words[2])
 			case "percent":
 				s.percent, _ = strconv.Atoi(words[1])
+			case "get-percent":
+				fmt.Fprintf(conn, "%d.0\n", s.percent)
 			case "client":
 				s.clients[peer.Pid] = true
 				limits, percent := s.forClient(line)
