@@ -33,6 +33,7 @@ cp bin/gpuledger bin/gpuledger-runtime bin/gpuledgerd "$root/usr/bin/"
 cp packaging/systemd/* "$root/usr/lib/systemd/system/"
 test/fakedriver/build.sh "$root/opt/driver"
 CGO_ENABLED=0 go build -p 2 -trimpath -o "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps
+ln "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" "$root/opt/driver/usr/bin/nvidia-cuda-mps-server"
 mkdir -p "$root/etc/gpuledger"
 cat >"$root/etc/gpuledger/config.toml" <<'CONFIG'
 engine = "none"

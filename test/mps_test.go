@@ -42,6 +42,7 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build fakemps: %v\n%s", err, out)
 	}
+	must(t, os.Link(n.program, filepath.Join(filepath.Dir(n.program), grant.MPSServer)))
 	n.Must("inventory", "refresh")
 	t.Cleanup(n.killDaemons)
 	return n
@@ -366,8 +367,7 @@ func TestMPSUsers(t *testing.T) {
 	}
 	n.gone()
 	moods := filepath.Join(filepath.Dir(n.program), "fakemps.moods")
-	for word, problem := range map[string]string{"old": "unrecognized option",
-		"narrow": "its control socket is open to root alone"} {
+	for word, problem := range map[string]string{"narrow": "its control socket is open to root alone"} {
 		must(t, os.WriteFile(moods, []byte(word), 0o644))
 		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
 		eventually(t, "it is said: "+problem, func() bool {
@@ -396,20 +396,24 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	d.End(syscall.SIGKILL) // nobody but the create itself looks
 	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
 	steals := func(id string) *rig.Bundle {
-		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mv control elsewhere; "+
-			"exec /bin/nvidia-cuda-mps-control -f"), rig.Env("CUDA_VISIBLE_DEVICES=0"))
+		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mkdir elsewhere; "+
+			"/bin/busybox mv control control_privileged elsewhere; exec /bin/nvidia-cuda-mps-control -f"),
+			rig.Env("CUDA_VISIBLE_DEVICES=0"))
 		must(t, os.Link(n.program, filepath.Join(thief.Dir, "rootfs/bin/nvidia-cuda-mps-control")))
 		starts(t, thief)
 		eventually(t, "there is another daemon in its place", func() bool {
-			_, err := os.Stat(filepath.Join(pipe, "elsewhere"))
-			_, e := os.Stat(filepath.Join(pipe, "control"))
+			_, err := os.Stat(filepath.Join(pipe, "elsewhere/control_privileged"))
+			_, e := os.Stat(filepath.Join(pipe, "control_privileged"))
 			return err == nil && e == nil
 		})
 		return thief
 	}
 	giveBack := func(thief *rig.Bundle) {
 		thief.End()
-		must(t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control")))
+		for _, name := range []string{"control", "control_privileged"} {
+			must(t, os.Rename(filepath.Join(pipe, "elsewhere", name), filepath.Join(pipe, name)))
+		}
+		must(t, os.Remove(filepath.Join(pipe, "elsewhere")))
 	}
 	thief := steals("thief")
 	late := n.client("late", n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"), "0:1")

@@ -33,7 +33,8 @@ outside() {
 
 # stand_in: the driver of a machine that has none, with its MPS.
 stand_in() {
-  test/fakedriver/build.sh "$STORY_DIR/driver" && CGO_ENABLED=0 go build -p 2 -trimpath -o "$STORY_DIR/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps
+  test/fakedriver/build.sh "$STORY_DIR/driver" && CGO_ENABLED=0 go build -p 2 -trimpath -o "$STORY_DIR/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps &&
+    ln "$STORY_DIR/driver/usr/bin/nvidia-cuda-mps-control" "$STORY_DIR/driver/usr/bin/nvidia-cuda-mps-server"
 }
 
 clean_up() {

@@ -99,15 +99,19 @@ func (a Ask) migUsage() string {
 }
 
 // startable returns nil if a container of the grant could start on this node. In mode mps it cannot
-// without NVIDIA's program, so a grant would only keep its GPUs from others.
+// without NVIDIA's programs, so a grant would only keep its GPUs from others.
 func (a Ask) startable(inv grant.Inventory) error {
-	if a.Mode != grant.MPS || inv.Driver.HasMPS() {
+	if a.Mode != grant.MPS {
+		return nil
+	}
+	problem := inv.Driver.MPSProblem()
+	if problem == "" {
 		return nil
 	}
 	return &grant.Refusal{Code: grant.MPSNotReady,
 		Message: "cannot grant in mode mps: this node cannot run MPS, " +
-			"because the driver's files in the inventory have no " + grant.MPSControl,
-		Hint: "install what the driver's packages lack and run `gpuledger inventory refresh`, " +
+			"because " + problem,
+		Hint: "install what the driver lacks and run `gpuledger inventory refresh`, " +
 			"or grant in another mode (--mode limit)"}
 }
 

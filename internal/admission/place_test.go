@@ -14,8 +14,10 @@ import (
 )
 
 // mpsFiles are the files of a driver with MPS.
-var mpsFiles = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
-	Target: "/usr/bin/" + grant.MPSControl}}
+var mpsFiles = []grant.DriverFile{
+	{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl},
+	{Kind: grant.FileBinary, Path: "/usr/sbin/" + grant.MPSServer, Target: "/usr/sbin/" + grant.MPSServer},
+}
 
 // inventory is a node of n GPUs with 16 GiB each.
 func inventory(n int) grant.Inventory {
@@ -279,6 +281,14 @@ func TestPlace(t *testing.T) {
 			asked(grant.GiB, mode(grant.MPS)),
 			"mps-not-ready: cannot grant in mode mps: this node cannot run MPS, because the driver's files " +
 				"in the inventory have no nvidia-cuda-mps-control"},
+		{"MPS without its server", func(n *node) { n.inv.Driver.Files = mpsFiles[:1] },
+			asked(grant.GiB, mode(grant.MPS)),
+			"mps-not-ready: cannot grant in mode mps: this node cannot run MPS, because the driver's files " +
+				"in the inventory have no nvidia-cuda-mps-server"},
+		{"MPS that limits no memory", func(n *node) { n.inv.Driver.Version = "470.256.02" },
+			asked(grant.GiB, mode(grant.MPS)),
+			"mps-not-ready: cannot grant in mode mps: this node cannot run MPS, because driver 470.256.02 " +
+				"does not limit the memory of MPS clients, as driver 495 and newer do"},
 		{"MPS that the node does not have, on a GPU in another mode", func(n *node) {
 			n.inv.Driver.Files, n.view.Grants = nil, []grant.Grant{
 				held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 1)}

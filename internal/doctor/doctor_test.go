@@ -47,9 +47,12 @@ func well() Facts {
 	}
 }
 
-// control is the driver's file that MPS needs.
-var control = []grant.DriverFile{{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary,
-	Target: "/usr/bin/nvidia-cuda-mps-control"}}
+// control are the driver's files that MPS needs.
+var control = []grant.DriverFile{
+	{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary,
+		Target: "/usr/bin/nvidia-cuda-mps-control"},
+	{Path: "/usr/sbin/nvidia-cuda-mps-server", Kind: grant.FileBinary,
+		Target: "/usr/sbin/nvidia-cuda-mps-server"}}
 
 var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
@@ -197,7 +200,12 @@ var answers = []struct {
 		"a share of compute in mode limit is refused (limit-unenforceable): launches cannot be " +
 			"throttled: why"},
 	{"no MPS", func(*Facts) {}, "strength", OK,
-		"cannot be used on this node: the driver's files have no nvidia-cuda-mps-control"},
+		"cannot be used on this node: the driver's files in the inventory have no nvidia-cuda-mps-control"},
+	{"MPS without its server", func(f *Facts) { f.Inventory.Driver.Files = control[:1] }, "strength", OK,
+		"cannot be used on this node: the driver's files in the inventory have no nvidia-cuda-mps-server"},
+	{"MPS that limits no memory", func(f *Facts) {
+		f.Inventory.Driver.Files, f.Inventory.Driver.Version = control, "470.256.02"
+	}, "strength", OK, "driver 470.256.02 does not limit the memory of MPS clients, as driver 495 and newer do"},
 	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK,
 		"mode mps has strength server; docs/strength.md"},
 	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength",

@@ -11,12 +11,12 @@ func strengths(f Facts) []Line { return append(append(strength(f), throttle(f)..
 
 // mps checks for NVIDIA's MPS program, which gpuledgerd starts. A node does not need it.
 func mps(f Facts) []Line {
+	problem := f.Inventory.Driver.MPSProblem()
 	switch minimum := f.Policy.Rules.MinimumStrength; {
-	case !f.Inventory.Driver.HasMPS():
+	case problem != "":
 		return []Line{
 			{Status: OK,
-				Message: "mode mps has strength server, and cannot be used on this node: the driver's " +
-					"files have no " + grant.MPSControl}}
+				Message: "mode mps has strength server, and cannot be used on this node: " + problem}}
 	case !grant.StrengthServer.AtLeast(minimum):
 		return []Line{
 			{Status: OK,

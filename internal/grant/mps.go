@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -21,6 +22,8 @@ type MPSDaemon struct {
 	Anybody bool      `json:"anybody"` // they accept every user's processes, as a daemon of root can
 	// device and inode of its control socket when it was verified; zeros: unknown
 	Socket [2]uint64 `json:"socket"`
+	// the same of its socket for root, to which programs of root connect first
+	Privileged [2]uint64 `json:"privileged"`
 	// by UUID: the bytes that it lets a client process allocate
 	Limits map[string]Bytes `json:"limits"`
 	// percent of each GPU's compute that it gives a client process
@@ -32,13 +35,53 @@ type MPSDaemon struct {
 // default, which a process without environment uses.
 const PipeInContainer = "/tmp/nvidia-mps"
 
-// MPSControl is the name of NVIDIA's control daemon program.
-const MPSControl = "nvidia-cuda-mps-control"
+// The names of NVIDIA's programs: the control daemon, and the server that it starts.
+const (
+	MPSControl = "nvidia-cuda-mps-control"
+	MPSServer  = "nvidia-cuda-mps-server"
+)
 
-// HasMPS reports whether the driver's files include MPSControl. Mode mps needs it.
-func (d Driver) HasMPS() bool {
-	return slices.ContainsFunc(d.Files,
-		func(f DriverFile) bool { return f.Kind == FileBinary && filepath.Base(f.Target) == MPSControl })
+// MPSSince is the first major version of the driver whose MPS limits the memory of clients (CUDA
+// 11.5).
+const MPSSince = 495
+
+// Program is the driver's program of this name among its files; false if there is none.
+func (d Driver) Program(name string) (DriverFile, bool) {
+	i := slices.IndexFunc(d.Files,
+		func(f DriverFile) bool { return f.Kind == FileBinary && filepath.Base(f.Target) == name })
+	if i < 0 {
+		return DriverFile{}, false
+	}
+	return d.Files[i], true
+}
+
+// Major is the driver's major version; 0 if it is unknown.
+func (d Driver) Major() int {
+	text, _, _ := strings.Cut(d.Version, ".")
+	major, _ := strconv.Atoi(text)
+	return major
+}
+
+// MPSMissing is the program of MPS that the driver's files lack; "" if they have both.
+func (d Driver) MPSMissing() string {
+	for _, name := range []string{MPSControl, MPSServer} {
+		if _, is := d.Program(name); !is {
+			return name
+		}
+	}
+	return ""
+}
+
+// MPSProblem says why mode mps cannot work with this driver; "" if no reason is known.
+func (d Driver) MPSProblem() string {
+	if name := d.MPSMissing(); name != "" {
+		return "the driver's files in the inventory have no " + name
+	}
+	if major := d.Major(); major > 0 && major < MPSSince {
+		return "driver " + d.Version + " does not limit the memory of MPS clients, as driver " +
+			strconv.Itoa(MPSSince) + " and newer do"
+	}
+	return ""
 }
 
 // MPSName is the name of the daemon for these GPUs. It is short, because the path of a socket may

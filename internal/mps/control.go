@@ -14,9 +14,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// program is NVIDIA's program, which is the daemon and also asks it.
-const program = "nvidia-cuda-mps-control"
-
 // answerTime is how long one answer may take.
 const answerTime = 5 * time.Second
 
@@ -25,40 +22,30 @@ const answerTime = 5 * time.Second
 type control struct {
 	program string
 	env     []string
+	driver  int // the driver's major version; 0: unknown
 }
 
-// control returns how to ask the daemon, with the program of the inventory's driver.
+// control returns how to ask the daemon, with the programs of the inventory's driver.
 func (d *daemon) control() (control, error) {
 	inv, problem := d.node.Inventory()
 	if problem != nil {
 		return control{}, errors.New(problem.Message)
 	}
-	isProgram := func(f grant.DriverFile) bool {
-		return f.Kind == grant.FileBinary && filepath.Base(f.Target) == program
+	links, err := linkDriver(d.dir, inv.Driver)
+	if err != nil {
+		return control{}, err
 	}
-	i := slices.IndexFunc(inv.Driver.Files, isProgram)
-	if i < 0 {
-		return control{}, fmt.Errorf("the driver's files have no %s", program)
-	}
-	path := inv.Driver.Source(inv.Driver.Files[i])
-	return control{program: path, env: d.env(inv, filepath.Dir(path))}, nil
+	return control{program: filepath.Join(links, "bin", grant.MPSControl), env: d.env(links, inv.Driver),
+		driver: inv.Driver.Major()}, nil
 }
 
-// env is the whole environment of NVIDIA's programs. The server's program lies beside the control
-// program.
-func (d *daemon) env(inv grant.Inventory, bin string) []string {
-	env := []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin",
+// env is the whole environment of NVIDIA's programs, which are below links.
+func (d *daemon) env(links string, driver grant.Driver) []string {
+	env := []string{"PATH=" + filepath.Join(links, "bin") + ":/usr/sbin:/usr/bin:/sbin:/bin",
 		"CUDA_MPS_PIPE_DIRECTORY=" + filepath.Join(d.dir, "pipe"),
 		"CUDA_MPS_LOG_DIRECTORY=" + filepath.Join(d.dir, "log")}
-	var dirs []string
-	for _, f := range inv.Driver.Files {
-		if dir := filepath.Dir(inv.Driver.Source(f)); f.Kind == grant.FileLibrary && f.Bits == 64 &&
-			!slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-	}
-	if inv.Driver.Root != "/" && len(dirs) > 0 {
-		env = append(env, "LD_LIBRARY_PATH="+strings.Join(dirs, ":"))
+	if driver.Root != "/" {
+		env = append(env, "LD_LIBRARY_PATH="+filepath.Join(links, "lib"))
 	}
 	return env
 }
@@ -82,7 +69,22 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err,
 			firstLine(string(wrong.text)+string(out.text)))
 	}
-	return strings.TrimSpace(string(out.text)), nil
+	text := strings.TrimSpace(string(out.text))
+	if reportsError(text) {
+		return "", fmt.Errorf("it answers %q with %q", command, firstLine(text))
+	}
+	return text, nil
+}
+
+// errorWords are in the answers that report an error. NVIDIA's program prints these to its standard
+// output, too, and its exit status is 0. No other answer has one of them: they are numbers, sizes
+// and the status of a server.
+var errorWords = []string{"unknown command", "cannot ", "can't ", "failed", "failure", "invalid", "error",
+	"denied", "not permitted", "not found", "no such"}
+
+func reportsError(answer string) bool {
+	answer = strings.ToLower(answer)
+	return slices.ContainsFunc(errorWords, func(word string) bool { return strings.Contains(answer, word) })
 }
 
 // maxAnswer bounds what is kept of an answer, in bytes. A list of all clients that a server can
@@ -152,9 +154,17 @@ func (c control) startServer(ctx context.Context) ([]int, error) {
 	return servers, err
 }
 
+// statusSince is the first major version of the driver that was seen to know get_server_status. 535
+// does not.
+const statusSince = 550
+
 // checkActive is an error if a server accepts no clients: it is starting, or waits for clients to
-// end after a fault.
-func (c control) checkActive(ctx context.Context, server int) error {
+// end after a fault. A driver that cannot say so is asked for the server's thread percentage, which
+// a server that runs has got. Then a fault is not seen.
+func (c control) checkActive(ctx context.Context, server, percent int) error {
+	if c.driver != 0 && c.driver < statusSince {
+		return c.checkPercent(ctx, percent, fmt.Sprintf("get_active_thread_percentage %d", server))
+	}
 	status, err := c.ask(ctx, "get_server_status %d", server)
 	if err == nil && status != "ACTIVE" {
 		err = fmt.Errorf("its server %d is %s", server, firstLine(status))
@@ -179,7 +189,7 @@ func (c control) setLimits(ctx context.Context, w want, servers []int) error {
 		if err != nil {
 			return err
 		}
-		if limit, err := parseLimit(answer); err != nil || limit != w.limits[uuid] {
+		if !isLimit(answer, w.limits[uuid]) {
 			return fmt.Errorf("its limit on GPU %s is %q and not %s", uuid, firstLine(answer), w.limits[uuid])
 		}
 	}
@@ -195,7 +205,12 @@ func (c control) setThreads(ctx context.Context, percent int, servers []int) err
 			return err
 		}
 	}
-	answer, err := c.ask(ctx, "get_default_active_thread_percentage")
+	return c.checkPercent(ctx, percent, "get_default_active_thread_percentage")
+}
+
+// checkPercent is an error if a command answers with another percentage.
+func (c control) checkPercent(ctx context.Context, percent int, command string) error {
+	answer, err := c.ask(ctx, "%s", command)
 	if err != nil {
 		return err
 	}
@@ -203,6 +218,13 @@ func (c control) setThreads(ctx context.Context, percent int, servers []int) err
 		return fmt.Errorf("its thread percentage is %q and not %d", firstLine(answer), percent)
 	}
 	return nil
+}
+
+// isLimit reports whether the daemon's answer is this limit. From 1 GiB on it prints whole GiB and
+// leaves the rest out: 1536 MiB are "1G".
+func isLimit(answer string, limit grant.Bytes) bool {
+	got, err := parseLimit(answer)
+	return err == nil && (got == limit || limit >= grant.GiB && got == limit/grant.GiB*grant.GiB)
 }
 
 // parseLimit reads a size as the daemon writes it: 3G, 512M.

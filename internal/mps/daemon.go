@@ -39,22 +39,23 @@ type daemon struct {
 
 	read       bool            // state was read from the file
 	state      grant.MPSDaemon // as last written
-	proven     provenSocket    // the socket by which it may be asked
+	proven     provenSockets   // the sockets by which it may be asked
 	nextStart  time.Time       // no start before
 	backoff    time.Duration
 	askedAgain time.Time // not asked before, because it did not answer
 	looked     time.Time // when its limits were checked
+	logRead    int64     // how much was in its log when it was last ready, in bytes
 	users      []string  // containers that use it, as of the last pass
 	lost       []string  // containers whose contexts ended with it or its server
 	lostAt     time.Time
 	toldToEnd  time.Time // zero: it was not
 }
 
-// provenSocket is a socket on which a daemon listens, as the kernel has reported to this
+// provenSockets are the sockets on which a daemon listens, as the kernel has reported to this
 // gpuledgerd.
-type provenSocket struct {
+type provenSockets struct {
 	daemon grant.Process
-	socket [2]uint64
+	own    sockets
 }
 
 // facts are what a plan needs to know of the daemon.
@@ -111,7 +112,7 @@ func (d *daemon) detectEnd() (died bool) {
 			left.Servers = nil         // they end with the daemon
 			d.askedAgain = time.Time{} // the next daemon may answer
 		} else {
-			left.Daemon, left.Socket = p, d.state.Socket
+			left.Daemon, left.Socket, left.Privileged = p, d.state.Socket, d.state.Privileged
 		}
 	}
 	if ended == "" {
@@ -124,7 +125,7 @@ func (d *daemon) detectEnd() (died bool) {
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + ended +
 		" has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
-	if words := lastLogLine(d.dir); words != "" { // the reason, if it ended as soon as it was started
+	if words := d.logReason(); words != "" {
 		left.Problem += ": " + words
 	}
 	if err := d.writeState(left); err != nil {
@@ -183,11 +184,11 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
 	if err != nil {
 		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
 		if d.proven.daemon == p {
-			state.Socket = d.proven.socket
+			state.Socket, state.Privileged = d.proven.own.control, d.proven.own.privileged
 		}
 		err = fmt.Errorf("the MPS daemon of %v is not ready: %w", w.uuids, err)
 	} else {
-		d.backoff = 0
+		d.backoff, d.logRead = 0, logSize(d.dir)
 	}
 	return errors.Join(err, d.writeState(state))
 }
@@ -202,7 +203,7 @@ func (d *daemon) putOff(err error, took time.Duration) {
 // setUp sets the limits, has a server run, and returns the state that results.
 func (d *daemon) setUp(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
 	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
-	stamp, err := socketStamp(ctx, d.dir)
+	before, err := socketStamps(ctx, d.dir)
 	if err != nil {
 		return state, err
 	}
@@ -214,7 +215,7 @@ func (d *daemon) setUp(ctx context.Context, w want, p grant.Process) (grant.MPSD
 		err = d.agree(ctx, c, w, &state)
 	}
 	if err == nil { // and after: another process may have answered in between
-		err = stillThere(d.dir, state.Socket, stamp, p)
+		err = d.stillThere(sockets{state.Socket, state.Privileged}, before, p)
 	}
 	return state, err
 }
@@ -235,20 +236,31 @@ func (d *daemon) agree(ctx context.Context, c control, w want, state *grant.MPSD
 	}
 	if len(servers) == 0 { // after the limits: defaults apply to servers that start later
 		if servers, err = c.startServer(ctx); err != nil {
-			return err
+			return d.withReason(err)
 		}
 	}
 	for _, pid := range servers {
-		if err := c.checkActive(ctx, pid); err != nil {
-			return err
-		}
 		server, _, err := d.node.Host.Process(pid)
 		if err != nil {
-			return fmt.Errorf("its server %d: %w", pid, err)
+			return d.withReason(fmt.Errorf("its server %d: %w", pid, err))
+		}
+		if !mpsstate.Descends(d.node.Host, server, state.Daemon) {
+			return fmt.Errorf("it names process %d as its server, and has not started that process", pid)
+		}
+		if err := c.checkActive(ctx, pid, w.threads); err != nil {
+			return err
 		}
 		state.Servers = append(state.Servers, server)
 	}
 	return nil
+}
+
+// withReason adds to an error what the log says of it.
+func (d *daemon) withReason(err error) error {
+	if words := d.logReason(); words != "" {
+		return fmt.Errorf("%w: %s", err, words)
+	}
+	return err
 }
 
 // start starts the daemon, unless it failed a moment ago.
@@ -297,19 +309,19 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 
 // tellToEnd tells the daemon to end if its own socket answers and it has no clients.
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
-	stamp, err := socketStamp(ctx, d.dir)
+	before, err := socketStamps(ctx, d.dir)
 	if err != nil {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
 	}
-	socket, _, err := d.ownSocket(p)
+	own, _, err := d.ownSockets(p)
 	if err != nil {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
 	}
 	// without a process: its end is expected
-	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: socket,
-		Problem: "its last grant is gone"}); err != nil {
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: own.control,
+		Privileged: own.privileged, Problem: "its last grant is gone"}); err != nil {
 		return err
 	}
 	c, err := d.control()
@@ -324,7 +336,7 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays "+
 			"until they end", d.state.GPUs, clients)
 	}
-	if err := stillThere(d.dir, socket, stamp, p); err != nil {
+	if err := d.stillThere(own, before, p); err != nil {
 		return err
 	}
 	if err := c.quit(ctx); err != nil {

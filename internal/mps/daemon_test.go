@@ -24,15 +24,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// listenHere has this program listen on a socket called control in its directory until its standard
+// listenHere has this program listen on a socket of this name in its directory until its standard
 // input ends, as another process than the test's.
 const listenHere = "GPULEDGER_TEST_LISTENS"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(listenHere) == "" {
+	name := os.Getenv(listenHere)
+	if name == "" {
 		os.Exit(m.Run())
 	}
-	l, err := net.Listen("unix", "control")
+	l, err := net.Listen("unixpacket", name)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -63,7 +64,10 @@ get_default_active_thread_percentage) echo 100.0 ;;
 esac
 `
 
-func newStage(t *testing.T) stage {
+func newStage(t *testing.T) stage { return newStageOf(t, "580.65.06") }
+
+// newStageOf is a stage whose inventory has a driver of this version.
+func newStageOf(t *testing.T, version string) stage {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.toml")
@@ -71,12 +75,14 @@ func newStage(t *testing.T) stage {
 		"\"simulated\"\nfile = \"x\"\n", dir+"/state", dir+"/run")), 0o600))
 	s := stage{t, node.Open(config, host.Default())}
 	must(t, s.node.Broken, os.MkdirAll(dir+"/state", 0o700),
-		os.WriteFile(filepath.Join(dir, program), []byte(answers), 0o755))
+		os.WriteFile(filepath.Join(dir, grant.MPSControl), []byte(answers), 0o755),
+		os.WriteFile(filepath.Join(dir, grant.MPSServer), []byte("#!/bin/sh\n"), 0o755))
 	boot, err := s.node.Host.BootID()
 	must(t, err, gpu.Write(gpu.Path(s.node.Policy.StateDir),
 		grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
-			Driver: grant.Driver{Root: dir, Files: []grant.DriverFile{
-				{Kind: grant.FileBinary, Path: "/" + program, Target: "/usr/bin/" + program}}}}))
+			Driver: grant.Driver{Root: dir, Version: version, Files: []grant.DriverFile{
+				{Kind: grant.FileBinary, Path: "/" + grant.MPSControl, Target: "/usr/bin/" + grant.MPSControl},
+				{Kind: grant.FileBinary, Path: "/" + grant.MPSServer, Target: "/usr/sbin/" + grant.MPSServer}}}}))
 	return s
 }
 
@@ -96,10 +102,12 @@ func (s stage) daemon(uuid string) *daemon {
 	d := s.again(name)
 	must(s.t, os.MkdirAll(filepath.Join(d.dir, "pipe"), 0o755))
 	s.t.Chdir(filepath.Join(d.dir, "pipe")) // a socket's path is short
-	listener, err := net.Listen("unix", "control")
-	must(s.t, err)
-	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	s.t.Cleanup(func() { _ = listener.Close() })
+	for _, name := range []string{"control", "control_privileged"} {
+		listener, err := net.Listen("unixpacket", name)
+		must(s.t, err)
+		listener.(*net.UnixListener).SetUnlinkOnClose(false)
+		s.t.Cleanup(func() { _ = listener.Close() })
+	}
 	boot, err := s.node.Host.BootID()
 	must(s.t, err)
 	data, err := json.Marshal(launchedProcess{s.self(), boot})
@@ -132,15 +140,17 @@ func (s stage) serve(d *daemon) (end func()) {
 }
 
 // steal puts another process's socket in place of the daemon's, and returns what undoes that.
-func (s stage) steal(d *daemon) (back func()) {
-	return s.replace(d, exec.Command("sh", "-c", `"$0"; true`, os.Args[0])) // no child of the daemon's
+func (s stage) steal(d *daemon) (back func()) { return s.stealNamed(d, "control") }
+
+func (s stage) stealNamed(d *daemon, name string) (back func()) {
+	return s.replace(d, name, exec.Command("sh", "-c", `"$0"; true`, os.Args[0])) // no child of the daemon's
 }
 
-func (s stage) replace(d *daemon, thief *exec.Cmd) (back func()) {
+func (s stage) replace(d *daemon, name string, thief *exec.Cmd) (back func()) {
 	s.t.Helper()
 	pipe := filepath.Join(d.dir, "pipe")
-	must(s.t, os.Rename(filepath.Join(pipe, "control"), filepath.Join(pipe, "elsewhere")))
-	thief.Env, thief.Dir = append(os.Environ(), listenHere+"=1"), pipe
+	must(s.t, os.Rename(filepath.Join(pipe, name), filepath.Join(pipe, "elsewhere")))
+	thief.Env, thief.Dir = append(os.Environ(), listenHere+"="+name), pipe
 	in, err := thief.StdinPipe()
 	must(s.t, err)
 	out, err := thief.StdoutPipe()
@@ -149,7 +159,7 @@ func (s stage) replace(d *daemon, thief *exec.Cmd) (back func()) {
 	if line, _ := io.ReadAll(io.LimitReader(out, 8)); string(line) != "listens\n" {
 		s.t.Fatalf("the thief says %s", line)
 	}
-	return func() { must(s.t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, "control"))) }
+	return func() { must(s.t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, name))) }
 }
 
 // asked is what the program was asked about a daemon since the last call.
@@ -252,7 +262,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 	t.Run("the socket of a process that it has started", func(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
-		s.replace(d, exec.Command(os.Args[0]))
+		s.replace(d, "control", exec.Command(os.Args[0]))
 		must(t, s.pass(ctx, d, true))
 	})
 	t.Run("nobody listens", func(t *testing.T) {
@@ -260,7 +270,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		d := s.daemon("GPU-0")
 		in := filepath.Join(d.dir, "pipe")
 		must(t, os.Remove(in+"/control"))
-		l, err := net.Listen("unix", "control")
+		l, err := net.Listen("unixpacket", "control")
 		must(t, err)
 		l.(*net.UnixListener).SetUnlinkOnClose(false)
 		must(t, l.Close())
@@ -369,7 +379,8 @@ func TestSocketThatIsJustMoved(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	must(t, os.Chmod(filepath.Join(d.dir, "pipe/control"), 0o777))
-	stamp, err := socketStamp(context.Background(), d.dir)
+	both, err := socketStamps(context.Background(), d.dir)
+	stamp := both.control
 	if must(t, err); stamp == (host.Stamp{}) || !stamp.Before(time.Now()) {
 		t.Errorf("the stamp of a socket that was changed at %s is taken at %s", stamp.Changed(), time.Now())
 	}
@@ -377,7 +388,7 @@ func TestSocketThatIsJustMoved(t *testing.T) {
 
 // TestAnswersAreBounded: no more is kept of what a program prints than an answer can have.
 func TestAnswersAreBounded(t *testing.T) {
-	path := filepath.Join(t.TempDir(), program)
+	path := filepath.Join(t.TempDir(), grant.MPSControl)
 	for _, way := range []string{"", ">&2"} {
 		must(t, os.WriteFile(path, []byte("#!/bin/sh\nexec yes tenant "+way+"\n"), 0o755))
 		if _, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(),

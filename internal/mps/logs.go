@@ -5,9 +5,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -52,3 +55,54 @@ func shorten(path string) error {
 	}
 	return err
 }
+
+// maxTail is how much of the end of a log is searched for a reason, and maxReason how much of a line
+// is kept, in bytes.
+const (
+	maxTail   = 64 << 10
+	maxReason = 1 << 10
+)
+
+// notADaemon is what NVIDIA's program prints if it has an option that it does not know: it takes
+// itself for a question to a daemon.
+const notADaemon = "Cannot find MPS control daemon process"
+
+// logSize is how much the launcher, the daemon and its servers have printed, in bytes.
+func logSize(dir string) int64 {
+	info, err := os.Lstat(filepath.Join(dir, logFile))
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// logReason is why the daemon or its server does not work, as the log says since the daemon was last
+// ready; "" if it says nothing. The last line that reports a failure counts, because other lines
+// follow it: that a server ended, that the daemon ends. Without such a line it is the last one.
+func (d *daemon) logReason() string {
+	log, err := os.Open(filepath.Join(d.dir, logFile))
+	if err != nil {
+		return ""
+	}
+	defer log.Close()
+	size := logSize(d.dir)
+	from := d.logRead
+	if from > size { // it was shortened
+		from = 0
+	}
+	tail, _ := io.ReadAll(io.NewSectionReader(log, max(from, size-maxTail), maxTail))
+	reason := ""
+	for line := range strings.Lines(string(tail)) {
+		line = strings.TrimSpace(line)
+		if line != "" && (reportsFailure(line) || !reportsFailure(reason)) {
+			reason = line
+		}
+	}
+	reason = grant.Printable(reason[:min(len(reason), maxReason)])
+	if strings.Contains(reason, notADaemon) && slices.Contains(d.args(), multiUser) {
+		reason += fmt.Sprintf("; this driver does not know %s, and driver %d does", multiUser, multiUserSince)
+	}
+	return reason
+}
+
+func reportsFailure(line string) bool { return strings.Contains(strings.ToLower(line), "failed") }

@@ -25,64 +25,104 @@ func (d *daemon) checkSocket(state *grant.MPSDaemon) error {
 		return err
 	}
 	state.Anybody = slices.Contains(strings.Split(string(args), "\x00"), multiUser)
-	socket, mode, err := d.ownSocket(state.Daemon)
+	own, mode, err := d.ownSockets(state.Daemon)
 	if err == nil && state.Anybody && mode&0o002 == 0 {
 		err = errors.New("its control socket is open to root alone")
 	}
-	state.Socket = socket
+	state.Socket, state.Privileged = own.control, own.privileged
 	return err
 }
 
-// ownSocket is the control socket, if the kernel says that the daemon listens on it, or a process
-// that it has started. The state file proves nothing: the daemon may have been started again, and
-// its clients can replace the socket.
-func (d *daemon) ownSocket(p grant.Process) (socket [2]uint64, mode uint32, err error) {
-	socket, mode, is := mpsstate.Socket(d.dir)
-	switch {
-	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
-		return socket, mode, errors.New("it has no control socket, and its directory is not mounted where " +
-			"gpuledgerd looks")
-	case !is:
-		return socket, mode, errors.New("it has no control socket")
-	case d.proven == provenSocket{p, socket}:
-		return socket, mode, nil
+// sockets are the daemon's, by device and inode. Clients connect to control. NVIDIA's program, which
+// gpuledgerd runs as root, connects to privileged first.
+type sockets struct{ control, privileged [2]uint64 }
+
+// ownSockets are the daemon's sockets, if the kernel says that it listens on them, or a process that
+// it has started. The state file proves nothing: the daemon may have been started again, and its
+// clients can replace the sockets.
+func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err error) {
+	own, mode, err = d.findSockets()
+	if err != nil || d.proven == (provenSockets{p, own}) {
+		return own, mode, err
 	}
-	pid, listens, err := host.Listener(mpsstate.SocketPath(d.dir))
-	if err != nil {
-		return socket, mode, fmt.Errorf("it does not listen on its control socket: %w", err)
+	for _, s := range []struct {
+		path   string
+		socket [2]uint64
+		other  string
+	}{
+		{mpsstate.SocketPath(d.dir), own.control, mpsstate.OtherSocket},
+		{mpsstate.PrivilegedPath(d.dir), own.privileged, mpsstate.OtherPrivileged},
+	} {
+		pid, listens, err := host.Listener(s.path)
+		if err != nil {
+			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", filepath.Base(s.path), err)
+		}
+		if _, parent, err := d.node.Host.Process(pid); listens != s.socket || pid != p.PID &&
+			(err != nil || parent != p.PID) {
+			return own, mode, otherSocketError(s.other, p)
+		}
 	}
-	if _, parent, err := d.node.Host.Process(pid); listens != socket || pid != p.PID &&
-		(err != nil || parent != p.PID) {
-		return socket, mode, otherSocketError(p)
-	}
-	d.proven = provenSocket{p, socket}
-	return socket, mode, nil
+	d.proven = provenSockets{p, own}
+	return own, mode, nil
 }
 
-// socketStamp is the control socket's stamp. A process that moves another socket to its place and
-// then the daemon's back changes the time of its last change; connecting does not. It is taken when
-// that time is old enough to be unique.
-func socketStamp(ctx context.Context, dir string) (host.Stamp, error) {
+// findSockets finds the sockets where programs look for them. Both have to be there: in the place of
+// a missing one a client could put its own.
+func (d *daemon) findSockets() (own sockets, mode uint32, err error) {
+	control, mode, is := mpsstate.Socket(d.dir)
+	privileged, both := mpsstate.PrivilegedSocket(d.dir)
+	own = sockets{control, privileged}
+	switch {
+	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
+		err = errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
+	case !is:
+		err = errors.New("it has no control socket")
+	case !both:
+		err = fmt.Errorf("it has no socket %s, to which programs of root connect first",
+			filepath.Base(mpsstate.PrivilegedPath(d.dir)))
+	}
+	return own, mode, err
+}
+
+// stamps are those of both sockets.
+type stamps struct{ control, privileged host.Stamp }
+
+func stampsOf(dir string) stamps {
+	return stamps{host.StampOf(mpsstate.SocketPath(dir)), host.StampOf(mpsstate.PrivilegedPath(dir))}
+}
+
+// socketStamps are taken when each is old enough to be unique. A process that moves another socket to
+// a socket's place and then the daemon's back changes the time of its last change; connecting does
+// not.
+func socketStamps(ctx context.Context, dir string) (stamps, error) {
 	for range 2 {
-		stamp, now := host.StampOf(mpsstate.SocketPath(dir)), time.Now()
-		// after the clock was set back, the next change has another time as well
-		if stamp.Before(now) || stamp.Changed().After(now) {
-			return stamp, nil
+		s, now := stampsOf(dir), time.Now()
+		if isSettled(s.control, now) && isSettled(s.privileged, now) {
+			return s, nil
 		}
 		select { // the daemon has just begun to listen
 		case <-time.After(2 * clockTicks):
 		case <-ctx.Done():
 		}
 	}
-	return host.Stamp{}, errMoved
+	return stamps{}, errMoved
 }
 
-// stillThere is an error if the socket was replaced, or was moved since it had the stamp.
-func stillThere(dir string, socket [2]uint64, stamp host.Stamp, p grant.Process) error {
-	if now, _, is := mpsstate.Socket(dir); !is || now != socket {
-		return otherSocketError(p)
+// isSettled reports whether the next change of a file has another stamp.
+func isSettled(s host.Stamp, now time.Time) bool {
+	// after the clock was set back, the next change has another time as well
+	return s.Before(now) || s.Changed().After(now)
+}
+
+// stillThere is an error if a socket was replaced, or was moved since it had the stamp.
+func (d *daemon) stillThere(own sockets, before stamps, p grant.Process) error {
+	if now, _, is := mpsstate.Socket(d.dir); !is || now != own.control {
+		return otherSocketError(mpsstate.OtherSocket, p)
 	}
-	if host.StampOf(mpsstate.SocketPath(dir)) != stamp {
+	if now, is := mpsstate.PrivilegedSocket(d.dir); !is || now != own.privileged {
+		return otherSocketError(mpsstate.OtherPrivileged, p)
+	}
+	if stampsOf(d.dir) != before {
 		return errMoved
 	}
 	return nil
@@ -93,8 +133,7 @@ func stillThere(dir string, socket [2]uint64, stamp host.Stamp, p grant.Process)
 var errMoved = errors.New("its control socket was moved during a request, by a program that can write to " +
 	"its directory")
 
-func otherSocketError(p grant.Process) error {
+func otherSocketError(what string, p grant.Process) error {
 	return fmt.Errorf("%s, by a program that can write to its directory; when its containers have ended, "+
-		"end process %d",
-		mpsstate.OtherSocket, p.PID)
+		"end process %d", what, p.PID)
 }

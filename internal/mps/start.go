@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -66,6 +66,10 @@ func (d *daemon) launch(w want) error {
 	if err != nil {
 		return err
 	}
+	if err := c.driverProblem(d.args()); err != nil {
+		return err
+	}
+	d.logRead = 0
 	if err := makeDirs(d.dir); err != nil {
 		return err
 	}
@@ -89,6 +93,25 @@ func (d *daemon) launch(w want) error {
 // multiUser makes one server, root's, accept the processes of all users (NVIDIA's documentation of
 // MPS, "Architecture").
 const multiUser = "-multiuser-server"
+
+// multiUserSince is the first major version of the driver that is known to have that option, and
+// noMultiUser the last one that was seen without it.
+const multiUserSince, noMultiUser = 580, 550
+
+// driverProblem says why no daemon of this driver can serve grants with these arguments: it limits no
+// memory, or takes -multiuser-server for a question to another daemon.
+func (c control) driverProblem(args []string) error {
+	switch {
+	case c.driver == 0:
+	case c.driver < grant.MPSSince:
+		return fmt.Errorf("driver %d does not limit the memory of MPS clients, as driver %d and newer do", c.driver,
+			grant.MPSSince)
+	case c.driver <= noMultiUser && slices.Contains(args, multiUser):
+		return fmt.Errorf("driver %d does not know %s, which enforcement.mps_users = %q needs; driver %d does",
+			c.driver, multiUser, grant.MPSAll, multiUserSince)
+	}
+	return nil
+}
 
 // foreground makes the daemon remain the process that is started.
 const foreground = "-f"
@@ -169,23 +192,10 @@ func (d *daemon) awaitLauncher(pid int) error {
 			if runs {
 				return nil
 			}
-			return fmt.Errorf("it ended at once: %s", lastLogLine(d.dir))
+			return fmt.Errorf("it ended at once: %s", d.logReason())
 		}
 	}
-	return fmt.Errorf("its launcher did not come so far as to run it: %s", lastLogLine(d.dir))
-}
-
-// lastLogLine is the last line that the launcher or the daemon printed.
-func lastLogLine(dir string) string {
-	log, err := os.Open(filepath.Join(dir, logFile))
-	if err != nil {
-		return ""
-	}
-	defer log.Close()
-	end, _ := log.Seek(0, io.SeekEnd)
-	tail, _ := io.ReadAll(io.NewSectionReader(log, max(0, end-4<<10), 4<<10))
-	lines := strings.Split(strings.TrimSpace(string(tail)), "\n")
-	return grant.Printable(lines[len(lines)-1])
+	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.logReason())
 }
 
 // unitDirs are where systemd finds the template unit, if gpuledger is installed as a package.

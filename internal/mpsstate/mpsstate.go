@@ -79,22 +79,40 @@ func Serves(h host.Host, run, uuid string, p grant.Process) bool {
 	names, _ := os.ReadDir(grant.MPSDir(run, ""))
 	for _, name := range names {
 		m, known := Read(h, grant.MPSDir(run, name.Name()))
-		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) || isChild(h, p,
-			m.Daemon)) {
+		if known && slices.Contains(m.GPUs, uuid) && (slices.Contains(m.Servers, p) ||
+			Descends(h, p, m.Daemon)) {
 			return true
 		}
 	}
 	return false
 }
 
-// isChild reports whether one process was started by another and both are there.
-func isChild(h host.Host, p, of grant.Process) bool {
+// maxDepth bounds how far up the parents of a process are followed.
+const maxDepth = 8
+
+// Descends reports whether one process was started by another, or by one that it has started, and
+// both are there.
+func Descends(h host.Host, p, of grant.Process) bool {
 	above, _, err := h.Process(of.PID)
 	if err != nil || above != of {
 		return false
 	}
 	now, parent, err := h.Process(p.PID)
-	return err == nil && now == p && parent == of.PID
+	if err != nil || now != p {
+		return false
+	}
+	for range maxDepth {
+		if parent == of.PID {
+			return true
+		}
+		if parent <= 1 {
+			return false
+		}
+		if _, parent, err = h.Process(parent); err != nil {
+			return false
+		}
+	}
+	return false
 }
 
 func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
@@ -107,6 +125,7 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
 		}
 	}
+	privileged, _ := PrivilegedSocket(dir)
 	switch socket, mode, is := Socket(dir); {
 	case !is:
 		// A client that finds no daemon goes on without one, with the whole GPU (NVIDIA's
@@ -114,6 +133,8 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 		m.Problem = "it has no control socket"
 	case m.Socket != [2]uint64{} && m.Socket != socket:
 		m.Problem = OtherSocket
+	case m.Privileged != [2]uint64{} && m.Privileged != privileged:
+		m.Problem = OtherPrivileged
 	case m.Anybody && (mode&0o002 == 0 ||
 		!searchable(filepath.Dir(SocketPath(dir)))): // one of its clients is root in its container
 		m.Problem = "users other than root do not reach its control socket"
@@ -125,16 +146,32 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 // where new ones look for it.
 const OtherSocket = "its control socket was replaced by another"
 
+// OtherPrivileged is the same of the socket to which programs of root connect first.
+const OtherPrivileged = "its control socket for root was replaced by another"
+
 // Socket tells which file the control socket of the daemon in a directory is, by device and inode,
 // and its mode. The daemon keeps the inode from being another file's for as long as it lives.
 func Socket(dir string) (which [2]uint64, mode uint32, is bool) {
+	return socketAt(SocketPath(dir))
+}
+
+// PrivilegedSocket tells which file the daemon's socket for root is.
+func PrivilegedSocket(dir string) (which [2]uint64, is bool) {
+	which, _, is = socketAt(PrivilegedPath(dir))
+	return which, is
+}
+
+func socketAt(path string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
-	err := unix.Lstat(SocketPath(dir), &st)
+	err := unix.Lstat(path, &st)
 	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
 // SocketPath is where clients look for it.
 func SocketPath(dir string) string { return filepath.Join(dir, "pipe/control") }
+
+// PrivilegedPath is where NVIDIA's program looks first, if root runs it.
+func PrivilegedPath(dir string) string { return filepath.Join(dir, "pipe/control_privileged") }
 
 // searchable reports whether anybody may look for a name in a directory.
 func searchable(dir string) bool {

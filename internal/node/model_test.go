@@ -157,8 +157,11 @@ func (m *model) scan() {
 	inv := grant.Inventory{Version: 1, BootID: boot, Taken: time.Now(), Source: "simulated",
 		Majors: map[string]int{"nvidia": 195}}
 	inv.Driver.Root = "/"
-	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
-		Target: "/usr/bin/" + grant.MPSControl}}
+	inv.Driver.Files = nil
+	for _, name := range []string{grant.MPSControl, grant.MPSServer} {
+		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Kind: grant.FileBinary,
+			Path: "/usr/bin/" + name, Target: "/usr/bin/" + name})
+	}
 	for i := range cards {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
 		if m.sick[i] {

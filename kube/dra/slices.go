@@ -262,9 +262,12 @@ func taints(p nodeledger.Content, s admission.Seat, mode grant.Mode, offer grant
 // mpsMissing says what the node lacks to start MPS daemons. Without a daemon no container of mode
 // mps starts. "" means that nothing is known to be missing.
 func mpsMissing(p nodeledger.Content) string {
+	missing := p.Inventory.Driver.MPSMissing()
 	switch {
-	case !p.Inventory.Driver.HasMPS():
-		return "no " + grant.MPSControl
+	case missing != "":
+		return "no " + missing
+	case p.Inventory.Driver.MPSProblem() != "":
+		return fmt.Sprintf("driver older than %d", grant.MPSSince)
 	case p.Node.Daemon() == 0:
 		return "no gpuledgerd"
 	}

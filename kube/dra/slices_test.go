@@ -208,6 +208,12 @@ func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 	if got := taints(); len(got) > 0 {
 		t.Errorf("with both: %q, want none", got)
 	}
+	inv, _ := n.Open().Inventory()
+	inv.Driver.Version = "470.256.02"
+	n.SetInventory(inv)
+	if got, want := taints(), []string{"mps driver-older-than-495"}; !slices.Equal(got, want) {
+		t.Errorf("with an old driver: %q, want %q", got, want)
+	}
 }
 
 // A GPU has one MPS daemon at a time, and the daemon's GPUs are fixed from its start. Until it

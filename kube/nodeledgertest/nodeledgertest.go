@@ -59,12 +59,15 @@ func (n *Node) SetInventory(inv grant.Inventory) {
 	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
 }
 
-// HasMPS adds the MPS control program to the node's driver.
+// HasMPS adds the programs of MPS to the node's driver.
 func (n *Node) HasMPS() {
 	n.T.Helper()
 	inv, _ := n.Open().Inventory()
-	inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileBinary, Path: "/usr/bin/" + grant.MPSControl,
-		Target: "/usr/bin/" + grant.MPSControl}}
+	inv.Driver.Files = nil
+	for _, name := range []string{grant.MPSControl, grant.MPSServer} {
+		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Kind: grant.FileBinary,
+			Path: "/usr/bin/" + name, Target: "/usr/bin/" + name})
+	}
 	n.SetInventory(inv)
 }
 
