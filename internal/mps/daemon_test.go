@@ -61,6 +61,7 @@ get_server_list) cat $dir/servers ;;
 get_server_status*) echo ACTIVE ;;
 get_default_device_pinned_mem_limit*) echo 1G ;;
 get_default_active_thread_percentage) echo 100.0 ;;
+get_active_thread_percentage*) echo 100.0 ;;
 esac
 `
 
@@ -259,6 +260,39 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			t.Errorf("the first socket is another's: %v", err)
 		}
 	})
+	for what, name := range map[string]string{mpsstate.OtherSocket: "control",
+		mpsstate.OtherPrivileged: "control_privileged"} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			d := s.daemon("GPU-0")
+			must(t, s.pass(ctx, d, true))
+			own := d.state.Privileged
+			back := s.stealNamed(d, name)
+			s.asked(d)
+			for _, isWanted := range []bool{true, false} {
+				if err := s.pass(ctx, d, isWanted); err == nil || !strings.Contains(err.Error(), what) {
+					t.Errorf("wanted: %v: %v", isWanted, err)
+				}
+			}
+			if questions := s.asked(d); questions != "" {
+				t.Errorf("whoever listens there is asked %s", questions)
+			}
+			back()
+			must(t, s.pass(ctx, d, true))
+			if state, _ := mpsstate.Read(s.node.Host, d.dir); state.Problem != "" || state.Privileged != own ||
+				own == [2]uint64{} {
+				t.Errorf("with its own back: %+v", state)
+			}
+			must(t, os.Remove(filepath.Join(d.dir, "pipe", name)))
+			if err := s.pass(ctx, d, true); err == nil || s.asked(d) == "" {
+				t.Errorf("without it: %v", err)
+			}
+			if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), "it has no ") ||
+				s.asked(d) != "" {
+				t.Errorf("without it: %v", err)
+			}
+		})
+	}
 	t.Run("the socket of a process that it has started", func(t *testing.T) {
 		s := newStage(t)
 		d := s.daemon("GPU-0")
@@ -347,13 +381,20 @@ func TestAnswersOfAnother(t *testing.T) {
 // TestAnswersOfAnotherThatIsGone: nor do they count if the daemon's socket is back in its place
 // afterwards.
 func TestAnswersOfAnotherThatIsGone(t *testing.T) {
+	for _, name := range []string{"control", "control_privileged"} {
+		t.Run(name, func(t *testing.T) { answersOfAnotherThatIsGone(t, name) })
+	}
+}
+
+func answersOfAnotherThatIsGone(t *testing.T, socket string) {
+	t.Helper()
 	ctx := context.Background()
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	trick := filepath.Join(d.dir, "trick")
 	play := func() {
-		must(t, os.WriteFile(trick, []byte("(cd $dir/pipe; mv control elsewhere; mv elsewhere control)\n"),
-			0o600))
+		must(t, os.WriteFile(trick, fmt.Appendf(nil, "(cd $dir/pipe; mv %[1]s elsewhere; mv elsewhere %[1]s)\n",
+			socket), 0o600))
 	}
 	play()
 	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), errMoved.Error()) ||

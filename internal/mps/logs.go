@@ -56,12 +56,8 @@ func shorten(path string) error {
 	return err
 }
 
-// maxTail is how much of the end of a log is searched for a reason, and maxReason how much of a line
-// is kept, in bytes.
-const (
-	maxTail   = 64 << 10
-	maxReason = 1 << 10
-)
+// maxTail is how much of the end of a log is searched for a reason, in bytes.
+const maxTail = 64 << 10
 
 // notADaemon is what NVIDIA's program prints if it has an option that it does not know: it takes
 // itself for a question to a daemon.
@@ -98,7 +94,7 @@ func (d *daemon) logReason() string {
 			reason = line
 		}
 	}
-	reason = grant.Printable(reason[:min(len(reason), maxReason)])
+	reason = grant.Printable(reason)
 	if strings.Contains(reason, notADaemon) && slices.Contains(d.args(), multiUser) {
 		reason += fmt.Sprintf("; this driver does not know %s, and driver %d does", multiUser, multiUserSince)
 	}
