@@ -28,3 +28,4 @@ void *real_address(int entry)
     __atomic_store_n(&found[entry], f, __ATOMIC_RELAXED);
     return f;
 }
+bool real_has(int entry) { return real_address(entry) != (void *)absent; }

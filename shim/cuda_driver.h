@@ -16,5 +16,8 @@
 #define REAL_USED(name) real_##name,
 enum { CUDA_WRAPPED(REAL_ROW) real_wrapped, real_before_used = real_wrapped - 1, CUDA_USED(REAL_USED) real_count };
 
+/* real_has reports whether the driver has the function. */
+bool real_has(int entry);
+
 /* real_address finds a function of the driver by its number in that enum. It is never NULL. */
 void *real_address(int entry);

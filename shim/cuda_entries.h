@@ -160,6 +160,12 @@
     ROW(cuMulticastBindAddr, OVERHEAD, "as cuMulticastCreate")                                                          \
     ROW(cuMulticastBindAddr_v2, OVERHEAD, "as cuMulticastBindMem")                                                      \
     ROW(cuLogicalEndpointCreate, OVERHEAD, "CUDA 13.3's fabric endpoints; as cuMulticastCreate")                        \
+    ROW(cuCtxDetach, HARMLESS, "what was allocated in the context stays counted until the process ends")                 \
+    ROW(cuGLCtxCreate, OVERHEAD, "a context for OpenGL")                                                                \
+    ROW(cuGLCtxCreate_v2, OVERHEAD, "a context for OpenGL")                                                             \
+    ROW(cuVDPAUCtxCreate, OVERHEAD, "a context for VDPAU")                                                              \
+    ROW(cuVDPAUCtxCreate_v2, OVERHEAD, "a context for VDPAU")                                                           \
+    ROW(cuGLRegisterBufferObject, OVERHEAD, "memory that OpenGL allocated")                                             \
     ROW(cuGraphicsGLRegisterBuffer, OVERHEAD, "memory that OpenGL allocated")                                           \
     ROW(cuGraphicsGLRegisterImage, OVERHEAD, "memory that OpenGL allocated")                                            \
     ROW(cuGraphicsEGLRegisterImage, OVERHEAD, "memory that EGL allocated")                                              \

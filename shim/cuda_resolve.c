@@ -30,9 +30,21 @@ static void *wrapper_of(void *real, const char *name)
     return uncounted ? NULL : real;
 }
 
+/* by_newer_call asks the driver. One before CUDA 12 has only the older call, which reports no
+ * status. A program finds the newer one here all the same, and does not look for the older. */
+static CUresult by_newer_call(const char *name, void **address, int version, uint64_t flags, int *status)
+{
+    CUresult r;
+
+    if (real_has(real_cuGetProcAddress_v2)) return REAL(cuGetProcAddress_v2)(name, address, version, flags, status);
+    r = REAL(cuGetProcAddress)(name, address, version, flags);
+    if (status) *status = r == CUDA_SUCCESS ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return r;
+}
+
 API CUresult cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status)
 {
-    CUresult r = REAL(cuGetProcAddress_v2)(name, address, version, flags, status);
+    CUresult r = by_newer_call(name, address, version, flags, status);
 
     if (r != CUDA_SUCCESS || !address || !*address) return r;
     *address = wrapper_of(*address, name);

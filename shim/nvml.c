@@ -13,6 +13,7 @@
 
 /* The prototypes. Process lists have structures with (v2) and without (v1) the MIG instance. */
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
+API nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory);
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list);
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length);
@@ -91,17 +92,25 @@ static nvmlReturn_t read_usage(nvmlDevice_t handle, struct account_usage *u)
     return r;
 }
 
-/* The driver is called first: it checks the arguments. */
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+/* report_memory puts the grant in place of what the driver has reported. The driver is called first:
+ * it checks the arguments. */
+static nvmlReturn_t report_memory(nvmlReturn_t r, nvmlDevice_t device, nvmlMemory_t *memory)
 {
     struct account_usage u;
-    nvmlReturn_t r = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
 
     if (r != NVML_SUCCESS || !memory) return r;
     memset(memory, 0, sizeof *memory);
     if ((r = read_usage(device, &u)) != NVML_SUCCESS) return r;
     *memory = (nvmlMemory_t){.total = u.total, .free = u.free, .used = u.used};
     return r;
+}
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    return report_memory(REAL(nvmlDeviceGetMemoryInfo)(device, memory), device, memory);
+}
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    return report_memory(REAL(nvmlDeviceGetConfComputeProtectedMemoryUsage)(device, memory), device, memory);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)

@@ -7,6 +7,7 @@
 #define NVML_WRAPPED(ROW)                                                                                               \
     ROW(nvmlDeviceGetMemoryInfo, REPORTED, "the grant, what is used and what is free of it")                            \
     ROW(nvmlDeviceGetMemoryInfo_v2, REPORTED, "the grant, what is used and what is free of it")                         \
+    ROW(nvmlDeviceGetConfComputeProtectedMemoryUsage, REPORTED, "as nvmlDeviceGetMemoryInfo")                           \
     ROW(nvmlDeviceGetComputeRunningProcesses, REPORTED, "the container's own processes and what they use")              \
     ROW(nvmlDeviceGetComputeRunningProcesses_v2, REPORTED, "the container's own processes and what they use")           \
     ROW(nvmlDeviceGetComputeRunningProcesses_v3, REPORTED, "the container's own processes and what they use")           \
@@ -31,6 +32,8 @@
     ROW(nvmlDeviceGetUtilizationRates, HARMLESS, "shares of time")                                                      \
     ROW(nvmlDeviceGetMemoryLimits_v1, HARMLESS, "the driver's own limit of a cgroup")                                   \
     ROW(nvmlDeviceSetMemoryLimits_v1, HARMLESS, "needs root on the node")                                               \
+    ROW(nvmlDeviceGetConfComputeMemSizeInfo, HARMLESS, "how a card's memory is divided, the same for all")              \
+    ROW(nvmlVgpuInstanceGetFbUsage, HARMLESS, "of a host of vGPUs; a container with a limit is on none")                \
     ROW(nvmlInternalGetExportTable, HARMLESS, "undocumented tables that nvidia-smi needs to start")
 
 #define NVML_USED(ROW) ROW(nvmlDeviceGetUUID)

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -31,6 +32,9 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	listener, err := net.Listen("unix", "control")
 	m.must(err)
 	defer listener.Close()
+	privileged, err := net.Listen("unix", "control_privileged")
+	m.must(err)
+	defer privileged.Close()
 	self, err := m.node.Host.Self()
 	m.must(err)
 	dead := exec.Command("true")
@@ -83,6 +87,17 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 			other.Socket[1]++
 			m.must(mpsstate.Write(m.node.Host, dir, other))
 		}, "its control socket was replaced by another"},
+		{"the control socket for root that it was", func() {
+			known := good
+			known.Privileged, _ = mpsstate.PrivilegedSocket(dir)
+			m.must(mpsstate.Write(m.node.Host, dir, known))
+		}, ""},
+		{"another control socket for root", func() {
+			other := good
+			other.Privileged, _ = mpsstate.PrivilegedSocket(dir)
+			other.Privileged[1]++
+			m.must(mpsstate.Write(m.node.Host, dir, other))
+		}, "its control socket for root was replaced by another"},
 		{"for all users", func() { m.must(mpsstate.Write(m.node.Host, dir, forAll)) }, ""},
 		{"for all users, and closed to them", func() {
 			m.must(mpsstate.Write(m.node.Host, dir, forAll))
@@ -127,6 +142,17 @@ func TestMPSServes(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	child, _, err := n.Host.Process(cmd.Process.Pid)
 	must(err)
+	above := exec.Command("sh", "-c", "sleep 1000 & echo $!; wait")
+	out, err := above.StdoutPipe()
+	must(err)
+	must(above.Start())
+	t.Cleanup(func() { _ = above.Process.Kill(); _ = above.Wait() })
+	pid := 0
+	_, err = fmt.Fscan(out, &pid)
+	must(err)
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	grandchild, _, err := n.Host.Process(pid)
+	must(err)
 	first, _, err := n.Host.Process(1)
 	must(err)
 	later := func(p grant.Process) grant.Process { p.Start++; return p }
@@ -143,6 +169,7 @@ func TestMPSServes(t *testing.T) {
 		{"on another GPU", grant.MPSDaemon{Servers: []grant.Process{child}}, child, 1, false},
 		{"another of its pid", grant.MPSDaemon{Servers: []grant.Process{later(child)}}, child, 0, false},
 		{"one that the daemon has started since", grant.MPSDaemon{Daemon: self}, child, 0, true},
+		{"one that a child of the daemon has started", grant.MPSDaemon{Daemon: self}, grandchild, 0, true},
 		{"a child of who has the daemon's pid now", grant.MPSDaemon{Daemon: later(self)}, child, 0, false},
 		{"one that had the pid of the daemon's child", grant.MPSDaemon{Daemon: self}, later(child), 0, false},
 		{"nobody's child", grant.MPSDaemon{Daemon: self}, first, 0, false},

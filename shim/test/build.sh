@@ -22,8 +22,8 @@ $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
 $cc "${flags[@]}" -o "$out/records" "$src/records.c"
 # A driver that lacks calls. It is not under test, so it is never sanitized.
 mkdir -p "$out/older"
-$cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"
-$cc -O1 -std=gnu11 -shared -fPIC -fvisibility=hidden -DNVML -Wl,-soname,libnvidia-ml.so.1 -o "$out/older/libnvidia-ml.so.1" "$src/older_driver.c"
+$cc -O1 -std=gnu11 -shared -Wl,-Bsymbolic -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"
+$cc -O1 -std=gnu11 -shared -Wl,-Bsymbolic -fPIC -fvisibility=hidden -DNVML -Wl,-soname,libnvidia-ml.so.1 -o "$out/older/libnvidia-ml.so.1" "$src/older_driver.c"
 # A static program contains the C library's dlopen. Sanitizers cannot be linked statically.
 [[ " ${flags[*]} " == *" -fsanitize="* ]] ||
   $cc "${flags[@]}" -DSTATIC -static -o "$out/client-static" "$src/client.c" 2> >(grep -v 'statically linked applications\|in function' >&2)

@@ -127,6 +127,35 @@ static void a_call_that_the_driver_dropped(void)
     OK(!dlsym(nvml, "nvmlDeviceGetProcessUtilization"), "nor the utilisation that driver 580 dropped");
 }
 
+/* R470 with a runtime of CUDA 12: the runtime finds the newer resolver here and asks it for
+ * everything, first for the driver's version. */
+static void a_runtime_newer_than_the_driver(void)
+{
+    CUresult (*version)(int *), (*init)(unsigned int), (*alloc)(CUdeviceptr *, size_t);
+    CUdeviceptr p;
+    void *f = NULL;
+    int n = 0, status = -1;
+
+    library = dlopen("libcuda.so.1", RTLD_NOW);
+    OK(library, "libcuda loads");
+    if (!library) return;
+    init = (CUresult(*)(unsigned int))dlsym(library, "cuInit");
+    resolve = (CUresult(*)(const char *, void **, int, uint64_t, int *))dlsym(library, "cuGetProcAddress_v2");
+    IS(resolve("cuDriverGetVersion", &f, 12000, 0, &status), CUDA_SUCCESS, "the resolver of CUDA 12 answers");
+    IS(status, CU_GET_PROC_ADDRESS_SUCCESS, "with a status");
+    version = (CUresult(*)(int *))f;
+    if (!version) return;
+    IS(version(&n), CUDA_SUCCESS, "the version is known");
+    IS(n, 11040, "and is the driver's");
+    IS(resolve("cuMemAllocAsync", &f, 12000, 0, &status), CUDA_ERROR_NOT_FOUND, "what the driver lacks is not found");
+    IS(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, "with a status, too");
+    IS(resolve("cuDriverGetVersion", &f, 12000, 0, NULL), CUDA_SUCCESS, "nobody needs to take the status");
+    IS(init(0), CUDA_SUCCESS, "CUDA starts");
+    IS(resolve("cuMemAlloc", &f, 12000, 0, &status), CUDA_SUCCESS, "an allocation is found");
+    alloc = (CUresult(*)(CUdeviceptr *, size_t))f;
+    IS(alloc(&p, GRANT * MIB + 1), CUDA_ERROR_OUT_OF_MEMORY, "and is limited");
+}
+
 #ifndef STATIC
 #if defined __x86_64__
 #define FIRST_GLIBC "GLIBC_2.2.5"
@@ -180,6 +209,7 @@ static const struct tap_test tests[] = {
     {"linked", linked},
 #else
     {"without_the_driver_nothing_loads", without_the_driver_nothing_loads}, {"a_call_that_the_driver_dropped", a_call_that_the_driver_dropped},
+    {"a_runtime_newer_than_the_driver", a_runtime_newer_than_the_driver},
 #endif
     {NULL, NULL},
 };

@@ -15,6 +15,7 @@ enum { GRANT = 256, GRANT1 = 128 };
 nvmlReturn_t nvmlInit_v2(void), nvmlShutdown(void);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *memory);
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory);
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos);
@@ -74,6 +75,9 @@ static void memory_is_the_grant(void)
     IS(m.total, GRANT * MIB, "is the grant");
     IS(m.used, 100 * MIB, "of which the container's processes use this much");
     IS(m.free, 156 * MIB, "and this is left");
+    m.total = 0;
+    IS(nvmlDeviceGetConfComputeProtectedMemoryUsage(zero, &m), 0, "protected memory");
+    IS(m.total, GRANT * MIB, "is the grant, too");
     IS(nvmlDeviceGetMemoryInfo_v2(zero, &v), 0, "by version 2");
     IS(v.total - v.used - v.free - v.reserved, 0, "the same, with nothing reserved");
     IS(v.version, NVML_MEMORY_V2, "and the version as it was");

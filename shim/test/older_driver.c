@@ -32,4 +32,11 @@ API CUresult cuCtxGetDevice(CUdevice *d) { return *d = 0, CUDA_SUCCESS; }
 API CUresult cuCtxGetCurrent(CUcontext *c) { return *c = (CUcontext)8, CUDA_SUCCESS; }
 API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes) { return (void)bytes, *p = 0x7f0000000000, CUDA_SUCCESS; }
 API CUresult cuMemFree_v2(CUdeviceptr p) { return (void)p, CUDA_SUCCESS; }
+API CUresult cuDriverGetVersion(int *version) { return *version = 11040, CUDA_SUCCESS; }
+/* As R470 has it, without the call of CUDA 12 that reports a status. */
+API CUresult cuGetProcAddress(const char *name, void **address, int version, uint64_t flags)
+{
+    *address = strcmp(name, "cuDriverGetVersion") == 0 ? (void *)cuDriverGetVersion : strcmp(name, "cuMemAlloc") == 0 ? (void *)cuMemAlloc_v2 : NULL;
+    return (void)version, (void)flags, *address ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
 #endif

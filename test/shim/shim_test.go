@@ -58,7 +58,8 @@ func TestAccount(t *testing.T) {
 }
 
 // otherDrivers are the tests of client for a stage without the usual driver.
-var otherDrivers = []string{"without_the_driver_nothing_loads", "a_call_that_the_driver_dropped"}
+var otherDrivers = []string{"without_the_driver_nothing_loads", "a_call_that_the_driver_dropped",
+	"a_runtime_newer_than_the_driver"}
 
 // TestClients: the limit holds however a program finds the driver, and in every environment.
 func TestClients(t *testing.T) {
@@ -96,8 +97,8 @@ func TestWithoutADriver(t *testing.T) {
 func TestWithAnotherDriver(t *testing.T) {
 	dir := stage(t, "plain")
 	sh(t, "cp "+dir+"/bin/older/*.so.1 /run/gpuledger/driver")
-	each(t, os.Environ(), dir+"/bin/client", only(otherDrivers[1]))
-	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[1]))
+	each(t, os.Environ(), dir+"/bin/client", only(otherDrivers[1:]...))
+	each(t, os.Environ(), dir+"/bin/client-static", only(otherDrivers[1:]...))
 }
 
 // TestNvidiaSMI: nvidia-smi shows the grant.
