@@ -48,8 +48,8 @@ func ownDialect(f *facts) (all []grant.Allocation) {
 	return all
 }
 
-// Names are the annotations and environment variables by which a container names its grant, in all
-// dialects: what a reference page must have.
+// Names returns the annotations and environment variables by which a container names its grant, in
+// all dialects: what a reference page must have.
 func Names() []string {
 	names := []string{grantKey, grant.ReferenceEnv, shareIndex, sharePod, shareCard, shareContainer,
 		shareAllocation}

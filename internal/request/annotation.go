@@ -10,7 +10,7 @@ import (
 // cdiPrefix begins the annotations with CDI names.
 const cdiPrefix = "cdi.k8s.io/"
 
-// annotations judges keys that make some component act: CDI names of GPU vendors, systemd
+// annotations examines keys that make some component act: CDI names of GPU vendors, systemd
 // properties that change the device policy (runc and crun pass org.systemd.property.* on to
 // systemd), and crun's own keys, of crun(1).
 func annotations(f *facts) (found findings) {
@@ -35,10 +35,11 @@ func annotations(f *facts) (found findings) {
 // systemd manages the cgroups.
 const unitPrefix = "org.systemd.property."
 
-// unitProperty judges one. Those of devices change what the container may open. Those of processes
-// move others into its unit, as cgroup.procs does (docs/adr/0064). Slice puts the unit elsewhere
-// than its runtime knows. gpuledger looks into the cgroup that the runtime knows to find out
-// whether a grant is in use, so a grant drops Slice; without a grant it gives nothing.
+// unitProperty examines a property of a systemd unit. Those of devices change what the container
+// may open. Those of processes move others into its unit, as cgroup.procs does (docs/adr/0064).
+// Slice puts the unit elsewhere than its runtime knows. gpuledger looks into the cgroup that the
+// runtime knows to find out whether a grant is in use, so a grant drops Slice; without a grant it
+// gives nothing.
 func unitProperty(key, value string, found *findings) {
 	name := strings.TrimPrefix(key, unitPrefix)
 	switch {
@@ -74,7 +75,7 @@ var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
 var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins",
 	"org.criu.config"}
 
-// cdiNames judges the CDI names in an annotation. A grant can cover GPUs of ours, and never those
+// cdiNames examines the CDI names in an annotation. A grant can cover GPUs of ours, and never those
 // of another vendor. A grant's own name is a reference to it, which references reads.
 func cdiNames(key, value string, found *findings) {
 	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant,

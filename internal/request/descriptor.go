@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/hostpath"
 )
 
-// descriptors judges the files that the container is handed open. The kernel checks the device
+// descriptors examines the files that the container is handed open. The kernel checks the device
 // rules at open(2) alone. So an open node of a GPU is the GPU, whatever rules the container has.
 // Only the engine can take a descriptor out again.
 func descriptors(f *facts) (found findings) {

@@ -25,7 +25,7 @@ func majorClasses(majors map[string]int) map[int]grant.NodeClass {
 	return classes
 }
 
-// Devices is what GPU nodes are told by on this node, all of it.
+// Devices returns all that tells the device nodes of GPUs from others on this node.
 func (n Node) Devices() (grant.DeviceMap, error) {
 	majors, err := n.Majors()
 	if err != nil {
@@ -74,7 +74,7 @@ type numbers struct {
 type devices struct {
 	node    *Node
 	numbers *numbers
-	drm     map[int]bool // minors of major 226; nil until a device of that major is judged
+	drm     map[int]bool // minors of major 226; nil until a device of that major is looked at
 	// err is the first error. After it, no answer can be relied on.
 	err error
 }
@@ -99,7 +99,7 @@ func (d *devices) readDRM() {
 	}
 }
 
-// class tells what a character device is to the driver; "" is no GPU's.
+// class returns what a character device is to the driver; "" if it is no GPU's.
 func (d *devices) class(major, minor int64) grant.NodeClass {
 	switch {
 	case major == grant.MajorNVIDIA && minor == grant.MinorControl:
@@ -121,7 +121,7 @@ func (d *devices) class(major, minor int64) grant.NodeClass {
 // none of them, as most, need not be compared with /proc/devices.
 const firstDynamic = 234
 
-// classes are the driver's majors. They are asked for once, and are nil after an error.
+// classes returns the driver's majors. It asks for them once; after an error it returns nil.
 func (d *devices) classes() map[int]grant.NodeClass {
 	if d.numbers.majors == nil && d.err == nil {
 		majors, err := d.node.Majors()
@@ -134,7 +134,7 @@ func (d *devices) classes() map[int]grant.NodeClass {
 	return d.numbers.majors
 }
 
-// taken are the majors that some driver has. They are asked for once.
+// taken returns the majors that some driver has. It asks for them once.
 func (d *devices) taken() map[int]bool {
 	if d.numbers.taken == nil && d.node.Taken != nil && d.err == nil {
 		taken, err := d.node.Taken()
@@ -170,7 +170,7 @@ func (d *devices) couldBecome(major, minor int64) bool {
 	return grant.IsDynamicMajor(int(major)) && d.cards() && !d.taken()[int(major)]
 }
 
-// classAt tells what the node is that a path leads to; a path that leads to nothing is no GPU's.
+// classAt returns what the node is that a path leads to; a path that leads to nothing is no GPU's.
 func (d *devices) classAt(path string, p hostpath.Place) (class grant.NodeClass, major, minor int64) {
 	if p.Err != nil {
 		d.cannotTell(path, p.Err)
@@ -179,7 +179,7 @@ func (d *devices) classAt(path string, p hostpath.Place) (class grant.NodeClass,
 	return d.classOf(p)
 }
 
-// classOf tells what node a place is.
+// classOf returns what node a place is.
 func (d *devices) classOf(p hostpath.Place) (class grant.NodeClass, major, minor int64) {
 	if p.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return "", 0, 0

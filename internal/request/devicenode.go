@@ -6,7 +6,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// deviceNodes judges linux.devices by their numbers. In a user namespace, the container's or its
+// deviceNodes examines linux.devices, by their numbers. In a user namespace, the container's or its
 // own, a runtime cannot create nodes: it binds the host's node at the path and ignores the numbers.
 // There the path counts, too.
 func deviceNodes(f *facts) (found findings) {

@@ -31,7 +31,7 @@ var injectorEnv = []struct{ name, on string }{
 	{name: "NVIDIA_NVSWITCH", on: "enabled"},
 }
 
-// environment judges the variables that an injector obeys, and those of a client of MPS.
+// environment examines the variables that an injector obeys, and those of a client of MPS.
 func environment(f *facts) (found findings) {
 	names := f.node.Policy.Rules.DeviceEnv
 	if !slices.Contains(names, visibleDevices) { // every injector obeys it, whatever this node's obey
@@ -66,7 +66,7 @@ func mpsSettings(f *facts, found *findings) {
 	}
 }
 
-// deviceList judges a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a
+// deviceList examines a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a
 // list of indexes, UUIDs and CDI names. It takes more for a request than NVIDIA's parser does, in
 // which one special word overrides the list.
 func (found *findings) deviceList(vector, value string, removal grant.Removal) {

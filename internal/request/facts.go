@@ -162,8 +162,8 @@ func (f *facts) joinsNodes(kind specs.LinuxNamespaceType) bool {
 		theirs.Ino == ours.Ino && theirs.Dev == ours.Dev
 }
 
-// uid is the first process's user in the node's ids, -1 if it is unknown: the namespace maps it to
-// no user, or is another container's.
+// uid returns the first process's user in the node's ids, -1 if it is unknown: the namespace maps
+// it to no user, or is another container's.
 func (f *facts) uid() int {
 	uid := f.spec.Process.User.UID
 	if !f.ownUsers {

@@ -8,8 +8,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// fileSystemMount judges the directories that a mount of a file system brings: an overlay's layers,
-// as Podman's `-v DIR:/x:O` makes them, and every path that a mount of another type names.
+// fileSystemMount examines the directories that a mount of a file system brings: an overlay's
+// layers, as Podman's `-v DIR:/x:O` makes them, and every path that a mount of another type names.
 func fileSystemMount(f *facts, m *specs.Mount, found *findings) {
 	vector, overlay := "mount:"+m.Destination, m.Type == "overlay"
 	for _, option := range m.Options {

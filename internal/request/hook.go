@@ -57,8 +57,8 @@ func AskingHook(s Spec) string {
 	return ""
 }
 
-// program is the name of what a hook runs. NVIDIA's operator installs its programs behind scripts
-// of their names.
+// program returns the name of what a hook runs. NVIDIA's operator installs its programs behind
+// scripts of their names.
 func program(h specs.Hook) string { return strings.TrimSuffix(filepath.Base(h.Path), ".real") }
 
 func lastOf(args []string) string {

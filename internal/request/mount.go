@@ -26,7 +26,7 @@ var kernelTypes = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup
 // these names.
 var bindTypes = []string{"", "none", "bind", "rbind"}
 
-// mounts judges the root file system and the mounts by what they bring of the node.
+// mounts examines the root file system and the mounts: what they bring of the node.
 func mounts(f *facts) (found findings) {
 	if f.root != "" {
 		rootFileSystem(f, &found)
@@ -52,7 +52,7 @@ func mounts(f *facts) (found findings) {
 	return found
 }
 
-// rootFileSystem judges the container's own root.
+// rootFileSystem examines the container's own root.
 func rootFileSystem(f *facts, found *findings) {
 	p := f.paths.Look(f.root)
 	others, _ := f.rootElsewhere(p) // if they are unknown, nodeRoot records it
@@ -125,7 +125,7 @@ func volumeDevice(m *specs.Mount, found *findings) {
 	}
 }
 
-// bind judges a bind mount by what its source is on the host, not by its name.
+// bind examines a bind mount: what its source is on the host counts, not its name.
 func bind(f *facts, i int, found *findings) {
 	m := &f.spec.Mounts[i]
 	if id := f.node.Policy.RecordOf(m.Source, m.Destination, m.Options); id != "" {
@@ -141,7 +141,7 @@ func bind(f *facts, i int, found *findings) {
 	}
 }
 
-// source judges a file or directory of the host that a mount brings, at each of its places. It
+// source examines a file or directory of the host that a mount brings, at each of its places. It
 // reports whether it found something.
 func source(f *facts, vector string, m *specs.Mount, value string, p hostpath.Place,
 	found *findings) bool {
@@ -158,7 +158,7 @@ func source(f *facts, vector string, m *specs.Mount, value string, p hostpath.Pl
 	})
 }
 
-// sourceAt judges a source at one of its places.
+// sourceAt examines a source at one of its places.
 func sourceAt(f *facts, vector string, m *specs.Mount, value string, p hostpath.Place,
 	found *findings) bool {
 	if isPlain(f, &p) {

@@ -152,7 +152,7 @@ func rootBy(f *facts, i int, by hostpath.Access, found *findings) bool {
 	return bringsRoot(f, m, by, found)
 }
 
-// bindMakesRoot judges each place that a bind mount may bring.
+// bindMakesRoot examines each place that a bind mount may bring.
 func bindMakesRoot(f *facts, i int, by hostpath.Access, found *findings) bool {
 	m := &f.spec.Mounts[i]
 	by.Write, by.WriteBelow = writable(m)
@@ -164,7 +164,7 @@ func bindMakesRoot(f *facts, i int, by hostpath.Access, found *findings) bool {
 	return false
 }
 
-// sourceMakesRoot judges a file or directory of the host that a mount brings, at each of its
+// sourceMakesRoot examines a file or directory of the host that a mount brings, at each of its
 // places.
 func sourceMakesRoot(f *facts, vector string, m *specs.Mount, p hostpath.Place, by *hostpath.Access,
 	found *findings) bool {
@@ -175,7 +175,7 @@ func sourceMakesRoot(f *facts, vector string, m *specs.Mount, p hostpath.Place, 
 	return governElsewhere(f, others, err, vector, by, found)
 }
 
-// bringsRoot judges a file system of another kind: one of a disk of the node, or an overlay over
+// bringsRoot examines a file system of another kind: one of a disk of the node, or an overlay over
 // what governs the node.
 func bringsRoot(f *facts, m *specs.Mount, by hostpath.Access, found *findings) bool {
 	if m.Source != "" && slices.ContainsFunc(f.sources.named(m.Source),

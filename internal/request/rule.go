@@ -50,7 +50,7 @@ func readRules(f *facts) (r rules) {
 	return r
 }
 
-// codeFor is the code of a GPU's device or rule. In a privileged container it is that of the
+// codeFor returns the code of a GPU's device or rule. In a privileged container it is that of the
 // privilege: no person wrote the devices and rules one by one.
 func (r *rules) codeFor(code grant.Code) grant.Code {
 	if r.privileged {
@@ -124,7 +124,7 @@ func openings(rules []specs.LinuxDeviceCgroup, d *devices) []opening {
 	return open
 }
 
-// closed is what is still open after a deny rule.
+// closed returns what is still open after a deny rule.
 func closed(open []opening, deny opening, rules []specs.LinuxDeviceCgroup, d *devices) []opening {
 	if deny.kind == "a" && deny.major == wildcard && deny.minor == wildcard {
 		return nil
@@ -178,7 +178,7 @@ func reaches(d *devices, o opening) bool {
 	return d.class(o.major, o.minor) != "" || d.couldBecome(o.major, o.minor)
 }
 
-// device is the device of a rule, as people write it.
+// device returns the device of a rule, as people write it.
 func (o opening) device() string { return o.kind + " " + digits(o.major) + ":" + digits(o.minor) }
 
 func digits(n int64) string {

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// deviceRules judges what the device cgroup lets be opened. Creating a node ("m" alone) opens
+// deviceRules finds what the device cgroup lets be opened. Creating a node ("m" alone) opens
 // nothing.
 func deviceRules(f *facts) (found findings) {
 	if f.rules.unruled {

@@ -1,6 +1,3 @@
-// Package request reads an OCI spec as a tenant's claim: it lists every way in which the spec
-// reaches a GPU, and what the spec says about grants. It reads the host only to tell what a path or
-// a device number is, and it judges nothing.
 package request
 
 import (
@@ -29,7 +26,7 @@ type Spec struct {
 	Linux       *Linux            `json:"linux"`
 }
 
-// Process is the judged part of specs.Process.
+// Process is the part that Find reads of specs.Process.
 type Process struct {
 	Args         []string                 `json:"args"`
 	Env          []string                 `json:"env"`
@@ -39,7 +36,7 @@ type Process struct {
 	NoNewPrivileges bool `json:"noNewPrivileges"`
 }
 
-// Linux is the judged part of specs.Linux.
+// Linux is the part that Find reads of specs.Linux.
 type Linux struct {
 	Devices    []specs.LinuxDevice    `json:"devices"`
 	Namespaces []specs.LinuxNamespace `json:"namespaces"`
@@ -50,7 +47,7 @@ type Linux struct {
 	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
 }
 
-// Resources is the judged part of specs.LinuxResources.
+// Resources is the part that Find reads of specs.LinuxResources.
 type Resources struct {
 	Devices []specs.LinuxDeviceCgroup `json:"devices"`
 	Unified map[string]string         `json:"unified"`
@@ -124,7 +121,7 @@ func plainSyntax(err *jsontext.SyntacticError) error {
 	return fmt.Errorf("at byte %d: %s", err.ByteOffset, grant.Printable(err.Err.Error()))
 }
 
-// printable is name for a message.
+// printable returns the name of a JSON pointer for a message.
 func printable(pointer jsontext.Pointer) string { return grant.Printable(name(string(pointer))) }
 
 // name writes a JSON pointer as runtime-spec's documents do: linux.devices[0].type becomes

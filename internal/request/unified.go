@@ -17,8 +17,9 @@ var resourceKeys = []string{"cgroup.max.depth", "cgroup.max.descendants", "cgrou
 // controller's files after it. So a new file of one of them is a resource, too.
 var controllers = []string{"cpu", "cpuset", "hugetlb", "io", "irq", "memory", "misc", "pids", "rdma"}
 
-// unifiedCode judges a raw key of cgroup v2, whatever its value: "" sets a resource. doubtful says
-// that it is unknown what the key does, which matters if a grant has to be enforced.
+// unifiedCode returns the code of a raw key of cgroup v2, whatever its value; "" if it sets a
+// resource. doubtful says that it is unknown what the key does, which matters if a grant has to be
+// enforced.
 func unifiedCode(key string) (code grant.Code, doubtful bool) {
 	controller, file, isFile := strings.Cut(key, ".")
 	switch {
@@ -34,7 +35,7 @@ func unifiedCode(key string) (code grant.Code, doubtful bool) {
 	return "", file == "" || !slices.Contains(controllers, controller)
 }
 
-// unified judges the raw cgroup keys of a spec (docs/adr/0012 and 0064).
+// unified examines the raw cgroup keys of a spec (docs/adr/0012 and 0064).
 func unified(f *facts) (found findings) {
 	for _, key := range sortedKeys(f.spec.Linux.Resources.Unified) {
 		hit := grant.Hit{Vector: "unified:" + key, Value: f.spec.Linux.Resources.Unified[key],

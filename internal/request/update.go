@@ -8,7 +8,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Update is the judged part of the resources that a runtime's update is given.
+// Update is the part that gpuledger reads of the resources that a runtime's update is given.
 type Update struct {
 	Devices []specs.LinuxDeviceCgroup `json:"devices"`
 	Unified map[string]string         `json:"unified"`

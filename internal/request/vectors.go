@@ -1,53 +1,22 @@
 package request
 
-import (
-	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
-	"github.com/gpuledger/gpuledger/internal/hostpath"
-)
+import "github.com/gpuledger/gpuledger/internal/grant"
 
-// Caller is what is known of a container beside its spec.
-type Caller struct {
-	Container grant.Container // Find fills in Pod
-	// CgroupsOff: the engine switched cgroups off, so no device rule takes effect. Only the
-	// arguments show it (Podman, crun).
-	CgroupsOff bool
-
-	Descriptors []host.Descriptor // the files that the container is handed open
-
-	// RestoresRules: CRIU writes the device rules of its images over those of the spec, on cgroup
-	// v1.
-	RestoresRules bool
-}
-
-// Node is what GPU devices are told from other files by on this machine.
-type Node struct {
-	Host   host.Host
-	Policy grant.Policy
-	// Majors are those of the driver by its names: of /proc/devices, or of a simulated node's
-	// snapshot.
-	Majors func() (map[string]int, error)
-	DRM    func() (map[int]bool, error) // DRM minors, and whether each is an NVIDIA GPU's
-
-	Taken func() (map[int]bool, error) // majors of character devices that any driver has
-	// Cards reports whether an NVIDIA GPU is in the machine, whether or not its driver is loaded.
-	// nil: none is.
-	Cards func() bool
-	Seen  *Seen // what earlier calls of Find looked up; nil: each call looks anew
-	// Files are the driver's files that the edits mount. Find does not look at the sources of these
-	// mounts again. If it is empty, Find looks at the source of each mount.
-	Files   grant.Sources
-	Config  string // the configuration file
-	Program string // the program that runs
-}
-
-// Seen is what calls of Find looked up on the node for one container, in one goroutine; it is gone
-// with the container's create. Find of a spec and of the same spec with edits look up the same
-// things, and one answer holds for both.
-type Seen struct {
-	paths   *hostpath.Paths
-	numbers numbers
-	daemons []pipe // of MPS; nil until a mount could bring the pipe directory of one
+// vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
+// and knows nothing of what another one finds. A new one is a row here and such a file.
+var vectors = [...]struct {
+	name string
+	find func(*facts) findings
+}{
+	{"environment that an injector obeys", environment},
+	{"device rules that let a GPU be opened", deviceRules},
+	{"device nodes", deviceNodes},
+	{"descriptors that are handed in", descriptors},
+	{"mounts of device nodes, device lists and the ledger's directories", mounts},
+	{"raw cgroup keys that set no resource, or the driver's limit", unified},
+	{"hooks of NVIDIA's injectors", hooks},
+	{"CDI names, and annotations that change device policy", annotations},
+	{"ways that make root in the container root on the node", nodeRoot},
 }
 
 // Find lists every way to a GPU that the spec contains, in the order of vectors. It returns an
@@ -70,25 +39,8 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	return r, f.devices.err
 }
 
-// vectors are the ways to a GPU. Each is a function of the facts, in a file of its own, and knows
-// nothing of what another one finds. A new one is a row here and such a file.
-var vectors = [...]struct {
-	name string
-	find func(*facts) findings
-}{
-	{"environment that an injector obeys", environment},
-	{"device rules that let a GPU be opened", deviceRules},
-	{"device nodes", deviceNodes},
-	{"descriptors that are handed in", descriptors},
-	{"mounts of device nodes, device lists and the ledger's directories", mounts},
-	{"raw cgroup keys that set no resource, or the driver's limit", unified},
-	{"hooks of NVIDIA's injectors", hooks},
-	{"CDI names, and annotations that change device policy", annotations},
-	{"ways that make root in the container root on the node", nodeRoot},
-}
-
-// findings are what one vector found, each kind in its order. grant.Request says what they mean.
-// The methods that add to them are not inlined: gpuledger-hook would be 6 kB larger.
+// findings is what one vector found, each kind in its order. grant.Request says what they mean. The
+// methods that add to them are not inlined: gpuledger-hook would be 6 kB larger.
 type findings struct {
 	hits, doubtful  []grant.Hit
 	notes, nodeRoot []string
@@ -118,7 +70,7 @@ func (found findings) addTo(r *grant.Request) {
 	r.Dropped = extended(r.Dropped, found.dropped)
 }
 
-// extended is append without a copy of the first list.
+// extended returns both lists as one, as append does, without a copy of the first list.
 func extended[T any](all, more []T) []T {
 	if all == nil {
 		return more

@@ -20,7 +20,8 @@ import (
 // found for it.
 const maxBefore = 100
 
-// sources tell which places of the node the paths in a spec may lead to. They keep what they found.
+// sources looks up which places of the node the paths in a spec may lead to, and keeps what it
+// found.
 type sources struct {
 	mounts   []specs.Mount
 	bundle   string // as the caller wrote it; "" if it is unknown
@@ -101,9 +102,9 @@ func (s *sources) readings(source string) []string {
 	return slices.Compact([]string{filepath.Join(s.bundle, source), s.bundle + "/" + source})
 }
 
-// unbundled is for a relative source if the bundle is unknown, as it is to NRI. What lies in a
-// bundle is the engine's and reaches nothing. A path that leads out of it, or into the root file
-// system that engines have there, may lead anywhere.
+// unbundled returns where a relative source may lead if the bundle is unknown, as it is to NRI.
+// What lies in a bundle is the engine's and reaches nothing. A path that leads out of it, or into
+// the root file system that engines have there, may lead anywhere.
 func unbundled(source string) []hostpath.Place {
 	if path := filepath.Clean(source); filepath.IsLocal(path) && !hostpath.Within(path, "rootfs") {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// read reads what is judged of a config.json; the rest is skipped. TestReadIsTheLibrarys holds it
-// to the fields' tags.
+// read decodes the parts of a config.json that Spec has, and skips the rest. TestReadIsTheLibrarys
+// holds it to the fields' tags.
 func (s *Spec) read(d *jsontext.Decoder) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
