@@ -161,7 +161,7 @@ func TestDoesNotAdopt(t *testing.T) {
 			"no readable annotation that bounds it"},
 		{"a reference, that opens nothing", change(onZero(gibs(1)), func(w *world) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
-		}), grant.GrantNotFound, "opens"},
+		}), grant.GrantNotFound, "no grant with that id"},
 		{"mode mps where the node has no MPS", change(onZero(gibs(1)),
 			func(w *world) { w.r.Allocations[0].Mode, w.v.Whole.Grants = grant.MPS, nil }), grant.MPSNotReady,
 			"is allocated a GPU in mode mps by annotation a, and this node cannot run MPS"},

@@ -72,7 +72,7 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 		{"it names a grant that is none", []grant.Allocation{a(nil)},
 			func(w *world) { w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"}) },
 			lines("refuse grant-not-found none", new0+
-				"refers to a grant by GPULEDGER_GRANT, but the ledger has no grant that it opens",
+				"refers to a grant by GPULEDGER_GRANT, but the ledger has no grant with that id and secret",
 				`finds: grant-not-found env:GPULEDGER_GRANT "g-nonenonenone"`,
 				`finds: grant-not-found annotation:a ""`)},
 		{"beside a statement that cannot be read", []grant.Allocation{a(nil), {Malformed: "what?"}}, nil,

@@ -286,7 +286,7 @@ func (a Ask) noRoom(misfits []string, conflict bool) error {
 		Hint: "`gpuledger inspect` shows who holds what; release a grant or ask for less"}
 	if conflict {
 		r.Code = grant.ModeConflict
-		r.Hint = "a GPU is in one mode at a time, until its last grant is released"
+		r.Hint = hintMode
 	}
 	return r
 }

@@ -21,7 +21,10 @@ const (
 		"a claim's by those that the claim is reserved for; request a share of your own (" + requesting + ")"
 	hintUnvouched = "a tied grant is used by pods' containers under containerd or CRI-O; " +
 		"elsewhere present the reference of a grant without ties (" + requesting + ")"
-	hintNoUID  = "containerd says it from 1.6.11 on"
+	hintNoUID = "containerd says it from 1.6.11 on: upgrade it, " +
+		"or present the reference of a grant without ties (" + requesting + ")"
+	hintMode = "a GPU is in one mode at a time, until its last grant is released; " +
+		"ask for that mode, or for another GPU"
 	hintInside = "a container reaches what its grant lists and nothing else; " +
 		"remove it from the spec or ask for a larger grant"
 )
@@ -39,7 +42,7 @@ type sentence struct {
 var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 	return map[grant.Code]sentence{
 		grant.RulesNotEnforced: {
-			without: "asks for a GPU or reaches one where no device rule holds ({x}), " +
+			without: "asks for a GPU or reaches one where the kernel enforces no device rules ({x}), " +
 				"so that nothing would keep it to a grant",
 			hint: "start it with an engine that runs as root of the node and uses cgroups, " +
 				"or without GPUs (" + grant.Docs + "refusals.md#rules-not-enforced)",
@@ -59,13 +62,14 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 				"as it stands in the ledger",
 		},
 		grant.GrantNotFound: {
-			without: "refers to a grant by {v}, but the ledger has no grant that it opens",
+			without: "refers to a grant by {v}, but the ledger has no grant with that id and secret",
 			hint: "a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; " +
 				"the grant may have been released",
 		},
 		grant.GrantOwnerMismatch: {
 			without: "refers to grant {x} by {v}, which belongs to another owner",
-			hint:    "a pod's grant is used by the pod and container that it names, and by no other",
+			hint: "a pod's grant serves only the pod and container that it names; " +
+				"use your own grant, or request a share (" + requesting + ")",
 		},
 		grant.GrantExpired: {
 			without: "holds grant {x}, whose time is over",
@@ -73,7 +77,8 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		},
 		grant.GrantInUse: {
 			without: "holds grant {x}, which a container uses already",
-			hint:    "a grant serves one container at a time; it is free again when that container has ended",
+			hint: "a grant serves one container at a time; wait until that container has ended, " +
+				"or request a second grant (" + requesting + ")",
 		},
 		grant.GPUUnhealthy: {
 			without: "holds a grant of {v}, which {x}",
@@ -82,7 +87,7 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		},
 		grant.ModeConflict: {
 			without: "is allocated {x} GPU(s) by {v}, but a GPU is in another mode",
-			hint:    "a GPU is in one mode at a time, until its last grant is released",
+			hint:    hintMode,
 		},
 		grant.NoCapacity: {
 			without: "is allocated {x} GPU(s) by {v}, but there is not as much free",
@@ -101,7 +106,8 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		},
 		grant.InjectionImpossible: {
 			without: "cannot be given the driver's files, because its root file system can't be read: {x}",
-			hint:    "the engine mounts it before it calls the runtime; is the bundle complete?",
+			hint: "the engine mounts it before it calls the runtime; " +
+				"check root.path in the bundle's config.json, and that the files are there",
 		},
 		grant.VisibleDevicesAll: {
 			without: "asks for all GPUs through {v} but holds no grant",
@@ -119,30 +125,30 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		grant.GPUDeviceNode: {
 			without: "brings the GPU device {v} ({x}) but holds no grant",
 			with:    "brings the GPU device {v} ({x}), which is not in its grant {g}",
-			hint:    hintRequest,
+			hint:    hintRequest + " or remove the device from the container",
 		},
 		grant.GPUDeviceRule: {
 			without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant",
 			with:    "may open GPU devices beyond its grant {g} by its device rules ({v}: {x})",
-			hint:    hintRequest,
+			hint:    hintRequest + " or remove the rule from the container",
 		},
 		grant.GPUBindMount: {
 			without: "mounts GPU devices by {v} from {x} but holds no grant",
 			with:    "mounts GPU devices by {v} from {x}, which are not in its grant {g}",
-			hint:    hintRequest,
+			hint:    hintRequest + " or remove the mount from the container",
 		},
 		grant.GPUSocket: {
 			without: "mounts {x} by {v}, which belongs to gpuledger or to an MPS daemon",
-			hint:    "directories that govern GPUs are no container's; remove the mount",
+			hint:    "no container gets a directory of gpuledger or of an MPS daemon; remove the mount",
 		},
 		grant.GPUHook: {
 			without: "has a hook that injects GPUs ({v}) but holds no grant",
-			hint:    hintRequest,
+			hint:    hintRequest + " or remove the hook from the container",
 		},
 		grant.CDIDeviceOutsideGrant: {
 			without: "asks for CDI devices {x} through {v} but holds no grant",
 			with:    "asks for CDI devices {x} through {v}, which grant {g} does not cover",
-			hint:    hintRequest,
+			hint:    hintRequest + " or remove the CDI device from the container",
 		},
 		grant.PrivilegedGPU: {
 			without: "is privileged, so it reaches every GPU of this node ({v}: {x}), but holds no grant",
@@ -176,17 +182,22 @@ var (
 		hint: "they have to end first; " +
 			"an administrator sees them with `gpuledger inspect` and in the audit log",
 	}
+	// device rules of which the first does not deny all
+	deniesTooLittle = sentence{
+		without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant",
+		hint:    hintRequest + " or let the device rules begin with one that denies all devices",
+	}
 	// an open file descriptor that the container inherits
 	inheritsDescriptor = sentence{
-		without: "is handed a way to a GPU by {v} ({x}) but holds no grant",
-		with:    "is handed a way to a GPU by {v} ({x}), which is not in its grant {g}",
+		without: "inherits {v} ({x}), through which a GPU can be reached, but holds no grant",
+		with:    "inherits {v} ({x}), through which a GPU can be reached that is not in its grant {g}",
 		hint: "start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), " +
 			"or " + hintRequest,
 	}
 	// a mount whose source is not known beforehand
 	mountsUnknown = sentence{
 		without: "mounts {x} by {v}, " +
-			"so that it cannot be told whether that reaches a GPU or what governs GPUs",
+			"so that it cannot be known whether that leads to a GPU, to gpuledger or to an MPS daemon",
 		hint: "name the file or directory itself as the mount's source",
 	}
 )
@@ -204,6 +215,8 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 		s = setsDriverLimit
 	case cgroupKey:
 		s = setsUnknownKey
+	case d.Vector == "rule:none" && d.Code == grant.GPUDeviceRule:
+		s = deniesTooLittle
 	case strings.HasPrefix(d.Vector, "held:"):
 		s = stillOpen
 	case strings.HasPrefix(d.Vector, "descriptor:"):
@@ -234,7 +247,7 @@ func nameOf(c grant.Container) string {
 	return fmt.Sprintf("container \"%s\"", grant.Printable(c.Name()))
 }
 
-// vectorName is a vector in words.
+// vectorName returns a vector in words.
 func vectorName(vector string) string {
 	kind, name, found := strings.Cut(vector, ":")
 	if !found {

@@ -48,13 +48,14 @@ func TestWhatATenantIsTold(t *testing.T) {
 		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) },
 			`container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to ` +
 				`an MPS daemon`,
-			"directories that govern GPUs are no container's; remove the mount"},
+			"no container gets a directory of gpuledger or of an MPS daemon; remove the mount"},
 		{"a source of which nobody can tell what it is, with a grant", func(w *world) {
 			w.train()
 			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")",
 				Code: grant.GPUBindMount, Cover: grant.CoverNever})
 		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) ` +
-			`by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs`,
+			`by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to an MPS ` +
+			`daemon`,
 			"name the file or directory itself as the mount's source"},
 		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) },
 			`container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
@@ -74,14 +75,23 @@ func TestWhatATenantIsTold(t *testing.T) {
 			`container "train" sets cgroup key gpu.max (1), of which it is not known what it does ` +
 				`to its grant`,
 			"leave the key out; a controller that is missing in gpuledger's list is a bug to report"},
+		{"a mount of a GPU's node", func(w *world) {
+			w.hit(grant.Hit{Vector: "mount:/x", Value: "/dev/nvidia0", Code: grant.GPUBindMount,
+				Cover: grant.CoverNode})
+		}, `container "c1" mounts GPU devices by mount /x from /dev/nvidia0 but holds no grant`,
+			hintRequest + " or remove the mount from the container"},
+		{"rules of which none denies", func(w *world) { w.hit(noRules) },
+			`container "c1" may open GPU devices by its device rules (rule none: no device rule is given) ` +
+				`but holds no grant`,
+			hintRequest + " or let the device rules begin with one that denies all devices"},
 		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) },
-			`container "c1" is handed a way to a GPU by descriptor 7 (c 195:3) but holds no grant`,
+			`container "c1" inherits descriptor 7 (c 195:3), through which a GPU can be reached, but holds no grant`,
 			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " +
 				"this node shares its GPUs by grant; request a share " +
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
 		{"one outside its grant", func(w *world) { w.train(); w.hit(handedIn) },
-			`container "train" is handed a way to a GPU by descriptor 7 (c 195:3), which is not in its ` +
-				`grant g-podpodpodpod`,
+			`container "train" inherits descriptor 7 (c 195:3), through which a GPU can be reached that is ` +
+				`not in its grant g-podpodpodpod`,
 			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
 				"a larger grant"},
 		{"an exclusive grant of a GPU that somebody still has", func(w *world) {
@@ -115,7 +125,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 		{"not found", func(w *world) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		},
-			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant that it opens`,
+			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant with that id and secret`,
 			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may " +
 				"have been released"},
 	} {

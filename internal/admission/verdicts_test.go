@@ -126,7 +126,8 @@ func TestWholeVerdicts(t *testing.T) {
 			w.hit(elsewhere)
 		},
 			lines("refuse gpu-bind-mount none", `says: container "c1" mounts /proc/self/cwd`+leads+
-				" by mount /x, so that it cannot be told whether that reaches a GPU or what governs GPUs",
+				" by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to "+
+				"an MPS daemon",
 				`finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
 		{"a sandbox with a node: nothing is hidden or stripped, and its allocations are nobody's",
 			func(w *world) {
@@ -179,7 +180,7 @@ func TestWholeVerdicts(t *testing.T) {
 				Reference: grant.Reference{ID: "g-nonenonenone"}}}
 		}, lines("refuse grant-not-found none",
 			`says: container "c1" refers to a grant by annotation gpuledger.dev/grant, but the ledger has `+
-				`no grant that it opens`,
+				`no grant with that id and secret`,
 			`finds: grant-not-found annotation:gpuledger.dev/grant "g-nonenonenone"`,
 			`finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
 		{"what is found three times is removed once", func(w *world) {

@@ -24,8 +24,9 @@ func (n *Node) Hands(c request.Caller) *grant.Refusal {
 			continue
 		}
 		return &grant.Refusal{Code: h.Code,
-			Message: "the process would be handed a way to a GPU by " + h.Vector + " (" + h.Value +
-				"), which container \"" + c.Container.Name() + "\" was not created with",
+			Message: "the process would inherit " + strings.Replace(h.Vector, ":", " ", 1) + " (" + h.Value +
+				"), through which a GPU can be reached that container \"" + c.Container.Name() +
+				"\" was not created with",
 			Hint: "leave the descriptor out; a container's GPUs are settled when it is created"}
 	}
 	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}}

@@ -287,8 +287,8 @@ func TestHandsOfWhatNobodyKnows(t *testing.T) {
 		want string
 	}{
 		"a terminal": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}}, ""},
-		"a GPU":      {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}}, `gpu-device-node: the process would be handed a way to a GPU by descriptor:3 (c 195:1), which container "c" was not created with`},
-		"the ledger": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}}, `gpu-socket: the process would be handed a way to a GPU by descriptor:3 (a file or socket that governs GPUs), which container "c" was not created with`},
+		"a GPU":      {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}}, `gpu-device-node: the process would inherit descriptor 3 (c 195:1), through which a GPU can be reached that container "c" was not created with`},
+		"the ledger": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}}, `gpu-socket: the process would inherit descriptor 3 (a file or socket that governs GPUs), through which a GPU can be reached that container "c" was not created with`},
 	} {
 		caller := m.caller("c")
 		caller.Descriptors = []host.Descriptor{c.d}
