@@ -50,7 +50,7 @@ func outcomeOf(q *question, u *grantUse, h grant.Hit) outcome {
 		return keptIf(hasNode(u, h.Node), isRefused)
 	case grant.CoverDrop:
 		return keptIf(hasNode(u, h.Node), isRemoved)
-	case grant.CoverRecord: // the record of another grant is of an earlier create of this bundle
+	case grant.CoverRecord: // that of another grant was left in the spec by an earlier create
 		return keptIf(h.Grant == u.id, isRemoved)
 	}
 	return isRefused
@@ -63,8 +63,9 @@ func keptIf(kept bool, otherwise outcome) outcome {
 	return otherwise
 }
 
-// uncoveredCode is the code of a hit that the grant does not cover. A container that asks for all
-// GPUs gets those of its grant, so a list that is not covered names one that is not granted.
+// uncoveredCode returns the code of a hit that the grant does not cover. "all" is covered: the
+// container gets the GPUs of its grant. So a list that is not covered names a GPU outside the
+// grant.
 func uncoveredCode(h grant.Hit) grant.Code {
 	if h.Code == grant.VisibleDevicesAll {
 		return grant.VisibleDevicesOutsideGrant
@@ -116,7 +117,8 @@ func hasNode(u *grantUse, n grant.Node) bool {
 	return false
 }
 
-// isNodeOf reports whether a node opens a device, or in the class drm draws with it.
+// isNodeOf reports whether a node belongs to a device: it opens the device, or is a DRM node that
+// renders on it.
 func isNodeOf(d *grant.Device, n grant.Node) bool {
 	switch n.Class {
 	case grant.ClassGPU:
@@ -130,14 +132,14 @@ func isNodeOf(d *grant.Device, n grant.Node) bool {
 	return false
 }
 
-// removals are what is removed from a spec, without duplicates. A spec can have many, so they are
+// removals holds what is removed from a spec, without duplicates. A spec can have many, so they are
 // looked up in a map.
 type removals struct {
 	list  []grant.Removal
 	known map[grant.Removal]bool
 }
 
-// add adds a removal. The zero value is none.
+// add adds a removal. It ignores an empty one.
 func (r *removals) add(removal grant.Removal) {
 	if removal == (grant.Removal{}) || r.known[removal] {
 		return

@@ -11,7 +11,8 @@ import (
 // message may.
 var secret = regexp.MustCompile(`(g-[a-z]{12})\.[0-9a-fA-F]{8,}`)
 
-// maxText bounds a text, in bytes; the log's own bound is 512.
+// maxText bounds a text, in bytes. Package node writes at most 512. A longer text is from another
+// program or a newer version, and is cut here.
 const maxText = 1024
 
 // Clean makes text of unknown origin fit to be shown: short, without secrets, and without

@@ -127,7 +127,7 @@ func (c *Counter) openNewer() error {
 // closeFinished closes a rotated file when its end was reached twice. A process that has it open
 // may write one more line to it.
 func (c *Counter) closeFinished() {
-	for n := len(c.files.open); n > 1 && (c.files.open[0].endsSeen > 1 || n > maxOpen); n-- {
+	for n := len(c.files.open); n > 1 && (c.files.open[0].endReached > 1 || n > maxOpen); n-- {
 		c.files.closeOldest(1)
 	}
 }
@@ -142,7 +142,7 @@ func (c *Counter) Close() {
 	c.files.path = ""
 }
 
-// Path is the log's path; "" for none.
+// Path returns the log's path; "" for none.
 func (c *Counter) Path() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

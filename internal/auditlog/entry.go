@@ -39,8 +39,8 @@ type Entry struct {
 	Line []byte `json:"-"` // as it stands in the log, without its end; valid until the next entry is read
 }
 
-// PodName is the pod's container as NAMESPACE/POD/CONTAINER, or as much of it as is known; "" for
-// none.
+// PodName returns the pod's container as NAMESPACE/POD/CONTAINER, or as much of it as is known; ""
+// for none.
 func (e *Entry) PodName() string {
 	if e.Pod.Pod == "" {
 		return e.Pod.UID

@@ -16,16 +16,16 @@ import (
 // file is one open file of the log. It keeps its position between two calls of lines, and the
 // beginning of a line whose end is not written yet.
 type file struct {
-	name     string
-	f        *os.File
-	info     os.FileInfo
-	gzipped  bool
-	r        *bufio.Reader
-	offset   int64  // bytes read; it means nothing for a compressed file
-	line     int    // number of the last line that was read
-	partial  []byte // the line that has no end yet
-	skipping bool   // the rest of the line is dropped: it is too long, or reading began within it
-	endsSeen int    // how often the end was reached, since the last byte or since the rotation
+	name       string
+	f          *os.File
+	info       os.FileInfo
+	gzipped    bool
+	r          *bufio.Reader
+	offset     int64  // bytes read; it means nothing for a compressed file
+	line       int    // number of the last line that was read
+	partial    []byte // the line that has no end yet
+	skipping   bool   // the rest of the line is dropped: it is too long, or reading began within it
+	endReached int    // how often the end was reached, since the last byte or since the rotation
 }
 
 // maxLine is the longest line that is read, in bytes. gpuledger's own have at most 4 KiB.
@@ -39,7 +39,7 @@ func open(name string) (*file, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		if errors.Is(err, unix.ELOOP) {
-			return nil, fmt.Errorf("%s is a link, and gpuledger writes into none", name)
+			return nil, fmt.Errorf("%s is a link, and gpuledger follows none", name)
 		}
 		return nil, err
 	}
@@ -70,8 +70,8 @@ func (f *file) skipTo(last int64) error {
 }
 
 // lines calls fn with each new line until fn returns false, limit bytes are read or the file ends.
-// It returns how many bytes it read. With final, what stands at the end without a newline is a
-// line, too. A line that is too long is nil.
+// It returns how many bytes it read. With final, an unfinished last line counts as a line, too. A
+// line that is too long is nil.
 func (f *file) lines(limit int64, final bool, fn func([]byte) bool) (read int64, err error) {
 	if err := f.begin(); err != nil {
 		return 0, err
@@ -89,7 +89,7 @@ func (f *file) lines(limit int64, final bool, fn func([]byte) bool) (read int64,
 			return read, err
 		}
 		if err == io.EOF {
-			f.endsSeen++
+			f.endReached++
 			return read, nil
 		}
 	}
@@ -99,7 +99,7 @@ func (f *file) lines(limit int64, final bool, fn func([]byte) bool) (read int64,
 // add appends a piece to the line that is being read.
 func (f *file) add(piece []byte) {
 	if len(piece) > 0 {
-		f.endsSeen = 0
+		f.endReached = 0
 	}
 	f.offset += int64(len(piece))
 	f.skipping = f.skipping || len(f.partial)+len(piece) > maxLine

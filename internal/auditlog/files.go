@@ -5,64 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 )
 
-// rotatedName matches what follows the log's name in the name of a rotated file: a number, as
-// gpuledger and logrotate write it, or logrotate's date, and the suffix of a program that
-// compresses.
-var rotatedName = regexp.MustCompile(`^(?:\.([0-9]{1,6})|(-[0-9][0-9-]*))(\.gz|\.bz2|\.xz|\.zst|\.lz4)?$`)
-
-// rotated is the name of a rotated file, and what names are sorted by.
-type rotated struct {
-	name        string
-	number      int    // 0: it has a date
-	date        string // "": it has a number
-	compression string // the suffix
-}
-
-// older sorts names: dates before numbers, the older date and the higher number first.
-func older(a, b rotated) int {
-	if a.date != b.date {
-		switch {
-		case a.date == "":
-			return 1
-		case b.date == "":
-			return -1
-		}
-		return strings.Compare(a.date, b.date)
-	}
-	if a.number != b.number {
-		return b.number - a.number
-	}
-	return len(a.compression) - len(b.compression)
-}
-
-// listRotated returns the rotated files of a log, oldest first. While a file is being compressed,
-// two files have its content: the compressed one is left out.
-func listRotated(path string) ([]rotated, error) {
-	entries, err := os.ReadDir(filepath.Dir(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var found []rotated
-	for _, e := range entries {
-		rest, is := strings.CutPrefix(e.Name(), filepath.Base(path))
-		if m := rotatedName.FindStringSubmatch(rest); is && m != nil {
-			number, _ := strconv.Atoi(m[1])
-			found = append(found, rotated{filepath.Join(filepath.Dir(path), e.Name()), number, m[2], m[3]})
-		}
-	}
-	slices.SortFunc(found, older)
-	sameContent := func(a, b rotated) bool { return a.number == b.number && a.date == b.date }
-	return slices.CompactFunc(found, sameContent), err
-}
-
-// files are the open files of a log.
+// files holds the open files of a log: the log itself and its rotated files.
 type files struct {
 	path   string
 	open   []*file  // oldest first
@@ -95,7 +41,7 @@ func (l *files) openAll() (incomplete bool, err error) {
 	}
 	for _, r := range names {
 		if r.compression != "" && r.compression != ".gz" {
-			l.unread = append(l.unread, fmt.Sprintf("%s is not read: gpuledger unpacks gzip alone", r.name))
+			l.unread = append(l.unread, fmt.Sprintf("%s is not read: gpuledger unpacks only gzip", r.name))
 			continue
 		}
 		f, err := open(r.name)
@@ -110,18 +56,18 @@ func (l *files) openAll() (incomplete bool, err error) {
 	}
 	current, err := open(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return incomplete || l.moved(names), nil
+		return incomplete || l.rotatedSince(names), nil
 	}
 	if err != nil {
 		return false, err
 	}
 	l.open = append(l.open, current)
-	return incomplete || l.moved(names), nil
+	return incomplete || l.rotatedSince(names), nil
 }
 
-// moved reports whether the directory lists other names than before the files were opened, or one
-// of the names now leads to another file.
-func (l *files) moved(before []rotated) bool {
+// rotatedSince reports whether the directory lists other names than before the files were opened,
+// or one of the names now leads to another file.
+func (l *files) rotatedSince(before []rotated) bool {
 	now, err := listRotated(l.path)
 	if err != nil || !slices.Equal(now, before) {
 		return true
@@ -134,8 +80,8 @@ func (l *files) moved(before []rotated) bool {
 	return false
 }
 
-// openNewer opens the files that became the log after the last one that is open. It reports whether
-// one of them may be missing: a rotation removed or compressed it before it could be opened.
+// openNewer opens the files that are newer than the newest one that is open. It reports whether one
+// of them may be missing: a rotation removed or compressed it before it could be opened.
 func (l *files) openNewer() (missing bool, err error) {
 	info, err := os.Lstat(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -158,7 +104,7 @@ func (l *files) openNewer() (missing bool, err error) {
 			missing = true
 		default:
 			if len(l.open) > 0 {
-				l.last().endsSeen = 0 // a process that has it open may write one more line to it
+				l.last().endReached = 0 // a process that has it open may write one more line to it
 			}
 			l.open = append(l.open, f)
 		}
@@ -166,8 +112,8 @@ func (l *files) openNewer() (missing bool, err error) {
 	return missing, nil
 }
 
-// after returns the files that became the log after the last one of before. If that is gone, only
-// the newest file is known to have done so, and others may be missing.
+// after returns the files that are newer than the newest one of before. If that one is gone, only
+// the newest file is known to be newer, and others may be missing.
 func (l *files) after(before *files) (newer []*file, missing bool) {
 	if len(before.open) == 0 {
 		return l.open, false

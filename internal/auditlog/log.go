@@ -35,13 +35,13 @@ func OpenEnd(path string, last int64) (*Log, error) {
 
 func cannotRead(err error) error { return fmt.Errorf("cannot read the audit log: %w", err) }
 
-// Files is how many there are to read.
+// Files returns how many there are to read.
 func (l *Log) Files() int { return len(l.files.open) }
 
 // Close closes the files.
 func (l *Log) Close() { l.files.close() }
 
-// Warnings say what of the log could not be read so far.
+// Warnings returns which parts of the log could not be read so far.
 func (l *Log) Warnings() []string {
 	list := slices.Concat(l.files.unread, l.cut)
 	switch {
@@ -83,8 +83,8 @@ func (l *Log) readUnended(f *file, fn func(*Entry) error) error {
 	return err
 }
 
-// read calls fn with the entries of one file. With final, what stands at its end without a newline
-// is a line, too.
+// read calls fn with the entries of one file. With final, an unfinished last line counts as a line,
+// too.
 func (l *Log) read(f *file, final bool, fn func(*Entry) error) error {
 	var failed error
 	_, err := f.lines(noLimit, final, func(line []byte) bool {

@@ -91,7 +91,7 @@ func TestAllFilesAreRead(t *testing.T) {
 		"other names": {map[string]string{"": entry(0, "a"), ".bak": entry(0, "x"), ".1.orig": entry(0, "x"),
 			"x.1": entry(0, "x")}, "a", ""},
 		"unknown": {map[string]string{"": entry(0, "a"), ".1.xz": "?"}, "a",
-			"audit.jsonl.1.xz is not read: gpuledger unpacks gzip alone"},
+			"audit.jsonl.1.xz is not read: gpuledger unpacks only gzip"},
 		"broken lines": {map[string]string{"": "garbage\n\n" + entry(0, "a") + "{}\n", ".1": "null\n"}, "a",
 			"3 lines cannot be read and were left out; the first is line 1 of "},
 		"one broken": {map[string]string{"": entry(0, "a") + "[1,\n"}, "a",
@@ -146,7 +146,7 @@ func TestWhatIsNoFileIsNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(path); err == nil || err.Error() != "cannot read the audit log: "+path+
-		" is a link, and gpuledger writes into none" {
+		" is a link, and gpuledger follows none" {
 		t.Errorf("a link: %v", err)
 	}
 	_ = os.Remove(path)
@@ -302,22 +302,22 @@ func TestARotationInBetween(t *testing.T) {
 	write(t, path+".1", entry(0, "a"))
 	l := opened(t, path)
 	names, err := listRotated(path)
-	if err != nil || l.files.moved(names) {
+	if err != nil || l.files.rotatedSince(names) {
 		t.Fatalf("nothing has moved (%v)", err)
 	}
 	rotate(t, path)
-	if !l.files.moved(names) {
+	if !l.files.rotatedSince(names) {
 		t.Error("a rotation is overlooked")
 	}
 	l = opened(t, path)
-	if !l.files.moved(names) {
+	if !l.files.rotatedSince(names) {
 		t.Error("a rotation before the first file was opened is overlooked")
 	}
 	names, _ = listRotated(path)
 	_ = os.Rename(path+".1", path+".9")
 	_ = os.Rename(path+".2", path+".1")
 	_ = os.Rename(path+".9", path+".2")
-	if !l.files.moved(names) {
+	if !l.files.rotatedSince(names) {
 		t.Error("other files with the same names are overlooked")
 	}
 }
