@@ -57,8 +57,8 @@ func sets(env []string, r grant.Removal) bool {
 		slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, r.Name+"=") })
 }
 
-// visibleValue is the value of the container's NVIDIA_VISIBLE_DEVICES: the UUIDs of its GPUs, or
-// void if the policy says that another injector would act on them.
+// visibleValue returns the value of the container's NVIDIA_VISIBLE_DEVICES: the UUIDs of its GPUs,
+// or void if the policy says that another injector would act on them.
 func visibleValue(q *question, g *grant.Grant) string {
 	if q.policy.Enforcement.VisibleDevices == grant.VisibleVoid {
 		return "void"

@@ -124,7 +124,7 @@ func sortedUUIDs(inv *grant.Inventory, names []string) []string {
 	return uuids
 }
 
-// memoryOf is what an allocation states about the memory on all GPUs.
+// memoryOf returns what an allocation states about the memory on all GPUs.
 func memoryOf(inv *grant.Inventory, a grant.Allocation, ask Ask) grant.Bytes {
 	if a.Units == 0 || len(ask.Names) == 0 {
 		return a.Memory
@@ -132,7 +132,7 @@ func memoryOf(inv *grant.Inventory, a grant.Allocation, ask Ask) grant.Bytes {
 	return grant.Bytes(a.Units) * unitOf(inv, a, ask.Names[0]) * grant.Bytes(len(ask.Names))
 }
 
-// unitOf is the unit in which gpushare counts memory. Its device plugin counts in GiB or MiB
+// unitOf returns the unit in which gpushare counts memory. Its device plugin counts in GiB or MiB
 // without stating which, but it states the total of the card.
 func unitOf(inv *grant.Inventory, a grant.Allocation, gpu string) grant.Bytes {
 	if known, found := inv.Find(gpu); found && grant.Bytes(a.Total)*grant.GiB > 2*known.Memory {
@@ -186,7 +186,7 @@ func checkPodSum(q *question, ask Ask) (found findings) {
 	return found
 }
 
-// adoptedMemory is what the other containers of an owner's pod have adopted.
+// adoptedMemory returns what the other containers of an owner's pod have adopted.
 func adoptedMemory(q *question, owner grant.Owner) grant.Bytes {
 	var sum grant.Bytes
 	for _, g := range q.view.Whole.Grants {
@@ -221,7 +221,8 @@ func (f *findings) notPlaced(source string, ask Ask, err error) {
 	}
 }
 
-// allocationSource is the source of the first allocation that asks. The others are about the same.
+// allocationSource returns the source of the first allocation that asks. The others are about the
+// same.
 func allocationSource(q *question) string {
 	i := slices.IndexFunc(q.request.Allocations, asksByAllocation)
 	return q.request.Allocations[i].Source

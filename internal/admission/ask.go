@@ -26,7 +26,7 @@ type Ask struct {
 // maxGPUs is more than any node has, and small enough to multiply with.
 const maxGPUs = 1 << 12
 
-// count is how many GPUs are wanted.
+// count returns how many GPUs are wanted.
 func (a Ask) count() int {
 	switch {
 	case a.GPUs > 0:
@@ -37,13 +37,13 @@ func (a Ask) count() int {
 	return 1
 }
 
-// each is the memory on each GPU.
+// each returns the memory on each GPU.
 func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
 
 // isWhole reports whether the grant takes all of each GPU or MIG device.
 func (a Ask) isWhole() bool { return a.Mode == grant.Exclusive || a.Mode == grant.MIG }
 
-// placement is the ask's own, otherwise the pool's.
+// placement returns the ask's own placement, otherwise the pool's.
 func (a Ask) placement(pool *grant.Pool) grant.Placement {
 	if a.Place == "" && pool != nil {
 		return pool.Place
@@ -115,7 +115,7 @@ func (a Ask) startable(inv grant.Inventory) error {
 			"or grant in another mode (--mode limit)"}
 }
 
-// kind is what the grant consists of, in words.
+// kind returns what the grant consists of, in words.
 func (a Ask) kind() string {
 	if a.Mode == grant.MIG {
 		return "MIG devices"
@@ -123,7 +123,7 @@ func (a Ask) kind() string {
 	return "GPUs"
 }
 
-// size is what a tenant asked for, in words.
+// size returns what a tenant asked for, in words.
 func (a Ask) size() string {
 	if a.isWhole() && a.Memory == 0 {
 		return fmt.Sprintf("%d whole", a.count())
@@ -131,7 +131,7 @@ func (a Ask) size() string {
 	return fmt.Sprintf("%s over %d", a.Memory, a.count())
 }
 
-// wanted is the size, in the words of an error for the administrator.
+// wanted returns the size, in the words of an error for the administrator.
 func (a Ask) wanted() string {
 	wanted := fmt.Sprintf("%s on each of %d GPUs", a.each(), a.count())
 	switch {

@@ -11,8 +11,8 @@ import (
 const hintCompute = "mode mps keeps a share of compute (`gpuledger grant --mode mps`); " +
 	"or leave the compute out (of a grant that has a share, `gpuledger grant --update ID --compute 0`)"
 
-// Share is the percent of each GPU's time to which the shim throttles a grant's containers; 0: it
-// does not throttle them.
+// Share returns the percent of each GPU's time to which the shim throttles a grant's containers; 0:
+// it does not throttle them.
 func Share(g grant.Grant, p grant.Policy) int {
 	if g.Mode != grant.Limit || p.Enforcement.Compute != grant.ThrottleShare {
 		return 0
@@ -60,7 +60,7 @@ func whyUnthrottled(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// whyUnkept is ComputeUnkept for the grant that is asked for.
+// whyUnkept returns what ComputeUnkept says of the grant that is asked for.
 func whyUnkept(a Ask, inv grant.Inventory, p grant.Policy) string {
 	g := grant.Grant{Mode: a.Mode, Owner: a.Owner, GPUs: make([]grant.Share, a.count())}
 	return ComputeUnkept(g, inv, p)

@@ -27,7 +27,7 @@ type Judge struct {
 	done   bool // there is a plan
 }
 
-// Decide is the function Decide, with the plan of files that the judge keeps.
+// Decide returns what the function Decide returns. It uses the plan of files that the judge keeps.
 //
 // It runs in stages. Each takes values and returns values: what it found against the container, and
 // what the verdict needs. No stage changes the question.

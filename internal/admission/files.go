@@ -108,8 +108,8 @@ func wants(w wantedFiles, f grant.DriverFile) bool {
 	return f.Capability == "" || slices.Contains(w.capabilities, f.Capability)
 }
 
-// libraryDir is the directory in the container for a library; "": none. Modules of the X server go
-// where the driver installs them.
+// libraryDir returns the directory in the container for a library; "": none. Modules of the X
+// server go where the driver installs them.
 func libraryDir(image grant.Layout, f grant.DriverFile) string {
 	switch {
 	case image.Unseen || f.Kind == grant.FileModule:
@@ -150,10 +150,10 @@ func hasMount(mounts []*cdispec.Mount, place string) bool {
 
 const libcuda = "libcuda.so.1"
 
-// realDriver is the path at which a proxy opens the driver's own library (shim/place.h).
+// realDriver returns the path at which a proxy opens the driver's own library (shim/place.h).
 func realDriver(soname string) string { return filepath.Join(grant.ShimPlace, "driver", soname) }
 
-// proxyFor is the proxy that replaces a library of this name; "": none.
+// proxyFor returns the proxy that replaces a library of this name; "": none.
 func proxyFor(name string) string {
 	for _, soname := range grant.Shimmed {
 		if name == soname {
@@ -163,7 +163,7 @@ func proxyFor(name string) string {
 	return ""
 }
 
-// proxyOf is the proxy that replaces a driver file under all of its names; "": none.
+// proxyOf returns the proxy that replaces a driver file under all of its names; "": none.
 func proxyOf(f grant.DriverFile) string {
 	for _, name := range f.Names {
 		if proxy := proxyFor(name); proxy != "" {
@@ -173,7 +173,7 @@ func proxyOf(f grant.DriverFile) string {
 	return ""
 }
 
-// proxyPath is the file of a proxy on the node.
+// proxyPath returns the file of a proxy on the node.
 func proxyPath(w wantedFiles, inv *grant.Inventory, proxy string) string {
 	if proxy == libcuda && w.throttled {
 		proxy = grant.ThrottleLibrary

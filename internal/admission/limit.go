@@ -38,7 +38,8 @@ func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// undriven is Driverless for this container. Its limit can only be set while it is created.
+// undriven says why the driver cannot limit this container's memory; "" if it can. A container's
+// limit can only be set while it is created.
 func undriven(q *question, g *grant.Grant) string {
 	why := Driverless(*g, q.inventory, q.policy)
 	if why == "" && !q.request.Drivable {

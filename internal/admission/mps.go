@@ -58,7 +58,7 @@ func userName(uid int) string {
 	return strconv.Itoa(uid)
 }
 
-// threads is the percent of a GPU's threads that a client of the grant may use: its share of
+// threads returns the percent of a GPU's threads that a client of the grant may use: its share of
 // compute, or all.
 func threads(g *grant.Grant) int {
 	if g.Compute == 0 {

@@ -132,7 +132,8 @@ func drmNodes(gpu grant.GPU, path string) []*cdispec.DeviceNode {
 	return nodes
 }
 
-// drmMinor is the device minor of a DRM node: N of cardN and of renderDN. It is -1 for other names.
+// drmMinor returns the device minor of a DRM node: N of cardN and of renderDN. It returns -1 for
+// other names.
 func drmMinor(path string) int {
 	minor, err := strconv.Atoi(path[len(strings.TrimRight(path, "0123456789")):])
 	if err != nil {

@@ -18,7 +18,7 @@ func Offer(g grant.Grant, now time.Time, inv grant.Inventory, p grant.Policy) gr
 	return j.decideWithGrant(&question{request: r, view: v, inventory: inv, policy: p}, resolution{grant: &g})
 }
 
-// readyDaemon is an MPS daemon that could serve the grant: there is none yet.
+// readyDaemon returns an MPS daemon that could serve the grant: there is none yet.
 func readyDaemon(g grant.Grant) grant.MPSDaemon {
 	m := grant.MPSDaemon{GPUs: g.UUIDs(), Limits: map[string]grant.Bytes{}, Threads: 100}
 	for _, s := range g.GPUs {

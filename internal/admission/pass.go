@@ -29,8 +29,8 @@ func pass(q *question, recorded ...string) grant.Verdict {
 	return grant.Verdict{Kind: grant.Pass, Recorded: recorded, Strength: grant.StrengthNone}
 }
 
-// notes are the ways in which the container is equivalent to root on the node, and other facts for
-// the audit log.
+// notes returns the ways in which the container is equivalent to root on the node, and other facts
+// for the audit log.
 func notes(q *question) []string {
 	var notes []string
 	for _, way := range q.request.NodeRoot {

@@ -146,7 +146,7 @@ func subtract(b grant.Bytes, parts ...grant.Bytes) grant.Bytes {
 	return b
 }
 
-// withGrant is a seat after a grant has taken its share.
+// withGrant returns a seat after a grant has taken its share.
 func withGrant(s seat, g grant.Grant) seat {
 	for _, share := range g.GPUs {
 		if share.UUID != s.device.UUID() {
@@ -166,9 +166,9 @@ func withGrant(s seat, g grant.Grant) seat {
 	return s
 }
 
-// withRelated is a seat with what the other seats of its GPU mean for it: for a GPU those of its
-// MIG devices, for a MIG device the others and the GPU. A GPU that was granted as a whole before it
-// was partitioned takes no other mode.
+// withRelated returns a seat with what the other seats of its GPU mean for it: for a GPU those of
+// its MIG devices, for a MIG device the others and the GPU. A GPU that was granted as a whole
+// before it was partitioned takes no other mode.
 func withRelated(s seat, seats []seat) seat {
 	if s.device.MIG == nil {
 		for _, part := range seats {

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// StrengthOf is the strength that a mode alone gives a grant. In mode limit it depends on the node
-// (Strength).
+// StrengthOf returns the strength that a mode alone gives a grant. In mode limit it depends on the
+// node (Strength).
 func StrengthOf(mode grant.Mode) grant.Strength {
 	switch mode {
 	case grant.MIG:
@@ -19,8 +19,8 @@ func StrengthOf(mode grant.Mode) grant.Strength {
 	return grant.StrengthNone
 }
 
-// Strength is what holds the containers of a grant to it: the weakest strength that one of them
-// has. For a grant that no container uses, it is what this node would give the next one.
+// Strength returns what holds the containers of a grant to it: the weakest strength that one of
+// them has. For a grant that no container uses, it is what this node would give the next one.
 func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	if len(g.Bindings) == 0 {
 		switch {
@@ -43,8 +43,9 @@ func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength
 	return weakest
 }
 
-// ComputeStrength is what holds the containers of a grant to its share of compute; "" if it has
-// none. In mode limit it is library if all are throttled. No one has seen that on a real GPU yet.
+// ComputeStrength returns what holds the containers of a grant to its share of compute; "" if it
+// has none. In mode limit it is library if all are throttled. No one has seen that on a real GPU
+// yet.
 func ComputeStrength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	unthrottled := func(b grant.Binding) bool { return !b.Throttled || b.Strength != grant.StrengthLibrary }
 	switch {
@@ -60,7 +61,7 @@ func ComputeStrength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.S
 	return grant.StrengthLibrary
 }
 
-// containerStrength is what holds this container to its grant. A container that can undo what
+// containerStrength returns what holds this container to its grant. A container that can undo what
 // enforces the grant is held by nothing.
 func containerStrength(q *question, u *grantUse) grant.Strength {
 	switch {

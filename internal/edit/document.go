@@ -128,7 +128,7 @@ func (p *part) rewrite(w *tokens.Writer, m *member) (changed bool, err error) {
 	return changed, err
 }
 
-// partOf is the part that a member is, or nil.
+// partOf returns the part that a member is, or nil.
 func partOf(parts []part, m *member) *part {
 	for i := range parts {
 		if m.is(parts[i].name) {

@@ -50,8 +50,8 @@ func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
 	return e.removed[grant.Removal{Kind: kind, Name: name}]
 }
 
-// removesAny tells whether a part of the spec must be looked at at all; decoding one costs a create
-// more than editing it.
+// removesAny reports whether a part of the spec must be looked at at all; decoding one costs a
+// create more than editing it.
 func (e ociEdit) removesAny(kind grant.RemovalKind) bool {
 	return slices.ContainsFunc(e.verdict.Removed, func(r grant.Removal) bool { return r.Kind == kind })
 }
@@ -133,9 +133,9 @@ func number(n int64) *int64 {
 	return &n
 }
 
-// ruleName is how a Removal names a rule. Rules that crun takes for the same have the same name: to
-// it any type but a and b is a character device, a number is a C int, and one below 0 stands for
-// all.
+// ruleName returns the name that a Removal has for a rule. Rules that crun takes for the same have
+// the same name: to it any type but a and b is a character device, a number is a C int, and one
+// below 0 stands for all.
 func ruleName(r specs.LinuxDeviceCgroup) string {
 	digits := func(n *int64) string {
 		if n == nil || *n < 0 || int32(*n) < 0 {
@@ -177,7 +177,7 @@ func (e ociEdit) mounts(w *tokens.Writer, old jsontext.Value) (bool, error) {
 		additions[*cdispec.Mount]{edits, mountWriter()})
 }
 
-// sizeOf is about how many bytes a spec with these edits has more.
+// sizeOf returns about how many bytes a spec with these edits has more.
 func sizeOf(edits cdispec.ContainerEdits) int {
 	const others, mount = 2 << 10, 96 // beside the mounts, and beside a mount's two paths
 	size := others

@@ -49,8 +49,8 @@ var Codes = []Code{
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,
 }
 
-// Rank is the code's index in Codes. An unknown code is a bug of gpuledger and ranks first, with
-// -1.
+// Rank returns the code's index in Codes. An unknown code is a bug of gpuledger and ranks first,
+// with -1.
 func (c Code) Rank() int {
 	for i, known := range Codes {
 		if c == known {

@@ -39,7 +39,7 @@ func (inv Inventory) Device(name string) (Device, bool) {
 	return devices[i], true
 }
 
-// UUID is the UUID by which the device is granted.
+// UUID returns the UUID by which the device is granted.
 func (d Device) UUID() string {
 	if d.MIG != nil {
 		return d.MIG.UUID
@@ -47,7 +47,7 @@ func (d Device) UUID() string {
 	return d.GPU.UUID
 }
 
-// Name is the short name of the device: "0", or "0:1" for a MIG device.
+// Name returns the short name of the device: "0", or "0:1" for a MIG device.
 func (d Device) Name() string {
 	name := strconv.Itoa(d.GPU.Index)
 	if d.MIG != nil {
@@ -56,7 +56,7 @@ func (d Device) Name() string {
 	return name
 }
 
-// Memory is the memory of the device that can be granted.
+// Memory returns the memory of the device that can be granted.
 func (d Device) Memory() Bytes {
 	if d.MIG != nil {
 		return d.MIG.Memory

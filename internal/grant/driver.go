@@ -20,8 +20,8 @@ type DriverFile struct {
 	Bits  int      `json:"bits,omitzero"` // of a library: 64 or 32
 }
 
-// Source is the path of a driver's file on the node. Only the root may be unclean. A create joins
-// tens of paths, so the rest is not cleaned again.
+// Source returns the path of a driver's file on the node. Only the root may be unclean. A create
+// joins tens of paths, so the rest is not cleaned again.
 func (d Driver) Source(f DriverFile) string {
 	return strings.TrimSuffix(filepath.Clean(d.Root), "/") + "/" + strings.TrimPrefix(f.Path, "/")
 }

@@ -40,7 +40,7 @@ type Share struct {
 	Profile string `json:"profile,omitzero"` // of a MIG device; Index is then that of its GPU
 }
 
-// Label is a share as listings print it: "0:4GiB", for a MIG device "0/1g.10gb:9856MiB".
+// Label returns a share as listings print it: "0:4GiB", for a MIG device "0/1g.10gb:9856MiB".
 func (s Share) Label() string {
 	if s.Profile != "" {
 		return strconv.Itoa(s.Index) + "/" + s.Profile + ":" + s.Memory.String()
@@ -48,7 +48,7 @@ func (s Share) Label() string {
 	return strconv.Itoa(s.Index) + ":" + s.Memory.String()
 }
 
-// Memory is the sum over the grant's GPUs.
+// Memory returns the sum over the grant's GPUs.
 func (g Grant) Memory() Bytes {
 	var sum Bytes
 	for _, s := range g.GPUs {
@@ -153,7 +153,7 @@ type Process struct {
 	Start uint64 `json:"start"` // field 22 of /proc/PID/stat: clock ticks since the boot
 }
 
-// String is for keys and logs.
+// String returns PID/START, for keys and logs.
 func (p Process) String() string { return strconv.Itoa(p.PID) + "/" + strconv.FormatUint(p.Start, 10) }
 
 // Life says whether a binding's container exists.

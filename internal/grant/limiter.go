@@ -32,8 +32,8 @@ func (l Limiter) Edit() *cdispec.Hook {
 		LimitStage}, Env: []string{l.Env}, Timeout: &timeout}
 }
 
-// LimitSocket is the socket on which gpuledgerd serves requests for the driver's limits. Only root
-// can connect.
+// LimitSocket returns the socket on which gpuledgerd serves requests for the driver's limits. Only
+// root can connect.
 func (p Policy) LimitSocket() string { return filepath.Join(p.RunDir, "limit.sock") }
 
 // NoLimit is the limit of a cgroup that may use all of a GPU (nvml.h,

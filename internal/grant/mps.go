@@ -84,15 +84,15 @@ func (d Driver) MPSProblem() string {
 	return ""
 }
 
-// MPSName is the name of the daemon for these GPUs. It is short, because the path of a socket may
-// have 107 bytes.
+// MPSName returns the name of the daemon for these GPUs. It is short, because the path of a socket
+// may have 107 bytes.
 func MPSName(uuids []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(uuids)), ",")))
 	return hex.EncodeToString(sum[:6])
 }
 
-// MPSDir is the directory of a daemon below the run directory, with the directories pipe, shm and
-// log.
+// MPSDir returns the directory of a daemon below the run directory, with the directories pipe, shm
+// and log.
 func MPSDir(runDir, name string) string { return filepath.Join(runDir, "mps", name) }
 
 // UUIDs returns the UUIDs of the grant's GPUs, by index.

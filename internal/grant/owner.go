@@ -12,7 +12,7 @@ type Owner string
 // Bearer is the owner of a grant that any container can use which presents its id and secret.
 const Bearer Owner = "bearer"
 
-// PodOwner is the owner for one container of a pod, which its trusted identity proves.
+// PodOwner returns the owner for one container of a pod, which its trusted identity proves.
 func PodOwner(uid, container string) Owner { return Owner("pod:" + uid + "/" + container) }
 
 // ParseOwner parses an owner. UIDs and container names have letters, digits, '.', '_' and '-'.
@@ -46,7 +46,7 @@ func (o Owner) IsPod() bool { return strings.HasPrefix(string(o), "pod:") }
 // IsClaim reports whether the owner is a ResourceClaim, whose containers share the grant.
 func (o Owner) IsClaim() bool { return strings.HasPrefix(string(o), "claim:") }
 
-// Group is the pod or the claim, which spread placement keeps apart. A bearer has none.
+// Group returns the pod or the claim, which spread placement keeps apart. A bearer has none.
 func (o Owner) Group() string {
 	group, _, _ := strings.Cut(string(o), "/")
 	if o == Bearer {

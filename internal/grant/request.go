@@ -53,7 +53,7 @@ type Container struct {
 	Pod         Identity // the trusted identity; zero if the engine vouches for none
 }
 
-// Name is the name of the container for people.
+// Name returns the name of the container for people.
 func (c Container) Name() string {
 	if c.Pod.Container != "" {
 		return c.Pod.Container

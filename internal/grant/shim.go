@@ -41,11 +41,11 @@ type OwnLibrary struct {
 	Name  string // one of Shimmed
 }
 
-// LimitsRoot is the directory of all grants' records. It is a small file system of its own, because
-// containers write there.
+// LimitsRoot returns the directory of all grants' records. It is a small file system of its own,
+// because containers write there.
 func (p Policy) LimitsRoot() string { return filepath.Join(p.RunDir, "limits") }
 
-// LimitsDir is the directory of one grant's records.
+// LimitsDir returns the directory of one grant's records.
 func (p Policy) LimitsDir(id ID) string { return filepath.Join(p.LimitsRoot(), string(id)) }
 
 // RecordMounts returns the mounts that bring a grant's records into its containers.

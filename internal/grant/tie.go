@@ -15,7 +15,7 @@ type Tie string
 // (ResourceClaimReservedForMaxSize).
 const MaxTies = 512
 
-// PodTie is a tie to a pod, NamespaceTie one to a namespace.
+// PodTie returns a tie to a pod, NamespaceTie one to a namespace.
 func PodTie(uid string) Tie        { return Tie("pod:" + uid) }
 func NamespaceTie(name string) Tie { return Tie("namespace:" + name) }
 

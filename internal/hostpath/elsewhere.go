@@ -131,9 +131,9 @@ func (s *Paths) isOnShared(t host.Target) bool {
 	return false
 }
 
-// lentDevices are the devices of what gpuledger mounts below its run directory: the file system of
-// the grants' records, and the directory and the shared memory of each MPS daemon. They are looked
-// up once, and only for a tmpfs that may be one of them.
+// lentDevices returns the devices of what gpuledger mounts below its run directory: the file system
+// of the grants' records, and the directory and the shared memory of each MPS daemon. They are
+// looked up once, and only for a tmpfs that may be one of them.
 func (s *Paths) lentDevices() []uint64 {
 	if s.lent != nil {
 		return s.lent
@@ -187,8 +187,8 @@ func (s *Paths) position(dir string) position {
 	return at
 }
 
-// anchorPositions are the positions of the anchors and of this node's own such directories, each
-// once.
+// anchorPositions returns the positions of the anchors and of this node's own such directories,
+// each once.
 func (s *Paths) anchorPositions() []position {
 	if s.anchored == nil {
 		h, policy := s.node.Host, s.node.Policy

@@ -96,8 +96,8 @@ func (s *Paths) bringsCgroups(source string, a *Access) bool {
 	return a.Write && Within(source, cgroup)
 }
 
-// ownGuards are this node's other guards: its configuration, our program, and the runtimes, by the
-// paths where they really are.
+// ownGuards returns this node's other guards: its configuration, our program, and the runtimes, by
+// the paths where they really are.
 func (s *Paths) ownGuards() []guard {
 	if s.own != nil {
 		return s.own

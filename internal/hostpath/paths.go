@@ -187,7 +187,8 @@ func parting(path string) (there host.Target, name, rest string) {
 //go:noinline
 func Within(path, dir string) bool { return within(path, dir) }
 
-// within is Within for loops: each mount of each container is compared with some eighty guards.
+// within returns what Within returns. It can be inlined into loops: each mount of each container is
+// compared with some eighty guards.
 func within(path, dir string) bool {
 	dir = strings.TrimSuffix(dir, "/") // it allocates nothing
 	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
@@ -200,7 +201,7 @@ func Below(path, dir string) string {
 	return strings.TrimPrefix(path[len(strings.TrimSuffix(dir, "/")):], "/")
 }
 
-// Join is filepath.Join of a clean path and the clean rest of one.
+// Join returns what filepath.Join returns for a clean path and the clean rest of one.
 func Join(dir, rest string) string {
 	if rest == "" {
 		return dir

@@ -63,9 +63,9 @@ func (r reader) writable(dir string) bool {
 	}
 }
 
-// mayWrite is the kernel's rule for the root of a user namespace. It has root's rights if it knows
-// both the owner and the group (capable_wrt_inode_uidgid, kernel/capability.c), otherwise a normal
-// user's.
+// mayWrite reports whether the kernel lets the root of a user namespace write. Root has root's
+// rights if it knows both the owner and the group (capable_wrt_inode_uidgid, kernel/capability.c),
+// otherwise a normal user's.
 func (i Image) mayWrite(st unix.Stat_t) bool {
 	const write = 0o3 // write and search permission
 	switch {

@@ -101,7 +101,7 @@ func (n *Node) Unjudged(d Decision) bool {
 	return admission.Exempt(d.pod, n.Policy) || n.Mode() != grant.Enforce
 }
 
-// Explain is what Admit would say, without doing any of it.
+// Explain returns what Admit would decide, and does none of it.
 func (n *Node) Explain(c Create) Decision {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, c)
@@ -115,8 +115,8 @@ func (n *Node) Explain(c Create) Decision {
 	return d
 }
 
-// admit is the way of a create: facts are read, a plan is made of them and of the ledger, and the
-// plan is committed with the ledger locked.
+// admit decides about a create: it reads the facts, makes a plan of them and of the ledger, and
+// commits the plan with the ledger locked.
 func admit(n *Node, c Create) Decision {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, c)
@@ -134,7 +134,7 @@ func forOneCreate(n *Node) *Node {
 	return &own
 }
 
-// hintOf is for a refusal whose message says all there is to say here.
+// hintOf returns the hint of a refusal whose message says all there is to say here.
 func hintOf(code grant.Code) string { return "see " + grant.Docs + "refusals.md#" + string(code) }
 
 func refusal(code grant.Code, format string, args ...any) *Decision {

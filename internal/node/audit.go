@@ -90,10 +90,11 @@ const (
 	maxWord = 256
 )
 
-// word is a name, which never has to go, whatever the line holds: escaped twice, five of them fit.
+// word returns a name as a line of the log has it. It is so short that no line has to leave it out:
+// five of them fit, even escaped twice.
 func word(name string) string { return cut(grant.Printable(name), maxWord) }
 
-// bounded is an identity as it is written down.
+// bounded returns an identity as a line of the log has it.
 func bounded(pod grant.Identity) grant.Identity {
 	return grant.Identity{UID: word(pod.UID), Namespace: word(pod.Namespace), Pod: word(pod.Pod),
 		Container: word(pod.Container)}

@@ -28,12 +28,13 @@ type Pause struct {
 // maxPause bounds what is read of the file, in bytes.
 const maxPause = 4096
 
-// pausePath is the file of a Pause in the state directory, or in the run directory where that one
-// is part of the emergency.
+// pausePath returns the file of a Pause in the state directory, or in the run directory if the
+// state directory cannot be written.
 func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
-// Paused tells whether refusals are switched off. A file that cannot be read switches nothing off.
-// If there are two, that of the run directory is newer: a program that writes the other removes it.
+// Paused reports whether refusals are switched off. A file that cannot be read switches nothing
+// off. If there are two, that of the run directory is newer: a program that writes the other
+// removes it.
 func (n *Node) Paused() (Pause, bool) {
 	p, known := pauseIn(n.Policy.RunDir)
 	if known {
@@ -148,7 +149,7 @@ func unpause(dir string) (was bool, err error) {
 	return true, err
 }
 
-// Mode is what becomes of refusals, and of what policy takes away, now: "enforce", "report" or
+// Mode returns what becomes of refusals, and of what policy takes away, now: "enforce", "report" or
 // "disabled".
 func (n *Node) Mode() grant.RulesMode {
 	if _, paused := n.Paused(); paused {

@@ -91,8 +91,8 @@ func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 			"strength; or set enforcement.limit = \"library\""}
 }
 
-// admitted is the binding of a live container's create. Where the configuration cannot be read the
-// ledger is somewhere else.
+// admitted returns the binding of a live container's create. If the configuration cannot be read,
+// the ledger may be at another place.
 func admitted(n *Node, c Create) (b grant.Binding, err error) {
 	switch {
 	case c.Live.Unknown != nil:

@@ -105,7 +105,7 @@ func (f facts) find(spec request.Spec) (grant.Request, *Decision) {
 	return r, nil
 }
 
-// imageOf tells where the container's own files are.
+// imageOf returns where the container's own files are.
 func imageOf(spec request.Spec, bundle string) layout.Image {
 	var i layout.Image
 	if spec.Root != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/rootfs"
 )
 
-// listed is an admission with the driver's libraries in the image's ld.so.cache. Where that cannot
-// be, the loader finds them all the same and only what asks the cache does not, so it is recorded
-// and no more.
+// listed enters the driver's libraries into the image's ld.so.cache and returns the admission. If
+// that fails, the loader finds them all the same, and only programs that read the cache do not. So
+// a failure is recorded and refuses nothing.
 func listed(f facts, d Decision) Decision {
 	if d.Kind != grant.Admit || d.Known || len(d.Edits.Mounts) == 0 {
 		return d
@@ -53,8 +53,8 @@ func tree(i layout.Image, bundle string) rootfs.Tree {
 	return rootfs.Tree{Root: i.Root, Bundle: bundle, Mounts: i.Mounts}
 }
 
-// Delete is Tidy at a container's delete: what was made in its root file system for the mounts of
-// the driver's files goes, too.
+// Delete does what Tidy does, at a container's delete. It also removes what was made in the
+// container's root file system for the mounts of the driver's files.
 func (n *Node) Delete(runtimeRoot, container string) {
 	if bundle := n.Tidy(runtimeRoot, container); bundle != "" {
 		removeMountPoints(n, bundle)
@@ -101,8 +101,7 @@ func isShim(n *Node, m specs.Mount) bool {
 		(strings.HasSuffix(shimmed(m.Source), ".1") || filepath.Base(m.Source) == grant.ThrottleLibrary)
 }
 
-// shimmed is the library that a path is a place of, "" if it is none that the shim takes the place
-// of.
+// shimmed returns the name of the library at a path if the shim takes its place; "" if it does not.
 func shimmed(path string) string {
 	if name := filepath.Base(path); slices.Contains(grant.Shimmed, name) {
 		return name
@@ -117,9 +116,9 @@ const compat = "/usr/local/cuda/compat"
 // maxSearched bounds how many directories of LD_LIBRARY_PATH are looked into.
 const maxSearched = 64
 
-// ownLibraries are the places where a program of the container would find a libcuda or an NVML of
-// the image's or of its own mounts: in LD_LIBRARY_PATH, which comes before all, and by ld.so.cache.
-// A limit has to lie over them.
+// ownLibraries returns the places where a program of the container would find a libcuda or an NVML
+// of the image's or of its own mounts: in LD_LIBRARY_PATH, which comes before all, and by
+// ld.so.cache. A limit has to lie over them.
 func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	var own []grant.OwnLibrary
 	for _, place := range i.Mounts {

@@ -46,7 +46,7 @@ func (n *Node) Shim() grant.Shim {
 	return grant.Shim{Problem: "the shim is not installed: " + problem}
 }
 
-// soundShim is an error where the proxies are not there, or not of this architecture.
+// soundShim returns an error if the shim's libraries are not there, or are of another architecture.
 func soundShim(dir string) error {
 	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
 		if err := isLibrary(filepath.Join(dir, name)); err != nil {
@@ -75,7 +75,8 @@ func isLibrary(path string) error {
 
 const elfShared = 3 // ET_DYN
 
-// elfMachine is this architecture's: EM_X86_64, EM_AARCH64; 0, of no library, of another one.
+// elfMachine returns ELF's number of this architecture: EM_X86_64 or EM_AARCH64; 0, which no
+// library has, on another one.
 func elfMachine() byte {
 	switch runtime.GOARCH {
 	case "amd64":

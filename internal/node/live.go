@@ -18,8 +18,8 @@ type Live struct {
 	Unknown  error           // why they cannot be told; such a container gets no grant
 }
 
-// Foresee is Admit for a step before the create, as Podman's precreate is: it edits or refuses, and
-// binds nothing. What runs in the create itself decides again and binds.
+// Foresee decides as Admit does, for a step before the create, as Podman's precreate is: it edits
+// or refuses, and binds nothing. What runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
 	d := n.Explain(c)
 	recordOnly(n, &d)
@@ -79,7 +79,8 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice,
 	return nil
 }
 
-// DeleteIn is Delete for a caller that does not know the runtime's root, as Podman's poststop.
+// DeleteIn does what Delete does, for a caller that does not know the runtime's root, as Podman's
+// poststop.
 func (n *Node) DeleteIn(bundle, container string) {
 	for _, root := range n.Ledger.Bindings.RootsOf(container, bundle) {
 		n.Delete(root, container)

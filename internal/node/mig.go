@@ -5,8 +5,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// otherPartition is the problem of an inventory that has a granted MIG device otherwise than the
-// driver. A simulated node has no driver to ask.
+// otherPartition returns the problem of an inventory that has a granted MIG device otherwise than
+// the driver. A simulated node has no driver to ask.
 func otherPartition(n *Node, grants []grant.Grant, inv grant.Inventory) *grant.Problem {
 	if n.Policy.Inventory.Source != grant.NVML {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// NewGrant is the grant that is asked for, before it has its GPUs.
+// NewGrant returns the grant that is asked for, before it has its GPUs.
 func NewGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	random, err := host.Random()
 	if err != nil {

@@ -50,8 +50,8 @@ func Open(path string, h host.Host) *Node {
 		Ledger: ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})}
 }
 
-// Inventory is the snapshot, and what keeps it from being used. With a problem it may still hold
-// what was read.
+// Inventory returns the snapshot, and what keeps it from being used. With a problem it may still
+// hold what was read.
 func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	load := gpu.Load
 	if n.kept != nil {
@@ -63,14 +63,14 @@ func (n *Node) Inventory() (grant.Inventory, *grant.Problem) {
 	return inv, problem
 }
 
-// Daemon is the pid of the gpuledgerd that runs here, 0 where none does.
+// Daemon returns the pid of the gpuledgerd that runs here, 0 if none does.
 func (n *Node) Daemon() int { return n.Host.Holder(filepath.Join(n.Policy.RunDir, "gpuledgerd.lock")) }
 
-// InventoryStamp tells one state of the snapshot's file from another.
+// InventoryStamp returns what differs between two states of the snapshot's file.
 func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Policy.StateDir)) }
 
-// finder is what tells GPU devices from others here. On a simulated node the snapshot does, because
-// the system knows none.
+// finder returns what tells GPU devices from others here. On a simulated node the snapshot does,
+// because the system knows none.
 func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
 	program, _ := os.Executable() // unknown, it is guarded less
 	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM,

@@ -130,8 +130,8 @@ func isSet(edits []string, name string, env []string) bool {
 		!slices.ContainsFunc(env, func(entry string) bool { return ofName(entry) && entry != edits[i] })
 }
 
-// refuseUnmakeable is a refusal if a runtime would have to make mount points in a root file system
-// that it cannot write to.
+// refuseUnmakeable returns a refusal if a runtime would have to make mount points in a root file
+// system that it cannot write to.
 func refuseUnmakeable(f facts, d Decision) *Decision {
 	l := f.request.Layout
 	if d.Kind != grant.Admit || l.Unseen || !l.ReadOnly && len(f.image.UIDs) == 0 {
@@ -166,8 +166,8 @@ type cover struct {
 	volatile    bool // a file system of the container's own, in which a runtime makes what it needs
 }
 
-// refuseCovered is a refusal if a runtime would have to make mount points in a directory that the
-// container mounts, which may be the node's own /run.
+// refuseCovered returns a refusal if a runtime would have to make mount points in a directory that
+// the container mounts, which may be the node's own /run.
 func refuseCovered(f facts, d Decision) *Decision {
 	if d.Kind != grant.Admit || !d.Limited || !f.cover.exists || f.cover.volatile {
 		return nil

@@ -70,7 +70,7 @@ func standing(n *Node, f facts, view grant.View) Decision {
 	return *late(f.Container, what, d.pod)
 }
 
-// late is a refusal of a container that is created already, and not as it should have been.
+// late returns a refusal of a container that is created already, and not as it should have been.
 func late(c grant.Container, what string, pod grant.Identity) *Decision {
 	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)",
 		c.Name(), grant.Printable(what))

@@ -85,7 +85,7 @@ func confined(spec request.Spec) bool {
 	})
 }
 
-// createdSpec is the spec that the container was created with. Where it is gone, nothing was
+// createdSpec returns the spec that the container was created with. If it is gone, nothing was
 // opened: an update then may open nothing either.
 func createdSpec(n *Node, c grant.Container) request.Spec {
 	none := request.Spec{Linux: &request.Linux{Resources: &request.Resources{Devices: denyAll}}}

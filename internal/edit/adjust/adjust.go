@@ -127,7 +127,7 @@ func device(n *cdispec.DeviceNode) *api.LinuxDevice {
 		FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(uint32(0)), Gid: api.UInt32(uint32(0))}
 }
 
-// null is /dev/null under another name.
+// null returns /dev/null under another name.
 func null(path string) *api.LinuxDevice {
 	mode := uint32(0o666)
 	return &api.LinuxDevice{Path: path, Type: "c", Major: 1, Minor: 3, FileMode: &api.OptionalFileMode{
@@ -186,7 +186,8 @@ func (t *translation) rules() error {
 	return nil
 }
 
-// kind: an empty type, which OCI allows for all devices, is no type to every reader of NRI's.
+// kind returns the type of a rule. An empty type, which OCI allows for all devices, is no type to
+// every reader of NRI's.
 func kind(r specs.LinuxDeviceCgroup) string {
 	if r.Type == "" {
 		return "a"
@@ -194,8 +195,8 @@ func kind(r specs.LinuxDeviceCgroup) string {
 	return r.Type
 }
 
-// comesWithDevice: NRI's generator writes an allow for each device that an adjustment adds, read
-// and write.
+// comesWithDevice reports whether NRI's generator adds a rule itself. It writes an allow for each
+// device that an adjustment adds, read and write.
 func (t *translation) comesWithDevice(r specs.LinuxDeviceCgroup) bool {
 	return slices.ContainsFunc(t.verdict.Edits.DeviceNodes, func(n *cdispec.DeviceNode) bool {
 		return r.Allow && r.Access == "rw" && r.Type == n.Type && r.Major != nil && *r.Major == n.Major &&

@@ -90,16 +90,17 @@ func (e *engine) AddLinuxResourcesDevice(allow bool, kind string, major, minor *
 		specs.LinuxDeviceCgroup{Allow: allow, Type: kind, Major: major, Minor: minor, Access: access})
 }
 
-// The generator adds hooks itself, but for the stages that runtime-tools knows of old.
+// AddPreStartHook adds a hook of a stage that runtime-tools knew first. The generator adds those of
+// the other stages itself.
 func (e *engine) AddPreStartHook(h specs.Hook) {
 	//lint:ignore SA1019 Prestart is deprecated and still a stage that an edit may name.
 	e.hooks().Prestart = append(e.hooks().Prestart, h)
 }
 
-// AddPostStartHook is one of these.
+// AddPostStartHook adds a hook of another of these stages.
 func (e *engine) AddPostStartHook(h specs.Hook) { e.hooks().Poststart = append(e.hooks().Poststart, h) }
 
-// AddPostStopHook is one of these.
+// AddPostStopHook adds a hook of another of these stages.
 func (e *engine) AddPostStopHook(h specs.Hook) { e.hooks().Poststop = append(e.hooks().Poststop, h) }
 
 func (e *engine) hooks() *specs.Hooks {
