@@ -34,13 +34,19 @@
 //
 //   - Engine: containerd, CRI-O, Podman or Docker; it says which annotations about a container's
 //     identity are trusted.
+//   - Handler: a name under which an engine knows a runtime, such as runc; containers choose one.
 //   - Wrapper: gpuledger-runtime, the program that the engine starts in place of runc or crun (the
 //     real runtime).
 //   - Hook: gpuledger-hook, the program that an engine or an OCI runtime starts during a create; it
 //     decides as the wrapper does.
+//   - Entry point: a way by which a create comes to gpuledger: the wrapper, the hook, or the NRI
+//     plugin in gpuledgerd.
 //   - Request: what a container asks for, read from its spec; it lists every hit.
 //   - Hit: one way to a GPU that a spec contains; its vector says where (a variable, a mount, a
 //     device rule, ...).
+//   - Cover: how a grant can allow a hit; a hit that the grant does not cover is refused.
+//   - Allocation: what a scheduler's annotations state about a container's GPUs; a node with
+//     trust = "adopt" enters it as a grant (adopts it).
 //   - Verdict: the decision about a container: pass (it needs no grant), admit (with edits) or
 //     refuse (with a code).
 //   - Refusal: the code, the sentence and the hint that say why something is not given.
@@ -56,6 +62,7 @@
 //     account).
 //   - Watch: the part of gpuledgerd that measures who uses the GPUs and compares it with the
 //     ledger.
+//   - Sample: the use of the GPUs at one moment, as the driver reports it to the watch.
 //   - Finding: a difference that the watch sees between the GPUs and the ledger, or that a check
 //     sees in the ledger itself.
 //   - Reconcile: the pass over the ledger that removes what has ended and repairs what a crash has
