@@ -183,7 +183,7 @@ func TestEveryGPUHasItsNames(t *testing.T) {
 	}
 }
 
-func TestAGrantIsOfferedUnderItsReference(t *testing.T) {
+func TestAGrantHasAFileNamedByItsReference(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
 	if got, want := m.engine().ListDevices(), []string{"gpuledger.dev/grant=" +
@@ -275,7 +275,7 @@ func TestGenerateTwiceChangesNothing(t *testing.T) {
 	}
 	m.must(os.WriteFile(m.files.Path(), []byte("{}"), 0o644))
 	if got := m.generate(); !strings.Contains(got, "written gpuledger.dev-gpu.json") {
-		t.Errorf("a file that somebody wrote over: %s", got)
+		t.Errorf("a file that another program overwrote: %s", got)
 	}
 }
 
@@ -290,7 +290,7 @@ func inodes(m *machine) (list []string) {
 	return list
 }
 
-func TestGenerateRemovesWhatIsOver(t *testing.T) {
+func TestGenerateRemovesFilesOfReleasedGrants(t *testing.T) {
 	m := newMachine(t)
 	kept, released, expired := m.grant(grant.Bearer, 0), m.grant(grant.Bearer,
 		0), m.grant(grant.Bearer, time.Hour)
@@ -395,7 +395,7 @@ func TestNoFileWithoutTheReference(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatOthersWriteIsRefused(t *testing.T) {
+func TestADirectoryWritableByOthersIsRefused(t *testing.T) {
 	m := newMachine(t)
 	m.must(os.MkdirAll(m.cdiDir(), 0o755))
 	m.must(os.Chmod(m.cdiDir(), 0o775))
@@ -441,9 +441,9 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreThereAreTended: existing files follow changes of the node, and a node without
-// files gets none.
-func TestFilesThatAreThereAreTended(t *testing.T) {
+// TestExistingFilesAreUpdated: existing files follow changes of the node, and a node without files
+// gets none.
+func TestExistingFilesAreUpdated(t *testing.T) {
 	m := newMachine(t)
 	tend := func() string {
 		t.Helper()

@@ -44,7 +44,7 @@ func rows(t *testing.T, filter auditlog.Filter, lines ...string) string {
 	return text.String()
 }
 
-// TestEntriesAsATable: each kind of entry says what an administrator asks of it.
+// TestEntriesAsATable: each kind of entry shows what an administrator needs to know about it.
 func TestEntriesAsATable(t *testing.T) {
 	const at = `{"time":"2026-11-21T19:10:31.5Z",`
 	id := strings.Repeat("3f0c1a2b", 8)
@@ -90,8 +90,8 @@ func TestEntriesAsATable(t *testing.T) {
 	}
 }
 
-// TestALongTable is laid out in blocks: it never waits in memory, and columns stay in place or move
-// once.
+// TestALongTable is printed in blocks: rows do not wait in memory, and columns keep their width or
+// change it once.
 func TestALongTable(t *testing.T) {
 	var lines []string
 	for i := range 3*block + 7 {

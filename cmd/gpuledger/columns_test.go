@@ -25,7 +25,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestFit: of a table that is too wide the names are cut, as much as is needed.
+// TestFit: in a table that is too wide the names are cut, as much as needed.
 func TestFit(t *testing.T) {
 	rows := [][]string{{"GPU", "NAME", "MODE"}, {"0", strings.Repeat("ä", 95), "limit"},
 		{"1", "Tesla V100", "-"}}
@@ -47,7 +47,7 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// TestDetailsHaveLinesOfTheirOwn where they are too long for one.
+// TestDetailsHaveLinesOfTheirOwn if they are too long for one line.
 func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
 	head := []string{"  GRANT", "STATE", "COMPUTE", "STRENGTH", "OWNER", "CONTAINERS", "LABEL"}
 	const pod = "pod:7a1c0000-0000-4000-8000-00000000000b/train"
@@ -77,7 +77,7 @@ func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestInGiB: a column has one unit; a little is not nothing.
+// TestInGiB: a column has one unit; a small amount is not printed as zero.
 func TestInGiB(t *testing.T) {
 	for b, want := range map[grant.Bytes]string{0: "0.0", 1: "<0.1", 50 * grant.MiB: "<0.1",
 		52 * grant.MiB: "0.1", grant.GiB / 2: "0.5",
@@ -91,8 +91,8 @@ func TestInGiB(t *testing.T) {
 	}
 }
 
-// TestCardsOnANarrowTerminal: names are cut, then columns are left out; what a GPU has of memory
-// stays.
+// TestCardsOnANarrowTerminal: names are cut, then columns are left out; the GPU's memory is always
+// shown.
 func TestCardsOnANarrowTerminal(t *testing.T) {
 	for _, columns := range []int{200, 80, 79, 70, 60, 50, 40, 34} {
 		rows := [][]string{{"GPU", "NAME", "MODE", "USED GiB", "ALLOCATED/TOTAL GiB", "COMPUTE", "GRANTS"},

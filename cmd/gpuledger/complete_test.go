@@ -80,11 +80,11 @@ func TestWhatMayComeNext(t *testing.T) {
 	}
 	described := next(program(), []string{"release", ""}, look)[1]
 	if !strings.Contains(described.is, "mps") || !strings.Contains(described.is, "train") {
-		t.Errorf("of %s is told %q", described.word, described.is)
+		t.Errorf("of %s prints %q", described.word, described.is)
 	}
 }
 
-// Every choice is of a flag that is there.
+// Every choice belongs to a flag that exists.
 func TestChoicesAreOfFlags(t *testing.T) {
 	for name := range choices {
 		command, flag, _ := strings.Cut(name, " ")
