@@ -47,9 +47,9 @@ func TestAdopts(t *testing.T) {
 			"0:1GiB,1:1GiB", func(g grant.Grant) bool { return g.Compute == 10 }},
 		{"by UUID", adopting(grant.Allocation{GPUs: []string{"GPU-1"}}, grant.Allocation{Memory: gibs(4)}),
 			"1:4GiB", nil},
-		{"the same said twice", adopting(grant.Allocation{GPUs: []string{"GPU-1"}, Memory: gibs(3)},
+		{"the same statement twice", adopting(grant.Allocation{GPUs: []string{"GPU-1"}, Memory: gibs(3)},
 			grant.Allocation{GPUs: []string{"1"}, Units: 3}), "1:3GiB", nil},
-		{"where the scheduler leaves it to the node, the fullest that fits",
+		{"if the scheduler leaves the choice to the node, the fullest that fits",
 			adopting(grant.Allocation{Memory: gibs(4)}), "1:4GiB", nil},
 		{"gpushare in GiB", adopting(grant.Allocation{GPUs: []string{"0"}, Units: 5, Total: 16, InEnv: true,
 			PodUnits: 5}), "0:5GiB", nil},
@@ -60,7 +60,7 @@ func TestAdopts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if !Adopts(c.w.r, c.w.v, c.w.p) {
-				t.Fatal("Adopts says no")
+				t.Fatal("Adopts returns false")
 			}
 			v := c.w.decide()
 			if v.Kind != grant.Admit || v.Grant.ID != "" || v.Grant.Owner != "pod:job/new" ||
@@ -182,7 +182,7 @@ func TestDoesNotAdopt(t *testing.T) {
 			for _, secret := range []string{"otherother", "bearerbearer", "claimclaim", "stranger",
 				"free on", "brokenbroken"} {
 				if strings.Contains(v.Message+v.Hint, secret) {
-					t.Errorf("the tenant is told of %s: %s %s", secret, v.Message, v.Hint)
+					t.Errorf("the tenant's text names %s: %s %s", secret, v.Message, v.Hint)
 				}
 			}
 		})

@@ -50,13 +50,13 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 		with func(*world)
 		want string
 	}{
-		{"as it is said", []grant.Allocation{a(nil)}, nil, admitted},
+		{"as the scheduler states it", []grant.Allocation{a(nil)}, nil, admitted},
 		{"it owns a grant that has ended", []grant.Allocation{a(nil)}, entry("pod:job/new", ended), admitted},
 		{"it owns a grant that the view missed, the ledger's first", []grant.Allocation{a(nil)},
 			entry("pod:job/new", nil),
 			lines("refuse grant-in-use none", new0+"holds grant g-entryentryen, which a container "+
 				"uses already", `finds: grant-in-use grant "g-entryentryen"`)},
-		{"it owns a grant: that one is its own", []grant.Allocation{
+		{"it owns a grant: it uses that one", []grant.Allocation{
 			a(func(a *grant.Allocation) { a.Memory = 4 * grant.GiB })}, func(w *world) {
 			w.v.Whole.Grants[0].Owner = "pod:job/new"
 			w.v.Grants = w.v.Whole.Grants[:1]
@@ -166,7 +166,7 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
 			if v := w.decide(); v.Kind == grant.Admit && v.Grant.ID != "" && Adopts(w.r, w.v, w.p) {
-				t.Error("Adopts says that it could adopt one")
+				t.Error("Adopts returns that it could adopt one")
 			}
 		})
 	}

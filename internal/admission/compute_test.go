@@ -8,10 +8,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAShareOfComputeThatNothingKeeps tests that mode limit counts a share of compute. If the
-// policy wants it enforced, it is refused: to a caller that asks for it, to a container to which a
+// TestAShareOfComputeThatIsNotEnforced tests that mode limit only counts a share of compute. If the
+// policy wants it enforced, it is refused: to a caller that requests it, to a container to which a
 // scheduler allocated it, and to a container whose grant is older than the policy.
-func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
+func TestAShareOfComputeThatIsNotEnforced(t *testing.T) {
 	refuse := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}
 	strong := grant.Policy{Rules: grant.Rules{MinimumStrength: grant.StrengthLibrary}}
 	for name, c := range map[string]struct {
@@ -70,10 +70,10 @@ func TestAShareOfComputeThatNothingKeeps(t *testing.T) {
 	}
 }
 
-// TestAShareOfComputeThatIsThrottled tests that a container with a share gets the proxy that
-// throttles under every name of libcuda, and that all others get the other proxy. If there is no
-// such proxy, the share is refused, and nothing else is.
-func TestAShareOfComputeThatIsThrottled(t *testing.T) {
+// TestAThrottledShareOfCompute tests that a container with a share gets the proxy that throttles
+// under every name of libcuda, and that all others get the other proxy. If there is no such proxy,
+// the share is refused, and nothing else is.
+func TestAThrottledShareOfCompute(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	able := shimmed()
 	able.Shim.Throttle = true
@@ -103,11 +103,11 @@ func TestAShareOfComputeThatIsThrottled(t *testing.T) {
 		p        grant.Policy
 		throttle bool
 	}{
-		"a share":               {shared, throttle, true},
-		"no share":              {limitGrant, throttle, false},
-		"a share that is told":  {shared, grant.Policy{}, false},
-		"a share in mode mps":   {mps, throttle, false},
-		"a share of everything": {func() grant.Grant { g := shared; g.Compute = 100; return g }(), throttle, true},
+		"a share":                {shared, throttle, true},
+		"no share":               {limitGrant, throttle, false},
+		"a share in a statement": {shared, grant.Policy{}, false},
+		"a share in mode mps":    {mps, throttle, false},
+		"a share of everything":  {func() grant.Grant { g := shared; g.Compute = 100; return g }(), throttle, true},
 	} {
 		v := ofLimit(own, c.g, able, c.p)
 		if c.g.Mode == grant.MPS { // without a daemon it is refused, with the same files

@@ -85,7 +85,7 @@ func (w *world) problem(code grant.Code) {
 		Hint: "ask the administrator"})
 }
 
-// The hits that request.Find returns; the tests of request say when.
+// The hits that request.Find returns. The tests of package request show when it returns each.
 func env(value string, gpus ...string) grant.Hit {
 	code := grant.VisibleDevicesOutsideGrant
 	if slices.Contains(gpus, "all") {
@@ -197,7 +197,7 @@ func TestDecide(t *testing.T) {
 		setup func(*world)
 		want  string
 	}{
-		// reaches nothing
+		// requests no GPU
 		{"nothing", func(*world) {}, "pass"},
 		{"nothing, though the ledger, the configuration and the inventory are broken", func(w *world) {
 			w.problem(grant.LedgerUnreadable)
@@ -213,7 +213,7 @@ func TestDecide(t *testing.T) {
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: podGrant}}
 		}, "pass [without the GPUs of its grant g-podpodpodpod, whose entry in the ledger is damaged]"},
-		{"a sandbox's environment and references ask for nothing", func(w *world) {
+		{"a sandbox's environment and references request nothing", func(w *world) {
 			w.r.Sandbox = true
 			w.hit(all)
 			w.bearer()
@@ -272,7 +272,7 @@ func TestDecide(t *testing.T) {
 		{"an allocation that cannot be read and names no container", func(w *world) {
 			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
 		}, "pass"},
-		{"the same, for one that asks", func(w *world) {
+		{"the same, for one that requests a GPU", func(w *world) {
 			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
 			w.hit(all)
 		}, "refuse annotation-malformed visible-devices-all"},
@@ -280,7 +280,7 @@ func TestDecide(t *testing.T) {
 			w.train()
 			w.r.Allocations = []grant.Allocation{{Source: "a", Malformed: "cannot"}}
 		}, "refuse annotation-malformed g-podpodpodpod"},
-		{"a reference for the whole pod makes nobody ask", func(w *world) {
+		{"a reference for the whole pod is no request", func(w *world) {
 			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
 				Reference: grant.Reference{ID: "g-nonenonenone"}}}
 		}, "pass"},
@@ -326,7 +326,7 @@ func TestDecide(t *testing.T) {
 		{"report mode is not Decide's business", func(w *world) { w.p.Rules.Mode = grant.Report; w.hit(all) },
 			"refuse visible-devices-all"},
 
-		// where no device rule holds
+		// if no device rule applies
 		{"nothing, where no rule holds", func(w *world) { w.r.Unruled = true }, "pass"},
 		{"nothing, where no rule holds and nothing can be read", func(w *world) {
 			w.r.Unruled = true
@@ -369,7 +369,7 @@ func TestDecide(t *testing.T) {
 			w.r.Sandbox = true
 		}, "refuse rules-not-enforced gpu-device-node"},
 
-		// in a user namespace, nothing but the lack of a rule that denies all
+		// in a user namespace, only the rule that denies all is missing
 		{"unclosed", unclosed(noRules), "pass narrow [device rules closed: no device rule is given]"},
 		{"unclosed, though the ledger, the configuration and the inventory are broken", func(w *world) {
 			unclosed(noRules)(w)
@@ -389,7 +389,7 @@ func TestDecide(t *testing.T) {
 			unclosed(noRules, grant.Hit{Vector: "mount:/x", Code: grant.GPUBindMount, Cover: grant.CoverDrop,
 				Node: grant.Node{Class: grant.ClassModeset, Minor: 254}}),
 			"refuse gpu-device-rule gpu-bind-mount"},
-		{"unclosed, and asks by environment", unclosed(noRules, all),
+		{"unclosed, with a request in its environment", unclosed(noRules, all),
 			"refuse visible-devices-all gpu-device-rule"},
 		{"unclosed, with a node", unclosed(noRules, node(grant.ClassGPU, 0)),
 			"refuse gpu-device-node gpu-device-rule"},
@@ -403,7 +403,7 @@ func TestDecide(t *testing.T) {
 			"admit g-podpodpodpod library" + uuid0 + " narrow"},
 		{"a device cgroup that is switched off cannot be closed", unclosed(cgroupsOff),
 			"refuse rules-not-enforced"},
-		{"unclosed, a sandbox with a reference, which asks for nothing",
+		{"unclosed, a sandbox with a reference, which requests nothing",
 			func(w *world) { w.r.Sandbox = true; w.bearer(); unclosed(noRules)(w) },
 			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
 				"GPU: rule:none]"},
@@ -411,7 +411,7 @@ func TestDecide(t *testing.T) {
 			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
 				"GPU: rule:none]"},
 
-		// problems of the node stop only a container that asks
+		// problems of the node refuse only a container that requests a GPU
 		{"a broken configuration", func(w *world) { w.hit(all); w.problem(grant.ConfigInvalid) },
 			"refuse config-invalid visible-devices-all"},
 		{"several problems", func(w *world) {
@@ -558,9 +558,9 @@ func TestDecide(t *testing.T) {
 			w.p.Enforcement.VisibleDevices = grant.VisibleVoid
 		}, "admit g-podpodpodpod library +NVIDIA_VISIBLE_DEVICES=void"},
 		{"env all is rewritten", train(all), "admit g-podpodpodpod library" + uuid0 + noEnv},
-		{"env with its own UUID", train(env("GPU-0", "GPU-0")), "admit g-podpodpodpod library" + uuid0 +
+		{"env with its grant's UUID", train(env("GPU-0", "GPU-0")), "admit g-podpodpodpod library" + uuid0 +
 			noEnv},
-		{"env with its own index", train(env("0", "0")), "admit g-podpodpodpod library" + uuid0 + noEnv},
+		{"env with its grant's index", train(env("0", "0")), "admit g-podpodpodpod library" + uuid0 + noEnv},
 		{"env with another GPU", train(env("0,1", "0", "1")),
 			"refuse visible-devices-outside-grant g-podpodpodpod"},
 		{"env with a GPU that does not exist", train(env("9", "9")),
@@ -571,7 +571,7 @@ func TestDecide(t *testing.T) {
 			uuid0 + " -env:NVIDIA_MIG_CONFIG_DEVICES -hook:/usr/bin/nvidia-ctk"},
 		{"a node of UVM's major that is none of its two", train(node(grant.ClassUVM, 2)),
 			"refuse gpu-device-node g-podpodpodpod"},
-		{"its own nodes are kept", train(node(grant.ClassGPU, 0), node(grant.ClassControl, 255),
+		{"the nodes of its grant are kept", train(node(grant.ClassGPU, 0), node(grant.ClassControl, 255),
 			node(grant.ClassUVM, 0), node(grant.ClassUVM, 1), node(grant.ClassDRM, 128)),
 			"admit g-podpodpodpod library" + uuid0},
 		{"another GPU's node, by its minor", train(node(grant.ClassGPU, 3)),
@@ -586,11 +586,11 @@ func TestDecide(t *testing.T) {
 		{"a socket", train(socket), "refuse gpu-socket g-podpodpodpod"},
 		{"a CDI name", train(cdi), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"the key of the driver's limit", train(dmem), "refuse limit-unenforceable g-podpodpodpod"},
-		{"the legacy hook, which asks for nothing, goes", func(w *world) {
+		{"the legacy hook, which requests nothing, is removed", func(w *world) {
 			w.train()
 			w.r.Dropped = []grant.Removal{hook.Removal}
 		}, "admit g-podpodpodpod library" + uuid0 + " -hook:/usr/bin/nvidia-ctk"},
-		{"a CDI name of its own GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0},
+		{"a CDI name of its grant's GPU", train(cdiGPU("0")), "admit g-podpodpodpod library" + uuid0},
 		{"a CDI name of another GPU", train(cdiGPU("1")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"a CDI name of no GPU", train(cdiGPU("all.")), "refuse cdi-device-outside-grant g-podpodpodpod"},
 		{"an image that can't be read", func(w *world) {
@@ -612,7 +612,7 @@ func TestDecide(t *testing.T) {
 			other.Removal.Name = "/dev/nvidia3"
 			w.privileged(all, blamed(node(grant.ClassGPU, 0)), other, blamed(rule("c 195:*")))
 		}, "admit g-podpodpodpod none" + uuid0 + noEnv + " -device:/dev/nvidia3 narrow" + byPrivilege},
-		{"CAP_SYS_ADMIN with nodes: only what is outside goes, the other rules stay", func(w *world) {
+		{"CAP_SYS_ADMIN with nodes: only what is outside is removed, the other rules stay", func(w *world) {
 			w.train()
 			w.r.Privileged, w.r.SysAdmin = true, true
 			other := blamed(node(grant.ClassGPU, 3))
@@ -664,7 +664,7 @@ func TestDecide(t *testing.T) {
 			w.v.Grants[0].Mode, w.v.Grants[0].Strength = grant.Exclusive, grant.StrengthNone
 			w.p.Rules.MinimumStrength = grant.StrengthHardware
 		}, "admit g-podpodpodpod none" + uuid0},
-		{"exclusive, privileged: the others are to be kept from it", func(w *world) {
+		{"exclusive, privileged: the other GPUs must be closed to it", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Grants[0].Strength = grant.Exclusive, grant.StrengthNone
 			w.p.Rules.MinimumStrength = grant.StrengthLibrary
@@ -690,7 +690,7 @@ func TestDecide(t *testing.T) {
 			"refuse gpu-unhealthy g-podpodpodpod"},
 		{"its GPU has vanished", func(w *world) { w.train(); w.inv.GPUs = w.inv.GPUs[1:] },
 			"refuse gpu-unhealthy g-podpodpodpod"},
-		{"expired, sick, and too much asked", func(w *world) {
+		{"expired, sick, and too much requested", func(w *world) {
 			w.train()
 			w.hit(env("1", "1"))
 			w.v.Grants[0].Expires = now
@@ -719,9 +719,9 @@ func TestDecide(t *testing.T) {
 		{"a pod's grant from outside any pod", func(w *world) {
 			w.refers("a", grant.Reference{ID: podGrant})
 		}, "refuse grant-owner-mismatch"},
-		{"its own, named as well", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) },
+		{"its own grant, also named", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) },
 			"admit g-podpodpodpod library" + uuid0},
-		{"its own, and a bearer's", func(w *world) { w.train(); w.bearer() },
+		{"its own grant, and a bearer's", func(w *world) { w.train(); w.bearer() },
 			"refuse annotation-mismatch g-podpodpodpod"},
 		{"a bearer's and a claim's", func(w *world) {
 			w.bearer()
@@ -737,7 +737,7 @@ func TestDecide(t *testing.T) {
 			w.bearer()
 			w.refers("a", grant.Reference{ID: "g-nonenonenone"})
 		}, "refuse grant-not-found g-bearerbearer"},
-		{"the pod's reference counts for one that asks by env", func(w *world) {
+		{"the pod's reference counts for a request by env", func(w *world) {
 			w.hit(all)
 			w.r.References = []grant.Mention{{Source: "annotation:gpuledger.dev/grant",
 				Reference: grant.Reference{ID: bearerGrant, Secret: secret}}}
@@ -804,7 +804,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestAsksIsWhetherAnInventoryIsNeeded(t *testing.T) {
+func TestAsksReturnsWhetherAnInventoryIsNeeded(t *testing.T) {
 	for name, c := range map[string]struct {
 		setup func(*world)
 		want  bool
@@ -826,7 +826,7 @@ func TestAsksIsWhetherAnInventoryIsNeeded(t *testing.T) {
 	}
 }
 
-func TestAnAdmittedContainerGetsItsDevicesAndRulesForExactlyThese(t *testing.T) {
+func TestAdmittedDevicesAndRulesMatch(t *testing.T) {
 	w := newWorld()
 	w.bearer()
 	v := w.decide()
@@ -862,8 +862,8 @@ func rules(v grant.Verdict) []string {
 	return texts
 }
 
-// A confined privileged container keeps its grant and every device that is not of a GPU.
-func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
+// A confined privileged container keeps its grant and every device that is not a GPU's.
+func TestConfinedPrivilegedKeepsNonGPUDevices(t *testing.T) {
 	for name, granted := range map[string]bool{"stripped": false, "granted": true} {
 		w := newWorld()
 		w.p.Rules.Privileged = grant.Strip
@@ -889,13 +889,14 @@ func TestAConfinedPrivilegedContainerKeepsWhatIsNoGPUs(t *testing.T) {
 			}
 		}
 		if has("c 195:0 rw") != granted {
-			t.Errorf("%s: its own GPU is open: %v", name, !granted)
+			t.Errorf("%s: its grant's GPU is open: %v", name, !granted)
 		}
 	}
 }
 
-// Only a container whose rules open everything gets that list. To another it would give disks.
-func TestNarrowingNeverWidens(t *testing.T) {
+// Only a container whose rules open everything gets the narrowed list. Another container would get
+// disks by it.
+func TestNarrowingNeverAddsDevices(t *testing.T) {
 	for name, setup := range map[string]func(*world){
 		"CAP_SYS_ADMIN with a GPU's node": func(w *world) { w.r.Hits = []grant.Hit{blamed(node(grant.ClassGPU, 0))} },
 		"the same, with no rules":         func(w *world) { w.r.Hits = []grant.Hit{blamed(noRules), blamed(node(grant.ClassGPU, 0))} },

@@ -7,7 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// limiting is shimmed with a driver that can limit memory, and the hook that has it do so.
+// limiting is shimmed with a driver that can limit memory, and with the hook that requests such
+// limits.
 func limiting() grant.Inventory {
 	inv := shimmed()
 	inv.Driver.MemoryLimits = grant.CanLimit
@@ -30,7 +31,7 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	}
 	old := with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "driver 580 does not limit memory" })
 	unasked := with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "" })
-	nobody := with(func(inv *grant.Inventory) { inv.Limiter.Problem = "gpuledgerd does not answer" })
+	noDaemon := with(func(inv *grant.Inventory) { inv.Limiter.Problem = "gpuledgerd does not answer" })
 	unshimmed := with(func(inv *grant.Inventory) { inv.Shim = grant.Shim{} })
 	asks := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
 		grant.Compute}, Drivable: true}
@@ -43,18 +44,18 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 		strength grant.Strength // with auto
 		why      string         // why not the driver
 	}{
-		"as it should be":        {asks, limitGrant, limiting(), grant.StrengthDriver, ""},
-		"without the shim":       {asks, limitGrant, unshimmed, grant.StrengthDriver, ""},
-		"an image without libc":  {bare, limitGrant, limiting(), grant.StrengthDriver, ""},
-		"with CAP_SYS_ADMIN":     {admin, limitGrant, limiting(), grant.StrengthNone, ""},
-		"an old driver":          {asks, limitGrant, old, grant.StrengthLibrary, "driver 580 does not limit memory"},
-		"nobody has asked it":    {asks, limitGrant, unasked, grant.StrengthLibrary, "the inventory does not say"},
-		"no gpuledgerd":          {asks, limitGrant, nobody, grant.StrengthLibrary, "gpuledgerd does not answer"},
-		"no wrapper":             {late, limitGrant, limiting(), grant.StrengthLibrary, "it is not created by gpuledger-runtime"},
-		"a claim":                {asks, claim, limiting(), grant.StrengthLibrary, "share one limit"},
-		"a MIG device":           {asks, mig, limiting(), grant.StrengthLibrary, "the driver limits no MIG device"},
-		"mode timeslice":         {asks, timeslice, limiting(), grant.StrengthNone, ""},
-		"neither driver nor lib": {bare, limitGrant, old, grant.StrengthNone, "driver 580"},
+		"as it should be":          {asks, limitGrant, limiting(), grant.StrengthDriver, ""},
+		"without the shim":         {asks, limitGrant, unshimmed, grant.StrengthDriver, ""},
+		"an image without libc":    {bare, limitGrant, limiting(), grant.StrengthDriver, ""},
+		"with CAP_SYS_ADMIN":       {admin, limitGrant, limiting(), grant.StrengthNone, ""},
+		"an old driver":            {asks, limitGrant, old, grant.StrengthLibrary, "driver 580 does not limit memory"},
+		"the driver was not asked": {asks, limitGrant, unasked, grant.StrengthLibrary, "the inventory does not say"},
+		"no gpuledgerd":            {asks, limitGrant, noDaemon, grant.StrengthLibrary, "gpuledgerd does not answer"},
+		"no wrapper":               {late, limitGrant, limiting(), grant.StrengthLibrary, "it is not created by gpuledger-runtime"},
+		"a claim":                  {asks, claim, limiting(), grant.StrengthLibrary, "share one limit"},
+		"a MIG device":             {asks, mig, limiting(), grant.StrengthLibrary, "the driver limits no MIG device"},
+		"mode timeslice":           {asks, timeslice, limiting(), grant.StrengthNone, ""},
+		"neither driver nor lib":   {bare, limitGrant, old, grant.StrengthNone, "driver 580"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.grant.GPUs[0].Profile != "" {

@@ -49,7 +49,7 @@ func TestDriverFilesByCapability(t *testing.T) {
 		request grant.Request
 		want    []string
 	}{
-		"nothing asked for": {grant.Request{Layout: both}, []string{fresh, firmware}},
+		"nothing requested": {grant.Request{Layout: both}, []string{fresh, firmware}},
 		"compute": {grant.Request{Layout: both, Capabilities: []grant.Capability{
 			grant.Compute}}, []string{plain, cuda, fresh, firmware}},
 		"utility": {grant.Request{Layout: both, Capabilities: []grant.Capability{
@@ -88,9 +88,9 @@ func TestDriverFilesByCapability(t *testing.T) {
 	}
 }
 
-// TestOfferedFilesLieWhereTheNodeHasThem tests the files for an image that was not read. No
-// container gets the programs and sockets of daemons.
-func TestOfferedFilesLieWhereTheNodeHasThem(t *testing.T) {
+// TestOfferedFilesHaveTheNodesPaths tests the files for an image that was not read. No container
+// gets the programs and sockets of daemons.
+func TestOfferedFilesHaveTheNodesPaths(t *testing.T) {
 	want := []string{"/l64/libcuda.so.9 /usr/lib64/libcuda.so", "/l64/libcuda.so.9 /usr/lib64/libcuda.so.1",
 		"/l64/libvdpau.so.9 /usr/lib64/vdpau/libvdpau.so.1",
 		"/l64/libnew.so.9 /usr/lib64/libnew.so.1", "/fw/gsp.bin /lib/firmware/nvidia/9/gsp.bin",
@@ -117,7 +117,7 @@ func TestOfferOfWhatCannotBeUsed(t *testing.T) {
 		grant grant.Grant
 		want  grant.Code
 	}{"usable": {g, ""}, "in use": {bound, ""}, "expired": {expired, grant.GrantExpired},
-		"released": {draining, grant.GrantExpired}, "a GPU that is gone": {other, grant.GPUUnhealthy}} {
+		"released": {draining, grant.GrantExpired}, "a GPU that was removed": {other, grant.GPUUnhealthy}} {
 		if v := Offer(c.grant, now, inv, grant.Policy{}); v.Code != c.want ||
 			(v.Kind == grant.Admit) != (c.want == "") {
 			t.Errorf("%s: %s %s", name, v.Kind, v.Code)

@@ -8,9 +8,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestAJudgeDoesNotStickToItsFirstCase tests that a decision does not depend on the one before.
-// Each case changes something that the driver's files depend on.
-func TestAJudgeDoesNotStickToItsFirstCase(t *testing.T) {
+// TestADecisionDoesNotDependOnTheLastOne tests that a Judge keeps nothing from one decision for the
+// next. Each case changes something that the driver's files depend on.
+func TestADecisionDoesNotDependOnTheLastOne(t *testing.T) {
 	image := grant.Layout{Lib64: "/img/lib", Lib32: "/img/lib32"}
 	compute := []grant.Capability{grant.Compute}
 	type asked struct {

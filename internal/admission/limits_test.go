@@ -69,7 +69,7 @@ func TestWhyNothingLimits(t *testing.T) {
 		{"nothing", limitGrant, limiting(), grant.Policy{}, ""},
 		{"the policy", limitGrant, limiting(), limited(grant.LibraryBackend), `enforcement.limit is "library"`},
 		{"the policy wants it", limitGrant, limiting(), limited(grant.DriverBackend), ""},
-		{"nobody has asked it", limitGrant, shimmed(), grant.Policy{}, "the inventory does not say that the driver can limit memory (`gpuledger inventory refresh` asks it)"},
+		{"the driver was not asked", limitGrant, shimmed(), grant.Policy{}, "the inventory does not say that the driver can limit memory (`gpuledger inventory refresh` asks it)"},
 		{"an old one", limitGrant, with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "driver 580 does not" }), grant.Policy{}, "driver 580 does not"},
 		{"no gpuledgerd", limitGrant, with(func(inv *grant.Inventory) { inv.Limiter.Problem = "it does not answer" }), grant.Policy{}, "it does not answer"},
 		{"a claim", claim, limiting(), grant.Policy{}, "the containers of a claim share one limit, and the driver limits each by itself"},
@@ -86,8 +86,9 @@ func TestWhyNothingLimits(t *testing.T) {
 	}
 }
 
-// TestALimitThatThePolicyWants tests that it is enforced, or that the refusal says what is missing.
-func TestALimitThatThePolicyWants(t *testing.T) {
+// TestALimitThatThePolicyRequires tests that it is enforced, or that the refusal says what is
+// missing.
+func TestALimitThatThePolicyRequires(t *testing.T) {
 	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets " +
 		"enforcement.limit = \"auto\""
 	utility, late := cuda, cuda
@@ -123,9 +124,9 @@ func TestALimitThatThePolicyWants(t *testing.T) {
 	}
 }
 
-// TestWhyAContainerIsHeldByLess tests that the reason is about the container, whatever else the
+// TestWhyAContainersLimitIsWeaker tests that the reason is about the container, whatever else the
 // node lacks.
-func TestWhyAContainerIsHeldByLess(t *testing.T) {
+func TestWhyAContainersLimitIsWeaker(t *testing.T) {
 	late, utility, unseen := cuda, cuda, cuda
 	late.Drivable = false
 	utility.Capabilities, utility.Layout, utility.Drivable = []grant.Capability{grant.Utility},
@@ -144,11 +145,11 @@ func TestWhyAContainerIsHeldByLess(t *testing.T) {
 		want    string
 	}{
 		{"by the driver", cuda, limiting(), ""},
-		{"by the shim, as it comes too late for the driver's limit", late, limiting(), "strength library, not driver: " + tooLate},
-		{"by nothing, as it comes too late and there is no shim", late, noShim, "strength none, not driver: " + tooLate},
+		{"by the shim, too late for the driver's limit", late, limiting(), "strength library, not driver: " + tooLate},
+		{"by nothing, too late and without a shim", late, noShim, "strength none, not driver: " + tooLate},
 		{"by the shim, as the node gives", late, shimmed(), ""},
-		{"by the shim, in an image that nobody saw", unseen, shimmed(), ""},
-		{"by nothing, in an image that nobody saw, without compute", utility, shimmed(), "strength none, not library: " + noCompute},
+		{"by the shim, in an image that was not read", unseen, shimmed(), ""},
+		{"by nothing, in an image that was not read, without compute", utility, shimmed(), "strength none, not library: " + noCompute},
 	} {
 		if v := ofLimit(c.request, limitGrant, c.inv, grant.Policy{}); v.Kind != grant.Admit ||
 			v.Weaker != c.want {
@@ -180,9 +181,9 @@ func TestAnImagesOwnLibraries(t *testing.T) {
 	}
 }
 
-// TestSharesOfComputeInTheirWords tests the text why a share cannot be enforced, and the strength
-// of one that can.
-func TestSharesOfComputeInTheirWords(t *testing.T) {
+// TestTextsOfSharesOfCompute tests the text why a share cannot be enforced, and the strength of one
+// that can.
+func TestTextsOfSharesOfCompute(t *testing.T) {
 	throttle := grant.Policy{Enforcement: grant.Enforcement{Compute: grant.ThrottleShare}}
 	stronger := func(p grant.Policy, s grant.Strength) grant.Policy { p.Rules.MinimumStrength = s; return p }
 	able := shimmed()

@@ -118,7 +118,7 @@ func TestPlaceMIGDevices(t *testing.T) {
 		{"without a capability", named("MIG-g"), nil,
 			"no-capacity: cannot grant a MIG device in mode mig: GPU 1:3 has no capability that the " +
 				"driver reports"},
-		{"nothing said", mig(func(*Ask) {}), nil,
+		{"nothing specified", mig(func(*Ask) {}), nil,
 			"usage: cannot grant: mode mig needs a profile, as 1g.10gb, "},
 		{"with compute", mig(func(a *Ask) { a.Profile, a.Compute = "1g.10gb", 10 }), nil,
 			"usage: cannot grant: a MIG device has compute of its own; "},
@@ -144,9 +144,9 @@ func TestPlaceMIGDevices(t *testing.T) {
 	}
 }
 
-// TestASickGPUsMIGDevices tests that they take no grants, and that a damaged entry closes all that
+// TestMIGDevicesOfASickGPU tests that they take no grants, and that a damaged entry closes all that
 // it may name.
-func TestASickGPUsMIGDevices(t *testing.T) {
+func TestMIGDevicesOfASickGPU(t *testing.T) {
 	inv := partitioned()
 	inv.GPUs[0].Health = "it has fallen off the PCI bus"
 	v := grant.View{Now: now, Damaged: []grant.Damage{{ID: "g-damaged", GPUs: []string{"MIG-f"}}}}
@@ -258,8 +258,8 @@ func TestAMIGGrantCovers(t *testing.T) {
 	}
 }
 
-// TestAMIGGrantWhoseDeviceIsAnother tests a grant in the ledger after the node has changed.
-func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
+// TestAMIGGrantWhoseDeviceChanged tests a grant in the ledger after the node has changed.
+func TestAMIGGrantWhoseDeviceChanged(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*grant.Inventory)
 		want   string
@@ -283,9 +283,9 @@ func TestAMIGGrantWhoseDeviceIsAnother(t *testing.T) {
 	}
 }
 
-// TestWhatASchedulerSaysOfAMIGDevice tests that an allocation must name the granted device, and
-// that its size must fit into the device.
-func TestWhatASchedulerSaysOfAMIGDevice(t *testing.T) {
+// TestAnAllocationOfAMIGDevice tests that an allocation must name the granted device, and that its
+// size must fit into the device.
+func TestAnAllocationOfAMIGDevice(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		said grant.Allocation
@@ -381,7 +381,7 @@ func TestMIGDevicesInWholeVerdicts(t *testing.T) {
 				"rules: c 195:0 rw, c 509:12 rw, c 509:13 rw, c 195:1 rw, c 509:156 rw, c 509:157 rw"+may,
 				dir+"3:00.0", beside+"0/mig/gi2", beside+"0/mig/gi7", beside+"1/mig/gi1", beside+"1/mig/gi10",
 				beside+"1/mig/gi2/ci1")},
-		{"beside a whole GPU, in an entry that nobody here has written", mig("MIG-a"), func(w *world) {
+		{"beside a whole GPU, in an entry that another program wrote", mig("MIG-a"), func(w *world) {
 			w.v.Grants[0].GPUs = append(w.v.Grants[0].GPUs, grant.Share{
 				UUID: "GPU-2", Index: 2, Memory: grant.GiB})
 		}, lines("admit of g-bearerbearer hardware", env+"MIG-a,GPU-2",

@@ -28,13 +28,13 @@ func TestMPSReady(t *testing.T) {
 		"ready":                             {func(*world, *grant.MPSDaemon) {}, ""},
 		"no daemon":                         {func(w *world, _ *grant.MPSDaemon) { w.v.MPS = nil }, "no daemon runs for its GPUs"},
 		"the daemon of other GPUs":          {func(_ *world, m *grant.MPSDaemon) { m.GPUs = append(m.GPUs, "GPU-9") }, "no daemon runs for its GPUs"},
-		"it says that it is not":            {func(_ *world, m *grant.MPSDaemon) { m.Problem = "its server 7 is INITIALIZING" }, "its server 7 is INITIALIZING"},
+		"its state is not ready":            {func(_ *world, m *grant.MPSDaemon) { m.Problem = "its server 7 is INITIALIZING" }, "its server 7 is INITIALIZING"},
 		"a limit that is too small":         {func(w *world, m *grant.MPSDaemon) { m.Limits[m.GPUs[0]]-- }, "the daemon limits clients on GPU"},
 		"no limit on a GPU":                 {func(w *world, m *grant.MPSDaemon) { delete(m.Limits, m.GPUs[0]) }, "the daemon limits clients on GPU"},
 		"less compute than granted":         {func(_ *world, m *grant.MPSDaemon) { m.Threads = 24 }, "the daemon gives 24% of the compute"},
 		"another user":                      {func(w *world, _ *grant.MPSDaemon) { w.r.UID = 1000 }, "the container's user is 1000 on the node"},
 		"another user, of any":              {func(w *world, m *grant.MPSDaemon) { w.r.UID, m.Anybody = 1000, true }, ""},
-		"a user that is nobody":             {func(w *world, _ *grant.MPSDaemon) { w.r.UID = -1 }, "the container's user is nobody on the node"},
+		"a user without an id on the node":  {func(w *world, _ *grant.MPSDaemon) { w.r.UID = -1 }, "the container's user is nobody on the node"},
 		"a limit for larger grants than it": {func(_ *world, m *grant.MPSDaemon) { m.Limits[m.GPUs[0]] *= 2; m.Threads = 100 }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestMPSEdits(t *testing.T) {
 			Cover: grant.CoverNever})
 	}
 	if again := w.decide(); again.Kind != grant.Admit {
-		t.Errorf("looked at again: %s: %s", again.Code, again.Message)
+		t.Errorf("decided again: %s: %s", again.Code, again.Message)
 	}
 	w.hit(grant.Hit{Vector: "mount:/elsewhere", Value: dir + "/pipe", Code: grant.GPUSocket,
 		Cover: grant.CoverNever})

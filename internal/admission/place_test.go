@@ -144,14 +144,14 @@ func TestPlace(t *testing.T) {
 			"no-capacity: cannot grant 4097MiB on a GPU in mode limit: GPU 0 has 4GiB of 16GiB free"},
 		{"no memory", nil, asked(0, nil),
 			"usage: cannot grant: mode limit needs an amount of memory, as 4GiB"},
-		{"exclusive: not what somebody has without a grant", func(n *node) {
+		{"exclusive: no GPU that is used without a grant", func(n *node) {
 			n.view.Held = map[string]bool{"GPU-0": true}
 		}, asked(0, mode(grant.Exclusive)), "1:16GiB"},
 		{"exclusive: all are held", func(n *node) {
 			n.inv, n.view.Held = inventory(1), map[string]bool{"GPU-0": true}
 		}, asked(0, mode(grant.Exclusive)), "no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU " +
 			"0 is held by a container that has no grant of it"},
-		{"a part of what somebody has without a grant", func(n *node) {
+		{"a part of a GPU that is used without a grant", func(n *node) {
 			n.view.Held = map[string]bool{"GPU-0": true}
 		}, asked(grant.GiB, nil), "0:1GiB"},
 		{"no GPU at all", func(n *node) { n.inv = grant.Inventory{} }, asked(grant.GiB, nil),
@@ -263,12 +263,12 @@ func TestPlace(t *testing.T) {
 			asked(2*grant.GiB, func(a *Ask) { a.Mode, a.Names = grant.MPS, []string{"1", "2"} }),
 			"mode-conflict: cannot grant 1GiB on each of 2 GPUs in mode mps: GPU 2 is in mode limit, held " +
 				"by g-bbbbbbbbbbbb (limit, 1GiB)"},
-		{"MPS over two: not one of a daemon whose other GPU is full", func(n *node) {
+		{"MPS over two: no GPU of a daemon whose other GPU is full", func(n *node) {
 			n.view.Grants, n.view.Outside = []grant.Grant{
 				held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 1, 3)},
 				map[string]grant.Bytes{"GPU-1": 15 * grant.GiB}
 		}, asked(2*grant.GiB, overMPS(2)), "0:1GiB 2:1GiB"},
-		{"MPS over two: the order of pools comes before a daemon that is there", func(n *node) {
+		{"MPS over two: the order of pools comes before a running daemon", func(n *node) {
 			n.policy.Pools = []grant.Pool{{GPUs: []string{"0-1"}}, {GPUs: []string{"2-3"}}}
 			n.view.Grants = []grant.Grant{held(g1, grant.Bearer, grant.MPS, 0, grant.GiB, 2, 3)}
 		}, asked(2*grant.GiB, overMPS(2)), "0:1GiB 1:1GiB"},
@@ -403,7 +403,7 @@ func TestPlace(t *testing.T) {
 }
 
 // No GPU is granted twice, in whatever order grants are made, changed and released.
-func TestPlacementNeverGivesMoreThanThereIs(t *testing.T) {
+func TestPlacementNeverExceedsCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		inv := inventory(rapid.IntRange(1, 4).Draw(t, "GPUs"))
 		reserve := rapid.SampledFrom([]grant.Bytes{0, grant.GiB}).Draw(t, "reserve")
@@ -489,7 +489,7 @@ func sound(t *rapid.T, v grant.View, inv grant.Inventory, reserve grant.Bytes) {
 	}
 }
 
-func TestFreeIsWhatAPlacementCouldGive(t *testing.T) {
+func TestFreeIsWhatPlaceCanGrant(t *testing.T) {
 	v := grant.View{Now: now, Grants: []grant.Grant{
 		held("g-aaaaaaaaaaaa", grant.Bearer, grant.Limit, 0, 3*grant.GiB, 0)}}
 	free, err := Free(v, inventory(2), grant.Policy{Rules: grant.Rules{Reserve: grant.Size(grant.GiB)}})

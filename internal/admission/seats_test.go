@@ -9,7 +9,7 @@ import (
 )
 
 // A placement grants what a seat shows as free, and refuses more.
-func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
+func TestPlacementsGrantWhatSeatsShow(t *testing.T) {
 	inv := inventory(6)
 	inv.GPUs[4].Health = "fell off the bus"
 	v := grant.View{Outside: map[string]grant.Bytes{"GPU-3": grant.GiB}, Grants: []grant.Grant{
@@ -54,7 +54,7 @@ func TestSeatsPromiseWhatPlacementsKeep(t *testing.T) {
 }
 
 // A GPU with an MPS daemon has room only for grants over the GPUs of that daemon.
-func TestSeatsTellWhatADaemonIsOver(t *testing.T) {
+func TestSeatsNameTheGPUsOfADaemon(t *testing.T) {
 	v := grant.View{Grants: []grant.Grant{held("g-a", "bearer", grant.MPS, 0, 4*grant.GiB, 0, 1),
 		held("g-b", "bearer", grant.MPS, 0, 4*grant.GiB, 2),
 		held("g-c", "bearer", grant.Limit, 0, grant.GiB, 3)}}

@@ -36,10 +36,10 @@ func judgeLimit(j *Judge, r grant.Request, g grant.Grant, inv grant.Inventory, p
 	return j.decideWithGrant(q, resolution{grant: &g})
 }
 
-// TestALimitPutsTheProxiesInTheDriversPlace tests that proxies are mounted under every name of the
-// 64-bit libcuda and NVML, the real libraries where the proxies open them, and the records. All
-// other mounts are as without a limit.
-func TestALimitPutsTheProxiesInTheDriversPlace(t *testing.T) {
+// TestALimitMountsTheProxies tests that proxies are mounted under every name of the 64-bit libcuda
+// and NVML, the real libraries at the paths where the proxies open them, and the records. All other
+// mounts are as without a limit.
+func TestALimitMountsTheProxies(t *testing.T) {
 	const (
 		limits  = "/run/g/limits/g-abcdefghijkl/limits /run/gpuledger/limits"
 		region  = "/run/g/limits/g-abcdefghijkl/region /run/gpuledger/region"
@@ -149,9 +149,9 @@ func TestWithoutALimit(t *testing.T) {
 	}
 }
 
-// TestMinimumStrengthKnowsTheShim tests that only a container under the shim has strength
+// TestOnlyTheShimHasStrengthLibrary tests that only a container under the shim has strength
 // "library".
-func TestMinimumStrengthKnowsTheShim(t *testing.T) {
+func TestOnlyTheShimHasStrengthLibrary(t *testing.T) {
 	r := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
 		grant.Compute}}
 	bare := r
@@ -187,7 +187,7 @@ func TestRecordsInASpec(t *testing.T) {
 	r := func(id grant.ID) grant.Request { return grant.Request{Hits: []grant.Hit{hit(id)}} }
 	if v := ofLimit(r(limitGrant.ID), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit ||
 		len(v.Removed) > 0 {
-		t.Errorf("its own: %s %s, removed %v", v.Kind, v.Code, v.Removed)
+		t.Errorf("its grant's record: %s %s, removed %v", v.Kind, v.Code, v.Removed)
 	}
 	if v := ofLimit(r("g-otherothergr"), limitGrant, shimmed(), grant.Policy{}); v.Kind != grant.Admit ||
 		len(v.Removed) != 1 {

@@ -27,7 +27,7 @@ func TestTheExampleRefusal(t *testing.T) {
 	}
 }
 
-func TestWhatATenantIsTold(t *testing.T) {
+func TestTextsForTenants(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		setup         func(*world)
@@ -49,7 +49,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 			`container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to ` +
 				`an MPS daemon`,
 			"no container gets a directory of gpuledger or of an MPS daemon; remove the mount"},
-		{"a source of which nobody can tell what it is, with a grant", func(w *world) {
+		{"a source that cannot be identified, with a grant", func(w *world) {
 			w.train()
 			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")",
 				Code: grant.GPUBindMount, Cover: grant.CoverNever})
@@ -67,7 +67,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys ` +
 			`processes leave the cgroup whose device rules and limit hold them, or are stopped`,
 			"leave the key out; to stop or end a container there are the runtime's pause and kill"},
-		{"a cgroup key that nobody knows, with a grant", func(w *world) {
+		{"an unknown cgroup key, with a grant", func(w *world) {
 			w.train()
 			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable,
 				Cover: grant.CoverNever}}
@@ -94,7 +94,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 				`not in its grant g-podpodpodpod`,
 			"a container reaches what its grant lists and nothing else; remove it from the spec or ask for " +
 				"a larger grant"},
-		{"an exclusive grant of a GPU that somebody still has", func(w *world) {
+		{"an exclusive grant of a GPU that is still in use", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-0": true}
 		}, `container "train" holds an exclusive grant of GPU-0, which processes without a grant have open`,
@@ -140,7 +140,7 @@ func TestWhatATenantIsTold(t *testing.T) {
 var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode,
 	Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
 
-// Guessing ids or secrets shows no difference.
+// A guess of an id and a guess of a secret get the same text.
 func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {
 	verdict := func(r grant.Reference) grant.Verdict {
 		w := newWorld()
@@ -201,8 +201,8 @@ func TestRefusalsKeepSecretsAndOtherTenantsOut(t *testing.T) {
 	}
 }
 
-// A tenant's words reach an administrator's terminal and logs of one line an entry.
-func TestATenantsWordsComeThroughHarmless(t *testing.T) {
+// A tenant's text reaches an administrator's terminal, and logs with one line an entry.
+func TestATenantsTextIsEscaped(t *testing.T) {
 	for name, evil := range map[string]string{
 		"new lines":        "x\n{\"level\":\"error\"}\r\n",
 		"terminal codes":   "\x1b]0;title\x07\x1b[2J",

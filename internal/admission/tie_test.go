@@ -17,7 +17,7 @@ func (w *world) tie(id grant.ID, ties ...grant.Tie) {
 
 // A reference opens its grant only in the pods that the grant is tied to, for all combinations of
 // identity, ties, owner and source of the reference.
-func TestATiedGrantIsNobodyElses(t *testing.T) {
+func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 	identities := []grant.Identity{{}, {UID: "u1", Namespace: "n1", Pod: "p", Container: "c"},
 		{UID: "u2", Namespace: "n1", Pod: "q", Container: "c"},
 		{UID: "u3", Namespace: "n2", Pod: "p", Container: "c"},
@@ -64,7 +64,7 @@ func TestATiedGrantIsNobodyElses(t *testing.T) {
 						late := presented == secret && !right && id == claimGrant && who.UID != "" &&
 							(namespaces == 0 || its["namespace"])
 						if v.Late != late {
-							t.Errorf("%s: may be told of it in a moment: %v", name, v.Late)
+							t.Errorf("%s: the pod may become known in a moment: %v", name, v.Late)
 						}
 						for _, other := range append(to, "n2", "u3") {
 							_, value, _ := strings.Cut(":"+string(other), ":")
@@ -86,7 +86,7 @@ func TestATiedGrantIsNobodyElses(t *testing.T) {
 	t.Logf("%d admitted, %d refused", admitted, refused)
 }
 
-func TestWhatAStrangerIsTold(t *testing.T) {
+func TestTextForAPodThatIsNotTied(t *testing.T) {
 	for name, c := range map[string]struct {
 		who           grant.Identity
 		message, hint string
@@ -112,9 +112,9 @@ func TestWhatAStrangerIsTold(t *testing.T) {
 	}
 }
 
-// A refusal is late if the ledger may still learn of the pod and nothing else is wrong with the
+// A refusal is late if the ledger may still learn about the pod and nothing else is wrong with the
 // node.
-func TestNothingIsWaitedForThatCannotCome(t *testing.T) {
+func TestOnlyAMissingPodIsWaitedFor(t *testing.T) {
 	w := newWorld()
 	w.tie(claimGrant, "namespace:team", "pod:u1")
 	w.r.Container.Pod = grant.Identity{UID: "u2", Namespace: "team", Pod: "p", Container: "train"}

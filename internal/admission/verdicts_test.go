@@ -98,9 +98,9 @@ func TestWholeVerdicts(t *testing.T) {
 		setup func(*world)
 		want  string
 	}{
-		// what the container is
+		// kinds of containers
 		{"the owner", func(w *world) { w.train() }, plain},
-		{"a grant that nobody owns is not that of a container without a pod",
+		{"a grant without an owner is not that of a container without a pod",
 			func(w *world) { w.v.Grants[0].Owner = "" }, "pass none"},
 		{"GPUs whose address is known: the others' directories are masked", func(w *world) {
 			w.train()
@@ -129,7 +129,7 @@ func TestWholeVerdicts(t *testing.T) {
 				" by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to "+
 				"an MPS daemon",
 				`finds: gpu-bind-mount mount:/x "/proc/self/cwd`+leads+`"`)},
-		{"a sandbox with a node: nothing is hidden or stripped, and its allocations are nobody's",
+		{"a sandbox with a node: nothing is hidden or stripped, and its allocations belong to no container",
 			func(w *world) {
 				hidden(w)
 				w.r.Sandbox = true
@@ -146,7 +146,7 @@ func TestWholeVerdicts(t *testing.T) {
 			`GPU of this node (/dev/x: c nvidia:0), but holds no grant`,
 			`finds: privileged-gpu device:/dev/x "c nvidia:0"`)},
 
-		// in a user namespace, with more than the lack of a rule that denies all
+		// in a user namespace, where more than the rule that denies all is missing
 		{"unclosed, with an injector's hook", func(w *world) {
 			w.r.Unclosed = true
 			w.hit(noRules)
@@ -213,7 +213,7 @@ func TestWholeVerdicts(t *testing.T) {
 			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
 			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 
-		// what the ledger does not know
+		// damaged entries of the ledger
 		{"a pod's container that owns a damaged grant and names a sound one", func(w *world) {
 			w.train()
 			w.v.Grants = w.v.Grants[1:]
@@ -230,7 +230,7 @@ func TestWholeVerdicts(t *testing.T) {
 		}, lines("refuse ledger-unreadable none", "says: "+train+
 			"relies on grant g-bearerbearer, whose entry in the ledger is damaged",
 			`finds: ledger-unreadable env:GPULEDGER_GRANT "g-bearerbearer"`)},
-		{"a pod's container that asks for nothing beside a damaged grant that its pod names", func(w *world) {
+		{"a pod's container that requests nothing, beside a damaged grant that its pod names", func(w *world) {
 			w.train()
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: bearerGrant}}
@@ -253,19 +253,19 @@ func TestWholeVerdicts(t *testing.T) {
 		}, lines("refuse visible-devices-all none",
 			`says: container "c1" asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant`,
 			`finds: visible-devices-all env:NVIDIA_VISIBLE_DEVICES "all"`)},
-		{"an allocation of which a part cannot be read is told once", func(w *world) {
+		{"an allocation that can be read only in part is reported once", func(w *world) {
 			w.train()
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true, GPUs: []string{"1"},
 				Units: 9, Malformed: "what?"}}
 		}, lines("refuse annotation-malformed of g-podpodpodpod none",
 			"says: "+train+"carries annotation a, which cannot be read: what?",
 			`finds: annotation-malformed annotation:a "what?"`)},
-		{"allocations that say as much as there is", func(w *world) {
+		{"allocations of as much as there is", func(w *world) {
 			w.bearer()
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Asks: true,
 				GPUs: []string{"0", "1"}, Memory: 8 * grant.GiB, Compute: 30, Mode: grant.Limit}}
 		}, both},
-		{"allocations that say more, or less", func(w *world) {
+		{"allocations of more, or less", func(w *world) {
 			w.bearer()
 			w.r.Allocations = []grant.Allocation{{Source: "annotation:a", Memory: 9 * grant.GiB},
 				{Source: "annotation:b", Memory: 7 * grant.GiB}, {Source: "annotation:c", Units: 3}}
@@ -297,7 +297,7 @@ func TestWholeVerdicts(t *testing.T) {
 				"mounts GPU devices by mount /m from /dev/nvidia3 (c 195:3), which are not in its grant "+
 				"g-podpodpodpod",
 				`finds: gpu-bind-mount mount:/m "/dev/nvidia3 (c 195:3)"`)},
-		{"a variable whose value reads as if it led elsewhere", func(w *world) { w.hit(env("1"+leads, "1")) },
+		{"a variable whose value looks like another message", func(w *world) { w.hit(env("1"+leads, "1")) },
 			lines("refuse visible-devices-outside-grant none", `says: container "c1" asks for GPUs 1`+leads+
 				" through NVIDIA_VISIBLE_DEVICES but holds no grant",
 				`finds: visible-devices-outside-grant env:NVIDIA_VISIBLE_DEVICES "1`+leads+`"`)},
