@@ -55,7 +55,7 @@ func (l *log) rotate() {
 	}
 }
 
-// poll wants so many enforced refusals of code no-capacity in all.
+// poll wants this many enforced refusals of code no-capacity in total.
 func (l *log) poll(want uint64) {
 	l.Helper()
 	if err := l.c.Poll(); err != nil {
@@ -102,7 +102,7 @@ func TestFollow(t *testing.T) {
 	l.poll(3)
 }
 
-func TestALogThatIsNotThereYet(t *testing.T) {
+func TestALogThatDoesNotExistYet(t *testing.T) {
 	l := newLog(t)
 	l.c.Follow(l.path)
 	l.poll(0)
@@ -140,13 +140,13 @@ func TestRotations(t *testing.T) {
 	l.rotate()
 	_ = os.Rename(l.path+".1", l.path+".elsewhere")
 	l.write(noCapacity)
-	l.poll(9) // the file that was read is read to its end, wherever it is; what came after it is unknown
+	l.poll(9) // the open file is read to its end, even if it was renamed; entries after it are unknown
 	if l.c.Counts().Gaps != 1 {
 		t.Errorf("%d gaps, want 1", l.c.Counts().Gaps)
 	}
 }
 
-func TestWhatIsReadIsBounded(t *testing.T) {
+func TestReadingIsBounded(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity)
 	l.c.Follow(l.path)
@@ -171,7 +171,7 @@ func TestWhatIsReadIsBounded(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoLogIsNotWaitedFor(t *testing.T) {
+func TestAFIFOIsNotWaitedFor(t *testing.T) {
 	l := newLog(t)
 	if err := unix.Mkfifo(l.path, 0o600); err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// FuzzReadEntry: no text in the log makes reading it panic, and what is kept is fit to be shown.
+// FuzzReadEntry: no text in the log makes reading it panic, and what is kept can be shown.
 func FuzzReadEntry(f *testing.F) {
 	f.Add([]byte(noCapacity))
 	f.Add([]byte(`{"time":"2026-11-21T19:10:31Z","verdict":"refuse","code":"x","message":"\u0000\u202e"}`))
@@ -223,7 +223,8 @@ func FuzzReadEntry(f *testing.F) {
 	})
 }
 
-// TestLogrotate: its rotated files have dates. One that it compressed before it was read is a gap.
+// TestLogrotate: its rotated files have dates. A file that it compressed before it was read is a
+// gap.
 func TestLogrotate(t *testing.T) {
 	l := newLog(t)
 	l.write(noCapacity)

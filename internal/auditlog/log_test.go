@@ -18,7 +18,7 @@ import (
 
 var start = time.Date(2026, 11, 21, 19, 0, 0, 0, time.UTC)
 
-// entry is a line of the log, so many minutes after the start.
+// entry is a line of the log, this many minutes after the start.
 func entry(minute int, container string) string {
 	return fmt.Sprintf(`{"time":%q,"engine":"containerd","container":%q,"verdict":"refuse",`+
 		`"code":"no-capacity","message":"no"}`+"\n",
@@ -45,7 +45,7 @@ func packed(text string) string {
 	return b.String()
 }
 
-// containers are those of what is read, in order.
+// containers returns the containers of the entries that were read, in order.
 func containers(t *testing.T, read func(func(*Entry) error) error) string {
 	t.Helper()
 	var names []string
@@ -65,7 +65,7 @@ func opened(t *testing.T, path string) *Log {
 	return l
 }
 
-// TestAllFilesAreRead, the oldest entry first, as gpuledger and logrotate name them.
+// TestAllFilesAreRead: the oldest entry first, for the names that gpuledger and logrotate give.
 func TestAllFilesAreRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string // by what follows the log's name
@@ -130,8 +130,8 @@ func TestAllFilesAreRead(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoFileIsNotRead: it is not waited for, either.
-func TestWhatIsNoFileIsNotRead(t *testing.T) {
+// TestOnlyRegularFilesAreRead: others are not waited for, either.
+func TestOnlyRegularFilesAreRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	write(t, path+".1", entry(0, "a"))
 	if err := unix.Mkfifo(path, 0o600); err != nil {
@@ -216,7 +216,7 @@ func TestWants(t *testing.T) {
 	}
 }
 
-// rotate does what gpuledger does.
+// rotate rotates the log as gpuledger does.
 func rotate(t *testing.T, path string) {
 	t.Helper()
 	for i := 5; i >= 1; i-- {
@@ -227,14 +227,14 @@ func rotate(t *testing.T, path string) {
 	}
 }
 
-// TestMore: what comes is given once, across rotations.
+// TestMore: each new entry is returned once, across rotations.
 func TestMore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	l := opened(t, path)
 	more := func(want string) {
 		t.Helper()
 		if got := containers(t, l.More); got != want {
-			t.Errorf("%q came, want %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	if got := containers(t, l.Read); got != "" {
@@ -281,7 +281,7 @@ func TestMore(t *testing.T) {
 	}
 }
 
-// TestReadThenMore: an entry without the end of its line is given once.
+// TestReadThenMore: an entry without the end of its line is returned once.
 func TestReadThenMore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	write(t, path, strings.TrimSpace(entry(0, "a")))
@@ -295,7 +295,7 @@ func TestReadThenMore(t *testing.T) {
 	}
 }
 
-// TestARotationInBetween, while the files are opened, is noticed.
+// TestARotationInBetween: a rotation while the files are opened is noticed.
 func TestARotationInBetween(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	write(t, path, entry(1, "b"))
@@ -322,7 +322,7 @@ func TestARotationInBetween(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever stands in the log, reading it does not panic.
+// FuzzParse: no text in the log makes reading it panic.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(entry(0, "a")))
 	f.Add([]byte(`{"time":"2026-11-21T19:10:00Z","action":"found","pod":{"name":"\u0000"}}`))

@@ -52,7 +52,7 @@ func TestAsk(t *testing.T) {
 	}
 	if want := `{"version":1,"op":"set","runtime_root":"/run/runc","container":"c","pid":7}` +
 		"\n"; heard != want {
-		t.Errorf("gpuledgerd hears %q, want %q", heard, want)
+		t.Errorf("gpuledgerd receives %q, want %q", heard, want)
 	}
 	for said, want := range map[string]string{
 		`{"version":1,"error":"no such grant"}` + "\n": "no such grant",
@@ -83,12 +83,12 @@ func TestAskIsNotHeldUp(t *testing.T) {
 	if err := Ask(served(t, nil), Request{Op: Clear}, 0); err == nil {
 		t.Error("no time at all is enough")
 	}
-	if err := Listens("/tmp/nobody/there"); err == nil || !strings.Contains(err.Error(),
-		"gpuledgerd does not answer at /tmp/nobody/there: no such file or directory") {
-		t.Errorf("nobody: %v", err)
+	if err := Listens("/tmp/missing/socket"); err == nil || !strings.Contains(err.Error(),
+		"gpuledgerd does not answer at /tmp/missing/socket: no such file or directory") {
+		t.Errorf("without a socket: %v", err)
 	}
 	if err := Listens(served(t, nil)); err != nil {
-		t.Errorf("somebody: %v", err)
+		t.Errorf("with a socket: %v", err)
 	}
 	if err := Listens("/" + strings.Repeat("x", 200)); err == nil {
 		t.Error("a name that no socket has")
