@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/metrics"
 )
 
-// TestEveryAlarmSaysWhatToDo, and only some findings are listed.
+// TestEveryAlarmSaysWhatToDo: only some findings are alarms.
 func TestEveryAlarmSaysWhatToDo(t *testing.T) {
 	s := metrics.Snapshot{Managers: []metrics.ManagerStatus{{Name: "watch", Error: "no"}, {Name: "cdi"}}}
 	s.Node.Mode = grant.Disabled

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestSettingsAreReadWhenTheyChange: however soon and little they change, and at an administrator's
-// request; and not otherwise.
+// TestSettingsAreReadWhenTheyChange: however small the change and however soon it comes, and at an
+// administrator's request; and not otherwise.
 func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.toml")
@@ -34,7 +34,7 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	}, path, log)
 	daemontest.Must(t, err)
 	defer s.Close()
-	// within one tick of the clock, and of one length
+	// within one tick of the clock, and of the same length
 	for _, interval := range []string{"2s", "3s", "4s", "5s"} {
 		write(interval, "")
 		daemontest.Must(t, s.Ensure(context.Background()))
@@ -53,7 +53,7 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	}
 	before := reads
 	if s.Reload(); reads == before {
-		t.Error("somebody asks for it, and it is not read")
+		t.Error("a reload was requested, and the file is not read")
 	}
 	before, s.read = reads, s.stamp.Changed() // as if it had been read in the tick of its change
 	if daemontest.Must(t, s.Ensure(context.Background())); reads == before {
@@ -62,12 +62,12 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	write("6s", "nonsense = 1\n")
 	for range 3 {
 		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second || !s.read.IsZero() {
-			t.Errorf("a broken file is in force, or nothing is said of it, or it is not to be read again: "+
+			t.Errorf("a broken file is in force, or is not reported, or will not be read again: "+
 				"the interval is %s", s.Interval())
 		}
 	}
 	daemontest.Must(t, os.Remove(path))
 	if s.Ensure(context.Background()) == nil {
-		t.Error("the file is gone, and nothing is said of it")
+		t.Error("the file was removed, and that is not reported")
 	}
 }

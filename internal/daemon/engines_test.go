@@ -20,7 +20,7 @@ import (
 )
 
 // TestAChangedDefaultIsReportedOnce: when it is seen twice, once in each log, and once more when it
-// is over.
+// ends.
 func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	root := t.TempDir()
 	config := filepath.Join(root, "etc/containerd/config.toml")
@@ -54,8 +54,8 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	d := &engineManager{node: func() *node.Node { return n }, wait: func() time.Duration { return 0 },
 		log: logrus.New(), root: root}
 	d.log.SetOutput(&log)
-	// told is what is shown, and how often the logs tell of a beginning and an end.
-	told := func() string {
+	// reported is what is shown, and how often the logs report a beginning and an end.
+	reported := func() string {
 		t.Helper()
 		d.nextPass = time.Time{}
 		err := d.Ensure(context.Background())
@@ -83,7 +83,7 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 		{"version = 2\n", "[{containerd false}] 1 standing, 2 begun, 1 over, failed: false"},
 	} {
 		write(config, step.text)
-		if got := told(); got != step.want {
+		if got := reported(); got != step.want {
 			t.Errorf("after %q: %s, want %s", step.text, got, step.want)
 		}
 	}
@@ -96,12 +96,13 @@ func TestAChangedDefaultIsReportedOnce(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(root, "var/lib/gpuledger/configure")); err != nil { // undone
 		t.Fatal(err)
 	}
-	if got, want := told(), "[] 0 standing, 2 begun, 2 over, failed: false"; got != want {
+	if got, want := reported(), "[] 0 standing, 2 begun, 2 over, failed: false"; got != want {
 		t.Errorf("undone: %s, want %s", got, want)
 	}
 }
 
-// TestDefaultsAreReadRarely: but twice within a minute, however long the interval is.
+// TestDefaultsAreReadRarely: and twice within a minute after a change, however long the interval
+// is.
 func TestDefaultsAreReadRarely(t *testing.T) {
 	n := &node.Node{Policy: policy.Default(), Host: host.Default()}
 	for _, c := range []struct{ interval, from, to time.Duration }{
@@ -115,7 +116,7 @@ func TestDefaultsAreReadRarely(t *testing.T) {
 			t.Fatal(err)
 		}
 		if rest := d.nextPass.Sub(began); rest < c.from || rest > c.to {
-			t.Errorf("at an interval of %s it looks again after %s", c.interval, rest)
+			t.Errorf("at an interval of %s it reads again after %s", c.interval, rest)
 		}
 	}
 }

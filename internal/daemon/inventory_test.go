@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// A child that hangs in the kernel ends neither by a signal nor when it is told. The daemon goes on
-// without it, has no second one hang beside it, and asks again when it has ended.
-func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
+// A child that hangs in the kernel ends neither by a signal nor by a cancelled context. The daemon
+// goes on without it, starts no second child beside it, and tries again when it has ended.
+func TestAHangingRefreshIsGivenUp(t *testing.T) {
 	release, calls := make(chan struct{}), 0
 	i := &inventoryManager{command: []string{"/nowhere"}, within: time.Millisecond, ends: time.Millisecond,
 		run: func(*exec.Cmd) ([]byte, error) {
@@ -20,10 +20,10 @@ func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
 			return nil, nil
 		}}
 	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be ended") {
-		t.Fatalf("the first says %v", err)
+		t.Fatalf("the first returns %v", err)
 	}
 	if err := i.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "hangs in the kernel") {
-		t.Fatalf("while it hangs the next says %v", err)
+		t.Fatalf("while it hangs the next returns %v", err)
 	}
 	close(release)
 	<-i.running
@@ -41,12 +41,12 @@ func TestARefreshThatCannotBeEndedIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestARefreshSaysWhatItsChildSays(t *testing.T) {
+func TestARefreshReportsItsChildsError(t *testing.T) {
 	for name, row := range map[string]struct{ script, want string }{
-		"done":          {"exit 0", ""},
-		"it complains":  {"echo 'gpuledger: cannot load NVML: no driver'; echo more; exit 1", "cannot refresh the inventory: cannot load NVML: no driver"},
-		"it is silent":  {"exit 3", "cannot refresh the inventory: exit status 3"},
-		"it has no end": {"echo begun; exec sleep 600", "cannot refresh the inventory: no answer within 100ms"},
+		"done":              {"exit 0", ""},
+		"it complains":      {"echo 'gpuledger: cannot load NVML: no driver'; echo more; exit 1", "cannot refresh the inventory: cannot load NVML: no driver"},
+		"it prints nothing": {"exit 3", "cannot refresh the inventory: exit status 3"},
+		"it has no end":     {"echo begun; exec sleep 600", "cannot refresh the inventory: no answer within 100ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := newInventoryManager(nil, "", nil, nil)
@@ -59,7 +59,7 @@ func TestARefreshSaysWhatItsChildSays(t *testing.T) {
 				err = errors.New("")
 			}
 			if err.Error() != row.want {
-				t.Errorf("it says %q, want %q", err, row.want)
+				t.Errorf("it returns %q, want %q", err, row.want)
 			}
 		})
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestTidyWaitsForAnEnd: bindings of containers that are gone are removed in the next pass, and
+// TestTidyWaitsForAnEnd: bindings of containers that ended are removed in the next pass, and
 // nothing is read while all run.
 func TestTidyWaitsForAnEnd(t *testing.T) {
 	s := daemontest.NewNode(t)
@@ -36,24 +36,24 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 		r.tidyDead(s.Node)
 	}
 	if !cache.AllRun(s.Node) || !there() {
-		t.Fatalf("somebody is to be looked for while both run; the binding is there: %v", there())
+		t.Fatalf("a check is due while both run; the binding exists: %v", there())
 	}
 	daemontest.End(cmd)
 	if cache.AllRun(s.Node) {
-		t.Error("nobody is to be looked for, and one has ended")
+		t.Error("no check is due, and one has ended")
 	}
 	if r.tidyDead(s.Node); there() {
-		t.Error("the binding of a container that is gone stays")
+		t.Error("the binding of a container that ended stays")
 	}
 	settle(t, &cache, s.Node)
 	if r.tidyDead(s.Node); !cache.AllRun(s.Node) || !s.Ledger.Bindings.Has(s.Root, "two") {
-		t.Error("afterwards somebody is still to be looked for, or the other one's binding is gone")
+		t.Error("afterwards a check is still due, or the other one's binding is removed")
 	}
 }
 
-// TestASoundLedgerIsBelievedToBe: for five checks, while it does not change and all containers run.
-// A problem is found in every check.
-func TestASoundLedgerIsBelievedToBe(t *testing.T) {
+// TestASoundLedgerIsCheckedRarely: a check that found no problem counts for five turns, while the
+// ledger does not change and all containers run. A problem is checked again in every turn.
+func TestASoundLedgerIsCheckedRarely(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache
 	t.Cleanup(cache.Close)
@@ -72,39 +72,39 @@ func TestASoundLedgerIsBelievedToBe(t *testing.T) {
 		return r.found.Checked != before
 	}
 	if !looked() {
-		t.Fatal("nobody has looked yet")
+		t.Fatal("the first check is not due")
 	}
 	for i := range soundChecks - 1 {
 		if now = now.Add(turn); looked() {
-			t.Errorf("after %d turns it is looked at, and nothing has changed", i+1)
+			t.Errorf("after %d turns it is checked, and nothing has changed", i+1)
 		}
 	}
 	if now = now.Add(turn); !looked() {
-		t.Errorf("after %d turns nobody looks", soundChecks)
+		t.Errorf("after %d turns no check is due", soundChecks)
 	}
 	now = now.Add(turn)
 	s.Grant(1)
 	if !looked() {
-		t.Error("there is another grant, and nobody looks")
+		t.Error("there is another grant, and no check is due")
 	}
 	now = now.Add(turn)
 	daemontest.End(cmd)
 	if !looked() || s.Ledger.Bindings.Has(s.Root, "one") {
-		t.Error("a container has ended, and nobody looks")
+		t.Error("a container has ended, and no check is due")
 	}
 	stray := filepath.Join(s.Policy.StateDir, "grants", "stray")
 	daemontest.Must(t, os.WriteFile(stray, nil, 0o600))
 	for range 2 {
 		now = now.Add(turn)
 		if err := r.check(s.Node, now); err == nil {
-			t.Error("the ledger is not sound, and nothing is said of it")
+			t.Error("the ledger is not sound, and that is not reported")
 		}
 	}
 }
 
-// TestWhatTheLimitsPassCannotRepairIsSaidAtOnce: what a container does to its region does not
-// change the ledger, which stays sound. It is an error for as long as it is so.
-func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
+// TestAnUnrepairableRegionIsReportedAtOnce: what a container does to its region does not change the
+// ledger, which stays sound. It is an error as long as the region stays so.
+func TestAnUnrepairableRegionIsReportedAtOnce(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache
 	t.Cleanup(cache.Close)
@@ -126,7 +126,7 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 	signal.Ignore(unix.SIGIO) // by which the kernel asks for a lease back
 	defer signal.Reset(unix.SIGIO)
 	if _, err := unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
-		t.Skipf("this file system has no leases (%v): that what cannot be repaired is told is not shown", err)
+		t.Skipf("this file system has no leases (%v): that what cannot be repaired is reported is not shown", err)
 	}
 	for i := range 2 {
 		now = now.Add(turn)
@@ -145,7 +145,8 @@ func TestWhatTheLimitsPassCannotRepairIsSaidAtOnce(t *testing.T) {
 	}
 }
 
-// settle reads until the cache answers: then the last change is older than a tick of the clock.
+// settle reads until the cache answers: from then on the last change is older than a tick of the
+// clock.
 func settle(t *testing.T, cache *ledgercache.Cache, n *node.Node) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {

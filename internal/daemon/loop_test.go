@@ -76,11 +76,11 @@ func TestRunEnsuresUntilItIsStopped(t *testing.T) {
 	passes := loop.Passes()
 	if len(passes) != 2 || passes[0].Name != "flaky" || passes[0].Errors != 5 || passes[0].Passes < 7 ||
 		passes[0].Error != "" || passes[0].Last.IsZero() {
-		t.Errorf("the passes are told as %+v", passes)
+		t.Errorf("the passes are logged as %+v", passes)
 	}
 	if hanging := during[len(during)-1]; hanging.Name != "stuck" || hanging.Passes != 0 ||
 		hanging.Last.IsZero() {
-		t.Errorf("of the one that hung in its first pass was told %+v", during)
+		t.Errorf("of the manager that hung in its first pass was logged %+v", during)
 	}
 	if first, second := strings.Count(out.String(), "flaky: no engine"),
 		strings.Count(out.String(), "flaky: another"); first != 2 || second != 1 {
@@ -96,7 +96,7 @@ func TestASecondDaemonDoesNotStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := lockRunDir(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
-		t.Errorf("the second hears %v", err)
+		t.Errorf("the second gets %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
@@ -111,8 +111,7 @@ func TestASecondDaemonDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestALockThatIsRemovedIsTakenAgain: and if another daemon has taken it meanwhile, the first one
-// ends.
+// TestALockThatIsRemovedIsTakenAgain: if another daemon has taken it meanwhile, the first one ends.
 func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	open := func() *node.Node {
@@ -138,7 +137,7 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 		t.Fatalf("it does not take it again: %v", err)
 	}
 	if _, err := lockRunDir(dir); err == nil || !strings.Contains(err.Error(), "runs already") {
-		t.Errorf("then a second one hears %v", err)
+		t.Errorf("then a second one gets %v", err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
@@ -150,11 +149,11 @@ func TestALockThatIsRemovedIsTakenAgain(t *testing.T) {
 	defer second.Close()
 	if err := s.Ensure(t.Context()); err == nil || !ended || s.Err() == nil ||
 		!strings.Contains(s.Err().Error(), "another gpuledgerd runs already") {
-		t.Errorf("where another has it the first one goes on: %v, %v", err, s.Err())
+		t.Errorf("if another daemon has it, the first one goes on: %v, %v", err, s.Err())
 	}
 }
 
-func TestNotifyTellsSystemd(t *testing.T) {
+func TestNotifyWritesToSystemd(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "notify")
 	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -165,8 +164,8 @@ func TestNotifyTellsSystemd(t *testing.T) {
 	notify("READY=1")
 	text := make([]byte, 64)
 	if n, err := listener.Read(text); err != nil || string(text[:n]) != "READY=1" {
-		t.Errorf("systemd hears %q (%v)", text[:n], err)
+		t.Errorf("systemd receives %q (%v)", text[:n], err)
 	}
 	t.Setenv("NOTIFY_SOCKET", path+"-gone")
-	notify("READY=1") // nobody is harmed
+	notify("READY=1") // without a socket it does nothing
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLinesForTheJournalHavePriorities.
+// TestLinesForTheJournalHavePriorities, which journald reads at the start of a line.
 func TestLinesForTheJournalHavePriorities(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -37,6 +37,6 @@ func TestLinesForTheJournalHavePriorities(t *testing.T) {
 	log.Error("internal error: no")
 	if want := "<6>level=info msg=tidied bindings=2\n<4>level=warning msg=blind\n<3>level=error " +
 		"msg=\"internal error: no\"\n"; out.String() != want {
-		t.Errorf("the journal hears\n%s, want\n%s", out.String(), want)
+		t.Errorf("the journal gets\n%s, want\n%s", out.String(), want)
 	}
 }

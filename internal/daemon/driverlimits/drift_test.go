@@ -78,8 +78,8 @@ func (s *fakeDriver) Limit(_ context.Context, _ grant.Source,
 	return answers, nil
 }
 
-// leaf is a container's cgroup with limits of 1 GiB of each GPU, set and recorded.
-func (s *fakeDriver) leaf(container string, gpus ...string) limitedCgroup {
+// limited is a container's cgroup with limits of 1 GiB of each GPU, set and recorded.
+func (s *fakeDriver) limited(container string, gpus ...string) limitedCgroup {
 	s.t.Helper()
 	f := limitedCgroup{Cgroup: "/" + container, Grant: grant.ID("g-" + strings.Repeat(container[:1], 12)),
 		RuntimeRoot: "/run/none", Container: container}
@@ -93,7 +93,7 @@ func (s *fakeDriver) leaf(container string, gpus ...string) limitedCgroup {
 	f.Inode, err = inodeOf(f.dir(s.n.Host))
 	daemontest.Must(s.t, err)
 	daemontest.Must(s.t, s.save(s.n, append(s.known[:len(s.known):len(s.known)], f)))
-	f.GPUs = slices.Clone(f.GPUs) // for who changes what the ledger says
+	f.GPUs = slices.Clone(f.GPUs) // for tests that change the ledger
 	return f
 }
 
@@ -137,13 +137,13 @@ func (s *fakeDriver) entered(f limitedCgroup, driven bool) {
 	}))
 }
 
-// TestOneThatFailsKeepsNoOther: a lost GPU does not keep limits on others from being set, checked
-// and removed.
-func TestOneThatFailsKeepsNoOther(t *testing.T) {
+// TestOneFailureStopsNoOtherLimit: a lost GPU does not keep limits on others from being set,
+// checked and removed.
+func TestOneFailureStopsNoOtherLimit(t *testing.T) {
 	s := newFakeDriver(t)
 	s.lost["GPU-lost"] = true
-	empty, gone, live, half := s.leaf("empty", "GPU-0", "GPU-lost"), s.leaf("gone", "GPU-0"),
-		s.leaf("live", "GPU-0"), s.leaf("half", "GPU-lost", "GPU-1")
+	empty, gone, live, half := s.limited("empty", "GPU-0", "GPU-lost"), s.limited("gone", "GPU-0"),
+		s.limited("live", "GPU-0"), s.limited("half", "GPU-lost", "GPU-1")
 	s.populate(empty, false)
 	s.populate(gone, false)
 	for range 3 {
@@ -152,38 +152,38 @@ func TestOneThatFailsKeepsNoOther(t *testing.T) {
 		err := s.passes()
 		if err == nil || strings.Count(err.Error(), "cannot find GPU GPU-lost: GPU is lost") != 2 ||
 			!strings.Contains(err.Error(), "cannot take the driver's limits off: ") {
-			t.Errorf("the pass says %v", err)
+			t.Errorf("the pass returns %v", err)
 		}
 		s.want("live", live, "GPU-0", grant.GiB)
 		s.want("of two GPUs", half, "GPU-1", grant.GiB)
 		s.want("emptied", empty, "GPU-0", grant.NoLimit)
 		s.want("gone", gone, "GPU-0", grant.NoLimit)
 		if len(s.known) != 3 {
-			t.Errorf("%d leaves are known", len(s.known))
+			t.Errorf("%d cgroups are known", len(s.known))
 		}
 	}
 	daemontest.Must(t, os.RemoveAll(empty.dir(s.n.Host)))
 	s.lost = nil
 	if err := s.passes(); err != nil || len(s.known) != 2 {
-		t.Errorf("when all is well: %v, %d leaves", err, len(s.known))
+		t.Errorf("without failures: %v, %d cgroups", err, len(s.known))
 	}
 }
 
-// TestALimitThatCannotBeSetIsTakenOff: if one limit of a container cannot be set, the others are
-// removed, at once or when the driver answers again.
-func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
+// TestAPartlySetLimitIsRemoved: if one limit of a container cannot be set, the others are removed,
+// at once or when the driver answers again.
+func TestAPartlySetLimitIsRemoved(t *testing.T) {
 	s := newFakeDriver(t)
-	f := s.leaf("c", "GPU-0", "GPU-1")
+	f := s.limited("c", "GPU-0", "GPU-1")
 	daemontest.Must(t, s.save(s.n, nil)) // it is about to be created
 	s.lost["GPU-1"] = true
 	if err := s.limitOrUndo(context.Background(), s.n, f); err == nil ||
 		!strings.Contains(err.Error(), "GPU is lost") {
-		t.Errorf("it says %v", err)
+		t.Errorf("it returns %v", err)
 	}
 	s.want("at once", f, "GPU-0", grant.NoLimit)
 	for range 2 {
 		if err := s.passes(); err == nil {
-			t.Error("that the other cannot be taken off is not said")
+			t.Error("that the other limit cannot be removed is not reported")
 		}
 		s.want("not held", f, "GPU-0", grant.NoLimit)
 	}
@@ -192,15 +192,15 @@ func TestALimitThatCannotBeSetIsTakenOff(t *testing.T) {
 		t.Errorf("in the end: %v, %+v", err, s.known)
 	}
 	if s.driftCount.Load() > 0 {
-		t.Error("our own doing is told as somebody else's")
+		t.Error("the daemon's own change is reported as drift")
 	}
 }
 
-// TestWhatTheLedgerDoesNotHoldIsNotHeld: a new daemon after one whose driver failed goes by the
-// ledger.
-func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
+// TestLimitsThatTheLedgerLacksAreRemoved: a new daemon goes by the ledger, even if its
+// predecessor's driver failed.
+func TestLimitsThatTheLedgerLacksAreRemoved(t *testing.T) {
 	s := newFakeDriver(t)
-	weak, held, forced := s.leaf("weak", "GPU-0"), s.leaf("held", "GPU-0"), s.leaf("forced", "GPU-0")
+	weak, held, forced := s.limited("weak", "GPU-0"), s.limited("held", "GPU-0"), s.limited("forced", "GPU-0")
 	s.entered(weak, false)
 	s.entered(held, true)
 	for _, f := range []limitedCgroup{held, forced} {
@@ -215,15 +215,15 @@ func TestWhatTheLedgerDoesNotHoldIsNotHeld(t *testing.T) {
 	}
 }
 
-// TestAChangeOfTheLedgerIsNoDrift: however often it is tried until the driver takes it.
+// TestAChangeOfTheLedgerIsNoDrift: however often it is tried until the driver accepts it.
 func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
 	s := newFakeDriver(t)
-	f := s.leaf("c", "GPU-0")
+	f := s.limited("c", "GPU-0")
 	f.GPUs[0].Memory = 2 * grant.GiB
 	s.entered(f, true)
 	s.lost["GPU-0"] = true
 	if err := s.passes(); err == nil {
-		t.Error("that the driver does not answer is not said")
+		t.Error("that the driver does not answer is not reported")
 	}
 	s.lost = nil
 	for range 2 {
@@ -231,12 +231,12 @@ func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
 	}
 	s.want("after it", f, "GPU-0", 2*grant.GiB)
 	if s.driftCount.Load() > 0 || s.said("found") > 0 {
-		t.Error("our own doing is told as somebody else's")
+		t.Error("the daemon's own change is reported as drift")
 	}
 }
 
-// TestTheSocketStaysOpen: for containers with limits, and for those already admitted when policy
-// gives new ones the shim.
+// TestTheSocketStaysOpen: for containers with limits, and for those already admitted when the
+// policy gives new ones the shim.
 func TestTheSocketStaysOpen(t *testing.T) {
 	s := newFakeDriver(t)
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
@@ -246,9 +246,9 @@ func TestTheSocketStaysOpen(t *testing.T) {
 			Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
 	}
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("with nothing to look after: %v", err)
+		t.Errorf("without containers: %v", err)
 	}
-	f := s.leaf("c", "GPU-0")
+	f := s.limited("c", "GPU-0")
 	f.GPUs[0].Memory = 2 * grant.GiB
 	s.entered(f, true)
 	if err := asked(); err != nil {
@@ -261,7 +261,7 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	}
 	daemontest.Must(t, os.Remove(s.n.Policy.LimitSocket()))
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
-		t.Errorf("the same, and somebody has removed the socket: %v", err)
+		t.Errorf("the same, and the socket was removed: %v", err)
 	}
 }
 
@@ -269,7 +269,7 @@ func TestTheSocketStaysOpen(t *testing.T) {
 // not fill the log.
 func TestADriftIsReportedWhenItBeginsAndEnds(t *testing.T) {
 	s := newFakeDriver(t)
-	f := s.leaf("c", "GPU-0")
+	f := s.limited("c", "GPU-0")
 	for range 100 {
 		s.set(f, "GPU-0", grant.NoLimit)
 		daemontest.Must(t, s.passes())

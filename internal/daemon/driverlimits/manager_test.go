@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// TestOwnCgroup: a cgroup of the container's own, and of no other process.
+// TestOwnCgroup: a cgroup belongs to the container and holds no process of another one.
 func TestOwnCgroup(t *testing.T) {
 	h := host.Default()
 	h.Proc = t.TempDir()
@@ -51,8 +51,8 @@ func TestOwnCgroup(t *testing.T) {
 	}
 }
 
-// TestTheRecordIsOfOneBoot: and a file that cannot be read is not an empty one, because its limits
-// have to be removed.
+// TestTheRecordIsOfOneBoot: a record that cannot be read is not treated as empty, because its
+// limits have to be removed.
 func TestTheRecordIsOfOneBoot(t *testing.T) {
 	dir := t.TempDir()
 	if l, err := loadRecord(dir, "b"); err != nil || len(l.List) != 0 {
@@ -115,7 +115,8 @@ func TestTheRequestSocket(t *testing.T) {
 	d.close()
 }
 
-// TestAReductionEndsWithItsProcess: until then the containers get no more than the smaller grant.
+// TestAReductionEndsWithItsProcess: until then the containers get no more than the smaller grant
+// allows.
 func TestAReductionEndsWithItsProcess(t *testing.T) {
 	h := host.Default()
 	self, err := h.Self()
@@ -128,9 +129,9 @@ func TestAReductionEndsWithItsProcess(t *testing.T) {
 		l    reduction
 		want grant.Bytes
 	}{
-		"nobody lowers it":       {reduction{}, 12 * grant.GiB},
-		"it is being lowered":    {reduction{to, self}, 2 * grant.GiB},
-		"who lowered it is gone": {reduction{to, gone}, 12 * grant.GiB},
+		"no reduction":                   {reduction{}, 12 * grant.GiB},
+		"it is being lowered":            {reduction{to, self}, 2 * grant.GiB},
+		"the reducing process has ended": {reduction{to, gone}, 12 * grant.GiB},
 	} {
 		if got := c.l.apply(h, ledger); got[0].Memory != c.want || got[1].Memory != grant.GiB {
 			t.Errorf("%s: %+v", name, got)
@@ -138,25 +139,25 @@ func TestAReductionEndsWithItsProcess(t *testing.T) {
 	}
 }
 
-// TestTheSocketIsClosedWhileNoRequestCanSucceed: unless a container has limits. A create without
-// the socket uses the shim.
+// TestTheSocketIsClosedWhileNoRequestCanSucceed: unless a container has limits. A create that finds
+// no socket uses the shim.
 func TestTheSocketIsClosedWhileNoRequestCanSucceed(t *testing.T) {
 	s := newFakeDriver(t)
 	ensure := func(open bool, what string) {
 		t.Helper()
 		if _ = s.Ensure(context.Background()); s.socket.isOpen() != open {
-			t.Errorf("%s: the door is open: %t", what, s.socket.isOpen())
+			t.Errorf("%s: the socket is open: %t", what, s.socket.isOpen())
 		}
 	}
 	daemontest.Must(t, s.socket.open(s.n.Policy.LimitSocket(), s.handle))
-	f := s.leaf("c", "GPU-0")
+	f := s.limited("c", "GPU-0")
 	s.populate(f, true)
 	s.hung = true
-	ensure(true, "silent, and a container is limited")
+	ensure(true, "the driver does not answer, and a container is limited")
 	s.known, s.answered = nil, true
 	_ = s.setLimits(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create, in vain
 	if stand, err := s.check(context.Background(), s.n, true); stand || err == nil {
-		t.Errorf("the driver is silent, and the next pass finds %t, %v", stand, err)
+		t.Errorf("the driver does not answer, and the next pass finds %t, %v", stand, err)
 	}
 	s.hung = false
 	ensure(true, "it answers again")

@@ -51,7 +51,7 @@ func newLostRecord(t *testing.T) *lostRecord {
 			Driven: true, Strength: grant.StrengthDriver}))
 	}))
 	s.has[l.at], s.has[cgroupGPU{l.at.cgroup, "GPU-1"}] = grant.GiB, grant.GiB
-	// who looks has seen all of it then
+	// afterwards an observer has seen all of the container
 	for end := time.Now().Add(time.Minute); !s.n.Ledger.Stamp().Before(time.Now()); {
 		if time.Now().After(end) {
 			t.Fatal("the ledger is always of this moment")
@@ -78,9 +78,9 @@ func (l *lostRecord) is(what string, driven bool, limit grant.Bytes) {
 	}))
 }
 
-// TestASilentDriverKeepsItsLimits: if NVML does not answer, or nothing can be recorded, a container
-// without a record keeps its limit, and is recorded in the next pass.
-func TestASilentDriverKeepsItsLimits(t *testing.T) {
+// TestLimitsStayWhileNVMLDoesNotAnswer: if NVML does not answer, or nothing can be recorded, a
+// container without a record keeps its limit, and is recorded in the next pass.
+func TestLimitsStayWhileNVMLDoesNotAnswer(t *testing.T) {
 	for name, c := range map[string]struct{ begins, ends func(*lostRecord) }{
 		"NVML does not answer": {func(l *lostRecord) {
 			l.hung = true
@@ -90,7 +90,7 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 				daemontest.Must(t, os.MkdirAll(l.n.Policy.RunDir+"/"+recordName+"/in the way", 0o700))
 			},
 			func(l *lostRecord) { daemontest.Must(t, os.RemoveAll(l.n.Policy.RunDir+"/"+recordName)) }},
-		"its first process cannot be looked at": {
+		"its first process cannot be inspected": {
 			func(l *lostRecord) {
 				daemontest.Must(t, os.Rename(l.n.Host.Proc+"/4242/cgroup", l.n.Host.Proc+"/4242/away"))
 			},
@@ -104,12 +104,12 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 			for range 2 {
 				if err := l.pass(); err == nil || !strings.Contains(err.Error(),
 					`cannot have the driver hold container "c" again: `) {
-					t.Errorf("said is %v", err)
+					t.Errorf("reported is %v", err)
 				}
 				l.is("meanwhile", true, grant.GiB)
 			}
 			if l.said("found") > 0 || len(l.known) > 0 {
-				t.Errorf("it is told %d times, and known is %+v", l.said("found"), l.known)
+				t.Errorf("it is reported %d times, and known is %+v", l.said("found"), l.known)
 			}
 			c.ends(l)
 			for range 2 {
@@ -123,9 +123,9 @@ func TestASilentDriverKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// TestWhatTheDriverRefusesIsNotSaidToHold: the ledger does not say that the driver limits a
-// container that it cannot limit.
-func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
+// TestARefusedLimitIsNotRecordedAsSet: the ledger does not say that the driver limits a container
+// that it cannot limit.
+func TestARefusedLimitIsNotRecordedAsSet(t *testing.T) {
 	for name, c := range map[string]struct {
 		begins func(*lostRecord)
 		said   string
@@ -136,7 +136,7 @@ func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 		"its first process is elsewhere": {func(l *lostRecord) {
 			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/elsewhere\n"), 0o600))
 		}, "its first process is in the cgroup /elsewhere, and its runtime recorded", grant.GiB},
-		"it is in everybody's": {func(l *lostRecord) {
+		"its cgroup holds other processes": {func(l *lostRecord) {
 			daemontest.Must(t, os.WriteFile(l.n.Host.Proc+"/4242/cgroup", []byte("0::/\n"), 0o600))
 		}, "which is not its own", grant.GiB},
 	} {
@@ -144,7 +144,7 @@ func TestWhatTheDriverRefusesIsNotSaidToHold(t *testing.T) {
 			l := newLostRecord(t)
 			c.begins(l)
 			if err := l.pass(); err == nil || !strings.Contains(err.Error(), c.said) || l.said("found") != 1 {
-				t.Errorf("said is %v, and told %d times", err, l.said("found"))
+				t.Errorf("reported is %v, %d times", err, l.said("found"))
 			}
 			l.is("at once", false, grant.GiB)
 			if other := l.has[cgroupGPU{l.at.cgroup, "GPU-1"}]; other != c.other {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 )
 
-// TestASocketThatIsRemovedIsMadeAgain: and another program's socket in its place is left alone.
+// TestASocketThatIsRemovedIsMadeAgain: another program's socket in its place is left alone.
 func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket

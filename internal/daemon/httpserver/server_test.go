@@ -62,7 +62,7 @@ func TestASocketForRootAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	stale.SetUnlinkOnClose(false)
-	_ = stale.Close() // as a daemon leaves it that was killed
+	_ = stale.Close() // as a killed daemon leaves it
 	l, err := listenOn("unix:" + path)
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	}
 	if _, err := listenOn("unix:" + path); err == nil ||
 		err.Error() != "cannot serve metrics and the status page on unix:"+path+": address already in use" {
-		t.Errorf("a second one hears %v", err)
+		t.Errorf("a second server gets %v", err)
 	}
 	if again, err := os.Stat(path); err != nil || !os.SameFile(info, again) {
 		t.Error("the second one has taken the first one's socket away")
@@ -127,9 +127,9 @@ func TestWhereListeningFails(t *testing.T) {
 	}
 }
 
-// TestClientsThatAskAreAnswered: a client that opens more connections than there may be keeps no
-// other out, and an answer in progress is finished.
-func TestClientsThatAskAreAnswered(t *testing.T) {
+// TestEachClientIsAnswered: a client that opens more connections than allowed keeps no other out,
+// and an answer in progress is finished.
+func TestEachClientIsAnswered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -169,16 +169,16 @@ func TestClientsThatAskAreAnswered(t *testing.T) {
 	}
 	for range 5 {
 		if err := ask("/"); err != nil {
-			t.Errorf("one who asks while others hold their connections: %v", err)
+			t.Errorf("a request while other clients hold their connections: %v", err)
 		}
 	}
 	close(finish)
 	if err := <-slow; err != nil {
-		t.Errorf("one who was being answered: %v", err)
+		t.Errorf("a request that was being answered: %v", err)
 	}
 }
 
-// TestTheListenersSocketIsMadeAgain: and logged by its configured name.
+// TestTheListenersSocketIsMadeAgain: the log names it as configured.
 func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
 	log, said := logs.NewNullLogger()
@@ -193,7 +193,7 @@ func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 		_ = conn.Close()
 		if got := said.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel ||
 			fmt.Sprint(got[0].Data["address"]) != path {
-			t.Errorf("%d times it is said: %+v", times, got)
+			t.Errorf("logged %d times: %+v", times, got)
 		}
 		daemontest.Must(t, os.Remove(path))
 	}

@@ -48,15 +48,15 @@ func counts(o grants.Overview) string {
 	return fmt.Sprintf("%d/%d", len(o.Grants), bindings)
 }
 
-// TestCache: a change of the ledger is seen in the next reading, however short ago it was, and so
-// is the end of a container, which changes no file. An unchanged ledger is not read.
+// TestCache: the next reading sees a change of the ledger, however recent, and the end of a
+// container, which changes no file. An unchanged ledger is not read.
 func TestCache(t *testing.T) {
 	s := newCachedNode(t)
 	first := s.Grant(0)
 	if got := s.reads(); got != "1/0" {
 		t.Fatalf("one grant is %s", got)
 	}
-	for i := range 20 { // more of them within one tick than can be told apart
+	for i := range 20 { // several changes within one tick of the clock
 		s.Grant(byte(i + 1))
 		if o, _, err := s.cache.Read(s.Node.Node, false); err != nil ||
 			counts(o) != fmt.Sprintf("%d/0", i+2) {
@@ -76,14 +76,14 @@ func TestCache(t *testing.T) {
 	if s.cache.readings != reading {
 		t.Errorf("it was read %d times and had not changed", s.cache.readings-reading)
 	}
-	// as if it had been read before the last change, and that had left the stamps the same
+	// as if it was read before the last change, and the change left the stamps the same
 	s.cache.read = s.cache.read.Add(-maxAgeWatched / 2)
 	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of before the last change is believed (%v)", err)
 	}
 	s.reads()
-	// as if the files had changed while the clock was set back: they are older than the reading,
-	// and others
+	// as if the files changed while the clock was set back: they are older than the reading, and
+	// differ
 	s.cache.stamp = Stamp{}
 	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of other files is believed (%v)", err)
@@ -93,7 +93,7 @@ func TestCache(t *testing.T) {
 		t.Errorf("a container has ended: %s", got)
 	}
 	if s.cache.allWatched {
-		t.Error("the binding of a container that is gone is there, and nobody is to look for it")
+		t.Error("the binding of an ended container exists, and no check is due")
 	}
 	_ = two
 }
@@ -115,8 +115,8 @@ func TestUnwatchedContainers(t *testing.T) {
 
 func noExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
 
-// TestContainersAreWatchedAgain: processes that could not be held, for example without descriptors,
-// are held as soon as possible; each change is logged once.
+// TestContainersAreWatchedAgain: processes that could not be held, for example for lack of
+// descriptors, are held as soon as possible; each change is logged once.
 func TestContainersAreWatchedAgain(t *testing.T) {
 	s := newCachedNode(t)
 	log, said := logs.NewNullLogger()
@@ -129,7 +129,7 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 	}
 	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
 		got[0].Data[logrus.ErrorKey] != host.ErrNoExitWatcher {
-		t.Errorf("said is %+v", got)
+		t.Errorf("logged is %+v", got)
 	}
 	s.cache.newExitWatcher = nil
 	for range 3 {
@@ -138,6 +138,6 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 		}
 	}
 	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
-		t.Errorf("said is %+v", got)
+		t.Errorf("logged is %+v", got)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// asked answers each line as the file beside it says.
+// asked answers each line with the content of the file beside it.
 const asked = `while read -r line; do
   case $(cat "$1/does") in
     sample) cat "$1/sample" ;;
@@ -111,10 +111,10 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 			}
 			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(),
 				"cannot tell what is used of the GPUs: "+want) {
-				t.Errorf("it says %v", err)
+				t.Errorf("it returns %v", err)
 			}
 			if _, err := n.ask(); err == nil {
-				t.Error("it asks again at once")
+				t.Error("it samples again at once")
 			}
 			n.m.laterAnswer = time.Minute
 			n.sample(2)
@@ -126,7 +126,7 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 	}
 }
 
-// TestSamplerFollowsChanges: GPUs come and go, and another source has another process.
+// TestSamplerFollowsChanges: GPUs appear and disappear, and another source has another process.
 func TestSamplerFollowsChanges(t *testing.T) {
 	n := newFakeNVML(t)
 	for _, want := range []int{1, 8, 0, 3} {
@@ -138,11 +138,11 @@ func TestSamplerFollowsChanges(t *testing.T) {
 	before := n.m.current.cmd.Process.Pid
 	if _, err := n.m.Sample(context.Background(), grant.Source{
 		Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.current.cmd.Process.Pid == before {
-		t.Errorf("another driver root is asked for through the same process (%v)", err)
+		t.Errorf("another driver root is read through the same process (%v)", err)
 	}
 }
 
-// TestSamplerRefusesImpossibleAnswers.
+// TestSamplerRefusesImpossibleAnswers, and returns an error for each.
 func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"used":17}]}`:                                             "of GPU 0",
@@ -161,14 +161,14 @@ func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 	}
 }
 
-// TestSamplerStartsFewChildrenThatHang: processes that no signal reaches are waited for, and do not
-// get more and more.
+// TestSamplerStartsFewChildrenThatHang: no more are started while two children hang that no signal
+// reaches.
 func TestSamplerStartsFewChildrenThatHang(t *testing.T) {
 	n := newFakeNVML(t)
 	n.m.stuck.Store(maxStuck)
 	if _, err := n.ask(); err == nil || !strings.Contains(err.Error(),
 		"2 processes that asked NVML hang in the driver and cannot be ended") || n.m.current != nil {
-		t.Errorf("it says %v", err)
+		t.Errorf("it returns %v", err)
 	}
 	n.m.stuck.Store(0)
 	n.eventually("it is asked when they have ended", func() bool { _, err := n.ask(); return err == nil })
@@ -197,19 +197,20 @@ func TestSamplerWaitsForItsChildAlone(t *testing.T) {
 			})
 			t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("it says %v", err)
+				t.Errorf("it returns %v", err)
 			}
 			n.eventually("the child is not waited for any more", func() bool { return n.m.stuck.Load() == 0 })
 			if err := syscall.Kill(left, 0); err != nil {
-				t.Errorf("what it has left behind is gone too: %v", err)
+				t.Errorf("the process that it left behind ended too: %v", err)
 			}
 		})
 	}
 }
 
-// TestAnAnswerThatIsThereIsTaken: though the time is over, because this process was stopped. The
-// clock is the bubble's. If both are there, select takes either one: hence the hundred.
-func TestAnAnswerThatIsThereIsTaken(t *testing.T) {
+// TestALateAnswerIsStillRead: an answer that has arrived is used, though the time is over because
+// this process was stopped. The clock is the bubble's. If both channels are ready, select takes
+// either: hence the hundred rounds.
+func TestALateAnswerIsStillRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		comes func(answer func())
 		taken bool
@@ -249,7 +250,7 @@ type stalled struct {
 
 func (s stalled) Done() <-chan struct{} { s.still(); return nil }
 
-// TestSamplerEndsWithItsContext, while NVML hangs.
+// TestSamplerEndsWithItsContext: also while NVML hangs.
 func TestSamplerEndsWithItsContext(t *testing.T) {
 	n := newFakeNVML(t)
 	n.does("hang")
@@ -271,7 +272,7 @@ func TestMonotonic(t *testing.T) {
 		{"a moment ago", now.Round(0).Add(-time.Second), time.Second, time.Second},
 		{"the clock was set back since", now.Round(0).Add(time.Hour), 0, 0},
 		{"the clock was set forward since", now.Round(0).Add(-time.Hour), 0, 0},
-		{"says nothing", time.Time{}, 0, 0},
+		{"returns no time", time.Time{}, 0, 0},
 	} {
 		got := monotonic(c.taken, now)
 		if now.Sub(got) != c.by || now.Round(0).Sub(got.Round(0)) != c.wall || got == got.Round(0) {

@@ -48,7 +48,8 @@ func TestAnotherUserIsNotAnswered(t *testing.T) {
 	}
 }
 
-// connect reads what a user receives from a socket, in a thread that becomes that user and ends.
+// connect reads what another user receives from a socket, in a thread that becomes that user and
+// ends.
 func connect(path string, uid int) (text string, err error) {
 	var done sync.WaitGroup
 	done.Go(func() {

@@ -38,7 +38,7 @@ func TestGates(t *testing.T) {
 		}
 		return binary.NativeEndian.Uint64(text[at:])
 	}
-	// open is the part of the time, in percent; -1 of a gate that nobody has set.
+	// open is the part of the time, in percent; -1 for a gate that was never set.
 	open := func() int {
 		gate := word(gateAt)
 		if gate == 0 {
@@ -63,7 +63,7 @@ func TestGates(t *testing.T) {
 	}
 	look(100)
 	if open() != 30 || word(beatAt) != 1 {
-		t.Errorf("at the first look the gate is open for %d%%, want the share; %d looks",
+		t.Errorf("in the first sample the gate is open for %d%%, want the share; %d samples",
 			open(), word(beatAt))
 	}
 	for range 20 {
@@ -74,7 +74,7 @@ func TestGates(t *testing.T) {
 	}
 	look(-1)
 	if open() != 30 {
-		t.Errorf("where nothing is told the gate is open for %d%%", open())
+		t.Errorf("without a sample the gate is open for %d%%", open())
 	}
 	for range 20 {
 		look(20)
@@ -84,13 +84,13 @@ func TestGates(t *testing.T) {
 	}
 	look(absent)
 	if open() != 30 || word(beatAt) != 43 {
-		t.Errorf("of a grant that runs nothing the gate is open for %d%%, after %d looks",
+		t.Errorf("of a grant that runs nothing the gate is open for %d%%, after %d samples",
 			open(), word(beatAt))
 	}
 	n.Policy.Enforcement.Compute = grant.CountShare
 	look(100)
 	if word(beatAt) != 43 {
-		t.Error("a share that is only counted was looked after")
+		t.Error("the gate of a share that is only counted was moved")
 	}
 }
 

@@ -48,7 +48,7 @@ func TestOverhead(t *testing.T) {
 			}
 		}
 	}
-	owner := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1} // the slot is somebody's
+	owner := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1} // another process has the slot
 	if err := unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK, &owner); err != nil {
 		t.Fatal(err)
 	}
@@ -137,9 +137,9 @@ func TestKeptAccounts(t *testing.T) {
 	}
 }
 
-// TestASlowAccountIsLeftUnread: for a while, because its container makes every reading slow. The
+// TestASlowAccountIsNotRead: for a while, because its container makes every reading slow. The
 // grant's other GPUs have the same account.
-func TestASlowAccountIsLeftUnread(t *testing.T) {
+func TestASlowAccountIsNotRead(t *testing.T) {
 	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"),
 		grant.ID("g-bbbbbbbbbbbb")
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}

@@ -72,7 +72,7 @@ gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -
 	return g
 }
 
-// run is a test of its own, and its programs end with it.
+// run is a subtest, and its programs end with it.
 func (g *standInGPU) run(name string, story func()) {
 	all := g.t
 	all.Run(name, func(t *testing.T) {
@@ -97,7 +97,7 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 			return
 		}
 	}
-	// When its gate opens in the period is drawn. No test may fail by a draw.
+	// The time at which its gate opens in the period is random. No test may fail by chance.
 	for _, file := range []string{grant.LimitsFile, grant.RegionFile} {
 		f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 		daemontest.Must(g.t, err)
@@ -124,15 +124,15 @@ exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDi
 	g.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if line != "launches\n" {
-		g.t.Fatalf("the program says %q (%v)", line, err)
+		g.t.Fatalf("the program prints %q (%v)", line, err)
 	}
 	g.people[cmd.Process.Pid] = watch.ProcessInfo{Process: grant.Process{PID: cmd.Process.Pid},
 		Cgroup: "/" + string(id)}
 }
 
-// looks does what gpuledgerd does each second: it asks NVML, compares, and with attended moves the
-// gates. It returns the mean percentage of the GPU's time that each grant had.
-func (g *standInGPU) looks(n int, attended bool) map[grant.ID]float64 {
+// sampled takes samples as gpuledgerd does each second: it samples NVML, compares, and with attended
+// moves the gates. It returns the mean percentage of the GPU's time that each grant had.
+func (g *standInGPU) sampled(n int, attended bool) map[grant.ID]float64 {
 	g.t.Helper()
 	mean := map[grant.ID]float64{}
 	for range n {
@@ -158,13 +158,12 @@ func (g *standInGPU) has(what string, got float64, share int) {
 	}
 }
 
-const settled = 40 // looks until a gate has found out what a launch costs
+const settled = 40 // samples until a gate knows what a launch costs
 
 // TestAThrottledGrantHasItsShare: programs launch through the proxy on the stand-in's GPU, NVML
 // reports what they had of it, and the gate moves until that is the share. All of it goes by the
-// stand-in's clock, so the figures do not depend on the machine. Earlier throttles were without
-// effect on large GPUs (core #274 #314 #317) or gave shares of other sizes (core #104 #37 #76, hami
-// #2863).
+// stand-in's clock, so the figures do not depend on the machine. Earlier throttles had no effect on
+// large GPUs (core #274 #314 #317) or gave shares of other sizes (core #104 #37 #76, hami #2863).
 func TestAThrottledGrantHasItsShare(t *testing.T) {
 	const one, two = grant.ID("g-aaaaaaaaaaaa"), grant.ID("g-bbbbbbbbbbbb")
 	g := newStandInGPU(t)
@@ -172,8 +171,8 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 		g.run(kind, func() {
 			g.grant(one, 30)
 			g.launches(one, kind)
-			g.looks(settled, true)
-			g.has("one process", g.looks(30, true)[one], 30)
+			g.sampled(settled, true)
+			g.has("one process", g.sampled(30, true)[one], 30)
 		})
 	}
 	g.run("the processes of a grant share it", func() {
@@ -181,8 +180,8 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 		for _, kind := range []string{"kernel", "graph", "cooperative", "waits"} {
 			g.launches(one, kind)
 		}
-		g.looks(settled, true)
-		g.has("four processes", g.looks(30, true)[one], 30)
+		g.sampled(settled, true)
+		g.has("four processes", g.sampled(30, true)[one], 30)
 	})
 	// Each fills the GPU beside the other, so that neither is seen to have far more than its share
 	// while both gates are too wide.
@@ -192,8 +191,8 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 			g.grant(two, shares[1])
 			g.launches(one, "kernel")
 			g.launches(two, "kernel")
-			g.looks(settled+30, true)
-			mean := g.looks(30, true)
+			g.sampled(settled+30, true)
+			mean := g.sampled(30, true)
 			g.has("the smaller", mean[one], shares[0])
 			g.has("the larger", mean[two], shares[1])
 		})
@@ -201,37 +200,38 @@ func TestAThrottledGrantHasItsShare(t *testing.T) {
 	g.run("a live one changes", func() {
 		g.grant(one, 20)
 		g.launches(one, "kernel")
-		g.looks(settled, true)
-		g.has("before", g.looks(20, true)[one], 20)
+		g.sampled(settled, true)
+		g.has("before", g.sampled(20, true)[one], 20)
 		g.grant(one, 70)
-		g.looks(settled, true)
-		g.has("after", g.looks(20, true)[one], 70)
+		g.sampled(settled, true)
+		g.has("after", g.sampled(20, true)[one], 70)
 	})
 	g.run("without a share", func() {
 		g.grant(one, 0)
 		g.launches(one, "kernel")
-		g.looks(1, true) // hears of nothing
-		if got := g.looks(5, true)[one]; got < 95 {
+		g.sampled(1, true) // gets no sample
+		if got := g.sampled(5, true)[one]; got < 95 {
 			t.Errorf("what nothing throttles has %.1f%% of the time", got)
 		}
 	})
-	// gpuledgerd is gone, with a gate that is as good as closed. After ten seconds the gate is open
-	// for the share of the time: launches go on, and are held to what the gate alone can hold.
-	g.run("nobody looks after it", func() {
+	// gpuledgerd has ended, and left a gate that is almost closed. After ten seconds the gate is
+	// open for the share of the time: launches go on, and are limited as far as the gate alone can
+	// do that.
+	g.run("gpuledgerd does not run", func() {
 		g.grant(one, 30)
 		g.launches(one, "waits")
-		g.looks(settled, true)
+		g.sampled(settled, true)
 		l, err := limits.Open(g.node.Policy.LimitsDir(one))
 		daemontest.Must(g.t, err)
 		defer l.Close()
 		daemontest.Must(g.t, l.SetGate(standInUUID, 0, 5*time.Second))
 		l.Beat()
-		if got := g.looks(5, false)[one]; got > 1 {
+		if got := g.sampled(5, false)[one]; got > 1 {
 			g.t.Errorf("at the gate that was left it has %.1f%% of the time", got)
 		}
-		g.looks(11, false)
-		g.has("ten seconds later", g.looks(20, false)[one], 30)
-		g.looks(settled, true)
-		g.has("looked after again", g.looks(20, true)[one], 30)
+		g.sampled(11, false)
+		g.has("ten seconds later", g.sampled(20, false)[one], 30)
+		g.sampled(settled, true)
+		g.has("attended again", g.sampled(20, true)[one], 30)
 	})
 }

@@ -38,7 +38,7 @@ func (s fixedSampler) Sample(context.Context, grant.Source) (grant.Sample, error
 
 func (fixedSampler) Close() {}
 
-// fixedLedger is read once and for all, as long as its files do not change.
+// fixedLedger is read once, as long as its files do not change.
 type fixedLedger struct {
 	overview grants.Overview
 	stamp    ledgercache.Stamp
@@ -54,7 +54,7 @@ func (f fixedLedger) Read(n *node.Node, anew bool) (grants.Overview, bool, error
 
 func (fixedLedger) Changes() map[string]uint64 { return nil }
 
-// crowded is a watcher of eight GPUs, with so many containers of a grant and five processes each.
+// crowded is a watcher of eight GPUs, with this many containers of a grant and five processes each.
 func crowded(t testing.TB, containers int) *Manager {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -129,8 +129,8 @@ func TestAPassOfACrowd(t *testing.T) {
 	}
 }
 
-// BenchmarkPass is what the daemon does with a sample of 1,000 processes in 200 containers, and of
-// four times that.
+// BenchmarkPass measures what the daemon does with a sample of 1,000 processes in 200 containers,
+// and of four times as many.
 func BenchmarkPass(b *testing.B) {
 	for _, containers := range []int{200, 800} {
 		b.Run(fmt.Sprint(5*containers), func(b *testing.B) {
@@ -147,9 +147,9 @@ func BenchmarkPass(b *testing.B) {
 	}
 }
 
-// TestWhatIsUsedIsWritten: at once when it has changed, and otherwise from time to time, so that
-// its age can be seen.
-func TestWhatIsUsedIsWritten(t *testing.T) {
+// TestUseIsWritten: at once when it has changed, and otherwise at intervals, so that its age
+// can be seen.
+func TestUseIsWritten(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
 	s := w.sampler.(fixedSampler).s
@@ -202,19 +202,19 @@ func TestAFullDiskPreventsNoReaction(t *testing.T) {
 	w := crowded(t, 8)
 	n := w.node()
 	n.Policy.Rules.OnOutsideLedger, n.Policy.Daemon.Grace = grant.StopContainer, "0s"
-	// what is new has the ledger read again, which knows of no grant
+	// a new process has the ledger read again, which knows no grant of it
 	w.sampler.(fixedSampler).s.GPUs[0].XIDs = []int{79}
 	daemontest.Must(t, os.MkdirAll(filepath.Join(n.Policy.RunDir, ".watch.json.new", "in the way"), 0o700))
 	err := w.pass(context.Background(), n)
-	// in that /proc nobody is process 1, so that it is tried only
+	// that /proc has no process 1, so a stop is only tried
 	if err == nil || !strings.Contains(err.Error(), "watch.json") ||
 		!strings.Contains(err.Error(), "cannot stop ") {
-		t.Errorf("said is: %v", err)
+		t.Errorf("returned is: %v", err)
 	}
 }
 
-// TestProcessUsersAreRenewed: when the ledger was read again and when a process has come or gone,
-// and not otherwise.
+// TestProcessUsersAreRenewed: when the ledger was read again and when a process has started or
+// ended, and not otherwise.
 func TestProcessUsersAreRenewed(t *testing.T) {
 	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}}
 	defer w.processes.Close()
@@ -245,7 +245,7 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 	_ = one.Process.Kill()
 	_ = one.Wait()
 	is("a process has ended", true)
-	is("and nobody has come or gone since", false)
+	is("and no process has started or ended since", false)
 	sample.GPUs[0].Processes[0].PID = sleeper().Process.Pid
 	is("another one has come", true)
 }
@@ -289,10 +289,10 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 				`"cgroup-path":%q,"bundle":%q}`, cgroup, runtime+"/bundle"))
 			w.sampler = timedSampler{s, began.Add(10 * time.Second)}
 			err := w.pass(context.Background(), n)
-			// in that /proc nobody is process 1
+			// that /proc has no process 1
 			tried := err != nil && strings.Contains(err.Error(), "cannot stop ")
 			if tried == exempt || !tried && err != nil {
-				t.Errorf("said is %v", err)
+				t.Errorf("returned is %v", err)
 			}
 			w.sampler = timedSampler{s, began.Add(20 * time.Second)}
 			_ = w.pass(context.Background(), n)
@@ -321,10 +321,10 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 	daemontest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
 	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
 		got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
-		t.Errorf("said is %+v", got)
+		t.Errorf("logged is %+v", got)
 	}
 	looks()
 	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
-		t.Errorf("said is %+v", got)
+		t.Errorf("logged is %+v", got)
 	}
 }
