@@ -19,8 +19,8 @@ func file(path string, mode fs.FileMode) PathFacts {
 	return PathFacts{Path: path, Mode: mode, Writable: true}
 }
 
-// well is a node without problems: one GPU behind containerd.
-func well() Facts {
+// healthy is a node without problems: one GPU behind containerd.
+func healthy() Facts {
 	p := grant.Policy{StateDir: "/state", RunDir: "/run/g", Runtime: grant.Runtime{Path: []string{"runc"}},
 		Inventory:   grant.Source{Source: grant.NVML},
 		Rules:       grant.Rules{MinimumStrength: grant.StrengthNone},
@@ -64,7 +64,7 @@ var limiting = func(f *Facts) { f.Driverless, f.Inventory.Driver.Version = "", "
 
 var throttled = func(f *Facts) { f.Policy.Enforcement.Compute, f.Unkept = grant.ThrottleShare, "" }
 
-// answers are changes to a node without problems, and the lines that doctor then prints.
+// answers are changes to a healthy node, and the lines that doctor then prints.
 var answers = []struct {
 	name   string
 	change func(*Facts)
@@ -77,11 +77,11 @@ var answers = []struct {
 		"the defaults are in force"},
 	{"a broken configuration", func(f *Facts) { f.Broken = errors.New("line 3") }, "configuration",
 		Problem, "line 3"},
-	{"anybody's configuration", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem,
+	{"a configuration that every user can write", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem,
 		"/etc/g.toml can be changed by others than root (mode 0666, owner 0)"},
 	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem,
 		"owner 1000"},
-	{"anybody's directory of the configuration",
+	{"a directory of the configuration that every user can write",
 		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} },
 		"configuration", Problem,
 		"/etc can be changed"},
@@ -94,7 +94,7 @@ var answers = []struct {
 		Warning, "disabled until 2001"},
 
 	{"directories", func(*Facts) {}, "directories", OK, "/state and /run/g"},
-	{"directories to come", func(f *Facts) {
+	{"directories that do not exist yet", func(f *Facts) {
 		f.State, f.Run = PathFacts{Missing: true},
 			PathFacts{Missing: true}
 	},
@@ -117,19 +117,19 @@ var answers = []struct {
 	{"programs", func(*Facts) {}, "programs", OK, "all programs"},
 	{"a missing program", func(f *Facts) { f.Programs[0].Missing = true }, "programs", Warning,
 		"gpuledger-runtime is not there"},
-	{"anybody's program", func(f *Facts) { f.Programs[0].Mode = 0o777 }, "programs", Problem, "mode 0777"},
+	{"a program that every user can write", func(f *Facts) { f.Programs[0].Mode = 0o777 }, "programs", Problem, "mode 0777"},
 
 	{"a runtime", func(*Facts) {}, "runtimes", OK, "runc version 1.3"},
 	{"no runtime", func(f *Facts) { f.Runtimes = nil }, "runtimes", Problem, "none of runc is there"},
-	{"anybody's runtime", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
+	{"a runtime that every user can write", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
 	{"a runtime of what is not judged", func(f *Facts) {
 		f.Unjudged = map[string]PathFacts{
 			"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
 	}, "runtimes", OK, "containers that are not judged run under /usr/bin/nvidia-container-runtime"},
-	{"a runtime of what is not judged that is gone", func(f *Facts) {
+	{"a runtime of containers that are not judged, removed", func(f *Facts) {
 		f.Unjudged = map[string]PathFacts{"/opt/n": {Path: "/opt/n", Missing: true}}
 	}, "runtimes", Warning, "/opt/n is not there (runtime.unjudged)"},
-	{"a runtime of what is not judged that is anybody's", func(f *Facts) {
+	{"a runtime of containers that are not judged, writable by all", func(f *Facts) {
 		f.Unjudged = map[string]PathFacts{"/opt/n": {Path: "/opt/n", Mode: 0o757}}
 	}, "runtimes", Problem, "mode 0757"},
 	{"a runtime that fails", func(f *Facts) { f.Runtimes[0].Failed = errors.New("exit status 1") },
@@ -221,7 +221,7 @@ var answers = []struct {
 
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
-	{"a ledger nobody knows of", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
+	{"a ledger in an unknown state", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
 		"ledger", Warning, "not looked at"},
 	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem,
 		"cannot lock"},
@@ -240,11 +240,11 @@ var answers = []struct {
 
 	{"an audit log", func(*Facts) {}, "audit", OK, "recorded in /var/log/a"},
 	{"no audit log", func(f *Facts) { f.Policy.Audit.File = "" }, "audit", Warning, "off"},
-	{"an audit log nobody can write", func(f *Facts) { f.Audit.Writable = false }, "audit", Problem,
+	{"an audit log that cannot be written", func(f *Facts) { f.Audit.Writable = false }, "audit", Problem,
 		"cannot be written"},
 	{"a FIFO", func(f *Facts) { f.Audit.Mode = fs.ModeNamedPipe | 0o600 }, "audit", Problem,
 		"no regular file"},
-	{"anybody's audit log", func(f *Facts) { f.Audit.Mode = 0o622 }, "audit", Problem, "mode 0622"},
+	{"an audit log that every user can write", func(f *Facts) { f.Audit.Mode = 0o622 }, "audit", Problem, "mode 0622"},
 	{"a full disk", func(f *Facts) { f.Free = 1 << 20 }, "audit", Warning,
 		"may grow to 2MiB, and its file system has 1MiB free"},
 
@@ -259,11 +259,11 @@ var answers = []struct {
 		Problem, "starts no container"},
 	{"a handler without its program", func(f *Facts) { f.Engines[0].Handlers["gpuledger"] = "/nowhere/w" },
 		"engines", Problem, `"/nowhere/w", is not there`},
-	{"a default that somebody has changed", func(f *Facts) {
+	{"a default that another program changed", func(f *Facts) {
 		f.Default = []configure.Default{
 			{Engine: grant.Containerd, Name: "containerd", File: "/etc/c.toml", Handler: "nvidia"}}
 	}, "engines", Problem, `containerd: /etc/c.toml names "nvidia" as its default handler`},
-	{"a default that is ours", func(f *Facts) {
+	{"a default that is gpuledger's", func(f *Facts) {
 		f.Default = []configure.Default{
 			{Engine: grant.Containerd, Ours: true}}
 	}, "engines", OK, "go through"},
@@ -286,7 +286,7 @@ var answers = []struct {
 		f.Hooks = []Hook{
 			{PathFacts: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}
 	}, "hooks", Warning, "no JSON"},
-	{"anybody's hook", func(f *Facts) { f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}} }, "hooks",
+	{"a hook that every user can write", func(f *Facts) { f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}} }, "hooks",
 		Problem, "mode 0666"},
 
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
@@ -298,7 +298,7 @@ var answers = []struct {
 		f.CDI = []Spec{
 			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
 	}, "cdi", Warning, "all GPUs at once"},
-	{"anybody's CDI", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} },
+	{"a CDI directory that every user can write", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} },
 		"cdi",
 		Problem, "what stands there, engines inject"},
 	{"CDI that cannot be read", func(f *Facts) {
@@ -324,7 +324,7 @@ var answers = []struct {
 		f.Daemon, f.Policy.Daemon.Listen, f.Listening = 7, "127.0.0.1:9836",
 			Listening{Others: []uint32{65534}}
 	}, "daemon", Problem, "a program of user 65534 listens on 127.0.0.1:9836, which is gpuledgerd's"},
-	{"nobody at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" },
+	{"no listener at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" },
 		"daemon", Warning, "does not listen on 127.0.0.1:9836"},
 	{"no daemon", func(*Facts) {}, "daemon", OK, "does not run"},
 }
@@ -332,7 +332,7 @@ var answers = []struct {
 func TestExamine(t *testing.T) {
 	for _, tt := range answers {
 		t.Run(tt.name, func(t *testing.T) {
-			f := well()
+			f := healthy()
 			tt.change(&f)
 			lines := Examine(f)
 			i := slices.IndexFunc(lines, func(l Line) bool {
@@ -351,15 +351,15 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestEveryCheckIsDocumented compares docs/doctor.md with the checks and their order, and wants a
-// row above for each.
+// TestEveryCheckIsDocumented compares docs/doctor.md with the checks and their order, and requires
+// a row above for each.
 func TestEveryCheckIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/doctor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !Healthy(Examine(well())) {
-		t.Error("a node that is well is healthy")
+	if !Healthy(Examine(healthy())) {
+		t.Error("a node that is healthy is healthy")
 	}
 	var rows, names []string
 	for line := range strings.Lines(string(text)) {
@@ -370,8 +370,8 @@ func TestEveryCheckIsDocumented(t *testing.T) {
 	}
 	for _, c := range Checks {
 		names = append(names, c.Name)
-		if lines := c.look(well()); len(lines) == 0 || lines[0].Status != OK {
-			t.Errorf("%s says %v of a node that is well", c.Name, lines)
+		if lines := c.look(healthy()); len(lines) == 0 || lines[0].Status != OK {
+			t.Errorf("%s reports %v on a healthy node", c.Name, lines)
 		}
 	}
 	if !slices.Equal(rows, names) {

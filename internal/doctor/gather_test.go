@@ -20,11 +20,11 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
+func TestParentDirectoriesThatOthersCanWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := write(t, filepath.Join(dir, "a/b/file"), "")
 	if p := at(path); len(p.Above) > 0 && filepath.Dir(p.Above[0].Path) == dir {
-		t.Errorf("nobody else can write to %v", p.Above)
+		t.Errorf("only root can write to %v", p.Above)
 	}
 	if err := os.Chmod(filepath.Join(dir, "a"), 0o777); err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
 	for _, name := range []string{path, filepath.Join(dir, "a/b/c/d/missing")} {
 		p := at(name)
 		if len(p.Above) == 0 || p.Above[0].Path != filepath.Join(dir, "a") {
-			t.Errorf("%s: anybody can replace %s/a/b, but that is not among %v", name, dir, p.Above)
+			t.Errorf("%s: every user can replace %s/a/b, but that is not among %v", name, dir, p.Above)
 		}
 		if !p.Writable || p.Missing != (name != path) {
 			t.Errorf("%s: %+v", name, p)
@@ -43,11 +43,11 @@ func TestAPlaceIsAsLooseAsTheDirectoriesAboveIt(t *testing.T) {
 	}
 	if p := at(path); slices.ContainsFunc(p.Above,
 		func(a PathFacts) bool { return a.Path == filepath.Join(dir, "a") }) {
-		t.Error("in a sticky directory nobody replaces what is root's")
+		t.Error("in a sticky directory other users cannot replace root's files")
 	}
 }
 
-func TestARelativeNameIsThatOfTheWorkingDirectory(t *testing.T) {
+func TestARelativeNameIsInTheWorkingDirectory(t *testing.T) {
 	t.Chdir(t.TempDir())
 	write(t, "file", "")
 	here, _ := os.Getwd()
@@ -56,7 +56,7 @@ func TestARelativeNameIsThatOfTheWorkingDirectory(t *testing.T) {
 	}
 }
 
-func TestSpecsAreKnownByTheirKind(t *testing.T) {
+func TestSpecsAreRecognizedByTheirKind(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct{ text, kind string }{
 		"a.json": {`{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu"}`, "nvidia.com/gpu"},
@@ -80,7 +80,7 @@ func TestSpecsAreKnownByTheirKind(t *testing.T) {
 }
 
 // A directory that two engines read is listed twice.
-func TestNoOtherDirectoryIsReadForCDIFiles(t *testing.T) {
+func TestOnlyConfiguredCDIDirectoriesAreRead(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)
 	write(t, filepath.Join(here, "mine.json"), `{"kind":"vendor.example/gpu"}`)
@@ -103,7 +103,7 @@ func TestNoOtherDirectoryIsReadForCDIFiles(t *testing.T) {
 	}
 }
 
-func TestHooksAreKnownByTheirProgram(t *testing.T) {
+func TestHooksAreRecognizedByTheirProgram(t *testing.T) {
 	dir := t.TempDir()
 	h := readHook(write(t, dir+"/a.json", `{"version":"1.0.0","hook":{"path":"/nowhere/gpuledger-hook"}}`))
 	if h.Program != "/nowhere/gpuledger-hook" || !h.Gone || h.Error != nil {
@@ -114,10 +114,11 @@ func TestHooksAreKnownByTheirProgram(t *testing.T) {
 	}
 }
 
-// TestCgroup reads the layout of this machine. A node without cgroups could run none of the tests.
+// TestCgroup reads the layout of this machine. On a node without cgroups none of the tests could
+// run.
 func TestCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("it takes root to ask for device programs")
+		t.Skip("misses root, to query device programs")
 	}
 	if c := cgroup("/sys/fs/cgroup"); c.Version == 0 || c.Error != nil {
 		t.Errorf("%+v", c)

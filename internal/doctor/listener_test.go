@@ -13,9 +13,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The kernel's list of sockets tells another listener on the daemon's port from the daemon,
-// whatever the listener answers.
-func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
+// The kernel's list of sockets shows whether another program listens on the daemon's port, whatever
+// the listener answers.
+func TestListenerIsTheDaemonOrAnotherProgram(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
-	// a connection, which is no listener, on a port of its own
+	// a connection, which is not a listener, on a port that is its own
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 		"no daemon, and one":   {l.Addr().String(), 0, Listening{Others: others}},
 		"at every address":     {":" + port, self, Listening{Ours: true}},
 		"at another address":   {"127.0.0.2:" + port, self, Listening{}},
-		"nobody":               {conn.LocalAddr().String(), self, Listening{}},
+		"no listener":          {conn.LocalAddr().String(), self, Listening{}},
 		"a socket of a path":   {"unix:/run/gpuledger/status.sock", self, Listening{}},
 		"off":                  {"", self, Listening{}},
 		"what is no address":   {"9836", self, Listening{}},
@@ -65,9 +65,9 @@ func TestListeningIsTheDaemonsOrAnothers(t *testing.T) {
 	}
 }
 
-// TestWhoAnswersAtAnAddress: it finds listeners at the address or at all addresses of its family,
+// TestListenersAtAnAddress: listeners are found at the address or at all addresses of its family,
 // and no others.
-func TestWhoAnswersAtAnAddress(t *testing.T) {
+func TestListenersAtAnAddress(t *testing.T) {
 	written := func(address string) string { // in the kernel's notation
 		text := ""
 		bytes := netip.MustParseAddr(address).AsSlice()
@@ -92,7 +92,7 @@ func TestWhoAnswersAtAnAddress(t *testing.T) {
 			":266C 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 4711 1"
 		inode, uid, found := listens(line, addressesOf(c.configured), 9836)
 		if found != c.want || found && (inode != "4711" || uid != 1000) {
-			t.Errorf("%s is configured, and somebody listens at %s: %v %s %d", c.configured, c.local,
+			t.Errorf("%s is configured, and a program listens at %s: %v %s %d", c.configured, c.local,
 				found, inode, uid)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// The node scans what it has edited with the same eyes, and refuses where a second look differs
-// from the first. Here that is tried on all sorts of specs: it must never come to that refusal.
+// The node scans an edited spec with the same code, and refuses if the second verdict differs from
+// the first. This test tries all sorts of specs: none of them may reach that refusal.
 
 var (
 	node = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: func() (map[string]int, error) {
@@ -95,7 +95,7 @@ func specsOfAllSorts() *rapid.Generator[specs.Spec] {
 	})
 }
 
-func TestASecondLookAtAnEditedSpecFindsNothingToDo(t *testing.T) {
+func TestAnEditedSpecNeedsNoFurtherEdit(t *testing.T) {
 	kinds := map[grant.VerdictKind]int{}
 	rapid.Check(t, func(t *rapid.T) {
 		config, err := json.Marshal(specsOfAllSorts().Draw(t, "spec"))

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// A spec with fields that nobody knows, in an odd order and with odd white space: all of it is
-// somebody's.
+// A spec with unknown fields, in an odd order and with odd white space: another program may need
+// all of it.
 const spec = `{ "zNew" : { "b":1 , "a":[ 1,2 ] }, "ociVersion":"1.3.0",
  "process":{"terminal":false, "env":[ "PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all","A=\u00e4", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES", "X" ],"cwd":"/"},
  "mounts":[{"destination":"/m","source":"/s","options":["rbind"],"new":1},{"destination":"/keep"}],
@@ -88,7 +88,7 @@ func TestOCI(t *testing.T) {
 				{HookName: "prestart", Path: "/h", Args: []string{"x"}}}}},
 			[]string{`{"path":"/usr/bin/other","args":["x"]}]`},
 			[]string{`{"path":"/usr/bin/other","args":["x"]},{"path":"/h","args":["x"]}]`}},
-		{"a hook set in a stage of its own", grant.Verdict{
+		{"a hook in a stage without other hooks", grant.Verdict{
 			Edits: cdispec.ContainerEdits{Hooks: []*cdispec.Hook{
 				{HookName: "createRuntime", Path: "/usr/bin/other"}}}},
 			[]string{`"poststop":[{"path":"/usr/bin/nvidia-ctk"}]}`},
@@ -106,7 +106,7 @@ func TestOCI(t *testing.T) {
 			[]string{`{"path":"/dev/nvidia1","type":"c","major":195,"minor":1,"extra":{}},`}, []string{``}},
 		{"an allow removed, its deny kept", grant.Verdict{Removed: removal(grant.RemoveRule, "c 195:254")},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":254,"access":"rwm"},`}, []string{``}},
-		{"a rule set takes the place of its like", grant.Verdict{Rules: allow},
+		{"a new rule replaces an equal one", grant.Verdict{Rules: allow},
 			[]string{`{"allow":true,"type":"c","major":195,"minor":0,"access":"r"},`,
 				`"minor":254,"access":"m"}]`},
 			[]string{``, `"minor":254,"access":"m"},{"allow":true,"type":"c","major":195,"minor":0,` +
@@ -153,7 +153,7 @@ func TestOCI(t *testing.T) {
 	}
 }
 
-// sameOrdered compares documents but for white space between tokens: order, spelling and numbers
+// sameOrdered compares documents except for white space between tokens: order, spelling and numbers
 // count.
 func sameOrdered(t *testing.T, a, b []byte) bool {
 	t.Helper()
@@ -167,7 +167,7 @@ func sameOrdered(t *testing.T, a, b []byte) bool {
 	return x.String() == y.String()
 }
 
-func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
+func TestOCICreatesMissingMembers(t *testing.T) {
 	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(), Rules: []grant.DeviceRule{
 		{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}, Narrow: true}
 	const made = `"process":{"env":["NVIDIA_VISIBLE_DEVICES=GPU-0"]},` +
@@ -187,7 +187,7 @@ func TestOCIMakesWhatASpecLeavesOut(t *testing.T) {
 	}
 }
 
-func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
+func TestOCIRefusesSpecsThatItCannotEdit(t *testing.T) {
 	verdict := grant.Verdict{Kind: grant.Admit, Edits: gpuEdits(),
 		Removed: append(removal(grant.RemoveHook, "/h"), removal(grant.RemoveAnnotation, "a")...)}
 	verdict.Removed = append(verdict.Removed, grant.Removal{Kind: grant.RemoveMount, Name: "/m"})
@@ -214,9 +214,9 @@ func TestOCIRefusesWhatItCannotEdit(t *testing.T) {
 	}
 }
 
-// TestOCIKeepsWhatIsThereAlready: a document whose edits are all in it stays as it is, with its
+// TestOCIKeepsADocumentWithAllEdits: a document that has all of the edits stays as it is, with its
 // spaces.
-func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
+func TestOCIKeepsADocumentWithAllEdits(t *testing.T) {
 	config := ` { "linux" : { "maskedPaths":["/other","/p"] , "x":1 } , "process": {"env":["B=1","A=1"] } } `
 	got, err := OCI([]byte(config), grant.Verdict{Masked: []string{"/p"}, Edits: cdispec.ContainerEdits{
 		Env: []string{"A=1"}}})
@@ -225,7 +225,7 @@ func TestOCIKeepsWhatIsThereAlready(t *testing.T) {
 	}
 }
 
-// TestOCIReadsWhatItEdits and nothing else.
+// TestOCIReadsWhatItEdits, and no other member.
 func TestOCIReadsWhatItEdits(t *testing.T) {
 	for _, config := range []string{
 		`{"mounts":"x","hooks":"y","annotations":"z","linux":{"maskedPaths":"w"}}`,
@@ -242,7 +242,7 @@ func TestOCIReadsWhatItEdits(t *testing.T) {
 	}
 }
 
-// TestCDIHasARuleForEachNode: a rule that no node stands for would be lost.
+// TestCDIHasARuleForEachNode: a rule without a node would be lost.
 func TestCDIHasARuleForEachNode(t *testing.T) {
 	rule := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
 	for name, change := range map[string]func(*grant.DeviceRule){
@@ -263,8 +263,8 @@ func TestCDIHasARuleForEachNode(t *testing.T) {
 	}
 }
 
-// TestOCISaysWhatItCannotWrite: a word of the verdict's that is no text.
-func TestOCISaysWhatItCannotWrite(t *testing.T) {
+// TestOCIRefusesInvalidText: a string of the verdict that is not valid UTF-8.
+func TestOCIRefusesInvalidText(t *testing.T) {
 	for place, v := range map[string]grant.Verdict{
 		"linux: maskedPaths": {Masked: []string{"/proc/\xff"}},
 		"process: env":       {Edits: cdispec.ContainerEdits{Env: []string{"A=\xff"}}},
@@ -294,7 +294,7 @@ func TestWithout(t *testing.T) {
 	}
 }
 
-func TestRulesThatReplaceBeginByDenyingAll(t *testing.T) {
+func TestReplacingRulesBeginWithDenyAll(t *testing.T) {
 	rules := Rules(grant.Verdict{Narrow: true, Rules: []grant.DeviceRule{
 		{Allow: true, Type: 'c', Major: 1, Minor: -1, Access: "rwm"}}})
 	text, _ := json.Marshal(rules)
@@ -307,9 +307,9 @@ func TestRulesThatReplaceBeginByDenyingAll(t *testing.T) {
 	}
 }
 
-// TestRulesThatCrunTakesForTheSame are removed with the one that a removal names: crun takes every
-// type but a and b for a character device, and a number for a C int.
-func TestRulesThatCrunTakesForTheSame(t *testing.T) {
+// TestRulesThatCrunReadsAsEqual are removed with the one that a removal names: crun reads every
+// type except a and b as a character device, and a number as a C int.
+func TestRulesThatCrunReadsAsEqual(t *testing.T) {
 	const before = `{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"},%s{"allow":true,` +
 		`"type":"c","major":10,"minor":254,"access":"rw"}]}}}`
 	for _, rule := range []string{`"type":"c","major":195,"minor":254`, `"type":"u","major":195,"minor":254`,

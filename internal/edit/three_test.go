@@ -20,9 +20,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// One value, several translations: whoever applies a verdict's edits, the container gets the same.
+// A verdict's edits are one value with several translations: each gives the container the same.
 
-// given is what a container got of the edits.
+// given is what a container got from the edits.
 type given struct {
 	Env     []string
 	Devices []specs.LinuxDevice
@@ -31,8 +31,8 @@ type given struct {
 	Hooks   *specs.Hooks
 }
 
-// translations are the ways by which a container can be given a verdict's edits. Each takes an
-// ordinary spec and returns what it becomes.
+// translations are the ways in which a container can get a verdict's edits. Each takes an ordinary
+// spec and returns the edited one.
 var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.Spec{
 	"OCI spec": func(t *testing.T, spec specs.Spec, v grant.Verdict) specs.Spec {
 		config, err := edit.OCI(encoded(t, spec), v)
@@ -78,7 +78,7 @@ func ordinarySpec() specs.Spec {
 			Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}}}
 }
 
-func TestTranslationsGiveTheSame(t *testing.T) {
+func TestTranslationsGiveTheSameAccess(t *testing.T) {
 	for _, mode := range grant.Modes {
 		for name, share := range map[string][]grant.Share{
 			"one GPU": {{UUID: "GPU-0"}}, "two GPUs": {{UUID: "GPU-0"}, {UUID: "GPU-1", Index: 1}}} {
@@ -102,7 +102,7 @@ func TestTranslationsGiveTheSame(t *testing.T) {
 	}
 }
 
-// got reads what a spec gives, without what says the same in other words.
+// got reads what a spec gives, without what expresses the same in another form.
 func got(spec specs.Spec) given {
 	mounts := slices.Clone(spec.Mounts)
 	for i := range mounts {
@@ -116,9 +116,8 @@ func got(spec specs.Spec) given {
 	return given{spec.Process.Env, spec.Linux.Devices, spec.Linux.Resources.Devices, mounts, spec.Hooks}
 }
 
-// TestTheWrapperTakesCDIsEditsForItsOwn: an engine's CDI support comes first and the wrapper after
-// it.
-func TestTheWrapperTakesCDIsEditsForItsOwn(t *testing.T) {
+// TestTheWrapperAcceptsCDIsEdits: an engine's CDI support edits first and the wrapper after it.
+func TestTheWrapperAcceptsCDIsEdits(t *testing.T) {
 	v := admission.Offer(ledger.Grants[0], ledger.Now, inventory, node.Policy)
 	alone := translations["OCI spec"](t, ordinarySpec(), v)
 	after := translations["OCI spec"](t, translations["CDI"](t, ordinarySpec(), v), v)
@@ -127,8 +126,8 @@ func TestTheWrapperTakesCDIsEditsForItsOwn(t *testing.T) {
 	}
 }
 
-// TestOnlyAnOCISpecHidesPaths: neither CDI's edits nor NRI's adjustments have a word for it. What
-// it hides gives no access, so an admission goes through them all the same.
+// TestOnlyAnOCISpecHidesPaths: neither CDI's edits nor NRI's adjustments can express it. Hidden
+// paths give no access, so an admission without them is still correct.
 func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
 	hidden := []string{"/proc/driver/nvidia/gpus/0000:02:00.0"}
 	v := admission.Offer(ledger.Grants[0], ledger.Now, inventory, node.Policy)
@@ -141,7 +140,7 @@ func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
 	}
 }
 
-func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
+func TestCDIRefusesWhatItCannotExpress(t *testing.T) {
 	mode := os.FileMode(0o666)
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", HostPath: "/dev/nvidia0", Type: "c", Major: 195,
 		FileMode: &mode, Permissions: "rw"}
@@ -149,7 +148,7 @@ func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 	for name, v := range map[string]grant.Verdict{
 		"a refusal":               {Kind: grant.Refused},
 		"a pass":                  {Kind: grant.Pass},
-		"something to take away":  {Kind: grant.Admit, Removed: []grant.Removal{{Kind: grant.RemoveEnv, Name: "X"}}},
+		"a removal":               {Kind: grant.Admit, Removed: []grant.Removal{{Kind: grant.RemoveEnv, Name: "X"}}},
 		"rules that stand alone":  {Kind: grant.Admit, Narrow: true},
 		"a rule without a node":   {Kind: grant.Admit, Rules: []grant.DeviceRule{ofGPU}},
 		"a rule that denies":      {Kind: grant.Admit, Edits: cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu}}, Rules: []grant.DeviceRule{{Type: 'c', Major: 195, Access: "rw"}}},
@@ -173,7 +172,7 @@ func TestCDICarriesNoLessThanTheVerdict(t *testing.T) {
 	elsewhere.HostPath = "/run/nvidia/driver/dev/nvidia0"
 	if written := edit.CDINodes([]*cdispec.DeviceNode{
 		&elsewhere}); written[0].HostPath != elsewhere.HostPath {
-		t.Error("a path of the host that says something is lost")
+		t.Error("a path of the host that is not the device's own is lost")
 	}
 }
 

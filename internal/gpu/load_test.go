@@ -79,14 +79,14 @@ func TestLoad(t *testing.T) {
 		{"no boot id", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			drop(t, filepath.Join(h.Proc, "sys/kernel/random/boot_id"))
 		}, grant.InventoryStale, "cannot tell whether the inventory is of this boot"},
-		{"simulated where the configuration says nvml", simulated, grant.NVML, nil,
+		{"simulated, while the configuration names nvml", simulated, grant.NVML, nil,
 			grant.InventoryStale, `taken from source "simulated" and the configuration says "nvml"`},
-		{"nvml where the configuration says simulated", node(), grant.Simulated, nil,
+		{"nvml, while the configuration names simulated", node(), grant.Simulated, nil,
 			grant.InventoryStale, `taken from source "nvml" and the configuration says "simulated"`},
 		{"another driver", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			put(t, filepath.Join(h.Sys, "module/nvidia/version"), "615.71.09\n")
 		}, grant.InventoryStale, "taken with driver 580.142 and driver 615.71.09 is loaded"},
-		{"a kernel that tells no driver version", node(), grant.NVML,
+		{"a kernel that reports no driver version", node(), grant.NVML,
 			func(t *testing.T, h host.Host, path string) {
 				drop(t, filepath.Join(h.Sys, "module/nvidia/version"))
 			}, "", ""},
@@ -98,10 +98,10 @@ func TestLoad(t *testing.T) {
 			func(t *testing.T, h host.Host, path string) {
 				majors(t, h, "195 nvidia\n508 nvidia-uvm\n")
 			}, grant.InventoryStale, "major 510 for nvidia-uvm and it is 508 now"},
-		{"caps that came later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
+		{"caps that appeared later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			majors(t, h, "195 nvidia\n509 nvidia-caps\n510 nvidia-uvm\n")
 		}, grant.InventoryStale, "no major for nvidia-caps and it is 509 now"},
-		{"a fabric that came later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
+		{"a fabric that appeared later", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
 			majors(t, h, "195 nvidia\n510 nvidia-uvm\n509 nvidia-nvswitch\n")
 		}, "", ""},
 		{"no /proc/devices", node(), grant.NVML, func(t *testing.T, h host.Host, path string) {
@@ -199,7 +199,7 @@ func TestGPUsThatTheKernelLost(t *testing.T) {
 		config       string
 		want         string
 	}{
-		{"a kernel that tells nothing", nil, nil, "", grant.Healthy},
+		{"a kernel that lists no GPUs", nil, nil, "", grant.Healthy},
 		{"there", []string{pci + "/vendor"}, []string{pci + "/information"}, "\xde\x10\xb1\x20", grant.Healthy},
 		{"no configuration space to be read", []string{pci + "/vendor"}, []string{pci + "/information"}, "", grant.Healthy},
 		{"removed", []string{"0000:3c:00.0/vendor"}, nil, "", "it is no longer on the PCI bus"},

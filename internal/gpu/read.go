@@ -7,7 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// readInventory reads a snapshot. TestReadIsTheLibrarys compares it with the fields' tags.
+// readInventory reads a snapshot. TestReadEqualsTheJSONLibrary compares it with the fields' tags.
 func readInventory(d *jsontext.Decoder, inv *grant.Inventory) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {

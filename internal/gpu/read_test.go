@@ -12,8 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestReadIsTheLibrarys: every field with a tag is read, with the same result as by the library.
-func TestReadIsTheLibrarys(t *testing.T) {
+// TestReadEqualsTheJSONLibrary: every field with a tag is read, with the same result as by
+// encoding/json.
+func TestReadEqualsTheJSONLibrary(t *testing.T) {
 	full := tokenstest.Filled[grant.Inventory](func(field any) bool {
 		_, isShim := field.(*grant.Shim) // Shim is not in the file
 		return isShim

@@ -11,9 +11,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestSampleIsTheLibrarys: every field with a tag is written and read, with the same result as by
-// the library.
-func TestSampleIsTheLibrarys(t *testing.T) {
+// TestSampleEqualsTheJSONLibrary: every field with a tag is written and read, with the same result
+// as by encoding/json.
+func TestSampleEqualsTheJSONLibrary(t *testing.T) {
 	bare := grant.Sample{GPUs: []grant.Usage{{Processes: []grant.ProcessUse{{PID: 1, Compute: -1},
 		{Memory: 1 << 63}}}, {Utilization: -1, Processes: []grant.ProcessUse{}}}}
 	for name, s := range map[string]grant.Sample{"full": tokenstest.Filled[grant.Sample](nil), "bare": bare,

@@ -118,11 +118,11 @@ func TestABadInventoryLeavesTheOldOne(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := gpu.Read(path); err != nil {
-		t.Errorf("the old inventory is gone: %v", err)
+		t.Errorf("the old inventory was removed: %v", err)
 	}
 }
 
-// good is a valid snapshot; every row of readings makes one place of it invalid.
+// good is a valid snapshot; each row of readings makes one part of it invalid.
 const good = `{"version":1,"taken":"2026-11-20T08:00:00Z","boot_id":"b","source":"nvml",` +
 	`"driver":{"version":"","cuda":"","root":"/"},"majors":{"nvidia":195},"gpus":[` +
 	`{"uuid":"GPU-a","index":0,"minor":0,"name":"A","memory":4096,"pci":"","numa":0,` +
@@ -187,7 +187,7 @@ var readings = []struct {
 	{"a DRM node that is a path", `/dev/dri/card0`, `/dev/dri/../sda`, "no DRM node"},
 	{"a MIG device without memory", `"memory":1,`, "", `MIG device "p": it has no memory`},
 	{"a MIG instance below 0", `"gi":1`, `"gi":-1`, `MIG device "p": instance -1/0`},
-	{"a capability that is everybody's", `"ci":0}`, `"ci":0,"caps":[66,0]}`, `MIG device "p": capability minors [66 0] are not 1 to 1048575`},
+	{"a capability with minor 0", `"ci":0}`, `"ci":0,"caps":[66,0]}`, `MIG device "p": capability minors [66 0] are not 1 to 1048575`},
 	{"a capability beyond a minor", `"ci":0}`, `"ci":0,"caps":[66,1048576]}`, `MIG device "p": capability minors [66 1048576] are not`},
 	{"a link elsewhere", `"mig":[`, `"links":["/dev/dri/by-path/pci-../../sda"],"mig":[`, `is no link to a DRM node`},
 }
@@ -224,7 +224,7 @@ func TestReadTooMuch(t *testing.T) {
 
 func TestReadNothing(t *testing.T) {
 	if _, err := gpu.Read(filepath.Join(t.TempDir(), "inventory.json")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v, want an error that says the file is not there", err)
+		t.Errorf("got %v, want an error that the file does not exist", err)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// container is what an engine tells of a spec.
+// container is what an engine reports about a spec.
 func container(s specs.Spec) *api.Container {
 	return &api.Container{Id: "c1", Env: s.Process.Env, Mounts: api.FromOCIMounts(s.Mounts),
 		Hooks: api.FromOCIHooks(s.Hooks), Annotations: s.Annotations,
@@ -33,7 +33,7 @@ func container(s specs.Spec) *api.Container {
 
 var carries = adjust.Engine{Rules: true}
 
-// ordinary is a spec with one of everything that a verdict can be about.
+// ordinary is a spec with one of everything that a verdict can change.
 func ordinary() specs.Spec {
 	n := func(n int64) *int64 { return &n }
 	return specs.Spec{
@@ -68,15 +68,15 @@ func removed(kind grant.RemovalKind, name string) []grant.Removal {
 	return []grant.Removal{{Kind: kind, Name: name}}
 }
 
-// TestTheSpecAfterwards tells for each kind of edit what becomes of a spec by it, through OCI and
-// through NRI; for those that NRI has other words for, what differs; and which of them it cannot
-// say.
+// TestTheSpecAfterwards compares, for each kind of edit, the spec after the edit through OCI and
+// through NRI. A row lists what differs where NRI expresses it otherwise, and which edits NRI
+// cannot express.
 func TestTheSpecAfterwards(t *testing.T) {
 	everything := grant.DeviceRule{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}
 	for _, c := range []struct {
 		name    string
 		verdict grant.Verdict
-		differs string // what NRI's has in place of OCI's; "" where they say the same
+		differs string // what NRI's result has in place of OCI's; "" if they are the same
 		cannot  string
 	}{
 		{name: "a variable set", verdict: grant.Verdict{Edits: cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}}}},
@@ -108,7 +108,7 @@ func TestTheSpecAfterwards(t *testing.T) {
 			var unsayable *adjust.Unsayable
 			if c.cannot != "" {
 				if !errors.As(err, &unsayable) || !strings.Contains(err.Error(), c.cannot) {
-					t.Errorf("got %v, want that it cannot be said of %s", err, c.cannot)
+					t.Errorf("got %v, want that %s cannot be expressed", err, c.cannot)
 				}
 				return
 			}
@@ -134,7 +134,7 @@ func TestTheSpecAfterwards(t *testing.T) {
 	}
 }
 
-// TestOldEngines lose device rules without a word, so nothing is said that needs them.
+// TestOldEngines drop device rules without an error, so an adjustment that needs them is refused.
 func TestOldEngines(t *testing.T) {
 	old := adjust.Engine{}
 	granted := grant.Verdict{Edits: cdispec.ContainerEdits{
@@ -146,7 +146,7 @@ func TestOldEngines(t *testing.T) {
 		{Rules: []grant.DeviceRule{rule(1)}}} {
 		var unsayable *adjust.Unsayable
 		if _, err := old.Container(v, container(ordinary())); !errors.As(err, &unsayable) {
-			t.Errorf("%+v: got %v, want that it cannot be said", v, err)
+			t.Errorf("%+v: got %v, want that it cannot be expressed", v, err)
 		}
 	}
 }
@@ -158,11 +158,11 @@ func TestANodeOfAUserNamespaceStays(t *testing.T) {
 	_, err := carries.Container(grant.Verdict{Removed: removed(grant.RemoveDevice, "/dev/nvidia1")},
 		container(spec))
 	if !errors.As(err, &unsayable) {
-		t.Errorf("got %v, want that it cannot be said", err)
+		t.Errorf("got %v, want that it cannot be expressed", err)
 	}
 }
 
-func TestNothingIsSaidOfNothing(t *testing.T) {
+func TestNoEditsGiveNoAdjustment(t *testing.T) {
 	a, err := carries.Container(grant.Verdict{Kind: grant.Pass}, container(ordinary()))
 	if err != nil || a.String() != (&api.ContainerAdjustment{}).String() {
 		t.Errorf("got %v (%v), want an empty adjustment", a, err)
@@ -177,7 +177,7 @@ func marshal(t interface{ Fatal(...any) }, v any) []byte {
 	return data
 }
 
-// facts are what a spec says, in no order. Of the device rules it is what they come to: NRI can
+// facts are the contents of a spec, in no order. Of the device rules it has the result: NRI can
 // only append.
 func facts(t *testing.T, config []byte) []string {
 	t.Helper()
@@ -208,8 +208,8 @@ func facts(t *testing.T, config []byte) []string {
 	return f
 }
 
-// inForce plays device rules through as runc does: a rule for all forgets those before it, a deny
-// takes the same allow back.
+// inForce applies device rules in order, as runc does: a rule for all removes those before it, and
+// a deny removes the same allow.
 func inForce(rules []specs.LinuxDeviceCgroup) []string {
 	number := func(n *int64) string {
 		if n == nil {
@@ -232,8 +232,8 @@ func inForce(rules []specs.LinuxDeviceCgroup) []string {
 	return all
 }
 
-// differences are the facts of a that b has not. A rule that allows /dev/null, as every engine's
-// rules do, is none.
+// differences are the facts of a that b lacks. A rule that allows /dev/null, as every engine's
+// rules do, does not count.
 func differences(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(f string) bool {
 		return slices.Contains(b, f) ||
@@ -241,8 +241,8 @@ func differences(a, b []string) []string {
 	})
 }
 
-// What follows holds the two translations against each other on all sorts of specs, by what the
-// finder sees in the result.
+// The following tests compare the two translations on all sorts of specs, by what request.Find sees
+// in the result.
 
 var (
 	machine = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"},
@@ -259,7 +259,7 @@ var (
 			GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}}}}}
 )
 
-func TestBothReachTheSame(t *testing.T) {
+func TestBothTranslationsGiveTheSameAccess(t *testing.T) {
 	said, unsaid := 0, 0
 	property := func(t *rapid.T) {
 		spec := anySpec(t)
@@ -289,7 +289,7 @@ func TestBothReachTheSame(t *testing.T) {
 		rapid.Check(t, property)
 	}
 	if said == 0 || unsaid == 0 {
-		t.Errorf("%d verdicts were said and %d were not: the specs are not of all sorts", said, unsaid)
+		t.Errorf("%d verdicts were expressed and %d were not: the specs are not of all sorts", said, unsaid)
 	}
 }
 
@@ -342,7 +342,7 @@ func found(t *rapid.T, config []byte) grant.Request {
 	return r
 }
 
-// ways are what the finder sees, in no order and without the rules' numbers in the list.
+// ways are the hits of request.Find, in no order and without the rules' numbers in the list.
 func ways(t *rapid.T, config []byte) []string {
 	var all []string
 	for _, h := range found(t, config).Hits {

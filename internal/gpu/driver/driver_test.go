@@ -145,7 +145,7 @@ func TestRHEL(t *testing.T) {
 }
 
 // TestOtherLayouts: Debian's own packages, NixOS, GKE's, and a driver container whose absolute
-// links mean its own root.
+// links start at its own root.
 func TestOtherLayouts(t *testing.T) {
 	for name, c := range map[string]struct {
 		root root
@@ -186,7 +186,7 @@ func TestOtherLayouts(t *testing.T) {
 	}
 }
 
-// cache writes one of glibc's loader's with these paths.
+// cache writes a cache file of glibc's loader with these paths.
 func cache(before string, paths ...string) string {
 	const header, entry = 48, 24
 	var b, text bytes.Buffer
@@ -200,8 +200,8 @@ func cache(before string, paths ...string) string {
 	return before + b.String() + text.String()
 }
 
-// TestAPlaceThatOnlyTheCacheKnows: NVIDIA's generator falls back to it as well.
-func TestAPlaceThatOnlyTheCacheKnows(t *testing.T) {
+// TestALibraryThatOnlyTheLoaderCacheNames: NVIDIA's generator also falls back to the cache.
+func TestALibraryThatOnlyTheLoaderCacheNames(t *testing.T) {
 	place := root{"opt/odd/libcuda.so.580.142": "so libcuda.so.1",
 		"opt/odd/libcuda.so.1": "-> libcuda.so.580.142"}
 	const want = "library compute 64 /opt/odd/libcuda.so.580.142 at /opt/odd as libcuda.so libcuda.so.1"
@@ -245,15 +245,15 @@ func TestVersion(t *testing.T) {
 		loaded, want string
 		note         string
 	}{
-		"the loaded driver's, whatever links say":          {two, "580.142", "580.142", ""},
-		"without a loaded one, what programs are led to":   {two, "", "580.95.05", ""},
-		"without links the highest, by number":             {loose, "", "580.142", ""},
-		"by libnvidia-ml alone":                            {root{"usr/lib64/libnvidia-ml.so.550.54.15": "so libnvidia-ml.so.1"}, "", "550.54.15", ""},
-		"libraries of another version":                     {two, "570.1", "", "driver 570.1 is loaded, but the libraries below DIR are of 580.95.05 and 580.142"},
-		"no libraries":                                     {root{"usr/bin/nvidia-smi": "#!"}, "570.1", "", "driver 570.1 is loaded, but its libraries are not below DIR"},
-		"nothing at all":                                   {root{}, "", "", ""},
-		"a suffix that is no version of a driver":          {root{"usr/lib64/libcuda.so.1": "so libcuda.so.1", "usr/lib64/libcuda.so.580.x": "so libcuda.so.1"}, "", "", ""},
-		"a stub of the toolkit beside nothing of a driver": {root{"usr/lib64/libcuda.so": "so libcuda.so.1"}, "", "", ""},
+		"the loaded driver's, whatever the links name":   {two, "580.142", "580.142", ""},
+		"without a loaded one, what programs are led to": {two, "", "580.95.05", ""},
+		"without links the highest, by number":           {loose, "", "580.142", ""},
+		"by libnvidia-ml alone":                          {root{"usr/lib64/libnvidia-ml.so.550.54.15": "so libnvidia-ml.so.1"}, "", "550.54.15", ""},
+		"libraries of another version":                   {two, "570.1", "", "driver 570.1 is loaded, but the libraries below DIR are of 580.95.05 and 580.142"},
+		"no libraries":                                   {root{"usr/bin/nvidia-smi": "#!"}, "570.1", "", "driver 570.1 is loaded, but its libraries are not below DIR"},
+		"nothing at all":                                 {root{}, "", "", ""},
+		"a suffix that is no version of a driver":        {root{"usr/lib64/libcuda.so.1": "so libcuda.so.1", "usr/lib64/libcuda.so.580.x": "so libcuda.so.1"}, "", "", ""},
+		"a stub of the toolkit without a driver":         {root{"usr/lib64/libcuda.so": "so libcuda.so.1"}, "", "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := ""
@@ -268,8 +268,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestOddRoots: nothing leads out of the root, nothing hangs, and one odd file takes no other with
-// it.
+// TestOddRoots: no link leads out of the root, nothing hangs, and one odd file removes no other.
 func TestOddRoots(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "libnvidia-ml.so.580.142")
 	if err := put(secret, "so libnvidia-ml.so.1"); err != nil {
@@ -317,7 +316,8 @@ func truncated() []byte {
 	return whole[:70]
 }
 
-// TestSpecialFilesAreNotOpened: opening a pipe would wait for ever, opening a device could act.
+// TestSpecialFilesAreNotOpened: opening a pipe would wait for ever, and opening a device could have
+// an effect.
 func TestSpecialFilesAreNotOpened(t *testing.T) {
 	dir := root{"usr/lib64/libcuda.so.580.142": "so libcuda.so.1", "usr/bin/x": "x"}.make(t)
 	for _, name := range []string{"usr/lib64/libnvidia-ml.so.580.142", "usr/bin/nvidia-smi"} {
@@ -345,7 +345,7 @@ func TestFirmwareDirectories(t *testing.T) {
 	}
 }
 
-func TestLookTwiceGivesTheSame(t *testing.T) {
+func TestASecondLookGivesTheSame(t *testing.T) {
 	dir := debian().make(t)
 	w := driver.Where{Root: dir, Version: version, Release: "6.1"}
 	first, err := driver.Look(w)
@@ -374,7 +374,7 @@ func TestNoRoot(t *testing.T) {
 	}
 }
 
-func TestWhereAnInventorysDriverIs(t *testing.T) {
+func TestDriverRootOfAnInventory(t *testing.T) {
 	dir := root{"proc/sys/kernel/osrelease": "6.1.0-49-amd64\n",
 		"sys/module/firmware_class/parameters/path": "/opt/fw\n"}.make(t)
 	h := host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}

@@ -15,7 +15,7 @@ libnvidia-glcore -, libnvidia-eglcore -, libnvidia-glsi -, libnvidia-tls -, libn
 libnvidia-vulkan-producer -, libnvidia-present -, libnvidia-gtk3 -, libnvidia-wayland-client -, libnvidia-ngx 1, libnvidia-brandnew 1`
 
 // libraries puts the driver's libraries into a directory as ldconfig leaves them: the file, and a
-// link of its SONAME. kind is "so" or "so32".
+// link with its SONAME. kind is "so" or "so32".
 func libraries(kind, dir, version string) root {
 	r := root{}
 	for _, entry := range strings.FieldsFunc(installed, func(c rune) bool { return c == ',' || c == '\n' }) {
@@ -43,7 +43,7 @@ func together(parts ...root) root {
 
 const version = "580.142"
 
-// others returns libraries that look like the driver's and are not: they stay the image's own.
+// others returns libraries that look like the driver's and are not: the image's own stay in use.
 func others(dir string) root {
 	r := root{}
 	for name, content := range map[string]string{
@@ -96,7 +96,7 @@ func debian() root {
 	})
 }
 
-// rhel is one by packages for RHEL and its kin.
+// rhel is a full installation by packages for RHEL and its derivatives.
 func rhel() root {
 	return together(libraries("so", "usr/lib64", version), libraries("so32", "usr/lib", version),
 		others("usr/lib64"), root{

@@ -19,7 +19,7 @@ import (
 )
 
 // nvcdi is what NVIDIA's own CDI generator (nvidia-container-toolkit 1.20.1) finds below a driver
-// root. Its module is apart from ours, so that its requirements are not ours.
+// root. It is a module of its own, so that its requirements do not become gpuledger's.
 func nvcdi(t *testing.T) func(root string, more ...string) cdispec.ContainerEdits {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nvcdi")
@@ -41,9 +41,9 @@ func nvcdi(t *testing.T) func(root string, more ...string) cdispec.ContainerEdit
 	}
 }
 
-// TestNothingIsMissingThatNVIDIAsGeneratorFinds goes through its spec entry by entry: each mount,
-// and each link that its hooks make.
-func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
+// TestAllFilesOfNVIDIAsGenerator compares with the generator's spec entry by entry: each mount, and
+// each link that its hooks make.
+func TestAllFilesOfNVIDIAsGenerator(t *testing.T) {
 	generate := nvcdi(t)
 	for name, r := range map[string]root{"Debian": debian(), "RHEL": rhel()} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 			}
 			for _, m := range theirs.Mounts {
 				if source := realBelow(t, dir, m.HostPath); ours[m.ContainerPath] != source {
-					t.Errorf("%s: theirs is %s, ours %q", m.ContainerPath, source, ours[m.ContainerPath])
+					t.Errorf("%s: NVIDIA's is %s, gpuledger's %q", m.ContainerPath, source, ours[m.ContainerPath])
 				}
 			}
 			links := linksOf(theirs)
@@ -70,7 +70,7 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 			for link, target := range links {
 				if want := ours[filepath.Join(filepath.Dir(link), target)]; ours[link] == "" ||
 					ours[link] != want {
-					t.Errorf("%s: theirs leads to %s, which is our %q; ours is %q", link, target, want,
+					t.Errorf("%s: NVIDIA's leads to %s, which is gpuledger's %q; gpuledger's is %q", link, target, want,
 						ours[link])
 				}
 			}
@@ -79,18 +79,18 @@ func TestNothingIsMissingThatNVIDIAsGeneratorFinds(t *testing.T) {
 					func(m *cdispec.Mount) bool {
 						return realBelow(t, dir,
 							m.HostPath) == f.Path
-					}) && !oursAlone(f) {
-					t.Errorf("theirs has no %s, and nothing says why ours does", line(f))
+					}) && !onlyGpuledgers(f) {
+					t.Errorf("NVIDIA's has no %s, and no reason is listed why gpuledger's does", line(f))
 				}
 			}
 		})
 	}
 }
 
-// TestNodesAndVariablesAreNVIDIAsGenerators compares nodes and environment of a container with GPU
-// 0, exclusively and with all capabilities. They are those of NVIDIA's generator, except for those
+// TestNodesAndVariablesOfNVIDIAsGenerator compares nodes and environment of a container with GPU 0,
+// exclusively and with all capabilities. They are those of NVIDIA's generator, except for those
 // listed here with a reason.
-func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
+func TestNodesAndVariablesOfNVIDIAsGenerator(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip(
 			"not root: device nodes cannot be made, so those that NVIDIA's generator finds are not compared")
@@ -130,16 +130,16 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	}
 	if theirs, ours := nodes(common.DeviceNodes, gpu.DeviceNodes), nodes(ours.Edits.DeviceNodes); len(
 		theirs) < 5 || !slices.Equal(theirs, ours) {
-		t.Errorf("theirs has the nodes %q, ours %q", theirs, ours)
+		t.Errorf("NVIDIA's has the nodes %q, gpuledger's %q", theirs, ours)
 	}
 	explained := map[string]string{
-		"NVIDIA_VISIBLE_DEVICES": "theirs is void, so that no other injector adds GPUs; ours names the granted one, as programs read it, and policy can say void",
+		"NVIDIA_VISIBLE_DEVICES": "NVIDIA's is void, so that no other injector adds GPUs; gpuledger's names the granted one, as programs read it, and the policy can set void",
 		"NVIDIA_CTK_LIBCUDA_DIR": "for NVIDIA's own hooks, of which there is none here",
 	}
 	for _, entry := range append(common.Env, gpu.Env...) {
 		name, _, _ := strings.Cut(entry, "=")
 		if explained[name] == "" && !slices.Contains(ours.Edits.Env, entry) {
-			t.Errorf("theirs sets %s, and nothing says why ours does not", entry)
+			t.Errorf("NVIDIA's sets %s, and no reason is listed why gpuledger's does not", entry)
 		}
 	}
 	done := map[string]string{
@@ -152,23 +152,24 @@ func TestNodesAndVariablesAreNVIDIAsGenerators(t *testing.T) {
 	}
 	for _, h := range append(common.Hooks, gpu.Hooks...) {
 		if len(h.Args) < 2 || done[h.Args[1]] == "" {
-			t.Errorf("theirs runs %q, and nothing says what does it here", h.Args)
+			t.Errorf("NVIDIA's runs %q, and nothing is listed that replaces it here", h.Args)
 		}
 	}
 	if len(ours.Edits.Hooks) > 0 {
-		t.Errorf("ours runs %+v", ours.Edits.Hooks)
+		t.Errorf("gpuledger's runs %+v", ours.Edits.Hooks)
 	}
 }
 
-// oursAlone reports whether NVIDIA's generator leaves a file out that gpuledger includes.
-func oursAlone(f grant.DriverFile) bool {
+// onlyGpuledgers reports whether gpuledger includes a file that NVIDIA's generator leaves out.
+func onlyGpuledgers(f grant.DriverFile) bool {
 	return f.Bits == 32 || // only its legacy library has those
-		// behind absolute links, which mean the driver root to us and the host to it
+		// behind absolute links, which start at the driver root for gpuledger and at the host's
+		// root for the generator
 		f.Path == "/usr/lib/nvidia/mps"
 }
 
-// placesOf maps each place in a container, at the node's own directories, to the file that comes
-// there. The file itself keeps its own name beside those by which programs find it.
+// placesOf maps each path in a container, with the node's own directories, to the file that is
+// mounted there. The file also keeps its own name beside those by which programs find it.
 func placesOf(files []grant.DriverFile) map[string]string {
 	places := map[string]string{}
 	for _, f := range files {
@@ -193,7 +194,7 @@ func realBelow(t *testing.T, root, path string) string {
 	return strings.TrimPrefix(real, root)
 }
 
-// linksOf reads the links that hooks are to make: --link TARGET::LINK.
+// linksOf reads the links that hooks are asked to make: --link TARGET::LINK.
 func linksOf(edits cdispec.ContainerEdits) map[string]string {
 	links := map[string]string{}
 	for _, h := range edits.Hooks {

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/elffile"
 )
 
-// root is a driver root that a test makes. Names map to contents; a content that begins with "-> "
-// is a link, one that begins with "so " a 64-bit library with this SONAME, "so32 " a 32-bit one;
-// "#!" is a program and "socket" a socket.
+// root is a driver root that a test makes. Names map to contents. A content that begins with "-> "
+// is a link, with "so " a 64-bit library with this SONAME, with "so32 " a 32-bit one. "#!" is a
+// program and "socket" a socket.
 type root map[string]string
 
 func (r root) make(t testing.TB) string {
@@ -50,7 +50,7 @@ func put(path, content string) error {
 		return os.WriteFile(path, elffile.Library(elf.ELFCLASS64, elf.EM_SPARCV9, soname), 0o644)
 	}
 	if content == "socket" {
-		// bind takes no path as long as that of a temporary directory
+		// bind accepts no path as long as that of a temporary directory
 		return unix.Mknod(path, unix.S_IFSOCK|0o666, 0)
 	}
 	mode := os.FileMode(0o644)

@@ -21,9 +21,9 @@ import (
 
 const advice = `To try gpuledger without a GPU use inventory.source = "simulated"`
 
-// TestRefreshWithAStandIn loads a real library, an old and small one: it has nothing newer than it
-// needs. A call of anything that it lacks would end the process. It has a process of its own,
-// because NVML's functions stay bound to the first library that is loaded.
+// TestRefreshWithAStandIn loads a real library that is old and small: it has only the functions
+// that a refresh requires. A call of any other function would end the process. The test uses a
+// process of its own, because NVML's functions stay bound to the first library that is loaded.
 func TestRefreshWithAStandIn(t *testing.T) {
 	const variable = "GPULEDGER_TEST_STANDIN"
 	root := os.Getenv(variable)
@@ -58,8 +58,8 @@ func TestRefreshWithAStandIn(t *testing.T) {
 	}
 }
 
-// standIn makes a driver root with the stand-in where Debian has NVML, among links that must not be
-// followed.
+// standIn makes a driver root with the stand-in at Debian's path of NVML, among links that must not
+// be followed.
 func standIn(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -104,8 +104,8 @@ func TestRefreshWithoutALibrary(t *testing.T) {
 	}
 }
 
-// TestRefreshOnThisMachine: without a driver there is advice, with one an inventory that agrees
-// with the driver's own words in /proc.
+// TestRefreshOnThisMachine: without a driver the error has a hint, with one the inventory agrees
+// with the driver's own files in /proc.
 func TestRefreshOnThisMachine(t *testing.T) {
 	inv, err := nvml.Refresh(host.Default(), "/")
 	if _, e := os.Stat("/proc/driver/nvidia/version"); e != nil {
@@ -125,7 +125,7 @@ func TestRefreshOnThisMachine(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join("/proc/driver/nvidia/gpus", g.PCI, "information"))
 		minor := regexp.MustCompile(fmt.Sprintf(`Device Minor:\s+%d\n`, g.Minor))
 		if err != nil || !strings.Contains(string(text), g.UUID) || !minor.Match(text) {
-			t.Errorf("got %+v where the driver says %s (%v)", g, text, err)
+			t.Errorf("got %+v, but the driver reports %s (%v)", g, text, err)
 		}
 	}
 }

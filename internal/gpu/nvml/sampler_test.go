@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// used gives the mock what a sample asks for beyond an inventory: nothing runs.
+// used gives the mock what a sample needs beyond an inventory: no process runs.
 func used(s *server.Server) *server.Server {
 	prepare(s)
 	s.LookupSymbolFunc = without(memoryV2, cudaV2, "nvmlEventSetCreate")
@@ -70,8 +70,8 @@ func list(infos ...api.ProcessInfo) func() ([]api.ProcessInfo, api.Return) {
 	return func() ([]api.ProcessInfo, api.Return) { return infos, api.SUCCESS }
 }
 
-// TestSample: a process that stands in two lists counts once, and what the driver does not tell is
-// said to be unknown.
+// TestSample: a process that is in two lists counts once, and what the driver does not report is
+// marked as unknown.
 func TestSample(t *testing.T) {
 	s := used(dgxa100.New())
 	d := at(s, 1)
@@ -100,7 +100,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// TestPowerAndTemperature: what the driver does not report, and nonsense, is left out.
+// TestPowerAndTemperature: values that the driver does not report, and impossible ones, are left
+// out.
 func TestPowerAndTemperature(t *testing.T) {
 	s := used(dgxa100.New())
 	at(s, 0).GetPowerUsageFunc = func() (uint32, api.Return) { return 0, api.ERROR_NOT_SUPPORTED }
@@ -119,7 +120,7 @@ func TestPowerAndTemperature(t *testing.T) {
 	}
 }
 
-// TestSampleOfPartitions: a process on a MIG device is that device's.
+// TestSampleOfPartitions: a process on a MIG device counts for that device.
 func TestSampleOfPartitions(t *testing.T) {
 	s := used(dgxa100.New())
 	partitioned(at(s, 0), slice("MIG-1", "1g.5gb", 9, 0, api.DeviceAttributes{GpuInstanceSliceCount: 1,
@@ -136,7 +137,7 @@ func TestSampleOfPartitions(t *testing.T) {
 	}
 }
 
-// TestSampleOfSickGPUs: one that does not answer leaves the others told.
+// TestSampleOfSickGPUs: a GPU that does not answer does not keep the others from being reported.
 func TestSampleOfSickGPUs(t *testing.T) {
 	s := used(dgxa100.New())
 	sampler, err := nvml.NewSampler(s)
@@ -188,8 +189,8 @@ func TestSampleOfSickGPUs(t *testing.T) {
 	}
 }
 
-// TestSampleTellsErrors of the driver, each once a sample, and only those since the last one.
-func TestSampleTellsErrors(t *testing.T) {
+// TestSampleReportsErrors of the driver, each in one sample, and only those since the last one.
+func TestSampleReportsErrors(t *testing.T) {
 	s := used(dgxa100.New())
 	s.LookupSymbolFunc = without(memoryV2, cudaV2)
 	registered := 0
@@ -225,7 +226,8 @@ func TestSampleTellsErrors(t *testing.T) {
 	}
 }
 
-// TestSampleOfAnOldDriver: what it cannot tell is left out, and nothing is called that it lacks.
+// TestSampleOfAnOldDriver: values that it cannot report are left out, and no function is called
+// that it lacks.
 func TestSampleOfAnOldDriver(t *testing.T) {
 	s := prepare(dgxa100.New())
 	old := []string{memoryV2, cudaV2, "nvmlDeviceGetMigMode", "nvmlEventSetCreate",

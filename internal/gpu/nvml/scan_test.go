@@ -61,8 +61,8 @@ func put(t testing.TB, path, text string) {
 	}
 }
 
-// without is a library that lacks these functions. It answers for the C library's symbols, which
-// the mock has all. One it has no answer for unless a test gives it one.
+// without is a library that lacks these functions. It answers for the C library's symbols, of which
+// the mock has all. A symbol without an answer is missing unless a test adds one.
 func without(names ...string) func(string) error {
 	return func(symbol string) error {
 		for _, name := range append([]string{virtual}, names...) {
@@ -81,7 +81,7 @@ const (
 )
 
 // prepare gives the mock what it lacks: PCI addresses, and no newer calls than those that it
-// answers. Minors count down, because nothing says that a minor is an index.
+// answers. Minors count down, because a minor need not be an index.
 func prepare(s *server.Server) *server.Server {
 	s.LookupSymbolFunc = without(memoryV2, cudaV2)
 	for i := range s.Devices {
@@ -158,12 +158,13 @@ func TestTheSnapshotOfAScanIsUsable(t *testing.T) {
 	if problem != nil {
 		t.Error(problem.Message)
 	}
-	if inv.Driver.Version != "580.142" { // the kernel's, where the mock says 550.54.15
+	if inv.Driver.Version != "580.142" { // the kernel's; the mock reports 550.54.15
 		t.Errorf("got driver %q", inv.Driver.Version)
 	}
 }
 
-// TestMemoryLimits: the calls alone do not make a driver that limits memory, nor does its version.
+// TestMemoryLimits: neither the calls alone nor the driver's version alone mean that the driver
+// limits memory.
 func TestMemoryLimits(t *testing.T) {
 	for _, tt := range []struct{ version, missing, want string }{
 		{"615.71.09", "", grant.CanLimit},
@@ -194,7 +195,7 @@ func TestCUDAVersion(t *testing.T) {
 	}{
 		{"both calls", []string{memoryV2}, answer(13000, api.SUCCESS), nil, "13.0"},
 		{"the older call only", []string{memoryV2, cudaV2}, nil, answer(12080, api.SUCCESS), "12.8"},
-		{"no libcuda to ask", []string{memoryV2}, answer(0, api.ERROR_LIBRARY_NOT_FOUND), answer(13040, api.SUCCESS), "13.4"},
+		{"no libcuda", []string{memoryV2}, answer(0, api.ERROR_LIBRARY_NOT_FOUND), answer(13040, api.SUCCESS), "13.4"},
 		{"neither answers", []string{memoryV2, cudaV2}, nil, answer(0, api.ERROR_UNKNOWN), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -221,7 +222,7 @@ func TestMemory(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		v2     func() (api.Memory_v2, api.Return) // nil: the library lacks it
-		v1     func() (api.Memory, api.Return)    // nil: it must not be asked
+		v1     func() (api.Memory, api.Return)    // nil: it must not be called
 		want   grant.Bytes
 		health string // in the health
 	}{
@@ -256,8 +257,8 @@ func lose(d *server.Device) {
 	d.GetMigModeFunc = func() (int, int, api.Return) { return 0, 0, api.ERROR_GPU_IS_LOST }
 }
 
-// tell puts what the driver knows of a GPU into /proc, as it prints it.
-func tell(t *testing.T, h host.Host, i int, uuid string, minor int) {
+// writeProc puts the driver's facts about a GPU into /proc, as it prints them.
+func writeProc(t *testing.T, h host.Host, i int, uuid string, minor int) {
 	t.Helper()
 	put(t, filepath.Join(h.Proc, "driver/nvidia/gpus", pciOf(i), "information"), fmt.Sprintf(
 		"Model: \t\t NVIDIA A100\nIRQ:   \t\t 42\nGPU UUID: \t %s\nBus Location: \t %s\nDevice Minor: "+
@@ -273,7 +274,7 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 		health map[int]string // by index; the others are healthy
 		err    string
 	}{
-		{"a handle that tells nothing but its UUID", func(t *testing.T, s *server.Server, h host.Host) {
+		{"a handle that reports only its UUID", func(t *testing.T, s *server.Server, h host.Host) {
 			lose(at(s, 2))
 		}, map[int]string{2: "its name can't be read: ERROR_GPU_IS_LOST"}, ""},
 		{"a handle without a PCI address", func(t *testing.T, s *server.Server, h host.Host) {
@@ -282,21 +283,21 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 				return api.PciInfo{}, api.ERROR_UNKNOWN
 			}
 		}, map[int]string{2: "its PCI address can't be read: ERROR_UNKNOWN"}, ""},
-		{"a handle without a minor that the driver still tells",
+		{"a handle without a minor that the driver still reports",
 			func(t *testing.T, s *server.Server, h host.Host) {
 				at(s, 2).GetMinorNumberFunc = lost
-				tell(t, h, 2, at(s, 2).UUID, 5)
+				writeProc(t, h, 2, at(s, 2).UUID, 5)
 			}, map[int]string{2: "its minor number can't be read: ERROR_GPU_IS_LOST"}, ""},
-		{"a handle without a minor that anyone tells", func(t *testing.T, s *server.Server, h host.Host) {
+		{"a handle without a minor that any source reports", func(t *testing.T, s *server.Server, h host.Host) {
 			at(s, 2).GetMinorNumberFunc = lost
 		}, nil, "cannot take GPU 2 into the inventory: its minor number can't be read: ERROR_GPU_IS_LOST"},
 		{"a handle without a UUID", func(t *testing.T, s *server.Server, h host.Host) {
 			at(s, 2).GetUUIDFunc = func() (string, api.Return) { return "", api.ERROR_GPU_IS_LOST }
 		}, nil, "cannot take GPU 2 into the inventory: its UUID can't be read: ERROR_GPU_IS_LOST"},
-		{"no handle, but the driver tells who it is", func(t *testing.T, s *server.Server, h host.Host) {
+		{"no handle, but the driver reports its UUID", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 2, 6)
 			for i := range 8 {
-				tell(t, h, i, at(s, i).UUID, 7-i)
+				writeProc(t, h, i, at(s, i).UUID, 7-i)
 			}
 		}, map[int]string{2: "NVML gives no access to it: ERROR_GPU_IS_LOST",
 			6: "NVML gives no access to it"}, ""},
@@ -308,13 +309,13 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 			func(t *testing.T, s *server.Server, h host.Host) {
 				withoutHandles(s, 3)
 				for _, i := range []int{0, 1, 2, 4, 5, 6, 7} {
-					tell(t, h, i, at(s, i).UUID, 7-i)
+					writeProc(t, h, i, at(s, i).UUID, 7-i)
 				}
 			}, nil, "1 GPUs don't answer and the driver knows of 0 more"},
 		{"no handle and a UUID that was never read", func(t *testing.T, s *server.Server, h host.Host) {
 			withoutHandles(s, 3)
 			for i := range 8 {
-				tell(t, h, i, "GPU-????????-????-????-????-????????????", 7-i)
+				writeProc(t, h, i, "GPU-????????-????-????-????-????????????", 7-i)
 			}
 		}, nil, "the driver does not know the UUID of 0000:13:00.0"},
 		{"no count", func(t *testing.T, s *server.Server, h host.Host) {
@@ -362,7 +363,7 @@ func withoutHandles(s *server.Server, lost ...int) {
 	}
 }
 
-// slice is a MIG device as NVML hands it out.
+// slice is a MIG device as NVML returns it.
 func slice(uuid, name string, gi, ci int, a api.DeviceAttributes) *mock.Device {
 	return &mock.Device{
 		GetUUIDFunc:              func() (string, api.Return) { return uuid, api.SUCCESS },
@@ -404,7 +405,7 @@ func TestMIG(t *testing.T) {
 	broken.GetGpuInstanceIdFunc = func() (int, api.Return) { return 0, api.ERROR_UNKNOWN }
 	partitioned(at(s, 3), broken)
 	h := machine(t, 8)
-	// of MIG-2 no compute instance's, of MIG-4 none
+	// MIG-2 has no capability of its compute instance, MIG-4 has none at all
 	for instance, minor := range map[string]int{"gi9": 84, "gi9/ci0": 85, "gi2": 21,
 		"gi2/ci1": 23, "gi1": 12} {
 		put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu7/mig", instance, "access"),
@@ -429,7 +430,7 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestVirtualGPUs are told from others; one that NVML cannot tell about is granted like any.
+// TestVirtualGPUs are recognized; a GPU that NVML cannot classify is granted like any other.
 func TestVirtualGPUs(t *testing.T) {
 	s := prepare(dgxa100.New())
 	s.LookupSymbolFunc = func(symbol string) error {
@@ -458,7 +459,7 @@ func TestVirtualGPUs(t *testing.T) {
 	}
 }
 
-// TestADriverBeforeMIG: the functions are not there, and calling one would end the process.
+// TestADriverBeforeMIG: it lacks the functions, and calling one would end the process.
 func TestADriverBeforeMIG(t *testing.T) {
 	s := prepare(dgxa100.New())
 	s.LookupSymbolFunc = without(cudaV2, memoryV2, "nvmlDeviceGetMigMode")

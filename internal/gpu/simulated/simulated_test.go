@@ -89,7 +89,7 @@ func TestScan(t *testing.T) {
 	}
 }
 
-func TestUUIDsStayAndFollowTheName(t *testing.T) {
+func TestUUIDsFollowTheNodesName(t *testing.T) {
 	scan := func(n int, name string) []grant.GPU {
 		inv, err := simulated.Scan(describe(t, n, grant.GiB, name), machine(t, ""), "/")
 		if err != nil {
@@ -110,7 +110,7 @@ func TestUUIDsStayAndFollowTheName(t *testing.T) {
 	}
 }
 
-// TestTheSnapshotTakesEveryDescription: what can be described can be written, read and used.
+// TestTheSnapshotTakesEveryDescription: whatever can be described can be written, read and used.
 func TestTheSnapshotTakesEveryDescription(t *testing.T) {
 	for _, d := range []simulated.Description{
 		describe(t, 1, grant.MiB, ""),
@@ -143,10 +143,10 @@ func TestMajors(t *testing.T) {
 		host string
 		want map[string]int // nil is an error
 	}{
-		{"nobody has any", "", map[string]int{"nvidia": 195, "nvidia-uvm": 384, "nvidia-caps": 385}},
-		{"somebody has the first", "384 x\n386 y\n", map[string]int{
+		{"no major is used", "", map[string]int{"nvidia": 195, "nvidia-uvm": 384, "nvidia-caps": 385}},
+		{"the first is used", "384 x\n386 y\n", map[string]int{
 			"nvidia": 195, "nvidia-uvm": 385, "nvidia-caps": 387}},
-		{"a real driver keeps its own", "195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n",
+		{"a real driver keeps its majors", "195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n",
 			map[string]int{"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 511, "nvidia-caps": 384}},
 		{"none is left", all.String(), nil},
 	} {
@@ -197,7 +197,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestPartitionsFitTheirGPU: profile names round up, what is granted of the card must not.
+// TestPartitionsFitTheirGPU: profile names round up, but the granted memory must fit into the card.
 func TestPartitionsFitTheirGPU(t *testing.T) {
 	inv, err := simulated.Scan(describe(t, 1, 143771*grant.MiB, "H200", "3g.71gb", "3g.71gb"), machine(t, ""),
 		"/")
@@ -306,8 +306,7 @@ func TestADescriptionThatIsNoFile(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever a person writes, reading it does not panic, and what is taken makes a sound
-// inventory.
+// FuzzRead: no description makes reading it panic, and every accepted one makes a valid inventory.
 func FuzzRead(f *testing.F) {
 	for _, tt := range mistakes {
 		f.Add([]byte(tt.text))
