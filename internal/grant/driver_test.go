@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestWhereTheDriversFilesAre(t *testing.T) {
+func TestPathsOfTheDriversFiles(t *testing.T) {
 	files := []DriverFile{{Path: "/usr/lib/libcuda.so.580.142", Kind: FileLibrary},
 		{Path: "/run/nvidia-persistenced/socket", Kind: FileSocket},
 		{Path: "/usr/bin/nvidia-smi", Kind: FileBinary}}

@@ -158,7 +158,7 @@ func TestOwners(t *testing.T) {
 	}
 	for want, id := range map[Owner]Identity{
 		"pod:u/c": {UID: "u", Namespace: "n", Pod: "p", Container: "c"},
-		"":        {Namespace: "n", Pod: "p", Container: "c"}, // containerd before 1.6.11 tells no UID
+		"":        {Namespace: "n", Pod: "p", Container: "c"}, // containerd before 1.6.11 reports no UID
 	} {
 		if id.Owner() != want {
 			t.Errorf("%+v owns as %q, want %q", id, id.Owner(), want)
@@ -170,7 +170,7 @@ func TestOwners(t *testing.T) {
 }
 
 // The list is a contract: its members and their order.
-func TestRefusalCodesAreTheClosedList(t *testing.T) {
+func TestRefusalCodesAreAClosedList(t *testing.T) {
 	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing",
 		"inventory-stale", "ledger-unreadable", "annotation-malformed",
 		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use",
@@ -215,7 +215,7 @@ func TestModesAndStrengths(t *testing.T) {
 	}
 }
 
-func TestAGrantCountsUntilItsLastContainerIsGone(t *testing.T) {
+func TestAGrantCountsUntilItsLastContainerEnds(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	bound := []Binding{{Life: Alive}}
 	unknown := []Binding{{Life: Alive}, {Life: LifeUnknown}}
@@ -224,15 +224,15 @@ func TestAGrantCountsUntilItsLastContainerIsGone(t *testing.T) {
 		live  bool
 		state State
 	}{
-		"fresh":                          {Grant{}, true, Free},
-		"not yet over":                   {Grant{Expires: now.Add(1)}, true, Free},
-		"over at this very moment":       {Grant{Expires: now}, false, Free},
-		"in use":                         {Grant{Bindings: bound}, true, Bound},
-		"in use, over":                   {Grant{Bindings: bound, Expires: now}, true, Draining},
-		"in use, released":               {Grant{Bindings: bound, Draining: true}, true, Draining},
-		"released, its container gone":   {Grant{Draining: true}, false, Free},
-		"bound in another pid namespace": {Grant{Bindings: unknown}, true, Unknown},
-		"the same, released":             {Grant{Bindings: unknown, Draining: true}, true, Unknown},
+		"fresh":                             {Grant{}, true, Free},
+		"not yet over":                      {Grant{Expires: now.Add(1)}, true, Free},
+		"over at this very moment":          {Grant{Expires: now}, false, Free},
+		"in use":                            {Grant{Bindings: bound}, true, Bound},
+		"in use, over":                      {Grant{Bindings: bound, Expires: now}, true, Draining},
+		"in use, released":                  {Grant{Bindings: bound, Draining: true}, true, Draining},
+		"released, and its container ended": {Grant{Draining: true}, false, Free},
+		"bound in another pid namespace":    {Grant{Bindings: unknown}, true, Unknown},
+		"the same, released":                {Grant{Bindings: unknown, Draining: true}, true, Unknown},
 	} {
 		if c.grant.Live(now) != c.live || c.grant.State(now) != c.state {
 			t.Errorf("%s: live %v, state %s; want %v, %s", name, c.grant.Live(now),
@@ -282,7 +282,7 @@ func TestPoolsNameGPUs(t *testing.T) {
 	}
 }
 
-func TestPrintableTakesTheForceOutOfForeignText(t *testing.T) {
+func TestPrintableEscapesForeignText(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"plain text":             {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=all"},
 		"text of another script": {"größe 模型", "größe 模型"},
@@ -301,7 +301,7 @@ func TestPrintableTakesTheForceOutOfForeignText(t *testing.T) {
 	}
 }
 
-func TestChoicesOfTheConfigurationReadThemselves(t *testing.T) {
+func TestChoicesUnmarshalText(t *testing.T) {
 	var p Privileged
 	if err := p.UnmarshalText([]byte("strip")); err != nil || p != Strip {
 		t.Errorf("got %q, %v", p, err)
@@ -316,7 +316,7 @@ func TestChoicesOfTheConfigurationReadThemselves(t *testing.T) {
 	}
 }
 
-func TestWhichVerdictsTouchASpec(t *testing.T) {
+func TestVerdictsThatChangeASpec(t *testing.T) {
 	for name, c := range map[string]struct {
 		verdict Verdict
 		touches bool

@@ -20,7 +20,7 @@ func TestATieIsAPodOrANamespace(t *testing.T) {
 	}
 }
 
-func TestWhoIsAmongTheTies(t *testing.T) {
+func TestPodsThatTiesAllow(t *testing.T) {
 	pod := func(uid, namespace string) grant.Identity {
 		return grant.Identity{UID: uid, Namespace: namespace, Pod: "p", Container: "c"}
 	}
@@ -29,23 +29,23 @@ func TestWhoIsAmongTheTies(t *testing.T) {
 		who                  grant.Identity
 		inTies, inNamespaces bool
 	}{
-		"no ties, nobody vouched for":               {nil, grant.Identity{}, true, true},
-		"no ties, a pod":                            {nil, pod("u1", "n1"), true, true},
-		"its pod":                                   {[]grant.Tie{"pod:u1"}, pod("u1", "n1"), true, true},
-		"one of its pods":                           {[]grant.Tie{"pod:u0", "pod:u1"}, pod("u1", "n1"), true, true},
-		"another pod":                               {[]grant.Tie{"pod:u0", "pod:u2"}, pod("u1", "n1"), false, true},
-		"its namespace":                             {[]grant.Tie{"namespace:n1"}, pod("u1", "n1"), true, true},
-		"another namespace":                         {[]grant.Tie{"namespace:n2"}, pod("u1", "n1"), false, false},
-		"its pod in its namespace":                  {[]grant.Tie{"namespace:n1", "pod:u1"}, pod("u1", "n1"), true, true},
-		"its pod, said to be in another namespace":  {[]grant.Tie{"namespace:n2", "pod:u1"}, pod("u1", "n1"), false, false},
-		"another pod of its namespace":              {[]grant.Tie{"namespace:n1", "pod:u2"}, pod("u1", "n1"), false, true},
-		"a pod whose engine does not tell its UID":  {[]grant.Tie{"pod:u1"}, pod("", "n1"), false, true},
-		"the same, with a namespace alone":          {[]grant.Tie{"namespace:n1"}, pod("", "n1"), true, true},
-		"nobody vouched for, with a pod":            {[]grant.Tie{"pod:u1"}, grant.Identity{}, false, false},
-		"nobody vouched for, with a namespace":      {[]grant.Tie{"namespace:n1"}, grant.Identity{}, false, false},
-		"no namespace is not the one of that name":  {[]grant.Tie{"namespace:n1"}, grant.Identity{UID: "u1", Container: "c"}, false, false},
-		"a pod is not the namespace of its name":    {[]grant.Tie{"pod:n1"}, pod("u1", "n1"), false, true},
-		"a namespace is not the pod of its own UID": {[]grant.Tie{"namespace:u1"}, pod("u1", "n1"), false, false},
+		"no ties, no vouched identity":               {nil, grant.Identity{}, true, true},
+		"no ties, a pod":                             {nil, pod("u1", "n1"), true, true},
+		"its pod":                                    {[]grant.Tie{"pod:u1"}, pod("u1", "n1"), true, true},
+		"one of its pods":                            {[]grant.Tie{"pod:u0", "pod:u1"}, pod("u1", "n1"), true, true},
+		"another pod":                                {[]grant.Tie{"pod:u0", "pod:u2"}, pod("u1", "n1"), false, true},
+		"its namespace":                              {[]grant.Tie{"namespace:n1"}, pod("u1", "n1"), true, true},
+		"another namespace":                          {[]grant.Tie{"namespace:n2"}, pod("u1", "n1"), false, false},
+		"its pod in its namespace":                   {[]grant.Tie{"namespace:n1", "pod:u1"}, pod("u1", "n1"), true, true},
+		"its pod, with another namespace":            {[]grant.Tie{"namespace:n2", "pod:u1"}, pod("u1", "n1"), false, false},
+		"another pod of its namespace":               {[]grant.Tie{"namespace:n1", "pod:u2"}, pod("u1", "n1"), false, true},
+		"a pod whose engine does not report its UID": {[]grant.Tie{"pod:u1"}, pod("", "n1"), false, true},
+		"the same, with a namespace alone":           {[]grant.Tie{"namespace:n1"}, pod("", "n1"), true, true},
+		"no vouched identity, with a pod":            {[]grant.Tie{"pod:u1"}, grant.Identity{}, false, false},
+		"no vouched identity, with a namespace":      {[]grant.Tie{"namespace:n1"}, grant.Identity{}, false, false},
+		"no namespace is not the one of that name":   {[]grant.Tie{"namespace:n1"}, grant.Identity{UID: "u1", Container: "c"}, false, false},
+		"a pod is not the namespace of its name":     {[]grant.Tie{"pod:n1"}, pod("u1", "n1"), false, true},
+		"a namespace is not the pod of its own UID":  {[]grant.Tie{"namespace:u1"}, pod("u1", "n1"), false, false},
 	} {
 		g := grant.Grant{For: c.ties}
 		if got := g.InTies(c.who); got != c.inTies {
@@ -56,7 +56,7 @@ func TestWhoIsAmongTheTies(t *testing.T) {
 		}
 		g.Bindings = []grant.Binding{{Container: "x", Pod: c.who}}
 		if strangers := g.Strangers(); (len(strangers) == 0) != c.inTies || len(g.Bindings) != 1 {
-			t.Errorf("%s: strangers %v", name, strangers)
+			t.Errorf("%s: excluded %v", name, strangers)
 		}
 	}
 }

@@ -74,16 +74,16 @@ func TestExitWatcher(t *testing.T) {
 	}
 	if pids, err := v.Ended(); len(pids) != 0 || err != nil || len(v.PIDs()) != 150 || v.Has(want[0]) ||
 		!v.Has(all[1].Process.Pid) {
-		t.Errorf("told again: %v, %d held (%v)", pids, len(v.PIDs()), err)
+		t.Errorf("returned again: %v, %d held (%v)", pids, len(v.PIDs()), err)
 	}
 	v.Remove(all[1].Process.Pid)
 	_ = all[1].Process.Kill()
 	_ = all[1].Wait()
 	if pids, err := v.Ended(); len(pids) != 0 || err != nil {
-		t.Errorf("one that is released is told: %v (%v)", pids, err)
+		t.Errorf("a released pid is returned: %v (%v)", pids, err)
 	}
 	if err := v.Add(all[1].Process.Pid); err != unix.ESRCH {
-		t.Errorf("nobody has the pid: %v", err)
+		t.Errorf("no process has the pid: %v", err)
 	}
 }
 
@@ -116,10 +116,10 @@ func TestExitWatcherLeavesRoom(t *testing.T) {
 	}
 }
 
-// TestWhatAChildHasInheritedIsNotToldAgain: a forked child shares all descriptors until its exec. A
-// pidfd that is closed meanwhile stays open in the child, and epoll would report it again; if more
-// are ready than fit into one answer, for ever.
-func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
+// TestInheritedPidfdsAreNotReportedAgain: a forked child shares all descriptors until its exec. A
+// pidfd that is closed meanwhile stays open in the child, and epoll would report it again, and
+// without end if more are ready than fit into one answer.
+func TestInheritedPidfdsAreNotReportedAgain(t *testing.T) {
 	v := exitWatcher(t)
 	var want []int
 	for range len(v.events) + 2 {
@@ -137,9 +137,9 @@ func TestWhatAChildHasInheritedIsNotToldAgain(t *testing.T) {
 	}
 	slices.Sort(want)
 	if got := ended(t, v, len(want)); !slices.Equal(got, want) {
-		t.Errorf("told are %d processes %v, want %v", len(got), got, want)
+		t.Errorf("returned are %d processes %v, want %v", len(got), got, want)
 	}
 	if pids, err := v.Ended(); len(pids) != 0 || err != nil {
-		t.Errorf("told again: %v (%v)", pids, err)
+		t.Errorf("returned again: %v (%v)", pids, err)
 	}
 }

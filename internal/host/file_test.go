@@ -64,8 +64,8 @@ func TestAFailedReplacementLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestReplacingAtOnce: with several writers, every reader sees the whole content of one.
-func TestReplacingAtOnce(t *testing.T) {
+// TestConcurrentReplacements: with several writers, every reader sees the whole content of one.
+func TestConcurrentReplacements(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	content := func(i int) []byte { return bytes.Repeat([]byte{byte('a' + i)}, 100_000) }
 	if err := ReplaceFile(path, content(0), 0o600, Volatile); err != nil {
@@ -137,7 +137,7 @@ func TestOpenFileStartsNoPoller(t *testing.T) {
 	}
 }
 
-func TestOpenFileWaitsForNobody(t *testing.T) {
+func TestOpenFileDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {

@@ -15,7 +15,7 @@ func TestTheHolderOfALock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pid := Default().Holder(path); pid != 0 {
-		t.Errorf("nobody holds it, but %d does", pid)
+		t.Errorf("no process holds it, but %d is returned", pid)
 	}
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -81,7 +81,7 @@ func TestReopenWaitsForNoLease(t *testing.T) {
 	signal.Ignore(unix.SIGIO) // the kernel's signal to give the lease back
 	defer signal.Reset(unix.SIGIO)
 	if _, err := unix.FcntlInt(tenant.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Skipf("this file system has no leases (%v): that nobody waits for one is not shown", err)
+		t.Skipf("this file system has no leases (%v): that Reopen does not wait for one is not shown", err)
 	}
 	if _, err := Reopen(handle); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("beside a lease: %v", err)

@@ -53,7 +53,7 @@ func TestTheMountOfAFile(t *testing.T) {
 		got, err := Look(point)
 		near, e := LookAt(point)
 		if err == nil && got.Mount == 0 {
-			t.Skip("misses Linux 5.8: the kernel does not tell in which mount a file is")
+			t.Skip("misses Linux 5.8: the kernel does not report in which mount a file is")
 		}
 		device, mount := MountOf(point)
 		if err != nil || e != nil || near != got || device != got.Dev || mount != got.Mount {

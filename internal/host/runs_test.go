@@ -15,7 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// execsLeft makes this test binary a process that executes itself so many times, each time from a
+// execsLeft makes this test binary a process that executes itself this many times, each time from a
 // thread that is not its first. Then it waits to be killed.
 const execsLeft = "GPULEDGER_TEST_EXECS_LEFT"
 
@@ -68,12 +68,12 @@ func TestAProcessRunsWhileItExecs(t *testing.T) {
 		select {
 		case execs = <-done:
 			if execs != "done\n" {
-				t.Fatalf("the process says %q", execs)
+				t.Fatalf("the process prints %q", execs)
 			}
 		default:
 		}
 		if runs, err := h.Runs(p); !runs || err != nil {
-			t.Fatalf("asked %d times: it runs: %v (%v)", asked, runs, err)
+			t.Fatalf("in check %d: it runs: %v (%v)", asked, runs, err)
 		}
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -86,9 +86,9 @@ func TestAProcessRunsWhileItExecs(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	if runs, err := h.Runs(p); runs || err != nil {
-		t.Errorf("it is gone, and runs: %v (%v)", runs, err)
+		t.Errorf("it has ended, and runs: %v (%v)", runs, err)
 	}
-	t.Logf("asked %d times", asked)
+	t.Logf("%d checks", asked)
 }
 
 func TestRunsReadsThreads(t *testing.T) {
@@ -108,7 +108,7 @@ func TestRunsReadsThreads(t *testing.T) {
 		{"a zombie", line("Z", "1"), 555, false, false},
 		{"its first thread has ended, another runs", line("Z", "2"), 555, true, false},
 		{"another process of the pid", line("R", "1"), 556, false, false},
-		{"neither there nor gone", line("X", "0"), 555, false, true},
+		{"neither running nor ended", line("X", "0"), 555, false, true},
 		{"garbage", "7 (x) R 1\n", 555, false, true},
 	} {
 		if err := os.WriteFile(filepath.Join(h.Proc, "7/stat"), []byte(c.line), 0o600); err != nil {

@@ -13,7 +13,7 @@ import (
 // TestSlack: the value holds for all threads and for programs that they start.
 func TestSlack(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("not root: of other threads than its own nobody is heard")
+		t.Skip("misses root, to read the value of other threads")
 	}
 	defer SetTimerSlack(DefaultTimerSlack)
 	late := func() (late []string) {

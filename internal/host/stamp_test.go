@@ -44,6 +44,6 @@ func TestStamp(t *testing.T) {
 		t.Errorf("of what is not there: %+v", s)
 	}
 	if s := (Stamp{changed: time.Now().Add(time.Hour).UnixNano()}); s.Before(time.Now()) {
-		t.Error("a change that is yet to come is believed")
+		t.Error("a stamp from the future is trusted")
 	}
 }

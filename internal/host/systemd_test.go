@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestTheCallOfSystemd: the header says how long its fields are, and is filled up to a multiple of
+// TestTheCallOfSystemd: the header states how long its fields are, and is padded to a multiple of
 // eight.
 func TestTheCallOfSystemd(t *testing.T) {
 	const before = 8 // type, version and the body's length, which are written for each call

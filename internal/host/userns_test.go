@@ -21,10 +21,10 @@ func TestUserNamespaces(t *testing.T) {
 	}
 	if !h.InitialUserNamespace() {
 		t.Skip(
-			"this test runs in a user namespace itself: that the first one is told from others is not shown")
+			"this test runs in a user namespace itself: that the first one is distinguished from others is not shown")
 	}
 	if h.IsRoot() != (os.Geteuid() == 0) {
-		t.Error("root of the first user namespace is root, and nobody else is")
+		t.Error("root of the first user namespace is root, and no other user is")
 	}
 	all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1<<32 - 1}}
 	for name, attr := range map[string]*syscall.SysProcAttr{
@@ -47,7 +47,7 @@ func TestUserNamespaces(t *testing.T) {
 	}
 }
 
-func TestUserNamespaceThatIsNotTold(t *testing.T) {
+func TestUnknownUserNamespace(t *testing.T) {
 	h := Host{Proc: t.TempDir()}
 	if !h.InitialUserNamespace() {
 		t.Error("a kernel without user namespaces has only the first one")
@@ -59,6 +59,6 @@ func TestUserNamespaceThatIsNotTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h.InitialUserNamespace() {
-		t.Error("one that cannot be told is taken for the first one")
+		t.Error("an unknown user namespace is taken for the first one")
 	}
 }

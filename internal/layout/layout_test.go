@@ -109,7 +109,7 @@ func TestImages(t *testing.T) {
 				Lib64: "/usr/lib/x86_64-linux-gnu"}},
 		"Alpine": {image{"lib/ld-musl-x86_64.so.1": "musl", "usr/lib": "dir"}, nil,
 			nil, grant.Layout{Lib64: "/lib"}},
-		"Alpine with a path of its own": {image{"lib/ld-musl-x86_64.so.1": "musl",
+		"Alpine with a configured path": {image{"lib/ld-musl-x86_64.so.1": "musl",
 			"etc/ld-musl-x86_64.path": "/nowhere\n/opt/lib:/lib\n", "opt/lib": "dir"}, nil, nil,
 			grant.Layout{Lib64: "/opt/lib"}},
 		"Alpine with glibc beside it": {image{"lib/ld-musl-x86_64.so.1": "musl",
@@ -155,8 +155,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestThisMachinesOwnLoader: what a real loader reports of itself comes first in what is read from
-// its file.
+// TestThisMachinesOwnLoader: what a real loader reports about itself comes first in what is read
+// from its file.
 func TestThisMachinesOwnLoader(t *testing.T) {
 	real, err := filepath.EvalSymlinks("/lib64/ld-linux-x86-64.so.2")
 	if err != nil {
@@ -196,7 +196,7 @@ func TestHostileImages(t *testing.T) {
 		"a directory outside, by ..":               {loader64: glibc("/out/lib"), "out": "-> " + up + outside},
 		"a circle":                                 {loader64: "-> ld-linux-x86-64.so.2", "bin/app": "-> app"},
 		"a directory for a loader":                 {loader64 + "/x": "x"},
-		"directories that are the root":            {loader64: "\x00/lib/../\x00"},
+		"directories that lead to the root":        {loader64: "\x00/lib/../\x00"},
 		"directories with odd letters":             {loader64: "\x00/lib/\n/\x00/lib/ x/\x00", "lib/\n/x": "x", "lib/ x/x": "x"},
 		"directories without an end":               {loader64: "\x00/lib" + strings.Repeat("/lib", 5000)},
 		"directories that are too long":            {loader64: "\x00/lib" + deep + "/\x00"},
@@ -239,11 +239,11 @@ func TestNoRoot(t *testing.T) {
 	}
 }
 
-// TestUnmakeable: the root of a user namespace has root's rights where it knows owner and group,
-// and a normal user's elsewhere. A place that exists need not be made.
+// TestUnmakeable: the root of a user namespace has root's rights where the namespace maps owner and
+// group, and a normal user's elsewhere. A path that exists need not be made.
 func TestUnmakeable(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("not root: directories of other users are not looked at")
+		t.Skip("misses root, for directories of other users")
 	}
 	root := image{"lib/there": "x", "link": "-> lib", "open/x": "x", "sealed/x": "x", "grouped/x": "x",
 		"own/x": "x", "out": "-> /etc"}.make(t)
@@ -270,7 +270,7 @@ func TestUnmakeable(t *testing.T) {
 		{"its own directory, whatever its mode", user, "/lib/new", ""},
 		{"through a link", user, "/link/new", ""},
 		{"a directory to be made in its own", user, "/lib/deep/er/new", ""},
-		{"everybody's", user, "/open/new", ""},
+		{"writable by all", user, "/open/new", ""},
 		{"of its root's group", user, "/grouped/new", ""},
 		{"of its root, in a group it does not know", user, "/own/new", ""},
 		{"another's", user, "/sealed/new", "belongs to users who are not in its user namespace"},
