@@ -21,7 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limits"
 )
 
-// TestBetweenTwoSizesTheSmallerHolds, GPU by GPU.
+// TestBetweenTwoSizesTheSmallerHolds for each GPU.
 func TestBetweenTwoSizesTheSmallerHolds(t *testing.T) {
 	before := []grant.Share{{UUID: "a", Memory: 4}, {UUID: "b", Memory: 4}}
 	got := Smaller(before, []grant.Share{{UUID: "b", Memory: 6}, {UUID: "a", Memory: 2}})
@@ -31,10 +31,11 @@ func TestBetweenTwoSizesTheSmallerHolds(t *testing.T) {
 	}
 }
 
-// TestWhoseTheRoomIs: what has a name is named, and then nobody is said to be without one.
-func TestWhoseTheRoomIs(t *testing.T) {
+// TestUnlinkedSpaceIsReported: the error names the grants of files that fill the file system, and
+// only otherwise a process with unlinked files.
+func TestUnlinkedSpaceIsReported(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("misses root, to mount: that whoever fills the room is told is not shown")
+		t.Skip("misses root, to mount: that the error names what fills the file system is not shown")
 	}
 	dir := t.TempDir()
 	ownMounts(t, dir+"/run/limits")
@@ -46,7 +47,7 @@ func TestWhoseTheRoomIs(t *testing.T) {
 		Created:  h.Now().UTC().Truncate(time.Millisecond)}
 	must(t, l.Update(func(tx *ledger.Tx) error { return errors.Join(tx.Put(g), Write(p, g)) }))
 	root, region := p.LimitsRoot(), filepath.Join(p.LimitsDir(g.ID), grant.RegionFile)
-	told := func(what string, subjects ...string) {
+	reports := func(what string, subjects ...string) {
 		t.Helper()
 		var findings []ledger.Finding
 		err := l.Update(func(tx *ledger.Tx) (err error) {
@@ -63,16 +64,16 @@ func TestWhoseTheRoomIs(t *testing.T) {
 			t.Errorf("%s: %v (%v), want %v", what, got, err, subjects)
 		}
 	}
-	told("at first")
+	reports("at first")
 	for i := range 300 { // more than 64 KiB of names, which no kernel lists, and a third of the room's inodes
 		err := unix.Lsetxattr(region, fmt.Sprintf("user.%0250d", i), make([]byte, 10000), 0)
 		if errors.Is(err, unix.ENOTSUP) {
-			t.Skip("this kernel's tmpfs has no attributes user.*: that whoever sets too many is told " +
+			t.Skip("this kernel's tmpfs has no attributes user.*: that the error names a region with too many is not shown " +
 				"is not shown")
 		}
 		must(t, err)
 	}
-	told("attributes", p.LimitsDir(g.ID))
+	reports("attributes", p.LimitsDir(g.ID))
 	held, err := os.OpenFile(region, os.O_RDWR, 0)
 	must(t, err)
 	defer held.Close()
@@ -80,13 +81,12 @@ func TestWhoseTheRoomIs(t *testing.T) {
 		Remove(p, g.ID)
 		return tx.Delete(g.ID)
 	}))
-	told("and of a grant that is over", root)
+	reports("and of a grant that is over", root)
 	must(t, held.Close())
-	told("at last")
+	reports("at last")
 }
 
-// ownMounts gives the test a mount namespace of its own, which is its thread's, in which the room
-// does not outlast it.
+// ownMounts gives the test's thread a mount namespace, so that the file system ends with it.
 func ownMounts(t *testing.T, room string) {
 	t.Helper()
 	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
@@ -103,9 +103,9 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// TestARoomThatIsFullIsMadeLarger until there is room for the next: somebody may fill it again in
-// between. What then is no room is an error that says what to do.
-func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
+// TestAFullFileSystemIsEnlarged until there is space for the next grant: a process may fill it
+// again in between. If there is still no space, the error says what to do.
+func TestAFullFileSystemIsEnlarged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to mount: that a room which is full is made larger is not shown")
 	}
@@ -149,18 +149,18 @@ func TestARoomThatIsFullIsMadeLarger(t *testing.T) {
 	err := makeRoom(root, full(5))
 	must(t, unix.Capset(&header, &has[0]))
 	if !errors.Is(err, fs.ErrPermission) || !errors.Is(err, unix.ENOSPC) ||
-		tries != 1 { // Prepare leaves it to the create
+		tries != 1 { // Prepare leaves that to the create
 		t.Errorf("an agent in a pod: %v after %d tries", err, tries)
 	}
 	must(t, unix.Unmount(root, 0))
 	if err := makeRoom(root, full(5)); !errors.Is(err, unix.ENOSPC) || tries != 1 ||
 		!strings.Contains(err.Error(), "cannot make "+root+" larger") {
-		t.Errorf("no room of its own: %v after %d tries", err, tries)
+		t.Errorf("no file system of its own: %v after %d tries", err, tries)
 	}
 }
 
-// TestLimitsThatCannotBeReached are an error where a container has some: the ledger must not say
-// what does not come to be.
+// TestLimitsThatCannotBeReached are an error if a container has limits: the ledger must not state a
+// limit that is not set.
 func TestLimitsThatCannotBeReached(t *testing.T) {
 	p := grant.Policy{RunDir: t.TempDir()}
 	g := func(strength grant.Strength) grant.Grant {

@@ -36,7 +36,7 @@ func TestAccount(t *testing.T) {
 		mustDo(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK,
 			&unix.Flock_t{Type: kind, Start: start, Len: slots}))
 	}
-	tells := func(what string, want grant.Bytes) {
+	reads := func(what string, want grant.Bytes) {
 		t.Helper()
 		if first, err := a.Used(uuid0); err != nil || first != want {
 			t.Errorf("%s: %d of the first device are used (%v), want %d", what, first, err, want)
@@ -45,18 +45,18 @@ func TestAccount(t *testing.T) {
 			t.Errorf("%s: %d of the second device are used (%v), want %d", what, second, err, 2*want)
 		}
 	}
-	tells("nobody", 0)
+	reads("no process", 0)
 	fill(3, 10)
-	tells("nobody is alive", 0)
+	reads("no process is alive", 0)
 	lock(0, 3, unix.F_WRLCK)
-	tells("three", 30)
+	reads("three", 30)
 	fill(200, 5)
 	lock(0, 200, unix.F_WRLCK)
-	tells("more than before", 1000)
+	reads("more than before", 1000)
 	lock(100, 100, unix.F_UNLCK)
-	tells("a hundred have ended", 500)
+	reads("a hundred have ended", 500)
 	fill(2, 5)
-	tells("the head says less", 10)
+	reads("the head says less", 10)
 	for name, size := range map[string]int64{"nothing": 0, "less than the head": page - 1, "the head": page,
 		"half a slot": page + slotSize/2} {
 		mustDo(t, os.Truncate(path, size))
@@ -71,22 +71,22 @@ func TestAccount(t *testing.T) {
 		}
 	}
 	if !a.Current() {
-		t.Error("its files are not its own any more")
+		t.Error("its files were replaced")
 	}
 	ensure(t, dir, shares(1<<30, 1<<30)) // the same file
 	fill(3, 10)
-	tells("put right", 30)
+	reads("put right", 30)
 	mustDo(t, a.SetOverhead(uuid1, 77))
 	if r := open(t, dir).record; r.Device[0].Overhead != 0 || r.Device[1].Overhead != 77 {
 		t.Errorf("the overheads are %d and %d", r.Device[0].Overhead, r.Device[1].Overhead)
 	}
 	if _, err := a.Used("GPU-00000000-0000-0000-0000-000000000000"); err == nil {
-		t.Error("a device that is not the grant's is told")
+		t.Error("a device that is not the grant's is reported")
 	}
 }
 
-// TestAnAccountThatIsAnothers: Current is false after either file was replaced or removed.
-func TestAnAccountThatIsAnothers(t *testing.T) {
+// TestAReplacedAccountIsNotCurrent: Current is false after either file was replaced or removed.
+func TestAReplacedAccountIsNotCurrent(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, dir string){
 		"another limits file": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },
 		"another region": func(t *testing.T, dir string) {
@@ -94,7 +94,7 @@ func TestAnAccountThatIsAnothers(t *testing.T) {
 			ensure(t, dir, shares(1, 1))
 		},
 		"gone": func(t *testing.T, dir string) { mustDo(t, Remove(dir)) },
-		"gone and made again": func(t *testing.T, dir string) {
+		"removed and made again": func(t *testing.T, dir string) {
 			mustDo(t, os.Rename(dir, dir+".old"))
 			ensure(t, dir, shares(1, 1))
 		},

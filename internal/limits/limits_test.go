@@ -94,7 +94,7 @@ func TestTheLayoutIsTheShims(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(out) != ours.String() {
-		t.Errorf("C says\n%s\nGo says\n%s", out, ours.String())
+		t.Errorf("C has\n%s\nGo has\n%s", out, ours.String())
 	}
 }
 
@@ -188,7 +188,7 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	}
 }
 
-func TestEnsureReplacesWhatIsNotTheGrants(t *testing.T) {
+func TestEnsureReplacesForeignFiles(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string){
 		"other devices": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },
 		"half a file":   func(t *testing.T, dir string) { put(t, filepath.Join(dir, grant.LimitsFile), make([]byte, 100)) },
@@ -209,7 +209,7 @@ func TestEnsureReplacesWhatIsNotTheGrants(t *testing.T) {
 	}
 }
 
-func TestWhatTheShimCannotLimitIsRefused(t *testing.T) {
+func TestLimitsTheShimLacksAreRefused(t *testing.T) {
 	for name, s := range map[string][]grant.Share{
 		"no device":        nil,
 		"too many devices": make([]grant.Share, MaxDevices+1),
@@ -293,10 +293,10 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestARegionIsPutRightUnderItsUsers: a container can write anything into its region. The next
-// Ensure restores its size, its pages and its head in the same file. It counts every slot, because
-// the number of used slots is lost.
-func TestARegionIsPutRightUnderItsUsers(t *testing.T) {
+// TestEnsureRepairsARegionInUse: a container can write anything into its region. The next Ensure
+// restores its size, its pages and its head in the same file. It counts every slot, because the
+// number of used slots is lost.
+func TestEnsureRepairsARegionInUse(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, path string){
 		"cut to nothing": func(t *testing.T, path string) { mustDo(t, os.Truncate(path, 0)) },
 		"cut":            func(t *testing.T, path string) { mustDo(t, os.Truncate(path, page+5*slotSize)) },
@@ -393,7 +393,7 @@ func TestLocksWithoutEnd(t *testing.T) {
 	mustDo(t, err)
 	mustDo(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Len: slots}))
 	if used, err := Use(dir); err != nil || len(used) != slots {
-		t.Errorf("of %d processes %d are told (%v)", slots, len(used), err)
+		t.Errorf("of %d processes %d are reported (%v)", slots, len(used), err)
 	}
 	t.Run("the program's other work", func(t *testing.T) { honestBesideWork(t, dir) })
 	defer func(before time.Duration) { slowest = before }(slowest)
@@ -463,10 +463,10 @@ func TestALinkIsNoLimitsFile(t *testing.T) {
 	}
 }
 
-// TestALeaseHoldsNobodyUp: the owner of a file can make the kernel delay an open for writing by 45
+// TestALeaseDelaysNoEnsure: the owner of a file can make the kernel delay an open for writing by 45
 // s, repeatedly. Root of a container owns both files. Ensure must not wait, must not replace files
 // in use, and must report what it could not change.
-func TestALeaseHoldsNobodyUp(t *testing.T) {
+func TestALeaseDelaysNoEnsure(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "a")
 	ensure(t, dir, shares(grant.GiB, grant.GiB))
@@ -475,7 +475,7 @@ func TestALeaseHoldsNobodyUp(t *testing.T) {
 		mustDo(t, err)
 		t.Cleanup(func() { f.Close() })
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
-			t.Skipf("this file system has no leases (%v): that nobody waits for one is not shown", err)
+			t.Skipf("this file system has no leases (%v): that Ensure does not wait for one is not shown", err)
 		}
 		return f
 	}

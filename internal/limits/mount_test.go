@@ -105,9 +105,9 @@ func TestSpaceBesideUnlinkedFiles(t *testing.T) {
 	unlinked("when it is gone", 0)
 }
 
-// TestPagesBehindTheEndAreTakenBack: a file of normal size can still fill the file system
+// TestPagesBehindTheEndAreFreed: a file of normal size can still fill the file system
 // (FALLOC_FL_KEEP_SIZE).
-func TestPagesBehindTheEndAreTakenBack(t *testing.T) {
+func TestPagesBehindTheEndAreFreed(t *testing.T) {
 	root := newMount(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
 	f, st := regionOf(t, root, "a"), statfs(t, root)
@@ -134,8 +134,8 @@ func TestNothingIsUnlinkedWithoutTheMount(t *testing.T) {
 	}
 }
 
-// TestWhatHasANameIsNotUnlinked: files with a name can be cut, or reported with their grant.
-func TestWhatHasANameIsNotUnlinked(t *testing.T) {
+// TestFilesWithANameAreNotUnlinked: files with a name can be cut, or reported with their grant.
+func TestFilesWithANameAreNotUnlinked(t *testing.T) {
 	root := newMount(t)
 	ensure(t, filepath.Join(root, "a"), shares(1, 1))
 	fill(t, root, regionOf(t, root, "a"))
@@ -199,7 +199,7 @@ func TestAttributesTakeNoSpaceFromOthers(t *testing.T) {
 	mustDo(t, f.Close())
 	mustDo(t, Remove(dir))
 	if grown, left := Trim(root); grown != nil || left != nil {
-		t.Errorf("with the grant they are gone: %v %v", grown, left)
+		t.Errorf("with the grant they are removed: %v %v", grown, left)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestAttributesOfTheNodesStay(t *testing.T) {
 	path := filepath.Join(root, "a", grant.RegionFile)
 	err := unix.Lsetxattr(path, "trusted.label", []byte("x"), 0)
 	if errors.Is(err, unix.ENOTSUP) {
-		t.Skip("this kernel's tmpfs has no attributes: that the node's own stay is not shown")
+		t.Skip("this kernel's tmpfs has no attributes: that the node's own are kept is not shown")
 	}
 	mustDo(t, err)
 	if grown, left := Trim(root); grown != nil || left != nil {
