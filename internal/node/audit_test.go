@@ -61,7 +61,7 @@ func TestRotationLosesNoLine(t *testing.T) {
 	}
 }
 
-func TestRotationKeepsSoManyFiles(t *testing.T) {
+func TestRotationKeepsAFixedNumberOfFiles(t *testing.T) {
 	a := grant.Audit{File: filepath.Join(t.TempDir(), "audit.jsonl"), MaxSize: 100, Keep: 2}
 	for i := range 10 {
 		appendAudit(a, fmt.Appendf(nil, "%02d%s\n", i, strings.Repeat("x", 60)))
@@ -73,9 +73,9 @@ func TestRotationKeepsSoManyFiles(t *testing.T) {
 	}
 }
 
-// Another process has the lock: it is rotating, so nobody waits for it. Where it never ends, the
-// log ends instead.
-func TestALockThatIsHeldHoldsNobodyUp(t *testing.T) {
+// Another process has the lock: it is rotating, so no append waits for it. If it never ends, the
+// log stops growing at a bound.
+func TestAHeldLockBlocksNoAppend(t *testing.T) {
 	a := grant.Audit{File: filepath.Join(t.TempDir(), "audit.jsonl"), MaxSize: 100, Keep: 2}
 	appendAudit(a, []byte("first\n"))
 	f, err := os.Open(a.File)
@@ -97,8 +97,9 @@ func TestALockThatIsHeldHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// What stands in the log's place may be anybody's. Nothing of it is written to, and nothing waits.
-func TestOddThingsInTheLogsPlace(t *testing.T) {
+// Another program may have put something in the log's place. Nothing is written to it, and nothing
+// waits.
+func TestOtherFilesInTheLogsPlace(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"a FIFO":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -138,8 +139,7 @@ func TestAMissingDirectoryIsMade(t *testing.T) {
 	}
 }
 
-// A tenant chooses how many ways to a GPU its spec has and how long their names are, in any
-// letters.
+// A tenant chooses how many ways to a GPU its spec has and how long their names are, in any script.
 func TestALineIsBounded(t *testing.T) {
 	for _, text := range []string{"x", `"`, "\x00", "\xff", "ü", "\U0001f600", `\`} {
 		long := strings.Repeat(text, 5_000)
@@ -188,8 +188,8 @@ func TestAShortLineIsWhole(t *testing.T) {
 	}
 }
 
-// TestAuditLineIsWrittenByItsTags: each field full, each empty.
-func TestAuditLineIsWrittenByItsTags(t *testing.T) {
+// TestAuditLinesFollowTheTags: with every field full, and with every field empty.
+func TestAuditLinesFollowTheTags(t *testing.T) {
 	full := tokenstest.Filled[auditLine](nil)
 	full.Container = "c\n\u2028\""
 	for _, line := range []auditLine{full, {}, {Pod: &auditPod{}, Details: []grant.Detail{},

@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestWhatChangesASpecIsCompared: a decision that is bound is the one that the spec was edited for,
-// to the last of its edits.
-func TestWhatChangesASpecIsCompared(t *testing.T) {
+// TestDecisionsAreComparedByTheirEdits: the bound decision is the one for which the spec was
+// edited, in all of its edits.
+func TestDecisionsAreComparedByTheirEdits(t *testing.T) {
 	verdict := func() grant.Verdict {
 		mode, root := os.FileMode(0o666), uint32(0)
 		return grant.Verdict{

@@ -10,9 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestTheCgroupOfAGrantIsNobodyElses: no other container is created in it, below it, or above it
-// where its device rules would count.
-func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
+// TestAGrantsCgroupIsNotShared: no other container is created in it, below it, or above it, where
+// its device rules would apply.
+func TestAGrantsCgroupIsNotShared(t *testing.T) {
 	m := newModel(t)
 	m.must(os.MkdirAll(m.dir+"/none", 0o755))
 	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
@@ -66,7 +66,7 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 			"Explain": m.node.Explain, "Admit": m.node.Admit} {
 			d := decide(create)
 			if way == "Explain" && c.env == with {
-				continue // who only asks binds nothing
+				continue // Explain binds nothing
 			}
 			if crowded := d.Kind == grant.Refused; crowded != c.crowded ||
 				crowded && d.Code != grant.InjectionImpossible {
@@ -77,7 +77,7 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 	again := in("first", "/gpuledger-test/pods/a", "A=1")
 	again.Container.RuntimeRoot = m.dir + "/guess"
 	if d := m.node.Explain(again); d.Kind != grant.Pass {
-		t.Errorf("who only asks, and knows no root: %s (%s) %s", d.Kind, d.Code, d.Message)
+		t.Errorf("Explain, without a known root: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	if d := m.node.Admit(again); d.Code != grant.InjectionImpossible {
 		t.Errorf("a container of the id in another root: %s (%s) %s", d.Kind, d.Code, d.Message)
@@ -85,7 +85,7 @@ func TestTheCgroupOfAGrantIsNobodyElses(t *testing.T) {
 }
 
 // TestNoContainerIsASlice: systemd puts no processes into a slice, and runc up to 1.1.5 then leaves
-// the container where it is itself.
+// the container in its own cgroup.
 func TestNoContainerIsASlice(t *testing.T) {
 	m := newModel(t)
 	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})

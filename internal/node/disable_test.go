@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// pausable is a node whose state directory may be one or not, and a clock.
+// pausable is a node whose state directory may be missing, and a clock.
 func pausable(t *testing.T) (n *node.Node, now *time.Time) {
 	dir, clock := t.TempDir(), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	h := host.Default()
@@ -27,8 +27,8 @@ func pausable(t *testing.T) (n *node.Node, now *time.Time) {
 		State: p.StateDir, Run: p.RunDir, Host: h})}, &clock
 }
 
-// Breaking the glass needs neither the disk that is broken nor what lies on it, and what was done
-// without them is over with the boot.
+// Disabling needs neither the broken disk nor its files. If it was done without them, it ends with
+// the boot.
 func TestDisableWithoutAStateDirectory(t *testing.T) {
 	n, now := pausable(t)
 	write := func(path, text string) {
@@ -43,7 +43,7 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	if n.Mode() != grant.Disabled {
-		t.Fatal("it is said to be disabled, and is not")
+		t.Fatal("Disable succeeds, and it is not disabled")
 	}
 	file := filepath.Join(n.Policy.RunDir, "disabled.json")
 	if *now = now.Add(time.Minute); n.Mode() == grant.Disabled {
@@ -64,7 +64,7 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 		t.Skip("misses root, to give a file away: ", err)
 	}
 	if n.Mode() == grant.Disabled {
-		t.Error("somebody else's file disables the node")
+		t.Error("another user's file disables the node")
 	}
 	if err := os.Chown(file, 0, 0); err != nil {
 		t.Fatal(err)
@@ -73,8 +73,7 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 		t.Errorf("enable: %+v, %v, and the mode is %s", e, err, n.Mode())
 	}
 
-	// With the state directory again, that is where it stands, and nothing of before counts beside
-	// it.
+	// With the state directory again, the file is written there, and no earlier one counts.
 	write(file, string(text))
 	if err := os.Remove(n.Policy.StateDir); err != nil {
 		t.Fatal(err)
@@ -87,7 +86,7 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 	}
 }
 
-func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
+func TestDisableWithoutADirectoryHasAHint(t *testing.T) {
 	n, _ := pausable(t)
 	for _, dir := range []string{n.Policy.StateDir, n.Policy.RunDir} {
 		if err := os.WriteFile(dir, nil, 0o600); err != nil {
@@ -96,16 +95,16 @@ func TestDisableWithNoDirectoryAtAllSaysWhatElseToDo(t *testing.T) {
 	}
 	if _, err := n.Disable(0); err == nil || !strings.Contains(err.Error(), `policy.mode = "report"`) ||
 		!strings.Contains(err.Error(), n.Policy.RunDir) {
-		t.Errorf("it says %v", err)
+		t.Errorf("the error is %v", err)
 	}
 	if e, err := n.Enable(); e != (node.Enabled{}) || err != nil {
 		t.Errorf("enable: %+v, %v; it was not disabled", e, err)
 	}
 }
 
-// A disk that turns read-only keeps what it has. What is said then holds all the same, as long as
-// this boot does.
-func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
+// A disk that becomes read-only keeps its file. Disable and Enable still take effect, for this
+// boot.
+func TestDisableAndEnableOnAReadOnlyDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to mount: that a pause can be ended on a disk that is read-only is not shown")
 	}
@@ -131,7 +130,7 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	}
 	*now = now.Add(-time.Hour) // and its clock is wrong
 	if p := disable(time.Minute); p.BootID == "" {
-		t.Errorf("it is said to be in the state directory: %+v", p)
+		t.Errorf("it is reported to be in the state directory: %+v", p)
 	}
 	if got, _ := n.Paused(); got.Until.IsZero() {
 		t.Errorf("it was disabled for a minute, and is %+v", got)
@@ -156,7 +155,7 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	}
 	if _, err := n.Enable(); err == nil || !strings.Contains(err.Error(), state) ||
 		!strings.Contains(err.Error(), "; nor until the next boot: ") {
-		t.Errorf("with nowhere to say it: %v", err)
+		t.Errorf("without a writable directory: %v", err)
 	}
 	if err := errors.Join(os.Remove(mark), unix.Unmount(state, unix.MNT_DETACH)); err != nil {
 		t.Fatal(err)
@@ -166,9 +165,8 @@ func TestDisableAndEnableOverWhatTheDiskKeeps(t *testing.T) {
 	}
 }
 
-// What the run directory has counts before the state directory's, so who writes there anew takes it
-// away.
-func TestDisableReplacesWhatWasSaidForThisBoot(t *testing.T) {
+// The run directory's file counts before the state directory's, so a new file there removes it.
+func TestDisableReplacesTheFileOfThisBoot(t *testing.T) {
 	n, now := pausable(t)
 	if err := os.WriteFile(n.Policy.StateDir, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -183,6 +181,6 @@ func TestDisableReplacesWhatWasSaidForThisBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *now = now.Add(time.Minute); n.Mode() != grant.Disabled {
-		t.Error("it was disabled until enabled, and what was said before counts")
+		t.Error("it was disabled until enabled, and the earlier time limit counts")
 	}
 }

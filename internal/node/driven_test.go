@@ -15,8 +15,8 @@ import (
 )
 
 // drivenModel is a node with a grant of 4 GiB, whose container the driver limits, and the socket of
-// a gpuledgerd that does what it is asked for so many times, and is silent then: each connection
-// that waits for it is handed out.
+// a gpuledgerd that answers this many requests and none after them. Each connection that then waits
+// for an answer is sent to the channel.
 func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan net.Conn) {
 	m = newModel(t)
 	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Limit, Owner: grant.Bearer,
@@ -62,7 +62,7 @@ func (m *model) resize(id grant.ID, memory grant.Bytes) chan error {
 	return done
 }
 
-// waits is the connection at which a change waits for gpuledgerd.
+// waits returns the connection on which a change waits for gpuledgerd.
 func (m *model) waits(silent chan net.Conn, done chan error) net.Conn {
 	m.t.Helper()
 	select {
@@ -74,7 +74,7 @@ func (m *model) waits(silent chan net.Conn, done chan error) net.Conn {
 	}
 }
 
-// wants is what the ledger says of the grant.
+// wants compares the grant's memory in the ledger.
 func (m *model) wants(id grant.ID, memory grant.Bytes) {
 	m.t.Helper()
 	m.must(m.node.Ledger.View(func(tx *ledger.Tx) error {
@@ -86,15 +86,15 @@ func (m *model) wants(id grant.ID, memory grant.Bytes) {
 	}))
 }
 
-// TestAGPUledgerdThatHangsHoldsNobodyUp: whoever waits for it has not locked the ledger; or not for
-// long, where it hangs just then.
-func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
+// TestAHangingGPUledgerdBlocksNoOtherCaller: a caller that waits for it has not locked the ledger,
+// or only for a short time if gpuledgerd begins to hang then.
+func TestAHangingGPUledgerdBlocksNoOtherCaller(t *testing.T) {
 	t.Run("from the start", func(t *testing.T) {
 		m, id, silent := drivenModel(t, 0)
 		done := m.resize(id, 2*grant.GiB)
 		conn := m.waits(silent, done)
 		free := *m.node.Ledger
-		free.Wait = time.Nanosecond // nobody has it
+		free.Wait = time.Nanosecond // the lock is free
 		m.must(free.Update(func(*ledger.Tx) error { return nil }))
 		_ = conn.Close()
 		if err := <-done; err == nil || !strings.Contains(err.Error(),
@@ -103,7 +103,7 @@ func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		m.wants(id, 4*grant.GiB)
 		if len(silent) > 0 {
-			t.Error("it is asked for more than it does not do")
+			t.Error("it gets another request after the one that failed")
 		}
 	})
 	t.Run("with the ledger locked", func(t *testing.T) {
@@ -118,12 +118,12 @@ func TestAGPUledgerdThatHangsHoldsNobodyUp(t *testing.T) {
 			t.Errorf("the change: %v", err)
 		}
 		m.wants(id, 4*grant.GiB)
-		_ = (<-silent).Close() // it is asked to take back what it may have done
+		_ = (<-silent).Close() // the request that undoes what it may have done
 	})
 }
 
-// TestWhatTheDriverHoldsIsChangedByGPUledgerd, and what it does not hold needs nobody.
-func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
+// TestGPUledgerdChangesTheDriversLimits: changes of other fields send it no request.
+func TestGPUledgerdChangesTheDriversLimits(t *testing.T) {
 	m, id, silent := drivenModel(t, 2)
 	if err := <-m.resize(id, 2*grant.GiB); err != nil {
 		t.Error(err)
@@ -131,12 +131,12 @@ func TestWhatTheDriverHoldsIsChangedByGPUledgerd(t *testing.T) {
 	m.wants(id, 2*grant.GiB)
 	ttl := time.Hour
 	if _, err := grants.Update(m.node, id, grants.Change{TTL: &ttl}); err != nil || len(silent) > 0 {
-		t.Errorf("another time to live: %v, it is asked %d times", err, len(silent))
+		t.Errorf("another time to live: %v, it gets %d requests", err, len(silent))
 	}
 }
 
-// TestNoLedgerIsAheadOfTheDriver: what a smaller grant frees is nobody's before the driver keeps
-// its containers from it, and what a larger one gains is counted before they have it.
+// TestNoLedgerIsAheadOfTheDriver: what a smaller grant frees is granted to no other before the
+// driver keeps its containers from it, and what a larger one gains is counted before they have it.
 func TestNoLedgerIsAheadOfTheDriver(t *testing.T) {
 	for _, c := range []struct{ to, meanwhile grant.Bytes }{
 		{2 * grant.GiB, 4 * grant.GiB}, {8 * grant.GiB, 8 * grant.GiB}} {
@@ -147,7 +147,7 @@ func TestNoLedgerIsAheadOfTheDriver(t *testing.T) {
 		_, _ = conn.Write([]byte(`{"version":1}` + "\n"))
 		_ = conn.Close()
 		if err := <-done; err != nil || len(silent) > 0 {
-			t.Errorf("to %s: %v, and it is asked %d times more", c.to, err, len(silent))
+			t.Errorf("to %s: %v, and it gets %d more requests", c.to, err, len(silent))
 		}
 		m.wants(id, c.to)
 	}

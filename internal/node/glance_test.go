@@ -16,10 +16,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestASecondCreateLooksAtAllProcessesOnce: after a crash, of a container whose spec named no
-// cgroup, whether or not the next one has its id. That the ledger is not locked meanwhile is
-// package ledger's test.
-func TestASecondCreateLooksAtAllProcessesOnce(t *testing.T) {
+// TestASecondCreateScansProcessesOnce: the second create after a crash, of a container whose spec
+// names no cgroup, with the same id or another. Package ledger tests that the ledger is not locked
+// meanwhile.
+func TestASecondCreateScansProcessesOnce(t *testing.T) {
 	for _, next := range []string{"c", "d"} {
 		m := newModel(t)
 		for name, text := range map[string]string{"1/cgroup": "0::/init.scope\n",
@@ -40,7 +40,7 @@ func TestASecondCreateLooksAtAllProcessesOnce(t *testing.T) {
 
 		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 		m.must(err)
-		// of equal events that follow each other the kernel makes one
+		// the kernel merges equal events that follow each other
 		_, err = unix.InotifyAddWatch(fd, m.dir+"/proc/77/cgroup", unix.IN_OPEN|unix.IN_CLOSE)
 		m.must(err)
 		d := m.node.Admit(node.Create{Caller: m.caller(next),
@@ -53,7 +53,7 @@ func TestASecondCreateLooksAtAllProcessesOnce(t *testing.T) {
 		n, _ := unix.Read(fd, events)
 		unix.Close(fd)
 		if looks := n / int(2*unsafe.Sizeof(unix.InotifyEvent{})); looks != 1 {
-			t.Errorf("%s: it looked at all processes %d times", next, looks)
+			t.Errorf("%s: it scanned all processes %d times", next, looks)
 		}
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestTheShimIsToldWithoutLinks: a package's link may lead elsewhere tomorrow, what is mounted
-// stays. What is not there, or of another machine, is a problem with a reason.
-func TestTheShimIsToldWithoutLinks(t *testing.T) {
+// TestThePathsOfTheShimHaveNoLinks: a package's link may have another target tomorrow, and a mount
+// stays. A file that is missing, or for another architecture, is a problem with a reason.
+func TestThePathsOfTheShimHaveNoLinks(t *testing.T) {
 	dir := t.TempDir()
 	head := func(machine byte) []byte {
 		b := append([]byte("\x7fELF\x02\x01"), make([]byte, 58)...)
@@ -43,8 +43,8 @@ func TestTheShimIsToldWithoutLinks(t *testing.T) {
 	}
 }
 
-// TestWhatLiesOverTheRecordsPlace: the last mount that does, wherever it comes from.
-func TestWhatLiesOverTheRecordsPlace(t *testing.T) {
+// TestMountOverTheRecords: the last mount over their directory is found, whatever its source.
+func TestMountOverTheRecords(t *testing.T) {
 	mount := func(destination, kind string, options ...string) specs.Mount {
 		return specs.Mount{Destination: destination, Type: kind, Options: options}
 	}

@@ -38,9 +38,9 @@ func (m *model) users(id grant.ID) (names []string) {
 	return names
 }
 
-// TestAGrantThatEndsMeanwhileBindsNobody: what was decided without the lock is decided again with
-// it. The grant ends, or is another container's, after the ledger was read.
-func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
+// TestAGrantThatEndsMeanwhileIsNotBound: what was decided without the lock is decided again with
+// it. The grant ends, or gets another owner, after the ledger was read.
+func TestAGrantThatEndsMeanwhileIsNotBound(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(m *model, g grant.Grant, reference grant.Reference)
 		code      grant.Code
@@ -102,15 +102,15 @@ func TestAGrantThatEndsMeanwhileBindsNobody(t *testing.T) {
 			d := decide(m, create, self)
 			if users := m.users(g.ID); asked != 1 || d.Code != c.code || d.Bound != (c.code == "") ||
 				(d.Kind == grant.Admit) != d.Bound || !slices.Equal(users, c.users) {
-				t.Errorf("%s, by %s: %s (%s) %s, bound: %v, asked %d times; it is used by %q, want %q (%s)",
+				t.Errorf("%s, by %s: %s (%s) %s, bound: %v, read %d times; it is used by %q, want %q (%s)",
 					name, way, d.Kind, d.Code, d.Message, d.Bound, asked, users, c.users, c.code)
 			}
 		}
 	}
 }
 
-// TestALedgerThatCannotBeWritten changes nothing, and whoever would have changed it is told so. A
-// container gets no grant by it.
+// TestALedgerThatCannotBeWritten: nothing changes, and the caller gets an error. A container gets
+// no grant from it.
 func TestALedgerThatCannotBeWritten(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -154,7 +154,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 		}
 	}
 	if d := m.node.Explain(create); d.Kind != grant.Admit {
-		t.Errorf("who only asks needs no lock: %s (%s) %s", d.Kind, d.Code, d.Message)
+		t.Errorf("Explain needs no lock: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	m.must(errors.Join(os.Remove(lock), os.Rename(lock+".away", lock)))
 	if users := m.users(g.ID); len(users) > 0 {
@@ -162,7 +162,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestAGrantThatCannotBeRemovedStays, with what was kept for it.
+// TestAGrantThatCannotBeRemovedStays, with its files.
 func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	m := newModel(t)
 	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -186,7 +186,7 @@ func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	}
 }
 
-// TestABindingThatCannotBeRemovedStays, and whoever takes it back is told so.
+// TestABindingThatCannotBeRemovedStays, and the caller gets an error.
 func TestABindingThatCannotBeRemovedStays(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -215,7 +215,7 @@ func TestAGrantThatCannotBeReplacedStays(t *testing.T) {
 	if d := m.node.Admit(m.referring("c", reference)); !d.Bound {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	// where the new text goes
+	// the path of the new text
 	m.must(os.MkdirAll(m.dir+"/state/grants/."+string(g.ID)+".json.tmp/inside", 0o700))
 	for name, do := range map[string]func() error{
 		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
@@ -235,7 +235,7 @@ func TestAGrantThatCannotBeReplacedStays(t *testing.T) {
 	}))
 }
 
-// TestVerifyOfAStrippedContainer: what was taken away is not there after all.
+// TestVerifyOfAStrippedContainer: what was removed is really absent.
 func TestVerifyOfAStrippedContainer(t *testing.T) {
 	m := newModel(t)
 	m.must(os.Mkdir(m.dir+"/none", 0o755))
@@ -274,8 +274,7 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	}
 }
 
-// TestChecksReportIsWhole: what the ledger's check has found, and then what is wrong with the
-// limits.
+// TestChecksReportIsWhole: the ledger's findings come first, then the problems of the limits.
 func TestChecksReportIsWhole(t *testing.T) {
 	m := newModel(t)
 	m.entered(admission.Ask{Owner: grant.Bearer})
@@ -293,14 +292,14 @@ func TestChecksReportIsWhole(t *testing.T) {
 	if !slices.Equal(got, want) || report.Grants != 1 {
 		t.Errorf("%d grants, found %q, want %q", report.Grants, got, want)
 	}
-	m.boot() // an inventory of before the boot says nothing of what there is
+	m.boot() // an inventory of an earlier boot shows nothing of the present GPUs
 	if report, err := grants.Check(m.node); err != nil || report.Grants != 1 || len(report.Findings) != 1 {
 		t.Errorf("with a stale inventory: %+v (%v)", report, err)
 	}
 }
 
-// TestCheckHoldsGrantsAgainstTheInventory less what the policy keeps back.
-func TestCheckHoldsGrantsAgainstTheInventory(t *testing.T) {
+// TestCheckComparesGrantsWithTheInventory less what the policy reserves.
+func TestCheckComparesGrantsWithTheInventory(t *testing.T) {
 	m := newModel(t)
 	g, _ := m.entered(admission.Ask{Owner: grant.Bearer})
 	for reserve, want := range map[grant.Bytes]string{7 * grant.GiB: "", 7*grant.GiB + 1: g.GPUs[0].UUID +
@@ -317,8 +316,8 @@ func TestCheckHoldsGrantsAgainstTheInventory(t *testing.T) {
 	}
 }
 
-// TestWhatTheAuditLogGets: a line for each decision that is worth it, and one alone.
-func TestWhatTheAuditLogGets(t *testing.T) {
+// TestLinesOfTheAuditLog: exactly one line for each decision that is recorded.
+func TestLinesOfTheAuditLog(t *testing.T) {
 	m := newModel(t)
 	m.node.Policy.Audit.File = m.dir + "/audit.log"
 	self, err := m.node.Host.Self()
@@ -396,7 +395,8 @@ func TestWhatTheAuditLogGets(t *testing.T) {
 	}
 }
 
-// TestASpecThatCannotBeReadIsRefused: it could be anything. So is one that an edit made unreadable.
+// TestASpecThatCannotBeReadIsRefused: it could contain anything. The same holds for one that an
+// edit made unreadable.
 func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 	m := newModel(t)
 	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
@@ -433,9 +433,9 @@ func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheIdOfAContainerThatIsThere binds nothing: the binding would live with that container. One
-// whose state cannot be read may be there.
-func TestTheIdOfAContainerThatIsThere(t *testing.T) {
+// TestTheIDOfAnExistingContainerIsRefused: the binding would live with that container. One whose
+// state cannot be read may exist.
+func TestTheIDOfAnExistingContainerIsRefused(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	self, err := m.node.Host.Self()
@@ -455,13 +455,13 @@ func TestTheIdOfAContainerThatIsThere(t *testing.T) {
 	}
 	m.must(os.RemoveAll(m.dir + "/none/c"))
 	if d := m.node.Admit(create); !d.Bound {
-		t.Errorf("when it is gone: %s (%s) %s", d.Kind, d.Code, d.Message)
+		t.Errorf("when it was deleted: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 }
 
-// TestACgroupThatIsEnteredMeanwhileBindsNobody: another create has said that it is on its way
-// there, and found no binding yet.
-func TestACgroupThatIsEnteredMeanwhileBindsNobody(t *testing.T) {
+// TestACgroupThatIsEnteredMeanwhileIsRefused: another create announced that it will use the cgroup,
+// and found no binding yet.
+func TestACgroupThatIsEnteredMeanwhileIsRefused(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
@@ -473,7 +473,7 @@ func TestACgroupThatIsEnteredMeanwhileBindsNobody(t *testing.T) {
 		announced string
 		bound     bool
 	}{{"/gpuledger-test/a", false}, {"/gpuledger-test/a/below", false}, {"/gpuledger-test/b", true}} {
-		// of another pid namespace: nobody can tell that it is over
+		// of another pid namespace: whether it has ended is unknown
 		m.must(os.WriteFile(creates+"/1-2-3", []byte(c.announced), 0o600))
 		d := m.node.Admit(create)
 		if users := m.users(g.ID); d.Bound != c.bound || (d.Code == grant.InjectionImpossible) == c.bound ||
@@ -484,9 +484,9 @@ func TestACgroupThatIsEnteredMeanwhileBindsNobody(t *testing.T) {
 	}
 }
 
-// TestDriveKnowsItsCreate: a container is not started without the driver's limit where nobody knows
-// whether it was to have one.
-func TestDriveKnowsItsCreate(t *testing.T) {
+// TestDriveNeedsTheBindingOfItsCreate: a container is not started without the driver's limit if it
+// is unknown whether it needs one.
+func TestDriveNeedsTheBindingOfItsCreate(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: "claim:cc"})
 	bound, unbound := m.referring("bound", reference), m.referring("unbound", reference)
@@ -514,11 +514,11 @@ func TestDriveKnowsItsCreate(t *testing.T) {
 		live   node.Live
 		want   string
 	}{
-		"one that is held by something else":      {bound, node.Live{}, ""},
-		"one that nobody knows":                   {unbound, node.Live{}, not + `the ledger has no create of container "unbound", whose runtime keeps its state in ` + m.dir + "/none"},
-		"one that nobody knows, and passes":       {pass, node.Live{}, ""},
-		"one whose creators are not known":        {unbound, node.Live{Unknown: errors.New("why")}, not + "why"},
-		"one that is bound, by whom nobody knows": {bound, node.Live{Unknown: errors.New("why")}, not + "why"},
+		"one that is held by something else": {bound, node.Live{}, ""},
+		"an unknown one":                     {unbound, node.Live{}, not + `the ledger has no create of container "unbound", whose runtime keeps its state in ` + m.dir + "/none"},
+		"an unknown one that passes":         {pass, node.Live{}, ""},
+		"one with unknown creators":          {unbound, node.Live{Unknown: errors.New("why")}, not + "why"},
+		"a bound one with unknown creators":  {bound, node.Live{Unknown: errors.New("why")}, not + "why"},
 	} {
 		if got := drive(c.create, c.live); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -533,9 +533,9 @@ func TestDriveKnowsItsCreate(t *testing.T) {
 	}
 }
 
-// TestAnUpdateOfWhatIsOpenAlready: of the spec that the container was created with. Where that is
-// gone, nothing was opened.
-func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
+// TestAnUpdateThatOpensNothingNew: what is open is in the spec with which the container was
+// created. If the spec is missing, nothing was opened.
+func TestAnUpdateThatOpensNothingNew(t *testing.T) {
 	m := newModel(t)
 	rule := func(minor int) string {
 		return fmt.Sprintf(`{"allow":true,"type":"c","major":195,"minor":%d,"access":"rw"}`, minor)
@@ -573,8 +573,8 @@ func TestAnUpdateOfWhatIsOpenAlready(t *testing.T) {
 	}
 }
 
-// TestWhatGrowsIsPlacedAgain: memory or compute alone, against what others have of the GPU.
-func TestWhatGrowsIsPlacedAgain(t *testing.T) {
+// TestAGrowingGrantIsPlacedAgain: memory or compute alone, next to the other grants of the GPU.
+func TestAGrowingGrantIsPlacedAgain(t *testing.T) {
 	m := newModel(t)
 	of := func(memory grant.Bytes, compute int) grant.Grant {
 		g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer,
@@ -602,9 +602,8 @@ func TestWhatGrowsIsPlacedAgain(t *testing.T) {
 	}
 }
 
-// TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver, and no mount point of anybody else's;
-// nothing while the container lives.
-func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
+// TestADeleteRemovesTheDriversMountPoints and no others, and nothing while the container lives.
+func TestADeleteRemovesTheDriversMountPoints(t *testing.T) {
 	m := newModel(t)
 	g, _ := m.entered(admission.Ask{Owner: "claim:cc"})
 	limit := m.node.Policy.RecordMounts(g.ID)[0]
@@ -662,8 +661,8 @@ func TestADeleteTakesAwayWhatWasMadeForTheMountsOfADriver(t *testing.T) {
 	}
 }
 
-// TestDevicesThatCannotBeToldFromGPUs are refused, by every way to a verdict.
-func TestDevicesThatCannotBeToldFromGPUs(t *testing.T) {
+// TestDevicesThatMayBeGPUsAreRefused, by every path to a verdict, while the majors cannot be read.
+func TestDevicesThatMayBeGPUsAreRefused(t *testing.T) {
 	m := newModel(t)
 	self, err := m.node.Host.Self()
 	m.must(err)
@@ -680,7 +679,7 @@ func TestDevicesThatCannotBeToldFromGPUs(t *testing.T) {
 	}
 	for way, decide := range ways {
 		if d := decide(); d.Code == grant.Internal {
-			t.Errorf("%s, where they can be told: %s (%s) %s", way, d.Kind, d.Code, d.Message)
+			t.Errorf("%s, with readable majors: %s (%s) %s", way, d.Kind, d.Code, d.Message)
 		}
 	}
 	m.must(errors.Join(os.Remove(m.dir+"/proc/devices"), os.Mkdir(m.dir+"/proc/devices", 0o755)))

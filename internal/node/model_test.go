@@ -26,11 +26,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// TestModel: whatever is granted, bound, changed and released, while GPUs fail, pools change and
-// the node boots, the node says what a model says that is too simple to be wrong: no GPU has more
+// TestModel compares the node with a model that is too simple to be wrong, whatever is granted,
+// bound, changed and released, while GPUs fail, pools change and the node boots. No GPU has more
 // memory or compute granted than it has, none is in two modes, each grant has the strength of its
-// mode or of its weakest container, no container starts that has less than the policy's minimum,
-// what would fit is granted and what would not is refused with its reason. `make model` takes
+// mode or of its weakest container, and no container starts with less than the policy's minimum.
+// What fits is granted, and what does not fit is refused with its reason. `make model` takes
 // 100,000 steps.
 func TestModel(t *testing.T) {
 	// every grant is synced to the disk
@@ -65,7 +65,7 @@ const (
 // cardOf is the GPU that a unit is, or is a part of.
 func cardOf(unit int) int { return min(unit, cards) }
 
-// unitOf is the unit that a share is of.
+// unitOf is the unit of a share.
 func unitOf(s grant.Share) int {
 	if s.Index < cards {
 		return s.Index
@@ -87,7 +87,7 @@ type holding struct {
 
 func (h holding) live() bool { return len(h.bound) > 0 || !h.draining }
 
-// strength is its weakest container's; without any what the next would have.
+// strength is that of the weakest container, and without containers that of the next one.
 func (h holding) strength() grant.Strength {
 	weakest := strengths[h.mode]
 	for _, s := range h.bound {
@@ -100,7 +100,7 @@ func (h holding) strength() grant.Strength {
 
 func (h holding) has(i int) bool { return slices.Contains(h.gpus, i) }
 
-// model is the node, and what it should say.
+// model is the node, and its expected state.
 type model struct {
 	t     *testing.T
 	dir   string
@@ -139,7 +139,7 @@ func (m *model) must(err error) {
 	}
 }
 
-// boot gives the node another boot id. No process lives through one.
+// boot gives the node another boot id. No process survives it.
 func (m *model) boot() {
 	m.boots++
 	h := host.Default()
@@ -184,12 +184,12 @@ func (m *model) scan() {
 
 func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
 
-// pool is which one a GPU is in; -1 is none.
+// pool is the pool of a GPU; -1 is none.
 func (m *model) pool(i int) int {
 	return slices.IndexFunc(m.pools, func(gpus []int) bool { return slices.Contains(gpus, cardOf(i)) })
 }
 
-// open reports whether a GPU takes grants of the mode at all.
+// open reports whether a GPU takes grants of the mode.
 func (m *model) open(i int, mode grant.Mode) bool {
 	if m.sick[cardOf(i)] || (i >= cards) != (mode == grant.MIG) {
 		return false
@@ -198,7 +198,7 @@ func (m *model) open(i int, mode grant.Mode) bool {
 	return m.pools == nil || p >= 0 && (m.modes[p] == nil || slices.Contains(m.modes[p], mode))
 }
 
-// on are the live grants on a GPU, but for one.
+// on are the live grants on a GPU, except one.
 func (m *model) on(i int, but grant.ID) map[grant.ID]*holding {
 	all := maps.Clone(m.held)
 	maps.DeleteFunc(all, func(id grant.ID, h *holding) bool { return id == but || !h.live() || !h.has(i) })
@@ -233,7 +233,7 @@ func (m *model) allFit(h holding, but grant.ID) bool {
 	return true
 }
 
-// anyFit reports whether some GPUs of one pool have room: every choice is tried.
+// anyFit reports whether some GPUs of one pool have room. It tries every choice.
 func (m *model) anyFit(h holding) bool {
 	n := len(h.gpus)
 	for set := range 1 << units {
@@ -303,13 +303,13 @@ func (m *model) grant(rt *rapid.T) {
 	}
 }
 
-// unkept: nothing holds a container of mode limit to its share of compute, and policy demands
-// something.
+// unkept reports that nothing enforces a share of compute in mode limit, and that the policy
+// demands a strength.
 func (m *model) unkept(h holding) bool {
 	return h.mode == grant.Limit && h.compute > 0 && rank(m.least) > rank(grant.StrengthNone)
 }
 
-// swept is what every placement does first: it forgets what is over.
+// swept removes ended grants from the model, as every placement does first.
 func (m *model) swept() {
 	maps.DeleteFunc(m.held, func(_ grant.ID, h *holding) bool { return !h.live() })
 }
@@ -321,7 +321,7 @@ func (m *model) refused(rt *rapid.T, err error, codes ...grant.Code) {
 	}
 }
 
-// conflict: who asks for a GPU in another mode hears who holds it in which.
+// conflict: a refusal because of another mode names who holds the GPU in which mode.
 func (m *model) conflict(rt *rapid.T, err error, h holding) {
 	i := h.gpus[0]
 	for id, o := range m.on(i, "") {
@@ -336,7 +336,7 @@ func (m *model) conflict(rt *rapid.T, err error, h holding) {
 	}
 }
 
-// enter takes a new grant into the model, if it is one that may be.
+// enter takes a new grant into the model, if it is allowed.
 func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
 	var gpus []int
 	for _, s := range g.GPUs {
@@ -347,7 +347,7 @@ func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
 		}
 	}
 	if named && !slices.Equal(gpus, h.gpus) || len(gpus) != len(h.gpus) {
-		rt.Fatalf("asked for GPUs %v, got %v", h.gpus, gpus)
+		rt.Fatalf("requested GPUs %v, got %v", h.gpus, gpus)
 	}
 	if h.gpus = gpus; !m.allFit(h, "") {
 		rt.Fatalf("granted is what does not fit: %+v beside %v", h, m.held)
@@ -358,7 +358,7 @@ func (m *model) enter(rt *rapid.T, g grant.Grant, h holding, named bool) {
 	m.held[g.ID] = &h
 }
 
-// pick is one of the grants, "" where there is none.
+// pick is one of the grants, "" if there is none.
 func (m *model) pick(rt *rapid.T) grant.ID {
 	if len(m.held) == 0 {
 		return ""
@@ -371,8 +371,8 @@ func (m *model) caller(name string) request.Caller {
 		ID: name, Bundle: m.dir}}
 }
 
-// bind creates a container that refers to a grant, or is whose it is, and may have what undoes
-// every limit.
+// bind creates a container that refers to a grant, or is of its owner, and may have privileges that
+// undo every limit.
 func (m *model) bind(rt *rapid.T) {
 	id := m.pick(rt)
 	if id == "" || !m.held[id].live() {
@@ -413,7 +413,7 @@ func (m *model) bind(rt *rapid.T) {
 	}
 }
 
-// config is the config.json of a container of the grant: of a pod by its identity, else by
+// config is the config.json of a container of the grant: of a pod by its identity, otherwise by
 // reference.
 func (m *model) config(h *holding, mighty bool) string {
 	annotations := fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
@@ -432,7 +432,7 @@ func (m *model) config(h *holding, mighty bool) string {
 		`"access":"rwm"}]}}}`, annotations, caps)
 }
 
-// serve has an MPS daemon be ready for a grant, as far as the node can tell: it is this process.
+// serve makes an MPS daemon ready for a grant, as far as the node can see: it is this process.
 func (m *model) serve(h *holding) {
 	self, err := m.node.Host.Self()
 	m.must(err)
@@ -450,7 +450,7 @@ func (m *model) serve(h *holding) {
 	m.must(mpsstate.Write(m.node.Host, dir, daemon))
 }
 
-// demand changes the policy's minimum strength. Who runs already is not asked again.
+// demand changes the policy's minimum strength. Running containers are not judged again.
 func (m *model) demand(rt *rapid.T) {
 	m.least = rapid.SampledFrom(append([]grant.Strength{grant.StrengthNone, grant.StrengthNone},
 		grant.Strengths...)).Draw(rt, "minimum strength")
@@ -538,7 +538,7 @@ func (m *model) pin(rt *rapid.T) {
 	}
 }
 
-// health fails a GPU, or has it return.
+// health makes a GPU fail, or recover.
 func (m *model) health(rt *rapid.T) {
 	i := rapid.IntRange(0, cards).Draw(rt, "GPU")
 	m.sick[i] = !m.sick[i]
@@ -566,7 +566,7 @@ func (m *model) check(rt *rapid.T) {
 	}
 }
 
-// strengths are what modes are enforced by, on a node without a shim and with an older driver.
+// strengths are those that enforce the modes, on a node without a shim and with an older driver.
 var strengths = map[grant.Mode]grant.Strength{grant.Exclusive: grant.StrengthNone,
 	grant.Timeslice: grant.StrengthNone, grant.Limit: grant.StrengthNone,
 	grant.MPS: grant.StrengthServer, grant.MIG: grant.StrengthHardware}
@@ -576,7 +576,7 @@ func rank(s grant.Strength) int {
 	return strings.Index("none library server driver hardware", string(s))
 }
 
-// compare is after every step.
+// compare runs after every step.
 func (m *model) compare(rt *rapid.T) {
 	picture, err := grants.ReadStatus(m.node)
 	if err != nil {
@@ -593,7 +593,7 @@ func (m *model) compare(rt *rapid.T) {
 			rt.Fatalf("%+v is %+v in the model", g, h)
 		}
 		if g.Strength != h.strength() {
-			rt.Fatalf("a grant in mode %s with %v is said to have strength %s", g.Mode, h.bound, g.Strength)
+			rt.Fatalf("a grant in mode %s with %v is reported with strength %s", g.Mode, h.bound, g.Strength)
 		}
 		seen++
 	}
@@ -613,7 +613,7 @@ func (m *model) compare(rt *rapid.T) {
 	}
 }
 
-// whole: a MIG device is granted to one, or free.
+// whole: a MIG device is granted to one grant, or free.
 func (m *model) whole(rt *rapid.T, i int, p grants.Part) {
 	free := part
 	if len(m.on(i, "")) > 0 || m.sick[cards] || m.pools != nil && m.pool(i) < 0 {
@@ -625,7 +625,7 @@ func (m *model) whole(rt *rapid.T, i int, p grants.Part) {
 	}
 }
 
-// invariant is what must hold of each GPU whatever was asked.
+// invariant is what must hold for each GPU after any request.
 func (m *model) invariant(rt *rapid.T, i int, c grants.Card) {
 	var memory grant.Bytes
 	compute, mode := 0, grant.Mode("")
@@ -644,7 +644,7 @@ func (m *model) invariant(rt *rapid.T, i int, c grants.Card) {
 		free = 0
 	}
 	if c.Allocated != memory || c.Compute != compute || c.Mode != mode || c.Free != free {
-		rt.Fatalf("GPU %d: the node says %s, %d%%, mode %q, %s free; the model %s, %d%%, mode %q, %s free",
+		rt.Fatalf("GPU %d: the node has %s, %d%%, mode %q, %s free; the model %s, %d%%, mode %q, %s free",
 			i, c.Allocated, c.Compute, c.Mode, c.Free, memory, compute, mode, free)
 	}
 }

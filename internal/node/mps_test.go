@@ -19,9 +19,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// TestTheWordOfADaemonIsNotEnough: what gpuledgerd wrote about an MPS daemon counts for as long as
-// it is of this boot and this format, and the kernel agrees.
-func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
+// TestTheStateOfAnMPSDaemonIsVerified: what gpuledgerd wrote about an MPS daemon counts only if it
+// is of this boot and this format, and if the kernel agrees.
+func TestTheStateOfAnMPSDaemonIsVerified(t *testing.T) {
 	m := newModel(t)
 	g, reference, err := grants.Enter(m.node, admission.Ask{
 		Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
@@ -125,8 +125,8 @@ func TestTheWordOfADaemonIsNotEnough(t *testing.T) {
 	}
 }
 
-// TestMPSServes: a server is whom gpuledgerd found, or whom its daemon has started since, for the
-// daemon's GPUs and for as long as pid and start are his. No name makes one.
+// TestMPSServes: a server is a process that gpuledgerd found, or that its daemon has started since,
+// for the daemon's GPUs and as long as pid and start time match. Its name does not count.
 func TestMPSServes(t *testing.T) {
 	n := &node.Node{Host: host.Default(), Policy: grant.Policy{RunDir: t.TempDir()}}
 	must := func(err error) {
@@ -170,9 +170,9 @@ func TestMPSServes(t *testing.T) {
 		{"another of its pid", grant.MPSDaemon{Servers: []grant.Process{later(child)}}, child, 0, false},
 		{"one that the daemon has started since", grant.MPSDaemon{Daemon: self}, child, 0, true},
 		{"one that a child of the daemon has started", grant.MPSDaemon{Daemon: self}, grandchild, 0, true},
-		{"a child of who has the daemon's pid now", grant.MPSDaemon{Daemon: later(self)}, child, 0, false},
+		{"a child of the process that has the daemon's pid now", grant.MPSDaemon{Daemon: later(self)}, child, 0, false},
 		{"one that had the pid of the daemon's child", grant.MPSDaemon{Daemon: self}, later(child), 0, false},
-		{"nobody's child", grant.MPSDaemon{Daemon: self}, first, 0, false},
+		{"a process without a parent", grant.MPSDaemon{Daemon: self}, first, 0, false},
 		{"the daemon itself", grant.MPSDaemon{Daemon: self}, self, 0, false},
 		{"no daemon", grant.MPSDaemon{}, child, 0, false},
 	} {

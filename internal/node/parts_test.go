@@ -38,8 +38,8 @@ func TestADirectoryByTwoSpellings(t *testing.T) {
 	}
 }
 
-// TestWhatLiesOverTheRecords: the last mount over the place, by /run or /var/run.
-func TestWhatLiesOverTheRecords(t *testing.T) {
+// TestLastMountOverTheRecords: the last mount over the directory, by /run or /var/run.
+func TestLastMountOverTheRecords(t *testing.T) {
 	mount := func(destination, kind string, options ...string) specs.Mount {
 		return specs.Mount{Destination: destination, Type: kind, Options: options}
 	}
@@ -52,7 +52,7 @@ func TestWhatLiesOverTheRecords(t *testing.T) {
 		"the place":                {[]specs.Mount{mount(grant.ShimPlace, "bind", "rbind")}, cover{true, grant.ShimPlace, false}},
 		"a parent":                 {[]specs.Mount{mount("/run", "bind", "rbind")}, cover{true, "/run", false}},
 		"a parent by its old path": {[]specs.Mount{mount("/var/run", "bind", "rbind")}, cover{true, "/var/run", false}},
-		"a file system of its own": {[]specs.Mount{mount("/run", "bind", "rbind"), mount("run", "tmpfs", "mode=755")}, cover{true, "run", true}},
+		"another file system":      {[]specs.Mount{mount("/run", "bind", "rbind"), mount("run", "tmpfs", "mode=755")}, cover{true, "run", true}},
 		"a bind mount of the type": {[]specs.Mount{mount("/run", "tmpfs", "bind")}, cover{true, "/run", false}},
 		"a recursive one":          {[]specs.Mount{mount("/run", "tmpfs", "rbind")}, cover{true, "/run", false}},
 		"below it":                 {[]specs.Mount{mount(grant.ShimPlace+"/driver", "bind", "bind")}, cover{}},
@@ -81,8 +81,8 @@ func TestWhatLiesOverTheRecords(t *testing.T) {
 	}
 }
 
-// TestRulesOfOurs are told from an engine's by the one for all block devices.
-func TestRulesOfOurs(t *testing.T) {
+// TestGpuledgersRules differ from an engine's by the one for all block devices.
+func TestGpuledgersRules(t *testing.T) {
 	n := int64(8)
 	for name, c := range map[string]struct {
 		rule request.DeviceRule
@@ -102,7 +102,7 @@ func TestRulesOfOurs(t *testing.T) {
 		}
 	}
 	if confined(request.Spec{}) || confined(request.Spec{Linux: &request.Linux{}}) {
-		t.Error("a spec without rules has ours")
+		t.Error("a spec without rules has gpuledger's")
 	}
 }
 
@@ -118,7 +118,7 @@ func TestAPodsSumBesideItsEnvironment(t *testing.T) {
 	}
 }
 
-func TestCgroupsThatBearAContainersId(t *testing.T) {
+func TestCgroupNamesWithAContainersID(t *testing.T) {
 	for _, c := range []struct {
 		path, id string
 		want     bool
@@ -127,7 +127,7 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 		{"/pods/xc", "c", false}, {"/pods/cri-containerd-c", "c", true}, {"a.slice:docker-c", "c", true},
 		{"a.slice:docker:c", "c", true}, {":runc:c", "c", true}, {"/s/libpod-payload-c", "c", true},
 		{"/a.slice/docker-c.scope", "c", true},
-		// names that are made of more than one id
+		// names that consist of more than one id
 		{"/pods/work-c", "c", false}, {"/pods/work-c", "work-c", true}, {"a.slice:docker:work-c", "c", false},
 		{"a.slice:docker-work:c", "c", false}, {"a.slice:docker-work:c", "work-c", true},
 		{"/pods/docker-c", "docker-c", false}, {"", "docker-c", false},
@@ -142,9 +142,9 @@ func TestCgroupsThatBearAContainersId(t *testing.T) {
 	}
 }
 
-// TestWhatHoldsACreatedContainerToItsMemory: the records of its own grant, and the proxies over
-// every library that a program of it could find. The last mount over a place counts.
-func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
+// TestStrengthOfACreatedContainer: it needs the records of its own grant, and the proxies over
+// every library that its programs could find. The last mount over a path counts.
+func TestStrengthOfACreatedContainer(t *testing.T) {
 	const id, shim, own = grant.ID("g-aaaaaaaaaaaa"), "/opt/shim", "/usr/lib/libcuda.so.1"
 	p := grant.Policy{RunDir: "/run/gpuledger"}
 	bind := func(source, destination string) specs.Mount {
@@ -167,7 +167,7 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 		"no limits":                             {mounts: whole[1:], want: "its memory limit at " + records[0].Destination},
 		"no region":                             {mounts: append(slices.Clip(whole[:1]), whole[2:]...), want: "its memory limit at " + records[1].Destination},
 		"the records of another grant":          {mounts: with(bind("/x/limits", records[0].Destination)), want: "its memory limit at " + records[0].Destination},
-		"another's below its own":               {mounts: append([]specs.Mount{bind("/x/limits", records[0].Destination)}, whole...)},
+		"another grant's below its own":         {mounts: append([]specs.Mount{bind("/x/limits", records[0].Destination)}, whole...)},
 		"the same by another spelling":          {mounts: with(bind("/x/limits", "run/./gpuledger/limits")), want: "its memory limit at " + records[0].Destination},
 		"its own libcuda over the proxy":        {mounts: with(bind("/usr/lib/libcuda.so.1", own)), want: "the limiting " + own},
 		"another's libcuda elsewhere":           {mounts: with(bind("/x/libnvidia-ml.so.1", "/lib/libnvidia-ml.so.1")), want: "the limiting /lib/libnvidia-ml.so.1"},
@@ -201,8 +201,8 @@ func TestWhatHoldsACreatedContainerToItsMemory(t *testing.T) {
 	}
 }
 
-// TestDevicesOfASimulatedNode: its snapshot tells of them, beside what the machine has. Elsewhere
-// it does not count.
+// TestDevicesOfASimulatedNode: its snapshot lists them, next to what the machine has. On other
+// nodes the snapshot does not count.
 func TestDevicesOfASimulatedNode(t *testing.T) {
 	inv := grant.Inventory{Majors: map[string]int{"nvidia-sim": 4242},
 		GPUs: []grant.GPU{{UUID: "GPU-0", Render: []string{
@@ -232,7 +232,7 @@ func TestDevicesOfASimulatedNode(t *testing.T) {
 		if _, err := n.finder(func() (grant.Inventory, *grant.Problem) {
 			return c.inv, nil
 		}).Majors(); err == nil {
-			t.Errorf("%s: majors that cannot be read are told", name)
+			t.Errorf("%s: majors that cannot be read are reported", name)
 		}
 	}
 }
@@ -248,12 +248,12 @@ func TestFactsSuffice(t *testing.T) {
 		view grant.View
 		want bool
 	}{
-		"no GPU is asked for":           {facts{}, limited, true},
-		"the inventory was not read":    {facts{request: asks}, shared, false},
-		"it was read":                   {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
-		"libraries were not looked for": {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
-		"they were":                     {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
-		"there is no shim":              {facts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
+		"no GPU is requested":         {facts{}, limited, true},
+		"the inventory was not read":  {facts{request: asks}, shared, false},
+		"it was read":                 {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
+		"libraries were not searched": {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
+		"they were":                   {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
+		"there is no shim":            {facts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
 	} {
 		if got := c.f.suffice(c.view); got != c.want {
 			t.Errorf("%s: %v", name, got)

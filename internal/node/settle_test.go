@@ -22,8 +22,8 @@ func (m *model) referring(name string, reference grant.Reference) node.Create {
 			`"access":"rwm"}]}}}`, reference)}
 }
 
-// created is a container that is bound, as gpuledgerd finds it: with the edited spec, and the
-// runtime's root a guess.
+// created is a bound container as gpuledgerd finds it: with the edited spec, and a guess of the
+// runtime's root.
 func (m *model) created(c node.Create) node.Create {
 	m.t.Helper()
 	d := m.node.Admit(c)
@@ -34,7 +34,7 @@ func (m *model) created(c node.Create) node.Create {
 	return c
 }
 
-// TestACreatedContainerKeepsItsGrant though the grant's time be over: Settle knows it by its id,
+// TestACreatedContainerKeepsItsGrant even if the grant's time is over: Settle finds it by its id,
 // whatever the runtime's root. A create of the same id, and a container that has nothing of the
 // grant yet, are refused.
 func TestACreatedContainerKeepsItsGrant(t *testing.T) {
@@ -72,9 +72,9 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 	}
 }
 
-// TestAReservationGoesWithTheCreate: who reserves may take the container to have another runtime
-// root, so that its own create does not write over the reservation.
-func TestAReservationGoesWithTheCreate(t *testing.T) {
+// TestAReservationEndsWithTheCreate: a reservation may assume another runtime root of the
+// container, so its own create does not overwrite it.
+func TestAReservationEndsWithTheCreate(t *testing.T) {
 	m := newModel(t)
 	self, err := m.node.Host.Self()
 	m.must(err)

@@ -17,7 +17,7 @@ import (
 // object is a part of a config.json.
 type object = map[string]any
 
-// wrongly gives edit.OCI a mistake: what it made of a config.json is changed once more.
+// wrongly puts a mistake into edit.OCI: it changes the edited config.json once more.
 func wrongly(mistake func(spec, given object)) func([]byte, grant.Verdict) ([]byte, error) {
 	return func(config []byte, v grant.Verdict) ([]byte, error) {
 		edited, err := edit.OCI(config, v)
@@ -49,7 +49,7 @@ func adds(spec object, value any, path ...string) {
 }
 
 // TestAMistakeInTheEditsIsRefused: the edited spec is judged again. Whatever an edit leaves or adds
-// by mistake, the container does not start with it, by none of the ways to a verdict.
+// by mistake, the container does not start with it, on any path to a verdict.
 func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 	const closed = `"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}`
 	granted := func(reference grant.Reference) string {
@@ -137,11 +137,11 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 	}
 }
 
-// TestAMistakeThatTheLedgerOnlyThenShowsIsRefused: what the edited spec still has is judged by the
-// grants as they are when one is bound, too. An edit leaves by mistake that the container is to
-// have 1 GiB. It has that when the edit is judged, and no more when the grant is bound; the edits
-// are the same, because time slices hold nobody to memory.
-func TestAMistakeThatTheLedgerOnlyThenShowsIsRefused(t *testing.T) {
+// TestAMistakeThatALedgerChangeShowsIsRefused: what the edited spec still has is also judged by the
+// grants at the time when one is bound. An edit leaves by mistake a request for 1 GiB. The grant
+// has that much when the edit is judged, and less when the grant is bound. The edits are the same,
+// because time slices enforce no memory limit.
+func TestAMistakeThatALedgerChangeShowsIsRefused(t *testing.T) {
 	m := newModel(t)
 	m.must(os.Mkdir(m.dir+"/none", 0o755))
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})

@@ -30,7 +30,7 @@ func (m *model) entered(ask admission.Ask) (grant.Grant, grant.Reference) {
 	return g, reference
 }
 
-func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
+func TestATieIsJudgedByTheCurrentLedger(t *testing.T) {
 	m := newModel(t)
 	one, two := grant.Identity{UID: "u1", Namespace: "team", Pod: "one", Container: "main"},
 		grant.Identity{UID: "u2", Namespace: "other", Pod: "two", Container: "main"}
@@ -41,7 +41,7 @@ func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	}
 	tied, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1"})
 	if m.must(err); len(tied.Strangers()) != 1 || tied.Strangers()[0].Pod != two {
-		t.Errorf("tied under %+v: the strangers are %+v", two, tied.Strangers())
+		t.Errorf("tied under %+v: the excluded containers are %+v", two, tied.Strangers())
 	}
 	if d := m.node.Admit(m.presents("thief", two, reference)); d.Kind != grant.Refused ||
 		d.Code != grant.GrantOwnerMismatch || d.Bound {
@@ -64,8 +64,8 @@ func TestATieIsJudgedByTheLedgerAsItIs(t *testing.T) {
 	}
 }
 
-// A pod's create may come before the ledger was told that the pod is one of the claim's.
-func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
+// A pod's create may come before the ledger lists the pod under the claim.
+func TestACreateWaitsForItsTie(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: "claim:cc", For: []grant.Tie{"namespace:team", "pod:u1"}})
 	second := grant.Identity{UID: "u2", Namespace: "team", Pod: "two", Container: "main"}
@@ -75,19 +75,19 @@ func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
 	}
 	c.Patience = time.Millisecond
 	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch {
-		t.Errorf("told nothing: %s (%s) %s", d.Kind, d.Code, d.Message)
+		t.Errorf("without a tie: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	told := make(chan error, 1)
+	tied := make(chan error, 1)
 	c.Patience = time.Hour
 	c.OnReading(func() {
 		go func() {
 			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
-			told <- err
+			tied <- err
 		}()
 	})
 	d := m.node.Admit(c)
-	if m.must(<-told); !d.Bound {
-		t.Errorf("told meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
+	if m.must(<-tied); !d.Bound {
+		t.Errorf("tied meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three",
 		Container: "main"}, reference)
@@ -97,7 +97,7 @@ func TestACreateWaitsForTheLedgerToBeTold(t *testing.T) {
 	}
 }
 
-func TestWhereNobodyVouchesNothingIsTied(t *testing.T) {
+func TestTiesNeedAnEngineThatVouches(t *testing.T) {
 	for _, engine := range []grant.Engine{grant.Podman, grant.Docker, grant.NoEngine} {
 		m := newModel(t)
 		g, _ := m.entered(admission.Ask{Owner: grant.Bearer})

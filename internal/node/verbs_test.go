@@ -20,8 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// told is an error in a few words: its kind, and what it says.
-func told(err error) string {
+// errorText is an error in a few words: its kind and its message.
+func errorText(err error) string {
 	var refusal *grant.Refusal
 	var missing *grant.NotFoundError
 	var usage *grant.UsageError
@@ -40,14 +40,14 @@ func told(err error) string {
 
 func wants(t *testing.T, name string, err error, want string) {
 	t.Helper()
-	if got := told(err); got != want && !(want != "" && strings.HasSuffix(want, "...") &&
+	if got := errorText(err); got != want && !(want != "" && strings.HasSuffix(want, "...") &&
 		strings.HasPrefix(got, strings.TrimSuffix(want, "..."))) {
 		t.Errorf("%s: %q, want %q", name, got, want)
 	}
 }
 
-// drain leaves a grant over, with a container that uses it still; lapse has its time be over,
-// without one.
+// drain releases a grant that a container still uses. lapse lets a grant expire that no container
+// uses.
 func (m *model) drain(id grant.ID, reference grant.Reference) {
 	m.t.Helper()
 	if d := m.node.Admit(m.referring("user-of-"+string(id), reference)); !d.Bound {
@@ -65,7 +65,7 @@ func (m *model) lapse(id grant.ID) {
 	m.must(err)
 }
 
-func TestWhatIsDoneWithGrantsThatAreOver(t *testing.T) {
+func TestVerbsOnEndedGrants(t *testing.T) {
 	m := newModel(t)
 	drained, its := m.entered(admission.Ask{Owner: grant.Bearer})
 	m.drain(drained.ID, its)
@@ -198,8 +198,8 @@ func TestReportOnlyRecords(t *testing.T) {
 	}
 }
 
-// TestSettlesWhatWasCreatedWithoutEdits: nothing can be edited any more.
-func TestSettlesWhatWasCreatedWithoutEdits(t *testing.T) {
+// TestSettleOfAContainerWithoutEdits: its spec can no longer be edited.
+func TestSettleOfAContainerWithoutEdits(t *testing.T) {
 	m := newModel(t)
 	self, err := m.node.Host.Self()
 	m.must(err)
@@ -249,7 +249,7 @@ func TestSettlesWhatWasCreatedWithoutEdits(t *testing.T) {
 	}
 }
 
-func TestUpdatesOfWhatNobodyKnows(t *testing.T) {
+func TestUpdatesWithAndWithoutAGrant(t *testing.T) {
 	m := newModel(t)
 	_, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	if d := m.node.Admit(m.referring("bound", reference)); !d.Bound {
@@ -280,7 +280,7 @@ func TestUpdatesOfWhatNobodyKnows(t *testing.T) {
 	}
 }
 
-func TestHandsOfWhatNobodyKnows(t *testing.T) {
+func TestHandsOfAnUnboundContainer(t *testing.T) {
 	m := newModel(t)
 	for name, c := range map[string]struct {
 		d    host.Descriptor
@@ -313,11 +313,11 @@ func TestALiveContainerIsBoundOnce(t *testing.T) {
 		code         grant.Code
 		known, bound bool
 	}{
-		"by its hook":                  {false, node.Live{Creators: []grant.Process{self}}, "", false, true},
-		"before by the wrapper":        {true, node.Live{Creators: []grant.Process{self}}, "", true, false},
-		"before by its parent":         {true, node.Live{Creators: []grant.Process{other, self}}, "", true, false},
-		"another of the id":            {true, node.Live{Creators: []grant.Process{other}}, grant.GrantInUse, false, false},
-		"whose creators are not known": {false, node.Live{Unknown: errors.New("not known")}, grant.LedgerUnreadable, false, false},
+		"by its hook":           {false, node.Live{Creators: []grant.Process{self}}, "", false, true},
+		"before by the wrapper": {true, node.Live{Creators: []grant.Process{self}}, "", true, false},
+		"before by its parent":  {true, node.Live{Creators: []grant.Process{other, self}}, "", true, false},
+		"another of the id":     {true, node.Live{Creators: []grant.Process{other}}, grant.GrantInUse, false, false},
+		"with unknown creators": {false, node.Live{Unknown: errors.New("not known")}, grant.LedgerUnreadable, false, false},
 	} {
 		m := newModel(t)
 		_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
@@ -333,8 +333,8 @@ func TestALiveContainerIsBoundOnce(t *testing.T) {
 	}
 }
 
-// TestVerifyLooksAtWhatWasMade: nodes and rules of a live container, beside its edited spec.
-func TestVerifyLooksAtWhatWasMade(t *testing.T) {
+// TestVerifyInspectsTheContainer: nodes and rules of a live container, next to its edited spec.
+func TestVerifyInspectsTheContainer(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
@@ -365,7 +365,7 @@ func TestVerifyLooksAtWhatWasMade(t *testing.T) {
 	}
 }
 
-// TestChangesOfAGrant: what it says is what the ledger has then.
+// TestChangesOfAGrant: the returned grant is the one in the ledger.
 func TestChangesOfAGrant(t *testing.T) {
 	m := newModel(t)
 	g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 2,
@@ -417,7 +417,7 @@ func TestChangesOfAGrant(t *testing.T) {
 	}
 }
 
-// TestADamagedGrant ends by force alone, and stops who relies on it.
+// TestADamagedGrant ends only by force, and containers that rely on it are refused.
 func TestADamagedGrant(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
