@@ -183,7 +183,7 @@ gpuledger_watch_working 1
 	}
 }
 
-// scraped is the text that Prometheus reads.
+// scraped is the text that Prometheus gets.
 func scraped(t *testing.T, s Snapshot) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -202,7 +202,7 @@ func scraped(t *testing.T, s Snapshot) string {
 	return text.String()
 }
 
-func TestRefusalsAreReportedFromTheFirstOn(t *testing.T) {
+func TestTheFirstRefusalIsReported(t *testing.T) {
 	text := scraped(t, sample())
 	for _, code := range grant.Codes {
 		n := map[bool]int{true: 5}[code == grant.NoCapacity]
@@ -216,7 +216,7 @@ func TestRefusalsAreReportedFromTheFirstOn(t *testing.T) {
 	}
 }
 
-// TestHostileLabels: names of others neither break a scrape nor tell secrets.
+// TestHostileLabels: other programs' names neither break a scrape nor disclose secrets.
 func TestHostileLabels(t *testing.T) {
 	s := sample()
 	hostile := "x\xff\"\n}{\u202e g-abcdefghijkl.00112233445566778899aabbccddeeff"
@@ -239,7 +239,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestEveryMetricIsReported finds one that is described and that nothing tells.
+// TestEveryMetricIsReported finds a metric that is described and never reported.
 func TestEveryMetricIsReported(t *testing.T) {
 	s := sample()
 	s.Node.Mode, s.Node.Pause.Until = grant.Disabled, noon
@@ -252,15 +252,15 @@ func TestEveryMetricIsReported(t *testing.T) {
 	}
 	for _, d := range described {
 		if !told[d] {
-			t.Errorf("nothing tells %s", d)
+			t.Errorf("nothing reports %s", d)
 		}
 	}
 	if len(told) != len(described) {
-		t.Errorf("%d are told and %d described", len(told), len(described))
+		t.Errorf("%d are reported and %d described", len(told), len(described))
 	}
 }
 
-// TestCostIsLinear: a grant more is so many series more, however many there are.
+// TestCostIsLinear: each further grant adds the same number of series, however many there are.
 func TestCostIsLinear(t *testing.T) {
 	series := func(n int) int {
 		s := sample()
@@ -277,7 +277,7 @@ func TestCostIsLinear(t *testing.T) {
 	}
 }
 
-// TestWithoutAnything: a node that could not be read is told as such.
+// TestWithoutAnything: a node that could not be read is reported as such.
 func TestWithoutAnything(t *testing.T) {
 	s := Snapshot{Err: fmt.Errorf("no")}
 	s.Node.Problem = &grant.Problem{}
@@ -289,6 +289,6 @@ func TestWithoutAnything(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "ledger_sound") {
-		t.Error("a ledger that was not looked at is judged")
+		t.Error("a ledger that was not read is judged")
 	}
 }

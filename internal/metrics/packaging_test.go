@@ -12,10 +12,10 @@ import (
 
 const monitoring = "../../packaging/monitoring/"
 
-// metric finds names of ours in a query, or the whole of a name that documentation has.
+// metric finds gpuledger's metric names in a query, or a whole name in documentation.
 var metric = regexp.MustCompile(`gpuledger_[a-z_]+`)
 
-// known holds queries to metrics that there are.
+// known checks that queries use only metrics that exist.
 func known(t *testing.T, where, query string) {
 	t.Helper()
 	names := map[string]bool{}
@@ -25,7 +25,7 @@ func known(t *testing.T, where, query string) {
 	}
 	for _, name := range metric.FindAllString(query, -1) {
 		if !names[strings.TrimSuffix(name, "_bucket")] {
-			t.Errorf("%s asks for %s, which there is not", where, name)
+			t.Errorf("%s queries %s, which does not exist", where, name)
 		}
 	}
 	for _, pair := range []string{"()", "{}", "[]"} {
@@ -93,7 +93,7 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestDocumentation holds docs/daemon.md to the metrics that there are, in both directions.
+// TestDocumentation compares docs/daemon.md with the metrics that exist, in both directions.
 func TestDocumentation(t *testing.T) {
 	text, err := os.ReadFile("../../docs/daemon.md")
 	if err != nil {

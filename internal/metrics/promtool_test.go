@@ -33,23 +33,24 @@ func alertRules(t *testing.T) (rules []rule) {
 	return rules
 }
 
-// occasion is when an alert fires: a series with a value each minute, the minute from which on it
-// does, and what it says then. Before that minute, and with the series of calm, it does not. What
-// the program tells in no series before it happens, is none here either.
+// occasion is when an alert fires: a series with a value each minute, the first minute at which the
+// alert fires, and its text then. Before that minute, and with the series in normal, it does not
+// fire. A series that the program does not report before an event is also absent here.
 type occasion struct {
 	alert  string
 	series string
-	// in promtool's notation; calm "": only the minutes before are; values "": it is never anything
-	// but calm
-	values, calm string
-	minute       int // the first at which it fires
-	labels       map[string]string
-	value        string // as the text has it
-	beside       map[string]string
+	// in promtool's notation; normal "": only the minutes before; values "": it never has other
+	// values than normal
+	values, normal string
+	minute         int // the first at which it fires
+	labels         map[string]string
+	value          string // as the text has it
+	beside         map[string]string
 }
 
-// over are two grants of 1 GiB, of which the other is over by less than a context; crowd is one
-// that is over by far and, at first, in no finding. A node is scraped all the time, or with a gap.
+// over are two grants of 1 GiB, of which the second exceeds its limit by less than a context. crowd
+// is a grant that exceeds its limit by far and, at first, is in no finding. A node is scraped all
+// the time, or with a gap.
 var (
 	over = map[string]string{
 		`gpuledger_grant_memory_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`:      "1073741824x40",
@@ -82,7 +83,7 @@ var occasions = []occasion{
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "_x20 1x20", "1x50", 20, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 2x20", "", 21, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", nil},
 	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "1x20 _x60 1x20", "1x100", 81, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", scrapedAlways}, // the same after a restart
-	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "", "1x60 _x200 1x40", 264, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", gap},              // nobody scraped for three hours
+	{"GPULedgerGPUErrors", `gpuledger_gpu_errors_total{instance="n1",gpu="GPU-0",xid="79"}`, "", "1x60 _x200 1x40", 264, map[string]string{"gpu": "GPU-0", "xid": "79"}, "", gap},              // not scraped for three hours
 	{"GPULedgerLimitChanged", `gpuledger_findings_total{instance="n1",kind="limit-changed"}`, "0x5 1x20", "1x26", 6, map[string]string{"kind": "limit-changed"}, "", nil},
 	{"GPULedgerHandlerChanged", `gpuledger_engine_default{instance="n1",engine="containerd"}`, "0x20", "1x20", 1, map[string]string{"engine": "containerd"}, "", nil},
 	{"GPULedgerBlind", `gpuledger_watch_working{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
@@ -109,7 +110,7 @@ func needPromtool(t *testing.T) {
 	}
 }
 
-// TestEveryAlertHasAnOccasion holds the table below to the rules, in both directions.
+// TestEveryAlertHasAnOccasion compares the table with the rules, in both directions.
 func TestEveryAlertHasAnOccasion(t *testing.T) {
 	var have, want []string
 	for _, o := range occasions {
@@ -125,7 +126,7 @@ func TestEveryAlertHasAnOccasion(t *testing.T) {
 	}
 }
 
-// TestAlertsFire when they should, not a minute before, and say what they should.
+// TestAlertsFire at the right minute and not before, with the right text.
 func TestAlertsFire(t *testing.T) {
 	needPromtool(t)
 	rules, err := filepath.Abs(monitoring + "alerts.yaml")
@@ -151,8 +152,8 @@ func TestAlertsFire(t *testing.T) {
 			tests = append(tests, object{"interval": "1m", "input_series": series(o.values),
 				"alert_rule_test": []object{at(o.minute - 1), at(o.minute, o.fires(t))}})
 		}
-		if o.calm != "" {
-			tests = append(tests, object{"interval": "1m", "input_series": series(o.calm),
+		if o.normal != "" {
+			tests = append(tests, object{"interval": "1m", "input_series": series(o.normal),
 				"alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
 		}
 	}
@@ -182,7 +183,7 @@ func (o occasion) fires(t *testing.T) map[string]any {
 		}
 		texts[name] = strings.ReplaceAll(text, `{{ $value | printf "%.0f" }}`, o.value)
 		if strings.Contains(texts[name], "{{") {
-			t.Errorf("%s says %q", o.alert, texts[name])
+			t.Errorf("%s has the text %q", o.alert, texts[name])
 		}
 	}
 	if strings.HasPrefix(o.series, "up{") {
@@ -192,7 +193,7 @@ func (o occasion) fires(t *testing.T) map[string]any {
 	return map[string]any{"exp_labels": labels, "exp_annotations": texts}
 }
 
-// TestPrometheusUnderstandsTheDashboard: each of its queries, as a rule.
+// TestPrometheusUnderstandsTheDashboard: each of its queries is checked as a rule.
 func TestPrometheusUnderstandsTheDashboard(t *testing.T) {
 	needPromtool(t)
 	var board struct {
@@ -223,7 +224,7 @@ func TestPrometheusUnderstandsTheDashboard(t *testing.T) {
 	promtool(t, "check", "rules", path)
 }
 
-// TestPrometheusUnderstandsTheMetrics: promtool's linter over all that a scrape has.
+// TestPrometheusUnderstandsTheMetrics: promtool's linter checks a whole scrape.
 func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 	needPromtool(t)
 	cmd := exec.Command("promtool", "check", "metrics")
@@ -233,8 +234,8 @@ func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 	}
 }
 
-// TestQueriesNameKnownLabels: of alerts and dashboard, every label that a query selects or groups
-// by, or that a text or a legend shows, is one that a metric of the query has.
+// TestQueriesNameKnownLabels: every label that a query of an alert or dashboard selects or groups
+// by, or that a text or legend shows, is one that a metric of the query has.
 func TestQueriesNameKnownLabels(t *testing.T) {
 	labels := map[string][]string{}
 	for _, d := range described {

@@ -33,10 +33,10 @@ func TestSpecOf(t *testing.T) {
 		t.Errorf("got %+v", spec)
 	}
 	if of := specOf(grant.NoEngine, pod, c); of.Annotations["io.kubernetes.cri.container-name"] != "forged" {
-		t.Error("an engine that nobody trusts has vouched for the container")
+		t.Error("an engine that is not trusted has vouched for the container")
 	}
 	if specOf(grant.Containerd, nil, &api.Container{}).Linux == nil {
-		t.Error("a container that the engine says nothing of has no spec")
+		t.Error("a container of which the engine reports nothing has no spec")
 	}
 }
 
@@ -51,7 +51,7 @@ func TestPrivilegedByItsShape(t *testing.T) {
 	}{
 		{"nothing", &api.Container{}, false},
 		{"all devices", &api.Container{Linux: rules(&api.LinuxDeviceCgroup{Allow: true, Type: "a", Access: "rwm"})}, true},
-		{"all devices, said by no type", &api.Container{Linux: rules(&api.LinuxDeviceCgroup{Allow: true, Access: "rwm"})}, true},
+		{"all devices, by a rule without a type", &api.Container{Linux: rules(&api.LinuxDeviceCgroup{Allow: true, Access: "rwm"})}, true},
 		{"none", &api.Container{Linux: rules(&api.LinuxDeviceCgroup{Access: "rwm"})}, false},
 		{"a writable /sys", &api.Container{Mounts: []*api.Mount{{Destination: "/sys", Type: "sysfs", Options: []string{"nosuid", "rw"}}}}, true},
 		{"a read-only /sys", &api.Container{Mounts: []*api.Mount{{Destination: "/sys", Type: "sysfs", Options: []string{"nosuid", "ro"}}}}, false},
@@ -62,8 +62,8 @@ func TestPrivilegedByItsShape(t *testing.T) {
 	}
 }
 
-// TestSettledKeepsTheTruth: everything of config.json stays, except what NRI knows better.
-func TestSettledKeepsTheTruth(t *testing.T) {
+// TestSettledKeepsTheSpec: all of config.json is kept, except what NRI knows better.
+func TestSettledKeepsTheSpec(t *testing.T) {
 	config := `{"ociVersion":"1.3.0","process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},` +
 		`"root":{"path":"/r"},"annotations":{"kept":"1","b":"old"},"new":{"x":1}}`
 	got, err := settled([]byte(config), specs.Spec{Annotations: map[string]string{"b": "new"}})
@@ -86,7 +86,7 @@ func TestSettledKeepsTheTruth(t *testing.T) {
 	}
 }
 
-func TestWhichVersionsCarryRules(t *testing.T) {
+func TestVersionsThatCarryRules(t *testing.T) {
 	for version, want := range map[string]bool{"v0.8.0": false, "v0.9.1-0.20250219030224-e597e7849f24": false,
 		"v0.10.0": true, "v0.12.3": true, "v1.0.0": true, "unknown": false, "": false, "devel": false} {
 		if carriesRules(version) != want {

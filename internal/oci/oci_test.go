@@ -64,10 +64,10 @@ func TestParse(t *testing.T) {
 		{"exec: the beginning of a name, as getopt allows", "exec --pid holder --det --cg x c1",
 			Command{Name: "exec", ID: "c1", IDAt: 7}},
 		{"exec: an id after --", "exec -d -- c1 --x", Command{Name: "exec", ID: "c1", IDAt: 4}},
-		{"exec: an option that nobody knows may have a value", "exec --new holder c1", Command{Name: "exec"}},
+		{"exec: an unknown option may have a value", "exec --new holder c1", Command{Name: "exec"}},
 		{"exec: one with its value", "exec --new=x c1", Command{Name: "exec", ID: "c1", IDAt: 3}},
 		{"exec: letters together", "exec -dt c1", Command{Name: "exec", Short: "-dt"}},
-		{"exec: behind a global option that nobody knows", "--new exec c1", Command{Name: "exec"}},
+		{"exec: behind an unknown global option", "--new exec c1", Command{Name: "exec"}},
 		{"exec: where that option's value is a subcommand", "--new state exec c1", Command{Name: "exec"}},
 		{"exec without a container", "exec --pid-file", Command{Name: "exec"}},
 		{"an update behind an option's value that is a subcommand", "--new state update --resources=- c1",
@@ -92,7 +92,7 @@ func TestParse(t *testing.T) {
 		{"no arguments", "delete", Command{Name: "delete", Help: true}},
 		{"help that is taken back", "create -h --help=false c1", Command{Name: "create", ID: "c1"}},
 		{"help that may be a value", "create --new -h c1", Command{Name: "create", ID: "c1"}},
-		{"an id that asks for help", "create -- -h", Command{Name: "create", ID: "-h"}},
+		{"an id that is the help option", "create -- -h", Command{Name: "create", ID: "-h"}},
 		{"nothing", "", Command{}},
 		{"only options", "--version", Command{}},
 		{"a value that is missing", "--root", Command{}},
@@ -128,8 +128,7 @@ func TestConfigPath(t *testing.T) {
 	}
 }
 
-// FuzzParse: for any call, Parse does not miss a word that starts a container in the subcommand's
-// place.
+// FuzzParse: in any call, Parse finds a word that starts a container at the subcommand's place.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"--root /r create -b /b c", "--new state create c", "-- run c",
 		"--log= update -r - c", "-"} {
@@ -240,7 +239,7 @@ func TestMaxDescriptors(t *testing.T) {
 }
 
 // TestStateRoot: runc uses the user's directory if it is not root of the node (its
-// shouldHonorXDGRuntimeDir); crun does for every user.
+// shouldHonorXDGRuntimeDir); crun does so for every user.
 func TestStateRoot(t *testing.T) {
 	for _, c := range []struct {
 		name, argv, program string
@@ -248,11 +247,11 @@ func TestStateRoot(t *testing.T) {
 		root                bool
 		want                string
 	}{
-		{"as it is told", "--root /r create c1", "runc", map[string]string{"XDG_RUNTIME_DIR": "/x"}, false, "/r"},
+		{"as the option says", "--root /r create c1", "runc", map[string]string{"XDG_RUNTIME_DIR": "/x"}, false, "/r"},
 		{"runc of root", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x"}, true, "/run/runc"},
 		{"runc of a user", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x", "USER": "tenant"}, false, "/x/runc"},
 		{"runc of a user without a directory", "create c1", "/usr/sbin/runc", nil, false, "/run/runc"},
-		{"runc of a root in a user namespace who is called so", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x", "USER": "root"}, false, "/run/runc"},
+		{"runc of a root in a user namespace with USER=root", "create c1", "/usr/sbin/runc", map[string]string{"XDG_RUNTIME_DIR": "/x", "USER": "root"}, false, "/run/runc"},
 		{"crun of root", "create c1", "/usr/bin/crun", nil, true, "/run/crun"},
 		{"crun of root with a directory", "create c1", "/usr/bin/crun", map[string]string{"XDG_RUNTIME_DIR": "/x"}, true, "/x/crun"},
 	} {

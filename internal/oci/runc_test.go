@@ -11,7 +11,7 @@ import (
 
 // The functions below read arguments as runc does, by the same means: package flag, and the
 // reordering of a subcommand's words in urfave/cli v1 (command.go: reorderArgs). Parse must read
-// alike everything that runc would start.
+// everything that runc would start in the same way.
 
 // runcCommands are the subcommands that start a container, and their options.
 var runcCommands = map[string]struct{ values, switches []string }{
@@ -44,7 +44,7 @@ func flags(values, switches []string) (*flag.FlagSet, map[string]*string) {
 	return set, read
 }
 
-// asRunc parses argv as runc does; ok says that runc would start something.
+// asRunc parses argv as runc does; ok reports that runc would start something.
 func asRunc(words []string) (c Command, ok bool) {
 	globals, read := flags([]string{"root", "log", "log-format", "criu", "rootless"},
 		[]string{"debug", "systemd-cgroup", "version", "v", "help", "h"})

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/browser"
 )
 
-// crowded is a node of n GPUs with so many grants on each, all of whose memory is granted and half
-// of it used.
+// crowded is a node of n GPUs with this many grants on each, all of whose memory is granted and
+// half of it used.
 func crowded(n, each int) Content {
 	s := sample(0)
 	s.Node.Mode = grant.Report
@@ -68,7 +68,7 @@ func longest() Content {
 	return s
 }
 
-// scenes are what the page has to be good for.
+// scenes are the states that the page must show well.
 func scenes() map[string]Content {
 	outside := watched(sample(2))
 	outside.Alarms = []Alarm{{"it uses more", "end it"}}
@@ -77,20 +77,20 @@ func scenes() map[string]Content {
 		"16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
 }
 
-// measured is what a browser tells of a scene at one width.
+// measured is what a browser reports about a scene at one width.
 type measured struct {
 	Scene    string
 	Width    int
 	Scroll   int      // how wide the document is
 	Bars     [][]part // thick and thin, in thousandths of their width as they are drawn
-	Texts    int      // pieces of text that were looked at
-	Pale     []string // those that cannot be told from what is behind them
-	Graphics []string // parts of bars that cannot be told from the empty bar
+	Texts    int      // pieces of text that were examined
+	Pale     []string // those that cannot be distinguished from their background
+	Graphics []string // parts of bars that cannot be distinguished from the empty bar
 	Cut      []string // text that is wider than its place
 	Dark     bool
 }
 
-// look asks the browser: each scene in a frame of its own, at several widths.
+// look runs the browser: each scene in a frame of its own, at several widths.
 const look = `
 const seen = [];
 // Chromium gives colours as rgb() or rgba().
@@ -154,13 +154,13 @@ func lookAt(t *testing.T, dark bool) (all []measured) {
 	text, _, _ := strings.Cut(rest, "</pre>")
 	if err := json.Unmarshal([]byte(html.UnescapeString(text)), &all); !found || err != nil ||
 		len(all) != 2*len(scenes()) {
-		t.Fatalf("the browser tells of %d frames (%v): %.300s", len(all), err, dom)
+		t.Fatalf("the browser reports %d frames (%v): %.300s", len(all), err, dom)
 	}
 	return all
 }
 
-// TestInABrowser: at the width of a telephone and of a window, light and dark, nothing has to be
-// moved sideways but tables, every text can be read, and bars are as long as what they stand for.
+// TestInABrowser: at the width of a telephone and of a window, light and dark, only tables scroll
+// sideways, every text is readable, and bars are as long as the values that they show.
 func TestInABrowser(t *testing.T) {
 	if browser.Find() == "" {
 		t.Skip("this machine has no Chromium (`make pictures` installs it): how the page looks is not shown")
@@ -169,7 +169,7 @@ func TestInABrowser(t *testing.T) {
 		for _, m := range lookAt(t, dark) {
 			what := fmt.Sprintf("%s, %d pixels, dark %v", m.Scene, m.Width, m.Dark)
 			if m.Dark != dark {
-				t.Errorf("%s: the scheme is not the one that was asked for", what)
+				t.Errorf("%s: the scheme is not the requested one", what)
 			}
 			if m.Scroll > m.Width || len(m.Cut) > 0 {
 				t.Errorf("%s: it is %d pixels wide: %q", what, m.Scroll, m.Cut)

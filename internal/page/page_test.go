@@ -50,7 +50,7 @@ func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
 		GPUs: []grant.Share{{UUID: uuid, Memory: memory}}}
 }
 
-// drawn renders a state and holds the document to what every one must be.
+// drawn renders a state and checks what must hold for every document.
 func drawn(t *testing.T, s Content) string {
 	t.Helper()
 	text, err := Render(s)
@@ -79,8 +79,7 @@ func drawn(t *testing.T, s Content) string {
 	return page
 }
 
-// balanced reads the document as browsers do, strictly: text that broke out of its place would show
-// here.
+// balanced reads the document as browsers do, strictly: text that is not escaped would show here.
 func balanced(t *testing.T, page string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(page))
@@ -113,13 +112,13 @@ func TestNodes(t *testing.T) {
 				t.Errorf("%d bars, want %d", got, n)
 			}
 			if none := strings.Contains(page, "There is no GPU"); none != (n == 0) {
-				t.Errorf("that there is no GPU is said: %v", none)
+				t.Errorf("that there is no GPU is shown: %v", none)
 			}
 		})
 	}
 }
 
-func TestABar(t *testing.T) {
+func TestBar(t *testing.T) {
 	page := drawn(t, sample(2))
 	for _, want := range []string{
 		`<rect class="c0" x="0" y="0" width="250" height="28"><title>g-aaaaaaaaaaaa: 4.0 GiB</title>`,
@@ -139,7 +138,7 @@ func TestABar(t *testing.T) {
 	}
 }
 
-// watched adds what is used of the sample: the first grant within it, the second above, and a
+// watched adds the use to the sample: the first grant within its limit, the second above, and a
 // process of the node.
 func watched(s Content) Content {
 	w := &s.Watch
@@ -204,7 +203,7 @@ func TestManyGrants(t *testing.T) {
 		fmt.Sscan(place[1], &x)
 		fmt.Sscan(place[2], &width)
 		if width < 1 || x+width > 1001 {
-			t.Fatalf("a part lies at %v", place)
+			t.Fatalf("a part begins at %v", place)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func TestDefaultConfigFileIsTheDefaultPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := Default(); !equal(got, want) {
-		t.Errorf("configs/config.toml says\n%+v\nbut the default is\n%+v", got, want)
+		t.Errorf("configs/config.toml has\n%+v\nbut the default is\n%+v", got, want)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"an unjudged runtime of an unknown engine", "[runtime]\nunjudged = { crio = \"runc\" }\n", "2: runtime.unjudged: want containerd, cri-o, podman or docker, not \"crio\""},
 		{"an unjudged runtime of an engine that is no name", "[runtime.unjudged]\ndocker = 5\n", "runtime.unjudged: want a runtime's name or path, or a table of them by engine, not 5"},
 		{"simulated without a file", "[inventory]\nsource = \"simulated\"\n", "inventory.file: "},
-		{"exemption of everybody", "[[policy.exempt]]\n", "policy.exempt[0]: "},
+		{"exemption of all containers", "[[policy.exempt]]\n", "policy.exempt[0]: "},
 		{"exemption with a broken glob", "[[policy.exempt]]\npod = \"[\"\n", "policy.exempt[0]: "},
 		{"pool with a wrong mode", "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limited\"]\n", "3: pool.modes: want exclusive"},
 		{"pool with a backward range", "[[pool]]\ngpus = [\"3-1\"]\n", "pool[0].gpus: "},
@@ -191,7 +191,7 @@ func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	}
 }
 
-func TestRuntimeIsWhatLoadReads(t *testing.T) {
+func TestRuntimeEqualsWhatLoadReads(t *testing.T) {
 	for _, text := range []string{
 		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n",
 		"runtime = { path = [\"a\"] }\n",
@@ -240,8 +240,8 @@ func sameRuntime(a, b grant.Runtime) bool {
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }
 
-// TestPlacesOfOnesOwn: directories of the operator's own are allowed anywhere.
-func TestPlacesOfOnesOwn(t *testing.T) {
+// TestDirectoriesMayBeAnywhere: the operator may choose directories anywhere.
+func TestDirectoriesMayBeAnywhere(t *testing.T) {
 	for _, text := range []string{
 		"state_dir = \"/data/gpuledger\"\nrun_dir = \"/run/user-gpuledger\"\n", "run_dir = \"/tmp/x\"\n",
 		"run_dir = \"/dev/shm/gpuledger\"\n",

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Errors about the file use the words of the file, not those of the program that reads it.
-func TestAValueOfAnotherTypeIsToldInTheWordsOfTheFile(t *testing.T) {
+// Errors about the file use the names in the file, not those of the program that reads it.
+func TestTypeErrorsUseTheFilesNames(t *testing.T) {
 	for text, want := range map[string]string{
 		"[[pool]]\ngpus = 5":                          "2: pool.gpus: want a list of strings, not a number",
 		"[[pool]]\ngpus = [5]":                        "2: pool.gpus: want a list of strings, not a number",
