@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestReadingIsTheLibrarys: every field with a tag is read, with the same result as by the library.
-func TestReadingIsTheLibrarys(t *testing.T) {
+// TestReadingEqualsTheJSONLibrary: every field with a tag is read, with the same result as by the library.
+func TestReadingEqualsTheJSONLibrary(t *testing.T) {
 	reads(t, ReadUser)
 	reads(t, ReadCapabilities)
 	reads(t, ReadRoot)

@@ -19,9 +19,9 @@ import (
 var libcuda = []Library{{"/usr/lib/x86_64-linux-gnu/libcuda.so", 64},
 	{"/usr/lib/x86_64-linux-gnu/libcuda.so.1", 64}}
 
-// The node's own root is a mount, but not a container's: it is not opened, so nothing can be
+// The node's own root is a mount, but not a container's. It is not opened, so nothing can be
 // written there.
-func TestTheNodesOwnRootIsNobodys(t *testing.T) {
+func TestTheNodesRootIsNotOpened(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "root")
 	if err := os.Symlink("/", link); err != nil {
@@ -83,11 +83,11 @@ func listed(t *testing.T, path string) []string {
 }
 
 // TestGlibcReadsIt: after libraries are added to this machine's cache, ldconfig lists them in their
-// places and everything else as before.
+// positions and everything else as before.
 func TestGlibcReadsIt(t *testing.T) {
 	own, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
-		t.Skip("this machine has no ld.so.cache: that glibc reads ours is not shown here")
+		t.Skip("this machine has no ld.so.cache: that glibc reads the written cache is not shown here")
 	}
 	before := listed(t, "/etc/ld.so.cache")
 	tree := image(t, own)
@@ -102,11 +102,11 @@ func TestGlibcReadsIt(t *testing.T) {
 		t.Errorf("ldconfig lists %d, and %d before; new are %q", len(after), len(before), ours)
 	}
 	if entries, err := parse(own); err != nil || !slices.IsSortedFunc(entries, order) {
-		t.Errorf("what ldconfig wrote is not in the order of ours (%v)", err)
+		t.Errorf("the cache that ldconfig wrote is not in rootfs's order (%v)", err)
 	}
 }
 
-func TestAMissingCacheIsMade(t *testing.T) {
+func TestAMissingCacheIsCreated(t *testing.T) {
 	for name, cache := range map[string][]byte{"none": nil, "an empty one": {}} {
 		tree := image(t, cache)
 		if err := errors.Join(os.Chmod(tree.Root+"/etc", 0o750), os.Chown(tree.Root+"/etc", 7, 8),
@@ -294,7 +294,7 @@ func TestOddPlaces(t *testing.T) {
 	}
 }
 
-func TestSomebodysDirectory(t *testing.T) {
+func TestOtherRootsAreNotWritten(t *testing.T) {
 	tree := image(t, nil)
 	tree.Bundle += "/elsewhere"
 	if err := tree.Enter(libcuda); !errors.Is(err, ErrNotOurs) {
@@ -362,7 +362,7 @@ func TestRemoveMountPoints(t *testing.T) {
 		t.Errorf("left are %q, want %q", names(), want)
 	}
 	if read(t, outside) != "" {
-		t.Error("a file outside is gone")
+		t.Error("a file outside was removed")
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// program is one that launches: kernels that run for so long, as far ahead of the GPU as it goes,
-// with so much of its own work between two launches.
+// program launches kernels that each run for this long, as far ahead of the GPU as it goes, with
+// this much of its own work between two launches.
 type program struct {
 	kernel, work time.Duration
 	ahead        int
@@ -29,7 +29,7 @@ type gpu struct {
 	gate Gate
 }
 
-// launch has the GPU run a kernel, and tells when it ends.
+// launch has the GPU run a kernel, and returns when it ends.
 func (g *gpu) launch(now, kernel time.Duration) time.Duration {
 	at := max(g.free, now)
 	g.free = at + kernel
@@ -59,8 +59,8 @@ func (p *process) step(g *gpu) {
 	}
 }
 
-// simulate looks once a second, for so many, and tells what percent of the GPU's time the programs
-// had in each.
+// simulate takes a sample each second, for this many seconds, and returns what percent of the GPU's
+// time the programs had in each.
 func simulate(share, seconds int, programs ...program) (percents []int) {
 	g := &gpu{busy: map[int]time.Duration{}, gate: ForShare(share)}
 	var all []*process
@@ -96,10 +96,10 @@ func mean(percents []int) float64 {
 	return float64(sum) / float64(len(percents))
 }
 
-// TestAShareIsKept: whatever is launched, and however far ahead, the grant has its share of the
-// GPU's time in the mean, within the five points that a share may be off. From half a minute on:
-// the gate has to find out what a launch costs.
-func TestAShareIsKept(t *testing.T) {
+// TestAGrantGetsItsShare: whatever is launched, and however far ahead, the grant has its share of
+// the GPU's time on average, within the five points that a share may be off. From half a minute on:
+// first the gate has to measure what a launch costs.
+func TestAGrantGetsItsShare(t *testing.T) {
 	times := func(n int, p program) (all []program) {
 		for range n {
 			all = append(all, p)
@@ -131,10 +131,10 @@ func TestAShareIsKept(t *testing.T) {
 	}
 }
 
-// TestAProgramThatLaunchesFarAheadIsHeld: ten seconds of work in one go are more than a gate can
-// deal out, which no launch waits at for longer than five. Such a program has less than its share,
-// or little more than the least.
-func TestAProgramThatLaunchesFarAheadIsHeld(t *testing.T) {
+// TestAProgramThatLaunchesFarAheadIsLimited: ten seconds of work in one launch are more than a gate
+// can ration, because no launch waits for it longer than five seconds. Such a program has less than
+// its share, or little more than the minimum.
+func TestAProgramThatLaunchesFarAheadIsLimited(t *testing.T) {
 	for _, share := range []int{5, 10, 30, 50, 70, 90} {
 		percents := simulate(share, 180, program{kernel: 10 * time.Millisecond, ahead: 1000})
 		if got := mean(percents[60:]); got > float64(share)+5 || got < float64(share)/2 {
@@ -143,10 +143,10 @@ func TestAProgramThatLaunchesFarAheadIsHeld(t *testing.T) {
 	}
 }
 
-// TestNothingIsSavedUp: an hour of idling, or of having less than the share because there is no
-// more to do, leaves the gate where it is closed again as soon as at the beginning, or at most
-// fully open; an hour of overuse at most as narrow as a gate can be.
-func TestNothingIsSavedUp(t *testing.T) {
+// TestIdleTimeIsNotCredited: after an hour of idling, or of having less than the share because
+// there is no more work, the gate closes again as quickly as at the beginning, or from fully open
+// at most. After an hour of overuse it is at most as narrow as a gate can be.
+func TestIdleTimeIsNotCredited(t *testing.T) {
 	after := func(percent int) *Loop {
 		l := &Loop{}
 		for range 3600 {
@@ -166,20 +166,20 @@ func TestNothingIsSavedUp(t *testing.T) {
 			l.Next(30, c.then, time.Second)
 		}
 		if looks > c.looks {
-			t.Errorf("after an hour of %s it takes %d looks until the gate follows, want %d",
+			t.Errorf("after an hour of %s it takes %d samples until the gate follows, want %d",
 				name, looks, c.looks)
 		}
 	}
 }
 
-// TestAGate: what is written is a gate, whatever was seen.
+// TestAGate: the value is always a valid gate, whatever was sampled.
 func TestAGate(t *testing.T) {
 	for share := 1; share <= 100; share++ {
 		if g := ForShare(share); g.Open*100/Period != time.Duration(share)*g.Period/Period || g.Open <= 0 ||
 			g.Open > g.Period {
 			t.Errorf("the gate of %d%% is %v", share, g)
 		}
-		for _, percent := range []int{0, 1, 50, 100, 6400} { // of 64 processes the driver may say 100 each
+		for _, percent := range []int{0, 1, 50, 100, 6400} { // of 64 processes the driver may report 100 each
 			l := Loop{}
 			for _, passed := range []time.Duration{0, time.Second, time.Microsecond, time.Hour} {
 				if g := l.Next(share, percent, passed); g.Open <= 0 || g.Open > g.Period ||

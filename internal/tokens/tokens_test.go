@@ -27,7 +27,7 @@ type all struct {
 	Text    text              `json:"text"`
 }
 
-// text is a type that parses its words.
+// text is a type that parses its text.
 type text string
 
 func (v *text) UnmarshalText(b []byte) error {
@@ -92,7 +92,7 @@ var texts = func() []string {
 	return texts
 }()
 
-func TestReadingIsTheLibrarys(t *testing.T) {
+func TestReadingEqualsTheJSONLibrary(t *testing.T) {
 	for _, text := range texts {
 		same(t, []byte(text))
 	}

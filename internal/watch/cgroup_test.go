@@ -37,7 +37,7 @@ func TestParseCgroup(t *testing.T) {
 		"CRI-O's conmon": {slice + "crio-conmon-" + id0 + ".scope", CgroupInfo{Pod: uid}},
 		"Podman": {"/machine.slice/libpod-" + id0 + ".scope/container",
 			CgroupInfo{grant.Podman, id0, "", "/machine.slice/libpod-" + id0 + ".scope"}},
-		"Podman, a pod of its own": {"/machine.slice/machine-libpod_pod_" + id1 + ".slice/libpod-" + id0 +
+		"Podman, in a pod": {"/machine.slice/machine-libpod_pod_" + id1 + ".slice/libpod-" + id0 +
 			".scope", CgroupInfo{grant.Podman, id0, "", "/machine.slice/machine-libpod_pod_" + id1 +
 			".slice/libpod-" + id0 + ".scope"}},
 		"Podman, cgroupfs": {"/libpod_parent/libpod-" + id0,

@@ -128,7 +128,7 @@ func TestFindings(t *testing.T) {
 			s.runs(10, 0, "/pods/c1", grant.GiB)
 			delete(s.Processes, 10)
 		}, []string{`unexplained 0 1GiB: 1GiB of GPU 0 are in use and no process accounts for them`}, 0},
-		"an exclusive grant has all of it": {func(s *Input) {
+		"an exclusive grant has the whole GPU": {func(s *Input) {
 			s.Grants[0].Mode = grant.Exclusive
 			s.runs(10, 0, "/pods/c1", 16*grant.GiB)
 		}, nil, 0},
@@ -157,7 +157,7 @@ func TestFindings(t *testing.T) {
 		},
 			[]string{`outside-ledger 0 300MiB: process 10 (nvidia-cuda-mps) of the node uses 300MiB of GPU ` +
 				`0 without a grant`}, 300 * grant.MiB},
-		"an MPS server of nobody's": {func(s *Input) {
+		"an unknown MPS server": {func(s *Input) {
 			s.runs(10, 0, "/x", 300*grant.MiB)
 			s.named(10, "nvidia-cuda-mps")
 		},
@@ -169,13 +169,13 @@ func TestFindings(t *testing.T) {
 		},
 			[]string{`outside-ledger 0 1GiB: container 0123456789ab of docker uses 1GiB of GPU 0 ` +
 				`without a grant`}, grant.GiB},
-		"an amount that is not told": {func(s *Input) {
+		"an unknown amount": {func(s *Input) {
 			s.runs(10, 0, "/", 0).Unmeasured = true
 			s.Sample.GPUs[0].Used = grant.GiB
 		},
 			[]string{`outside-ledger 0 0MiB: process 10 (python) of the node uses an amount that the ` +
 				`driver does not report of GPU 0 without a grant`}, grant.GiB},
-		"an amount of a grant that is not told": {func(s *Input) {
+		"an unknown amount of a grant": {func(s *Input) {
 			s.runs(10, 0, "/pods/c1", 0).Unmeasured = true
 			s.Sample.GPUs[0].Used = grant.GiB
 		}, nil, 0},
@@ -198,7 +198,7 @@ func TestFindings(t *testing.T) {
 		},
 			[]string{`gpu-lost 1 0MiB: GPU 1 does not answer: NVML gives no access to it: ERROR_GPU_IS_LOST`},
 			0},
-		"a GPU that is gone": {func(s *Input) { s.Sample.GPUs = s.Sample.GPUs[:1] },
+		"a GPU that was removed": {func(s *Input) { s.Sample.GPUs = s.Sample.GPUs[:1] },
 			[]string{`gpu-lost 1 0MiB: GPU 1 (GPU-1) is gone`}, 0},
 		"MIG switched on": {func(s *Input) { s.Sample.GPUs[0].MIG = []string{"MIG-1"} },
 			[]string{`layout-changed 0 0MiB: the MIG devices of GPU 0 have changed behind the inventory`}, 0},
@@ -251,8 +251,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestMIG: a process is compared with the MIG device that it runs on, and a grant of a device that
-// is gone is found.
+// TestMIG: a process is compared with the MIG device that it runs on, and a grant of a removed
+// device is found.
 func TestMIG(t *testing.T) {
 	s := scene()
 	s.Inventory.GPUs[0].MIG = []grant.MIGDevice{{UUID: "MIG-1"}, {UUID: "MIG-2"}}
@@ -287,7 +287,7 @@ func TestWithoutACgroupOfItsOwn(t *testing.T) {
 	if r := Compare(s); len(r.Findings) > 0 || len(r.Grants) != 1 {
 		t.Errorf("%+v", r)
 	}
-	// somebody else's
+	// another container's
 	s.Processes[10] = ProcessInfo{Process: grant.Process{PID: 10, Start: 1}, Cgroup: "/machine"}
 	if r := Compare(s); len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
 		t.Errorf("%+v", r.Findings)
@@ -310,8 +310,8 @@ func TestExempt(t *testing.T) {
 	}
 }
 
-// TestTracker: a new finding is reported once, it is over after a while, and unexplained memory is
-// not reported at once.
+// TestTracker: a new finding is reported once, it ends after a while, and unexplained memory is not
+// reported at once.
 func TestTracker(t *testing.T) {
 	var tr Tracker
 	begun, ended := 0, 0
@@ -359,8 +359,8 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestReactions: only containers are stopped, only if policy says so, and none for the contexts of
-// its processes.
+// TestReactions: only containers are stopped, only if the policy says so, and none for the contexts
+// of its processes.
 func TestReactions(t *testing.T) {
 	container := grant.User{Container: "c1", Cgroup: "/pods/c1",
 		Processes: []grant.Process{{PID: 10, Start: 1}}}
@@ -389,7 +389,7 @@ func TestReactions(t *testing.T) {
 	}
 }
 
-// TestGrace: a container is stopped once its finding has stood for the grace time, and again only
+// TestGrace: a container is stopped once its finding has lasted for the grace time, and again only
 // after another grace time. Time without samples counts little.
 func TestGrace(t *testing.T) {
 	const second = time.Second
@@ -407,7 +407,7 @@ func TestGrace(t *testing.T) {
 			{11 * second, true, 0},
 			{15 * second, true, 0}, {20 * second, true, 1}, {21 * second, false, 0},
 			{31 * second, false, 0}}},
-		"nobody looked for ten minutes": {10 * second, second,
+		"no sample for ten minutes": {10 * second, second,
 			[]sample{{0, true, 0}, {600 * second, true, 0}, {603 * second, true, 0}, {606 * second, true, 0},
 				{607 * second, true, 1}}},
 		"nor after it was stopped": {10 * second, 5 * second,

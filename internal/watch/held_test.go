@@ -27,7 +27,7 @@ func real(t *testing.T, holds bool) *ProcessTable {
 	t.Helper()
 	c := &ProcessTable{Host: host.Default()}
 	if !holds {
-		c.newExitWatcher = nobodyIsHeld
+		c.newExitWatcher = failingExitWatcher
 	}
 	t.Cleanup(c.Close)
 	c.Lookup(nil)
@@ -37,7 +37,7 @@ func real(t *testing.T, holds bool) *ProcessTable {
 	return c
 }
 
-func nobodyIsHeld() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
+func failingExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
 
 func end(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
@@ -51,13 +51,13 @@ func TestHeldProcessesEnd(t *testing.T) {
 	c := real(t, true)
 	stays, goes, lingers := runner(t), runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
-	people := c.Lookup(pids)
-	if len(people) != 3 || len(c.exits.PIDs()) != 3 {
-		t.Fatalf("%d of 3 are found and %d held", len(people), len(c.exits.PIDs()))
+	users := c.Lookup(pids)
+	if len(users) != 3 || len(c.exits.PIDs()) != 3 {
+		t.Fatalf("%d of 3 are found and %d held", len(users), len(c.exits.PIDs()))
 	}
-	was, changes := people[lingers.Process.Pid], c.Changes()
+	was, changes := users[lingers.Process.Pid], c.Changes()
 	if c.Lookup(pids); c.Changes() != changes {
-		t.Error("nobody has come, gone or moved, and it has changed")
+		t.Error("no process has started, ended or moved, and it has changed")
 	}
 	end(t, goes)
 	_ = lingers.Process.Kill()
@@ -68,32 +68,32 @@ func TestHeldProcessesEnd(t *testing.T) {
 	for until := time.Now().Add(time.Minute); !ended() &&
 		time.Now().Before(until); time.Sleep(time.Millisecond) {
 	}
-	people = c.Lookup(pids)
-	if _, found := people[goes.Process.Pid]; found || len(people) != 2 {
-		t.Errorf("one who has ended is there: %+v", people)
+	users = c.Lookup(pids)
+	if _, found := users[goes.Process.Pid]; found || len(users) != 2 {
+		t.Errorf("an ended process is there: %+v", users)
 	}
 	if c.Changes() == changes {
 		t.Error("one has ended, and nothing has changed")
 	}
 	for range 2 * refreshPasses {
-		if people = c.Lookup(pids); people[lingers.Process.Pid] != was {
-			t.Fatalf("a zombie is %+v and was %+v", people[lingers.Process.Pid], was)
+		if users = c.Lookup(pids); users[lingers.Process.Pid] != was {
+			t.Fatalf("a zombie is %+v and was %+v", users[lingers.Process.Pid], was)
 		}
 	}
 	end(t, lingers)
-	if people = c.Lookup(pids); len(people) != 1 || people[stays.Process.Pid].PID == 0 {
-		t.Errorf("left are %+v", people)
+	if users = c.Lookup(pids); len(users) != 1 || users[stays.Process.Pid].PID == 0 {
+		t.Errorf("left are %+v", users)
 	}
-	if people = c.Lookup(nil); len(people) != 0 || len(c.exits.PIDs()) != 0 {
-		t.Errorf("nobody is asked for: %+v, %d held", people, len(c.exits.PIDs()))
+	if users = c.Lookup(nil); len(users) != 0 || len(c.exits.PIDs()) != 0 {
+		t.Errorf("without pids: %+v, %d held", users, len(c.exits.PIDs()))
 	}
 }
 
-// TestAPidThatIsTakenAgain: it is another process in the very next pass.
-func TestAPidThatIsTakenAgain(t *testing.T) {
+// TestAReusedPid: the very next pass sees another process.
+func TestAReusedPid(t *testing.T) {
 	const last = "/proc/sys/kernel/ns_last_pid"
 	if os.Geteuid() != 0 {
-		t.Skip("not root: who gets which pid cannot be said")
+		t.Skip("misses root, to choose the pid of a process")
 	}
 	c := real(t, true)
 	first := runner(t)
@@ -113,21 +113,21 @@ func TestAPidThatIsTakenAgain(t *testing.T) {
 		if cmd.Process.Pid == pid {
 			second = cmd
 		} else if end(t, cmd); time.Now().After(until) {
-			t.Skip("somebody else has the pid")
+			t.Skip("another program has the pid")
 		}
 	}
-	// perhaps started in the same tick
+	// it may have started in the same tick
 	if now := c.Lookup([]int{pid})[pid]; now.Command != "tail" || was.Command != "sleep" {
 		t.Errorf("it is %+v, and was %+v", now, was)
 	}
 }
 
-// cgroup is the directory of one that is the test's own.
+// cgroup is the directory of the test's own cgroup.
 func cgroup(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(cgroupRoot(host.Default()), "gpuledger-processes-")
 	if err != nil {
-		t.Skip("misses a cgroup of its own, that a process who moves is seen is not shown: ", err)
+		t.Skip("misses a cgroup of its own, so it does not show that a moving process is seen: ", err)
 	}
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
@@ -145,7 +145,7 @@ func move(t *testing.T, cmd *exec.Cmd, dir string) {
 	}
 }
 
-// TestAMoveIsSeen: of a process that is held and of one that is not, within twenty passes.
+// TestAMoveIsSeen within twenty passes, of a process that is held and of one that is not.
 func TestAMoveIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
@@ -183,27 +183,27 @@ func TestNoRoomToHold(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
 	pid := cmd.Process.Pid
-	if people := c.Lookup([]int{pid}); len(people) != 1 {
-		t.Fatalf("%+v", people)
+	if users := c.Lookup([]int{pid}); len(users) != 1 {
+		t.Fatalf("%+v", users)
 	}
 	end(t, cmd)
 	for range refreshPasses {
 		c.Lookup([]int{pid})
 	}
-	if people := c.Lookup([]int{pid}); len(people) != 0 {
-		t.Errorf("after %d passes: %+v", refreshPasses, people)
+	if users := c.Lookup([]int{pid}); len(users) != 0 {
+		t.Errorf("after %d passes: %+v", refreshPasses, users)
 	}
 }
 
-// TestHeldAgain: a process that could not be held, for example without descriptors, is held within
-// twice twenty passes from when it can be. No process is read again for that.
+// TestHeldAgain: a process that could not be held, for example for lack of descriptors, is held
+// within twice twenty passes after it becomes possible. No process is read again for that.
 func TestHeldAgain(t *testing.T) {
 	c := real(t, false)
 	stays, goes := runner(t), runner(t)
 	pids := []int{stays.Process.Pid, goes.Process.Pid}
 	for range 2 * refreshPasses {
-		if people := c.Lookup(pids); len(people) != 2 {
-			t.Fatalf("%+v", people)
+		if users := c.Lookup(pids); len(users) != 2 {
+			t.Fatalf("%+v", users)
 		}
 	}
 	changes := c.Changes()
@@ -216,26 +216,26 @@ func TestHeldAgain(t *testing.T) {
 			c.Changes()-changes)
 	}
 	end(t, goes)
-	if people := c.Lookup(pids); len(people) != 1 {
-		t.Errorf("one has ended: %+v", people)
+	if users := c.Lookup(pids); len(users) != 1 {
+		t.Errorf("one has ended: %+v", users)
 	}
-	c.exits.Close() // as if the kernel did not tell any more
+	c.exits.Close() // as if the kernel reported no more ends
 	for c.pass%refreshPasses != refreshPasses/2 {
 		c.Lookup(pids)
 	}
 	if c.ExitWatchError() == nil || c.exits != nil {
-		t.Error("nobody is held any more, and it is not said")
+		t.Error("no process is held any more, and that is not reported")
 	}
 	for range 2 * refreshPasses {
 		c.Lookup(pids)
 	}
 	if c.ExitWatchError() != nil || !c.exits.Has(stays.Process.Pid) {
-		t.Errorf("he is held no more: %v", c.ExitWatchError())
+		t.Errorf("it is no longer held: %v", c.ExitWatchError())
 	}
 }
 
-// TestHeldAgainByItsCgroup: the cgroup of a process that is held again is read from its list, as
-// from the beginning.
+// TestHeldAgainByItsCgroup: the cgroup of a process that is held again is read from its list, as at
+// the beginning.
 func TestHeldAgainByItsCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to move a process to another cgroup: that the move is seen is not shown")
@@ -248,14 +248,14 @@ func TestHeldAgainByItsCgroup(t *testing.T) {
 		c.Lookup([]int{pid})
 	}
 	if r := c.known[pid]; r.phase >= 0 {
-		t.Errorf("the cgroup tells of who is not held: %+v", r)
+		t.Errorf("the cgroup's list is used for a process that is not held: %+v", r)
 	}
 	c.newExitWatcher = nil
 	for range 2 * refreshPasses {
 		c.Lookup([]int{pid})
 	}
 	if r := c.known[pid]; r.phase < 0 || r.phase != phaseOf(c.processes[pid].Cgroup) {
-		t.Errorf("the cgroup is not asked: %+v", r)
+		t.Errorf("the cgroup's list is not used: %+v", r)
 	}
 	end(t, cmd)
 }
@@ -267,13 +267,13 @@ func TestAnotherProcessIsHeldAgain(t *testing.T) {
 	pid := cmd.Process.Pid
 	was := c.Lookup([]int{pid})[pid]
 	before := was
-	before.Start-- // as if he who was looked up had ended since, and his pid been given to this one
+	before.Start-- // as if the earlier process had ended, and its pid had been reused
 	c.processes[pid] = before
 	c.newExitWatcher = nil
 	for range 2 * refreshPasses {
 		c.Lookup([]int{pid})
 	}
 	if is := c.Lookup([]int{pid})[pid]; is != was || !c.exits.Has(pid) {
-		t.Errorf("he is %+v and not %+v; held: %v", is, was, c.exits.PIDs())
+		t.Errorf("it is %+v and not %+v; held: %v", is, was, c.exits.PIDs())
 	}
 }

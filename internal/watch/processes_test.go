@@ -39,8 +39,8 @@ func TestCgroupLines(t *testing.T) {
 	}
 }
 
-// TestProcessTable: processes that run are found, those that have ended are not, and a new process
-// with an old pid is a new one.
+// TestProcessTable: running processes are found, ended ones are not, and a new process with an old
+// pid is a new one.
 func TestProcessTable(t *testing.T) {
 	dir := t.TempDir()
 	put := func(pid int, start int, cgroup string) {
@@ -59,24 +59,24 @@ func TestProcessTable(t *testing.T) {
 	c := ProcessTable{Host: host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}}
 	put(10, 100, "/a")
 	put(11, 101, "/b")
-	people := c.Lookup([]int{10, 11, 12})
-	if len(people) != 2 || people[10] != (ProcessInfo{Process: grant.Process{PID: 10, Start: 100},
+	users := c.Lookup([]int{10, 11, 12})
+	if len(users) != 2 || users[10] != (ProcessInfo{Process: grant.Process{PID: 10, Start: 100},
 		Command: "a ) b", Cgroup: "/a"}) {
-		t.Errorf("%+v", people)
+		t.Errorf("%+v", users)
 	}
 	put(10, 200, "/c")
 	if err := os.RemoveAll(dir + "/proc/11"); err != nil {
 		t.Fatal(err)
 	}
 	for range refreshPasses {
-		people = c.Lookup([]int{10, 11})
+		users = c.Lookup([]int{10, 11})
 	}
-	if len(people) != 1 || people[10].Start != 200 || people[10].Cgroup != "/c" {
-		t.Errorf("after %d passes: %+v", refreshPasses, people)
+	if len(users) != 1 || users[10].Start != 200 || users[10].Cgroup != "/c" {
+		t.Errorf("after %d passes: %+v", refreshPasses, users)
 	}
 }
 
-// TestStopRefuses: what is not a container's own cgroup, and any that may hold this program.
+// TestStopRefuses cgroups that are not a container's own, and any that may hold this program.
 func TestStopRefuses(t *testing.T) {
 	h := host.Default()
 	self, err := readProcess(h, os.Getpid())
@@ -147,7 +147,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestHistory keeps a minute, however often samples are taken.
+// TestHistory covers a minute, however often samples are taken.
 func TestHistory(t *testing.T) {
 	var s Status
 	for i := range 10 * 60 * 10 {
@@ -162,7 +162,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// crowd is a node of eight GPUs with so many containers of five processes each.
+// crowd is a node of eight GPUs with this many containers of five processes each.
 func crowd(containers int) Input {
 	s := Input{Processes: map[int]ProcessInfo{}}
 	for i := range 8 {
@@ -188,7 +188,8 @@ func crowd(containers int) Input {
 	return s
 }
 
-// TestCostIsLinear: a container more is so many allocations more, however many there are.
+// TestCostIsLinear: each further container adds the same number of allocations, however many there
+// are.
 func TestCostIsLinear(t *testing.T) {
 	cost := func(containers int) float64 {
 		s := crowd(containers)
@@ -203,7 +204,7 @@ func TestCostIsLinear(t *testing.T) {
 	}
 }
 
-// BenchmarkCompare is a pass without what asks the kernel: 1,000 processes in 200 containers on 8
+// BenchmarkCompare is a pass without the kernel's part: 1,000 processes in 200 containers on 8
 // GPUs, and eight times that.
 func BenchmarkCompare(b *testing.B) {
 	for _, containers := range []int{200, 1600} {
