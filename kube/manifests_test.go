@@ -67,7 +67,7 @@ func objects(t *testing.T) map[string][]runtime.Object {
 	return all
 }
 
-func TestManifestsAreWhatTheAPITakes(t *testing.T) {
+func TestManifestsAreValidAPIObjects(t *testing.T) {
 	classes := map[string]bool{}
 	for _, list := range objects(t) {
 		for _, object := range list {
@@ -90,7 +90,7 @@ func TestManifestsAreWhatTheAPITakes(t *testing.T) {
 			if template, is := object.(*resourceapi.ResourceClaimTemplate); is {
 				for _, r := range template.Spec.Spec.Devices.Requests {
 					if !classes[r.Exactly.DeviceClassName] {
-						t.Errorf("%s asks for class %q, which no manifest makes", path,
+						t.Errorf("%s requests class %q, which no manifest defines", path,
 							r.Exactly.DeviceClassName)
 					}
 				}
@@ -133,7 +133,7 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 }
 
 // No role may allow more than its user does. This list is what a reviewer agreed to.
-func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
+func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 	roles := map[string]map[string]string{
 		"gpuledger-dra": {"resourceslices": "create delete list update watch", "resourceclaims": "get watch",
 			"nodes": "get"},
@@ -167,7 +167,7 @@ func TestTheRolesAllowNoMoreThanIsDone(t *testing.T) {
 
 // The agents must not reach more of their nodes either. A test in cmd/gpuledger-kube shows that
 // this is enough.
-func TestTheAgentsReachNoMoreThanTheyNeed(t *testing.T) {
+func TestAgentsReachOnlyWhatTheyNeed(t *testing.T) {
 	const both = "/run/gpuledger /var/lib/gpuledger"
 	written := map[string]string{"gpuledger-dra": "/run/cdi " + both +
 		" /var/lib/kubelet/plugins/gpuledger.dev /var/lib/kubelet/plugins_registry",
@@ -255,7 +255,7 @@ func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {
 
 // The agents have no probe: an agent that cannot work ends, and a running container counts as
 // ready. A version that ends at once may replace a working one on the first node only.
-func TestAnUpdateWaitsUntilAPodHasStayedReady(t *testing.T) {
+func TestAnUpdateWaitsForAStablePod(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
 		for _, object := range list {

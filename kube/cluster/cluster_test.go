@@ -119,8 +119,8 @@ GPU  NAMESPACE  CLAIM  PODS  MODE  MEMORY(GiB)  COMPUTE
 	}
 }
 
-// A GPU that is gone, or that has no mode, leaves its column empty. MIG devices have the index of
-// their GPU.
+// A GPU that was removed, or that has no mode, leaves its column empty. MIG devices have the index
+// of their GPU.
 func TestInspectNamesGPUsByTheirIndex(t *testing.T) {
 	mig := func(gpu string) string {
 		return strings.Replace(device(gpu, "0", "mig", "4Gi"), `"mode":`,
@@ -229,7 +229,7 @@ not looked at: what the nodes offer: you may not
 claim share has 6.5 GiB of GPU 0 in mode limit, with 30% of its compute
 event: Error: gpuledger: refused (visible-devices-all): container "main" asks for all GPUs
 `},
-		"who has what is others'": {"late", others, `pod team/late is Pending
+		"the holders are other tenants' data": {"late", others, `pod team/late is Pending
 claim waits is not allocated
 claim other: the claim is not made from its template yet
 container main: 1 gpuledger.dev/gpu by the device plugin
@@ -263,8 +263,8 @@ not looked at: the pod's events, where refusals stand: you may not
 
 // The scheduler says that it cannot allocate a claim, but not why. The published slices and the
 // claims show the reason.
-func TestWhatNoNodeHas(t *testing.T) {
-	// GPU 0 of 16 GiB has 6.5 GiB of shares, GPU 1 is taken whole.
+func TestExplainADeviceThatNoNodeHas(t *testing.T) {
+	// GPU 0 of 16 GiB has 6.5 GiB of shares, GPU 1 is granted whole.
 	nodes, err := Read(context.Background(), api(t, whole2))
 	if err != nil {
 		t.Fatal(err)
@@ -306,7 +306,7 @@ func TestWhatNoNodeHas(t *testing.T) {
 }
 
 // Others can write events or publish slices, and an administrator's terminal shows their text.
-func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
+func TestForeignTextIsEscaped(t *testing.T) {
 	const escape = "\x1b]0;owned\a\x1b[2J\u202e"
 	var out bytes.Buffer
 	Explanation{Pod: "team/p", Phase: "Pending", Waits: "no" + escape,
@@ -325,7 +325,7 @@ func TestWhatOthersWriteDoesNotReachTheTerminal(t *testing.T) {
 	}
 }
 
-func TestWhatAPodHolds(t *testing.T) {
+func TestGrantsOfAPod(t *testing.T) {
 	c := func(n string, always bool) corev1.Container {
 		c := corev1.Container{Resources: corev1.ResourceRequirements{
 			Limits: corev1.ResourceList{"gpuledger.dev/gpu": resource.MustParse(n)}}}

@@ -14,7 +14,7 @@ import (
 
 // Pods bound to such a node would fail admission, one after another. The devices of containers stay
 // healthy: a restarted kubelet does not admit a pod again whose devices are unhealthy.
-func TestANodeThatCanGrantNothingOffersNothing(t *testing.T) {
+func TestAClosedNodeOffersNothing(t *testing.T) {
 	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
 		for _, file := range []string{"state/inventory.json", "config.toml", "state/grants"} {
 			t.Run(name+" without "+file, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestOnlyChangedDevicesAreSent(t *testing.T) {
 	before := s.Plugin.changed
 	s.ensure()
 	if s.Plugin.changed != before {
-		t.Error("the same is told again")
+		t.Error("the same is sent again")
 	}
 }
 

@@ -150,14 +150,14 @@ func (s *site) ensure() {
 	check(s.kubelet.t, s.Ensure(context.Background()))
 }
 
-// allocate gives free devices to a container. As a kubelet does, it first asks for a preference.
+// allocate gives free devices to a container. As a kubelet does, it first makes a preference call.
 func (s *site) allocate(c api.DevicePluginClient, ids ...string) (*api.ContainerAllocateResponse, error) {
 	return s.allocateAfter(c, nil, ids...)
 }
 
 // allocateAfter gives devices to a container of a pod whose init containers had some. The kubelet
-// takes those first and asks only about the missing ones (k8s.io/kubernetes v1.36,
-// devicesToAllocate).
+// takes those first, and its preference call is only about the missing ones (k8s.io/kubernetes
+// v1.36, devicesToAllocate).
 func (s *site) allocateAfter(c api.DevicePluginClient, had []string,
 	ids ...string) (*api.ContainerAllocateResponse, error) {
 	var again []string
@@ -198,7 +198,7 @@ func (s *site) getsAfter(c api.DevicePluginClient, had []string,
 	reference, err := grant.ParseReference(r.Envs[grant.ReferenceEnv])
 	check(t, err)
 	if r.Annotations[Annotation] != reference.String() {
-		t.Errorf("the annotation says %q, the variable %q", r.Annotations[Annotation], reference)
+		t.Errorf("the annotation is %q, the variable %q", r.Annotations[Annotation], reference)
 	}
 	all := s.Grants()
 	i := slices.IndexFunc(all, func(g grant.Grant) bool { return g.ID == reference.ID })

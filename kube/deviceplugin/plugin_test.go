@@ -36,7 +36,7 @@ func TestAContainersUnitsAreAGrantOnOneGPU(t *testing.T) {
 	}
 }
 
-func TestAFullGPUIsAnErrorThatSaysWhatIsFree(t *testing.T) {
+func TestTheErrorOfAFullGPUNamesWhatIsFree(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	other := s.Grant(admission.Ask{Memory: 12 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}})
 	s.Grant(admission.Ask{Memory: 10 * grant.GiB, Mode: grant.Limit, Names: []string{"1"}})
@@ -67,7 +67,7 @@ func TestTheKubeletGetsWhatIsFree(t *testing.T) {
 	whole := s.Grant(admission.Ask{Mode: grant.Exclusive})
 	s.ensure()
 	if free, all := healthy(t, stream); free != 16 || all != 32 {
-		t.Errorf("%d of %d units are healthy while somebody has a GPU whole, want 16", free, all)
+		t.Errorf("%d of %d units are healthy while a GPU is granted whole, want 16", free, all)
 	}
 	check(t, s.Ledger.Release(whole.ID))
 	s.ensure()
@@ -99,7 +99,7 @@ func TestWholeGPUs(t *testing.T) {
 	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
 	check(t, err)
 	if free, all := healthy(t, stream); r.ResourceName != "gpuledger.dev/gpu" || free != 2 || all != 3 {
-		t.Errorf("%s: %d of %d are healthy, want the 2 that nobody shares", r.ResourceName, free, all)
+		t.Errorf("%s: %d of %d are healthy, want the 2 without shares", r.ResourceName, free, all)
 	}
 	g, _ := s.gets(c, s.UUID(0), s.UUID(1))
 	if g.Mode != grant.Exclusive || len(g.GPUs) != 2 {
@@ -109,7 +109,7 @@ func TestWholeGPUs(t *testing.T) {
 		t.Errorf("got %v, want a conflict with the share on that GPU", err)
 	}
 	s.now = s.now.Add(time.Minute)
-	// The kubelet allocates it again: the first container is gone.
+	// The kubelet allocates it again: the first container has ended.
 	again, _ := s.gets(c, s.UUID(0))
 	for _, g := range s.Grants() {
 		if g.Source == Source && g.ID != again.ID {
@@ -169,7 +169,7 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 	s.ensure()
 	if _, err := s.allocate(c, s.UUID(0)); err == nil ||
 		!strings.Contains(err.Error(), "GPU 0 is taken whole") {
-		t.Errorf("got %v, want a GPU in use kept, whatever the kubelet says", err)
+		t.Errorf("got %v, want a GPU in use kept, whatever the kubelet allocates", err)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestAnInitContainersWholeGPUIsHandedOn(t *testing.T) {
 // by gpuledger or not. A pod does not get the amount of another pod either.
 func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 	for name, r := range map[string]Resource{"units": units1GiB, "whole GPUs": Whole()} {
-		for what, uses := range map[string]bool{"used it": true, "was seen by nobody": false} {
+		for what, uses := range map[string]bool{"used it": true, "was in use unseen": false} {
 			t.Run(name+" of a pod that "+what, func(t *testing.T) {
 				s := newSite(t, 1, r, "")
 				s.ensure()
@@ -194,10 +194,10 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 				}
 				second, reference := s.gets(c, next...)
 				if second.ID == first.ID || reference == known {
-					t.Error("another pod has the reference that the first one knows")
+					t.Error("another pod has the reference of the first one")
 				}
 				if r.Unit > 0 && second.Memory() != 4*grant.GiB {
-					t.Errorf("it asked for 4 GiB and has %s", second.Memory())
+					t.Errorf("it requested 4 GiB and has %s", second.Memory())
 				}
 				if left != nil {
 					s.gets(c, left...) // free, as the kubelet counts
@@ -214,7 +214,7 @@ func TestNoGrantIsHandedToAnotherPod(t *testing.T) {
 
 // If a pod's init container needed more than its others, the next pod gets some devices while the
 // grant still exists.
-func TestAnInitContainersGrantIsNotAnotherPods(t *testing.T) {
+func TestAnInitContainersGrantStaysInItsPod(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -223,7 +223,7 @@ func TestAnInitContainersGrantIsNotAnotherPods(t *testing.T) {
 	init, _ := s.gets(c, some(0, 2)...) // of the next pod
 	app, _ := s.getsAfter(c, some(0, 2), some(0, 5)...)
 	if init.ID == first.ID || app.ID != init.ID || app.Memory() != 6*grant.GiB {
-		t.Errorf("first %s, then %s and %s with %s: want the next pod to have one grant of its own", first.ID,
+		t.Errorf("first %s, then %s and %s with %s: want the next pod to have a grant without other containers", first.ID,
 			init.ID, app.ID, app.Memory())
 	}
 }
@@ -240,9 +240,10 @@ func TestAUsedGrantIsNotHandedOn(t *testing.T) {
 	}
 }
 
-// With some topology manager policies the kubelet takes whole GPUs of a NUMA node and asks only
-// about the missing ones. The GPUs that it takes need not be an init container's.
-func TestWholeGPUsAfterAPreferenceCallAreNotHandedOn(t *testing.T) {
+// With some topology manager policies the kubelet takes whole GPUs of a NUMA node, and its
+// preference call is only about the missing ones. The GPUs that it takes need not be an init
+// container's.
+func TestWholeGPUsAfterAPreferenceCall(t *testing.T) {
 	s := newSite(t, 2, Whole(), "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -250,11 +251,11 @@ func TestWholeGPUsAfterAPreferenceCallAreNotHandedOn(t *testing.T) {
 	_, known := s.gets(c, both...)
 	if r, err := s.allocateAfter(c, both[:1], both...); err == nil &&
 		r.Envs[grant.ReferenceEnv] == known.String() {
-		t.Error("another pod has the reference that the first one knows")
+		t.Error("another pod has the reference of the first one")
 	}
 }
 
-func TestWithoutPreferenceCallsNothingIsHandedOn(t *testing.T) {
+func TestNothingIsHandedOnWithoutPreferenceCalls(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -284,7 +285,7 @@ func TestAPreferenceCallEndsWithItsKubelet(t *testing.T) {
 	}
 }
 
-func TestContainersThatRunAtOnceNeverShareAGrant(t *testing.T) {
+func TestRunningContainersNeverShareAGrant(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -296,7 +297,7 @@ func TestContainersThatRunAtOnceNeverShareAGrant(t *testing.T) {
 	}
 }
 
-func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
+func TestGrantsOfDeletedPodsAreReclaimed(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -314,7 +315,7 @@ func TestGrantsOfPodsThatAreGoneAreReclaimed(t *testing.T) {
 		all := s.Grants()
 		for _, g := range want {
 			if !slices.ContainsFunc(all, func(o grant.Grant) bool { return o.ID == g.ID }) {
-				t.Errorf("%s (%s) is gone", g.ID, g.Label)
+				t.Errorf("%s (%s) was released", g.ID, g.Label)
 			}
 		}
 		if len(all) != len(want) {
@@ -375,7 +376,7 @@ func TestGPUsInUseByEndedPodsAreNotOffered(t *testing.T) {
 			stream, err = c.ListAndWatch(soon(t), &api.Empty{})
 			check(t, err)
 			if got := nextHealthy(t, stream); got != rest {
-				t.Errorf("a new kubelet is told %s, want %s", got, rest)
+				t.Errorf("a new kubelet gets %s, want %s", got, rest)
 			}
 			s.now = s.now.Add(settled)
 			if r.Unit > 0 { // the kubelet gives some of them to another pod
@@ -410,9 +411,9 @@ func TestGPUsInUseByEndedPodsAreNotOffered(t *testing.T) {
 	}
 }
 
-// Units name no GPU. If a GPU is gone, a restarted kubelet must still see the units that containers
-// have.
-func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
+// Units name no GPU. If a GPU was removed, a restarted kubelet must still see the units that
+// containers have.
+func TestUnitsInUseStayWhenAGPUIsRemoved(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
@@ -438,7 +439,7 @@ func TestUnitsThatContainersHaveStayWhenAGPUIsGone(t *testing.T) {
 	s.ensure()
 	want = strings.Join(append(some(0, 11), some(20, 31)...), " ")
 	if got := nextHealthy(t, stream); got != want {
-		t.Errorf("healthy are %s, want those of the GPU that is gone, too: %s", got, want)
+		t.Errorf("healthy are %s, want those of the removed GPU, too: %s", got, want)
 	}
 }
 
@@ -453,7 +454,7 @@ func TestOtherPodsUnitsReleaseNoHandedOnGrant(t *testing.T) {
 	s.now = s.now.Add(2 * admissionTime)
 	s.gets(c, some(4, 7)...)
 	if !slices.ContainsFunc(s.Grants(), func(g grant.Grant) bool { return g.ID == waits.ID }) {
-		t.Error("the grant of a container that waits for its image has ended with units that are not its own")
+		t.Error("the grant of a container that waits for its image has ended with units that it does not have")
 	}
 	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
 	defer s.Use(waits.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})()
@@ -487,7 +488,7 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 		all := s.Grants()
 		for _, g := range want {
 			if !slices.ContainsFunc(all, func(o grant.Grant) bool { return o.ID == g.ID }) {
-				t.Errorf("%s: %s (%s) is gone", when, g.ID, g.Label)
+				t.Errorf("%s: %s (%s) was released", when, g.ID, g.Label)
 			}
 		}
 		if len(all) != len(want) {
@@ -504,7 +505,7 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 		[]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"","AllocResp":"AA=="}],"RegisteredDevices":{"`+
 			units1GiB.Name+`":[]}}}`),
 		0o600))
-	are("in one that nobody can read", there, past, lost)
+	are("in one that cannot be read", there, past, lost)
 	check(t, os.Rename("away", checkpointFile))
 	are("after a minute", there, past)
 	s.now = s.now.Add(unstarted)
@@ -512,7 +513,7 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 	are("without a look at the pods", there, past)
 	check(t, os.Rename("nowhere", "cgroup"))
 	s.Plugin.lister = nil // as after a start of the plugin or the node
-	are("when nobody has watched for long", there, past)
+	are("after a long time without a watch", there, past)
 	s.now = s.now.Add(unstarted)
 	are("when the kubelet may still begin", there, past)
 	s.now = s.now.Add(time.Second)
@@ -528,7 +529,7 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 
 // A restarted kubelet lists no pods, or only static ones, until the API server has sent it the
 // others.
-func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
+func TestNothingIsReclaimedBeforeTheKubeletKnowsPods(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.Plugin.Self = "team/agent"
 	s.ensure()
@@ -562,7 +563,7 @@ func TestNothingIsReclaimedByAKubeletThatDoesNotKnowItsPodsYet(t *testing.T) {
 	is(false, "the pod is gone")
 }
 
-func TestAPluginWithoutAnInventoryRegistersWhenThereIsOne(t *testing.T) {
+func TestAPluginRegistersOnceThereIsAnInventory(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	path := s.Node.Dir + "/state/inventory.json"
 	check(t, os.Rename(path, path+".away"))

@@ -46,7 +46,7 @@ func TestPodsAreFoundByTheirCgroups(t *testing.T) {
 	for name, dir := range map[string]string{"there is no tree": "nowhere",
 		"the kubelet makes none": t.TempDir()} {
 		if got := podsIn(dir); got != nil {
-			t.Errorf("%s: got %v, want that nobody can tell", name, got)
+			t.Errorf("%s: got %v, want an unknown pod", name, got)
 		}
 	}
 }

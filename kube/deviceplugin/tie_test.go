@@ -32,13 +32,13 @@ func (s *site) isFor(when string, id grant.ID, want ...grant.Tie) {
 }
 
 // Before the kubelet starts a container, its checkpoint names the pod that has the reference.
-func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
+func TestAGrantIsTiedToThePodInTheCheckpoint(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
 	c, _ := s.kubelet.registered()
 	first, reference := s.gets(c, some(0, 3)...)
 	other, others := s.gets(c, some(4, 7)...)
-	s.isFor("as long as nobody knows", first.ID)
+	s.isFor("as long as the pod is unknown", first.ID)
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference, "p2": others})
 	for deadline := time.Now().Add(time.Minute); len(s.of(first.ID).For) == 0 ||
 		len(s.of(other.ID).For) == 0; time.Sleep(time.Millisecond) {
@@ -50,7 +50,7 @@ func TestAGrantIsForThePodThatTheKubeletGivesItTo(t *testing.T) {
 	s.isFor("written down", other.ID, "pod:p2")
 
 	// The ties of an unused grant follow its reference, which no container has seen. The ties of a
-	// used grant stay, whatever the file says.
+	// used grant stay, whatever the file contains.
 	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p3": reference, "p2": others})
 	s.ensure()
 	s.isFor("handed on", first.ID, "pod:p3")
@@ -85,7 +85,7 @@ func TestARestartedPluginTiesUntiedGrants(t *testing.T) {
 	}
 }
 
-func TestWithoutTrustedAnnotationsNothingIsTied(t *testing.T) {
+func TestUntrustedAnnotationsTieNothing(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	text, err := os.ReadFile(s.Config)
 	check(t, err)
@@ -102,6 +102,6 @@ func TestWithoutTrustedAnnotationsNothingIsTied(t *testing.T) {
 	s.Stop()
 	if n := strings.Count(log.String(), "the engine of this node does not prove which pod"); n != 1 ||
 		!strings.Contains(log.String(), "engine=docker") {
-		t.Errorf("it is said %d times:\n%s", n, log.String())
+		t.Errorf("it is logged %d times:\n%s", n, log.String())
 	}
 }

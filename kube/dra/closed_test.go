@@ -28,7 +28,7 @@ func (p *recorder) closedFor() map[string]string {
 }
 
 // Pods that are bound to a node that can enter no grant stay in ContainerCreating.
-func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
+func TestANodeThatCannotGrantIsClosed(t *testing.T) {
 	for file, code := range map[string]grant.Code{"state/inventory.json": grant.InventoryMissing,
 		"config.toml": grant.ConfigInvalid, "state/grants": grant.LedgerUnreadable} {
 		t.Run(string(code), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 			}
 			closed := to.closedFor()
 			if len(to.all) != 2 || len(closed) != len(open) {
-				t.Fatalf("told %d times, in the end of %v; want it told once of %v",
+				t.Fatalf("published %d times, at last with %v; want it once with %v",
 					len(to.all)-1, closed, open)
 			}
 			for name, taint := range closed {
@@ -68,7 +68,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 ||
 				len(empty.closedFor()) > 0 {
 				t.Errorf(
-					"a driver that knows nothing yet: %v, told %v; want it to tell that there is nothing",
+					"a driver that knows nothing yet: %v, published %v; want an empty list published",
 					err,
 					empty.all)
 			}
@@ -92,7 +92,7 @@ func TestANodeThatCanGrantNothingIsClosed(t *testing.T) {
 }
 
 // A typing error in the configuration must not keep pods in Terminating.
-func TestClaimsAreGivenUpByTheLastConfigurationThatCouldBeRead(t *testing.T) {
+func TestUnprepareUsesTheLastReadableConfiguration(t *testing.T) {
 	s := newSite(t, 1)
 	publishes := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 	if err := publishes.Publish(context.Background(), &recorder{}); err != nil {

@@ -122,7 +122,7 @@ func (s site) cdiFiles(t *testing.T) int {
 	return len(entries)
 }
 
-func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
+func TestAClaimHasAGrantUntilItIsUnprepared(t *testing.T) {
 	s := newSite(t, 2)
 	c := claim("u-1", s.result("gpu", 1, grant.Limit, "4Gi", "30"))
 	name := s.has(t, c)
@@ -151,7 +151,7 @@ func TestAClaimIsAGrantUntilItIsGivenUp(t *testing.T) {
 
 // The kubelet adds the names of a claim that is prepared again to those from before the boot. All
 // of them must exist.
-func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
+func TestAClaimKeepsItsNameOverABoot(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
 	before := s.has(t, c)
@@ -178,9 +178,9 @@ func TestAfterABootAClaimHasTheNameThatItHad(t *testing.T) {
 	}
 }
 
-// An administrator's change to a claim's grant stays until the claim is given up. It changes
+// An administrator's change to a claim's grant stays until the claim is unprepared. It changes
 // neither the claim's name nor a running container.
-func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
+func TestAChangedGrantOfAClaimIsKept(t *testing.T) {
 	for name, change := range map[string]grants.Change{"more memory": {Memory: new(6 * grant.GiB)},
 		"less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestAClaimKeepsAGrantThatAnAdministratorHasChanged(t *testing.T) {
 
 // An administrator can repair an entry, for example from a backup. The kubelet still has the
 // claim's old name then.
-func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
+func TestARepairedEntryKeepsItsName(t *testing.T) {
 	s := newSite(t, 1)
 	c := claim("u-1", s.result("gpu", 0, grant.Limit, "4Gi", "0"))
 	before := s.has(t, c)
@@ -228,7 +228,7 @@ func TestARepairedEntryHasTheNameThatItHad(t *testing.T) {
 		}
 	}
 	if s.cdiFiles(t) != 1 {
-		t.Error("the CDI file of a grant is gone, whose entry was damaged for a while")
+		t.Error("the CDI file of a grant whose entry was damaged for a while was removed")
 	}
 	if err := os.RemoveAll(s.Dir + "/cdi"); err != nil {
 		t.Fatal(err)
@@ -261,7 +261,7 @@ func TestTwoDriversLockClaims(t *testing.T) {
 	})
 	s.Client = client
 	if err := s.Driver.Reclaim(context.Background()); err != nil || asked != 1 {
-		t.Fatalf("asked %d times: %v", asked, err)
+		t.Fatalf("read %d times: %v", asked, err)
 	}
 	other := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: client, Log: slog.New(slog.DiscardHandler)}
 	if r := (site{s.Node, other}).prepares(t, c); r.Err != nil {
@@ -297,7 +297,7 @@ func TestDraftsOfAKilledDriverAreRemoved(t *testing.T) {
 	}
 	for _, path := range []string{fresh, others} {
 		if _, err := os.Lstat(path); err != nil {
-			t.Errorf("somebody may be writing it: %v", err)
+			t.Errorf("another driver may be writing it: %v", err)
 		}
 	}
 }
@@ -346,7 +346,7 @@ func TestAClaimThatIsAllocatedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatAClaimCannotHave(t *testing.T) {
+func TestRefusedClaims(t *testing.T) {
 	params := func(text string) []resourceapi.DeviceAllocationConfiguration {
 		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{
@@ -486,7 +486,7 @@ func TestAClaimOfAMIGDevice(t *testing.T) {
 	}
 }
 
-func TestGrantsOfClaimsThatAreGoneAreReclaimed(t *testing.T) {
+func TestGrantsOfDeletedClaimsAreReclaimed(t *testing.T) {
 	s := newSite(t, 2)
 	there := claim("u-there", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
 	over := claim("u-over", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
@@ -563,7 +563,7 @@ func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
 	if len(to.all) != 1 {
 		t.Fatalf("published %d times, want once", len(to.all))
 	}
-	// the scheduler does not know of this one
+	// the scheduler does not know this one
 	s.Grant(admission.Ask{Memory: 2 * grant.GiB, Mode: grant.Limit})
 	publish()
 	if len(to.all) != 2 {
@@ -583,7 +583,7 @@ func TestGPUsInUseByEndedClaimsAreNotPublished(t *testing.T) {
 		all := to.all[len(to.all)-1].Pools[pool].Slices
 		if counters := all[len(all)-1].SharedCounters; len(counters) != 1 {
 			t.Errorf(
-				"published %d counters, want the GPU's all the while: each that comes or goes is news for "+
+				"published %d counters, want the GPU's all the time: each that is added or removed is a change for "+
 					"the whole cluster",
 				len(counters))
 		}

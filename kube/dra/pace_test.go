@@ -61,14 +61,14 @@ func (p *pacedSite) offered() grant.Bytes {
 func TestAmountsArePublishedAfterAWait(t *testing.T) {
 	p := newPaced(t)
 	if p.second(t, grant.GiB) != 1 {
-		t.Fatal("the first slices are not told at once")
+		t.Fatal("the first slices are not published at once")
 	}
 	count := 0
 	for i := range 120 { // a program that allocates more and more
 		count += p.second(t, grant.GiB+grant.Bytes(i+1)*16*grant.MiB)
 	}
 	if count != 12 {
-		t.Errorf("two minutes of another amount each second are told %d times, want 12", count)
+		t.Errorf("two minutes of another amount each second are published %d times, want 12", count)
 	}
 	count = 0
 	last := grant.GiB + 120*16*grant.MiB
@@ -76,26 +76,26 @@ func TestAmountsArePublishedAfterAWait(t *testing.T) {
 		count += p.second(t, last)
 	}
 	if free := 16*grant.GiB - last; count != 0 || p.offered() != free {
-		t.Errorf("at rest: told %d times, and last of %s, want %s", count, p.offered(), free)
+		t.Errorf("without changes: published %d times, at last %s, want %s", count, p.offered(), free)
 	}
 	if p.second(t, last+grant.MiB) != 1 {
-		t.Error("after a rest it is not told at once that there is less")
+		t.Error("after a time without changes a smaller amount is not published at once")
 	}
 	for i := range 59 {
 		if p.second(t, last) != 0 {
-			t.Fatalf("a MiB more is told after %d s", i+1)
+			t.Fatalf("a MiB more is published after %d s", i+1)
 		}
 	}
 	if p.second(t, last) != 1 || p.offered() != 16*grant.GiB-last {
-		t.Error("a MiB more is not told after a minute")
+		t.Error("a MiB more is not published after a minute")
 	}
 	for range 9 {
 		if p.second(t, grant.GiB) != 0 {
-			t.Error("much more is told within ten seconds")
+			t.Error("much more is published within ten seconds")
 		}
 	}
 	if p.second(t, grant.GiB) != 1 || p.offered() != 15*grant.GiB {
-		t.Error("much more is not told after ten seconds")
+		t.Error("much more is not published after ten seconds")
 	}
 }
 
@@ -105,11 +105,11 @@ func TestRepeatedSmallChangesAreNotPublished(t *testing.T) {
 	for i := range 200 { // 100 MiB are allocated and freed
 		// a small rise waits for a minute
 		if p.second(t, 2*grant.GiB-grant.Bytes(i%2)*100*grant.MiB) != 0 && i < 58 {
-			t.Fatalf("told in second %d", i)
+			t.Fatalf("published in second %d", i)
 		}
 	}
 	if len(p.all) > 10 {
-		t.Errorf("told %d times in 200 s", len(p.all))
+		t.Errorf("published %d times in 200 s", len(p.all))
 	}
 }
 
@@ -120,12 +120,12 @@ func TestTaintsArePublishedAtOnce(t *testing.T) {
 	}
 	p.second(t, 0)
 	if p.second(t, grant.GiB) != 1 {
-		t.Error("the taint of a GPU that is used outside the ledger is not told at once")
+		t.Error("the taint of a GPU that is used outside the ledger is not published at once")
 	}
 	p.second(t, 2*grant.GiB)
 	health("fell off the bus")
 	if p.second(t, 2*grant.GiB) != 1 {
-		t.Error("the taint of an unhealthy GPU is not told at once")
+		t.Error("the taint of an unhealthy GPU is not published at once")
 	}
 	count := 0
 	for i := range 60 {
@@ -133,12 +133,12 @@ func TestTaintsArePublishedAtOnce(t *testing.T) {
 		count += p.second(t, 2*grant.GiB)
 	}
 	if count < maxShapeChanges-2 || count > 2*maxShapeChanges {
-		t.Errorf("a GPU whose health changes each second is told of %d times a minute", count)
+		t.Errorf("a GPU whose health changes each second is published %d times a minute", count)
 	}
 	p.now = p.now.Add(-time.Hour)
 	health("is gone")
 	if p.second(t, 2*grant.GiB) != 1 {
-		t.Error("nothing is told since the clock was set back")
+		t.Error("nothing is published since the clock was set back")
 	}
 }
 
@@ -155,7 +155,7 @@ func TestFailedPublishingsAreRepeated(t *testing.T) {
 	fails := func(err error) { p.HandleError(context.Background(), err, "processing ResourceSlice objects") }
 	p.second(t, grant.GiB)
 	if count := minute(); count != 0 {
-		t.Fatalf("at rest it is told %d times", count)
+		t.Fatalf("without changes it is published %d times", count)
 	}
 	count := 0
 	for range 120 { // the API is down, and each try fails
@@ -163,16 +163,16 @@ func TestFailedPublishingsAreRepeated(t *testing.T) {
 		count += p.second(t, grant.GiB)
 	}
 	if count != 2 {
-		t.Errorf("told %d times in two minutes in which all failed, want once a minute", count)
+		t.Errorf("published %d times in two minutes in which all failed, want once a minute", count)
 	}
 	if count := minute(); count != 1 {
-		t.Errorf("told %d times in the minute after the last failure, want once", count)
+		t.Errorf("published %d times in the minute after the last failure, want once", count)
 	}
 	if count := minute(); count != 0 {
-		t.Errorf("told %d times in the minute after it was taken", count)
+		t.Errorf("published %d times in the minute after it was accepted", count)
 	}
 	fails(fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, &resourceslice.DroppedFieldsError{}))
 	if count := minute(); count != 0 {
-		t.Errorf("told %d times to an API that drops a field of it", count)
+		t.Errorf("published %d times to an API that drops a field of it", count)
 	}
 }

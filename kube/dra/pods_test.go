@@ -59,7 +59,7 @@ func TestAClaimsGrantIsForItsPods(t *testing.T) {
 	s.isFor(t, "prepared again by what was so before", teams("p1", "p3")...)
 	if r := s.prepares(t, s.of(8, "u-2")); r.Err == nil ||
 		!strings.Contains(r.Err.Error(), "the claim is reserved for no pod") {
-		t.Errorf("reserved for nobody: %v", r.Err)
+		t.Errorf("reserved for no pod: %v", r.Err)
 	}
 	// it reads only the ledger
 	late := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
@@ -70,7 +70,7 @@ func TestAClaimsGrantIsForItsPods(t *testing.T) {
 }
 
 // The claim does not list the members of a group.
-func TestAClaimOfAGroupOfPodsIsItsNamespaces(t *testing.T) {
+func TestAPodGroupsClaimIsTiedToItsNamespace(t *testing.T) {
 	s := newSite(t, 1)
 	c := s.of(1, "u-1", "p1")
 	c.Status.ReservedFor = append(c.Status.ReservedFor,
@@ -137,8 +137,8 @@ func watched(s site) *streams {
 	return all
 }
 
-// tell sends a claim to its watch, now or when the watch begins.
-func (a *streams) tell(c *resourceapi.ResourceClaim) {
+// send sends a claim to its watch, now or when the watch begins.
+func (a *streams) send(c *resourceapi.ResourceClaim) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.told[c.Name] = c
@@ -185,34 +185,34 @@ func follows(d *Driver) (stop func()) {
 }
 
 // The kubelet prepares a claim once, even if other pods are added to it later.
-func TestPodsThatComeToAPreparedClaim(t *testing.T) {
+func TestPodsAddedToAPreparedClaim(t *testing.T) {
 	s := newSite(t, 1)
 	api := watched(s)
 	stop := follows(s.Driver)
 	defer func() { stop() }()
-	api.tell(s.of(1, "u-1", "p1"))
+	api.send(s.of(1, "u-1", "p1"))
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.becomes(t, "prepared", teams("p1")...)
 	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
-	api.tell(s.of(2, "u-1", "p1", "p2"))
-	s.becomes(t, "another pod comes", teams("p1", "p2")...)
-	api.tell(s.of(3, "u-1", "p2"))
+	api.send(s.of(2, "u-1", "p1", "p2"))
+	s.becomes(t, "another pod is added", teams("p1", "p2")...)
+	api.send(s.of(3, "u-1", "p2"))
 	s.becomes(t, "the first goes", teams("p2")...)
 	foreign := s.of(4, "u-9", "p9")
 	foreign.Name = "claim-u-1"
-	api.tell(foreign)
-	api.tell(s.of(5, "u-1"))
-	api.tell(s.of(6, "u-1", "p2", "p4"))
-	s.becomes(t, "nobody's claim, and one of its name between", teams("p2", "p4")...)
-	api.tell(s.of(7, "u-1"))
+	api.send(foreign)
+	api.send(s.of(5, "u-1"))
+	api.send(s.of(6, "u-1", "p2", "p4"))
+	s.becomes(t, "a claim without pods, and one of its name between", teams("p2", "p4")...)
+	api.send(s.of(7, "u-1"))
 	stop()
-	s.isFor(t, "the last have gone", teams("p2", "p4")...)
+	s.isFor(t, "the last were deleted", teams("p2", "p4")...)
 
 	// While no driver runs another pod is added. The next driver finds the ties in the ledger, and
 	// its watch reports the pod.
-	api.tell(s.of(8, "u-1", "p2", "p5"))
+	api.send(s.of(8, "u-1", "p2", "p5"))
 	next := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
-	s.isFor(t, "nobody follows", teams("p2", "p4")...)
+	s.isFor(t, "no driver follows", teams("p2", "p4")...)
 	stop = follows(next)
 	s.becomes(t, "the next driver", teams("p2", "p5")...)
 
@@ -229,7 +229,7 @@ func TestAnEndedWatchIsRestarted(t *testing.T) {
 	s := newSite(t, 1)
 	api := watched(s)
 	defer follows(s.Driver)()
-	api.tell(s.of(1, "u-1", "p1"))
+	api.send(s.of(1, "u-1", "p1"))
 	s.has(t, s.of(1, "u-1", "p1"))
 	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
 	api.mu.Lock()
@@ -261,11 +261,11 @@ func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 		})
 	stop := follows(s.Driver)
 	s.has(t, s.of(1, "u-1", "p1"))
-	s.becomes(t, "looked up", teams("p1", "p2")...)
+	s.becomes(t, "read", teams("p1", "p2")...)
 	eventually(t, "it tries again", func() bool { return len(tries) > 1 })
 	stop()
 	if n := strings.Count(log.String(), "cannot watch the claim of a grant"); n != 1 {
-		t.Errorf("it is said %d times:\n%s", n, log.String())
+		t.Errorf("it is logged %d times:\n%s", n, log.String())
 	}
 }
 
@@ -273,7 +273,7 @@ func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 	for name, c := range map[string]struct{ pods, want []string }{
 		"its pods are there": {[]string{"p1"}, []string{"p1"}},
-		"they are gone":      {nil, nil},
+		"they are removed":   {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
@@ -288,7 +288,7 @@ func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 			var log bytes.Buffer
 			s.Log = slog.New(slog.NewTextHandler(&log, nil))
 			api := watched(s)
-			api.tell(s.of(2, "u-1", c.pods...))
+			api.send(s.of(2, "u-1", c.pods...))
 			stop := follows(s.Driver)
 			s.becomes(t, "followed", teams(c.want...)...)
 			stop()
@@ -340,7 +340,7 @@ func TestWithoutTrustedAnnotationsClaimsAreNotTied(t *testing.T) {
 	s.isFor(t, "under podman")
 	if n := strings.Count(log.String(), "the engine of this node does not prove which pod"); n != 1 ||
 		!strings.Contains(log.String(), "engine=podman") {
-		t.Errorf("it is said %d times:\n%s", n, log.String())
+		t.Errorf("it is logged %d times:\n%s", n, log.String())
 	}
 
 	// Existing ties stay when the configuration changes.

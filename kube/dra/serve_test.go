@@ -119,7 +119,7 @@ func TestUnservedSocketsAreRemoved(t *testing.T) {
 
 // A driver without its sockets would leave every pod waiting, so it ends. If the API refuses slices
 // for a while, it continues.
-func TestWhatEndsTheDriver(t *testing.T) {
+func TestErrorsThatEndTheDriver(t *testing.T) {
 	s := newSite(t, 1)
 	var ends []error
 	s.Broken = func(err error) { ends = append(ends, err) }
@@ -131,7 +131,7 @@ func TestWhatEndsTheDriver(t *testing.T) {
 	s.HandleError(context.Background(), net.ErrClosed, "DRA gRPC server failed")
 	if len(ends) != 1 || !errors.Is(ends[0], net.ErrClosed) ||
 		!strings.Contains(ends[0].Error(), "DRA gRPC server failed") {
-		t.Errorf("the driver that nobody can call goes on: %v", ends)
+		t.Errorf("the driver that cannot be called goes on: %v", ends)
 	}
 }
 
@@ -149,7 +149,7 @@ func TestADriverOfADeletedNodeEnds(t *testing.T) {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pool, UID: uid}}
 	}
 	if err := errors.Join(looks(is("1")), looks(is("1"))); err != nil || len(ends) > 0 {
-		t.Fatalf("%v, ended by %v; want nothing of the same node", err, ends)
+		t.Fatalf("%v, ended by %v; want no slice of the same node", err, ends)
 	}
 	if err := looks(); err == nil || len(ends) > 0 {
 		t.Errorf("%v, ended by %v; want an error alone where there is none", err, ends)

@@ -90,7 +90,7 @@ func TestPublishedDevices(t *testing.T) {
 		"what others hold is taken off, in their mode": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
 		}, []string{"0 timeslice memory=11Gi compute=60"}},
-		"a GPU that somebody has whole is not there": {"", func(n *nodeledgertest.Node) {
+		"a GPU that is granted whole is not published": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive})
 		}, nil},
 		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.Node) {
@@ -110,13 +110,13 @@ func TestPublishedDevices(t *testing.T) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 			configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n")
 		}, nil},
-		"nor where somebody has partitioned the GPU": {"", func(n *nodeledgertest.Node) {
+		"nor if the GPU is partitioned": {"", func(n *nodeledgertest.Node) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
 		}, nil},
-		"what is used outside the ledger is taken off, and nobody gets the whole": {
+		"what is used outside the ledger is subtracted, and the whole GPU is not offered": {
 			"", func(n *nodeledgertest.Node) {
 				if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{
 					n.UUID(0): 3 * grant.GiB}, nil); err != nil {
@@ -128,7 +128,7 @@ func TestPublishedDevices(t *testing.T) {
 		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
-		"nor where launches are to be throttled and cannot be": {
+		"nor if launches must be throttled and cannot be": {
 			"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
 			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
@@ -138,17 +138,17 @@ func TestPublishedDevices(t *testing.T) {
 			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
-		"nor where it wants more strength than none, and no share whose containers would never start": {
+		"nor if it requires more strength than none, and no share whose containers would never start": {
 			"[policy]\nminimum_strength = \"library\"\n",
 			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
 				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
-		"a claim's containers share a limit, so the driver's own is not theirs": {
+		"a claim's containers share a limit, so the driver's own does not apply": {
 			"[enforcement]\nlimit = \"driver\"\n",
 			func(*nodeledgertest.Node) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
-		"MIG devices, and nothing of the GPU that they are of": {"", func(n *nodeledgertest.Node) {
+		"MIG devices, and nothing of their GPU": {"", func(n *nodeledgertest.Node) {
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
@@ -174,7 +174,7 @@ func TestPublishedDevices(t *testing.T) {
 }
 
 // For a claim over two GPUs the scheduler still counts the GPU whose device is published.
-func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
+func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 	n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
 	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit,
 		Source: Source, Owner: "claim:u"})
@@ -187,7 +187,7 @@ func TestAPoolOfOtherModesOnOneOfAClaimsGPUs(t *testing.T) {
 }
 
 // A container of mode mps starts only if gpuledgerd has started NVIDIA's daemon.
-func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
+func TestModeMPSNeedsGPUledgerd(t *testing.T) {
 	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
 	taints := func() (found []string) {
 		for _, line := range published(t, n) {
@@ -218,7 +218,7 @@ func TestModeMPSIsForNodesThatServeIt(t *testing.T) {
 
 // A GPU has one MPS daemon at a time, and the daemon's GPUs are fixed from its start. Until it
 // ends, a pod that the scheduler placed there would hang.
-func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
+func TestAGPUOfAnotherGPUsMPSDaemonIsTainted(t *testing.T) {
 	s := newSite(t, 3)
 	s.HasMPS()
 	served := func() (gpus []int64) {
@@ -244,7 +244,7 @@ func TestAGPUWhoseDaemonIsOverOthersTakesNoShare(t *testing.T) {
 		s.result("gpu", 1, grant.MPS, "4Gi", "0")))
 	s.has(t, claim("u-2", s.result("gpu", 2, grant.MPS, "4Gi", "0")))
 	if got := served(); !slices.Equal(got, []int64{0, 1}) {
-		t.Errorf("GPUs %v are tainted, want 0 and 1, whose daemon is over both", got)
+		t.Errorf("GPUs %v are tainted, want 0 and 1, which share a daemon", got)
 	}
 	for gpu, refused := range map[int]bool{0: true, 1: true, 2: false} {
 		if r := s.prepares(t, claim(fmt.Sprint("u-on-", gpu),

@@ -116,9 +116,9 @@ func deviceCgroups() string {
 	return "/sys/fs/cgroup"
 }
 
-// The plugin must register, grant, ask the kubelet for its pods' devices, and find running
+// The plugin must register, grant, query the kubelet for its pods' devices, and find running
 // containers by the node's processes and cgroups.
-func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
+func TestThePluginWorksInItsPod(t *testing.T) {
 	p := podFor(t, "device-plugin", "device-plugin", "--resources", "memory", "--interval", "50ms")
 	k := p.kubelet(t)
 	alive := exec.Command("sleep", "1000000")
@@ -130,7 +130,7 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	units := [][]string{{"unit-0", "unit-1", "unit-2", "unit-3"}, {"unit-4", "unit-5", "unit-6", "unit-7"}}
 	pid, said := p.start(t)
 	first := k.gets(t, said, units...)
-	eventually(t, "it asks who has what", said, func() bool { return len(k.asked) > 0 })
+	eventually(t, "it queries the pods' devices", said, func() bool { return len(k.asked) > 0 })
 	p.checkPrivileges(t, pid)
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
 	p.contained(t, first[0], init)
@@ -148,13 +148,13 @@ func TestThePluginNeedsNoMoreThanItsPodHas(t *testing.T) {
 	for _, id := range []grant.ID{first[0], second[0], second[1]} {
 		if _, found := there[id]; !found {
 			t.Errorf(
-				"grant %s is gone: it is one of %v and %v, and only the second of the first has no "+
+				"grant %s was released: it is one of %v and %v, and only the second of the first has no "+
 					"container that lives",
 				id, first, second)
 		}
 	}
 	if _, found := there[first[1]]; found {
-		t.Errorf("the grant of a container that is gone, %s, is there when its units are given out anew",
+		t.Errorf("the grant of a container that ended, %s, exists when its units are allocated again",
 			first[1])
 	}
 	if log := said(); strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {

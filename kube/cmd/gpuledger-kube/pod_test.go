@@ -48,7 +48,7 @@ const (
 // podOf is what a kubelet and a runtime make of a manifest.
 type podOf struct {
 	Node, Root string
-	// Records says that the node has mounted the file system for the records of limits.
+	// Records reports whether the node has mounted the file system for the records of limits.
 	Records   bool
 	Mounts    []podMount
 	Args, Env []string
@@ -129,7 +129,7 @@ func (p podOf) become() error {
 
 // standInNamespace makes process 1 show the pod its own cgroup namespace as the node's. On a node
 // that is the kernel's first namespace, which the pod recognizes. Under test/rig/leftovers.sh it is
-// another one. There the pod would need the capabilities of process 1 to ask it.
+// another one, and the pod would need the capabilities of process 1 to read it.
 func (p podOf) standInNamespace() error {
 	if err := syscall.Mount("/proc/self/ns/cgroup", p.Root+"/ns/cgroup", "",
 		syscall.MS_BIND, ""); err != nil {
@@ -264,7 +264,7 @@ func (p podOf) start(t *testing.T) (pid int, said func() string) {
 		_ = cmd.Wait()
 		runtime.UnlockOSThread()
 		if t.Failed() {
-			t.Logf("the pod has said:\n%s", said())
+			t.Logf("the pod has logged:\n%s", said())
 		}
 	})
 	return cmd.Process.Pid, said
@@ -359,7 +359,7 @@ func (a *api) claimed(uuid string) {
 					"compute": resource.MustParse("0")}}}}}
 }
 
-func TestTheDriverNeedsNoMoreThanItsPodHas(t *testing.T) {
+func TestTheDriverWorksInItsPod(t *testing.T) {
 	for name, records := range map[string]bool{"the node has mounted the place of the records": true,
 		"it has not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -443,7 +443,7 @@ func (p podOf) prepares(t *testing.T) {
 	}
 }
 
-// checkPrivileges checks that the pod has no more privileges than its manifest says.
+// checkPrivileges checks that the pod has only the privileges in its manifest.
 func (p podOf) checkPrivileges(t *testing.T, pid int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -178,8 +178,8 @@ func TestADriverOfADeletedNodeEnds(t *testing.T) {
 	must(t, err, os.WriteFile(n.dir+"/kubeconfig",
 		bytes.ReplaceAll(config, []byte("http://127.0.0.1:1"), []byte(server.URL)), 0o600))
 	_, said, ended := n.driver("only", "--reclaim", "20ms")
-	// the library itself asks once
-	eventually(t, "it looks whose node this is", said, func() bool { return asked.Load() > 2 })
+	// the library itself sends one request
+	eventually(t, "it reads which node this is", said, func() bool { return asked.Load() > 2 })
 	if ended() >= 0 {
 		t.Fatalf("it ends on the node that it had:\n%s", said())
 	}

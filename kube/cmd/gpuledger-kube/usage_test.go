@@ -29,7 +29,7 @@ func TestUsage(t *testing.T) {
 		must(t, err)
 		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(said), "gpuledger-kube: ") ||
 			!strings.Contains(string(said), want) || strings.Count(string(said), "\n") != 1 {
-			t.Errorf("%s: exit status %d, said\n%s\nwant 2 and one line with %q", args,
+			t.Errorf("%s: exit status %d, printed\n%s\nwant 2 and one line with %q", args,
 				cmd.ProcessState.ExitCode(),
 				said, want)
 		}
