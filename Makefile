@@ -51,7 +51,7 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	done
 
 # Tests that make test has no time for (rig.More).
-MORE := TestConfigureBesideNVIDIA|TestKilledAtAnyTime|TestMPSOutlivesUpgrades|TestWhatMakeTestGPUDoes
+MORE := TestConfigureBesideNVIDIA|TestKilledAtAnyTime|TestMPSOutlivesUpgrades|TestMakeTestGPU
 
 .PHONY: test-more
 test-more: ## what CI runs after make test: Kubernetes' module, the long tests, the demo, and the story through containerd 2.4 and Podman (root)

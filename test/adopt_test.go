@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// adopts is the configuration by which a node takes its scheduler's word.
+// adopts is the configuration with which a node trusts its scheduler.
 const adopts = "[annotations]\ntrust = \"adopt\"\n"
 
 const podUID = "7a1c0000-0000-4000-8000-00000000000a"
@@ -33,8 +33,7 @@ func written(container string, pairs ...string) rig.Edit {
 	return together(edits...)
 }
 
-// gpushare is what its scheduler writes about a pod, and what stands in the container's
-// environment.
+// gpushare is what its scheduler writes about a pod, and the container's environment.
 func gpushare(card, pod, container string) rig.Edit {
 	return together(rig.Annotation("ALIYUN_COM_GPU_MEM_IDX", card),
 		rig.Annotation("ALIYUN_COM_GPU_MEM_POD", pod), rig.Annotation("ALIYUN_COM_GPU_MEM_DEV", "15"),
@@ -57,7 +56,7 @@ func lines(t *testing.T, n *rig.Node) []audited {
 	return all
 }
 
-// audited is what a line of the audit log and explain --json say alike.
+// audited has the fields that a line of the audit log and explain --json share.
 type audited struct {
 	Container, Verdict, Mode, Code, Message, Strength string
 	Grant                                             grant.ID
@@ -65,8 +64,7 @@ type audited struct {
 	Removed, Recorded                                 []string
 }
 
-// TestAdopt: what the scheduler allocated is the container's grant for as long as the container is
-// there.
+// TestAdopt: what the scheduler allocated is the container's grant as long as the container exists.
 func TestAdopt(t *testing.T) {
 	n := adopting(t, "")
 	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), written("train", "compute", "30"),
@@ -115,7 +113,7 @@ func TestAdopt(t *testing.T) {
 		grant.AnnotationMismatch)
 	b.KillInit()
 	if got := n.Grants(); len(got) != 0 {
-		t.Errorf("its container is gone and the ledger counts %+v", got)
+		t.Errorf("its container ended and the ledger counts %+v", got)
 	}
 	if got := free(t, n); got[1] != 16160*grant.MiB {
 		t.Errorf("free: %v", got)
@@ -132,8 +130,8 @@ func TestAdopt(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// TestAnAdoptedGrantIsOver with its container, however that ended: nobody is there to release it.
-func TestAnAdoptedGrantIsOver(t *testing.T) {
+// TestAnAdoptedGrantEndsWithItsContainer, however the container ended: no caller releases it.
+func TestAnAdoptedGrantEndsWithItsContainer(t *testing.T) {
 	whole := allocated("train", "0", "16160MiB")
 	for name, end := range map[string]func(t *testing.T, n *rig.Node, b *rig.Bundle){
 		"killed, never deleted": func(_ *testing.T, _ *rig.Node, b *rig.Bundle) { starts(t, b).KillInit() },
@@ -236,7 +234,7 @@ func TestNothingIsAdopted(t *testing.T) {
 	}
 }
 
-// TestGPUShareOfAPod: the containers of a pod share the pod's figure, whatever each says in its
+// TestGPUShareOfAPod: the containers of a pod share the pod's figure, whatever each has in its
 // environment.
 func TestGPUShareOfAPod(t *testing.T) {
 	n := adopting(t, "")
@@ -257,9 +255,8 @@ func TestGPUShareOfAPod(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// TestManyAdoptAtOnce: of more containers than there is room for, as many start as fit, and never
-// one more.
-func TestManyAdoptAtOnce(t *testing.T) {
+// TestConcurrentAdoptions: of more containers than there is room for, exactly as many start as fit.
+func TestConcurrentAdoptions(t *testing.T) {
 	n := adopting(t, "")
 	bundles := make([]*rig.Bundle, contenders)
 	for i := range bundles {
@@ -290,12 +287,12 @@ func TestManyAdoptAtOnce(t *testing.T) {
 	if all := free(t, n); slices.ContainsFunc(all, func(f grant.Bytes) bool {
 		return f != 16160*grant.MiB
 	}) || len(n.Grants()) != 0 {
-		t.Errorf("all are gone and free are %v", all)
+		t.Errorf("all have ended and free are %v", all)
 	}
 }
 
-// TestAdoptInReportMode: admissions are done, so that the ledger stays true; what cannot be adopted
-// starts and is recorded.
+// TestAdoptInReportMode: admissions still happen, so that the ledger stays true. A container that
+// cannot adopt starts and is recorded.
 func TestAdoptInReportMode(t *testing.T) {
 	n := adopting(t, "[policy]\nmode = \"report\"\n")
 	starts(t, n.Bundle("fits", inPod("train"), allocated("train", "0", "15GiB")))

@@ -19,8 +19,8 @@ import (
 
 const module = "github.com/gpuledger/gpuledger/"
 
-// layers says what each package of the module may import of the module: arrows point down only, and
-// siblings do not know each other. A package that is missing here has no place yet: give it one in
+// layers lists which packages of the module each package may import: arrows point down only, and
+// siblings do not import each other. A package that is missing here has no layer yet: add it to
 // docs/ARCHITECTURE.md first.
 var layers = map[string][]string{
 	"internal/grant":   {},
@@ -134,12 +134,12 @@ var pure = []string{"internal/grant", "internal/admission", "internal/edit", "in
 var system = []string{"os/exec", "net", "net/http", "syscall", "time/tzdata",
 	"golang.org/x/sys/unix", "io/ioutil"}
 
-// heavy is what the hot binaries never link (DESIGN: the hot path is lean).
+// heavy packages are never linked into the hot binaries (DESIGN: the hot path is lean).
 var heavy = []string{"github.com/urfave/cli", "github.com/NVIDIA/go-nvml", "github.com/containerd/",
 	"google.golang.org/grpc", "k8s.io/",
 	"github.com/prometheus/", "github.com/sirupsen/logrus", "net/http", "net", "regexp", "runtime/cgo"}
 
-// goPackage is what `go list -json` says of one.
+// goPackage is what `go list -json` reports about a package.
 type goPackage struct {
 	ImportPath string
 	Imports    []string
@@ -167,7 +167,7 @@ func goList(t *testing.T, env string, patterns ...string) []goPackage {
 	}
 }
 
-func TestArrowsPointDown(t *testing.T) {
+func TestImportsPointDown(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range goList(t, "CGO_ENABLED=1", "./...") {
 		name, ours := strings.CutPrefix(p.ImportPath, module)
@@ -223,9 +223,9 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
-// Kubernetes' libraries are larger than all of gpuledger: what links them is a module of its own,
-// kube.
-func TestNothingHereLinksKubernetes(t *testing.T) {
+// Kubernetes' libraries are larger than all of gpuledger. What links them is in a module of its
+// own, kube.
+func TestThisModuleDoesNotLinkKubernetes(t *testing.T) {
 	for _, p := range goList(t, "CGO_ENABLED=1", "./...") {
 		for _, dep := range p.Deps {
 			if strings.HasPrefix(dep, "k8s.io/") || strings.HasPrefix(dep, module+"kube") {
@@ -263,11 +263,11 @@ func TestHotBinariesAreSmallAndStatic(t *testing.T) {
 	}
 }
 
-// manyMethods is from how many methods on a type does too much.
+// manyMethods is the number of methods from which a type does too much.
 const manyMethods = 30
 
-// TestVectorsShareNoObject: in the packages that read a spec no type is an object on which all code
-// hangs.
+// TestVectorsShareNoObject: in the packages that read a spec, no type is an object with all of the
+// code as methods.
 func TestVectorsShareNoObject(t *testing.T) {
 	for _, dir := range []string{"../internal/request", "../internal/hostpath"} {
 		entries, err := os.ReadDir(dir)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestAuditSaysWhatExplainSays, for each kind of verdict, in one line a decision.
-func TestAuditSaysWhatExplainSays(t *testing.T) {
+// TestAuditAndExplainAgree for each kind of verdict, with one line for each decision.
+func TestAuditAndExplainAgree(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
 		edits        func(n *rig.Node) []rig.Edit
@@ -49,7 +49,7 @@ func TestAuditSaysWhatExplainSays(t *testing.T) {
 			}
 			explained.Container = "c"
 			if explained.Verdict != "admit" {
-				explained.Strength = "" // the log says it where something is held to a grant
+				explained.Strength = "" // the log has it if the container has a grant
 			}
 			for _, list := range []*[]string{&explained.Removed, &explained.Recorded} {
 				if len(*list) == 0 {
@@ -60,15 +60,15 @@ func TestAuditSaysWhatExplainSays(t *testing.T) {
 				explained.Details = nil
 			}
 			if !reflect.DeepEqual(log[0], explained) {
-				t.Errorf("the log says\n%+v\nexplain says\n%+v", log[0], explained)
+				t.Errorf("the log has\n%+v\nexplain has\n%+v", log[0], explained)
 			}
 		})
 	}
 }
 
-// TestNoAuditHarmsNobody: whatever is in the log's place, containers start as if it could be
-// written.
-func TestNoAuditHarmsNobody(t *testing.T) {
+// TestContainersStartWithoutAnAuditLog: whatever is in the log's place, containers start as if it
+// could be written.
+func TestContainersStartWithoutAnAuditLog(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		breakIt func(t *testing.T, s *scene, log string)
@@ -84,7 +84,7 @@ func TestNoAuditHarmsNobody(t *testing.T) {
 			must(t, os.Mkdir(filepath.Dir(log), 0o700))
 			rig.Small(t, filepath.Dir(log))
 		}},
-		{"a FIFO that nobody reads", func(t *testing.T, s *scene, log string) {
+		{"a FIFO without a reader", func(t *testing.T, s *scene, log string) {
 			must(t, os.Mkdir(filepath.Dir(log), 0o700), syscall.Mkfifo(log, 0o600))
 		}},
 		{"a FIFO that is full", func(t *testing.T, s *scene, log string) {
@@ -118,9 +118,9 @@ func TestNoAuditHarmsNobody(t *testing.T) {
 	}
 }
 
-// TestATenantFillsNoLog: a spec with thousands of ways to a GPU is one line of bounded length, and
-// the log keeps its size.
-func TestATenantFillsNoLog(t *testing.T) {
+// TestATenantCannotFillTheLog: a spec with thousands of ways to a GPU is one line of bounded
+// length, and the log keeps its size.
+func TestATenantCannotFillTheLog(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: ""})
 	n.Write("config.toml", read(t, n.Config)+"max_size = \"16KiB\"\nkeep = 2\n")
 	var edits []rig.Edit

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestBrokenConfiguration: one line with file, line and key, whatever is wrong.
+// TestBrokenConfiguration: the error is one line with file, line and key, for every mistake.
 func TestBrokenConfiguration(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	for _, c := range []struct{ name, config, says string }{
@@ -27,7 +27,7 @@ func TestBrokenConfiguration(t *testing.T) {
 		{"wrong type of a table", "policy = \"enforce\"\n", `FILE:1: policy: `},
 		{"size without a unit", "[policy]\nreserve = \"5\"\n", `FILE:2: policy.reserve: .*want a whole number and a unit`},
 		{"wrong word", "[policy]\nmode = \"enforced\"\n", `FILE:2: policy.mode: .*want enforce or report, not "enforced"`},
-		{"engine that nobody knows", "engine = \"rkt\"\n", `FILE:1: engine: .*want containerd or cri-o`},
+		{"unknown engine", "engine = \"rkt\"\n", `FILE:1: engine: .*want containerd or cri-o`},
 		{"no TOML", "state_dir\n", `FILE:1: `},
 		{"key twice", "engine = \"none\"\nengine = \"docker\"\n", `FILE:2: `},
 		{"relative directory", "engine = \"none\"\nrun_dir = \"run\"\n", `FILE:2: run_dir: want an absolute path`},
@@ -69,8 +69,8 @@ func TestMissingConfiguration(t *testing.T) {
 	}
 }
 
-// TestBrokenSpec: what cannot be read could ask for anything, so nothing starts; and nothing falls
-// over.
+// TestBrokenSpec: an unreadable spec could request anything, so nothing starts, and no program
+// crashes.
 func TestBrokenSpec(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	whole := n.Bundle("whole").Config()
@@ -122,7 +122,7 @@ func TestBrokenSpec(t *testing.T) {
 			r := b.Create()
 			wantRefused(t, r, "spec-invalid")
 			if !regexp.MustCompile(c.says).MatchString(r.Stderr) {
-				t.Errorf("it does not say %q:\n%s", c.says, r.Stderr)
+				t.Errorf("%q is not in the output:\n%s", c.says, r.Stderr)
 			}
 			if !bytes.Equal(b.Config(), c.config) {
 				t.Error("config.json was changed")
@@ -150,9 +150,9 @@ func TestMissingSpec(t *testing.T) {
 	wantRefused(t, b.Create(), "spec-invalid")
 }
 
-// TestOddSpecsThatAskForNothing start: strictness is for what could mean a GPU, not for what we do
-// not know.
-func TestOddSpecsThatAskForNothing(t *testing.T) {
+// TestOddSpecsWithoutARequest start: the wrapper is strict about what could mean a GPU, not about
+// unknown fields.
+func TestOddSpecsWithoutARequest(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	whole := string(n.Bundle("whole", rig.Shell("exit 0")).Config())
 	for name, config := range map[string]string{
@@ -175,7 +175,8 @@ func TestOddSpecsThatAskForNothing(t *testing.T) {
 	}
 }
 
-// wantRefused wants our refusal and nothing else: a sentence with the code, a hint, status 1.
+// wantRefused wants gpuledger's refusal and nothing else: a sentence with the code, a hint, status
+// 1.
 func wantRefused(t *testing.T, r rig.Result, code string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(r.Stderr, "\n"), "\n")

@@ -28,13 +28,13 @@ func injected(t *testing.T, n *rig.Node, names ...string) rig.Edit {
 	}
 }
 
-// realHook puts the hook where the node's CDI files name it.
+// realHook installs the hook at the path that the node's CDI files name.
 func realHook(t *testing.T, n *rig.Node) {
 	t.Helper()
 	must(t, os.Symlink(rig.Binary(t, "gpuledger-hook"), n.Dir+"/hook"))
 }
 
-// hookThat puts another program there.
+// hookThat installs another program there.
 func hookThat(t *testing.T, n *rig.Node, script string) {
 	t.Helper()
 	must(t, os.Chmod(n.Write("hook", "#!/bin/sh\n"+script+"\n"), 0o755))
@@ -58,8 +58,8 @@ func TestCDI(t *testing.T) {
 	}
 }
 
-// cdiBehindTheWrapper: the engine injects what the name stands for, the wrapper finds nothing that
-// the grant does not cover, and the hook finds the wrapper's binding.
+// cdiBehindTheWrapper: the engine injects the edits of the name, the wrapper finds nothing that the
+// grant does not cover, and the hook finds the wrapper's binding.
 func cdiBehindTheWrapper(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	realHook(t, n)
@@ -114,14 +114,14 @@ func cdiWithoutTheWrapper(t *testing.T, runtime string) {
 	isRefusedByHook(t, n.Bundle("h", byGrant).RealCreate(), grant.GrantNotFound)
 }
 
-// TestCDIFilesFollowTheNode: a refresh of the inventory writes those anew that are there, and the
-// daemon puts right what is wrong with them and takes away those of grants whose time is over.
+// TestCDIFilesFollowTheNode: a refresh of the inventory rewrites the existing files. The daemon
+// repairs them and removes those of grants that have expired.
 func TestCDIFilesFollowTheNode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: busy})
 	gpus := filepath.Join(n.Dir, "cdi/gpuledger.dev-gpu.json")
 	inv := partition(t, n)
 	if _, err := os.Stat(gpus); err == nil {
-		t.Fatal("a refresh offers GPUs by CDI that nobody had offered")
+		t.Fatal("a refresh writes CDI files of GPUs that were not offered")
 	}
 	n.Must("cdi", "generate")
 	before := read(t, gpus)
@@ -142,7 +142,7 @@ func TestCDIFilesFollowTheNode(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(content), 0o600)) // as after a crash between the two
 	d := n.Daemon("--nri", "off")
 	rig.Eventually(t, "the file of the GPUs is whole again", func() bool { return read(t, gpus) == whole })
-	rig.Eventually(t, "the file of a grant that is none is gone", func() bool {
+	rig.Eventually(t, "a file whose name only looks like a grant's was removed", func() bool {
 		_, err := os.Stat(file)
 		return err != nil
 	})
@@ -168,10 +168,10 @@ func TestACDINameIsNoGrant(t *testing.T) {
 	}
 }
 
-// TestTheHookStandsWhereNoWrapperDoes: an engine that calls the real runtime itself still has the
-// container checked. The hook gets its own environment, and the container's not; its status
-// decides.
-func TestTheHookStandsWhereNoWrapperDoes(t *testing.T) {
+// TestTheHookChecksWithoutTheWrapper: an engine that calls the real runtime itself still has the
+// container checked. The hook gets the environment in its entry, and not the container's; its
+// status decides.
+func TestTheHookChecksWithoutTheWrapper(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "4GiB", "--cdi")
 	n.Must("cdi", "generate")

@@ -15,15 +15,15 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// inCgroupOf gives a container a cgroup by a path that counts from another one's.
+// inCgroupOf gives a container a cgroup by a path relative to another one's.
 func inCgroupOf(id, rest string) rig.Edit {
 	return func(s *specs.Spec) {
 		s.Linux.CgroupsPath = filepath.Dir(s.Linux.CgroupsPath) + "/" + id + rest
 	}
 }
 
-// opensItsGPU wants a container that runs to be let through to its GPU by its device rules. There
-// is no driver, so it says ENXIO.
+// opensItsGPU wants a running container's device rules to allow its GPU. There is no driver, so the
+// open returns ENXIO.
 func opensItsGPU(t *testing.T, n *rig.Node, b *rig.Bundle, when string) {
 	t.Helper()
 	r := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "sh", "-c",
@@ -33,9 +33,9 @@ func opensItsGPU(t *testing.T, n *rig.Node, b *rig.Bundle, when string) {
 	}
 }
 
-// TestNobodyEntersTheCgroupOfAGrant: a container that asks for no GPU, and one with a grant of its
-// own, at, below and above the cgroup of one with a GPU.
-func TestNobodyEntersTheCgroupOfAGrant(t *testing.T) {
+// TestNoContainerEntersTheCgroupOfAGrant: neither a container that requests no GPU nor one with
+// another grant, at, below and above the cgroup of one with a GPU.
+func TestNoContainerEntersTheCgroupOfAGrant(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		g := n.Grant("--mode", "exclusive", "--gpu", "0")
@@ -63,9 +63,9 @@ func TestNobodyEntersTheCgroupOfAGrant(t *testing.T) {
 	})
 }
 
-// TestACreateUnderWayIsSeen: a container without a grant has passed, and its runtime has not made
-// it yet. One with a grant is not put into the cgroup meanwhile; and afterwards it is there, or can
-// come.
+// TestACreateUnderWayIsSeen: a container without a grant has passed, and its runtime has not
+// created it yet. Meanwhile no container with a grant is put into the cgroup. Afterwards the first
+// container exists, or can be created.
 func TestACreateUnderWayIsSeen(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		for _, rest := range []string{"", "/x"} {
@@ -83,14 +83,14 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 				stranger := n.Bundle("stranger", inCgroupOf("holder", rest), rig.Light)
 				created := make(chan rig.Result)
 				go func() { created <- stranger.On(&late).Create() }()
-				rig.Eventually(t, "the runtime is about to make the stranger",
+				rig.Eventually(t, "the runtime is about to create the container without a grant",
 					func() bool { return exists(waits) })
 				b := n.Bundle("holder", with(g), rig.Light)
 				wantRefused(t, b.Create(), "injection-impossible")
 				wantState(t, n, g.ID, "while the other one is being created", grant.Free)
 				must(t, os.WriteFile(goes, nil, 0o644))
 				if r := <-created; r.Code != 0 {
-					t.Fatalf("the stranger: %+v", r)
+					t.Fatalf("the container without a grant: %+v", r)
 				}
 				wantRefused(t, b.Create(), "injection-impossible")
 				stranger.End()
@@ -103,9 +103,9 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 	})
 }
 
-// TestOfTwoContainersInOneCgroupAtMostOneStarts: one has a grant and the other none, and the
-// other's id may be the end of the one's, as of the name that their cgroup has.
-func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
+// TestTwoContainersInOneCgroup: at most one starts if one has a grant and the other has none. The
+// other's id may be the last part of the cgroup's name.
+func TestTwoContainersInOneCgroup(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		g := n.Grant("--memory", "4GiB")
@@ -116,7 +116,7 @@ func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 					n.Bundle(ids[1], inCgroupOf(ids[0], ""), rig.Light)}
 				results := atOnce(2, func(i int) rig.Result {
 					if i == 0 {
-						// the longer way is the other's runtime's
+						// the longer path is that of the other's runtime
 						time.Sleep(time.Duration(round%8) * time.Millisecond)
 					}
 					return two[i].Create()
@@ -139,9 +139,9 @@ func TestOfTwoContainersInOneCgroupAtMostOneStarts(t *testing.T) {
 	})
 }
 
-// TestDotsLeadNowhereElse: runc counts a relative path from the caller's cgroup, and lets no dots
-// lead out of that one. crun counts from the root, and fails where dots lead out of it.
-func TestDotsLeadNowhereElse(t *testing.T) {
+// TestDotsInCgroupPaths: runc counts a relative path from the caller's cgroup, and lets no dots
+// lead out of that one. crun counts from the root, and fails if dots lead out of it.
+func TestDotsInCgroupPaths(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		g := n.Grant("--memory", "1GiB", "--gpu", "0")
@@ -171,7 +171,7 @@ func TestDotsLeadNowhereElse(t *testing.T) {
 
 func cgroupsPath(path string) rig.Edit { return func(s *specs.Spec) { s.Linux.CgroupsPath = path } }
 
-// from has a command run from a cgroup, in the hierarchies that hold devices.
+// from runs a command from a cgroup, in the hierarchies that hold devices.
 func from(cgroup string, cmd *exec.Cmd) *exec.Cmd {
 	const script = `for d in /sys/fs/cgroup/devices /sys/fs/cgroup; do [ ! -e $d/cgroup.procs ] || { mkdir ` +
 		`-p $d$0 && echo $$ >$d$0/cgroup.procs; }; done; exec "$@"`
@@ -204,9 +204,9 @@ func TestNoGrantClosesAParent(t *testing.T) {
 	})
 }
 
-// TestNoContainerIsOutsideItsUnit: the unit exists, by the file that systemd has for it. What
-// runtimes do then packaging/units.sh shows, with a real systemd.
-func TestNoContainerIsOutsideItsUnit(t *testing.T) {
+// TestNoContainerLeavesItsUnit: the unit exists, as shown by systemd's file of it.
+// packaging/units.sh shows what runtimes do then, with a real systemd.
+func TestNoContainerLeavesItsUnit(t *testing.T) {
 	simulateUnit(t, "docker-first.scope")
 	n := rig.NewNode(t, rig.Setup{})
 	g := n.Grant("--memory", "1GiB", "--gpu", "0")

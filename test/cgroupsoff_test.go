@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestCgroupsOff: with its cgroups switched off no device rule holds a container. Podman has crun
-// do so (--cgroups=disabled), and tells in its arguments alone; the hook reads those of the runtime
+// TestCgroupsOff: without cgroups no device rule applies to a container. Podman has crun do so
+// (--cgroups=disabled), and shows it only in the arguments. The hook reads those of the runtime
 // that calls it.
 func TestCgroupsOff(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
@@ -59,8 +59,8 @@ func TestCgroupsOff(t *testing.T) {
 	}
 }
 
-// TestPodmanWithoutCgroups is the same through Podman, which knows by its configuration that the
-// wrapper's runtime can do so.
+// TestPodmanWithoutCgroups is the same through Podman, whose configuration states that the
+// wrapper's runtime supports it.
 func TestPodmanWithoutCgroups(t *testing.T) {
 	rig.Need(t, "podman", "conmon", "crun")
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
@@ -73,7 +73,7 @@ func TestPodmanWithoutCgroups(t *testing.T) {
 			n.PodmanEnds()
 			b := n.Bundle("image")
 			mknod(t, b.Dir+"/rootfs/gpu", 195, 0)
-			// Podman hands no environment on
+			// Podman passes no environment on
 			wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+
 				rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n")
 			must(t, os.Chmod(wrapper, 0o755))

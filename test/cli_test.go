@@ -9,7 +9,7 @@ import (
 )
 
 // TestBadInputOfTheCommandLine: each mistake has the exit status of the contract and a sentence
-// that tells what to do, and leaves the ledger as it was.
+// with what to do, and leaves the ledger as it was.
 func TestBadInputOfTheCommandLine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "10GiB", "--gpu", "0", "--compute", "60")
@@ -92,8 +92,7 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 	}
 }
 
-// wantOrderly wants one sentence, and perhaps a hint, and nothing that a program says which fell
-// over.
+// wantOrderly wants one sentence, perhaps a hint, and no output of a crashed program.
 func wantOrderly(t *testing.T, stderr string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
@@ -106,7 +105,7 @@ func wantOrderly(t *testing.T, stderr string) {
 	}
 }
 
-// TestHelp: every command shows how it is used, by a line that can be copied.
+// TestHelp: every command shows its usage, by a line that can be copied.
 func TestHelp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant",
@@ -125,7 +124,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestInspectWatch: an interrupt ends it, and that is no failure.
+// TestInspectWatch: an interrupt ends it with status 0.
 func TestInspectWatch(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	shell := n.Command("sh", "-c", `"$0" inspect --watch >"$1" & until grep -q Allocated "$1"; do sleep `+
@@ -136,7 +135,8 @@ func TestInspectWatch(t *testing.T) {
 	}
 }
 
-// TestFullDisk: an answer that reached nobody is no success; a reference would be lost.
+// TestFullDisk: an answer that could not be written is an error; otherwise a reference would be
+// lost.
 func TestFullDisk(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus",

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The tests of this file run NVIDIA's own nvidia-ctk beside `gpuledger configure`, in every order,
-// and ask each containerd what its configuration comes to.
+// The tests of this file run NVIDIA's own nvidia-ctk next to `gpuledger configure`, in every order,
+// and compare the configuration that each containerd then has in force.
 
 // step is one command of a story.
 type step string
@@ -26,7 +26,7 @@ type step string
 const (
 	toolkit        step = "nvidia-ctk"            // adds the handler nvidia
 	toolkitDefault step = "nvidia-ctk as default" // and makes it the default
-	// with all that the engine says, what is ours included
+	// with all that the engine reports, gpuledger's own part included
 	toolkitDump step = "nvidia-ctk from the engine's dump"
 	toolkitBoth step = "nvidia-ctk from the dump as default" //
 	toolkitMain step = "nvidia-ctk into the main file"       // as releases before drop-in files do
@@ -50,8 +50,8 @@ var orders = [][]step{
 	{configured, toolkitDump, configured, toolkitDefault, undone},
 }
 
-// containerds are those that are on this machine: Debian's, and those that test/engines/build.sh
-// has built.
+// containerds are the versions on this machine: Debian's, and those that test/engines/build.sh has
+// built.
 func containerds(t *testing.T) map[string]string {
 	t.Helper()
 	rig.Need(t, "containerd")
@@ -72,7 +72,7 @@ func containerds(t *testing.T) map[string]string {
 	return found
 }
 
-// mains are main files of containerd to begin with, in a directory DIR.
+// mains are main files of containerd at the start, in a directory DIR.
 var mains = map[string]string{
 	"plain": `version = 2
 # the administrator's
@@ -106,8 +106,8 @@ imports = ["DIR/conf.d/*.toml"]
 }
 
 // TestConfigureBesideNVIDIA: before, after and between. After every step the engine's default
-// handler is there, with a program that is there; while gpuledger is configured it is the default;
-// and after the undo the configuration in force is what the other steps alone come to.
+// handler exists, with a program that exists. While gpuledger is configured it is the default.
+// After the undo the configuration in force is what the other steps alone give.
 func TestConfigureBesideNVIDIA(t *testing.T) {
 	rig.More(t)
 	ctk := rig.Toolkit(t, "nvidia-ctk")
@@ -131,9 +131,9 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 						if guarded(name, order[:i+1]) && is.Default != "gpuledger" {
 							t.Fatalf("after %v the default handler is %q: unguarded", order[:i+1], is.Default)
 						}
-						// of a main file with imports, everything else is as without us
+						// of a main file with imports, everything else is as without gpuledger
 						if s == configured && name != "plain" {
-							is.withoutUs().sameAs(t, without.inForce("the others' steps"), true,
+							is.withoutGpuledger().sameAs(t, without.inForce("the others' steps"), true,
 								fmt.Sprint(order[:i+1], ", but for ours,"))
 						}
 						if s == undone {
@@ -148,9 +148,9 @@ func TestConfigureBesideNVIDIA(t *testing.T) {
 	}
 }
 
-// guarded reports whether our handler must be the default after some steps. A main file without
-// imports has only itself: what NVIDIA's toolkit then makes it import is read after it, until
-// configure runs again.
+// guarded reports whether gpuledger's handler must be the default after some steps. A main file
+// without imports stands alone. If NVIDIA's toolkit then makes it import a file, that file is read
+// after it, until configure runs again.
 func guarded(main string, steps []step) bool {
 	last := slices.Index(steps, configured)
 	for i, s := range steps {
@@ -227,7 +227,7 @@ func (e *engineFiles) run(program string, args ...string) rig.Result {
 	return r
 }
 
-// dumper is containerd with the file that nvidia-ctk does not name to it.
+// dumper is containerd with the file that nvidia-ctk does not pass to it.
 func (e *engineFiles) dumper() string {
 	return e.write("dumper", fmt.Sprintf("#!/bin/sh\nexec %s --config %s/config.toml \"$@\"\n",
 		e.containerd, e.dir), 0o755)
@@ -251,7 +251,8 @@ type inForce struct {
 	files   string
 }
 
-// inForce asks containerd. The default handler must be one that can start a container.
+// inForce reads the configuration from containerd. The default handler must be one that can start a
+// container.
 func (e *engineFiles) inForce(when string) inForce {
 	e.t.Helper()
 	said := e.run(e.containerd, "--config", e.dir+"/config.toml", "config", "dump").Stdout
@@ -291,8 +292,8 @@ func (e *engineFiles) anywhere(section map[string]any) map[string]any {
 	return out
 }
 
-// withoutUs is what would be in force if only our handler and the default were not there.
-func (is inForce) withoutUs() inForce {
+// withoutGpuledger is what would be in force without gpuledger's handler and the default.
+func (is inForce) withoutGpuledger() inForce {
 	containerd, _ := is.Section["containerd"].(map[string]any)
 	runtimes, _ := containerd["runtimes"].(map[string]any)
 	delete(runtimes, "gpuledger")
@@ -300,9 +301,9 @@ func (is inForce) withoutUs() inForce {
 	return is
 }
 
-// sameAs compares everything but what nvidia-ctk has copied from our handler to its own, the
-// annotations that it passes on, and whether CDI is on, where it has copied all that the engine
-// says.
+// sameAs compares everything except what nvidia-ctk has copied from gpuledger's handler to its own,
+// the annotations that it passes on, and whether CDI is on, if it copied all that the engine
+// reports.
 func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 	t.Helper()
 	if is.Default != want.Default && is.Default != "" {
@@ -330,7 +331,7 @@ func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 	}
 }
 
-// withoutDefaults takes out what says nothing: a dump of containerd writes some of it, and some
+// withoutDefaults removes values without a meaning: some dumps of containerd have them, and some do
 // not.
 func withoutDefaults(tree map[string]any) {
 	for name, v := range tree {
@@ -345,8 +346,8 @@ func withoutDefaults(tree map[string]any) {
 	}
 }
 
-// TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk writes anew; CRI-O
-// has drop-in files, of which ours is read last.
+// TestConfigureOtherEnginesBesideNVIDIA: Docker has one file, which nvidia-ctk rewrites; CRI-O has
+// drop-in files, of which gpuledger's is read last.
 func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 	ctk := rig.Toolkit(t, "nvidia-ctk")
 	n := rig.NewNode(t, rig.Setup{Engine: "docker"})
@@ -412,7 +413,7 @@ func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 	}
 }
 
-// engineTree is what the files of an engine say, each by its name.
+// engineTree maps the names of an engine's files to their contents.
 func engineTree(t *testing.T, dir, main string) map[string]any {
 	t.Helper()
 	all := map[string]any{}

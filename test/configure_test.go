@@ -40,7 +40,7 @@ func image(t testing.TB, n *rig.Node, name string) string {
 	return root
 }
 
-// program stands in for the wrapper.
+// program creates a program in the wrapper's place.
 func program(t testing.TB, n *rig.Node) string {
 	t.Helper()
 	path := n.Write("gpuledger-runtime", "#!/bin/sh\n")
@@ -50,7 +50,8 @@ func program(t testing.TB, n *rig.Node) string {
 	return path
 }
 
-// tree is every file and link below a root, but for what configure keeps to itself.
+// tree is every file and link below a root, except the files in which configure keeps its own
+// state.
 func tree(t testing.TB, root string) string {
 	t.Helper()
 	var b strings.Builder
@@ -73,8 +74,8 @@ func tree(t testing.TB, root string) string {
 	return b.String()
 }
 
-// TestConfigureKilled kills configure and its undo at every step, each time it passes one. Whatever
-// is left, the next call finishes it, or takes it back to the byte.
+// TestConfigureKilled kills configure and its undo at every step, one step each time. Whatever is
+// left, the next call completes it, or reverts it to the byte.
 func TestConfigureKilled(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
 	kills := 0
@@ -129,8 +130,8 @@ func marks(names ...string) []string {
 	return all
 }
 
-// killed runs a command that dies at a mark, and reports whether it did: otherwise it must have
-// succeeded.
+// killed runs a command that dies at a mark, and reports whether it did. If it did not die it must
+// have succeeded.
 func killed(t *testing.T, n *rig.Node, at string, args ...string) bool {
 	t.Helper()
 	cmd := command(n, args...)
@@ -149,7 +150,7 @@ func want(t *testing.T, what, got, wanted string) {
 	}
 }
 
-// TestConfigureKilledWhileHandingOver: our own configuration belongs to the engine that is
+// TestConfigureKilledWhileHandingOver: gpuledger's configuration belongs to the engine that is
 // configured last.
 func TestConfigureKilledWhileHandingOver(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
@@ -171,8 +172,8 @@ func TestConfigureKilledWhileHandingOver(t *testing.T) {
 	}
 }
 
-// TestConfigureIsReadByContainerd: the real reader sees our handler, everything else as before, and
-// after the undo the same as at first.
+// TestConfigureIsReadByContainerd: containerd reads gpuledger's handler, everything else as before,
+// and after the undo the same as at first.
 func TestConfigureIsReadByContainerd(t *testing.T) {
 	rig.Need(t, "containerd")
 	n := rig.NewNode(t, rig.Setup{})
@@ -219,8 +220,9 @@ func TestConfigureIsReadByContainerd(t *testing.T) {
 	}
 }
 
-// TestConfigureListsWhatItWouldRefuse starts real containers and asks before anything is changed.
-func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
+// TestConfigureListsContainersItWouldRefuse starts real containers, and runs the command before
+// anything is changed.
+func TestConfigureListsContainersItWouldRefuse(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	n.Root = filepath.Join(n.Dir, "roots", "k8s.io")
 	rig.Binary(t, "gpuledger-runtime")
@@ -265,8 +267,8 @@ func TestConfigureListsWhatItWouldRefuse(t *testing.T) {
 	}
 }
 
-// TestConfigureTellsEnginesApart: CRI-O and Podman may keep their containers in one directory.
-func TestConfigureTellsEnginesApart(t *testing.T) {
+// TestConfigureDistinguishesEngines: CRI-O and Podman may keep their containers in one directory.
+func TestConfigureDistinguishesEngines(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	for id, manager := range map[string]string{"a": "cri-o", "b": "libpod", "c": "libpod"} {
@@ -285,7 +287,7 @@ func TestConfigureTellsEnginesApart(t *testing.T) {
 	}
 }
 
-// TestConfigureRestarts: only when told, and then the unit by systemd.
+// TestConfigureRestarts: only if requested, and then the unit by systemd.
 func TestConfigureRestarts(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -327,8 +329,8 @@ func TestConfigureRestarts(t *testing.T) {
 		"restart containerd.service\nreload docker.service\nrestart crio.service\n")
 }
 
-// TestConfigureWantsARealRuntime: a default handler without one would stop the node.
-func TestConfigureWantsARealRuntime(t *testing.T) {
+// TestConfigureNeedsARealRuntime: a default handler without one would stop the node.
+func TestConfigureNeedsARealRuntime(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	config := n.Write("other.toml", "state_dir = \""+n.Dir+
 		"/state\"\n[runtime]\npath = [\"/nowhere/runc\"]\n")
@@ -343,8 +345,8 @@ func TestConfigureWantsARealRuntime(t *testing.T) {
 	}
 }
 
-// TestConfigureFindsTheEngine where systemd does not run: by its process, whose own configuration
-// file may be another.
+// TestConfigureFindsTheEngine if systemd does not run: by its process, which may use another
+// configuration file.
 func TestConfigureFindsTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -354,8 +356,8 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	heard := make(chan os.Signal, 1)
-	// whoever runs the tests may ignore it (nohup), and no shell can trap what it was born to
-	// ignore
+	// the caller of the tests may ignore the signal (nohup), and a shell cannot trap a signal that
+	// was ignored at its start
 	signal.Notify(heard, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(heard) })
 	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
@@ -373,7 +375,7 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir +
 			"/daemon.json: name it by --file\n"} {
 		if !strings.Contains(said, line) {
-			t.Errorf("it says\n%s\nwant %q", said, line)
+			t.Errorf("it prints\n%s\nwant %q", said, line)
 		}
 	}
 	n.Must(append(args, "--restart")...)

@@ -32,7 +32,7 @@ func TestContainerd(t *testing.T) {
 		for _, want := range []string{"OCI runtime create failed: gpuledger: refused (visible-devices-all): ",
 			`container "all" asks for all GPUs through NVIDIA_VISIBLE_DEVICES`, "hint: "} {
 			if !strings.Contains(r.Stderr, want) {
-				t.Errorf("ctr says %q, want %q in it", r.Stderr, want)
+				t.Errorf("ctr prints %q, want %q in it", r.Stderr, want)
 			}
 		}
 		isRefusedBy(t, c.Run("forged", []string{"--rm", "--annotation",
@@ -88,7 +88,7 @@ func TestContainerd(t *testing.T) {
 		isRefusedBy(t, c.Run("b", detached(g), "/bin/busybox", "sleep", "1000"), grant.GrantInUse)
 		c.Kill()
 		_ = syscall.Kill(pidOf(t, n, g.ID), syscall.SIGKILL)
-		becomesFree(t, n, g.ID) // with nobody there to hear of it
+		becomesFree(t, n, g.ID) // with no program of ours there to notice
 		c.Start()
 		removes(t, c, "a")
 		runs(t, c, "b", g)
@@ -97,7 +97,7 @@ func TestContainerd(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// isRefusedBy wants a refusal in what an engine tells its user.
+// isRefusedBy wants a refusal in an engine's output for its user.
 func isRefusedBy(t *testing.T, r rig.Result, code grant.Code) {
 	t.Helper()
 	if r.Code == 0 || !strings.Contains(r.Stderr, "gpuledger: refused ("+string(code)+")") {
@@ -109,15 +109,15 @@ func detached(g grant.Reference) []string {
 	return []string{"--detach", "--null-io", "--annotation", "gpuledger.dev/grant=" + g.String()}
 }
 
-// runs starts a container that stays, in place of what a refused one of its id has left.
+// runs starts a container that stays. It replaces what a refused container of the same id has left.
 func runs(t *testing.T, c *rig.Containerd, id string, g grant.Reference) {
 	t.Helper()
 	_ = c.Ctr("containers", "delete", id)
 	succeeds(t, c.Run(id, detached(g), "/bin/busybox", "sleep", "1000"))
 }
 
-// removes deletes a container whose task has been killed. The delete of a task tells how the task
-// ended, as its status.
+// removes deletes a container whose task was killed. The status of a task's delete is that of the
+// task.
 func removes(t *testing.T, c *rig.Containerd, id string) {
 	t.Helper()
 	rig.Eventually(t, "the task is deleted", func() bool {
@@ -133,7 +133,7 @@ func succeeds(t *testing.T, r rig.Result) {
 	}
 }
 
-// pidOf is the init of the one container that uses the grant.
+// pidOf is the init process of the only container that uses the grant.
 func pidOf(t *testing.T, n *rig.Node, id grant.ID) int {
 	t.Helper()
 	for _, g := range n.Grants() {

@@ -18,20 +18,20 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The corpus, testdata/corpus/*.toml, is every way around the ledger that is known, and what only
-// looks like one. Each row is one container under one policy, with one grant or none, started by
-// one engine. It goes through every entry point, and all must say the same; what starts is started
-// by the real runc, and opens every device of a GPU.
+// The corpus, testdata/corpus/*.toml, is every known way around the ledger, and cases that only
+// look like one. Each row is one container under one policy, with one grant or none, started by one
+// engine. It goes through every entry point, and all must agree. What is admitted is started by the
+// real runc, and opens every device of a GPU.
 
-// row is a container and what must become of it: exactly one of Refuse, Admit and Pass is set.
+// row is a container and its expected outcome: exactly one of Refuse, Admit and Pass is set.
 type row struct {
 	Name string
 	From string // where the case is known from
 
 	Policy string // a node of nodes.toml
-	Engine string // containerd, cri-o, podman, docker; none of them where it does not matter
+	Engine string // containerd, cri-o, podman, docker; empty if it does not matter
 	// its trusted identity, as "UID/CONTAINER" or "NAMESPACE/POD/UID/CONTAINER", in its engine's
-	// words
+	// form
 	Pod   string
 	Grant string // a grant of nodes.toml that it refers to by annotation
 	Args  string // global options of the runtime
@@ -41,7 +41,7 @@ type row struct {
 	Annotations map[string]string
 	Caps        []string
 	Devices     []string // "PATH TYPE MAJOR:MINOR"
-	// all of them, as "deny a rwm", "allow c 195:* rw"; an engine's default when there is none
+	// all of them, as "deny a rwm", "allow c 195:* rw"; an engine's default if there are none
 	Rules     []string
 	Mounts    []string // "SOURCE DESTINATION [OPTIONS [TYPE]]"
 	Hooks     []string // "STAGE PATH ARG..."
@@ -59,9 +59,9 @@ type row struct {
 	Kept     []string // still there
 	Recorded string   // in the audit log
 	Opens    []string // devices that it can open although the ledger gives it none
-	NotRun   string   // why the real runtime is not asked to start it
+	NotRun   string   // why the real runtime does not start it
 
-	Explained grant.VerdictKind // what explain says, where it cannot know all that the runtime is told
+	Explained grant.VerdictKind // explain's text, if explain does not know all that the runtime gets
 }
 
 // rows reads a file of the corpus.
@@ -229,10 +229,10 @@ type cell struct {
 	stage   *stage
 	config  []byte // as the engine wrote it
 	wrapped []byte // as the wrapper made it; nil where it refused
-	made    string // what the wrapper's container looked like before its start
+	made    string // the state of the wrapper's container before its start
 }
 
-// says is what the row says.
+// says is the row's expected outcome.
 func (c *cell) says() said {
 	switch {
 	case c.Refuse != "":
@@ -243,7 +243,8 @@ func (c *cell) says() said {
 	return said{verdict: grant.Pass}
 }
 
-// withoutOptions is what is said by what does not see the runtime's options.
+// withoutOptions is the expected outcome for an entry point that does not see the runtime's
+// options.
 func (c *cell) withoutOptions() said {
 	if c.Explained != "" {
 		return said{verdict: c.Explained}
@@ -251,7 +252,7 @@ func (c *cell) withoutOptions() said {
 	return c.says()
 }
 
-// want compares what an entry point did with what it must say.
+// want compares an entry point's outcome with the expected one.
 func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
 	t.Helper()
 	if got.unasked != "" {
@@ -259,7 +260,7 @@ func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
 		return
 	}
 	report := c.stage.policy.Report && want.verdict == grant.Refused
-	reports := report || c.stage.policy.Report && entry == "explain" // which says it whatever the verdict
+	reports := report || c.stage.policy.Report && entry == "explain" // for any verdict
 	if got.verdict != want.verdict || got.code != want.code || (got.mode == grant.Report) != reports {
 		t.Errorf("%s: %s (%s) %s, want %s (%s)\n%s", entry, got.verdict, got.code, got.mode, want.verdict,
 			want.code, got.audit)
@@ -279,7 +280,7 @@ func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
 	}
 }
 
-// wantConfig looks at the config.json that runs.
+// wantConfig compares the config.json that runs.
 func (c *cell) wantConfig(t *testing.T, entry string, config []byte) {
 	t.Helper()
 	if same := bytes.Equal(config, c.config); same != (c.Admit == "" && c.Pass != "edited") {

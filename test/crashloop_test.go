@@ -19,11 +19,11 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestACrashLoopHurtsNobody: gpuledgerd is started and killed again and again, at any time of its
-// life, while containers start, run and end, and policy stops whom it finds. What ran with a grant
-// runs on, every container that may start does, one that may not is refused, what was found outside
-// the ledger stays taken, and what the daemon leaves behind can be read at each moment.
-func TestACrashLoopHurtsNobody(t *testing.T) {
+// TestACrashLoopHarmsNoContainer: gpuledgerd is started and killed again and again, at any time of
+// its life, while containers start, run and end, and the policy stops containers. What ran with a
+// grant goes on, every container that may start does, one that may not is refused, what was found
+// outside the ledger stays taken, and the daemon's files can be read at each moment.
+func TestACrashLoopHarmsNoContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: strings.Replace(watches, "127.0.0.1:0", "", 1) + stops})
 	g := gpusOf(t, n)
 	var running []*rig.Bundle
@@ -119,20 +119,20 @@ func crash(n *rig.Node, random *rand.Rand) {
 	_ = cmd.Wait()
 }
 
-// TestTheProcessThatAsksNVMLEndsWithTheDaemon, however that ends: a loop of crashes must not leave
-// one behind for each.
-func TestTheProcessThatAsksNVMLEndsWithTheDaemon(t *testing.T) {
+// TestTheNVMLProcessEndsWithTheDaemon, however the daemon ends: a loop of crashes must not leave a
+// process behind each time.
+func TestTheNVMLProcessEndsWithTheDaemon(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		d := n.Daemon("--nri", "off")
 		child := 0
-		rig.Eventually(t, "NVML is asked", func() bool { child = childOf(d.PID()); return child != 0 })
+		rig.Eventually(t, "NVML is sampled", func() bool { child = childOf(d.PID()); return child != 0 })
 		d.End(signal)
-		rig.Eventually(t, "nobody asks any more", func() bool { return !rig.Lives(child) })
+		rig.Eventually(t, "the process has ended", func() bool { return !rig.Lives(child) })
 	}
 }
 
-// childOf is the process that asks NVML for a daemon, 0 without one.
+// childOf is the process that samples NVML for a daemon, 0 if there is none.
 func childOf(daemon int) int {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", daemon))
 	for _, task := range tasks {
@@ -148,9 +148,9 @@ func childOf(daemon int) int {
 	return 0
 }
 
-// TestNVMLHangs: what asks NVML is stopped in its tracks, as a GPU that falls off the bus does. The
-// daemon says so, serves and tidies all the while, and sees again with another process. Then the
-// number of GPUs changes under it, twice.
+// TestNVMLHangs: the process that samples NVML is stopped, as by a GPU that falls off the bus. The
+// daemon reports it, serves and tidies meanwhile, and samples again with another process. Then the
+// number of GPUs changes, twice.
 func TestNVMLHangs(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	d := n.Daemon("--nri", "off")
@@ -158,7 +158,7 @@ func TestNVMLHangs(t *testing.T) {
 	s.eventually("/metrics", "gpuledger_watch_working 1")
 	child := childOf(d.PID())
 	if child == 0 {
-		t.Fatal("nobody asks NVML")
+		t.Fatal("no process samples NVML")
 	}
 	must(t, syscall.Kill(child, syscall.SIGSTOP))
 	r := n.Grant("--memory", "1GiB", "--gpu", "0")
@@ -166,7 +166,7 @@ func TestNVMLHangs(t *testing.T) {
 	b.KillInit()
 	rig.Eventually(t, "the ledger is tidied", func() bool { return len(entries(n)) == 1 })
 	var hung []int
-	// with whichever process asks: else what is looked for is over in a second
+	// whichever process samples: otherwise the awaited state is over in a second
 	hangs := func(path string, wanted ...string) {
 		rig.Eventually(t, fmt.Sprintf("%s shows %q", path, wanted), func() bool {
 			if c := childOf(d.PID()); c != 0 && syscall.Kill(c, syscall.SIGSTOP) == nil {
@@ -203,7 +203,7 @@ func TestNVMLHangs(t *testing.T) {
 		})
 	}
 	if !strings.Contains(d.Log(), "is gone") {
-		t.Error("that GPUs are gone is not said")
+		t.Error("that GPUs are missing is not reported")
 	}
 	if _, err := os.Stat(n.Dir + "/run/watch.json"); err != nil {
 		t.Error(err)

@@ -22,10 +22,10 @@ import (
 )
 
 // Past CVEs of GPU container tooling, replayed on real containers: images whose directories lead
-// out of the root file system (CVE-2024-0132, -0133, -0134, CVE-2025-23359, CVE-2025-23267), that
-// change while the container is created (CVE-2026-24260), and whose environment is obeyed by what
-// runs on the host (CVE-2025-23266). runc 1.1 and crun 1.8 themselves follow an image's linked /dev
-// for the links that they make there, so what they do alone is the measure.
+// out of the root file system (CVE-2024-0132, -0133, -0134, CVE-2025-23359, CVE-2025-23267), images
+// that change while the container is created (CVE-2026-24260), and images whose environment affects
+// programs on the host (CVE-2025-23266). runc 1.1 and crun 1.8 themselves follow an image's linked
+// /dev for the links that they make there, so the comparison is with the runtimes alone.
 
 // TestPastCVEs plays each story with each runtime.
 func TestPastCVEs(t *testing.T) {
@@ -98,8 +98,8 @@ func beyond(state, before []string) []string {
 	})
 }
 
-// obstacles are what an image can put where a tool of the host might read or write, by path in the
-// root file system.
+// obstacles are what an image can put at paths that a tool of the host might read or write, by path
+// in the root file system.
 func obstacles(c canary) map[string]func(root string) error {
 	all := map[string]func(string) error{}
 	instead := func(name, path string, make func(path string) error) {
@@ -152,7 +152,7 @@ func obstacles(c canary) map[string]func(root string) error {
 	return all
 }
 
-// started is a create and a start, ended after a minute: what hangs has failed.
+// started is a create and a start, ended after a minute: a hanging runtime has failed.
 func started(t *testing.T, b *rig.Bundle, program func(...string) *exec.Cmd) (ok bool, mounts []string) {
 	t.Helper()
 	for _, args := range [][]string{{"create", "--bundle", b.Dir, b.ID}, {"start", b.ID}} {
@@ -169,7 +169,7 @@ func started(t *testing.T, b *rig.Bundle, program func(...string) *exec.Cmd) (ok
 	return true, mountsOf(t, b)
 }
 
-// mountsOf lists where a container has what of the host, from its own mount table.
+// mountsOf maps a container's mount points to what they show of the host, from its own mount table.
 func mountsOf(t *testing.T, b *rig.Bundle) []string {
 	t.Helper()
 	var mounts []string
@@ -180,8 +180,8 @@ func mountsOf(t *testing.T, b *rig.Bundle) []string {
 	return mounts
 }
 
-// wantNoneOf wants no mount of what lies in a directory of the host. The name of a place in the
-// container proves nothing.
+// wantNoneOf wants no mount of anything in a directory of the host. The name of a mount point in
+// the container proves nothing.
 func wantNoneOf(t *testing.T, mounts []string, dir string) {
 	t.Helper()
 	for _, m := range mounts {
@@ -191,16 +191,16 @@ func wantNoneOf(t *testing.T, mounts []string, dir string) {
 	}
 }
 
-// imagesThatLeadOut: a container with a grant starts exactly where the bare runtime starts one
-// without, and neither the host's files nor the mounts show a difference between the two.
+// imagesThatLeadOut: a container with a grant starts exactly if the bare runtime starts one
+// without. Neither the host's files nor the mounts differ between the two.
 func imagesThatLeadOut(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "1GiB")
 	all := obstacles(canary{filepath.Join(n.Dir, "canary")})
 	for name, obstruct := range all {
 		t.Run(name, func(t *testing.T) {
 			n.T = t
-			bare, _ := ventured(t, n, "bare", obstruct, n.Real)
-			ours, mounts := ventured(t, n, "ours", obstruct, n.Wrapper, with(g))
+			bare, _ := startOddImage(t, n, "bare", obstruct, n.Real)
+			ours, mounts := startOddImage(t, n, "ours", obstruct, n.Wrapper, with(g))
 			if ours.starts != bare.starts {
 				t.Errorf("it starts: %v, without gpuledger: %v", ours.starts, bare.starts)
 			}
@@ -215,14 +215,14 @@ func imagesThatLeadOut(t *testing.T, n *rig.Node) {
 	}
 }
 
-// venture is what came of a container with an odd image.
-type venture struct {
+// oddImageOutcome is the outcome of a container with an odd image.
+type oddImageOutcome struct {
 	starts  bool
 	changed []string
 }
 
-func ventured(t *testing.T, n *rig.Node, id string, obstruct func(root string) error,
-	program func(...string) *exec.Cmd, edits ...rig.Edit) (venture, []string) {
+func startOddImage(t *testing.T, n *rig.Node, id string, obstruct func(root string) error,
+	program func(...string) *exec.Cmd, edits ...rig.Edit) (oddImageOutcome, []string) {
 	t.Helper()
 	must(t, os.RemoveAll(filepath.Join(n.Dir, "canary")))
 	c := newCanary(t, n)
@@ -230,7 +230,7 @@ func ventured(t *testing.T, n *rig.Node, id string, obstruct func(root string) e
 	must(t, obstruct(filepath.Join(b.Dir, "rootfs")))
 	before := c.state(t)
 	ok, mounts := started(t, b, program)
-	v := venture{ok, beyond(c.state(t), before)}
+	v := oddImageOutcome{ok, beyond(c.state(t), before)}
 	for _, line := range before {
 		if !slices.Contains(c.state(t), line) {
 			v.changed = append(v.changed, "gone: "+line)
@@ -307,8 +307,8 @@ void gconv_init(void) {}
 __attribute__((constructor)) static void mark(void) { open(MARK, O_CREAT | O_WRONLY, 0600); }
 `
 
-// imagesWhoseEnvironmentAttacks: nothing that we run, or have a runtime run, obeys the image's
-// environment, whether the container has a GPU or not; and the spec that we leave has no hook that
+// imagesWhoseEnvironmentAttacks: no program that gpuledger runs, or has a runtime run, obeys the
+// image's environment, whether the container has a GPU or not. The edited spec has no hook that
 // would.
 func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 	rig.Need(t, "gcc")
@@ -344,7 +344,7 @@ func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 			must(t, os.WriteFile(root+"/evil/config.toml", []byte(rules), 0o644))
 			var spec specs.Spec
 			must(t, json.Unmarshal(b.Config(), &spec))
-			// a path of the host works for what runs there
+			// a path of the host is valid for what runs there
 			in := func(path string) string { return root + path }
 			spec.Process.Env = append(spec.Process.Env, "LD_PRELOAD=/proc/self/cwd/x.so:/x.so:"+in("/x.so"),
 				"LD_AUDIT="+in("/x.so"), "LD_LIBRARY_PATH=/:"+root,
@@ -370,8 +370,8 @@ func imagesWhoseEnvironmentAttacks(t *testing.T, n *rig.Node) {
 	}
 }
 
-// wantHooksWithEnvironment wants every hook of a spec to have an environment of its own: runc 1.1
-// and crun hand down the container's to one that has none.
+// wantHooksWithEnvironment wants every hook of a spec to have an environment: runc 1.1 and crun
+// pass the container's to a hook that has none.
 func wantHooksWithEnvironment(t *testing.T, config []byte) {
 	t.Helper()
 	var spec specs.Spec

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// How long the daemon is watched, and how long it has before that to become what it is for good.
+// How long the daemon is watched, and how long it runs before that to reach a steady state.
 const (
 	benchWarmUp = 15 * time.Second
 	benchTime   = 60 * time.Second
@@ -32,10 +32,10 @@ const (
 	perBench    = 5 // processes of a container
 )
 
-// BenchmarkDaemon is what gpuledgerd and the process that asks NVML for it cost on a node of eight
-// GPUs at the usual interval: real containers with a grant and a record for the shim each, real
-// processes, use that moves each second, a scrape each 15 s. What the driver tells is simulated.
-// `make bench-daemon` runs it; each size takes minutes, and one round of it is enough.
+// BenchmarkDaemon measures gpuledgerd and its process that samples NVML on a node of eight GPUs at
+// the usual interval: real containers with a grant and a record for the shim each, real processes,
+// use that changes each second, a scrape each 15 s. The driver's answers are simulated. `make
+// bench-daemon` runs it. Each size takes minutes, and one round of it is enough.
 func BenchmarkDaemon(b *testing.B) {
 	for _, containers := range []int{200, 800} {
 		b.Run(fmt.Sprintf("%d-processes-%d-containers", perBench*containers, containers), func(b *testing.B) {
@@ -124,8 +124,8 @@ func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
 	return c
 }
 
-// Where a region has what its processes use (shim/record.h, which package limits checks against the
-// compiler's).
+// Offsets at which a region has what its processes use (shim/record.h, which package limits checks
+// against the compiler's).
 const (
 	benchHigh, benchSlots, benchSlot = 64, 4096, 192
 )
@@ -157,13 +157,13 @@ func (c *crowd) tells() {
 	must(c.b, os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path))
 }
 
-// moves has what is used move for a time, and gives the slowest pass of the watch.
+// moves changes the use for a time, and returns the slowest pass of the watch.
 func (c *crowd) moves(during time.Duration, address string) (slowest time.Duration) {
 	pass := regexp.MustCompile(`gpuledger_manager_last_pass_duration_seconds{manager="watch"} (\S+)`)
 	scraped := time.Now()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Second) {
 		for i := range c.use.Processes {
-			// around one value: nobody gets above his grant
+			// around one value: no container exceeds its grant
 			c.use.Processes[i].Memory = c.each + simulated.Memory(rand.IntN(9)-4)*simulated.Memory(grant.MiB)
 		}
 		c.tells()
@@ -180,8 +180,8 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 	return slowest
 }
 
-// findings has somebody use a GPU outside the ledger, again and again, and gives the longest time
-// until the audit log says so.
+// findings makes a process use a GPU outside the ledger, again and again, and returns the longest
+// time until the audit log has it.
 func (c *crowd) findings() (slowest time.Duration) {
 	was := len(c.use.Processes)
 	told := func() int {
@@ -207,17 +207,17 @@ func (c *crowd) findings() (slowest time.Duration) {
 	return slowest
 }
 
-// cost is what a process has taken.
+// cost is what a process has used.
 type cost struct {
 	cpu  time.Duration // in user space and in the kernel
 	peak int           // bytes of memory
 }
 
-// spent is what the daemon has taken, and the process that asks NVML for it.
+// spent is what the daemon has used, and its process that samples NVML.
 func (c *crowd) spent(daemon int) [2]cost {
 	child := childOf(daemon)
 	if child == 0 {
-		c.b.Fatal("nobody asks for the daemon")
+		c.b.Fatal("no process samples NVML for the daemon")
 	}
 	return [2]cost{c.costOf(daemon), c.costOf(child)}
 }

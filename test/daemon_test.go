@@ -14,10 +14,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// busy is a daemon's configuration that makes it pass as often as it can.
+// busy is a daemon's configuration with which it passes as often as it can.
 const busy = "[daemon]\nlisten = \"\"\ninterval = \"10ms\"\n"
 
-// entries are the ledger's grants and bindings as files, counted or not.
+// entries are the files of the ledger's grants and bindings, counted or not.
 func entries(n *rig.Node) (found []string) {
 	for _, file := range n.Files() {
 		if strings.HasPrefix(file, "state/grants/") || strings.HasPrefix(file, "run/bindings/") {
@@ -53,7 +53,7 @@ func TestDaemonTidiesTheLedger(t *testing.T) {
 	n.CheckSound("after the daemon")
 }
 
-// TestDaemonTidiesBesideCreates: containers come and go under a daemon that tidies all the time,
+// TestDaemonTidiesBesideCreates: containers start and end under a daemon that tidies all the time,
 // and each gets its grant.
 func TestDaemonTidiesBesideCreates(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts +
@@ -113,14 +113,14 @@ func TestDaemonRefreshesTheInventory(t *testing.T) {
 	rig.Eventually(t, "a snapshot of another boot is replaced", usable)
 	must(t, os.Rename(n.Dir+"/node.json", n.Dir+"/away.json"))
 	must(t, os.Remove(snapshot))
-	rig.Eventually(t, "what cannot be refreshed is said", func() bool {
+	rig.Eventually(t, "a failed refresh is reported", func() bool {
 		return strings.Contains(d.Log(), "inventory: cannot refresh the inventory: ")
 	})
 	must(t, os.Rename(n.Dir+"/away.json", n.Dir+"/node.json"))
 	rig.Eventually(t, "it is tried again", usable)
 }
 
-func TestDaemonTakesUpItsConfiguration(t *testing.T) {
+func TestDaemonReloadsItsConfiguration(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: busy})
 	d := n.Daemon("--nri", "off")
 	rig.Eventually(t, "it is started", func() bool { return strings.Contains(d.Log(), "started") })
@@ -132,7 +132,7 @@ func TestDaemonTakesUpItsConfiguration(t *testing.T) {
 	}
 	write(string(good) + "[polisy]\n")
 	d.Signal(syscall.SIGHUP)
-	rig.Eventually(t, "a mistake is told", func() bool {
+	rig.Eventually(t, "a mistake is reported", func() bool {
 		return strings.Contains(d.Log(), "the configuration stays as it was") &&
 			strings.Contains(d.Log(), "unknown key")
 	})
@@ -142,7 +142,7 @@ func TestDaemonTakesUpItsConfiguration(t *testing.T) {
 			strings.Contains(d.Log(), "interval=20ms")
 	})
 	d.Signal(syscall.SIGHUP)
-	rig.Eventually(t, "who asks is answered", func() bool {
+	rig.Eventually(t, "requests are answered", func() bool {
 		return strings.Contains(d.Log(), "the configuration is read again")
 	})
 	write(strings.Replace(string(good), n.Dir+"/run", n.Dir+"/run2", 1))
@@ -159,8 +159,8 @@ func TestDaemonTakesUpItsConfiguration(t *testing.T) {
 	}
 }
 
-// TestDaemonTellsSystemd that it is ready, that it lives, and that it ends.
-func TestDaemonTellsSystemd(t *testing.T) {
+// TestDaemonNotifiesSystemd that it is ready, that it is alive, and that it ends.
+func TestDaemonNotifiesSystemd(t *testing.T) {
 	short, err := os.MkdirTemp("/tmp", "s-") // a socket's name has 107 bytes at most
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(short)) })
@@ -186,7 +186,7 @@ func TestDaemonTellsSystemd(t *testing.T) {
 		case "WATCHDOG=1":
 			beats++
 		default:
-			t.Fatalf("systemd hears %q", word)
+			t.Fatalf("systemd receives %q", word)
 		}
 	}
 	d.Signal(syscall.SIGTERM)
@@ -194,6 +194,6 @@ func TestDaemonTellsSystemd(t *testing.T) {
 	for last = hears(); last == "WATCHDOG=1"; last = hears() {
 	}
 	if code := d.End(syscall.SIGTERM); last != "STOPPING=1" || code != 0 {
-		t.Errorf("systemd hears %q at last, and it ends with status %d", last, code)
+		t.Errorf("systemd receives %q at last, and it ends with status %d", last, code)
 	}
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// countingFUSE is a file system at a directory that counts what it is asked about files and answers
-// with an error. A dead one would let each of these wait for ever, so a test that it was asked
-// nothing shows that nobody waits.
+// countingFUSE is a file system at a directory that counts the requests about files and answers
+// with an error. A dead file system would block each of these for ever, so a test that no request
+// arrives shows that nothing waits.
 func countingFUSE(t *testing.T, dir string) (asked *atomic.Int32) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		t.Skipf("misses FUSE, so it does not show that nobody waits for a dead file system: %v", err)
+		t.Skipf("misses FUSE, so it does not show that nothing waits for a dead file system: %v", err)
 	}
 	rig.Mount(t, "fuse", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other",
 		fd))
@@ -35,7 +35,7 @@ func countingFUSE(t *testing.T, dir string) (asked *atomic.Int32) {
 	return asked
 }
 
-// serveFUSE says hello (FUSE_INIT, include/uapi/linux/fuse.h) and ENOTCONN to everything else.
+// serveFUSE answers FUSE_INIT (include/uapi/linux/fuse.h), and ENOTCONN to everything else.
 func serveFUSE(fd int, stop chan struct{}, asked *atomic.Int32) {
 	const header, hello, forget, init, forgetMany = 16, 64, 2, 26, 42
 	for in := make([]byte, 1<<17); ; {
@@ -67,10 +67,10 @@ func serveFUSE(fd int, stop chan struct{}, asked *atomic.Int32) {
 	}
 }
 
-// TestNobodyWaitsForANeighboursFileSystem: sockets bear names that lead into a FUSE of a
-// neighbour's, by a link as well. Containers that mount other directories, its parent among them,
-// start, and ask it nothing.
-func TestNobodyWaitsForANeighboursFileSystem(t *testing.T) {
+// TestNoCreateWaitsForANeighboursFileSystem: sockets have names that lead into a neighbour's FUSE,
+// also by a link. Containers that mount other directories, its parent among them, start, and send
+// it no request.
+func TestNoCreateWaitsForANeighboursFileSystem(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	dead := n.Dir + "/shared/dead"
 	must(t, os.MkdirAll(dead+"/sub", 0o755), os.Mkdir(n.Dir+"/shared/mine", 0o755),
@@ -90,7 +90,7 @@ func TestNobodyWaitsForANeighboursFileSystem(t *testing.T) {
 			t.Errorf("%s: %+v", id, r)
 		}
 		if more := asked.Load() - before; more != 0 {
-			t.Errorf("%s: the file system was asked %d times", id, more)
+			t.Errorf("%s: the file system got %d requests", id, more)
 		}
 	}
 	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit,

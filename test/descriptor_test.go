@@ -20,8 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// node opens a device node without asking its driver, of which there is none: what matters is what
-// the descriptor is of.
+// nodeAt makes a descriptor of a device node without opening its driver, which does not exist here:
+// only the descriptor's target matters.
 func nodeAt(t *testing.T, dir string, major, minor int) *os.File {
 	t.Helper()
 	path := fmt.Sprintf("%s/c-%d-%d", dir, major, minor)
@@ -43,8 +43,9 @@ func handed(n *rig.Node, files []*os.File, env string, args ...string) rig.Resul
 	return rig.Run(cmd)
 }
 
-// TestWhatAContainerIsHandedOpen: every way in which a descriptor crosses at create, run and exec.
-func TestWhatAContainerIsHandedOpen(t *testing.T) {
+// TestDescriptorsThatReachAContainer: every way in which a descriptor is passed at create, run and
+// exec.
+func TestDescriptorsThatReachAContainer(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		gpu, other, control, null := nodeAt(t, n.Dir, 195, 0), nodeAt(t, n.Dir, 195, 1),
@@ -79,7 +80,7 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 			"GPUs' common node":                      {[]*os.File{control}, "", []string{"--preserve-fds=1"}, "gpu-device-node"},
 			"behind a listening socket":              {[]*os.File{socket, gpu}, "LISTEN_FDS=1", []string{"--preserve-fds=1"}, "gpu-device-node"},
 			"as a listening socket":                  {[]*os.File{gpu}, "LISTEN_FDS=1", nil, "gpu-device-node"},
-			"a directory of ours":                    {[]*os.File{ours}, "", []string{"--preserve-fds=1"}, "gpu-socket"},
+			"a directory of gpuledger":               {[]*os.File{ours}, "", []string{"--preserve-fds=1"}, "gpu-socket"},
 			"inherited, and not handed on":           {[]*os.File{gpu, other}, "", nil, ""},
 			"behind those that are handed on":        {[]*os.File{file, gpu}, "", []string{"--preserve-fds=1"}, ""},
 			"a file, a socket and devices of no GPU": {[]*os.File{file, socket, null, tty}, "", []string{"--preserve-fds=4"}, ""},
@@ -120,7 +121,7 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 			g := n.Grant("--memory", "1GiB", "--gpu", "0")
 			r, b := create("its own", []*os.File{gpu, control}, "", []rig.Edit{with(g)}, "--preserve-fds=2")
 			if r.Code != 0 {
-				t.Fatalf("its own GPU: %+v", r)
+				t.Fatalf("its grant's GPU: %+v", r)
 			}
 			must(t, rigStart(b))
 			execs := func(id, name, code string, file *os.File) {
@@ -132,10 +133,10 @@ func TestWhatAContainerIsHandedOpen(t *testing.T) {
 					t.Errorf("exec with %s: %+v", name, r)
 				}
 			}
-			execs(b.ID, "its own GPU", "", gpu)
+			execs(b.ID, "its grant's GPU", "", gpu)
 			execs(b.ID, "a file", "", file)
 			execs(b.ID, "the other GPU", "gpu-device-node", other)
-			execs(b.ID, "a directory of ours", "gpu-socket", ours)
+			execs(b.ID, "a directory of gpuledger", "gpu-socket", ours)
 			b.End()
 			r, b = create("other's", []*os.File{other}, "", []rig.Edit{with(g)}, "--preserve-fds=1")
 			wantRefused(t, r, "gpu-device-node")
@@ -192,11 +193,11 @@ func dialled(t *testing.T, path string) *os.File {
 	return f
 }
 
-// TestWhatADescriptorLeadsTo: what a descriptor gives its holder beside itself. Engines and systemd
-// hand in what is harmless.
-func TestWhatADescriptorLeadsTo(t *testing.T) { eachRuntime(t, testWhatADescriptorLeadsTo) }
+// TestWhatADescriptorReaches: what else a descriptor gives its holder. Engines and systemd pass
+// harmless ones.
+func TestWhatADescriptorReaches(t *testing.T) { eachRuntime(t, testWhatADescriptorReaches) }
 
-func testWhatADescriptorLeadsTo(t *testing.T, runtime string) {
+func testWhatADescriptorReaches(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	must(t, unix.Mkfifo(n.Dir+"/fifo", 0o600), os.WriteFile(n.Dir+"/log", nil, 0o644),
 		os.WriteFile(n.Dir+"/gone", nil, 0o644), os.Mkdir(n.Dir+"/socket", 0o755))
@@ -284,9 +285,9 @@ func rigStart(b *rig.Bundle) error {
 	return nil
 }
 
-// TestRuntimesHandDescriptorsOn: without the wrapper the runtimes do hand descriptors on, so that
-// the tests above show something.
-func TestRuntimesHandDescriptorsOn(t *testing.T) {
+// TestRuntimesPassDescriptorsOn: without the wrapper the runtimes do pass descriptors on, so that
+// the tests above prove something.
+func TestRuntimesPassDescriptorsOn(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		gpu := nodeAt(t, n.Dir, 195, 0)
@@ -314,9 +315,9 @@ func TestRuntimesHandDescriptorsOn(t *testing.T) {
 	})
 }
 
-// strangers are the ways by which a container without a grant gets at a descriptor of one with a
+// receivers are the ways by which a container without a grant gets a descriptor of one with a
 // grant, once both run.
-var strangers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle{
+var receivers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle{
 	"by SCM_RIGHTS": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
 		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got",
 			"wait"), bindAt(shared, "/shared"))
@@ -333,12 +334,13 @@ var strangers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, s
 	},
 }
 
-// TestAGPUThatAStrangerHoldsIsNotFree: the holder of an exclusive grant hands its open GPU to a
-// container without one, and ends. No driver is here: /dev/full stands for the GPU's node.
-func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
+// TestAGPUInAnotherContainersHandsIsNotFree: the holder of an exclusive grant passes its open GPU
+// to a container without one, and ends. This machine has no driver: /dev/full stands for the GPU's
+// node.
+func TestAGPUInAnotherContainersHandsIsNotFree(t *testing.T) {
 	shortPaths(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
-		for name, stranger := range strangers {
+		for name, receiver := range receivers {
 			t.Run(name, func(t *testing.T) {
 				n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 				shared := n.Dir + "/shared"
@@ -348,29 +350,29 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 					runsTenant(t, "open", "/dev/full", "send", "/shared/s", "wait"),
 					bindAt(shared, "/shared")))
 				rig.Eventually(t, "the holder has its GPU", func() bool { return exists(shared + "/s") })
-				s := starts(t, stranger(t, n, holder, shared))
-				rig.Eventually(t, "the stranger has it too", func() bool { return exists(shared + "/got") })
+				s := starts(t, receiver(t, n, holder, shared))
+				rig.Eventually(t, "the other container has it too", func() bool { return exists(shared + "/got") })
 				decoy := starts(t, n.Bundle("decoy", rig.Light,
 					runsTenant(t, "open", "/dev/null", "place", "/dev/full", "wait")))
 
-				r := looked(t, n)
+				r := watchFindings(t, n)
 				if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger ||
 					r.Findings[0].User.Container != s.ID {
 					t.Fatalf("while the holder runs: %+v", r.Findings)
 				}
-				// to its runtime it has ended where its first thread has
+				// for its runtime it has ended when its first thread has
 				pid := r.Findings[0].User.Processes[0].PID
 				if t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) }); pid <= 1 {
 					t.Fatal(pid)
 				}
 				holder.End()
 				becomesFree(t, n, g.ID)
-				looked(t, n)
+				watchFindings(t, n)
 				next := n.Bundle("next", with(g), rig.Light)
 				refused := next.Create()
 				wantRefused(t, refused, "grant-in-use")
 				if strings.Contains(refused.Stderr, s.ID) {
-					t.Errorf("the tenant is told who: %s", refused.Stderr)
+					t.Errorf("the tenant's text names the holder: %s", refused.Stderr)
 				}
 				if r := n.CLI("grant", "--update", string(g.ID), "--ttl", "1h"); r.Code != 0 {
 					t.Errorf("the grant cannot be changed: %+v", r)
@@ -383,10 +385,10 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 				starts(t, n.Bundle("shares", with(shares), rig.Light)).End()
 				n.Must("release", string(shares.ID))
 				must(t, unix.Kill(pid, unix.SIGKILL))
-				rig.Eventually(t, "the stranger has ended", func() bool { return len(threadsOf(pid)) < 2 })
+				rig.Eventually(t, "the other container has ended", func() bool { return len(threadsOf(pid)) < 2 })
 				s.End()
-				if r := looked(t, n); len(r.Findings) != 0 {
-					t.Errorf("the stranger has ended: %+v", r.Findings)
+				if r := watchFindings(t, n); len(r.Findings) != 0 {
+					t.Errorf("the other container has ended: %+v", r.Findings)
 				}
 				g = n.Grant("--mode", "exclusive", "--gpu", "0")
 				starts(t, n.Bundle("last", with(g), rig.Light)).End()
@@ -396,8 +398,8 @@ func TestAGPUThatAStrangerHoldsIsNotFree(t *testing.T) {
 	})
 }
 
-// looked is what the watch finds, and records, of a node on which nobody computes.
-func looked(t *testing.T, n *rig.Node) watch.Report {
+// watchFindings is what the watch finds, and records, of a node on which no process computes.
+func watchFindings(t *testing.T, n *rig.Node) watch.Report {
 	t.Helper()
 	opened := node.Open(n.Config, host.Default())
 	o, err := grants.Read(opened)
@@ -420,9 +422,9 @@ func looked(t *testing.T, n *rig.Node) watch.Report {
 	return r
 }
 
-// TestACheckpointBringsNoDeviceRules: on cgroup v1 CRIU writes those of its images, which nobody
-// has judged, where it is told to restore the properties of the container's own cgroup. CRIU itself
-// does not run here: the runtime behind the wrapper does nothing.
+// TestACheckpointBringsNoDeviceRules: on cgroup v1, CRIU writes the device rules of its images,
+// which were never judged, if it is told to restore the properties of the container's own cgroup.
+// CRIU itself does not run here: the runtime behind the wrapper does nothing.
 func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -453,8 +455,8 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 	}
 }
 
-// TestOpenCgroupsMoveProcesses: without the wrapper, whoever has a file of a holder's cgroup open
-// moves itself there and opens its GPU; with it, none is handed in.
+// TestOpenCgroupsMoveProcesses: without the wrapper, a process that has a file of a holder's cgroup
+// open moves itself there and opens its GPU. With the wrapper, no such file is passed in.
 func TestOpenCgroupsMoveProcesses(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})

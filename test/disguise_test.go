@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// withCrun runs a test of what crun alone does, under each layout of cgroups.
+// withCrun runs a test of what only crun does, under each layout of cgroups.
 func withCrun(t *testing.T, test func(*testing.T)) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -25,9 +25,9 @@ func withCrun(t *testing.T, test func(*testing.T)) {
 	}
 }
 
-// TestAMountWithIdsOfItsOwnIsNoTmpfs: crun clones the source of a mount that has ids of its own,
-// and does not look at its type.
-func TestAMountWithIdsOfItsOwnIsNoTmpfs(t *testing.T) { withCrun(t, mountsWithIds) }
+// TestAnIDMappedTmpfsIsABindMount: crun clones the source of a mount that has id mappings, and does
+// not read its type.
+func TestAnIDMappedTmpfsIsABindMount(t *testing.T) { withCrun(t, mountsWithIds) }
 
 func mountsWithIds(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Runtime: "crun"})
@@ -51,11 +51,11 @@ func mountsWithIds(t *testing.T) {
 		string(grant.GPUSocket))
 	if r := n.Bundle("harmless", rig.Shell("echo /x/*"), disguised(n.Dir+"/data")).Run(); r.Code != 0 ||
 		r.Stdout != "/x/file\n" {
-		t.Errorf("a directory of nobody's: %+v", r)
+		t.Errorf("an unrelated directory: %+v", r)
 	}
 }
 
-// TestAnotherNameOfTheSpec: crun takes a relative --config from where it is called, and only the
+// TestAnotherNameOfTheSpec: crun reads a relative --config from its working directory, and only the
 // usual name from the bundle.
 func TestAnotherNameOfTheSpec(t *testing.T) { withCrun(t, anotherName) }
 
@@ -79,9 +79,9 @@ func anotherName(t *testing.T) {
 	}
 }
 
-// TestAnEngineThatHearsNothing: where refusals are only recorded a container starts, though nobody
-// reads what is said of it.
-func TestAnEngineThatHearsNothing(t *testing.T) {
+// TestAnEngineThatReadsNoOutput: where refusals are only recorded a container starts, though no
+// program reads the output.
+func TestAnEngineThatReadsNoOutput(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
 	b := n.Bundle("c", rig.Shell("echo started >/tmp/started"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
 	read, write, err := os.Pipe()

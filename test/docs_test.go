@@ -21,8 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
-// TestEveryRefusalIsExplained holds docs/refusals.md to the closed list, in its order: where
-// several codes apply, the first is told.
+// TestEveryRefusalIsExplained compares docs/refusals.md with the closed list, in its order: if
+// several codes apply, the first is reported.
 func TestEveryRefusalIsExplained(t *testing.T) {
 	text, err := os.ReadFile("../docs/refusals.md")
 	if err != nil {
@@ -47,9 +47,9 @@ func TestEveryRefusalIsExplained(t *testing.T) {
 	}
 }
 
-// TestATenantsHintsAreAddresses: whoever is refused sees a pod's event, and has no files of ours.
-// The pages that are named are there.
-func TestATenantsHintsAreAddresses(t *testing.T) {
+// TestHintsForTenantsAreURLs: a refused tenant sees a pod's event, and has none of gpuledger's
+// files. The named pages exist.
+func TestHintsForTenantsAreURLs(t *testing.T) {
 	pages := 0
 	for _, dir := range []string{"../internal/admission", "../internal/node", "../internal/nri",
 		"../runtime", "../hook"} {
@@ -90,9 +90,8 @@ func TestATenantsHintsAreAddresses(t *testing.T) {
 
 var pageName = regexp.MustCompile(`[a-z]+\.md`)
 
-// TestEveryKeyIsDocumented holds docs/configuration.md to the configuration: each key that can be
-// set has a row, with the default that configs/config.toml shows, and no row is about anything
-// else.
+// TestEveryKeyIsDocumented compares docs/configuration.md with the configuration: each key that can
+// be set has a row, with the default in configs/config.toml, and there are no other rows.
 func TestEveryKeyIsDocumented(t *testing.T) {
 	told := map[string]string{}
 	for _, row := range keyRow.FindAllStringSubmatch(read(t, "../docs/configuration.md"), -1) {
@@ -132,7 +131,7 @@ func TestEveryAnnotationIsDocumented(t *testing.T) {
 		delete(told, name)
 	}
 	for name := range told {
-		t.Errorf("docs/requesting.md explains %s, which nobody reads", name)
+		t.Errorf("docs/requesting.md explains %s, which no program reads", name)
 	}
 }
 

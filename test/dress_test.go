@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// dress turns the row's words into a spec.
-func (r row) dress(t *testing.T, grants map[string]grant.Reference, spec *specs.Spec) {
+// applyTo changes a spec by the row's fields.
+func (r row) applyTo(t *testing.T, grants map[string]grant.Reference, spec *specs.Spec) {
 	t.Helper()
 	if r.Privileged {
 		rig.Privileged(spec)
@@ -49,7 +49,7 @@ func (r row) dress(t *testing.T, grants map[string]grant.Reference, spec *specs.
 	}
 }
 
-// identity writes the pod's identity in the words of the row's engine.
+// identity writes the pod's identity in the form of the row's engine.
 func (r row) identity(spec *specs.Spec) {
 	namespace, pod, uid, container := "default", "p", "", ""
 	switch part := strings.Split(r.Pod, "/"); len(part) {

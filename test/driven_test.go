@@ -19,7 +19,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// drivenNode is a node of whose driver NVML can limit the memory of cgroups (R615), on cgroup v2.
+// drivenNode is a node whose driver's NVML can limit the memory of cgroups (R615), on cgroup v2.
 // Its inventory is NVML's.
 type drivenNode struct{ *gpuNode }
 
@@ -60,7 +60,7 @@ func nodeOfDriver(t *testing.T, version string, s rig.Setup) drivenNode {
 	return n
 }
 
-// driven starts gpuledgerd and waits until it can be asked.
+// driven starts gpuledgerd and waits until it answers.
 func (n drivenNode) driven() *rig.Daemon {
 	n.T.Helper()
 	d := n.Daemon("--nri", "off")
@@ -75,12 +75,12 @@ func (n drivenNode) answers() {
 	})
 }
 
-// cgroup is the directory of a container's.
+// cgroup is the directory of a container's cgroup.
 func (n drivenNode) cgroup(id string) string {
 	return "/sys/fs/cgroup/gpuledger-" + filepath.Base(n.Dir) + "/" + id
 }
 
-// limit is what the driver says of a cgroup, and with a word what it is told before.
+// limit is the driver's value for a cgroup, or with a word the one that is set first.
 func (n drivenNode) limit(gpu int, id string, word ...string) string {
 	n.T.Helper()
 	smi, _ := filepath.Glob(n.built + "/driver-615*/usr/bin/nvidia-smi")
@@ -94,12 +94,12 @@ func (n drivenNode) limit(gpu int, id string, word ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// hard is what it says of a limit of so many MiB.
+// hard is the driver's output for a limit of this many MiB.
 func hard(mib int) string { return fmt.Sprintf("soft 0 hard %d", mib<<20) }
 
 const lifted = "soft 0 hard 18446744073709551615"
 
-// untouched: a container that was refused has left nothing.
+// untouched wants a refused container to have left nothing.
 func (n drivenNode) untouched(b *rig.Bundle, r grant.Reference) {
 	n.T.Helper()
 	n.free(r)
@@ -119,7 +119,7 @@ func (n drivenNode) leaves() string {
 	return string(data)
 }
 
-// refused runs a container, which must not start, and say why.
+// refused runs a container, which must not start, with this reason.
 func (n drivenNode) refused(b *rig.Bundle, r grant.Reference, why string) {
 	n.T.Helper()
 	got := b.Run()
@@ -130,7 +130,7 @@ func (n drivenNode) refused(b *rig.Bundle, r grant.Reference, why string) {
 	n.untouched(b, r)
 }
 
-// TestTheDriversLimits: what the driver itself limits, on cgroup v2, from the create to the end of
+// TestTheDriversLimits: limits by the driver itself, on cgroup v2, from the create to the end of
 // the cgroup.
 func TestTheDriversLimits(t *testing.T) {
 	if rig.Under(t, rig.V2) {
@@ -149,26 +149,26 @@ func TestTheDriversLimits(t *testing.T) {
 		name string
 		test func(*testing.T)
 	}{
-		{"neighbours are kept apart", neighboursApart},
+		{"limits are separate", limitsAreSeparate},
 		{"no gpuledgerd, no start", noDaemonNoStart},
 		{"the driver refuses", driverRefuses},
-		{"drift is put right", driftIsPutRight},
+		{"drift is repaired", driftIsRepaired},
 		{"a grant changes", grantChanges},
 		{"a limit outlives gpuledgerd", limitsOutliveTheDaemon},
-		{"cleared before the cgroup goes", clearedBeforeTheCgroup},
+		{"cleared before the cgroup is removed", clearedBeforeTheCgroup},
 		{"cleared after a crash of everything", clearedAfterACrash},
-		{"killed on the way", killedOnTheWay},
+		{"killed while limiting", killedWhileLimiting},
 		{"only a create is limited", onlyACreateIsLimited},
-		{"the strongest is taken", strongestIsTaken},
+		{"the strongest is used", strongestIsTaken},
 		{"the hook beside the wrapper", hookBesideADriven},
 	} {
 		t.Run(c.name, c.test)
 	}
 }
 
-// driverLimits: each of its GPUs, before anything in it runs, by its grant and nothing else; a
-// static program and one without an environment as well, because nothing of ours is in the
-// container.
+// driverLimits: each of its GPUs, before anything in it runs, by its grant and nothing else. That
+// holds for a static program and one without an environment as well, because the container has no
+// file of gpuledger.
 func driverLimits(t *testing.T, runtime string) {
 	n := newDrivenNode(t, rig.Setup{Runtime: runtime, Config: "[enforcement]\nshim = \"{shim}\"\n"})
 	r := n.Grant("--memory", "6GiB", "--gpus", "2")
@@ -211,8 +211,8 @@ func driverLimits(t *testing.T, runtime string) {
 	n.CheckSound("after a limit of the driver's")
 }
 
-// wantHook: the spec has one hook, with an environment of its own, and no part of the shim. That of
-// a container that the driver does not limit has none.
+// wantHook wants one hook in the spec, with an environment, and no part of the shim. A container
+// that the driver does not limit has no hook.
 func (n drivenNode) wantHook(b *rig.Bundle) {
 	n.T.Helper()
 	var spec specs.Spec
@@ -235,9 +235,9 @@ func (n drivenNode) wantHook(b *rig.Bundle) {
 	}
 }
 
-// neighboursApart: two containers with different limits, what one asks beyond its own fails in it
-// and touches nobody. What a tenant says of limits changes none.
-func neighboursApart(t *testing.T) {
+// limitsAreSeparate: two containers with different limits. An allocation beyond a container's own
+// limit fails in it and affects no other. What a tenant writes about limits changes none.
+func limitsAreSeparate(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	one, two := n.Grant("--memory", "4GiB", "--gpu", "0"), n.Grant("--memory", "8GiB", "--gpu", "0")
@@ -272,25 +272,25 @@ func neighboursApart(t *testing.T) {
 	}
 }
 
-// noDaemonNoStart: a container that only the driver can hold does not start without who sets its
-// limit; which is known at the create, or when the hook asks.
+// noDaemonNoStart: a container that only the driver can limit does not start without gpuledgerd,
+// which sets its limit. That is known at the create, or when the hook sends its request.
 func noDaemonNoStart(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Config: "[enforcement]\nshim = \"{shim}\"\nlimit = \"driver\"\n"})
 	r := n.Grant("--memory", "4GiB")
 	n.refused(n.holding("none", r, "echo started"), r, "gpuledgerd does not answer at "+n.Dir+
 		"/run/limit.sock")
-	start(t, n.Bundle("bare")) // who reaches no GPU needs nobody
+	start(t, n.Bundle("bare")) // a container without a GPU needs no daemon
 
 	d := n.driven()
 	b, held := n.between("gone", r, "echo started", func() { d.End(syscall.SIGKILL) })
 	if held.Code == 0 || !strings.Contains(held.Stderr, "limit-unenforceable") ||
 		!strings.Contains(held.Stderr, "gpuledgerd does not answer") {
-		t.Errorf("gone between: %+v", held)
+		t.Errorf("ended between: %+v", held)
 	}
 	n.untouched(b, r)
 	if said := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(said,
 		"the driver's memory limit cannot be set") {
-		t.Errorf("the audit log does not say it: %s", said)
+		t.Errorf("it is not in the audit log: %s", said)
 	}
 
 	n.driven()
@@ -299,8 +299,8 @@ func noDaemonNoStart(t *testing.T) {
 	}
 }
 
-// between runs a container and does something after it was admitted and before its limit is asked
-// for.
+// between runs a container and calls a function after it was admitted and before its limit is
+// requested.
 func (n drivenNode) between(id string, r grant.Reference, script string,
 	do func()) (*rig.Bundle, rig.Result) {
 	go_ := n.Dir + "/go-" + id
@@ -314,7 +314,8 @@ func (n drivenNode) between(id string, r grant.Reference, script string,
 	return b, <-ended
 }
 
-// driverRefuses: what the driver does not do, or says it has done and has not, is no limit.
+// driverRefuses: a limit that the driver does not set, or reports as set without setting it, does
+// not count.
 func driverRefuses(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -325,8 +326,8 @@ func driverRefuses(t *testing.T) {
 		n.refused(n.holding(wish, r, "echo started"), r, why)
 	}
 	must(t, os.Remove(n.Dir+"/book/limits"))
-	// What is to be limited cannot be written down, as on a full disk: after a crash nobody would
-	// know to clear it.
+	// The limit cannot be recorded, as on a full disk: after a crash no program would know that it
+	// has to be cleared.
 	noted := n.Dir + "/run/driver-limits.json"
 	_ = os.Remove(noted)
 	must(t, os.MkdirAll(noted+"/in the way", 0o700))
@@ -336,7 +337,7 @@ func driverRefuses(t *testing.T) {
 		"[policy]\nmode = \"report\"\n[enforcement]\n", 1))
 	report := n.holding("report", r, "exec /bin/gpu serve")
 	n.Write("book/limits", "fail")
-	start(t, report) // nothing is enforced, and nothing else is said
+	start(t, report) // nothing is enforced, and nothing else is printed
 	if got := n.strengthOf(r); got != "none" {
 		t.Errorf("in report mode, without a limit, the strength is %s", got)
 	}
@@ -349,8 +350,8 @@ func driverRefuses(t *testing.T) {
 	}
 }
 
-// driftIsPutRight, and said: in the audit log, in the metrics and by the manager.
-func driftIsPutRight(t *testing.T) {
+// driftIsRepaired, and reported in the audit log, in the metrics and by the manager.
+func driftIsRepaired(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
 	d := n.driven()
 	r := n.Grant("--memory", "4GiB")
@@ -360,7 +361,7 @@ func driftIsPutRight(t *testing.T) {
 		n.limit(0, "c", word)
 		rig.Eventually(t, "the limit is put right", func() bool { return n.limit(0, "c") == hard(4096) })
 		for _, action := range []string{"found", "over"} {
-			rig.Eventually(t, "it is said: "+action, func() bool {
+			rig.Eventually(t, "it is reported: "+action, func() bool {
 				return len(findings(t, n.Node, action, "limit-changed")) == i+1
 			})
 		}
@@ -376,8 +377,8 @@ func driftIsPutRight(t *testing.T) {
 	}
 }
 
-// grantChanges: at once, in both directions; and where the driver cannot be told the grant stays
-// what it was.
+// grantChanges: at once, in both directions. If the driver cannot be called, the grant stays as it
+// was.
 func grantChanges(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -414,8 +415,8 @@ func grantChanges(t *testing.T) {
 	}
 }
 
-// limitsOutliveTheDaemon: one that is killed between the setting and the start, and the one after
-// it, which looks after what the first has set.
+// limitsOutliveTheDaemon: one daemon is killed between setting the limit and the start, and the
+// next one takes over its limits.
 func limitsOutliveTheDaemon(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -439,7 +440,7 @@ func limitsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// clearedBeforeTheCgroup: when the real runtime is told to delete, the driver holds nothing of the
+// clearedBeforeTheCgroup: when the real runtime gets the delete, the driver has no limit of the
 // container any more.
 func clearedBeforeTheCgroup(t *testing.T) {
 	// it does nothing unasked
@@ -458,8 +459,8 @@ func clearedBeforeTheCgroup(t *testing.T) {
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
 	b := n.holding("c", r, "exec /bin/gpu serve")
-	// A delete waits for gpuledgerd no longer than 100 ms, which a busy machine may need for less:
-	// one of several has to come through.
+	// A delete waits for gpuledgerd for 100 ms at most, which may be too short on a busy machine:
+	// one of several has to succeed.
 	rig.Eventually(t, "it is cleared at the delete", func() bool {
 		start(t, b)
 		b.KillInit()
@@ -477,8 +478,8 @@ func clearedBeforeTheCgroup(t *testing.T) {
 	}
 }
 
-// clearedAfterACrash: whoever comes next finds what has to be cleared, and no sooner than nobody is
-// in it.
+// clearedAfterACrash: the next program finds what has to be cleared, and only when no process is in
+// the cgroup.
 func clearedAfterACrash(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()
@@ -487,7 +488,7 @@ func clearedAfterACrash(t *testing.T) {
 	start(t, b)
 	start(t, stays)
 	d.End(syscall.SIGKILL)
-	b.KillInit() // nobody deletes it
+	b.KillInit() // no program deletes it
 	n.Must("release", "--force", string(other.ID))
 	n.Must("check")
 	if got := n.limit(0, "c"); got != hard(4096) {
@@ -497,20 +498,20 @@ func clearedAfterACrash(t *testing.T) {
 	rig.Eventually(t, "the limit of the dead is taken off", func() bool { return n.limit(0, "c") == lifted })
 	n.free(r)
 	if got := n.limit(0, "stays"); got != hard(4096) {
-		t.Errorf("one whose grant is gone by force has the limit %s", got)
+		t.Errorf("one whose grant was released by force has the limit %s", got)
 	}
 	stays.KillInit()
 	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
 }
 
-// drivenPoints are dangerous lines that only a node with the driver's limits passes. killedOnTheWay
-// kills at each of them.
+// drivenPoints are dangerous lines that only a node with the driver's limits passes.
+// killedWhileLimiting kills at each of them.
 var drivenPoints = []string{"node/driven-put", "limiter/recorded", "limiter/set", "limiter/cleared",
 	"node/driven-lowered"}
 
-// killedOnTheWay: whoever dies on the way to a limit, the container does not start; whoever dies
-// while a grant changes, the next pass has the driver say what the ledger says.
-func killedOnTheWay(t *testing.T) {
+// killedWhileLimiting: if a program dies before the limit is set, the container does not start. If
+// a program dies while a grant changes, the next pass sets the driver's limit to the ledger's.
+func killedWhileLimiting(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Tags: []string{"failpoint"}})
 	dying := func(point string) drivenNode {
 		there := *n.gpuNode
@@ -544,23 +545,23 @@ func killedOnTheWay(t *testing.T) {
 	start(t, b)
 	if got := dying(drivenPoints[4]).CLI("grant", "--update", string(r.ID), "--memory",
 		"2GiB"); !got.Killed() || n.Grants()[0].GPUs[0].Memory != 4*grant.GiB {
-		t.Errorf("before the ledger says it: %+v, %+v", got, n.Grants())
+		t.Errorf("before the ledger has it: %+v, %+v", got, n.Grants())
 	}
-	rig.Eventually(t, "the driver says what the ledger says", func() bool {
+	rig.Eventually(t, "the driver has the ledger's limit", func() bool {
 		return n.limit(0, "c") == hard(4096)
 	})
 	if got := dying(drivenPoints[0]).CLI("grant", "--update", string(r.ID), "--memory",
 		"2GiB"); !got.Killed() {
 		t.Errorf("%+v", got)
 	}
-	rig.Eventually(t, "the driver says what the ledger says", func() bool {
+	rig.Eventually(t, "the driver has the ledger's limit", func() bool {
 		return n.limit(0, "c") == fmt.Sprintf("soft 0 hard %d", n.Grants()[0].GPUs[0].Memory)
 	})
 	if n.Grants()[0].GPUs[0].Memory != 2*grant.GiB {
 		t.Errorf("%+v", n.Grants())
 	}
 	if f := findings(t, n.Node, "found", "limit-changed"); len(f) > 0 {
-		t.Errorf("our own change is told as somebody's: %+v", f)
+		t.Errorf("gpuledgerd's own change is reported as drift: %+v", f)
 	}
 	d.End(syscall.SIGKILL)
 	dying(drivenPoints[3]).Daemon("--nri", "off")
@@ -570,7 +571,7 @@ func killedOnTheWay(t *testing.T) {
 	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
 }
 
-// killHook kills the hook of a create of this node, once it is there.
+// killHook kills the hook of a create of this node, once it runs.
 func killHook(t *testing.T, dir string) {
 	t.Helper()
 	rig.Eventually(t, "the hook waits", func() bool {
@@ -589,9 +590,8 @@ func killHook(t *testing.T, dir string) {
 	})
 }
 
-// onlyACreateIsLimited: gpuledgerd believes the ledger and the kernel. A container that runs cannot
-// be limited anew by who knows its name, nor can another's cgroup; and its socket is nobody's but
-// root's.
+// onlyACreateIsLimited: gpuledgerd goes by the ledger and the kernel. A request that names a
+// running container cannot limit it again, nor another's cgroup, and only root can use the socket.
 func onlyACreateIsLimited(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -600,14 +600,14 @@ func onlyACreateIsLimited(t *testing.T) {
 	start(t, b)
 	socket := n.Dir + "/run/limit.sock"
 	for what, request := range map[string]cgmem.Request{
-		"its own process":     {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: b.Init()},
-		"another's":           {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: os.Getpid()},
-		"nobody's":            {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c"},
-		"another container":   {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "d", PID: b.Init()},
-		"another root":        {Op: cgmem.Set, RuntimeRoot: "/", Container: "c", PID: b.Init()},
-		"nothing":             {},
-		"what nobody knows":   {Op: "lift", RuntimeRoot: n.Root, Container: "c"},
-		"a grant of nobody's": {Op: cgmem.Apply, Grant: "g-abcdefghijkl"},
+		"its own process":      {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: b.Init()},
+		"another's":            {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: os.Getpid()},
+		"unknown":              {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c"},
+		"another container":    {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "d", PID: b.Init()},
+		"another root":         {Op: cgmem.Set, RuntimeRoot: "/", Container: "c", PID: b.Init()},
+		"nothing":              {},
+		"an unknown operation": {Op: "lift", RuntimeRoot: n.Root, Container: "c"},
+		"an unknown grant":     {Op: cgmem.Apply, Grant: "g-abcdefghijkl"},
 	} {
 		if err := cgmem.Ask(socket, request, 10*time.Second); err == nil {
 			t.Errorf("%s: it is done", what)
@@ -631,7 +631,7 @@ func onlyACreateIsLimited(t *testing.T) {
 	}
 }
 
-// strongestIsTaken, and minimum_strength refuses what is weaker.
+// strongestIsTaken: the strongest way is used, and minimum_strength refuses weaker ones.
 func strongestIsTaken(t *testing.T) {
 	const minimum = "[enforcement]\nshim = \"{shim}\"\n"
 	old := nodeOfDriver(t, "580.65.06", rig.Setup{Config: minimum})
@@ -674,9 +674,9 @@ func strongestIsTaken(t *testing.T) {
 	}
 }
 
-// hookBesideADriven: an engine that has our hook in its hooks directory, too, looks at a container
-// that the driver limits and finds nothing to change; alone it has the shim, or says that the
-// driver's limit cannot be.
+// hookBesideADriven: an engine that also has gpuledger's hook in its hooks directory sees a
+// container that the driver limits, and the hook finds nothing to change. Without the wrapper, the
+// hook uses the shim, or prints that the driver's limit cannot be set.
 func hookBesideADriven(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()

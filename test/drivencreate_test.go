@@ -15,34 +15,34 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestADrivenCreateIsTheLedgers: the hook that has a limit set finds the create that was admitted,
-// or the container does not start, unless it would start as well without a grant.
-func TestADrivenCreateIsTheLedgers(t *testing.T) {
+// TestADrivenCreateIsFoundInTheLedger: the hook that requests a limit finds the admitted create, or
+// the container does not start, unless it would also start without a grant.
+func TestADrivenCreateIsFoundInTheLedger(t *testing.T) {
 	if rig.Under(t, rig.V2) {
 		return
 	}
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
 	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
 		os.Mkdir("/sys/bus/pci/devices/0000:02:00.0", 0o755))
-	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "mode=755") // who has no configuration records there
+	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "mode=755") // a hook without a configuration records there
 	for _, c := range []struct {
 		name string
 		test func(*testing.T)
 	}{
 		{"a relative root", relativeRoot},
 		{"a runtime of another root", otherRoot},
-		{"the configuration is gone", configurationGone},
+		{"the configuration was removed", configurationGone},
 		{"released by force", releasedBetween},
 		{"a spec that is used again", specUsedAgain},
 		{"restored", restoredIsNotDriven},
 		{"nothing is enforced", hookErrsInReport},
-		{"a limit that nobody knows of", limitIsMissing},
+		{"a limit that is not recorded", limitIsMissing},
 	} {
 		t.Run(c.name, c.test)
 	}
 }
 
-// relativeRoot: runtimes go into the bundle before they call a hook, which then looks for a
+// relativeRoot: runtimes change to the bundle before they call a hook, which then resolves a
 // relative root there.
 func relativeRoot(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
@@ -59,7 +59,7 @@ func relativeRoot(t *testing.T) {
 	}
 }
 
-// otherRoot: a script in the runtime's place that has it keep its state elsewhere. The ledger could
+// otherRoot: a script in the runtime's place makes it keep its state elsewhere. The ledger could
 // not follow its containers.
 func otherRoot(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
@@ -74,8 +74,8 @@ func otherRoot(t *testing.T) {
 	n.refused(n.holding("c", r, "/bin/gpu 8192"), r, "whose runtime keeps its state in "+n.Dir+"/elsewhere")
 }
 
-// configurationGone between the admission and the hook: with it is the run directory, and the
-// ledger's word.
+// configurationGone between the admission and the hook: with it the run directory is unknown, and
+// so the ledger.
 func configurationGone(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	r := n.Grant("--memory", "4GiB")
@@ -94,7 +94,7 @@ func configurationGone(t *testing.T) {
 	}
 }
 
-// releasedBetween between the admission and the hook: nobody counts what the container would have.
+// releasedBetween the admission and the hook: no grant counts what the container would have.
 func releasedBetween(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -106,7 +106,7 @@ func releasedBetween(t *testing.T) {
 	}
 }
 
-// specUsedAgain: the hook is in it, and it asks for no GPU any more.
+// specUsedAgain: the spec has the hook, and no longer requests a GPU.
 func specUsedAgain(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -125,13 +125,14 @@ func specUsedAgain(t *testing.T) {
 		}
 	}
 	n.Write("config.toml", whole)
-	// With its GPUs, and nobody who admitted it.
+	// With its GPUs, and without an admission.
 	if got := b.RealRun(); got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") {
 		t.Errorf("with a GPU: %+v", got)
 	}
 }
 
-// restoredIsNotDriven: CRIU brings the cgroup back after the hooks, though ours be in the spec.
+// restoredIsNotDriven: CRIU restores the cgroup after the hooks, although gpuledger's is in the
+// spec.
 func restoredIsNotDriven(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{Config: "[enforcement]\nshim = \"{shim}\"\nlimit = \"driver\"\n"})
 	n.driven()
@@ -146,8 +147,8 @@ func restoredIsNotDriven(t *testing.T) {
 	}
 }
 
-// hookErrsInReport: what goes wrong before the hook knows its container stops none where nothing is
-// enforced, and the ledger says that nothing holds it.
+// hookErrsInReport: an error before the hook knows its container stops no container if nothing is
+// enforced, and the ledger records that nothing limits it.
 func hookErrsInReport(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
@@ -165,7 +166,7 @@ func hookErrsInReport(t *testing.T) {
 			t.Errorf("%s without a state: %+v", stage, got)
 		}
 	}
-	// this test is no runtime
+	// this test is not a runtime
 	if got := hook(grant.LimitStage, ofC); got.Code == 0 || n.strengthOf(r) != "driver" {
 		t.Errorf("enforced: %+v, %s", got, n.strengthOf(r))
 	}
@@ -181,9 +182,9 @@ func hookErrsInReport(t *testing.T) {
 	}
 }
 
-// limitIsMissing: what is written down of limits is lost, and with it the limit of a container that
-// the ledger says is held. It is set again; where it cannot be, the ledger says that nothing holds
-// it.
+// limitIsMissing: the record of the limits is lost, and with it the limit of a container that the
+// ledger lists as limited. It is set again. If it cannot be set, the ledger records that nothing
+// limits the container.
 func limitIsMissing(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	d := n.driven()

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// client loads libraries as a CUDA program does and says what it got.
+// client loads libraries as a CUDA program does and prints what it got.
 const client = `#include <dlfcn.h>
 #include <stdio.h>
 int main(int argc, char **argv) {
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
 	return 0;
 }`
 
-// standIns are the libraries of a driver that is none, by file and SONAME.
+// standIns are stand-ins for a driver's libraries, by file and SONAME.
 var standIns = map[string]string{"libcuda.so.999.1": "libcuda.so.1",
 	"libnvidia-ml.so.999.1": "libnvidia-ml.so.1", "libnvidia-encode.so.999.1": "libnvidia-encode.so.1"}
 
@@ -84,9 +84,9 @@ func dynamic(t *testing.T, b *rig.Bundle) {
 	compile(t, "-o", filepath.Join(rootfs, "bin/client"), b.Node.Write("client.c", client))
 }
 
-// TestAProgramFindsTheDriver: in an image that has never heard of a driver, by the names that
-// programs use, and with nothing run of ours or of the image's at create. What the container did
-// not ask for is not there.
+// TestAProgramFindsTheDriver: in an image without any trace of a driver, by the names that programs
+// use. No program of gpuledger or of the image runs at create. What the container did not request
+// is missing.
 func TestAProgramFindsTheDriver(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -106,7 +106,7 @@ func TestAProgramFindsTheDriver(t *testing.T) {
 		{"by default", "", cuda + "libnvidia-ml.so.1 of libnvidia-ml.so.999.1\nlibnvidia-encode.so.1 none\nsmi\n"},
 		{"compute alone", "compute", cuda + "libnvidia-ml.so.1 none\nlibnvidia-encode.so.1 none\nno smi\n"},
 		{"all", "all", cuda + "libnvidia-ml.so.1 of libnvidia-ml.so.999.1\nlibnvidia-encode.so.1 of libnvidia-encode.so.999.1\nsmi\n"},
-		{"words that nobody knows", "nonsense", "libcuda.so.1 none\nlibcuda.so none\nlibnvidia-ml.so.1 none\nlibnvidia-encode.so.1 none\nno smi\n"},
+		{"unknown words", "nonsense", "libcuda.so.1 none\nlibcuda.so none\nlibnvidia-ml.so.1 none\nlibnvidia-encode.so.1 none\nno smi\n"},
 	} {
 		edits := []rig.Edit{}
 		if c.capabilities != "" {
@@ -118,8 +118,8 @@ func TestAProgramFindsTheDriver(t *testing.T) {
 	}
 }
 
-// TestCDIBringsTheDriver: the file mounts it where the node has it, and whoever sees the image,
-// wrapper or hook, where the image's programs look.
+// TestCDIBringsTheDriver: the file mounts it at the node's paths. The wrapper and the hook, which
+// see the image, mount it where the image's programs look.
 func TestCDIBringsTheDriver(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -164,9 +164,9 @@ func TestDriverFilesCannotBeChanged(t *testing.T) {
 	}
 }
 
-// TestWhereDriverFilesCannotGo: a static image gets none and starts; links that an image lays are
+// TestImagesThatTakeNoDriverFiles: a static image gets none and starts; links of an image are
 // followed within it.
-func TestWhereDriverFilesCannotGo(t *testing.T) {
+func TestImagesThatTakeNoDriverFiles(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
@@ -189,9 +189,9 @@ func TestWhereDriverFilesCannotGo(t *testing.T) {
 	}
 }
 
-// TestAReadOnlyRootFileSystem: where the runtime itself cannot make a mount point the container is
-// refused with a sentence, and not by the runtime with its own; where the places are there, as
-// behind an engine's read-only flag, it starts.
+// TestAReadOnlyRootFileSystem: if the runtime itself cannot make a mount point, gpuledger refuses
+// the container with its own sentence, before the runtime fails. If the mount points exist, as with
+// an engine's read-only flag, it starts.
 func TestAReadOnlyRootFileSystem(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -259,9 +259,9 @@ func nodesOfTheDriver(t *testing.T, inv grant.Inventory) {
 	rig.Mount(t, dev, "/dev", "", syscall.MS_BIND, "")
 }
 
-// TestUserNamespaces: root of the container is nobody on the node. Where its image is its own it
-// has the driver; where the directories are the node's root's it is refused with a sentence, and
-// not by the runtime with its own.
+// TestUserNamespaces: root of the container has no rights on the node. If it owns its image it gets
+// the driver. If the directories belong to the node's root, gpuledger refuses the container with
+// its own sentence, before the runtime fails.
 func TestUserNamespaces(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -298,9 +298,9 @@ func TestUserNamespaces(t *testing.T) {
 	wantState(t, n, reference.ID, "nothing started", grant.Free)
 }
 
-// TestExplainTellsTheDriverFiles and changes nothing; creating the same bundle twice changes it
+// TestExplainListsTheDriverFiles and changes nothing; creating the same bundle twice changes it
 // once.
-func TestExplainTellsTheDriverFiles(t *testing.T) {
+func TestExplainListsTheDriverFiles(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
@@ -324,9 +324,9 @@ func TestExplainTellsTheDriverFiles(t *testing.T) {
 	}
 }
 
-// TestAnImageThatIsNotThere is the holder of a grant's problem; who holds none hears what is wrong
-// with his own spec.
-func TestAnImageThatIsNotThere(t *testing.T) {
+// TestAMissingImage is an error for a container with a grant. A container without one is refused
+// for what is wrong with its spec.
+func TestAMissingImage(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)

@@ -17,9 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// throughHook lets the real runtime create the container with nothing of ours but the hook. What
-// the wrapper passed untouched must look as the wrapper's container did before its start, which was
-// seen to run; what is granted or confined is started, and opens every node.
+// throughHook lets the real runtime create the container with only gpuledger's hook. What the
+// wrapper passed untouched must equal the wrapper's container before its start, which ran. What is
+// granted or confined is started, and opens every node.
 func throughHook(t *testing.T, c *cell) outcome {
 	t.Helper()
 	if c.NotRun != "" {
@@ -53,8 +53,8 @@ func entriesOf(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// unmade takes the places of mounts out of the image again that the runtime made in it: another row
-// has other ones.
+// unmade removes from the image the mount points that the runtime made in it: another row has other
+// ones.
 func (c *cell) unmade(t *testing.T, before []string) {
 	t.Helper()
 	for _, name := range entriesOf(t, c.rootfs()) {
@@ -73,8 +73,8 @@ func (c *cell) unmade(t *testing.T, before []string) {
 	}
 }
 
-// addHook has the runtime call the hook before the row's own, which are programs that this machine
-// may lack.
+// addHook has the runtime call the hook before the row's own hooks, whose programs this machine may
+// lack.
 func (c *cell) addHook(t *testing.T) {
 	t.Helper()
 	ours := specs.Hook{Path: rig.Binary(t, "gpuledger-hook"),
@@ -93,7 +93,7 @@ func (c *cell) addHook(t *testing.T) {
 	c.WriteConfig(patched(t, c.config, `{"hooks":{"`+stage+`":`+string(text)+`}}`))
 }
 
-// wantMade looks at a container that was created.
+// wantMade inspects a container that was created.
 func (c *cell) wantMade(t *testing.T, create creation) {
 	t.Helper()
 	if c.Pass != "untouched" {
@@ -106,8 +106,8 @@ func (c *cell) wantMade(t *testing.T, create creation) {
 	}
 }
 
-// wantRuntimeRefuses: what the runtime refuses before it calls a hook does not start, and the hook
-// does not hear of it.
+// wantRuntimeRefuses: a container that the runtime refuses before it calls a hook does not start,
+// and the hook is not called.
 func (c *cell) wantRuntimeRefuses(t *testing.T, o outcome) outcome {
 	t.Helper()
 	c.WriteConfig(c.config)
@@ -118,20 +118,20 @@ func (c *cell) wantRuntimeRefuses(t *testing.T, o outcome) outcome {
 	return outcome{unasked: "the runtime refuses it before it calls a hook"}
 }
 
-// throughHook is what the hook must say where it cannot say what the row does: it refuses what
-// would have to be changed in a spec that the runtime has read (docs/hook.md). What the wrapper
-// changed tells.
+// throughHook is the hook's expected outcome if it differs from the row's: the hook refuses what
+// would need a change to a spec that the runtime has already read (docs/hook.md). The wrapper's
+// changes show which case it is.
 func (c *cell) throughHook() said {
-	if c.Refuse == "" && c.wrapped != nil && inLife(specIn(c.config), specIn(c.wrapped)) {
+	if c.Refuse == "" && c.wrapped != nil && impossibleLive(specIn(c.config), specIn(c.wrapped)) {
 		return said{grant.Refused, grant.InjectionImpossible}
 	}
 	return c.says()
 }
 
-// inLife reports whether one spec cannot be made of the other in a container that lives: what
-// stands in it and must not, hooks, annotations, mounts and variables that CUDA itself obeys, and
-// anything in a user namespace or in a /dev that is no tmpfs of its own.
-func inLife(from, to specs.Spec) bool {
+// impossibleLive reports whether the change of one spec into the other is impossible in a live
+// container: removals, hooks, annotations, mounts and variables that CUDA itself obeys, and
+// anything in a user namespace or in a /dev that is not a tmpfs of the container.
+func impossibleLive(from, to specs.Spec) bool {
 	nodes := !reflect.DeepEqual(from.Linux.Devices, to.Linux.Devices)
 	rules := !reflect.DeepEqual(from.Linux.Resources.Devices, to.Linux.Resources.Devices)
 	own := slices.ContainsFunc(from.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
@@ -152,7 +152,7 @@ func inLife(from, to specs.Spec) bool {
 		loses(cudaIn(from), cudaIn(to))
 }
 
-// loses reports whether something of a list is not in another.
+// loses reports whether a list loses an entry.
 func loses(from, to []string) bool {
 	return slices.ContainsFunc(from, func(s string) bool { return !slices.Contains(to, s) })
 }
@@ -196,8 +196,8 @@ func cudaIn(spec specs.Spec) (names []string) {
 	return names
 }
 
-// foreseen is the hook's stage for Podman, which is given config.json and gives what runs. It
-// records no admission, and must give what the wrapper gave, to the byte.
+// foreseen is the hook's stage for Podman, which gets config.json and prints the edited one. It
+// records no admission, and must print what the wrapper gave, to the byte.
 func foreseen(t *testing.T, c *cell) outcome {
 	t.Helper()
 	cmd := c.Node.Command(rig.Binary(t, "gpuledger-hook"), "precreate")

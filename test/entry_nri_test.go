@@ -29,8 +29,8 @@ import (
 
 // throughNRI has an engine create and start the container, and its plugin judge both. The plugin is
 // in this process and not in a gpuledgerd, of which a node has one, because the rows have several
-// engines (test/nri_test.go is about the daemon). No runtime runs: what the oracle says of the
-// device rules was held against runtimes.
+// engines (test/nri_test.go is about the daemon). No runtime runs: the oracle's results for device
+// rules were compared with runtimes.
 func throughNRI(t *testing.T, c *cell) outcome {
 	t.Helper()
 	if why := c.unknownToNRI(); why != "" {
@@ -41,7 +41,7 @@ func throughNRI(t *testing.T, c *cell) outcome {
 	pod, container := c.inNRI(spec)
 	defer func() { must(t, e.Remove(c.ID)) }()
 	adjustment, err := e.AskIn(pod, container)
-	o := c.recordedOutcome(t, heard(err))
+	o := c.recordedOutcome(t, asStderr(err))
 	if err != nil {
 		wantNRIRefusal(t, err, o.code)
 		return o
@@ -53,15 +53,15 @@ func throughNRI(t *testing.T, c *cell) outcome {
 	return c.startedByNRI(t, e, pod, container, o)
 }
 
-// heard is how an engine's error looks to who reads results.
-func heard(err error) (r rig.Result) {
+// asStderr is an engine's error in the form that the comparison of results reads.
+func asStderr(err error) (r rig.Result) {
 	if err != nil {
 		r = rig.Result{Code: 1, Stderr: err.Error()}
 	}
 	return r
 }
 
-// startedByNRI goes on with what was created: it stands in the runtime's root as runc writes it.
+// startedByNRI continues with the created container: it is in the runtime's root as runc writes it.
 func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, container *api.Container,
 	o outcome) outcome {
 	t.Helper()
@@ -82,7 +82,7 @@ func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, conta
 	started.Name, started.Pid, started.State = container.Name, uint32(p.PID),
 		api.ContainerState_CONTAINER_CREATED
 	begun := e.BeginIn(pod, started)
-	after := c.recordedOutcome(t, heard(begun))
+	after := c.recordedOutcome(t, asStderr(begun))
 	if begun != nil {
 		wantNRIRefusal(t, begun, after.code)
 		return after
@@ -93,15 +93,15 @@ func (c *cell) startedByNRI(t *testing.T, e *rig.NRI, pod *api.PodSandbox, conta
 	if o.mode == "" {
 		c.wantOpenBy(t, specIn(o.config))
 	}
-	// seen at the start, where only refusals are recorded
+	// found at the start, if refusals are only recorded
 	o.unknown = len(c.Caps) > 0 || specIn(c.config).Root.Path == "/"
 	if o.verdict == grant.Admit || c.Pass == "edited" {
-		o.config = nil // said in NRI's words: the oracle has looked at it
+		o.config = nil // in NRI's form: the oracle has compared it
 	}
 	return o
 }
 
-// wantOpenBy asks the oracle what the container's device rules let it open.
+// wantOpenBy compares what the container's device rules let it open, by the oracle.
 func (c *cell) wantOpenBy(t *testing.T, spec specs.Spec) {
 	t.Helper()
 	var open []string
@@ -139,8 +139,8 @@ func (c *cell) unknownToNRI() string {
 	return ""
 }
 
-// engineOfNRI is who asks: for a row without an engine containerd, which then has no pod to vouch
-// for.
+// engineOfNRI is the calling engine: for a row without an engine containerd, which then has no pod
+// to vouch for.
 func (c *cell) engineOfNRI() string {
 	if c.engine() == "none" {
 		return "containerd"
@@ -148,13 +148,13 @@ func (c *cell) engineOfNRI() string {
 	return c.engine()
 }
 
-// inNRI is the container in NRI's words, and its pod. The pod is who the engine's own annotations
-// say.
+// inNRI is the container in NRI's types, and its pod. The pod's identity is the one in the engine's
+// own annotations.
 func (c *cell) inNRI(spec specs.Spec) (*api.PodSandbox, *api.Container) {
 	keys := []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-namespace",
 		"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"}
 	switch c.engine() {
-	case "none": // it vouches for nobody
+	case "none": // it vouches for no pod
 		keys = []string{"", "", "", ""}
 	case "cri-o":
 		keys = []string{"io.kubernetes.pod.uid", "io.kubernetes.pod.namespace", "io.kubernetes.pod.name",
@@ -171,7 +171,7 @@ func (c *cell) inNRI(spec specs.Spec) (*api.PodSandbox, *api.Container) {
 // device rules.
 var versions = map[string]string{"containerd": "v2.4.2", "cri-o": "1.34.0"}
 
-// engineWithNRI is an engine of that name with our plugin, one of each for a node.
+// engineWithNRI is an engine of that name with gpuledger's plugin, one of each for a node.
 func (s *stage) engineWithNRI(t *testing.T, name string) *rig.NRI {
 	t.Helper()
 	if e := s.nri[name]; e != nil {
@@ -193,23 +193,23 @@ func (s *stage) engineWithNRI(t *testing.T, name string) *rig.NRI {
 	return e
 }
 
-// throughNRI is what the plugin must say where it cannot say what the row does (docs/nri.md): what
-// it cannot change it refuses, and a privilege that only capabilities tell is refused for what it
-// reaches. What the wrapper changed tells.
+// throughNRI is the plugin's expected outcome if it differs from the row's (docs/nri.md): it
+// refuses what it cannot change, and a privilege that only capabilities show is refused for what it
+// reaches. The wrapper's changes show which case it is.
 func (c *cell) throughNRI() said {
 	switch {
 	case c.Refuse == string(grant.PrivilegedGPU) && len(c.Caps) > 0:
 		return said{grant.Refused, grant.GPUDeviceNode}
-	case c.Refuse == "" && c.wrapped != nil && unsayable(c.engine(), specIn(c.config), specIn(c.wrapped)):
+	case c.Refuse == "" && c.wrapped != nil && impossibleByNRI(c.engine(), specIn(c.config), specIn(c.wrapped)):
 		return said{grant.Refused, grant.InjectionImpossible}
 	}
 	return c.says()
 }
 
-// unsayable reports whether one spec cannot be made of the other in the words of NRI: it takes
-// nothing out, changes the first of several, and knows nothing of a spec without device rules,
-// which no engine writes.
-func unsayable(engine string, from, to specs.Spec) bool {
+// impossibleByNRI reports whether NRI cannot express the change of one spec into the other: it
+// removes nothing, changes the first of several, and knows no spec without device rules, which no
+// engine writes.
+func impossibleByNRI(engine string, from, to specs.Spec) bool {
 	rules := from.Linux.Resources.Devices
 	everything := slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool {
 		return r.Allow && (r.Type == "" || r.Type == "a")

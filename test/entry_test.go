@@ -18,7 +18,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// explained is what gpuledger explain says. It knows nothing of the runtime's options.
+// explained is explain's output. It does not know the runtime's options.
 func explained(t *testing.T, c *cell) outcome {
 	t.Helper()
 	node := *c.Node
@@ -35,7 +35,7 @@ func explained(t *testing.T, c *cell) outcome {
 		t.Fatalf("explain: %v\n%+v", err, r)
 	}
 	if refused := said.Verdict == grant.Refused; r.Code != 0 && r.Code != 3 || (r.Code == 3) != refused {
-		t.Errorf("explain says %q and exits with %d", said.Verdict, r.Code)
+		t.Errorf("explain prints %q and exits with %d", said.Verdict, r.Code)
 	}
 	return outcome{verdict: said.Verdict, code: said.Code, mode: said.Mode, grant: said.Grant,
 		audit: said.Message}
@@ -48,8 +48,8 @@ func (c *cell) engine() string {
 	return c.Engine
 }
 
-// recorded calls the wrapper with a subcommand that starts a container, and a runtime behind it
-// that does nothing.
+// recorded calls the wrapper with a subcommand that starts a container, and with a runtime behind
+// it that does nothing.
 func (c *cell) recorded(t *testing.T, subcommand string) outcome {
 	t.Helper()
 	node := *c.Node
@@ -67,7 +67,7 @@ func (c *cell) wrapper(n *rig.Node, args ...string) *exec.Cmd {
 	}
 	cmd := n.Command(c.stage.link(c.engine()), append(all, args[1:]...)...)
 	for _, path := range c.Handed {
-		// a node's driver, which there is none of, is not asked
+		// there is no driver on this node, so NVML is not called
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		must(c.stage.T, err)
 		f := os.NewFile(uintptr(fd), path)
@@ -80,7 +80,7 @@ func (c *cell) wrapper(n *rig.Node, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// outcome reads what the wrapper did from its status, from the audit log, and from config.json.
+// outcome reads the wrapper's outcome from its status, from the audit log, and from config.json.
 func (c *cell) outcome(t *testing.T, r rig.Result) outcome {
 	t.Helper()
 	o := c.recordedOutcome(t, r)
@@ -91,9 +91,9 @@ func (c *cell) outcome(t *testing.T, r rig.Result) outcome {
 	return o
 }
 
-// recordedOutcome is what the audit log has got since it was read last, where a plain pass is not.
-// It is one line, and one more of a container that was admitted and cannot be given what it must
-// get.
+// recordedOutcome is what was added to the audit log since it was last read, in which a plain pass
+// is missing. It is one line, and one more for an admitted container that cannot be given what it
+// must get.
 func (c *cell) recordedOutcome(t *testing.T, r rig.Result) outcome {
 	t.Helper()
 	log := c.stage.audit()
@@ -164,7 +164,7 @@ func (c *cell) create(t *testing.T, cmd *exec.Cmd) creation {
 	return creation{r, c, said.Name()}
 }
 
-// opened starts the container, and tells how opening every node went.
+// opened starts the container, and returns the result of opening every node.
 func (k creation) opened(t *testing.T) string {
 	t.Helper()
 	if r := rig.Run(k.c.Node.Real("start", k.c.ID)); r.Code != 0 {
@@ -195,7 +195,7 @@ func (c *cell) look(t *testing.T) string {
 	var all []string
 	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/mountinfo", state.PID))) {
 		if strings.Contains(line, "/node-") && !strings.Contains(line, filepath.Base(c.Node.Dir)) {
-			continue // of the node of a test that runs beside this one, whose mounts come and go
+			continue // of the node of a test that runs in parallel, whose mounts appear and disappear
 		}
 		mount, source, _ := strings.Cut(line, " - ")
 		// without ids, numbers of file systems and peers
@@ -212,7 +212,7 @@ func (c *cell) look(t *testing.T) string {
 	return strings.Join(all, "") + string(rules) + string(c.Config())
 }
 
-// wantOpen reads what probeAll found: nodes that may be opened answer ENXIO where no driver is,
+// wantOpen reads what probeAll found: nodes that may be opened return ENXIO without a driver,
 // others EPERM.
 func (c *cell) wantOpen(t *testing.T, said string) {
 	t.Helper()

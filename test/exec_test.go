@@ -26,7 +26,7 @@ func cgroupsOf(t *testing.T, pid int) (dirs []string) {
 	return dirs
 }
 
-// deviceCgroup is that of them by whose device rules the process opens devices.
+// deviceCgroup is the one of them whose device rules apply when the process opens devices.
 func deviceCgroup(t *testing.T, pid int) string {
 	t.Helper()
 	dirs := cgroupsOf(t, pid)
@@ -41,11 +41,11 @@ func deviceCgroup(t *testing.T, pid int) string {
 	return dirs[0]
 }
 
-// opensGPU is a script that says whether GPU 0 can be opened.
+// opensGPU is a script that prints whether GPU 0 can be opened.
 const opensGPU = opener + "open c 195 0\n"
 
 // TestExecStaysInItsContainersCgroup: the cgroup of another container has the GPU of that one, and
-// the cgroup above has all. What the runtimes do without the wrapper is in docs/adr/0084.
+// the cgroup above has all. docs/adr/0084 has what the runtimes do without the wrapper.
 func TestExecStaysInItsContainersCgroup(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -77,7 +77,7 @@ func TestExecStaysInItsContainersCgroup(t *testing.T) {
 		case !strings.HasPrefix(own, "/sys/fs/cgroup/devices"):
 			below = []string{"--cgroup", "/below"}
 		case runtime == "runc":
-			// crun puts the process into that of each controller
+			// crun moves the process into that of each controller
 			below = []string{"--cgroup", "devices:/below"}
 		}
 		must(t, os.Mkdir(own+"/below", 0o755))
@@ -95,7 +95,7 @@ func TestExecStaysInItsContainersCgroup(t *testing.T) {
 	})
 }
 
-// TestReportedExec: where nothing is enforced, an exec that would be refused is done.
+// TestReportedExec: if nothing is enforced, an exec that would be refused is done.
 func TestReportedExec(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -108,7 +108,7 @@ func TestReportedExec(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	work.End()
-	// that of a container which has all devices anyway would not be refused
+	// an exec into a container that has all devices anyway would not be refused
 	all := starts(t, n.Bundle("all", rig.Light, rig.Privileged))
 	if r := handed(n, []*os.File{openAt(t, "/dev", unix.O_PATH)}, "", "exec", "--preserve-fds=1", "all",
 		"/bin/busybox", "true"); r.Code != 0 || r.Stderr != "" {
@@ -117,8 +117,8 @@ func TestReportedExec(t *testing.T) {
 	all.End()
 }
 
-// TestExecThatMakesRootIsRecorded: a directory above the ledger, handed to a process of a container
-// that was created without.
+// TestExecThatMakesRootIsRecorded: a directory above the ledger is passed to a process of a
+// container that was created without it.
 func TestExecThatMakesRootIsRecorded(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -139,8 +139,8 @@ func TestExecThatMakesRootIsRecorded(t *testing.T) {
 	work.End()
 }
 
-// TestExecIsJudgedByItsOwnContainer: a process gets a GPU open if its container was created with
-// it. Which container that is, no option's value and no word of the command says.
+// TestExecIsJudgedByItsOwnContainer: a process may get an open GPU if its container was created
+// with it. No option's value and no word of the command decides which container that is.
 func TestExecIsJudgedByItsOwnContainer(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -196,7 +196,7 @@ func TestExecRunsUnderItsContainersRuntime(t *testing.T) {
 	work.End()
 }
 
-// TestAbbreviatedGlobalOptions: crun takes "--roo list" for --root, and what is behind for the
+// TestAbbreviatedGlobalOptions: crun reads "--roo list" as --root, and the next word as the
 // subcommand. The runtime behind the wrapper does nothing.
 func TestAbbreviatedGlobalOptions(t *testing.T) {
 	if rig.Under(t, rig.V1) {

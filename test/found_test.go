@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// withNVML has the node's daemon ask the stand-in's NVML, as if the inventory had come from it.
+// withNVML has the node's daemon sample the stand-in's NVML, as if the inventory had come from it.
 func (n *gpuNode) withNVML() {
 	t := n.T.(*testing.T)
 	t.Helper()
@@ -42,7 +42,7 @@ func (n *gpuNode) withNVML() {
 	n.Env = append(n.Env, "FAKEDRIVER_DIR="+n.Dir+"/book")
 }
 
-// libraries is where the stand-in's are.
+// libraries is the directory of the stand-in's libraries.
 func (n *gpuNode) libraries() string {
 	found, _ := filepath.Glob(n.built + "/driver/usr/lib/*")
 	return found[0]
@@ -61,12 +61,12 @@ func (n *gpuNode) onTheNode(words ...string) int {
 	return cmd.Process.Pid
 }
 
-// TestWhoGoesPastTheLedger: a driver that keeps the books, real containers and a real proxy. One
-// container takes within its grant and then more from the library behind the proxy, one keeps to
-// its grant, one belongs to another runtime, and one program is the node's own. Each is found with
-// its process, container, pod and grant; then policy has two of them stopped, and the other two go
-// on.
-func TestWhoGoesPastTheLedger(t *testing.T) {
+// TestUseOutsideTheLedgerIsFound: a driver that accounts its memory, real containers and a real
+// proxy. One container allocates within its grant and then more from the library behind the proxy,
+// one keeps to its grant, one belongs to another runtime, and one program is the node's own. Each
+// is found with its process, container, pod and grant. Then the policy stops two of them, and the
+// other two go on.
+func TestUseOutsideTheLedgerIsFound(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Engine: "containerd", GPUs: 1, Memory: "16384MiB", Config: adopts + watches +
 		"[enforcement]\nshim = \"{shim}\"\n"})
 	n.withNVML()
@@ -130,13 +130,13 @@ func TestWhoGoesPastTheLedger(t *testing.T) {
 	rig.Eventually(t, "their memory is free", func() bool { return n.used(0) < 2000+700+10 })
 	s.passes(10)
 	if within.Init() == 0 || !rig.Lives(host) {
-		t.Error("who keeps to a grant, or is the node's own, was stopped")
+		t.Error("a process that keeps to its grant, or is the node's own, was stopped")
 	}
 	n.CheckSound("after the stops")
 }
 
-// wantFound holds the audit log's lines about a kind of finding to the wanted ones, as far as these
-// say something.
+// wantFound compares the audit log's lines about a kind of finding with the wanted ones, in the
+// fields that these set.
 func wantFound(t *testing.T, n *rig.Node, kind string, want ...found) {
 	t.Helper()
 	got := findings(t, n, "found", kind)

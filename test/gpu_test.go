@@ -9,9 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestWhatMakeTestGPUDoes goes the way of `make test-gpu` over a simulated GPU and the stand-in
-// driver, so that the script works on the day when there is a card.
-func TestWhatMakeTestGPUDoes(t *testing.T) {
+// TestMakeTestGPU runs what `make test-gpu` runs, with a simulated GPU and the stand-in driver, so
+// that the script works on a machine with a card.
+func TestMakeTestGPU(t *testing.T) {
 	rig.More(t)
 	if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
 		t.Skip("this machine has a GPU: run `make test-gpu`. Its dry run over a stand-in is not tested here")
@@ -35,7 +35,7 @@ func TestWhatMakeTestGPUDoes(t *testing.T) {
 		"**0 bytes beyond the grant**", "with a share of 30 %", "with a share of 70 %",
 		"**not shown**: PyTorch", "refused (visible-devices-all)"} {
 		if !strings.Contains(report, want) {
-			t.Errorf("the report does not say %q:\n%s", want, report)
+			t.Errorf("%q is not in the report:\n%s", want, report)
 		}
 	}
 	if out, err := exec.Command("./test-gpu.sh").CombinedOutput(); err == nil ||

@@ -37,9 +37,9 @@ func eachRuntime(t *testing.T, test func(t *testing.T, runtime string)) {
 const opener = `open() { mknod /tmp/x "$1" "$2" "$3" 2>/tmp/no && (: </tmp/x) 2>/tmp/no; grep -q "not permitted" /tmp/no && echo "$1 $2:$3 closed" || echo "$1 $2:$3 open"; rm -f /tmp/x /tmp/no; }
 `
 
-// TestStripClosesGPUsAndNothingElse: a privileged container without a grant on a node with four
-// GPUs, whose driver has its majors in /proc/devices and its DRM nodes in /sys.
-func TestStripClosesGPUsAndNothingElse(t *testing.T) {
+// TestStripClosesOnlyGPUs: a privileged container without a grant on a node with four GPUs, whose
+// driver has its majors in /proc/devices and its DRM nodes in /sys.
+func TestStripClosesOnlyGPUs(t *testing.T) {
 	// GPUs, modeset, control
 	closed := []string{"c 195 0", "c 195 1", "c 195 2", "c 195 3", "c 195 254", "c 195 255",
 		// UVM, capabilities, a switch, NVIDIA's DRM
@@ -84,10 +84,10 @@ func TestStripClosesGPUsAndNothingElse(t *testing.T) {
 	})
 }
 
-// TestUpdateAndExecWidenNothing: with a grant of GPU 0, and without one, neither a refused update
-// nor one that goes through opens another GPU, nor closes the granted one, and a process that is
-// added later reaches what the first one does.
-func TestUpdateAndExecWidenNothing(t *testing.T) {
+// TestUpdateAndExecAddNoGPU: with a grant of GPU 0, and without one, neither a refused update nor
+// an accepted one opens another GPU or closes the granted one. A process that is added later
+// reaches what the first one does.
+func TestUpdateAndExecAddNoGPU(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		reference := n.Grant("--memory", "1GiB", "--gpu", "0")
@@ -136,7 +136,7 @@ func TestUpdateAndExecWidenNothing(t *testing.T) {
 func onlyV2(r rig.Result) bool { return strings.Contains(r.Stderr, "pids") }
 
 // nodes is a script that opens nodes which this test puts into the container's root file system, so
-// that it is the opening that is tried and not the making.
+// that the open is tested and not the mknod.
 func nodes(n *rig.Node, id string) string {
 	dir := filepath.Join(n.Dir, "bundles", id, "rootfs/tmp")
 	script := `open() { (: </tmp/n$1-$2) 2>&1 | grep -q "not permitted" && echo "c $1:$2 closed" || echo ` +
@@ -156,9 +156,9 @@ func mount(m specs.Mount) rig.Edit {
 	return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) }
 }
 
-// TestDisguisedMounts: a mount of the ledger's directory in every dress. Whichever a real runtime
-// sees through, the wrapper has refused. The bare runtimes are asked too, so that the test shows
-// which dresses are worth anything.
+// TestDisguisedMounts: a mount of the ledger's directory in every disguise. Each one that a real
+// runtime accepts, the wrapper has refused. The bare runtimes run too, so that the test shows which
+// disguises work.
 func TestDisguisedMounts(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -214,7 +214,7 @@ func TestDisguisedMounts(t *testing.T) {
 				r := b.Create()
 				if r.Code != 1 || !regexp.MustCompile(
 					`^gpuledger: refused \((gpu-socket|gpu-bind-mount)\): `).MatchString(r.Stderr) {
-					t.Errorf("the bare runtime says %q; with us: %+v", bare.Stdout, r)
+					t.Errorf("the bare runtime prints %q; with gpuledger: %+v", bare.Stdout, r)
 				}
 				t.Logf("the bare runtime shows it: %v", strings.Contains(bare.Stdout, "sings"))
 			})
@@ -225,8 +225,8 @@ func TestDisguisedMounts(t *testing.T) {
 	})
 }
 
-// TestMPSDaemonBelowAMount: a socket that listens where an MPS daemon's does closes every mount
-// that brings it along, but for the node's root.
+// TestMPSDaemonBelowAMount: a socket that listens at an MPS daemon's path closes every mount that
+// contains it, except the node's root.
 func TestMPSDaemonBelowAMount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	pipe := n.Dir + "/shared/tmp/mps"
@@ -261,7 +261,8 @@ func TestMPSDaemonBelowAMount(t *testing.T) {
 }
 
 // TestNeighbourCannotCloseAVolume: an unprivileged container makes what looks like an MPS daemon's
-// on a volume that others mount. They start, untouched; of sockets the log has a line.
+// directory on a volume that others mount. They start untouched, and the log has a line about
+// sockets.
 func TestNeighbourCannotCloseAVolume(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
@@ -277,7 +278,8 @@ func TestNeighbourCannotCloseAVolume(t *testing.T) {
 			must(t, os.Mkdir(n.Dir+"/data", 0o777))
 			data := mount(specs.Mount{Type: "bind", Source: n.Dir + "/data", Destination: "/data",
 				Options: []string{"rbind"}})
-			// one on which nobody listens here: as of a container with a network of its own
+			// a socket on which no process listens here: as of a container with a network namespace
+			// of its own
 			if name == "socket" {
 				must(t, syscall.Mknod(n.Dir+"/data/control", syscall.S_IFSOCK|0o666, 0))
 			}
@@ -298,8 +300,8 @@ func TestNeighbourCannotCloseAVolume(t *testing.T) {
 	}
 }
 
-// TestMPSDaemonAtItsUsualPlace needs no socket of this network namespace: root's own directory
-// tells.
+// TestMPSDaemonAtItsUsualPlace needs no socket in this network namespace: the directory that root
+// owns is enough.
 func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -327,7 +329,7 @@ func TestMPSDaemonAtItsUsualPlace(t *testing.T) {
 	}
 }
 
-// TestWaysAround: what the finder's tables say, through the real wrapper.
+// TestWaysAround tests rows of request's tables through the real wrapper.
 func TestWaysAround(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	sandbox := rig.Annotation("io.kubernetes.cri.container-type", "sandbox")
@@ -383,7 +385,7 @@ func TestWaysAround(t *testing.T) {
 	}
 }
 
-// TestLegacyHookGoesWithAGrant: we inject ourselves.
+// TestLegacyHookGoesWithAGrant: gpuledger injects the devices itself, so it removes the hook.
 func TestLegacyHookGoesWithAGrant(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	marker := n.Dir + "/marker"
@@ -401,8 +403,8 @@ func TestLegacyHookGoesWithAGrant(t *testing.T) {
 	}
 }
 
-// TestNodeRootIsRecorded: who could change the guard starts, and the audit log has it; admission's
-// tables say what becomes of the strength of its grant.
+// TestNodeRootIsRecorded: a container that could change the guard starts, and the audit log has it.
+// Package admission tests the strength of its grant.
 func TestNodeRootIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB").String()
@@ -423,9 +425,9 @@ func TestNodeRootIsRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoMayMountIsRecorded: an ungranted container with CAP_SYS_ADMIN can open devices by force:
-// the log has a line. An ordinary one has none.
-func TestWhoMayMountIsRecorded(t *testing.T) {
+// TestCAPSysAdminIsRecorded: a container without a grant that has CAP_SYS_ADMIN can open devices by
+// mounts, so the log has a line. An ordinary one has none.
+func TestCAPSysAdminIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	admin := func(s *specs.Spec) {
 		caps := append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
@@ -449,10 +451,10 @@ func TestWhoMayMountIsRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoSeesOthersProcessesIsRecorded: a container of the same user writes into its neighbour's
-// root through /proc/PID/root, with the node's pids and with the neighbour's own. The log has both,
-// and no line for one with pids of its own or its pod's.
-func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
+// TestSharedPIDNamespacesAreRecorded: a container of the same user writes into its neighbour's root
+// through /proc/PID/root, with the node's pid namespace and with the neighbour's. The log has both,
+// and no line for one with its own pid namespace or its pod's.
+func TestSharedPIDNamespacesAreRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	neighbour := n.Bundle("neighbour")
 	if r := neighbour.Create(); r.Code != 0 {
@@ -492,10 +494,10 @@ func TestWhoSeesOthersProcessesIsRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoCanUseAnEnginesSocketIsRecorded: a user in root's group, or in the group that owns the
-// socket, may connect to it and is recorded; so is one whom a setuid program could make root.
-// Nobody else is, with the same mount.
-func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
+// TestAccessToAnEnginesSocketIsRecorded: a user in root's group, or in the group that owns the
+// socket, may connect to it and is recorded. So is a user that a setuid program could make root. No
+// other user is, with the same mount.
+func TestAccessToAnEnginesSocketIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	const socket, group = "/run/docker.sock", 64000
@@ -506,11 +508,11 @@ func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
 		setuid         bool
 		uses, recorded bool
 	}{
-		"root":   {specs.User{}, false, true, true},
-		"group":  {specs.User{UID: 1000, GID: group}, false, true, true},
-		"beside": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{group}}, false, true, true},
-		"setuid": {specs.User{UID: 1000, GID: 1000}, true, false, true},
-		"nobody": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{1001}}, false, false, false},
+		"root":         {specs.User{}, false, true, true},
+		"group":        {specs.User{UID: 1000, GID: group}, false, true, true},
+		"beside":       {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{group}}, false, true, true},
+		"setuid":       {specs.User{UID: 1000, GID: 1000}, true, false, true},
+		"another user": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{1001}}, false, false, false},
 	} {
 		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 		r := n.Bundle(id, func(s *specs.Spec) {
@@ -530,9 +532,10 @@ func TestWhoCanUseAnEnginesSocketIsRecorded(t *testing.T) {
 	}
 }
 
-// TestWhoRewritesBundlesIsRecorded: a container that mounts all bundles of an engine writes to
-// another's config.json. What engines mount of a bundle, and a container's own, leave no line.
-func TestWhoRewritesBundlesIsRecorded(t *testing.T) {
+// TestAccessToBundlesIsRecorded: a container that mounts all bundles of an engine writes to
+// another's config.json. What engines mount from a bundle, and a container's own bundle, leave no
+// line.
+func TestAccessToBundlesIsRecorded(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	const bundles = "/run/containers/storage/overlay-containers"
@@ -562,7 +565,8 @@ func TestWhoRewritesBundlesIsRecorded(t *testing.T) {
 }
 
 // TestReadOnlyCgroupsOfVersion1: below a recursive mount that is read-only at its top, a container
-// moves to another cgroup of version 1, and is recorded; on version 2 it cannot, and is not.
+// moves to another cgroup of version 1, and is recorded. On version 2 it cannot, and is not
+// recorded.
 func TestReadOnlyCgroupsOfVersion1(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -583,9 +587,9 @@ func TestReadOnlyCgroupsOfVersion1(t *testing.T) {
 	})
 }
 
-// TestLookAlikesStart: what node agents mount, with no rule that opens a GPU, is none of our
-// business.
-func TestLookAlikesStart(t *testing.T) {
+// TestHarmlessMountsStart: the mounts of node agents, without a rule that opens a GPU, need no
+// grant.
+func TestHarmlessMountsStart(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	bind := func(source, destination string, options ...string) rig.Edit {
 		return mount(specs.Mount{Type: "bind", Source: source, Destination: destination,

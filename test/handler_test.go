@@ -23,9 +23,9 @@ func nvidiaCTK(t *testing.T) string {
 	return path
 }
 
-// TestDaemonTellsThatTheDefaultHandlerIsNotOurs: `nvidia-ctk runtime configure` runs before and
-// after `gpuledger configure`, on each engine that it knows.
-func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
+// TestDaemonReportsAForeignDefaultHandler: `nvidia-ctk runtime configure` runs before and after
+// `gpuledger configure`, on each engine that it knows.
+func TestDaemonReportsAForeignDefaultHandler(t *testing.T) {
 	ctk := nvidiaCTK(t)
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: shows("127.0.0.1:0")})
 	wrapper := program(t, n)
@@ -33,11 +33,11 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 	s := siteOf(t, d)
 	for _, e := range []struct {
 		name, file, text string
-		first, later     string // the file that nvidia-ctk writes into; the second displaces us
+		first, later     string // the file that nvidia-ctk writes into; the second is read after gpuledger's
 		handler          string // what is the default then
 	}{
-		{"containerd", "config.toml", "version = 2\n", "conf.d/99-nvidia.toml", "conf.d/zzz-nvidia.toml", "nvidia"}, // ours is read after the first
-		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"},            // so here
+		{"containerd", "config.toml", "version = 2\n", "conf.d/99-nvidia.toml", "conf.d/zzz-nvidia.toml", "nvidia"}, // read before gpuledger's
+		{"crio", "crio.conf", "", "crio.conf.d/99-nvidia.conf", "crio.conf.d/zzz-nvidia.conf", "nvidia"},            // as above
 		{"docker", "daemon.json", "{}\n", "", "", "nvidia"},
 	} {
 		must(t, os.Mkdir(filepath.Join(n.Dir, e.name), 0o755))
@@ -74,7 +74,7 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		ours()
 		s.eventually("/metrics", gauge("1"))
 		if text := doctor(); strings.Contains(text, message) {
-			t.Errorf("%s is configured, and doctor says\n%s", e.name, text)
+			t.Errorf("%s is configured, and doctor prints\n%s", e.name, text)
 		}
 		found, over := told("found"), told("over")
 
@@ -83,10 +83,11 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 		s.eventually("/", file+` names &#34;`+e.handler)
 		if text := doctor(); !strings.Contains(text, message+`"`+e.handler+`" as its default handler`) ||
 			!strings.Contains(text, "gpuledger configure "+e.name+" --as-default --restart") {
-			t.Errorf("nvidia-ctk has made its handler the default of %s, and doctor says\n%s", e.name, text)
+			t.Errorf("nvidia-ctk has made its handler the default of %s, and doctor prints\n%s", e.name, text)
 		}
 		if e.later != e.first {
-			must(t, os.Remove(filepath.Join(dir, e.later))) // what configure asks for: it is read after ours
+			// configure demands this, because the file is read after its own
+			must(t, os.Remove(filepath.Join(dir, e.later)))
 		}
 		ours()
 		s.eventually("/metrics", gauge("1"))
@@ -101,7 +102,7 @@ func TestDaemonTellsThatTheDefaultHandlerIsNotOurs(t *testing.T) {
 			times = 2
 		}
 		if f, o := told("found")-found, told("over")-over; f != times || o != times {
-			t.Errorf("%s: it is told %d times, and %d times that it is over, want %d", e.name, f, o, times)
+			t.Errorf("%s: it is reported %d times, and its end %d times, want %d", e.name, f, o, times)
 		}
 	}
 }

@@ -169,12 +169,12 @@ func engineCreates(e *rig.NRI) func(*testing.T, *rig.Bundle) rig.Result {
 	return func(t *testing.T, b *rig.Bundle) rig.Result {
 		t.Helper()
 		if err := e.Create(b); err != nil {
-			return heard(err)
+			return asStderr(err)
 		}
 		t.Cleanup(func() { must(t, e.Remove(b.ID)) })
 		r := b.RealCreate()
 		if r.Code == 0 {
-			r = heard(e.Begin(b))
+			r = asStderr(e.Begin(b))
 		}
 		return r
 	}

@@ -362,7 +362,7 @@ func (s *stage) cell(t *testing.T, r row, id string) *cell {
 	var spec specs.Spec
 	must(t, json.Unmarshal(s.spec, &spec))
 	spec.Linux.CgroupsPath = strings.TrimSuffix(spec.Linux.CgroupsPath, "image") + id
-	r.dress(t, s.grants, &spec)
+	r.applyTo(t, s.grants, &spec)
 	config, err := json.Marshal(spec)
 	must(t, err)
 	if r.Patch != "" {

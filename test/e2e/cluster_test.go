@@ -28,7 +28,7 @@ func cluster(t *testing.T, s *site) {
 		name string
 		tell func(*site, **daemon)
 	}{
-		{"the scheduler hears of the GPUs", func(s *site, _ **daemon) { s.hearsOfGPUs() }},
+		{"the scheduler sees the GPUs", func(s *site, _ **daemon) { s.seesGPUs() }},
 		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
 		{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
@@ -168,7 +168,7 @@ func said(log string) string {
 	return text.String()
 }
 
-// waits wants the scheduler not to place a pod, and to say why.
+// waits wants the scheduler not to place a pod, and to give the reason.
 func (s *site) waits(name string) {
 	s.T.Helper()
 	eventually(s.T, "pod "+name+" waits, and is told why", func() bool {
@@ -210,7 +210,7 @@ func (s *site) claimOf(name string) rig.Listed {
 	return all[i]
 }
 
-func (s *site) hearsOfGPUs() {
+func (s *site) seesGPUs() {
 	eventually(s.T, "two GPUs are published, with counters that tell their modes apart", func() bool {
 		out := s.kubectl("get", "resourceslices",
 			"-o",
@@ -221,7 +221,7 @@ func (s *site) hearsOfGPUs() {
 	})
 	s.applied(clusterPod("plain", nil))
 	if out := s.runs("plain"); out != nothing {
-		s.T.Errorf("a pod that asks for no GPU reaches\n%s", out)
+		s.T.Errorf("a pod without a request reaches\n%s", out)
 	}
 }
 

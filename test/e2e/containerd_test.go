@@ -112,7 +112,7 @@ func (c ctr) refer(to *container, reference string) { to.annotate("gpuledger.dev
 func (c ctr) cannot(what container) string {
 	switch {
 	case what.forged:
-		return "whoever may call containerd is root on the node: nobody's annotations are forged there"
+		return "a caller of containerd is root on the node, so no annotations are forged there"
 	case len(what.cdi) > 0 && !c.cdi:
 		return "this ctr knows no CDI"
 	case what.userns:

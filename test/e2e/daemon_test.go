@@ -51,7 +51,7 @@ func (d *daemon) live(t testing.TB) {
 	t.Cleanup(func() {
 		d.stop(20 * time.Second)
 		if t.Failed() {
-			t.Logf("%s has said:\n%s", filepath.Base(d.log), tail(d.log))
+			t.Logf("%s has logged:\n%s", filepath.Base(d.log), tail(d.log))
 		}
 	})
 }

@@ -139,7 +139,7 @@ var entries = []entry{
 	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", tell: cluster},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
 		only: []string{"plain", grantByName, gpuByName},
-		why:  "CDI alone sees only who uses one of gpuledger's names"},
+		why:  "CDI alone sees only containers that use one of gpuledger's names"},
 }
 
 // isCluster reports whether an engine is a whole cluster.

@@ -28,7 +28,7 @@ func archives(t *testing.T, dir string) map[string]string {
 	return paths
 }
 
-// pause waits, and ends when told to.
+// pause waits until it is ended by a signal.
 var pause = []string{"/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 1000 & wait; done"}
 
 // archive is an image of one layer, in the form of `docker save`.

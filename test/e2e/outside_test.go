@@ -122,15 +122,15 @@ func outside(t *testing.T, s *site, cl starter) {
 		t.Errorf("the audit log has %+v, want %q of container %s and process %d", f, want,
 			taker.id, taker.pid)
 	}
-	eventually(t, "the page says so", func() bool {
+	eventually(t, "the page shows it", func() bool {
 		return strings.Contains(get(t, address, "/"), html.EscapeString(want))
 	})
-	eventually(t, "the metrics say so", func() bool {
+	eventually(t, "the metrics show it", func() bool {
 		text := get(t, address, "/metrics")
 		return strings.Contains(text, `gpuledger_findings{gpu="`+gpu0+`",kind="outside-ledger"} 1`) &&
 			strings.Contains(text, `gpuledger_gpu_memory_outside_bytes{gpu="`+gpu0+`"} 2.147483648e+09`)
 	})
-	s.looks(t, address, 3)
+	s.examined(t, address, 3)
 	for what, r := range map[string]running{"who only is reported": taker, "who uses nothing": idler,
 		"who has a grant": granted} {
 		if !r.lives() || !r.runs() {
@@ -140,15 +140,15 @@ func outside(t *testing.T, s *site, cl starter) {
 
 	s.policy(`on_outside_ledger = "stop"`)
 	stopped := s.findings(t, since, "stopped")
-	s.uses(its) // as the driver reports it once a process is gone
+	s.uses(its) // as the driver reports it once a process has ended
 	if f := stopped[0]; f.Container != taker.id || !strings.HasSuffix(f.Message, want) {
 		t.Errorf("the audit log has %+v, want that %s is stopped", f, taker.id)
 	}
 	if taker.lives() {
-		t.Error("it is said to be stopped and runs")
+		t.Error("it is reported as stopped and runs")
 	}
 	eventually(t, "the engine sees that it has ended", func() bool { return !taker.runs() })
-	s.looks(t, address, 3)
+	s.examined(t, address, 3)
 	for what, r := range map[string]running{"who uses nothing": idler, "who has a grant": granted} {
 		if !r.lives() || !r.runs() {
 			t.Errorf("%s was stopped", what)
@@ -216,8 +216,8 @@ func get(t *testing.T, address, path string) string {
 	return string(text)
 }
 
-// looks waits until the daemon has examined the GPUs so many more times.
-func (s *site) looks(t *testing.T, address string, more int) {
+// examined waits until the daemon has examined the GPUs this many more times.
+func (s *site) examined(t *testing.T, address string, more int) {
 	t.Helper()
 	samples := regexp.MustCompile(`(?m)^gpuledger_watch_samples_total (\d+)$`)
 	count := func() (n int) {
@@ -227,5 +227,5 @@ func (s *site) looks(t *testing.T, address string, more int) {
 		return n
 	}
 	first := count()
-	eventually(t, "it looks again", func() bool { return count() >= first+more })
+	eventually(t, "it examines again", func() bool { return count() >= first+more })
 }

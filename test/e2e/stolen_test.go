@@ -12,9 +12,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// telling is a pod whose container also prints its reference, which is in its environment and so
+// printing is a pod whose container also prints its reference, which is in its environment and so
 // can be read.
-func telling(pod object) object {
+func printing(pod object) object {
 	container := pod["spec"].(object)["containers"].([]object)[0]
 	script := container["command"].([]string)[2]
 	container["command"] = []string{"/bin/sh", "-c", "echo $GPULEDGER_GRANT; " + script}
@@ -33,7 +33,7 @@ func (s *site) reference(name string) string {
 	s.T.Helper()
 	text, reached, _ := strings.Cut(s.runs(name), "\n")
 	if _, err := grant.ParseReference(text); err != nil || reached != only0 && reached != gpu1 {
-		s.T.Fatalf("pod %s says %q and reaches\n%s", name, text, reached)
+		s.T.Fatalf("pod %s prints %q and reaches\n%s", name, text, reached)
 	}
 	return text
 }
@@ -85,12 +85,12 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 		_, events, _ := strings.Cut(described, "\nEvents:")
 		// the plugin's grants are for a pod, wherever it is
 		if !strings.Contains(events, want+text) && !strings.Contains(events, want+"other pods") {
-			s.T.Errorf("a thief of namespace %s is told:\n%s", namespace, events)
+			s.T.Errorf("a thief of namespace %s gets:\n%s", namespace, events)
 		}
 		for _, pod := range its {
 			if uid := s.podNamed(pod).Metadata.UID; strings.Contains(events, uid) ||
 				strings.Contains(events, `"`+pod+`"`) {
-				s.T.Errorf("a thief of namespace %s is told of pod %s:\n%s", namespace, pod, events)
+				s.T.Errorf("a thief of namespace %s gets the name of pod %s:\n%s", namespace, pod, events)
 			}
 		}
 		s.T.Logf("a refused pod with restartPolicy Never is %s",
@@ -105,7 +105,7 @@ func (s *site) refusesThieves(round, reference string, its ...string) {
 func (s *site) stolen(driver **daemon) {
 	*driver = s.startDRA() // the driver of the test before has ended with it
 	list := claiming("shared", "limit", 1, object{"memory": "2Gi"}, false)
-	s.applied(list[0], telling(list[1]), joining("second", "shared"))
+	s.applied(list[0], printing(list[1]), joining("second", "shared"))
 	reference := s.reference("shared")
 	if out := s.runs("second"); out != only0 && out != gpu1 {
 		s.T.Errorf("the second pod of a claim reaches\n%s", out)
@@ -140,7 +140,7 @@ func (s *site) stolenUnits() {
 	plugin := s.startAgent("device-plugin", "--interval", "200ms")
 	defer func() { s.ends(plugin) }()
 	s.hasUnits()
-	s.applied(telling(clusterPod("units", func(pod, container object) {
+	s.applied(printing(clusterPod("units", func(pod, container object) {
 		container["resources"] = object{"limits": object{"gpuledger.dev/gpu-memory": 4}}
 		first := object{"name": "first", "image": image, "imagePullPolicy": "Never",
 			"command":   []string{"/bin/sh", "-c", "test -c /dev/nvidiactl"},

@@ -66,7 +66,7 @@ type storm struct {
 	failed   map[string]string
 	kills    map[string]int
 	down     sync.Mutex // held while a daemon is down on purpose
-	odds     string     // the differences at the last look
+	odds     string     // the differences in the last comparison
 	logged   int64      // the size of the agents' log before the storm; an older agent may have written it
 }
 
@@ -83,7 +83,7 @@ func (s *site) newStorm(podKinds []podKind, victims ...string) *storm {
 	}
 	s.T.Cleanup(func() {
 		if s.T.Failed() && st.odds != "" {
-			s.T.Log("at the last look: ", st.odds)
+			s.T.Log("in the last comparison: ", st.odds)
 		}
 	})
 	return st
@@ -103,7 +103,7 @@ func (s *storm) run() {
 	began := time.Now()
 	watch := s.watch()
 	defer s.keeper()()
-	strike, calm := s.killer()
+	strike, recovered := s.killer()
 	var there []string
 	for i := range n {
 		p := s.podKinds[i%len(s.podKinds)]
@@ -119,7 +119,7 @@ func (s *storm) run() {
 	}
 	there = s.eachRuns(there, strike)
 	close(strike)
-	<-calm
+	<-recovered
 	for name, d := range s.daemons {
 		eventually(s.T, name+" answers again", func() bool { return d.answers == nil || d.answers() })
 	}
@@ -169,16 +169,16 @@ func (s *storm) hasRun(of func(name string) bool) bool {
 	return false
 }
 
-// killer kills one victim after another, at random moments, one for each strike. calm is closed
-// when all that were killed have been started again.
-func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
-	strike, calm = make(chan struct{}, 2), make(chan struct{})
+// killer kills one victim after another, at random moments, one for each strike. recovered is
+// closed when all that were killed have been started again.
+func (s *storm) killer() (strike chan struct{}, recovered chan struct{}) {
+	strike, recovered = make(chan struct{}, 2), make(chan struct{})
 	random := rand.New(rand.NewPCG(s.random.Uint64(), 0))
 	order := slices.Clone(s.victims)
 	// varies the times, and decides nothing
 	pause := func(most time.Duration) { time.Sleep(time.Duration(random.Int64N(int64(most)))) }
 	go func() {
-		defer close(calm)
+		defer close(recovered)
 		for i := 0; ; i++ {
 			if _, more := <-strike; !more {
 				return
@@ -199,7 +199,7 @@ func (s *storm) killer() (strike chan struct{}, calm chan struct{}) {
 			s.down.Unlock()
 		}
 	}()
-	return strike, calm
+	return strike, recovered
 }
 
 // keeper restarts daemons that end by themselves, as systemd does: a kubelet without an engine

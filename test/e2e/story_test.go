@@ -76,7 +76,7 @@ var cases = []struct {
 		return storyCase{container: c, refused: grant.PrivilegedGPU, because: "privileged"}
 	}},
 	{"foreign grant", func(s *site, cl client, c container) storyCase {
-		g := s.granted("--memory", "1GiB", "--owner", "pod:somebody/else")
+		g := s.granted("--memory", "1GiB", "--owner", "pod:another/pod")
 		cl.refer(&c, string(g.ID))
 		return storyCase{container: c, refused: grant.GrantOwnerMismatch, after: s.stillFree(g)}
 	}},
@@ -170,7 +170,7 @@ func (sc storyCase) check(t *testing.T, s *site, cl client) {
 			t.Errorf("the real runtime was called for it")
 		}
 		if r.Stdout != "" {
-			t.Errorf("it has said %q, want it never to have run", r.Stdout)
+			t.Errorf("it has printed %q, want it never to have run", r.Stdout)
 		}
 	}
 	if sc.after != nil {

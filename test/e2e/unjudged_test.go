@@ -102,8 +102,8 @@ var asking = []struct {
 	{"nothing", true, func(*site, *container) {}},
 }
 
-// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an
-// open of each GPU says.
+// whatItHas prints the devices, mounts and variables of the container that it runs in, and the
+// result of opening each GPU.
 const whatItHas = `find /dev -type c -o -type b | sort | xargs ls -l | sed 's/ [A-Z][a-z][a-z] .* / /'
 awk '{ print $5, $6 }' /proc/self/mountinfo | sort
 env | grep -v '^HOSTNAME=' | sort
@@ -135,7 +135,7 @@ func asBefore(t *testing.T, s *site, cl client) {
 					continue // its identity cannot be trusted
 				}
 				s.enter(state, string(enforced))
-				b.name = fmt.Sprintf("%s-%d", state, i) // for a log of its own
+				b.name = fmt.Sprintf("%s-%d", state, i) // for a separate log
 				has := cl.run(s, b)
 				switch {
 				case state == "enforce" && !c.free:

@@ -64,7 +64,7 @@ func (s *storm) watch() (end func() (looks int)) {
 			s.T.Errorf("seen while the storm was on: %s", what)
 		}
 		if looks == 0 || withGPU < 2 {
-			s.T.Errorf("the watch has looked %d times, and has seen %d containers with GPUs at once: that "+
+			s.T.Errorf("the watch has compared %d times, and has seen %d containers with GPUs at once: that "+
 				"shows nothing", looks, withGPU)
 		}
 		return looks
@@ -130,7 +130,7 @@ func containerOf(line string) string {
 	return id
 }
 
-// container reads what the real runtime got; nil where it has got nothing yet.
+// container reads what the real runtime got; nil if it has got nothing yet.
 func (s *storm) container(id string) *seenContainer {
 	_, after := s.seen(id)
 	var spec specs.Spec
@@ -173,7 +173,7 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 			continue
 		}
 		if len(c.gpus) != p.gpus {
-			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v, and asked for %d",
+			wrong = append(wrong, fmt.Sprintf("container %s of pod %s reaches the GPUs %v, and requested %d",
 				c.name, c.pod, c.gpus, p.gpus))
 		}
 		holder, memory := p.asks(c.pod, c.name)
