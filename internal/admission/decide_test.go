@@ -719,7 +719,7 @@ func TestDecide(t *testing.T) {
 		{"a pod's grant from outside any pod", func(w *world) {
 			w.refers("a", grant.Reference{ID: podGrant})
 		}, "refuse grant-owner-mismatch"},
-		{"its own grant, also named", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) },
+		{"its own grant, named", func(w *world) { w.train(); w.refers("a", grant.Reference{ID: podGrant}) },
 			"admit g-podpodpodpod library" + uuid0},
 		{"its own grant, and a bearer's", func(w *world) { w.train(); w.bearer() },
 			"refuse annotation-mismatch g-podpodpodpod"},

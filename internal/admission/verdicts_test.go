@@ -230,7 +230,7 @@ func TestWholeVerdicts(t *testing.T) {
 		}, lines("refuse ledger-unreadable none", "says: "+train+
 			"relies on grant g-bearerbearer, whose entry in the ledger is damaged",
 			`finds: ledger-unreadable env:GPULEDGER_GRANT "g-bearerbearer"`)},
-		{"a pod's container that requests nothing, beside a damaged grant that its pod names", func(w *world) {
+		{"a pod's container without a request, beside a damaged grant that its pod names", func(w *world) {
 			w.train()
 			w.v.Grants = nil
 			w.v.Damaged = []grant.Damage{{ID: bearerGrant}}

@@ -126,7 +126,7 @@ func TestAnUnrepairableRegionIsReportedAtOnce(t *testing.T) {
 	signal.Ignore(unix.SIGIO) // by which the kernel asks for a lease back
 	defer signal.Reset(unix.SIGIO)
 	if _, err := unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
-		t.Skipf("this file system has no leases (%v): that what cannot be repaired is reported is not shown", err)
+		t.Skipf("this file system has no leases (%v): the report of a failed repair is not shown", err)
 	}
 	for i := range 2 {
 		now = now.Add(turn)

@@ -77,11 +77,11 @@ var answers = []struct {
 		"the defaults are in force"},
 	{"a broken configuration", func(f *Facts) { f.Broken = errors.New("line 3") }, "configuration",
 		Problem, "line 3"},
-	{"a configuration that every user can write", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem,
+	{"a configuration writable by all", func(f *Facts) { f.Config.Mode = 0o666 }, "configuration", Problem,
 		"/etc/g.toml can be changed by others than root (mode 0666, owner 0)"},
 	{"another's configuration", func(f *Facts) { f.Config.UID = 1000 }, "configuration", Problem,
 		"owner 1000"},
-	{"a directory of the configuration that every user can write",
+	{"a directory of the configuration writable by all",
 		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} },
 		"configuration", Problem,
 		"/etc can be changed"},
@@ -117,11 +117,13 @@ var answers = []struct {
 	{"programs", func(*Facts) {}, "programs", OK, "all programs"},
 	{"a missing program", func(f *Facts) { f.Programs[0].Missing = true }, "programs", Warning,
 		"gpuledger-runtime is not there"},
-	{"a program that every user can write", func(f *Facts) { f.Programs[0].Mode = 0o777 }, "programs", Problem, "mode 0777"},
+	{"a program writable by all", func(f *Facts) { f.Programs[0].Mode = 0o777 }, "programs",
+		Problem, "mode 0777"},
 
 	{"a runtime", func(*Facts) {}, "runtimes", OK, "runc version 1.3"},
 	{"no runtime", func(f *Facts) { f.Runtimes = nil }, "runtimes", Problem, "none of runc is there"},
-	{"a runtime that every user can write", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes", Problem, "mode 0757"},
+	{"a runtime writable by all", func(f *Facts) { f.Runtimes[0].Mode = 0o757 }, "runtimes",
+		Problem, "mode 0757"},
 	{"a runtime of what is not judged", func(f *Facts) {
 		f.Unjudged = map[string]PathFacts{
 			"nvidia-container-runtime": {Path: "/usr/bin/nvidia-container-runtime", Mode: 0o755}}
@@ -221,7 +223,7 @@ var answers = []struct {
 
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
-	{"a ledger in an unknown state", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
+	{"a ledger of unknown state", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
 		"ledger", Warning, "not looked at"},
 	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem,
 		"cannot lock"},
@@ -244,7 +246,7 @@ var answers = []struct {
 		"cannot be written"},
 	{"a FIFO", func(f *Facts) { f.Audit.Mode = fs.ModeNamedPipe | 0o600 }, "audit", Problem,
 		"no regular file"},
-	{"an audit log that every user can write", func(f *Facts) { f.Audit.Mode = 0o622 }, "audit", Problem, "mode 0622"},
+	{"an audit log writable by all", func(f *Facts) { f.Audit.Mode = 0o622 }, "audit", Problem, "mode 0622"},
 	{"a full disk", func(f *Facts) { f.Free = 1 << 20 }, "audit", Warning,
 		"may grow to 2MiB, and its file system has 1MiB free"},
 
@@ -286,8 +288,9 @@ var answers = []struct {
 		f.Hooks = []Hook{
 			{PathFacts: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}
 	}, "hooks", Warning, "no JSON"},
-	{"a hook that every user can write", func(f *Facts) { f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}} }, "hooks",
-		Problem, "mode 0666"},
+	{"a hook writable by all", func(f *Facts) {
+		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}}
+	}, "hooks", Problem, "mode 0666"},
 
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
 	{"CDI", func(f *Facts) {
@@ -298,9 +301,9 @@ var answers = []struct {
 		f.CDI = []Spec{
 			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
 	}, "cdi", Warning, "all GPUs at once"},
-	{"a CDI directory that every user can write", func(f *Facts) { f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}} },
-		"cdi",
-		Problem, "what stands there, engines inject"},
+	{"CDI files writable by all", func(f *Facts) {
+		f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}}
+	}, "cdi", Problem, "what stands there, engines inject"},
 	{"CDI that cannot be read", func(f *Facts) {
 		f.CDI = []Spec{
 			{PathFacts: file("/c/m.json", 0o644), Error: errors.New("no JSON")}}

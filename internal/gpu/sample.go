@@ -8,8 +8,8 @@ import (
 )
 
 // ReadSample reads a sample as WriteSample and the JSON library write it. A sample each second can
-// have a thousand processes, and reflection takes several times as long. TestSampleEqualsTheJSONLibrary
-// compares both functions with the fields' tags.
+// have a thousand processes, and reflection takes several times as long.
+// TestSampleEqualsTheJSONLibrary compares both functions with the fields' tags.
 func ReadSample(line []byte) (s grant.Sample, err error) {
 	err = tokens.Whole(line, func(d *jsontext.Decoder) error {
 		return tokens.Object(d, func(name []byte) error {

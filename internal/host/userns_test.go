@@ -21,7 +21,7 @@ func TestUserNamespaces(t *testing.T) {
 	}
 	if !h.InitialUserNamespace() {
 		t.Skip(
-			"this test runs in a user namespace itself: that the first one is distinguished from others is not shown")
+			"this test runs in a user namespace itself: the first one is not tested")
 	}
 	if h.IsRoot() != (os.Geteuid() == 0) {
 		t.Error("root of the first user namespace is root, and no other user is")

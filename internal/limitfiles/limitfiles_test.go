@@ -68,8 +68,8 @@ func TestUnlinkedSpaceIsReported(t *testing.T) {
 	for i := range 300 { // more than 64 KiB of names, which no kernel lists, and a third of the room's inodes
 		err := unix.Lsetxattr(region, fmt.Sprintf("user.%0250d", i), make([]byte, 10000), 0)
 		if errors.Is(err, unix.ENOTSUP) {
-			t.Skip("this kernel's tmpfs has no attributes user.*: that the error names a region with too many is not shown " +
-				"is not shown")
+			t.Skip("this kernel's tmpfs has no attributes user.*: that the error names a region " +
+				"with too many is not shown")
 		}
 		must(t, err)
 	}

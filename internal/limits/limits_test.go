@@ -475,7 +475,7 @@ func TestALeaseDelaysNoEnsure(t *testing.T) {
 		mustDo(t, err)
 		t.Cleanup(func() { f.Close() })
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
-			t.Skipf("this file system has no leases (%v): that Ensure does not wait for one is not shown", err)
+			t.Skipf("this file system has no leases (%v): that Ensure waits for none is not shown", err)
 		}
 		return f
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
-// TestReadingEqualsTheJSONLibrary: every field with a tag is read, with the same result as by the library.
+// TestReadingEqualsTheJSONLibrary: every field with a tag is read, with the same result as by the
+// library.
 func TestReadingEqualsTheJSONLibrary(t *testing.T) {
 	reads(t, ReadUser)
 	reads(t, ReadCapabilities)

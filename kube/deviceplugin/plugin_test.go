@@ -223,7 +223,7 @@ func TestAnInitContainersGrantStaysInItsPod(t *testing.T) {
 	init, _ := s.gets(c, some(0, 2)...) // of the next pod
 	app, _ := s.getsAfter(c, some(0, 2), some(0, 5)...)
 	if init.ID == first.ID || app.ID != init.ID || app.Memory() != 6*grant.GiB {
-		t.Errorf("first %s, then %s and %s with %s: want the next pod to have a grant without other containers", first.ID,
+		t.Errorf("first %s, then %s and %s with %s: want the next pod to have its own grant", first.ID,
 			init.ID, app.ID, app.Memory())
 	}
 }
@@ -454,7 +454,7 @@ func TestOtherPodsUnitsReleaseNoHandedOnGrant(t *testing.T) {
 	s.now = s.now.Add(2 * admissionTime)
 	s.gets(c, some(4, 7)...)
 	if !slices.ContainsFunc(s.Grants(), func(g grant.Grant) bool { return g.ID == waits.ID }) {
-		t.Error("the grant of a container that waits for its image has ended with units that it does not have")
+		t.Error("the grant of a container that waits for its image has ended with other units")
 	}
 	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
 	defer s.Use(waits.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})()

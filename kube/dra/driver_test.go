@@ -583,7 +583,7 @@ func TestGPUsInUseByEndedClaimsAreNotPublished(t *testing.T) {
 		all := to.all[len(to.all)-1].Pools[pool].Slices
 		if counters := all[len(all)-1].SharedCounters; len(counters) != 1 {
 			t.Errorf(
-				"published %d counters, want the GPU's all the time: each that is added or removed is a change for "+
+				"published %d counters, want the GPU's all the time: each change of it is a change for "+
 					"the whole cluster",
 				len(counters))
 		}

@@ -130,8 +130,8 @@ exec env LD_LIBRARY_PATH=$0/proxy $0/launcher $2`, g.dir, g.node.Policy.LimitsDi
 		Cgroup: "/" + string(id)}
 }
 
-// sampled takes samples as gpuledgerd does each second: it samples NVML, compares, and with attended
-// moves the gates. It returns the mean percentage of the GPU's time that each grant had.
+// sampled takes samples as gpuledgerd does each second: it samples NVML, compares, and with
+// attended moves the gates. It returns the mean percentage of the GPU's time that each grant had.
 func (g *standInGPU) sampled(n int, attended bool) map[grant.ID]float64 {
 	g.t.Helper()
 	mean := map[grant.ID]float64{}

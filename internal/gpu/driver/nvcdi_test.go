@@ -60,7 +60,8 @@ func TestAllFilesOfNVIDIAsGenerator(t *testing.T) {
 			}
 			for _, m := range theirs.Mounts {
 				if source := realBelow(t, dir, m.HostPath); ours[m.ContainerPath] != source {
-					t.Errorf("%s: NVIDIA's is %s, gpuledger's %q", m.ContainerPath, source, ours[m.ContainerPath])
+					t.Errorf("%s: NVIDIA's is %s, gpuledger's %q", m.ContainerPath, source,
+						ours[m.ContainerPath])
 				}
 			}
 			links := linksOf(theirs)
@@ -70,8 +71,8 @@ func TestAllFilesOfNVIDIAsGenerator(t *testing.T) {
 			for link, target := range links {
 				if want := ours[filepath.Join(filepath.Dir(link), target)]; ours[link] == "" ||
 					ours[link] != want {
-					t.Errorf("%s: NVIDIA's leads to %s, which is gpuledger's %q; gpuledger's is %q", link, target, want,
-						ours[link])
+					t.Errorf("%s: NVIDIA's leads to %s, which is gpuledger's %q; gpuledger's is %q",
+						link, target, want, ours[link])
 				}
 			}
 			for _, f := range found.Files {

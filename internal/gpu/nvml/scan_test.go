@@ -288,7 +288,7 @@ func TestGPUsThatDoNotAnswer(t *testing.T) {
 				at(s, 2).GetMinorNumberFunc = lost
 				writeProc(t, h, 2, at(s, 2).UUID, 5)
 			}, map[int]string{2: "its minor number can't be read: ERROR_GPU_IS_LOST"}, ""},
-		{"a handle without a minor that any source reports", func(t *testing.T, s *server.Server, h host.Host) {
+		{"a handle without a minor from any source", func(t *testing.T, s *server.Server, h host.Host) {
 			at(s, 2).GetMinorNumberFunc = lost
 		}, nil, "cannot take GPU 2 into the inventory: its minor number can't be read: ERROR_GPU_IS_LOST"},
 		{"a handle without a UUID", func(t *testing.T, s *server.Server, h host.Host) {
