@@ -80,9 +80,9 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 				late := *n
 				late.Config = n.Write("slow.toml", strings.Replace(read(t, n.Config),
 					fmt.Sprintf("path = [%q]", runtime), fmt.Sprintf("path = [%q]", slow), 1))
-				stranger := n.Bundle("stranger", inCgroupOf("holder", rest), rig.Light)
+				outsider := n.Bundle("outsider", inCgroupOf("holder", rest), rig.Light)
 				created := make(chan rig.Result)
-				go func() { created <- stranger.On(&late).Create() }()
+				go func() { created <- outsider.On(&late).Create() }()
 				rig.Eventually(t, "the runtime is about to create the container without a grant",
 					func() bool { return exists(waits) })
 				b := n.Bundle("holder", with(g), rig.Light)
@@ -93,7 +93,7 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 					t.Fatalf("the container without a grant: %+v", r)
 				}
 				wantRefused(t, b.Create(), "injection-impossible")
-				stranger.End()
+				outsider.End()
 				if rest == "" { // else runc cannot enter a cgroup of version 2 that others have been below
 					opensItsGPU(t, n, starts(t, b), "alone")
 					b.End()
@@ -109,7 +109,7 @@ func TestTwoContainersInOneCgroup(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		g := n.Grant("--memory", "4GiB")
-		for _, ids := range [][2]string{{"holder", "stranger"}, {"work-x", "x"}} {
+		for _, ids := range [][2]string{{"holder", "outsider"}, {"work-x", "x"}} {
 			won := map[string]int{}
 			for round := range max(24, torture(24)) {
 				two := []*rig.Bundle{n.Bundle(ids[0], with(g), rig.Light),
@@ -165,7 +165,7 @@ func TestDotsInCgroupPaths(t *testing.T) {
 			return
 		}
 		succeeds(t, r)
-		wantRefused(t, n.Bundle("stranger", rig.Light, cgroupsPath(at)).Create(), "injection-impossible")
+		wantRefused(t, n.Bundle("outsider", rig.Light, cgroupsPath(at)).Create(), "injection-impossible")
 	})
 }
 

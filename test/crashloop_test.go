@@ -34,8 +34,8 @@ func TestACrashLoopHarmsNoContainer(t *testing.T) {
 		running = append(running, b)
 	}
 	g.use.GPUs = []simulated.GPUUse{{GPU: 1, Utilization: 50}}
-	g.runs(innocent(t), 1, 6*grant.GiB)
-	g.tells()
+	g.runs(nodeProcess(t), 1, 6*grant.GiB)
+	g.writeUse()
 	first := n.Daemon("--nri", "off")
 	rig.Eventually(t, "what is outside the ledger counts", func() bool {
 		return free(t, n)[1] == 16160*grant.MiB-6*grant.GiB

@@ -150,7 +150,7 @@ func (c *crowd) record(id grant.ID, shares []grant.Share, used grant.Bytes) {
 		&unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: perBench}))
 }
 
-func (c *crowd) tells() {
+func (c *crowd) writeUse() {
 	text, err := json.Marshal(c.use)
 	must(c.b, err)
 	path := c.n.Dir + "/node.json" + simulated.UseSuffix
@@ -166,7 +166,7 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 			// around one value: no container exceeds its grant
 			c.use.Processes[i].Memory = c.each + simulated.Memory(rand.IntN(9)-4)*simulated.Memory(grant.MiB)
 		}
-		c.tells()
+		c.writeUse()
 		if address == "" || time.Since(scraped) < benchScrape {
 			continue
 		}
@@ -200,7 +200,7 @@ func (c *crowd) findings() (slowest time.Duration) {
 		c.use.Processes = append(slices.Clip(c.use.Processes[:was]),
 			simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
 		before, began := told(), time.Now()
-		c.tells()
+		c.writeUse()
 		rig.Eventually(c.b, "it is found", func() bool { return told() > before })
 		slowest = max(slowest, time.Since(began))
 	}

@@ -319,12 +319,12 @@ func TestRuntimesPassDescriptorsOn(t *testing.T) {
 // grant, once both run.
 var receivers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle{
 	"by SCM_RIGHTS": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
-		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got",
+		return n.Bundle("receiver", rig.Light, runsTenant(t, "take", "/shared/s", "ready", "/shared/got",
 			"wait"), bindAt(shared, "/shared"))
 	},
 	"by SCM_RIGHTS, kept by another thread than the first": func(t *testing.T, n *rig.Node,
 		holder *rig.Bundle, shared string) *rig.Bundle {
-		return n.Bundle("stranger", rig.Light, runsTenant(t, "take", "/shared/s", "thread", "ready",
+		return n.Bundle("receiver", rig.Light, runsTenant(t, "take", "/shared/s", "thread", "ready",
 			"/shared/got", "wait"), bindAt(shared, "/shared"))
 	},
 	"by pidfd_getfd": func(t *testing.T, n *rig.Node, holder *rig.Bundle, shared string) *rig.Bundle {
@@ -351,7 +351,9 @@ func TestAGPUInAnotherContainersHandsIsNotFree(t *testing.T) {
 					bindAt(shared, "/shared")))
 				rig.Eventually(t, "the holder has its GPU", func() bool { return exists(shared + "/s") })
 				s := starts(t, receiver(t, n, holder, shared))
-				rig.Eventually(t, "the other container has it too", func() bool { return exists(shared + "/got") })
+				rig.Eventually(t, "the other container has it too", func() bool {
+					return exists(shared + "/got")
+				})
 				decoy := starts(t, n.Bundle("decoy", rig.Light,
 					runsTenant(t, "open", "/dev/null", "place", "/dev/full", "wait")))
 
@@ -385,7 +387,9 @@ func TestAGPUInAnotherContainersHandsIsNotFree(t *testing.T) {
 				starts(t, n.Bundle("shares", with(shares), rig.Light)).End()
 				n.Must("release", string(shares.ID))
 				must(t, unix.Kill(pid, unix.SIGKILL))
-				rig.Eventually(t, "the other container has ended", func() bool { return len(threadsOf(pid)) < 2 })
+				rig.Eventually(t, "the other container has ended", func() bool {
+					return len(threadsOf(pid)) < 2
+				})
 				s.End()
 				if r := watchFindings(t, n); len(r.Findings) != 0 {
 					t.Errorf("the other container has ended: %+v", r.Findings)

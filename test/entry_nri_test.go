@@ -200,7 +200,8 @@ func (c *cell) throughNRI() said {
 	switch {
 	case c.Refuse == string(grant.PrivilegedGPU) && len(c.Caps) > 0:
 		return said{grant.Refused, grant.GPUDeviceNode}
-	case c.Refuse == "" && c.wrapped != nil && impossibleByNRI(c.engine(), specIn(c.config), specIn(c.wrapped)):
+	case c.Refuse == "" && c.wrapped != nil &&
+		impossibleByNRI(c.engine(), specIn(c.config), specIn(c.wrapped)):
 		return said{grant.Refused, grant.InjectionImpossible}
 	}
 	return c.says()

@@ -508,11 +508,11 @@ func TestAccessToAnEnginesSocketIsRecorded(t *testing.T) {
 		setuid         bool
 		uses, recorded bool
 	}{
-		"root":         {specs.User{}, false, true, true},
-		"group":        {specs.User{UID: 1000, GID: group}, false, true, true},
-		"beside":       {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{group}}, false, true, true},
-		"setuid":       {specs.User{UID: 1000, GID: 1000}, true, false, true},
-		"another user": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{1001}}, false, false, false},
+		"root":   {specs.User{}, false, true, true},
+		"group":  {specs.User{UID: 1000, GID: group}, false, true, true},
+		"beside": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{group}}, false, true, true},
+		"setuid": {specs.User{UID: 1000, GID: 1000}, true, false, true},
+		"others": {specs.User{UID: 1000, GID: 1000, AdditionalGids: []uint32{1001}}, false, false, false},
 	} {
 		before, _ := os.ReadFile(n.Dir + "/audit.jsonl")
 		r := n.Bundle(id, func(s *specs.Spec) {

@@ -13,7 +13,7 @@ import (
 )
 
 // scene is a node with three containers: one that reaches no GPU, one with a grant, and one that
-// wants all GPUs.
+// requests all GPUs.
 type scene struct {
 	*rig.Node
 	reference         grant.Reference
@@ -31,8 +31,8 @@ func newScene(t *testing.T) *scene {
 
 func (s *scene) path(name string) string { return filepath.Join(s.Dir, name) }
 
-// check runs the three: the first starts whatever is broken; the others get the code, or "" where
-// they start.
+// check runs the three: the first starts whatever is broken; the others get the code, or "" if they
+// start.
 func (s *scene) check(t *testing.T, train, crypt string) {
 	t.Helper()
 	before := s.web.Config()
@@ -67,10 +67,10 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// TestHarmNobody breaks one thing at a time. A container that reaches no GPU starts each time, byte
-// for byte; one that would reach a GPU is refused in order, or gets its grant where that can still
-// be proven.
-func TestHarmNobody(t *testing.T) {
+// TestHarmNoContainerWithoutAGPU breaks one thing at a time. A container that reaches no GPU starts
+// each time, with its spec unchanged to the byte. One that would reach a GPU is refused with a
+// sentence, or gets its grant if that can still be proven.
+func TestHarmNoContainerWithoutAGPU(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		breakIt      func(t *testing.T, s *scene)
@@ -165,7 +165,8 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// TestLockHeldForEver: who needs no grant never asks for the lock; who needs one gets an answer.
+// TestLockHeldForEver: a create without a grant never takes the lock; one with a grant gets an
+// answer.
 func TestLockHeldForEver(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -183,7 +184,7 @@ func TestLockHeldForEver(t *testing.T) {
 	}
 }
 
-// TestRefusalLeavesTheGrantFree: what was bound before it went wrong is free again.
+// TestRefusalLeavesTheGrantFree: a binding is undone if the create is refused afterwards.
 func TestRefusalLeavesTheGrantFree(t *testing.T) {
 	s := newScene(t)
 	rig.ReadOnly(t, s.path("bundles"))
@@ -194,7 +195,7 @@ func TestRefusalLeavesTheGrantFree(t *testing.T) {
 }
 
 // TestUnreadableLedgerAndIdentity: a pod's container may own a grant that cannot be read. If it
-// asks for nothing else it starts without a GPU, and that is recorded.
+// requests nothing else it starts without a GPU, and that is recorded.
 func TestUnreadableLedgerAndIdentity(t *testing.T) {
 	for name, breakIt := range map[string]func(*rig.Node, grant.ID){
 		"damaged entry": func(n *rig.Node, id grant.ID) { n.Write("state/grants/"+string(id)+".json", "{") },
@@ -223,8 +224,8 @@ func TestUnreadableLedgerAndIdentity(t *testing.T) {
 	}
 }
 
-// TestReboot: grants survive it, bindings do not, and nothing gets a GPU by a snapshot of the boot
-// before.
+// TestReboot: grants survive it, bindings do not, and no container gets a GPU by a snapshot of the
+// previous boot.
 func TestReboot(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")

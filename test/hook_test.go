@@ -20,18 +20,18 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestHook tells its stories on cgroup v1 and v2, with runc and crun. None of them has the wrapper
-// unless it says so.
+// TestHook runs its stories on cgroup v1 and v2, with runc and crun. The wrapper runs only in
+// stories that name it.
 func TestHook(t *testing.T) {
 	stories := []struct {
 		name string
-		tell func(*testing.T, string)
+		run  func(*testing.T, string)
 	}{
 		{"gives exactly the grant", hookGivesExactlyTheGrant},
-		{"refuses what it cannot make whole", hookRefusesWhatItCannotMakeWhole},
+		{"refuses partial edits", hookRefusesPartialEdits},
 		{"follows no link of an image", hookFollowsNoLinkOfAnImage},
 		{"leaves others alone", hookLeavesOthersAlone},
-		{"writes into no file of a tenant's choice", hookWritesIntoNoFileOfATenantsChoice},
+		{"writes no file of a tenant's choice", hookWritesNoFileOfATenantsChoice},
 		{"beside the wrapper", hookBesideTheWrapper},
 		{"follows the container", hookFollowsTheContainer},
 		{"strips privileged containers", hookStripsPrivileged},
@@ -47,7 +47,7 @@ func TestHook(t *testing.T) {
 				t.Run(runtime, func(t *testing.T) {
 					rig.NeedRuntime(t, runtime)
 					for _, s := range stories {
-						t.Run(s.name, func(t *testing.T) { s.tell(t, runtime) })
+						t.Run(s.name, func(t *testing.T) { s.run(t, runtime) })
 					}
 				})
 			}
@@ -79,7 +79,7 @@ func hookGivesExactlyTheGrant(t *testing.T, runtime string) {
 	}
 }
 
-// isRefusedByHook: the runtime fails its create, and the engine can show why.
+// isRefusedByHook: the runtime's create fails, and the engine can show the reason.
 func isRefusedByHook(t *testing.T, r rig.Result, code grant.Code) {
 	t.Helper()
 	if r.Code == 0 || r.Stdout != "" || !strings.Contains(r.Stderr, "gpuledger: refused ("+string(code)+
@@ -88,8 +88,8 @@ func isRefusedByHook(t *testing.T, r rig.Result, code grant.Code) {
 	}
 }
 
-// hookRefusesWhatItCannotMakeWhole, before it changes anything, and leaves the grant free.
-func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
+// hookRefusesPartialEdits before it changes anything, and leaves the grant free.
+func hookRefusesPartialEdits(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
 	shared := ""
@@ -106,11 +106,11 @@ func hookRefusesWhatItCannotMakeWhole(t *testing.T, runtime string) {
 		edit rig.Edit
 	}{
 		{"a user namespace", grant.InjectionImpossible, userNamespace},
-		{"MPS settings of its own", grant.InjectionImpossible,
+		{"other MPS settings", grant.InjectionImpossible,
 			rig.Env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=9=1G")},
 		{"a tmpfs without devices for /dev", grant.InjectionImpossible,
 			func(s *specs.Spec) { s.Mounts[1].Options = append(s.Mounts[1].Options, "nodev") }},
-		{"no /dev of its own", grant.InjectionImpossible, func(s *specs.Spec) { s.Mounts = s.Mounts[:1] }},
+		{"no separate /dev", grant.InjectionImpossible, func(s *specs.Spec) { s.Mounts = s.Mounts[:1] }},
 		{"a directory for /dev", grant.InjectionImpossible, func(s *specs.Spec) {
 			s.Mounts[1] = specs.Mount{Destination: "/dev", Type: "bind", Source: canary,
 				Options: []string{"rbind"}}
@@ -155,7 +155,7 @@ func userNamespace(s *specs.Spec) {
 	s.Mounts = s.Mounts[:2]
 }
 
-// hookFollowsNoLinkOfAnImage: wherever an image lets /dev lead, nothing of the host changes.
+// hookFollowsNoLinkOfAnImage: wherever an image's /dev leads, nothing of the host changes.
 func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
@@ -171,7 +171,7 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 		}
 		wantState(t, n, reference.ID, link, grant.Free)
 	}
-	// runc 1.1.5 itself writes links of its own through such a link; ours would be nodes.
+	// runc 1.1.5 itself makes links through such a link; gpuledger would make nodes.
 	for _, dir := range []string{canary, elsewhere} {
 		if nodes, _ := filepath.Glob(dir + "/nvidia*"); len(nodes) != 0 {
 			t.Errorf("%s is touched: %v", dir, nodes)
@@ -182,9 +182,9 @@ func hookFollowsNoLinkOfAnImage(t *testing.T, runtime string) {
 	}
 }
 
-// hookWritesIntoNoFileOfATenantsChoice: crun opens what run.oci.hooks.stderr names for its hooks,
-// as root on the node. A refusal repeats the tenant's words, and reaches the engine all the same.
-func hookWritesIntoNoFileOfATenantsChoice(t *testing.T, runtime string) {
+// hookWritesNoFileOfATenantsChoice: crun opens what run.oci.hooks.stderr names for its hooks, as
+// root on the node. A refusal repeats the tenant's words, and reaches the engine all the same.
+func hookWritesNoFileOfATenantsChoice(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "1GiB")
 	fifo := filepath.Join(n.Dir, "fifo")
@@ -225,12 +225,12 @@ func realGPU() bool {
 	return err == nil
 }
 
-// inventoryOfItself prints all by which a hook could have changed a container.
+// inventoryOfItself prints everything by which a hook could have changed a container.
 const inventoryOfItself = `cat /proc/self/mountinfo | busybox sed 's/^[0-9]* [0-9]* [0-9:]* //' | busybox sed 's/,size=[0-9a-z]*//'; busybox ls -l /dev | busybox sed 's/ [A-Z][a-z][a-z] .* / /'
 cat /sys/fs/cgroup/devices/*/*/devices.list 2>&1; busybox env; for node in null zero full random tty nvidia0 nvidiactl; do busybox head -c0 /dev/$node 2>&1; done`
 
-// hookLeavesOthersAlone: a container that reaches no GPU is what it is without the hook, whatever
-// is broken.
+// hookLeavesOthersAlone: a container that reaches no GPU is as it is without the hook, whatever is
+// broken.
 func hookLeavesOthersAlone(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	b := n.Bundle("c", rig.Shell("alias cat='busybox cat'; PATH=/bin; "+
@@ -269,7 +269,7 @@ func hookLeavesOthersAlone(t *testing.T, runtime string) {
 	}
 }
 
-// hookBesideTheWrapper: what the wrapper has bound and edited is whole, and stays as it is.
+// hookBesideTheWrapper: what the wrapper has bound and edited is complete, and stays as it is.
 func hookBesideTheWrapper(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -295,7 +295,7 @@ func hookBesideTheWrapper(t *testing.T, runtime string) {
 func hookFollowsTheContainer(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 	reference := n.Grant("--memory", "4GiB")
-	// more than once is as good as once
+	// a second call has the same result
 	b := n.Bundle("c", with(reference), n.HookedAt("prestart", "createRuntime", "createRuntime", "poststop"))
 	if r := b.RealCreate(); r.Code != 0 {
 		t.Fatalf("%+v", r)
@@ -343,8 +343,7 @@ func hookFollowsTheContainer(t *testing.T, runtime string) {
 	wantState(t, n, reference.ID, "at the end", grant.Free)
 }
 
-// privilegedProbe lists the nodes of GPUs, and opens those that the image carries and what it needs
-// otherwise.
+// privilegedProbe lists the nodes of GPUs, and opens those in the image and what else it needs.
 const privilegedProbe = `open() { /bin/busybox head -c0 "$1" 2>&1 | /bin/busybox sed "s/.*: //"; }
 /bin/busybox ls /dev/nvidia[0-9c]* /dev/fuse 2>/dev/null
 for node in /tmp/gpu0 /tmp/gpu1 /tmp/control /tmp/other /dev/null; do open $node; done; echo end`
@@ -395,7 +394,7 @@ func TestHookRefusesPrivileged(t *testing.T) {
 		grant.PrivilegedGPU)
 }
 
-// hookAdopts what a trusted scheduler wrote, once, with the wrapper before it or without.
+// hookAdopts what a trusted scheduler wrote, once, with and without the wrapper before it.
 func hookAdopts(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Runtime: runtime, Config: adopts})
 	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), rig.Shell(probe), n.Hooked)
@@ -418,8 +417,8 @@ func hookAdopts(t *testing.T, runtime string) {
 	n.CheckSound("at the end")
 }
 
-// TestHookOfTwoContainersWithOneGrantLetsOneStart: the hooks of both ask at once.
-func TestHookOfTwoContainersWithOneGrantLetsOneStart(t *testing.T) {
+// TestHooksOfTwoContainersWithOneGrant: both hooks run at once, and one container starts.
+func TestHooksOfTwoContainersWithOneGrant(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
 	for round := range torture(20) {
@@ -437,7 +436,7 @@ func TestHookOfTwoContainersWithOneGrantLetsOneStart(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// TestHookArgv: what is no stage of ours fails, and poststop never does.
+// TestHookArgv: an unknown stage fails, and poststop never does.
 func TestHookArgv(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	for _, c := range []struct {
@@ -499,9 +498,8 @@ func TestHookPrecreate(t *testing.T) {
 	}
 }
 
-// TestHookScrubsItsEnvironment: variables that would make a program do something else do nothing
-// here.
-func TestHookScrubsItsEnvironment(t *testing.T) {
+// TestHookClearsItsEnvironment: variables that change what a program does have no effect here.
+func TestHookClearsItsEnvironment(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	marker := n.Dir + "/marker"
 	cmd := exec.Command(rig.Binary(t, "gpuledger-hook"), "precreate")
@@ -536,7 +534,7 @@ func TestLiveBindings(t *testing.T) {
 	}
 	if d := door.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound ||
 		!strings.Contains(d.Message, "who knows") {
-		t.Errorf("nobody knows who creates it: %+v", d.Verdict)
+		t.Errorf("its creator is unknown: %+v", d.Verdict)
 	}
 	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || !d.Bound || d.Known {
 		t.Errorf("first: %+v", d)
@@ -549,7 +547,7 @@ func TestLiveBindings(t *testing.T) {
 		t.Errorf("by a child of the creator, as crun's: %+v", d)
 	}
 	if d := door.Admit(ask(nil, other)); d.Code != grant.GrantInUse || d.Bound {
-		t.Errorf("by somebody else: %+v", d)
+		t.Errorf("by another process: %+v", d)
 	}
 	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: "c"}))
 	wantState(t, n, reference.ID, "at the end", grant.Free)

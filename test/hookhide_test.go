@@ -13,7 +13,8 @@ import (
 )
 
 // hookHidesNothingFromAnotherInjector: NVIDIA's legacy hook, which hooks directories put into every
-// container, reads in config.json what the environment asks for. A hook cannot hide it there.
+// container, reads from config.json what the environment requests. gpuledger's hook cannot hide it
+// there.
 func hookHidesNothingFromAnotherInjector(t *testing.T, runtime string) {
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime, Config: "[policy]\nungranted = \"hide\"\n"})
 	marker := filepath.Join(n.Dir, "injected")

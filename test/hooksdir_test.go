@@ -37,7 +37,7 @@ func TestHooksDirectories(t *testing.T) {
 		d.DisallowUnknownFields()
 		must(t, d.Decode(&f))
 		engine := map[string]string{"cri-o": ".crio", "podman": ".podman"}[filepath.Base(filepath.Dir(path))]
-		stages := []string{"createRuntime", "poststop"} // CRI-O knows only the specification's
+		stages := []string{"createRuntime", "poststop"} // CRI-O reads only the specification's
 		if engine == ".podman" {
 			stages = append(stages, "precreate")
 		}
@@ -52,8 +52,8 @@ func TestHooksDirectories(t *testing.T) {
 	}
 }
 
-// hooksDirectory is the one that we ship for Podman, with this node's programs and configuration;
-// without says what to leave out.
+// hooksDirectory is the one that gpuledger ships for Podman, with this node's programs and
+// configuration; without names what to leave out.
 func hooksDirectory(t *testing.T, n *rig.Node, without string) string {
 	dir := filepath.Join(n.Dir, "hooks.d"+without)
 	must(t, os.MkdirAll(dir, 0o755))
@@ -69,8 +69,8 @@ func hooksDirectory(t *testing.T, n *rig.Node, without string) string {
 	return dir
 }
 
-// TestPodmanCallsTheHook: Podman with our hooks directory, with and without its own stage before
-// the create.
+// TestPodmanCallsTheHook: Podman with gpuledger's hooks directory, with and without its own stage
+// before the create.
 func TestPodmanCallsTheHook(t *testing.T) {
 	rig.Need(t, "podman", "conmon")
 	if rig.Under(t, rig.V1) {
@@ -106,7 +106,7 @@ func podmanStory(t *testing.T, n *rig.Node, without string) {
 	wantState(t, n, reference.ID, "afterwards", grant.Free)
 	r := b.PodmanRun(hooks, "echo started", "--env", "NVIDIA_VISIBLE_DEVICES=all")
 	reason := "gpuledger: refused (visible-devices-all): "
-	// Podman shows crun's log, in which crun says no more than this
+	// Podman shows crun's log, in which crun writes no more than this
 	if without == "precreate" && n.Runtime == "crun" {
 		reason = "error executing hook"
 	}

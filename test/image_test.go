@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
 	return 0;
 }`
 
-// withVendors adds what OpenCL and EGL programs look for to the driver of a node.
+// withVendors adds what OpenCL and EGL programs search for to the driver of a node.
 func withVendors(t *testing.T, n *rig.Node) {
 	t.Helper()
 	withDriver(t, n)
@@ -69,8 +69,9 @@ func withVendors(t *testing.T, n *rig.Node) {
 	n.Must("inventory", "refresh")
 }
 
-// TestVendorsInImagesOfAllShapes: what looks for a vendor's library by a file finds it in each
-// image, without LD_LIBRARY_PATH, and the cache lists it. What was not asked for is not there.
+// TestVendorsInImagesOfAllShapes: a program that searches for a vendor's library by a file finds it
+// in each image, without LD_LIBRARY_PATH, and the cache lists it. Libraries that were not requested
+// are missing.
 func TestVendorsInImagesOfAllShapes(t *testing.T) {
 	rig.Need(t, "gcc", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})
@@ -112,7 +113,7 @@ func packed(t *testing.T, n *rig.Node, name string, files map[string]string) (de
 	t.Helper()
 	dir := filepath.Join(n.Dir, "packages", name)
 	files["DEBIAN/control"] = "Package: " + name +
-		"\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.com>\nDescription: of a test\n"
+		"\nVersion: 1\nArchitecture: all\nMaintainer: test <test@example.com>\nDescription: of a test\n"
 	for path, content := range files {
 		must(t, os.MkdirAll(filepath.Dir(dir+"/"+path), 0o755),
 			os.WriteFile(dir+"/"+path, []byte(content), 0o755))
@@ -143,9 +144,9 @@ func brings(t *testing.T, rootfs, libraries, program string) {
 	}
 }
 
-// TestAPackageIsInstalledInTheContainer, one that brings a library: the package manager runs
-// ldconfig, which replaces the cache that we have written, and programs find both the package's
-// library and the driver's.
+// TestAPackageIsInstalledInTheContainer that has a library: the package manager runs ldconfig,
+// which replaces the cache that gpuledger wrote, and programs find both the package's library and
+// the driver's.
 func TestAPackageIsInstalledInTheContainer(t *testing.T) {
 	rig.Need(t, "gcc", "dpkg", "dpkg-deb", "tar", "ldd", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})

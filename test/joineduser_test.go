@@ -14,7 +14,7 @@ import (
 )
 
 // TestAJoinedUserNamespaceIsRecorded: a container that joins a user namespace with the node's root
-// in it writes what root owns. The namespace tells, not the maps in the spec.
+// in it writes root's files. The namespace counts, not the maps in the spec.
 func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -30,7 +30,7 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 		}
 		for id, c := range map[string]struct {
 			root     int
-			told     uint32 // what the spec's maps say the root is
+			told     uint32 // the root id in the spec's maps
 			recorded bool
 		}{"roots": {0, 0, true}, "others": {100000, 100000, false}, "lies": {0, 100000, true}} {
 			t.Run(id, func(t *testing.T) {

@@ -19,14 +19,14 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// shape is how an image lays its libraries out, with this machine's own glibc.
+// shape is how an image arranges its libraries, with this machine's own glibc.
 type shape struct {
 	dirs   []string // the loader's
-	loader string   // where programs look for it
-	cache  string   // what the loader asks; as long as the usual one
+	loader string   // where programs search for it
+	cache  string   // what the loader opens; as long as the usual path
 	conf   string   // /etc/ld.so.conf
 	bare   bool     // neither shell nor ldconfig
-	musl   bool     // Alpine's loader lies there too
+	musl   bool     // Alpine's loader is there too
 }
 
 const usualCache = "/etc/ld.so.cache"
@@ -73,7 +73,7 @@ func (s shape) make(t *testing.T, b *rig.Bundle) {
 	}
 }
 
-// loaderOf puts this shape's directories and its cache in the place of Debian's.
+// loaderOf puts this shape's directories and its cache at the paths of Debian's.
 func (s shape) loaderOf(t *testing.T, loader string) string {
 	t.Helper()
 	// before the names; the compiler has put some into the code, too, so they stay, and slashes
@@ -99,8 +99,8 @@ func (s shape) loaderOf(t *testing.T, loader string) string {
 }
 
 // TestImagesOfAllShapes: in each a program finds the driver by the names that programs use, and
-// without LD_LIBRARY_PATH; what asks the cache sees it there, also after the image's own ldconfig
-// has run; and nothing was run for it.
+// without LD_LIBRARY_PATH. A program that reads the cache finds it there, also after the image's
+// own ldconfig has run. No program ran for it.
 func TestImagesOfAllShapes(t *testing.T) {
 	rig.Need(t, "gcc", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})
@@ -132,7 +132,7 @@ func TestImagesOfAllShapes(t *testing.T) {
 			}
 			_, err := os.Lstat(filepath.Join(b.Dir, "rootfs", usualCache))
 			if asks := s.cache == usualCache; asks != (err == nil) {
-				t.Errorf("the loader asks the cache: %v; it has one: %v", asks, err)
+				t.Errorf("the loader reads the cache: %v; it has one: %v", asks, err)
 			}
 		})
 	}
@@ -146,7 +146,7 @@ func edited(t *testing.T, b *rig.Bundle, edit rig.Edit) (spec specs.Spec) {
 	return spec
 }
 
-// oldDriver gives an image a libcuda.so.1 of its own, which its cache names.
+// oldDriver gives an image an old libcuda.so.1, which its cache names.
 func oldDriver(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	rootfs := filepath.Join(b.Dir, "rootfs")
@@ -159,8 +159,8 @@ func oldDriver(t *testing.T, b *rig.Bundle) {
 	}
 }
 
-// TestAnImagesOwnDriverDoesNotWin: its cache names an old one. Without a grant it has its own
-// again, after a delete and without one.
+// TestAnImagesOwnDriverDoesNotWin: its cache names an old one. Without a grant the image's driver
+// is found again, after a delete and without one.
 func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 	rig.Need(t, "gcc", "/sbin/ldconfig")
 	n := rig.NewNode(t, rig.Setup{})
@@ -198,7 +198,7 @@ func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	if after := filesOf(t, rootfs); !slices.Equal(after, files) {
-		t.Errorf("left in the image: %q; gone: %q", beyond(after, files), beyond(files, after))
+		t.Errorf("left in the image: %q; removed: %q", beyond(after, files), beyond(files, after))
 	}
 	if after := rig.Run(exec.Command("/sbin/ldconfig", "-p", "-C",
 		rootfs+usualCache)); strings.Contains(after.Stdout, "nvidia") ||
@@ -209,7 +209,7 @@ func TestAnImagesOwnDriverDoesNotWin(t *testing.T) {
 	want("after", "the image", b.Run())
 }
 
-// filesOf lists what lies in an image, by name alone. The directories that a runtime made stay.
+// filesOf lists an image's files by name. The directories that a runtime made stay.
 func filesOf(t *testing.T, rootfs string) (names []string) {
 	t.Helper()
 	must(t, filepath.WalkDir(rootfs, func(path string, entry fs.DirEntry, err error) error {
@@ -221,7 +221,7 @@ func filesOf(t *testing.T, rootfs string) (names []string) {
 	return names
 }
 
-// TestALiveContainersFilesStay: a delete that the real runtime refuses takes nothing away.
+// TestALiveContainersFilesStay: a delete that the real runtime refuses removes nothing.
 func TestALiveContainersFilesStay(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
@@ -240,9 +240,9 @@ func TestALiveContainersFilesStay(t *testing.T) {
 	}
 }
 
-// TestAnOddEtcHarmsNobody: the container starts, has its driver, and the log says what it does not
-// have.
-func TestAnOddEtcHarmsNobody(t *testing.T) {
+// TestAnOddEtcPreventsNoStart: the container starts and has its driver, and the log names what it
+// lacks.
+func TestAnOddEtcPreventsNoStart(t *testing.T) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
@@ -267,7 +267,7 @@ func TestAnOddEtcHarmsNobody(t *testing.T) {
 		t.Errorf("the host has %q, had %q", beyond(after, before), beyond(before, after))
 	}
 	if log := read(t, n.Dir+"/audit.jsonl"); strings.Count(log, "ld.so.cache lists no driver: ") != 4 {
-		t.Errorf("the log says\n%s", log)
+		t.Errorf("the log has\n%s", log)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// leftovers is a script of sh under leftovers.sh, as make test runs go test.
+// leftovers is a shell script that runs under leftovers.sh, as make test runs go test.
 func leftovers(script string, args ...string) *exec.Cmd {
 	return exec.Command("rig/leftovers.sh", append([]string{"sh", "-c", script, "sh"}, args...)...)
 }
@@ -34,8 +34,8 @@ func cgroupRoots(t *testing.T) []string {
 	return roots
 }
 
-// otherEngine is what others have on the machine: a cgroup in each hierarchy, state where crun has
-// it, a mount, a container of runc's in its usual place.
+// otherEngine is what other programs have on the machine: a cgroup in each hierarchy, state in
+// crun's directory, a mount, a container of runc's at its usual path.
 type otherEngine struct {
 	container *rig.Bundle
 	dirs      []string
@@ -79,8 +79,8 @@ func (o otherEngine) goAway() error {
 	return nil
 }
 
-// comeAndGo does so until it is told to end.
-func (o otherEngine) comeAndGo(done <-chan bool) error {
+// churn creates and removes it until it is stopped.
+func (o otherEngine) churn(done <-chan bool) error {
 	for {
 		select {
 		case <-done:
@@ -93,7 +93,7 @@ func (o otherEngine) comeAndGo(done <-chan bool) error {
 	}
 }
 
-// A machine on which others come and go: the run is green whatever they make or remove meanwhile.
+// Other programs create and remove things on the machine, and the run succeeds all the same.
 func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -101,10 +101,10 @@ func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	must(t, goes.come())
 
 	done, ended := make(chan bool), make(chan error, 1)
-	go func() { ended <- newOtherEngine(t, n, "busy").comeAndGo(done) }()
+	go func() { ended <- newOtherEngine(t, n, "busy").churn(done) }()
 
-	// Its own work, at the same places, is tidied; it ends once the others have changed what there
-	// is.
+	// What the run itself made, at the same paths, is removed; the run ends while the others change
+	// things.
 	n.Bundle("own", rig.Light, rig.Shell("exit 0"))
 	cmd := leftovers(`cd "$1" && runc run --bundle bundles/own own && mkdir -p /run/crun/own && rmdir /run/crun/own /run/crun /run/runc &&
 		rmdir $(ls -d /sys/fs/cgroup/gpuledger-* /sys/fs/cgroup/*/gpuledger-* 2>/dev/null); ls /run >seen
@@ -131,7 +131,7 @@ func TestLeftoversOfOthersDoNotCount(t *testing.T) {
 	}
 }
 
-// What the run itself leaves turns it red, and the machine has it no more afterwards.
+// What the run itself leaves makes it fail, and is removed afterwards.
 func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -178,7 +178,7 @@ func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 	}
 }
 
-// A container that is left is found by all that it has: its process, its state, its cgroups.
+// A container that is left is found by each of its parts: its process, its state, its cgroups.
 func TestLeftContainersCount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
@@ -191,8 +191,8 @@ func TestLeftContainersCount(t *testing.T) {
 	}
 }
 
-// wantNothingOf looks on the machine for what a run of leftovers.sh made there: its TMPDIR, and the
-// cgroups of the same name.
+// wantNothingOf checks the machine for what a run of leftovers.sh made: its TMPDIR, and the cgroups
+// of the same name.
 func wantNothingOf(t *testing.T, tmp string) {
 	t.Helper()
 	for _, place := range append(cgroupRoots(t), filepath.Dir(tmp)) {

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// What libcuda answers.
+// Results of libcuda.
 const (
 	had        = "0"
 	outOfReach = "2" // CUDA_ERROR_OUT_OF_MEMORY
@@ -46,23 +46,24 @@ func standIn(t *testing.T) string {
 	return dir
 }
 
-// shortPaths makes what the test makes lie in a directory that everybody may enter, and whose name
-// leaves room for a socket's.
+// shortPaths puts the test's files in a directory that every user may enter, and with a name short
+// enough for a socket's path.
 func shortPaths(t *testing.T) {
 	t.Helper()
 	rig.Mount(t, "tmpfs", "/mnt", "tmpfs", 0, "mode=755")
 	t.Setenv("TMPDIR", "/mnt")
 }
 
-// gpuNode is a node whose driver keeps a book of what it gave, and on which the shim is installed.
+// gpuNode is a node whose driver keeps a record of its allocations, and on which the shim is
+// installed.
 type gpuNode struct {
 	*rig.Node
 	built string
 	gpus  []grant.GPU
 }
 
-// newGPUNode makes one. In config {shim} is where the shim is; without an [enforcement] table it is
-// the one in use.
+// newGPUNode makes one. In config {shim} is the shim's directory; without an [enforcement] table it
+// is the one in use.
 func newGPUNode(t *testing.T, s rig.Setup) *gpuNode {
 	t.Helper()
 	rig.Need(t, "gcc")
@@ -94,7 +95,7 @@ func newGPUNode(t *testing.T, s rig.Setup) *gpuNode {
 }
 
 // container makes a bundle whose image is of this machine's kind, with the clients, and the
-// driver's book.
+// driver's record.
 func (n *gpuNode) container(id string, edits ...rig.Edit) *rig.Bundle {
 	t := n.T.(*testing.T)
 	t.Helper()
@@ -130,8 +131,8 @@ func (n *gpuNode) holding(id string, r grant.Reference, script string, edits ...
 		edits...)...)
 }
 
-// used is what a GPU's driver has given, in MiB: the stand-in's own tool tells it, without the
-// shim.
+// used is the memory that a GPU's driver has allocated, in MiB, by the stand-in's own tool and
+// without the shim.
 func (n *gpuNode) used(index int) int {
 	n.T.Helper()
 	lib, _ := filepath.Glob(n.built + "/driver/usr/lib/*")
@@ -151,7 +152,7 @@ func (n *gpuNode) used(index int) int {
 	return used
 }
 
-// start creates and starts a container that goes on.
+// start creates and starts a container that keeps running.
 func start(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	for _, r := range []rig.Result{b.Create(), b.Start()} {
@@ -161,7 +162,7 @@ func start(t *testing.T, b *rig.Bundle) {
 	}
 }
 
-// ask has a serving client allocate, and gives the driver's answer.
+// ask has a serving client allocate, and returns the driver's result.
 func ask(t *testing.T, b *rig.Bundle, number, mib int) string {
 	t.Helper()
 	tmp := filepath.Join(b.Dir, "rootfs/tmp")
@@ -202,7 +203,7 @@ func (n *gpuNode) strengthOf(r grant.Reference) string {
 }
 
 // TestAContainerSeesItsGrantAsTheGPU, and gets not a byte more: by dlopen and dlsym, in a static
-// program, with an empty environment, and in nvidia-smi. The strength is told wherever the grant
+// program, with an empty environment, and in nvidia-smi. The strength is shown wherever the grant
 // is.
 func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
@@ -234,15 +235,15 @@ func TestAContainerSeesItsGrantAsTheGPU(t *testing.T) {
 	}
 	b.KillInit()
 	b.Delete()
-	// the driver's book
+	// the driver's record
 	if left, err := os.ReadDir(filepath.Join(b.Dir, "rootfs/run")); err != nil || len(left) > 1 {
 		t.Errorf("the root file system has %v in /run: %v", left, err)
 	}
 }
 
-// TestAContainerWithLessStrengthThanItsGrantIsToldWhy: a grant is told with what the node gives,
-// and not every container can have it.
-func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
+// TestAWeakerContainerIsExplained: a grant is listed with the strength that the node gives, and a
+// container with a weaker one gets the reason.
+func TestAWeakerContainerIsExplained(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	granted := n.CLI("grant", "--memory", "1GiB")
 	reference, err := grant.ParseReference(strings.TrimSpace(granted.Stdout))
@@ -273,11 +274,11 @@ func TestAContainerWithLessStrengthThanItsGrantIsToldWhy(t *testing.T) {
 	full := n.holding("full", reference, "exec sleep 1000")
 	start(t, full)
 	if r := n.CLI("grants"); r.Stderr != "" {
-		t.Errorf("a container that has what its grant says: %s", r.Stderr)
+		t.Errorf("a container that has its grant's strength: %s", r.Stderr)
 	}
 }
 
-// TestNeighboursKeepTheirMemory: two containers on one GPU, both of whom want all of it.
+// TestNeighboursKeepTheirMemory: two containers on one GPU, both of which allocate all they can.
 func TestNeighboursKeepTheirMemory(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{GPUs: 1, Memory: "1024MiB"})
 	one, two := n.Grant("--memory", "256MiB"), n.Grant("--memory", "512MiB")
@@ -297,7 +298,7 @@ func TestNeighboursKeepTheirMemory(t *testing.T) {
 	}
 }
 
-// TestContainersOfAGrantShareItsLimit, and one that is killed holds nothing from then on.
+// TestContainersOfAGrantShareItsLimit, and one that is killed holds nothing afterwards.
 func TestContainersOfAGrantShareItsLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB", "--owner", "claim:c-1")
@@ -318,9 +319,9 @@ func TestContainersOfAGrantShareItsLimit(t *testing.T) {
 	}
 }
 
-// TestALimitGrowsAndShrinksUnderARunningProgram: at its next allocation. What is had above a
-// smaller one stays.
-func TestALimitGrowsAndShrinksUnderARunningProgram(t *testing.T) {
+// TestALimitChangesForARunningProgram: at its next allocation. What it has above a smaller limit
+// stays.
+func TestALimitChangesForARunningProgram(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{GPUs: 1, Memory: "4GiB"})
 	reference := n.Grant("--memory", "1GiB")
 	b := n.holding("c", reference, "exec /bin/gpu serve")
@@ -393,7 +394,7 @@ func TestRecordsEndWithTheirGrant(t *testing.T) {
 		t.Errorf("a grant that is draining: %s", got)
 	}
 	b.Kill()
-	rig.Eventually(t, "its container is gone", func() bool { return !rig.Lives(b.Init()) })
+	rig.Eventually(t, "its container has ended", func() bool { return !rig.Lives(b.Init()) })
 	rig.Eventually(t, "the wrapper's delete tidies", func() bool {
 		b.Delete()
 		return len(n.records()) == 0 ||
@@ -408,7 +409,7 @@ func TestRecordsEndWithTheirGrant(t *testing.T) {
 		t.Errorf("adopted: %+v", r)
 	}
 	must(t, os.MkdirAll(filepath.Join(n.Dir, "run/limits/g-aaaaaaaaaaaa"), 0o700))
-	rig.Eventually(t, "nothing is kept for anybody", func() bool {
+	rig.Eventually(t, "no records are left", func() bool {
 		n.Must("check")
 		return len(n.records()) == 0
 	})
@@ -450,8 +451,8 @@ func TestEveryEntryLimits(t *testing.T) {
 	}
 }
 
-// TestAnImagesOwnDriverIsLimited: what an image brings of the driver lies before the node's in
-// LD_LIBRARY_PATH, in its cache, or in a mount; the proxies go over each.
+// TestAnImagesOwnDriverIsLimited: an image's own driver files come before the node's in
+// LD_LIBRARY_PATH, in its cache, or in a mount; the proxies are mounted over each.
 func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
@@ -488,8 +489,8 @@ func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 	}
 }
 
-// TestATenantCannotRaiseItsLimit, nor harm others by what it may write: the records' file system is
-// small, and a region that has filled it is cut back when the next container needs the room.
+// TestATenantCannotRaiseItsLimit, nor harm others by what it may write. The records' file system is
+// small, and a region that has filled it is cut back when the next container needs the space.
 func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	one, two := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
@@ -521,14 +522,14 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	n.free(one)
 	if r := n.holding("again", one, "/bin/gpu total 1025").Run(); r.Stdout !=
 		"GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
-		t.Errorf("its own next container: %+v", r)
+		t.Errorf("its next container: %+v", r)
 	}
 }
 
-// TestATenantStopsNobodysStart: what it fills the others' room with may have no name there, because
-// its grant was taken from it and its container still has the file. The room is made larger, and
-// whoever looks is told how that container is found.
-func TestATenantStopsNobodysStart(t *testing.T) {
+// TestATenantStopsNoOtherStart: the file with which it fills the others' space may have no name
+// there, because its grant was released and its container still has the file open. The file system
+// is enlarged, and a check prints how to find that container.
+func TestATenantStopsNoOtherStart(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	one, two, three := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
 	b := n.holding("greedy", one, "until [ -e /tmp/go ]; do /bin/busybox sleep 0.05; done; /bin/busybox dd "+
@@ -571,10 +572,11 @@ func TestATenantStopsNobodysStart(t *testing.T) {
 	n.CheckSound("without that container")
 }
 
-// TestALeaseOfATenantHoldsNobodyUp: root of a container owns the file of its limits, as the node's
-// root does, and may have the kernel hold up whoever opens it for writing: 45 s each time, with the
-// ledger locked. Nobody waits for that; what it keeps from being changed is its own.
-func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
+// TestALeaseOfATenantDelaysNoOther: root of a container owns the file of its limits, as the node's
+// root does, and may have the kernel delay each open for writing: 45 s each time, with the ledger
+// locked. gpuledger does not wait for that. The lease keeps only the tenant's own file from being
+// changed.
+func TestALeaseOfATenantDelaysNoOther(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	hostile, other := n.Grant("--memory", "2GiB"), n.Grant("--memory", "2GiB")
 	b := n.holding("hostile", hostile, "exec /bin/gpu lease serve > /tmp/said")
@@ -594,14 +596,14 @@ func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
 	if g := n.Grants()[slices.IndexFunc(n.Grants(), func(g rig.Listed) bool {
 		return g.ID == hostile.ID
 	})]; g.GPUs[0].Memory != 2*grant.GiB {
-		t.Errorf("the ledger says %s", g.GPUs[0].Memory)
+		t.Errorf("the ledger has %s", g.GPUs[0].Memory)
 	}
 	n.Must("grant", "--update", string(other.ID), "--memory", "1GiB")
 	if r := n.holding("other", other, "/bin/gpu 1025 1024").Run(); r.Stdout != "1025 MiB: 2\n1024 MiB: 0\n" {
 		t.Errorf("another container: %+v", r)
 	}
 	if got := ask(t, b, 1, 2049); got != outOfReach {
-		t.Errorf("beyond its grant the driver says %s", got)
+		t.Errorf("beyond its grant the driver returns %s", got)
 	}
 	b.KillInit()
 	b.Delete()
@@ -610,9 +612,9 @@ func TestALeaseOfATenantHoldsNobodyUp(t *testing.T) {
 	n.Must("grant", "--update", string(hostile.ID), "--memory", "1GiB")
 }
 
-// TestWhereALimitCannotGo: a container whose mounts cover the place is refused with a sentence; a
-// tmpfs there does no harm.
-func TestWhereALimitCannotGo(t *testing.T) {
+// TestMountsOverTheRecordsDirectory: a container whose mounts cover it is refused with a sentence;
+// a tmpfs there does no harm.
+func TestMountsOverTheRecordsDirectory(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
 	mount := func(destination, kind, source string, options ...string) rig.Edit {
@@ -633,14 +635,14 @@ func TestWhereALimitCannotGo(t *testing.T) {
 	}
 	b := n.container("tmpfs", mount("/run", "tmpfs", "tmpfs", "noexec", "mode=755"),
 		rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Shell("/bin/gpu total"))
-	b.WriteSpec(bookLast(t, b))
+	b.WriteSpec(driverRecordLast(t, b))
 	if r := b.Run(); r.Stdout != "GPU 0 total 1024 MiB (0)\n" {
 		t.Errorf("with a tmpfs at /run: %+v", r)
 	}
 }
 
-// bookLast moves the mount of the driver's book behind the others.
-func bookLast(t *testing.T, b *rig.Bundle) specs.Spec {
+// driverRecordLast moves the mount of the driver's record behind the others.
+func driverRecordLast(t *testing.T, b *rig.Bundle) specs.Spec {
 	t.Helper()
 	var spec specs.Spec
 	must(t, json.Unmarshal(b.Config(), &spec))
@@ -650,9 +652,9 @@ func bookLast(t *testing.T, b *rig.Bundle) specs.Spec {
 	return spec
 }
 
-// TestTheStrengthIsTheTrueOne: without the shim, in an image that can load nothing, or for who can
-// undo it, it is none, and a policy that wants more refuses.
-func TestTheStrengthIsTheTrueOne(t *testing.T) {
+// TestStrengthNoneIsReported without the shim, in an image that can load nothing, and for a
+// container that can undo the limit. A policy that requires more refuses.
+func TestStrengthNoneIsReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string
 		edit   rig.Edit
@@ -693,8 +695,8 @@ func TestTheStrengthIsTheTrueOne(t *testing.T) {
 	}
 }
 
-// TestNRILimits: the proxies go where the node has the driver. An image with a libcuda of its own,
-// which the create could not see, does not start.
+// TestNRILimits: the proxies are mounted at the node's paths of the driver. An image with its own
+// libcuda, which the create could not see, does not start.
 func TestNRILimits(t *testing.T) {
 	shortPaths(t)
 	n := newGPUNode(t, rig.Setup{Engine: "containerd",
@@ -721,7 +723,7 @@ func TestNRILimits(t *testing.T) {
 	said := filepath.Join(b.Dir, "rootfs/tmp/said")
 	rig.Eventually(t, "the program is done", func() bool { _, err := os.Stat(said); return err == nil })
 	if got := read(t, said); got != "GPU 0 total 1024 MiB (0)\n1025 MiB: 2\n" {
-		t.Errorf("it says %q", got)
+		t.Errorf("it prints %q", got)
 	}
 	if got := n.strengthOf(reference); got != "library" {
 		t.Errorf("the grant has strength %q", got)
@@ -736,7 +738,7 @@ func TestNRILimits(t *testing.T) {
 	made(own)
 	if err := e.Begin(own); err == nil || !strings.Contains(err.Error(), "injection-impossible") ||
 		!strings.Contains(err.Error(), "/opt/libcuda.so.1") {
-		t.Errorf("an image with its own: %v", err)
+		t.Errorf("an image with its own libcuda: %v", err)
 	}
 }
 
@@ -744,9 +746,9 @@ func TestNRILimits(t *testing.T) {
 // TestACrashLeavesNoWrongLimit kills at each of them.
 var limitPoints = []string{"node/limited", "node/limit-lowered", "node/grant-changed"}
 
-// TestACrashLeavesNoWrongLimit: whoever dies while a grant changes leaves its containers with less
-// than it may be, never more; the next look at the ledger puts it right. Whoever dies before the
-// binding has taken nothing.
+// TestACrashLeavesNoWrongLimit: if a program dies while a grant changes, the containers have less
+// than they may have, never more; the next reconcile of the ledger repairs it. If it dies before
+// the binding, nothing is taken.
 func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Tags: []string{"failpoint"}, Memory: "8GiB"})
 	reference := n.Grant("--memory", "2GiB")
@@ -784,9 +786,10 @@ func TestACrashLeavesNoWrongLimit(t *testing.T) {
 	}
 }
 
-// TestAUserNamespaceHasItsLimit: the records lie below directories of the node's root alone, and
-// its own root is somebody else. By each runtime: what one opens before it enters the namespace the
-// other may open in it. (TestAUserNamespaceWithoutDeviceRules has crun, which wants other cgroups.)
+// TestAUserNamespaceHasItsLimit: the records are below directories that only the node's root owns,
+// and the container's root is another user. By each runtime: what one opens before it enters the
+// namespace the other may open in it. (TestAUserNamespaceWithoutDeviceRules has crun, which needs
+// other cgroups.)
 func TestAUserNamespaceHasItsLimit(t *testing.T) { limitedInAUserNamespace(t, "runc") }
 
 func limitedInAUserNamespace(t *testing.T, runtime string) {

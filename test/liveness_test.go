@@ -22,8 +22,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// lives are the ways in which a container comes to its end, and what then becomes of its grant. No
-// daemon runs: whoever looks finds out from the kernel.
+// lives are the ways in which a container ends, and the effect on its grant. No daemon runs: each
+// program reads the state from the kernel.
 var lives = map[string]func(t *testing.T, n *rig.Node){
 	"init killed":                               initKilled,
 	"deleted and created again":                 sameIDAgain,
@@ -45,11 +45,11 @@ var lives = map[string]func(t *testing.T, n *rig.Node){
 	"container without a GPU under a bound one": plainContainerBesideABinding,
 	"id taken over by a container without GPU":  idReusedWithoutGPU,
 	"default root of the runtime":               defaultRoot,
-	"first thread gone, others running":         firstThreadGone,
+	"first thread ended, others running":        firstThreadGone,
 	"seen from another time namespace":          seenFromAnotherTime,
 }
 
-func TestABindingLivesExactlyAsLongAsItsContainer(t *testing.T) {
+func TestABindingLivesAsLongAsItsContainer(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
 			if rig.Under(t, layout) {
@@ -69,7 +69,7 @@ func TestABindingLivesExactlyAsLongAsItsContainer(t *testing.T) {
 	}
 }
 
-// with is the edit that makes a container ask for the grant.
+// with is the edit that makes a container refer to the grant.
 func with(reference grant.Reference) rig.Edit {
 	return rig.Annotation("gpuledger.dev/grant", reference.String())
 }
@@ -94,8 +94,8 @@ func isRefused(t *testing.T, r rig.Result, code grant.Code) {
 	}
 }
 
-// wantState waits a little: the kernel takes a killed process out of its cgroup after it has become
-// a zombie.
+// wantState waits a little: the kernel removes a killed process from its cgroup only after it has
+// become a zombie.
 func wantState(t *testing.T, n *rig.Node, id grant.ID, when string, want grant.State) {
 	t.Helper()
 	got := n.State(id)
@@ -112,7 +112,7 @@ func becomesFree(t *testing.T, n *rig.Node, id grant.ID) {
 	rig.Eventually(t, "the grant is free", func() bool { return n.State(id) == grant.Free })
 }
 
-// Attempt 0 has exited and nobody has deleted it, as an engine may do that starts attempt 1.
+// Attempt 0 has exited and was not deleted, as with an engine that starts attempt 1 first.
 func initKilled(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	first := starts(t, n.Bundle("attempt-0", with(g)))
@@ -156,7 +156,7 @@ func runtimeKilledInCreate(t *testing.T, n *rig.Node) {
 	wantState(t, n, g.ID, "being created", grant.Bound)
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	n.Write("go", "") // the hook may end; what it waited for is gone
+	n.Write("go", "") // the hook may end; what it waited for has ended
 	if dirs, _ := filepath.Glob(filepath.Join(n.Root, "half")); len(dirs) == 0 {
 		t.Error("the killed runtime left no state directory, so this proves little")
 	}
@@ -165,8 +165,7 @@ func runtimeKilledInCreate(t *testing.T, n *rig.Node) {
 	n.CheckSound("at the end")
 }
 
-// An engine deletes what it knows was created. What the kernel says is there stays bound until
-// then.
+// An engine deletes what it has created. What the kernel still shows stays bound until then.
 func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	kills, created, remains := torture(20), 0, 0
@@ -181,7 +180,7 @@ func runtimeKilledAnywhere(t *testing.T, n *rig.Node) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		rig.Eventually(t, "the grant is bound to a container that is there, or free", func() bool {
-			// a killed crun can leave a child that it told nobody of
+			// a killed crun can leave a child that it has not reported
 			there := b.Init() != 0 || len(b.Processes()) > 0
 			return (n.State(g.ID) == grant.Bound) == there &&
 				there == (b.Init() != 0 || len(b.Processes()) > 0)
@@ -263,14 +262,15 @@ func reboot(t *testing.T, n *rig.Node) {
 
 func childOutlivesInit(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
-	// The child leaves init's session, as a daemon does; nothing but the cgroup holds it.
+	// The child leaves init's session, as a daemon does; only the cgroup still shows that it
+	// belongs to the container.
 	b := starts(t, n.Bundle("c", with(g), rig.NodePIDs,
 		rig.Shell("/bin/busybox setsid /bin/busybox sleep 1000 </dev/null >/dev/null 2>&1 & exec "+
 			"/bin/busybox sleep 1000")))
 	init := b.Init()
 	rig.Eventually(t, "the child runs", func() bool { return len(b.Processes()) == 2 })
 	b.KillInit()
-	wantState(t, n, g.ID, "init is gone, its child is not", grant.Bound)
+	wantState(t, n, g.ID, "init has ended, its child has not", grant.Bound)
 	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantInUse)
 	for _, pid := range b.Processes() {
 		if pid == init {
@@ -282,8 +282,8 @@ func childOutlivesInit(t *testing.T, n *rig.Node) {
 	starts(t, n.Bundle("d", with(g)))
 }
 
-// Pids mean nothing in another pid namespace. What cannot be told is never free, and nothing is
-// tidied away.
+// Pids mean nothing in another pid namespace. A binding with an unknown state is never free, and is
+// not removed.
 func seenFromElsewhere(t *testing.T, n *rig.Node) {
 	rig.Need(t, "unshare")
 	cli, wrapper := rig.Binary(t, "gpuledger", n.Tags...), rig.Binary(t, "gpuledger-runtime", n.Tags...)
@@ -315,9 +315,9 @@ func claimIsShared(t *testing.T, n *rig.Node) {
 		t.Errorf("got %+v, want one grant with two bindings", all)
 	}
 	first.End()
-	wantState(t, n, g.ID, "one of two is gone", grant.Bound)
+	wantState(t, n, g.ID, "one of two has ended", grant.Bound)
 	second.KillInit()
-	wantState(t, n, g.ID, "both are gone", grant.Free)
+	wantState(t, n, g.ID, "both have ended", grant.Free)
 }
 
 func releasedWhileInUse(t *testing.T, n *rig.Node) {
@@ -330,7 +330,7 @@ func releasedWhileInUse(t *testing.T, n *rig.Node) {
 	}
 	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantExpired)
 	b.KillInit()
-	wantState(t, n, g.ID, "its container is gone", "")
+	wantState(t, n, g.ID, "its container has ended", "")
 	n.Must("grant", "--mode", "exclusive", "--gpu", "0")
 	isRefused(t, n.Bundle("d", with(g)).Create(), grant.GrantNotFound)
 	n.CheckSound("at the end")
@@ -341,14 +341,15 @@ func releasedByForce(t *testing.T, n *rig.Node) {
 	starts(t, n.Bundle("c", with(g)))
 	if out := n.Must("release", "--force", string(g.ID)); !strings.Contains(out,
 		`container c still reaches its GPUs`) {
-		t.Errorf("release --force says %q, want that the container still reaches the GPU", out)
+		t.Errorf("release --force prints %q, want that the container still reaches the GPU", out)
 	}
 	wantState(t, n, g.ID, "released by force", "")
 	n.Must("grant", "--mode", "exclusive", "--gpu", "0")
 	n.CheckSound("at the end")
 }
 
-// Were the second create bound in place of the first, the first container's grant would look free.
+// If the second create replaced the first one's binding, the first container's grant would look
+// free.
 func idTakenInCreate(t *testing.T, n *rig.Node) {
 	mine, other := n.Grant("--memory", "4GiB"), n.Grant("--memory", "4GiB")
 	held, waits := n.HeldUntil(filepath.Join(n.Dir, "go"))
@@ -379,8 +380,7 @@ func idTakenByRunning(t *testing.T, n *rig.Node) {
 	wantState(t, n, other.ID, "refused", grant.Free)
 }
 
-// The real runtime refuses the id; the binding is not the business of a container that asks for no
-// GPU.
+// The real runtime refuses the id; a container that requests no GPU does not affect the binding.
 func plainContainerBesideABinding(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	starts(t, n.Bundle("c", with(g)))
@@ -392,8 +392,8 @@ func plainContainerBesideABinding(t *testing.T, n *rig.Node) {
 	wantState(t, n, g.ID, "after it", grant.Bound)
 }
 
-// The delete of a container that runs leaves its binding for whoever looks next. It must not come
-// to life again with another container of the id.
+// The delete of a running container leaves its binding for the next program that reads it. It must
+// not become valid again with another container of the id.
 func idReusedWithoutGPU(t *testing.T, n *rig.Node) {
 	g := n.Grant("--memory", "4GiB")
 	if r := starts(t, n.Bundle("c", with(g))).Delete(); r.Code != 0 {
@@ -403,7 +403,7 @@ func idReusedWithoutGPU(t *testing.T, n *rig.Node) {
 	wantState(t, n, g.ID, "a container of the same id runs without it", grant.Free)
 }
 
-// Podman names no --root. Where the state lies then is the runtime's own choice: crun follows
+// Podman passes no --root. The runtime then chooses the directory of the state: crun follows
 // XDG_RUNTIME_DIR, for root too, runc does not.
 func defaultRoot(t *testing.T, n *rig.Node) {
 	n.HideRun()
@@ -438,8 +438,8 @@ func seenFromAnotherTime(t *testing.T, n *rig.Node) {
 	}
 }
 
-// othersInItsCgroup would have its device rules, and so its GPUs. A cgroup that somebody has left
-// behind is as good as none.
+// othersInItsCgroup would have its device rules, and so its GPUs. A cgroup without processes is
+// like no cgroup.
 func othersInItsCgroup(t *testing.T, n *rig.Node) {
 	reference := n.Grant("--memory", "1GiB")
 	b := n.Bundle("c", with(reference), rig.Light)
@@ -461,29 +461,29 @@ func othersInItsCgroup(t *testing.T, n *rig.Node) {
 	wantState(t, n, reference.ID, "at the end", grant.Free)
 }
 
-// othersOutliveIt: whoever is in its cgroup has its GPUs, though the runtime has forgotten the
+// othersOutliveIt: a process in its cgroup has its GPUs, though the runtime has forgotten the
 // container.
 func othersOutliveIt(t *testing.T, n *rig.Node) {
 	reference := n.Grant("--memory", "1GiB")
 	b := n.Bundle("c", with(reference), rig.Light)
 	starts(t, b)
-	stranger := exec.Command("sleep", "1000")
-	must(t, stranger.Start())
-	t.Cleanup(func() { _ = stranger.Process.Kill(); _ = stranger.Wait() })
-	inCgroup(t, b, stranger.Process.Pid)
+	outsider := exec.Command("sleep", "1000")
+	must(t, outsider.Start())
+	t.Cleanup(func() { _ = outsider.Process.Kill(); _ = outsider.Wait() })
+	inCgroup(t, b, outsider.Process.Pid)
 	b.KillInit()
 	must(t, os.RemoveAll(filepath.Join(n.Root, b.ID)))
-	wantState(t, n, reference.ID, "the container forgotten, a stranger in its cgroup", grant.Bound)
+	wantState(t, n, reference.ID, "the container forgotten, another process in its cgroup", grant.Bound)
 	wantRefused(t, n.Bundle("next", with(reference), rig.Light).Create(), "grant-in-use")
-	must(t, stranger.Process.Kill())
-	_ = stranger.Wait()
+	must(t, outsider.Process.Kill())
+	_ = outsider.Wait()
 	becomesFree(t, n, reference.ID)
 	b.End()
 }
 
 // firstThreadGone: the container's only process has ended its first thread, and holds the GPU by
-// another one. The kernel tells the root of each hierarchy of version 1 for it. The spec names no
-// cgroup, and the runtime's state cannot be read.
+// another one. The kernel then reports the root of each hierarchy of version 1 for it. The spec
+// names no cgroup, and the runtime's state cannot be read.
 func firstThreadGone(t *testing.T, n *rig.Node) {
 	g := n.Grant("--mode", "exclusive", "--gpu", "0")
 	b := n.Bundle("first-thread-gone", with(g), rig.Light, runsTenant(t, "thread", "wait"),

@@ -11,11 +11,11 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestNoPathOfATenantsUnderTheLock: while a create holds the ledger's lock, it looks at nothing in
-// the container's image or in what the container mounts. Such a path may lead into a file system
-// that never answers, and then no container of the node would start any more. strace tells what is
-// looked at.
-func TestNoPathOfATenantsUnderTheLock(t *testing.T) {
+// TestTheLockHolderOpensNoPathOfATenant: while a create holds the ledger's lock, it accesses no
+// path in the container's image or in what the container mounts. Such a path may lead into a file
+// system that never answers, and then no container of the node would start any more. strace shows
+// the paths.
+func TestTheLockHolderOpensNoPathOfATenant(t *testing.T) {
 	rig.Need(t, "strace", "gcc")
 	n := rig.NewNode(t, rig.Setup{})
 	withDriver(t, n)
@@ -43,12 +43,12 @@ func TestNoPathOfATenantsUnderTheLock(t *testing.T) {
 		if r := rig.Run(n.Command("strace", args...)); r.Code != 7 {
 			t.Fatalf("%s: %+v", c.name, r)
 		}
-		locked, before := lookedAt(t, read(t, trace), filepath.Join(n.Dir, "run"), b.Dir, tenants)
+		locked, before := accessed(t, read(t, trace), filepath.Join(n.Dir, "run"), b.Dir, tenants)
 		for _, line := range locked {
 			t.Errorf("%s: with the ledger locked: %s", c.name, line)
 		}
 		if before == 0 {
-			t.Errorf("%s: nothing of the tenant's was looked at: the test sees nothing", c.name)
+			t.Errorf("%s: no path of the tenant was accessed: the test sees nothing", c.name)
 		}
 	}
 }
@@ -58,10 +58,10 @@ var (
 	lockGiven = regexp.MustCompile(`close\((\d+)<(.*)>`)
 )
 
-// lookedAt reads a trace of the wrapper up to the execve of the real runtime. It returns the calls
+// accessed reads a trace of the wrapper up to the execve of the real runtime. It returns the calls
 // with a path in one of dirs while a file of the run directory was locked, and how many there were
 // otherwise.
-func lookedAt(t *testing.T, trace, run string, dirs ...string) (locked []string, before int) {
+func accessed(t *testing.T, trace, run string, dirs ...string) (locked []string, before int) {
 	t.Helper()
 	held, times := "", 0
 	for line := range strings.Lines(trace) {

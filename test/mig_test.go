@@ -30,9 +30,9 @@ func snapshot(t *testing.T, n *rig.Node) (inv grant.Inventory) {
 	return inv
 }
 
-// migProbe opens what the driver would make for each MIG device of GPU 0, and nodes of its own for
-// those that are not there. Nothing is behind the nodes of a simulated node, so one that may be
-// opened is "No such device or address".
+// migProbe opens what the driver would make for each MIG device of GPU 0, and nodes that it makes
+// for missing ones. Nothing is behind the nodes of a simulated node, so one that may be opened is
+// "No such device or address".
 func migProbe(inv grant.Inventory) string {
 	caps := inv.Majors["nvidia-caps"]
 	script := `open() { [ -e "$1" ] && state=there || { state=made; /bin/busybox mknod /tmp/x c $2 $3; set -- /tmp/x; }; echo "$state $(/bin/busybox cat "$1" 2>&1 | /bin/busybox sed "s/.*: //")"; /bin/busybox rm -f /tmp/x; }
@@ -44,15 +44,15 @@ func migProbe(inv grant.Inventory) string {
 		"$NVIDIA_VISIBLE_DEVICES\n"
 }
 
-// onlyTheFirst is what migProbe prints where 0:0 is granted.
+// onlyTheFirst is what migProbe prints if 0:0 is granted.
 func onlyTheFirst(inv grant.Inventory, visible string) string {
 	const closed, open = "made Operation not permitted\n", "there No such device or address\n"
 	return strings.Repeat(closed, 3) + open + open + closed + closed + open + closed + open + visible + "\n"
 }
 
-// TestAContainerReachesItsMIGDevice and no other: the instances of its neighbours and the right to
-// make some are closed. By the wrapper, by a hook before a bare runtime, and by CDI names before
-// and behind the wrapper.
+// TestAContainerReachesItsMIGDevice and no other: the instances of its neighbours and the
+// capability to create some are closed. By the wrapper, by a hook before a bare runtime, and by CDI
+// names before and behind the wrapper.
 func TestAContainerReachesItsMIGDevice(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
@@ -86,9 +86,9 @@ func TestAContainerReachesItsMIGDevice(t *testing.T) {
 	})
 }
 
-// TestWhatAMIGGrantDoesNotCover is refused by wrapper and hook alike, and what nobody granted is
-// too.
-func TestWhatAMIGGrantDoesNotCover(t *testing.T) {
+// TestDevicesOutsideAMIGGrantAreRefused by wrapper and hook alike, and so are devices without a
+// grant.
+func TestDevicesOutsideAMIGGrantAreRefused(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	realHook(t, n)
 	inv := partition(t, n)
@@ -127,8 +127,8 @@ func TestWhatAMIGGrantDoesNotCover(t *testing.T) {
 	wantState(t, n, reference.ID, "nothing was admitted", grant.Free)
 }
 
-// TestExplainTellsOfAMIGDevice what would come with it.
-func TestExplainTellsOfAMIGDevice(t *testing.T) {
+// TestExplainListsTheFilesOfAMIGDevice that a container would get.
+func TestExplainListsTheFilesOfAMIGDevice(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	inv := partition(t, n)
 	reference := n.Grant("--profile", "3g.40gb")
@@ -204,9 +204,9 @@ func TestNRIGivesAMIGDevice(t *testing.T) {
 	must(t, e.Remove(b.ID))
 }
 
-// TestMIGDevicesThatAreOthersNow: the kernel is asked about the granted one at each create. What
-// has changed since the inventory was taken is refused until it is taken again.
-func TestMIGDevicesThatAreOthersNow(t *testing.T) {
+// TestChangedMIGDevicesAreRefused: each create verifies the granted one with the kernel. What has
+// changed since the inventory was taken is refused until it is taken again.
+func TestChangedMIGDevicesAreRefused(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	inv := partition(t, n)
 	inv.Source, inv.Majors = "nvml", map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}

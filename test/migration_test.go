@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestMigration holds docs/migration.md to what the node says of specs as other systems leave them:
-// each row of the page is a case here, and each case a row.
+// TestMigration compares docs/migration.md with the node's verdicts on specs as other systems leave
+// them: each row of the page is a case here, and each case a row.
 func TestMigration(t *testing.T) {
 	told := answers(t, "../docs/migration.md")
 	for _, c := range migrations {
@@ -30,13 +30,13 @@ func TestMigration(t *testing.T) {
 				got = "`" + said.Code + "`"
 			}
 			if want := told[c.name]; got != want {
-				t.Errorf("the node answers %s (%s), the page says %q", got, said.Message, want)
+				t.Errorf("the node answers %s (%s), the page has %q", got, said.Message, want)
 			}
 			delete(told, c.name)
 		})
 	}
 	for name := range told {
-		t.Errorf("docs/migration.md tells of %q, which nobody has asked a node about", name)
+		t.Errorf("docs/migration.md has %q, for which there is no case", name)
 	}
 }
 
@@ -69,7 +69,7 @@ type migration struct {
 
 const adoptGPUShare = "[annotations]\ntrust = \"adopt\"\n"
 
-// spec is a case's edits that need nothing of the node.
+// spec is a case's edits that need nothing from the node.
 func spec(edits ...rig.Edit) func(*testing.T, *rig.Node) []rig.Edit {
 	return func(*testing.T, *rig.Node) []rig.Edit { return edits }
 }

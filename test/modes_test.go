@@ -37,9 +37,9 @@ func (b neighbour) args(more ...string) []string {
 	return append(append([]string{"--mode", string(b.mode)}, b.ask...), more...)
 }
 
-// TestModesSideBySide: one node, one moment, every mode on a GPU of its own, under containers that
-// run and have that GPU's nodes alone; every combination that may not be is refused with its code,
-// and where somebody is in the way with who it is; and in the end all GPUs are free.
+// TestModesSideBySide: one node with every mode on a different GPU at the same time, under running
+// containers that have only that GPU's nodes. Every combination that is not allowed is refused with
+// its code, and with the holder if a grant is in the way. In the end all GPUs are free.
 func TestModesSideBySide(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{GPUs: len(neighbours), Memory: "80GiB", Config: shows("127.0.0.1:0")})
 	n.partition(4, "1g.10gb", "1g.10gb")
@@ -136,7 +136,7 @@ func (n mpsNode) partition(index int, profiles ...string) {
 	n.Must("inventory", "refresh")
 }
 
-// wantWords: the strength of a grant in mode mps is the same word wherever it is told.
+// wantWords: the strength of a grant in mode mps is the same word wherever it is shown.
 func (n mpsNode) wantWords(s site) {
 	n.t.Helper()
 	said := map[string]string{"grants": n.Must("grants"), "inspect": n.Must("inspect", "--details"),
@@ -153,7 +153,7 @@ func (n mpsNode) wantWords(s site) {
 			word = `mode="mps",owner="bearer",state="bound",strength="server"} 6`
 		}
 		if !strings.Contains(text, word) {
-			n.t.Errorf("%s does not say %s:\n%s", where, word, text)
+			n.t.Errorf("%s does not show %s:\n%s", where, word, text)
 		}
 	}
 	for _, g := range n.Grants() {
@@ -163,7 +163,7 @@ func (n mpsNode) wantWords(s site) {
 	}
 }
 
-// wantApart asks for a GPU that is held in one mode in another, and whole.
+// wantApart requests a GPU that is held in one mode in another, and whole.
 func (n mpsNode) wantApart(held, other neighbour) {
 	n.t.Helper()
 	if held.mode == other.mode && held.mode != grant.Exclusive {
@@ -176,7 +176,8 @@ func (n mpsNode) wantApart(held, other neighbour) {
 	n.refuses(grant.ModeConflict, why, other.args("--gpu", held.gpu)...)
 }
 
-// refuses wants a grant that cannot be now, with its code and why; "" is one that can never be.
+// refuses wants a grant that is impossible now, with its code and reason; "" is one that is never
+// possible.
 func (n mpsNode) refuses(code grant.Code, why string, ask ...string) {
 	n.t.Helper()
 	status, begins := 5, "gpuledger: refused ("+string(code)+"): cannot grant "
@@ -189,8 +190,8 @@ func (n mpsNode) refuses(code grant.Code, why string, ask ...string) {
 	}
 }
 
-// wantIllegal asks for what no node has: over GPUs of two modes, more than there is beside the
-// others, and what a mode does not know.
+// wantIllegal requests what no node has: GPUs of two modes, more than is left beside the others,
+// and what a mode does not support.
 func (n mpsNode) wantIllegal() {
 	n.t.Helper()
 	n.refuses(grant.ModeConflict, "GPU 2 is in mode limit, held by g-", "--mode", "timeslice", "--memory",
@@ -248,7 +249,7 @@ func (n mpsNode) wantOutside(first map[grant.Mode]grant.Reference) {
 				Source: pipe, Options: []string{"bind"}})
 		}}},
 		"two grants of two modes": {"annotation-mismatch", []rig.Edit{with(shared), both}},
-		"another mode than it says": {"annotation-mismatch",
+		"another mode than the grant's": {"annotation-mismatch",
 			[]rig.Edit{with(shared), rig.Annotation("gpuledger.dev/mode", "mps"),
 				rig.Annotation("gpuledger.dev/memory", "1GiB")}},
 		"the exclusive grant once more": {"grant-in-use", []rig.Edit{with(first[grant.Exclusive])}},
@@ -262,8 +263,8 @@ func (n mpsNode) wantOutside(first map[grant.Mode]grant.Reference) {
 	}
 }
 
-// TestTheFiveWords: each strength is told in its own word by every listing, as the ledger has it,
-// and the doctor uses no other.
+// TestTheFiveWords: every listing shows each strength by its word, as the ledger has it, and the
+// doctor uses no other.
 func TestTheFiveWords(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
 	s := siteOf(t, n.Daemon("--nri", "off"))
@@ -280,53 +281,53 @@ func TestTheFiveWords(t *testing.T) {
 			fmt.Sprintf(`"strength": %q`, word), 1)), 0o600))
 		must(t, os.Rename(file+".new", file))
 		b := n.Bundle(string(word), with(g), rig.Light)
-		// a label may have a line of its own
+		// a label may be on a separate line
 		row := regexp.MustCompile(`(?s)` + string(g.ID) + `.*?\bword-` + string(word) + `\b`)
 		for where, said := range map[string]string{"grants": row.FindString(n.Must("grants")),
 			"inspect --details": row.FindString(n.Must("inspect", "--details"))} {
 			if !slices.Contains(strings.Fields(said), string(word)) {
-				t.Errorf("%s does not say %s of its grant: %q", where, word, said)
+				t.Errorf("%s does not show %s for its grant: %q", where, word, said)
 			}
 		}
 		if said := b.Explain().Stdout; !strings.Contains(said, "strength "+string(word)+"\n") {
-			t.Errorf("explain does not say %s: %s", word, said)
+			t.Errorf("explain does not show %s: %s", word, said)
 		}
 		var told struct{ Strength grant.Strength }
 		must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &told))
 		if told.Strength != word {
-			t.Errorf("explain --json says %s of a grant with %s", told.Strength, word)
+			t.Errorf("explain --json has %s for a grant with %s", told.Strength, word)
 		}
 		i := slices.IndexFunc(n.Grants(), func(l rig.Listed) bool { return l.ID == g.ID })
 		if l := n.Grants()[i]; l.Strength != word {
-			t.Errorf("grants --json says %s of a grant with %s", l.Strength, word)
+			t.Errorf("grants --json has %s for a grant with %s", l.Strength, word)
 		}
 		if !strings.Contains(n.Must("inspect", "--details", "--json"), fmt.Sprintf(`"strength": %q`, word)) {
-			t.Errorf("inspect --json does not say %s", word)
+			t.Errorf("inspect --json does not have %s", word)
 		}
-		rig.Eventually(t, "the metrics say "+string(word), func() bool {
+		rig.Eventually(t, "the metrics have "+string(word), func() bool {
 			return strings.Contains(s.get("/metrics"),
 				fmt.Sprintf(`gpuledger_grants{mode="timeslice",owner="bearer",state="free",strength=%q} 1`,
 					word))
 		})
-		rig.Eventually(t, "the page says "+string(word), func() bool {
+		rig.Eventually(t, "the page shows "+string(word), func() bool {
 			row := regexp.MustCompile(`>timeslice</td><td title="[^"]+">` + string(word) + `</td>`)
 			return row.MatchString(s.get("/"))
 		})
 		starts(t, b)
 		if log := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(log, fmt.Sprintf(`"strength":%q`, word)) {
-			t.Errorf("the audit log does not say %s: %s", word, log)
+			t.Errorf("the audit log does not have %s: %s", word, log)
 		}
 	}
 	for _, said := range regexp.MustCompile(`strength "?([a-z]+)`).FindAllStringSubmatch(
 		n.CLI("doctor").Stdout, -1) {
 		if !slices.Contains(grant.Strengths, grant.Strength(said[1])) {
-			t.Errorf("the doctor says strength %q", said[1])
+			t.Errorf("the doctor prints strength %q", said[1])
 		}
 	}
 }
 
-// TestEveryStrengthIsExplained holds docs/strength.md to the five words, strongest first, and to
-// every mode.
+// TestEveryStrengthIsExplained compares docs/strength.md with the five words, strongest first, and
+// with every mode.
 func TestEveryStrengthIsExplained(t *testing.T) {
 	text, err := os.ReadFile("../docs/strength.md")
 	if err != nil {
@@ -344,7 +345,7 @@ func TestEveryStrengthIsExplained(t *testing.T) {
 	}
 	for _, mode := range grant.Modes {
 		if !regexp.MustCompile("(?m)^### " + string(mode) + "\\b").Match(text) {
-			t.Errorf("docs/strength.md does not say what a hostile tenant can do in mode %s", mode)
+			t.Errorf("docs/strength.md does not list what a hostile tenant can do in mode %s", mode)
 		}
 	}
 }

@@ -55,8 +55,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	rig.Within(t, 2*time.Minute, what, is)
 }
 
-// killDaemons ends what gpuledgerd would have left to the next one. A server of the stand-in ends
-// with its daemon.
+// killDaemons ends the MPS daemons that gpuledgerd would leave to its successor. A server of the
+// stand-in ends with its daemon.
 func (n mpsNode) killDaemons() {
 	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/process.json"))
 	for _, file := range files {
@@ -68,7 +68,7 @@ func (n mpsNode) killDaemons() {
 			continue
 		}
 		_ = syscall.Kill(p.PID, syscall.SIGKILL)
-		eventually(n.t, "a killed MPS daemon is gone", func() bool { return !rig.Lives(p.PID) })
+		eventually(n.t, "a killed MPS daemon has ended", func() bool { return !rig.Lives(p.PID) })
 	}
 }
 
@@ -96,7 +96,7 @@ func (n mpsNode) ready(count int) []grant.MPSDaemon {
 	return n.states()
 }
 
-// client is a bundle that runs a CUDA program, with what it says in /tmp/out where it goes on.
+// client is a bundle that runs a CUDA program, with its output in /tmp/out if it keeps running.
 func (n mpsNode) client(id string, r grant.Reference, deeds string, edits ...rig.Edit) *rig.Bundle {
 	n.t.Helper()
 	b := n.Bundle(id, append([]rig.Edit{with(r), rig.Light, rig.Shell("/bin/client " + deeds)}, edits...)...)
@@ -106,23 +106,23 @@ func (n mpsNode) client(id string, r grant.Reference, deeds string, edits ...rig
 	return b
 }
 
-// holds starts a client that goes on, and waits until it has what it wants.
+// holds starts a client that keeps running, and waits until it has what it allocates.
 func (n mpsNode) holds(id string, r grant.Reference) *rig.Bundle {
 	n.t.Helper()
 	b := starts(n.t, n.client(id, r, "0:64 hold >/tmp/out 2>&1; echo end >>/tmp/out; "+
 		"/bin/busybox sleep 1000"))
 	eventually(n.t, id+" is a client", func() bool {
-		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n")
+		return strings.Contains(clientOutput(b), "0:64 CUDA_SUCCESS\n")
 	})
 	return b
 }
 
-func clientSays(b *rig.Bundle) string {
+func clientOutput(b *rig.Bundle) string {
 	text, _ := os.ReadFile(filepath.Join(b.Dir, "rootfs/tmp/out"))
 	return string(text)
 }
 
-// wants checks what a client says.
+// wants compares a client's output.
 func (n mpsNode) wants(b *rig.Bundle, want string) {
 	n.t.Helper()
 	if r := b.Run(); r.Code != 0 || r.Stdout != want {
@@ -130,7 +130,7 @@ func (n mpsNode) wants(b *rig.Bundle, want string) {
 	}
 }
 
-// TestMPS is the life of a daemon: from the first grant to the last, and what its clients get.
+// TestMPS is the life of a daemon, from the first grant to the last, with what its clients get.
 func TestMPS(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	small := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "0")
@@ -189,7 +189,7 @@ func (n mpsNode) gone() {
 	}
 }
 
-// TestEveryTrapOfMPSHasItsTest holds the table of docs/strength.md to tests that are there.
+// TestEveryTrapOfMPSHasItsTest compares the table of docs/strength.md with the existing tests.
 func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
 	_, section, found := strings.Cut(read(t, "../docs/strength.md"),
 		"\n### What MPS gets wrong without a word\n")
@@ -220,8 +220,8 @@ func TestEveryTrapOfMPSHasItsTest(t *testing.T) {
 	}
 }
 
-// TestMPSTraps: what NVIDIA's parts get wrong without a word (reference in docs/strength.md), one
-// row each.
+// TestMPSTraps: errors of NVIDIA's parts that they do not report (reference in docs/strength.md),
+// one row each.
 func TestMPSTraps(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	g := n.Grant("--mode", "mps", "--memory", "2GiB", "--compute", "25", "--gpu", "1")
@@ -287,7 +287,7 @@ until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
 	})
 }
 
-// TestMPSIsNotReady: a daemon that is there and does not do what it is told takes no clients.
+// TestMPSIsNotReady: a daemon that runs and does not obey its commands gets no clients.
 func TestMPSIsNotReady(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	moods := filepath.Join(filepath.Dir(n.program), "fakemps.moods")
@@ -301,7 +301,7 @@ func TestMPSIsNotReady(t *testing.T) {
 		t.Run(word, func(t *testing.T) {
 			mood(word)
 			g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
-			eventually(t, "it is said: "+problem, func() bool {
+			eventually(t, "it is reported: "+problem, func() bool {
 				return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool {
 					return strings.Contains(m.Problem, problem)
 				})
@@ -334,8 +334,8 @@ func TestMPSIsNotReady(t *testing.T) {
 }
 
 // TestMPSUsers: with enforcement.mps_users = "all" containers of any user are clients of root's
-// server, each held to its grant; and where the driver's program does not know how, or keeps its
-// socket to root, nobody is.
+// server, each limited to its grant. If the driver's program does not support it, or keeps its
+// socket to root, no other user is a client.
 func TestMPSUsers(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{Config: "[enforcement]\nmps_users = \"all\"\n"})
 	n.Daemon("--nri", "off")
@@ -350,11 +350,11 @@ func TestMPSUsers(t *testing.T) {
 	}
 	n.wants(n.client("root", g, "0:2048 0:1"), bound)
 	n.wants(n.client("user", g, "0:2048 0:1", as(1000)), bound)
-	n.wants(n.client("nobody", g, "0:2048 0:1", as(65534)), bound)
+	n.wants(n.client("another", g, "0:2048 0:1", as(65534)), bound)
 	others := n.Grant("--mode", "mps", "--memory", "1GiB", "--compute", "10", "--gpu", "0")
 	b := starts(t, n.client("stays", g, "0:64 hold >/tmp/out 2>&1; /bin/busybox sleep 1000"))
 	eventually(t, "it is a client", func() bool {
-		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\n")
+		return strings.Contains(clientOutput(b), "0:64 CUDA_SUCCESS\n")
 	})
 	n.wants(n.client("beside", others, "0:1024 0:1", as(2000)),
 		"mps threads=10\n0:1024 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
@@ -370,7 +370,7 @@ func TestMPSUsers(t *testing.T) {
 	for word, problem := range map[string]string{"narrow": "its control socket is open to root alone"} {
 		must(t, os.WriteFile(moods, []byte(word), 0o644))
 		g := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpu", "0")
-		eventually(t, "it is said: "+problem, func() bool {
+		eventually(t, "it is reported: "+problem, func() bool {
 			return slices.ContainsFunc(n.states(), func(m grant.MPSDaemon) bool {
 				return strings.Contains(m.Problem, problem)
 			})
@@ -381,8 +381,8 @@ func TestMPSUsers(t *testing.T) {
 	}
 }
 
-// TestMPSSocketIsReplaced: a client that puts a socket of its own in the daemon's place has new
-// clients refused, and is told. Those that are there go on: they have their connection.
+// TestMPSSocketIsReplaced: if a client puts another socket in the daemon's place, new clients are
+// refused, and it is logged. The existing clients go on: they have their connection.
 func TestMPSSocketIsReplaced(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	d := n.Daemon("--nri", "off")
@@ -391,7 +391,7 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	daemon := n.ready(1)[0]
 	b := starts(t, n.client("client", g, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; "+
 		"/bin/busybox sleep 1000"))
-	eventually(t, "it is a client", func() bool { return strings.Contains(clientSays(b), "beat\n") })
+	eventually(t, "it is a client", func() bool { return strings.Contains(clientOutput(b), "beat\n") })
 	n.wants(n.client("before", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	d.End(syscall.SIGKILL) // nobody but the create itself looks
 	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
@@ -422,7 +422,7 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 		t.Errorf("explain: %+v", r)
 	}
 	d = n.Daemon("--nri", "off")
-	eventually(t, "gpuledgerd says so", func() bool {
+	eventually(t, "gpuledgerd logs it", func() bool {
 		return strings.Contains(d.Log(), "its control socket was replaced by another")
 	})
 	wantRefused(t, late.Create(), "mps-not-ready")
@@ -437,7 +437,7 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	thief = steals("again")
 	// as a client can, by the daemon's own socket or by a fault
 	must(t, syscall.Kill(daemon.Servers[0].PID, syscall.SIGKILL))
-	eventually(t, "the server's end makes no other's socket the daemon's", func() bool {
+	eventually(t, "the server's end does not make another program's socket the daemon's", func() bool {
 		m := n.states()[0]
 		return len(m.Servers) == 0 && m.Daemon == daemon.Daemon && m.Socket == daemon.Socket &&
 			strings.Contains(m.Problem, "its control socket was replaced by another")
@@ -450,9 +450,9 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 	n.wants(late, "mps threads=100\n0:1 CUDA_SUCCESS\n")
 }
 
-// TestMPSLinksOfClients: a client can make what it likes in its daemon's directory, while the
-// daemon runs and when it is gone. None of it leads root's programs to another file of the node,
-// and nothing that is left of one daemon is there for the next.
+// TestMPSLinksOfClients: a client can create any file in its daemon's directory, while the daemon
+// runs and after its end. None of them leads root's programs to another file of the node, and
+// nothing of one daemon is left for the next.
 func TestMPSLinksOfClients(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"),
@@ -462,17 +462,17 @@ func TestMPSLinksOfClients(t *testing.T) {
 	root := fmt.Sprintf("/proc/%d/root", n.holds("client", g).Init())
 	its := root + grant.PipeInContainer
 	victim, precious := filepath.Join(n.Dir, "victim"), n.Write("precious", "root:x:0:0\n")
-	plant := func(name, target string) { // as a client that is quicker than whoever takes it away
+	plant := func(name, target string) { // as a client that is quicker than the program that removes it
 		_ = os.RemoveAll(filepath.Join(its, name))
 		_ = os.Symlink(target, filepath.Join(its, name))
 	}
 	plant("control_lock", victim)
 	exists := func() bool { _, err := os.Lstat(victim); return err == nil }
-	eventually(t, "whoever asks the daemon comes by the link", func() bool {
+	eventually(t, "a request to the daemon meets the link", func() bool {
 		return exists() || strings.Contains(n.states()[0].Problem, "too many levels of symbolic links")
 	})
 	if exists() {
-		t.Error("root's program has made a file of the node's where a client's link led")
+		t.Error("root's program has created a file of the node at a client's link")
 	}
 	must(t, os.Remove(filepath.Join(its, "control_lock")))
 	if m := n.ready(1)[0]; m.Daemon != was.Daemon {
@@ -489,7 +489,7 @@ func TestMPSLinksOfClients(t *testing.T) {
 		return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != was.Daemon
 	})
 	if text := read(t, precious); text != "root:x:0:0\n" {
-		t.Errorf("the next daemon has written %q where a client's link led", text)
+		t.Errorf("the next daemon has written %q at a client's link", text)
 	}
 	dir := grant.MPSDir(n.Dir+"/run", grant.MPSName(was.GPUs))
 	for _, name := range []string{"pipe", "shm"} {
@@ -511,16 +511,16 @@ func TestMPSLinksOfClients(t *testing.T) {
 	n.wants(n.client("next", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	pid := n.ready(1)[0].Daemon.PID
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "the end of the next is told too, to whom the first has taken its context", func() bool {
+	eventually(t, "the end of the next is logged too, with the client of the first", func() bool {
 		return strings.Contains(d.Log(), fmt.Sprintf("the MPS daemon (process %d) has ended", pid))
 	})
 	if strings.Contains(d.Log(), "[client client]") {
-		t.Error("a container is told twice")
+		t.Error("a container is logged twice")
 	}
 }
 
 // TestMPSOutlivesGpuledgerd: gpuledgerd is killed, stopped and started again under 20 clients in
-// containers, and neither they nor their daemons notice.
+// containers. It affects neither them nor their daemons.
 func TestMPSOutlivesGpuledgerd(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	d := n.Daemon("--nri", "off")
@@ -544,8 +544,8 @@ func TestMPSOutlivesGpuledgerd(t *testing.T) {
 		}
 	}
 	for _, b := range clients {
-		if strings.Contains(clientSays(b), "end") || !rig.Lives(b.Init()) {
-			t.Errorf("%s is disturbed: %s", b.ID, clientSays(b))
+		if strings.Contains(clientOutput(b), "end") || !rig.Lives(b.Init()) {
+			t.Errorf("%s is disturbed: %s", b.ID, clientOutput(b))
 		}
 	}
 	for i, b := range clients {
@@ -555,8 +555,8 @@ func TestMPSOutlivesGpuledgerd(t *testing.T) {
 	n.gone()
 }
 
-// TestMPSDies: a daemon or a server that ends is told with the containers that it takes along; new
-// clients wait for the next one.
+// TestMPSDies: the end of a daemon or a server is logged with the containers that lose their
+// context; new clients wait for the next one.
 func TestMPSDies(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	g, other := n.Grant("--mode", "mps", "--memory", "1GiB", "--gpu", "0"),
@@ -571,13 +571,13 @@ func TestMPSDies(t *testing.T) {
 			b := n.holds("lost-"+what, g)
 			pid := victim(m)
 			must(t, syscall.Kill(pid, syscall.SIGKILL))
-			eventually(t, "its end is told, with the container", func() bool {
+			eventually(t, "its end is logged, with the container", func() bool {
 				return strings.Contains(d.Log(), fmt.Sprintf("the MPS %s (process %d) has ended", what,
 					pid)) && strings.Contains(d.Log(), "these containers lost their contexts: [lost-"+what+
 					"]")
 			})
 			eventually(t, "the client has lost its context", func() bool {
-				return strings.Contains(clientSays(b), "lost: ")
+				return strings.Contains(clientOutput(b), "lost: ")
 			})
 			eventually(t, "another one is ready", func() bool {
 				return len(n.states()) == 1 && n.states()[0].Problem == "" && victim(n.states()[0]) != pid
@@ -590,9 +590,9 @@ func TestMPSDies(t *testing.T) {
 		d.End(syscall.SIGKILL)
 		m := n.states()[0]
 		must(t, syscall.Kill(m.Daemon.PID, syscall.SIGKILL))
-		eventually(t, "it is gone", func() bool { return !rig.Lives(m.Daemon.PID) })
+		eventually(t, "it has ended", func() bool { return !rig.Lives(m.Daemon.PID) })
 		b := n.client("nobody", other, "0:1")
-		wantRefused(t, b.Create(), "mps-not-ready") // nobody has written it down: the kernel was asked
+		wantRefused(t, b.Create(), "mps-not-ready") // not recorded yet: the kernel was read
 		n.Daemon("--nri", "off")
 		eventually(t, "another one is ready", func() bool {
 			return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != m.Daemon
@@ -601,7 +601,7 @@ func TestMPSDies(t *testing.T) {
 	})
 }
 
-// TestMPSDrains: a daemon whose last grant is gone stays for as long as it has clients.
+// TestMPSDrains: a daemon whose last grant was released stays as long as it has clients.
 func TestMPSDrains(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	d := n.Daemon("--nri", "off")
@@ -609,7 +609,7 @@ func TestMPSDrains(t *testing.T) {
 	daemon := n.ready(1)[0]
 	b := n.holds("c", g)
 	n.Must("release", "--force", string(g.ID))
-	eventually(t, "it is said that it waits", func() bool {
+	eventually(t, "it is logged that it waits", func() bool {
 		return strings.Contains(d.Log(), "so it stays until they end")
 	})
 	again := n.Grant("--mode", "mps", "--memory", "2GiB", "--gpus", "2")
@@ -617,8 +617,8 @@ func TestMPSDrains(t *testing.T) {
 		return strings.Contains(d.Log(), "is not gone yet")
 	})
 	wantRefused(t, n.client("waits", again, "0:1").Create(), "mps-not-ready")
-	if strings.Contains(clientSays(b), "end") || !rig.Lives(daemon.Daemon.PID) {
-		t.Errorf("the client is disturbed: %s", clientSays(b))
+	if strings.Contains(clientOutput(b), "end") || !rig.Lives(daemon.Daemon.PID) {
+		t.Errorf("the client is disturbed: %s", clientOutput(b))
 	}
 	b.End()
 	eventually(t, "it has ended", func() bool { return !rig.Lives(daemon.Daemon.PID) })

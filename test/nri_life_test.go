@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestNRIRace: of containers that are created at once with one grant, one gets it, whether they
-// come through NRI or through the wrapper.
+// TestNRIRace: of containers that are created at once with one grant, exactly one gets it, through
+// NRI or through the wrapper.
 func TestNRIRace(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -55,8 +55,8 @@ func TestNRIRace(t *testing.T) {
 	n.CheckSound("after the races")
 }
 
-// TestNRIAndTheWrapper: where the engine asks both, the wrapper takes over what is reserved, under
-// whichever runtime root.
+// TestNRIAndTheWrapper: if the engine calls both, the wrapper takes over the reservation, under any
+// runtime root.
 func TestNRIAndTheWrapper(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	g := n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -90,8 +90,8 @@ func TestNRIAndTheWrapper(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-// TestNRIAfterARestart: a daemon that comes back takes up what is there, and names what is outside
-// the ledger.
+// TestNRIAfterARestart: a restarted daemon takes over the existing containers, and reports what is
+// outside the ledger.
 func TestNRIAfterARestart(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	running, waiting := n.Grant("--memory", "4GiB", "--gpu", "1"), n.Grant("--memory", "4GiB", "--gpu", "1")
@@ -103,8 +103,8 @@ func TestNRIAfterARestart(t *testing.T) {
 	}
 	must(t, e.Begin(r), e.Begin(plain))
 	d.End(syscall.SIGKILL)
-	wantState(t, n, running.ID, "its container runs, whoever else is dead", grant.Bound)
-	wantState(t, n, waiting.ID, "nobody holds it any more", grant.Free)
+	wantState(t, n, running.ID, "its container runs, after the end of all others", grant.Bound)
+	wantState(t, n, waiting.ID, "no process holds it any more", grant.Free)
 	n.Must("release", string(running.ID))
 	e.List(e.Now(r), e.Now(w), e.Now(plain), e.Now(stray))
 	n.Daemon()
@@ -123,7 +123,7 @@ func TestNRIAfterARestart(t *testing.T) {
 	}
 }
 
-// TestNRIWithoutPIDs: an engine that tells no process leaves it to the runtime's state.
+// TestNRIWithoutPIDs: with an engine that reports no process, the runtime's state is used.
 func TestNRIWithoutPIDs(t *testing.T) {
 	n, e, d := nriNode(t, "")
 	e.NoPIDs = true
@@ -132,7 +132,7 @@ func TestNRIWithoutPIDs(t *testing.T) {
 	must(t, e.Create(b))
 	succeeds(t, rig.Run(n.Real("create", "--bundle", b.Dir, b.ID)))
 	must(t, e.Begin(b))
-	must(t, os.Rename(n.Root, n.Root+".away")) // nothing but the process is left to tell
+	must(t, os.Rename(n.Root, n.Root+".away")) // only the process is left to show it
 	d.End(syscall.SIGKILL)
 	wantState(t, n, g.ID, "its process runs", grant.Bound)
 	must(t, os.Rename(n.Root+".away", n.Root))
@@ -149,15 +149,15 @@ func wantObserved(t *testing.T, n *rig.Node, id string, code grant.Code) {
 			return
 		}
 	}
-	t.Errorf("the audit log says nothing of %s:\n%s", id, read(t, n.Dir+"/audit.jsonl"))
+	t.Errorf("the audit log has nothing about %s:\n%s", id, read(t, n.Dir+"/audit.jsonl"))
 }
 
-// TestNRIAfterTheEngineRestarts: the daemon comes back by itself, and the engine's absence harms
-// nobody.
+// TestNRIAfterTheEngineRestarts: the daemon reconnects by itself, and the engine's absence harms no
+// container.
 func TestNRIAfterTheEngineRestarts(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	d := n.Daemon()
-	rig.Eventually(t, "the daemon says what it lacks", func() bool {
+	rig.Eventually(t, "the daemon reports what it lacks", func() bool {
 		return strings.Contains(d.Log(), "cannot reach the engine's NRI")
 	})
 	e := n.NRI()
@@ -168,14 +168,14 @@ func TestNRIAfterTheEngineRestarts(t *testing.T) {
 	wantState(t, n, g.ID, "the engine is away", grant.Bound)
 	e.Start()
 	e.Connected()
-	rig.Eventually(t, "what the engine does not know any more is free",
+	rig.Eventually(t, "a container that the engine no longer lists leaves its grant free",
 		func() bool { return n.State(g.ID) == grant.Free })
 	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))),
 		grant.VisibleDevicesAll)
 }
 
-// TestNRIStopsAtTheStart what was created while it was not there to ask, and what was changed
-// behind it.
+// TestNRIStopsAtTheStart what was created while the plugin was not connected, and what was changed
+// after its answer.
 func TestNRIStopsAtTheStart(t *testing.T) {
 	n, e, _ := nriNode(t, "")
 	all := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
@@ -195,11 +195,11 @@ func TestNRIStopsAtTheStart(t *testing.T) {
 	unedited := n.Bundle("unedited", holding(g), rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
 	succeeds(t, rig.Run(n.Real("create", "--bundle", unedited.Dir, unedited.ID)))
 	wantNRIRefusal(t, e.Begin(unedited), grant.InjectionImpossible)
-	wantState(t, n, g.ID, "nobody got it", grant.Free)
+	wantState(t, n, g.ID, "no container got it", grant.Free)
 }
 
-// TestNRIReadsCapabilitiesAtTheStart: NRI does not tell them, and what enforces a limit can be
-// undone with one of them.
+// TestNRIReadsCapabilitiesAtTheStart: NRI does not report them, and one of them can undo what
+// enforces a limit.
 func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {
 	n, e, _ := nriNode(t, "[policy]\nminimum_strength = \"library\"\n")
 	g := n.Grant("--mode", "exclusive", "--gpu", "1")
@@ -217,7 +217,7 @@ func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {
 	must(t, e.Begin(plain))
 }
 
-// TestNRIObserves: beside the wrapper it changes and refuses nothing, and names what went around
+// TestNRIObserves: beside the wrapper it changes and refuses nothing, and reports what went around
 // the wrapper.
 func TestNRIObserves(t *testing.T) {
 	n, e, _ := nriNode(t, "", "--nri", "observe")
@@ -237,7 +237,7 @@ func TestNRIObserves(t *testing.T) {
 	}
 }
 
-// TestNRIFollowsTheConfiguration as it is when a container comes.
+// TestNRIFollowsTheConfiguration that is in force when a container is created.
 func TestNRIFollowsTheConfiguration(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "") // a broken configuration means the default paths
 	n, e, d := nriNode(t, "")
@@ -245,7 +245,7 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 	n.Write("config.toml", strings.Replace(sound, "[audit]", "[policy]\nmode = \"report\"\n[audit]", 1))
 	must(t, e.Create(n.Bundle("reported", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))))
 	if !strings.Contains(d.Log(), "visible-devices-all") {
-		t.Error("the daemon's log says nothing of what it would refuse")
+		t.Error("the daemon's log has nothing about what it would refuse")
 	}
 	n.Write("config.toml", strings.Replace(sound, "[audit]",
 		"[policy]\nmode = \"report\"\nungranted = \"hide\"\n[audit]", 1))
@@ -270,8 +270,8 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 }
 
 // TestNRIWithoutAnAnswer measures what NRI does with a plugin that does not answer in time or is
-// not there. docs/nri.md says the same in words: where this fails after an update of NRI, they have
-// to change.
+// not there. docs/nri.md has the same in words: if this fails after an update of NRI, they have to
+// change.
 func TestNRIWithoutAnAnswer(t *testing.T) {
 	required := adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{
 		Enable: true, RequiredPlugins: []string{"gpuledger"}, TolerateMissingAnnotation: "tolerate"})
@@ -279,9 +279,10 @@ func TestNRIWithoutAnAnswer(t *testing.T) {
 		name   string
 		engine []adaptation.Option
 		args   []string
-		// what the create hears that meets the silence, and the one after it; "" where it goes on
+		// the engine's error at the create that gets no answer, and at the one after it; "" if it
+		// goes on
 		first, next string
-		tolerant    bool // a pod may say that it does without
+		tolerant    bool // a pod may declare that it can start without
 	}{
 		{name: "by default the engine goes on without it"},
 		{name: "a failing request stops that one create", args: []string{"--nri-fail-request"},
@@ -303,14 +304,14 @@ func TestNRIWithoutAnAnswer(t *testing.T) {
 			for i, want := range []string{c.first, c.next} {
 				err := e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all")))
 				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-					t.Errorf("create %d hears %v, want %q", i+1, err, want)
+					t.Errorf("create %d gets %v, want %q", i+1, err, want)
 				}
 			}
 			if c.tolerant {
 				container, pod := e.Now(n.Bundle("all")), rig.Pod()
 				pod.Annotations["tolerate"] = "true"
 				if _, err := e.AskIn(pod, container); err != nil {
-					t.Errorf("a pod that tolerates the absence hears %v", err)
+					t.Errorf("a pod that tolerates the absence gets %v", err)
 				}
 			}
 		})
@@ -318,7 +319,7 @@ func TestNRIWithoutAnAnswer(t *testing.T) {
 }
 
 // TestNRILosesRemovals measures why package adjust sets variables to nothing and puts /dev/null
-// over nodes: the server drops what a plugin takes out of the environment and of the devices.
+// over nodes: the server drops a plugin's removals from the environment and from the devices.
 func TestNRILosesRemovals(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	e := n.NRI()
@@ -334,7 +335,7 @@ func TestNRILosesRemovals(t *testing.T) {
 		rig.Annotation("x", "1"))))
 	must(t, err)
 	if len(a.Env) != 0 || len(a.Linux.Devices) != 0 || len(a.Mounts) != 1 || len(a.Annotations) != 1 {
-		t.Errorf("of four removals the engine hears of %v", a)
+		t.Errorf("of four removals the engine gets %v", a)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// The stories of NRI: a real gpuledgerd at the server that engines link, and real runc for what
-// comes of its answers. The engine is the test.
+// The stories of NRI: a real gpuledgerd at the server that engines link, and real runc for the
+// effect of its answers. The engine is the test.
 
 // nriNode is a node with an engine and a gpuledgerd that is connected to it.
 func nriNode(t *testing.T, config string, args ...string) (*rig.Node, *rig.NRI, *rig.Daemon) {
@@ -30,7 +30,7 @@ func nriNode(t *testing.T, config string, args ...string) (*rig.Node, *rig.NRI, 
 	return n, e, d
 }
 
-// holding names a grant as a pod does.
+// holding refers to a grant as a pod does.
 func holding(g grant.Reference) rig.Edit {
 	return rig.Annotation("gpuledger.dev/grant.train", g.String())
 }
@@ -63,10 +63,10 @@ func TestNRILeavesAPlainContainerAlone(t *testing.T) {
 	if audit, err := os.ReadFile(n.Dir + "/audit.jsonl"); err == nil {
 		t.Errorf("the audit log has %s", audit)
 	}
-	wantState(t, n, g.ID, "nobody used it", grant.Free)
+	wantState(t, n, g.ID, "no container used it", grant.Free)
 }
 
-// isEmpty reports whether an adjustment says nothing. The server fills in empty parts.
+// isEmpty reports whether an adjustment changes nothing. The server fills in empty parts.
 func isEmpty(a *api.ContainerAdjustment) bool {
 	l := a.GetLinux()
 	return len(a.GetEnv())+len(a.GetMounts())+len(a.GetAnnotations())+len(a.GetCDIDevices())+
@@ -82,7 +82,7 @@ func bind(source, destination string) rig.Edit {
 	}
 }
 
-// opened is what probe prints where GPU 1 is granted and GPU 0 is not there.
+// opened is what probe prints if GPU 1 is granted and GPU 0 is missing.
 const opened = "No such file or directory\nNo such device or address\nNo such device or address\nOperation " +
 	"not permitted\n"
 
@@ -152,7 +152,7 @@ func TestNRIRefuses(t *testing.T) {
 		{"a device rule", grant.GPUDeviceRule, []rig.Edit{rule}},
 		{"a bind mount of a node", grant.GPUBindMount, []rig.Edit{bind(node, "/dev/x")}},
 		{"the ledger's directory", grant.GPUSocket, []rig.Edit{bind(n.Dir+"/run", "/x")}},
-		{"a mount that asks for all", grant.VisibleDevicesAll, []rig.Edit{bind("/dev/null", "/var/run/nvidia-container-devices/all")}},
+		{"a mount that requests all", grant.VisibleDevicesAll, []rig.Edit{bind("/dev/null", "/var/run/nvidia-container-devices/all")}},
 		{"an injector's hook", grant.GPUHook, []rig.Edit{hook}},
 		{"a CDI annotation", grant.CDIDeviceOutsideGrant, []rig.Edit{rig.Annotation("nvidia.cdi.k8s.io/x", "nvidia.com/gpu=all")}},
 		{"privileged", grant.PrivilegedGPU, []rig.Edit{rig.Privileged}},
@@ -191,8 +191,8 @@ func wantNRIRefusal(t *testing.T, err error, code grant.Code) {
 	}
 }
 
-// TestNRIConfinesAPrivilegedContainer: what strip takes away is taken away through NRI too, in
-// words that real runc takes.
+// TestNRIConfinesAPrivilegedContainer: what strip removes is also removed through NRI, in a form
+// that real runc accepts.
 func TestNRIConfinesAPrivilegedContainer(t *testing.T) {
 	n, e, _ := nriNode(t, "[policy]\nprivileged = \"strip\"\n")
 	b := n.Bundle("privileged", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/other", 1, 3),
@@ -205,13 +205,13 @@ func TestNRIConfinesAPrivilegedContainer(t *testing.T) {
 	}
 }
 
-// ends makes the container write what a script says, and stay.
+// ends makes the container write a script's output, and stay.
 func ends(script string) rig.Edit {
 	return rig.Shell("(" + script + ") >/tmp/out; /bin/busybox touch /tmp/done; /bin/busybox sleep 1000")
 }
 
 // runOf runs what the engine has made of a bundle until its script has ended, with real runc, and
-// gives its output.
+// returns its output.
 func runOf(t *testing.T, e *rig.NRI, b *rig.Bundle) string {
 	t.Helper()
 	succeeds(t, rig.Run(b.Node.Real("create", "--bundle", b.Dir, b.ID)))

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestTheOracleIsRight: what the oracle says of a list of device rules, real runtimes do: a
-// container with it is started without us, and opens a node that its image carries.
+// TestTheOracleIsRight: the oracle's result for a list of device rules is that of real runtimes: a
+// container with the list is started without gpuledger, and opens a node that its image carries.
 func TestTheOracleIsRight(t *testing.T) {
 	for version, layout := range map[int]rig.Layout{1: rig.V1, 2: rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -58,7 +58,7 @@ func tried(t *testing.T, n *rig.Node, runtime string, version int, rules []specs
 	for i, access := range []string{"r", "w", "rw"} {
 		opens := started && !strings.Contains(lines[i], "Operation not permitted")
 		if want := oracle.Opens(runtime, version, rules, oracle.Device{Major: 195}, access); opens != want {
-			t.Errorf("opens it with %q: %v, the oracle says %v, by %s\n%s%s", access, opens, want,
+			t.Errorf("opens it with %q: %v, the oracle has %v, by %s\n%s%s", access, opens, want,
 				describeRules(rules), r.Stdout, r.Stderr)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestPackagedConfigurationDecidesNothing: `gpuledger configure` must find every choice open, and
-// an administrator who uncomments a line must find its default.
-func TestPackagedConfigurationDecidesNothing(t *testing.T) {
+// TestPackagedConfigurationSetsNothing: `gpuledger configure` must find every choice open, and an
+// administrator who uncomments a line must find its default.
+func TestPackagedConfigurationSetsNothing(t *testing.T) {
 	rig.Need(t, "sed")
 	packaged, err := exec.Command("sed", "-Ef", "../packaging/config.sed", "../configs/config.toml").Output()
 	if err != nil {
@@ -31,10 +31,10 @@ func TestPackagedConfigurationDecidesNothing(t *testing.T) {
 	}
 }
 
-// TestUnitsAreUnderstood: systemd's own parser has nothing to say of the units.
+// TestUnitsAreUnderstood: systemd's own parser reports nothing about the units.
 func TestUnitsAreUnderstood(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Skip("no systemd-analyze: the units are read by nobody here; `make test-packages` does it")
+		t.Skip("misses systemd-analyze, to read the units; `make test-packages` does it")
 	}
 	dir := t.TempDir()
 	units, err := filepath.Glob("../packaging/systemd/*")
@@ -61,8 +61,8 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	}
 }
 
-// TestRemovalWaits runs the package's script in a system of its own: while an engine names our
-// programs, or runs a container through them, the package stays.
+// TestRemovalWaits runs the package's script in a system of its own: while an engine names
+// gpuledger's programs, or runs a container through them, the package stays.
 func TestRemovalWaits(t *testing.T) {
 	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00",
 		"/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
@@ -83,8 +83,8 @@ func TestRemovalWaits(t *testing.T) {
 		"a container of containerd":  {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd"}, "1 containers run"},
 		"one of another runtime":     {map[string]string{bundle: "/usr/bin/runc"}, ""},
 		"a container under a conmon": {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
-		"somebody else names it":     {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
-		"told to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
+		"another program names it":   {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
+		"made to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -118,7 +118,7 @@ func TestRemovalWaits(t *testing.T) {
 				t.Errorf("removed, or not with %q: %v\n%s", row.says, err, out)
 			}
 			if _, err := os.Stat(root + "/run/gpuledger/remove-anyway"); err == nil {
-				t.Error("what was said for this removal counts for the next one too")
+				t.Error("the choice for this removal counts for the next one too")
 			}
 		})
 	}

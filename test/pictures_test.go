@@ -29,11 +29,11 @@ const picturesVar = "PICTURES"
 // maxPicture bounds a picture in the repository, in bytes.
 const maxPicture = 72 << 10
 
-// painted is a node whose picture is taken.
+// painted is a node of which a picture is taken.
 type painted struct {
 	*gpus
 	site
-	moving []int // processes whose use goes up and down
+	moving []int // processes whose use varies
 }
 
 // paint makes a node with a daemon that watches it.
@@ -58,7 +58,7 @@ func must1[T any](value T, err error) T {
 	return value
 }
 
-// uses has a container use so much of a GPU, more or less.
+// uses has a container use about this much of a GPU.
 func (p *painted) uses(pid, gpu int, memory grant.Bytes) {
 	p.moving = append(p.moving, len(p.use.Processes))
 	p.runs(pid, gpu, memory)
@@ -85,8 +85,8 @@ func painting(t *testing.T) map[string]*painted {
 	two.uses(two.pod(t, 0, "4GiB", "research", "train-0", "train").Init(), 0, 6*grant.GiB)
 	two.uses(two.pod(t, 0, "8GiB", "serving", "llm-7c9f", "server").Init(), 0, 7*grant.GiB)
 	two.uses(two.pod(t, 1, "4GiB", "research", "notebook-1", "jupyter").Init(), 1, 2*grant.GiB)
-	two.runs(foreign(t, two.n).Init(), 1, 5*grant.GiB)
-	two.runs(innocent(t), 1, grant.GiB)
+	two.runs(dockerContainer(t, two.n).Init(), 1, 5*grant.GiB)
+	two.runs(nodeProcess(t), 1, grant.GiB)
 	two.use.GPUs = []simulated.GPUUse{{GPU: 0, Utilization: 93, Power: 212, Temperature: 61},
 		{GPU: 1, Utilization: 41, Power: 118, Temperature: 49}}
 	isRefused(t, two.n.Bundle("refused", rig.Identity("7a1c0000-0000-4000-8000-00000000000c", "research",
@@ -129,8 +129,8 @@ func painting(t *testing.T) map[string]*painted {
 	return all
 }
 
-// TestPictures draws what is in docs/pictures: nodes with real containers, a real daemon's page and
-// what inspect prints. A person looks at them.
+// TestPictures draws the files of docs/pictures: nodes with real containers, a real daemon's page
+// and what inspect prints. A person looks at them.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv(picturesVar)
 	if dir == "" || browser.Find() == "" {
@@ -144,7 +144,7 @@ func TestPictures(t *testing.T) {
 			for _, i := range p.moving {
 				p.use.Processes[i].Memory += simulated.Memory(rand.IntN(65)-32) * simulated.Memory(grant.MiB)
 			}
-			p.tells()
+			p.writeUse()
 		}
 		time.Sleep(time.Second)
 	}
@@ -222,8 +222,8 @@ func heightOf(picture goimage.Image) int {
 	return bounds.Dy()
 }
 
-// reduced writes the upper part of a picture, in at most so many colours: those that it has most
-// of, and the nearest of them for every other. Pages have few.
+// reduced writes the upper part of a picture, in at most this many colours: its most frequent ones,
+// and the nearest of them for every other. Pages have few.
 func reduced(from goimage.Image, colours, high int) ([]byte, error) {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA {
@@ -265,8 +265,8 @@ func reduced(from goimage.Image, colours, high int) ([]byte, error) {
 // coarse is one of 32 steps.
 func coarse(v uint8) uint8 { return uint8(int(v>>3) * 255 / 31) }
 
-// TestPicturesAreThere: docs show what is drawn, and no more is kept than may be.
-func TestPicturesAreThere(t *testing.T) {
+// TestPicturesExist: docs show what is drawn, and no other pictures are kept.
+func TestPicturesExist(t *testing.T) {
 	pictures, err := filepath.Glob("../docs/pictures/*.png")
 	must(t, err)
 	documents, _ := filepath.Glob("../docs/*.md")

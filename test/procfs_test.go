@@ -20,7 +20,7 @@ import (
 func driverProc(t *testing.T, addresses ...string) (gpus string) {
 	t.Helper()
 	if _, err := os.Stat("/proc/driver"); err != nil {
-		t.Skip("this kernel has no /proc/driver: what a driver tells there is not shown")
+		t.Skip("this kernel has no /proc/driver: that a container sees only its GPUs there is not shown")
 	}
 	gpus = "/proc/driver/nvidia/gpus"
 	rig.Mount(t, "driver", "/proc/driver", "tmpfs", 0, "")
@@ -31,9 +31,9 @@ func driverProc(t *testing.T, addresses ...string) (gpus string) {
 	return gpus
 }
 
-// TestOtherGPUsAreNotListed: of what the driver tells in /proc a container sees its own GPUs; one
-// that was not edited sees all. The container has the node's /proc, because the driver of this test
-// is only there.
+// TestOtherGPUsAreNotListed: of the driver's directories in /proc a container sees its own GPUs;
+// one that was not edited sees all. The container has the node's /proc, because the driver of this
+// test is only there.
 func TestOtherGPUsAreNotListed(t *testing.T) {
 	layout := rig.V1 // crun 1.8 refuses a machine with both
 	if _, err := os.Stat("/sys/fs/cgroup/devices"); err != nil {
@@ -73,9 +73,9 @@ func TestOtherGPUsAreNotListed(t *testing.T) {
 	}
 }
 
-// TestWhatChangedSinceTheInventory is seen at the next create, by files of /proc and /sys alone.
-// Behind runc of a node whose inventory says that NVML told it.
-func TestWhatChangedSinceTheInventory(t *testing.T) {
+// TestChangesSinceTheInventoryAreSeen at the next create, by files of /proc and /sys alone. With
+// runc, on a node whose inventory came from NVML.
+func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	snapshot := filepath.Join(n.Dir, "state/inventory.json")
 	var inv grant.Inventory
@@ -109,10 +109,10 @@ func TestWhatChangedSinceTheInventory(t *testing.T) {
 			return os.WriteFile(devices, []byte(strings.Replace(was, "508 ", "507 ", 1)), 0o600)
 		},
 			func() error { return os.WriteFile(devices, []byte(was), 0o600) }},
-		{"the GPU is gone", "gpu-unhealthy", func() error {
+		{"the GPU was removed", "gpu-unhealthy", func() error {
 			return os.Rename(gpus+"/"+inv.GPUs[0].PCI, gpus+"/x")
 		}, func() error { return os.Rename(gpus+"/x", gpus+"/"+inv.GPUs[0].PCI) }},
-		{"another GPU is gone", "", func() error { return os.RemoveAll(gpus + "/" + inv.GPUs[1].PCI) },
+		{"another GPU was removed", "", func() error { return os.RemoveAll(gpus + "/" + inv.GPUs[1].PCI) },
 			func() error { return nil }},
 	} {
 		must(t, change.do())

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// atOnce runs f for 0 to n-1 at the same time and gives what each returned.
+// atOnce runs f for 0 to n-1 at the same time and returns the results.
 func atOnce[T any](n int, f func(i int) T) []T {
 	results, gate, running := make([]T, n), make(chan struct{}), sync.WaitGroup{}
 	for i := range n {
@@ -34,7 +34,7 @@ func atOnce[T any](n int, f func(i int) T) []T {
 	return results
 }
 
-// torture is how often a test that looks for luck tries it: usual times, or as TORTURE_ROUNDS says.
+// torture is how often a test that depends on chance tries it: the usual number, or TORTURE_ROUNDS.
 func torture(usual int) int {
 	if rounds, err := strconv.Atoi(os.Getenv("TORTURE_ROUNDS")); err == nil && rounds > 0 {
 		return rounds
@@ -42,7 +42,7 @@ func torture(usual int) int {
 	return usual
 }
 
-func TestOfTwoContainersWithOneGrantExactlyOneStarts(t *testing.T) {
+func TestOfTwoContainersWithOneGrantOneStarts(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	g := n.Grant("--memory", "4GiB")
 	wins := map[string]int{}
@@ -58,7 +58,7 @@ func TestOfTwoContainersWithOneGrantExactlyOneStarts(t *testing.T) {
 		all := n.Grants()
 		if len(all) != 1 || len(all[0].Bindings) != 1 || all[0].Bindings[0].Container != rivals[winner].ID ||
 			all[0].Bindings[0].PID != rivals[winner].Init() {
-			t.Fatalf("round %d: %q has won and the ledger says %+v", round, rivals[winner].ID, all)
+			t.Fatalf("round %d: %q has won and the ledger has %+v", round, rivals[winner].ID, all)
 		}
 		rivals[winner].End()
 		wins[rivals[winner].ID]++
@@ -69,7 +69,7 @@ func TestOfTwoContainersWithOneGrantExactlyOneStarts(t *testing.T) {
 
 const contenders = 64
 
-func TestManyGrantsAtOnceTakeAllThereIsAndNoMore(t *testing.T) {
+func TestConcurrentGrantsTakeExactlyTheCapacity(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Must("gpus") // the binary is built by now
 	began := time.Now()
@@ -87,9 +87,9 @@ func TestManyGrantsAtOnceTakeAllThereIsAndNoMore(t *testing.T) {
 	t.Logf("%d processes that grant at once: %v", contenders, took.Round(time.Millisecond))
 }
 
-// Of questions of many sizes nobody can say who wins. But who was turned away must not fit even at
-// the end, when nothing has been given back.
-func TestManyGrantsOfManySizesLeaveNoRoomForOneThatWasRefused(t *testing.T) {
+// For requests of many sizes the winners are not predictable. But a refused one must not fit at the
+// end either, when nothing was released.
+func TestARefusedGrantDoesNotFitAtTheEnd(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	sizes := []string{"512MiB", "1GiB", "3GiB", "6GiB"}
 	ask := func(i int) []string {
@@ -117,7 +117,7 @@ func TestManyGrantsOfManySizesLeaveNoRoomForOneThatWasRefused(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
-func TestGrantsContainersAndChecksAllAtOnce(t *testing.T) {
+func TestConcurrentGrantsContainersAndChecks(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	s := &storm{t: t, n: n}
 	workers := []func(name string){s.containers, s.containers, s.containers, s.grants, s.grants,
@@ -132,7 +132,7 @@ func TestGrantsContainersAndChecksAllAtOnce(t *testing.T) {
 	n.CheckSound("after the storm")
 	for _, g := range n.Grants() {
 		if g.State != grant.Free {
-			t.Errorf("all containers are gone and grant %s is %s", g.ID, g.State)
+			t.Errorf("all containers have ended and grant %s is %s", g.ID, g.State)
 		}
 		n.Must("release", string(g.ID))
 	}
@@ -168,7 +168,7 @@ type storm struct {
 
 const stormSteps = 12
 
-// want notes a program's result that is none of those that may be.
+// want records a program's result if it is not an allowed one.
 func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,8 +180,8 @@ func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	return r.Code == 0
 }
 
-// cli calls the command line, again where a starved machine did not let it have the ledger's lock
-// in time.
+// cli calls the command line, again if a busy machine did not let it have the ledger's lock in
+// time.
 func (s *storm) cli(args ...string) rig.Result {
 	for range 10 {
 		if r := s.n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {
@@ -191,7 +191,7 @@ func (s *storm) cli(args ...string) rig.Result {
 	return s.n.CLI(args...)
 }
 
-// containers takes a grant, runs a container with it, and gives one up while the other is there.
+// containers takes a grant, runs a container with it, and releases a grant while another exists.
 func (s *storm) containers(name string) {
 	for i := range stormSteps {
 		r := s.cli("grant", "--memory", "3GiB", "--label", name)
@@ -225,7 +225,7 @@ func (s *storm) grants(name string) {
 	}
 }
 
-// owners ask for the same owner's grant again and again: there is at most one.
+// owners requests the same owner's grant again and again: there is at most one.
 func (s *storm) owners(string) {
 	const owner = "pod:7a1c0000-0000-4000-8000-000000000002/main"
 	for range stormSteps {
@@ -252,9 +252,9 @@ func (s *storm) checks(string) {
 	}
 }
 
-// TestTheLedgerChangesUnderAnEdit: a spec is edited before the ledger is locked. What was decided
-// then counts only if it is still so; nothing is bound to a container that has the edits of another
-// decision.
+// TestTheLedgerChangesUnderAnEdit: a spec is edited before the ledger is locked. The decision then
+// counts only if it is still the same; nothing is bound to a container that has the edits of
+// another decision.
 func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
 	n := adopting(t, "")
 	b := n.Bundle("c", inPod("train"), written("train", "memory", "12GiB"))

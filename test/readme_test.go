@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/transcript"
 )
 
-// TestReadme types the refusal of the README and the tour, in order and as they are printed, and
-// compares the output. It does what the pages say in words: it puts the references into the
+// TestReadme runs the commands of the README and the tour, in order and as they are printed, and
+// compares the output. It does what the pages describe in words: it puts the references into the
 // annotations of the bundles, and the variable into the image.
 func TestReadme(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// A tenant is an unprivileged user of the node, who can read its configuration and nothing else of
-// gpuledger's. It starts containers from home, which is its own.
+// A tenant is an unprivileged user of the node, who can read its configuration and none of
+// gpuledger's other files. It starts containers from its home directory.
 type tenant struct {
 	*rig.Node        // with the tenant's home as directory
 	ledger, home     string
@@ -59,7 +59,7 @@ func (u tenant) configure(more string) {
 		more), 0o644))
 }
 
-// own makes all of its home its own.
+// own makes the tenant the owner of its home.
 func (u tenant) own() {
 	must(u.T, filepath.WalkDir(u.home, func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
@@ -69,7 +69,7 @@ func (u tenant) own() {
 	}))
 }
 
-// bundle is an ordinary container as an engine without privileges has it, whose device rules deny
+// bundle is an ordinary container as an engine without privileges makes it, whose device rules deny
 // all.
 func (u tenant) bundle(edits ...rig.Edit) *rig.Bundle {
 	b := u.Bundle("c", append([]rig.Edit{rig.Light, rig.Shell("echo started"), func(s *specs.Spec) {
@@ -117,7 +117,7 @@ var asUser = map[string]struct {
 	"a user's container in one":           {[]string{"setpriv", "--reuid=4711", "--regid=4711", "--clear-groups"}, tenantID, false},
 	"root in one":                         {[]string{"unshare", "--user", "--map-root-user"}, 0, true},
 	"root in one within another, as a kubelet's or an engine's in LXC": {[]string{"unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user"}, 0, true},
-	"root in one with mounts and processes of its own":                 {[]string{"unshare", "--user", "--map-root-user", "--mount", "--propagation=private"}, 0, true},
+	"root in one with its own mounts and processes":                    {[]string{"unshare", "--user", "--map-root-user", "--mount", "--propagation=private"}, 0, true},
 }
 
 func TestRootless(t *testing.T) {
@@ -151,7 +151,7 @@ func (u tenant) story(reference grant.Reference) {
 		t.Helper()
 		before := string(b.Config())
 		if r := u.start(u.wrapper, b); r.Code != 0 || r.Stdout != "started\n" {
-			t.Errorf("%s: %+v, want it started and nothing said", what, r)
+			t.Errorf("%s: %+v, want it started without output", what, r)
 		}
 		if string(b.Config()) != before {
 			t.Errorf("%s: config.json was touched", what)
@@ -224,8 +224,8 @@ func (u tenant) story(reference grant.Reference) {
 	}
 }
 
-// TestRootlessPodman: where Podman reads a drop-in of root's that names the wrapper, as Debian 12's
-// does whoever runs it, its containers without a GPU start as before.
+// TestRootlessPodman: if Podman reads a drop-in of root's that names the wrapper, as Debian 12's
+// does for every user, its containers without a GPU start as before.
 func TestRootlessPodman(t *testing.T) {
 	rig.Need(t, "podman", "conmon", "newuidmap")
 	n := rig.NewNode(t, rig.Setup{Engine: "podman"})

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// sixRules are what everything else follows, each with the tests that hold it.
+// sixRules are the rules from which all else follows, each with the tests that enforce it.
 var sixRules = []struct {
 	rule  string
 	tests []string
@@ -27,22 +27,24 @@ var sixRules = []struct {
 			"TestContainerReachesExactlyItsGrant", "TestIdentity", "TestPodGrantByReference",
 			"TestEveryFormOfACreateIsJudged"}},
 	{"Fail closed for GPUs, never harm the rest",
-		[]string{"TestHarmNobody", "TestWhatReachesNothingPassesUntouched", "TestLockHeldForEver",
-			"TestUnreadableLedgerAndIdentity", "TestBrokenSpec", "TestReboot", "TestContainersStartWithoutAnAuditLog"}},
+		[]string{"TestHarmNoContainerWithoutAGPU", "TestSpecsThatReachNoGPUPassUntouched",
+			"TestLockHeldForEver", "TestUnreadableLedgerAndIdentity",
+			"TestBrokenSpec", "TestReboot",
+			"TestContainersStartWithoutAnAuditLog"}},
 	{"Decide with values: one pure function decides, entry points only translate",
 		[]string{"TestImportsPointDown", "TestDecide", "TestCorpus", "TestAuditAndExplainAgree"}},
-	{"No leak can exist: whether a binding is alive is told by the kernel",
-		[]string{"TestABindingLivesExactlyAsLongAsItsContainer", "TestLifeOfRealContainers",
-			"TestGrantIsFreeAgainWhenItsContainerIsGone", "TestDelete", "TestRefusalLeavesTheGrantFree",
+	{"No leak can exist: the kernel shows whether a binding is alive",
+		[]string{"TestABindingLivesAsLongAsItsContainer", "TestLifeOfRealContainers",
+			"TestAGrantIsFreeAfterItsContainer", "TestDelete", "TestRefusalLeavesTheGrantFree",
 			"TestKilledAtEachFailpoint", "TestKilledAtAnyTime", "FuzzBinding"}},
-	{"Say the strength, and never call a weaker one isolation",
-		[]string{"TestEachGrantSaysItsStrength", "TestDecide"}},
+	{"State the strength, and never call a weaker one isolation",
+		[]string{"TestEachGrantHasAStrength", "TestDecide"}},
 	{"An administrator can adopt it in steps and leave in one",
-		[]string{"TestInStepsAndOutInOne", "TestReportMode", "TestUpdateInReportMode", "TestHide",
+		[]string{"TestAdoptInStepsAndLeaveInOne", "TestReportMode", "TestUpdateInReportMode", "TestHide",
 			"TestStrip", "TestExempt"}},
 }
 
-// TestEveryRuleHasItsTests: the table above names tests that are there.
+// TestEveryRuleHasItsTests: the tests that the table names exist.
 func TestEveryRuleHasItsTests(t *testing.T) {
 	there := map[string]bool{}
 	must(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
@@ -69,10 +71,9 @@ func TestEveryRuleHasItsTests(t *testing.T) {
 	}
 }
 
-// TestEachGrantSaysItsStrength: where a grant is listed, where it is explained and where it is
-// used, the strength is told; a privileged container's is none, and a node that wants more refuses
-// it.
-func TestEachGrantSaysItsStrength(t *testing.T) {
+// TestEachGrantHasAStrength: it is shown where a grant is listed, explained and used. A privileged
+// container's is none, and a node that requires more refuses it.
+func TestEachGrantHasAStrength(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")
 	var listed struct{ Grants []struct{ Strength string } }
@@ -87,16 +88,16 @@ func TestEachGrantSaysItsStrength(t *testing.T) {
 		t.Errorf("a privileged container with a grant: %+v, want it admitted with strength none", said)
 	}
 	if r := b.Create(); r.Code != 0 || !strings.Contains(read(t, n.Dir+"/audit.jsonl"), `"strength":"none"`) {
-		t.Errorf("%+v: the audit log says %s", r, read(t, n.Dir+"/audit.jsonl"))
+		t.Errorf("%+v: the audit log has %s", r, read(t, n.Dir+"/audit.jsonl"))
 	}
 	b.End()
 	n.Write("config.toml", read(t, n.Config)+"[policy]\nminimum_strength = \"server\"\n")
 	wantRefused(t, b.Create(), "limit-unenforceable")
 }
 
-// TestInStepsAndOutInOne: report, enforce, break-glass and back, with one and the same container.
-// Where it starts it is as its engine wrote it, to the byte.
-func TestInStepsAndOutInOne(t *testing.T) {
+// TestAdoptInStepsAndLeaveInOne: report, enforce, disabled and back, with the same container. If it
+// starts, it is as its engine wrote it, to the byte.
+func TestAdoptInStepsAndLeaveInOne(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	enforcing := read(t, n.Config)
 	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES"))
@@ -121,9 +122,9 @@ func TestInStepsAndOutInOne(t *testing.T) {
 	}
 }
 
-// TestNothingIsTakenAwayUnlessEnforced: what policy hides and strips, it only records in report
-// mode and while it is disabled, whoever asks.
-func TestNothingIsTakenAwayUnlessEnforced(t *testing.T) {
+// TestNothingIsRemovedUnlessEnforced: what the policy hides and strips is only recorded in report
+// mode and while the node is disabled, at every entry point.
+func TestNothingIsRemovedUnlessEnforced(t *testing.T) {
 	const takes = "[policy]\nprivileged = \"strip\"\nungranted = \"hide\"\n"
 	for mode, begin := range map[string]func() *rig.Node{
 		"report": func() *rig.Node {
@@ -172,13 +173,13 @@ func TestNothingIsTakenAwayUnlessEnforced(t *testing.T) {
 			var said audited
 			must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &said))
 			if said.Verdict != "pass" || said.Mode != mode || !slices.Contains(said.Removed, c.removed) {
-				t.Errorf("%s, %s: explain says %+v", mode, c.name, said)
+				t.Errorf("%s, %s: explain prints %+v", mode, c.name, said)
 			}
 		}
 	}
 }
 
-// TestAGrantThatCannotBeWritten stops a container only where the policy is enforced.
+// TestAGrantThatCannotBeWritten stops a container only if the policy is enforced.
 func TestAGrantThatCannotBeWritten(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB")

@@ -15,18 +15,18 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestASilentVolumeHoldsNobodyElseUp: whoever looks at a file system that answers never, as one of
-// FUSE whose server is dead, cannot even be killed. A tenant that mounts one into its container
-// stops its own create by that, at whichever look, and the ledger goes on.
-func TestASilentVolumeHoldsNobodyElseUp(t *testing.T) {
+// TestAHangingVolumeBlocksNoOtherCreate: a process that accesses a file system that never answers,
+// such as FUSE with a dead server, cannot even be killed. A tenant that mounts one into its
+// container blocks its own create, at any access, and the ledger goes on.
+func TestAHangingVolumeBlocksNoOtherCreate(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	nothing := n.Write("nothing", "#!/bin/sh\nexit 0\n")
 	must(t, os.Chmod(nothing, 0o755))
-	setRuntime(t, n, nothing) // it looks at no volume
+	setRuntime(t, n, nothing) // it accesses no volume
 	tenant, other := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
 	neighbour := n.Bundle("neighbour", with(other))
 	for looks := 0; looks < 100; looks++ {
-		volume := newSilentVolume(t, n, looks)
+		volume := newHangingVolume(t, n, looks)
 		b := n.Bundle("tenant", with(tenant), mount(specs.Mount{
 			Type: "bind", Source: volume.dir, Destination: "/data", Options: []string{"rbind"}}))
 		create := n.Wrapper("create", "--bundle", b.Dir, b.ID)
@@ -36,15 +36,15 @@ func TestASilentVolumeHoldsNobodyElseUp(t *testing.T) {
 		select {
 		case err := <-ended:
 			if volume.end(); err != nil || looks == 0 {
-				t.Errorf("after %d looks: %v", looks, err)
+				t.Errorf("after %d accesses: %v", looks, err)
 			}
 			return
 		case <-volume.silent:
 		case <-time.After(time.Minute):
-			t.Fatal("the create neither ends nor looks")
+			t.Fatal("the create neither ends nor accesses the volume")
 		}
 		if r := neighbour.Create(); r.Code != 0 {
-			t.Errorf("while another's create hangs at look %d: %+v", looks+1, r)
+			t.Errorf("while another's create hangs at access %d: %+v", looks+1, r)
 		}
 		volume.end()
 		<-ended
@@ -55,26 +55,26 @@ func TestASilentVolumeHoldsNobodyElseUp(t *testing.T) {
 	t.Error("the create never ends")
 }
 
-// silentVolume is a FUSE file system of an empty directory.
-type silentVolume struct {
+// hangingVolume is a FUSE file system of an empty directory.
+type hangingVolume struct {
 	dir    string
 	fd     int
 	silent chan struct{} // closed where it answers no more
 }
 
-// The requests of linux/fuse.h that it knows.
+// The requests of linux/fuse.h that it supports.
 const (
 	fuseLookup, fuseForget, fuseGetattr, fuseInit, fuseBatchForget = 1, 2, 3, 26, 42
 )
 
-// newSilentVolume answers so many questions for the directory's attributes.
-func newSilentVolume(t *testing.T, n *rig.Node, answers int) *silentVolume {
+// newHangingVolume answers this many requests for the directory's attributes.
+func newHangingVolume(t *testing.T, n *rig.Node, answers int) *hangingVolume {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Skipf("this machine has no FUSE (%v): what a dead file system holds up is not tested", err)
 	}
-	v := &silentVolume{dir: n.Dir + "/volume", fd: fd, silent: make(chan struct{})}
+	v := &hangingVolume{dir: n.Dir + "/volume", fd: fd, silent: make(chan struct{})}
 	must(t, os.MkdirAll(v.dir, 0o755))
 	if err := syscall.Mount("fuse", v.dir, "fuse", 0,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
@@ -86,8 +86,8 @@ func newSilentVolume(t *testing.T, n *rig.Node, answers int) *silentVolume {
 	return v
 }
 
-// end lets go of whoever waits, by the end of the connection.
-func (v *silentVolume) end() {
+// end releases all waiting processes, by the end of the connection.
+func (v *hangingVolume) end() {
 	if v.fd >= 0 {
 		_ = syscall.Unmount(v.dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
 		_ = unix.Close(v.fd)
@@ -95,7 +95,7 @@ func (v *silentVolume) end() {
 	}
 }
 
-func (v *silentVolume) serve(fd, answers int) {
+func (v *hangingVolume) serve(fd, answers int) {
 	request := make([]byte, 1<<17)
 	for {
 		if n, err := unix.Read(fd, request); err != nil || n < 16 {

@@ -35,8 +35,8 @@ func TestMoreIsRun(t *testing.T) {
 	}
 }
 
-// probe prints what opening a node answers: ENXIO where the device cgroup lets it through to a
-// driver that is not there, EPERM where it does not.
+// probe prints the result of opening a node: ENXIO if the device cgroup allows it (there is no
+// driver), EPERM if not.
 const probe = `open() { /bin/busybox cat "$1" 2>&1 | /bin/busybox sed "s/.*: //"; }
 open /dev/nvidia0; open /dev/nvidia1; open /dev/nvidiactl
 /bin/busybox mknod /tmp/other c 195 7; open /tmp/other; /bin/busybox rm /tmp/other`
@@ -66,7 +66,7 @@ func TestContainerReachesExactlyItsGrant(t *testing.T) {
 	}
 }
 
-func TestGrantIsFreeAgainWhenItsContainerIsGone(t *testing.T) {
+func TestAGrantIsFreeAfterItsContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
 	b := n.Bundle("c", rig.Annotation("gpuledger.dev/grant", reference.String()))

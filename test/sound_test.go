@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// editors are the functions that make of a verdict an edited spec, an adjustment of NRI, and
-// changes of a live container.
+// editors are the functions that make an edited spec, an adjustment of NRI, and changes of a live
+// container from a verdict.
 var editors = []struct{ file, begins, mistake string }{
 	{"internal/edit/oci.go", "func OCI(config []byte, v grant.Verdict) ([]byte, error) {\n", "v = mistaken.Verdict(v, false)"},
 	{"internal/edit/adjust/adjust.go", "func (e Engine) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {\n", "v = mistaken.Verdict(v, false)"},
@@ -55,8 +55,8 @@ func withMistakes(t *testing.T) string {
 	return dir + "/bin"
 }
 
-// wayIn is an entry point: what has it create a bundle's container, and what the container's spec
-// has for it.
+// wayIn is an entry point: the caller that makes it create a bundle's container, and the spec's
+// edits for it.
 type wayIn struct {
 	name   string
 	create func(*testing.T, *rig.Bundle) rig.Result
@@ -150,7 +150,7 @@ func wrapperCreates(_ *testing.T, b *rig.Bundle) rig.Result { return b.Create() 
 
 func runtimeCreates(_ *testing.T, b *rig.Bundle) rig.Result { return b.RealCreate() }
 
-// podmanCreates has the hook edit the spec, and the runtime create the container of what comes out.
+// podmanCreates has the hook edit the spec, and the runtime create the container from its output.
 func podmanCreates(t *testing.T, b *rig.Bundle) rig.Result {
 	t.Helper()
 	cmd := b.Node.Command(b.Node.Bin+"/gpuledger-hook", "precreate")
@@ -163,7 +163,7 @@ func podmanCreates(t *testing.T, b *rig.Bundle) rig.Result {
 	return b.RealCreate()
 }
 
-// engineCreates asks the engine's plugin, and has the runtime create what the engine makes of the
+// engineCreates calls the engine's plugin, and has the runtime create what the engine makes of the
 // answer.
 func engineCreates(e *rig.NRI) func(*testing.T, *rig.Bundle) rig.Result {
 	return func(t *testing.T, b *rig.Bundle) rig.Result {

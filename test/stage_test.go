@@ -33,7 +33,7 @@ type stage struct {
 	audits  int // bytes of the audit log that have been read
 	nri     map[string]*rig.NRI
 	all     *testing.T     // that the node lives for
-	unasked map[string]int // rows that an entry point was not asked about, by reason
+	unasked map[string]int // rows that were not run through an entry point, by reason
 }
 
 type device64 struct{ major, minor int }
@@ -48,8 +48,8 @@ type stagePolicy struct {
 	}
 }
 
-// simulateMajors writes devices of the driver into /proc/devices that a simulated node has not, and
-// two of others, at majors that no driver of this machine has.
+// simulateMajors writes majors of the driver into /proc/devices that a simulated node lacks, and
+// two of other drivers, which no driver of this machine has.
 func simulateMajors(t *testing.T) map[string]int {
 	t.Helper()
 	devices := read(t, "/proc/devices")
@@ -145,7 +145,7 @@ func (s *stage) image(t *testing.T, majors map[string]int) {
 	s.spec = data
 }
 
-// probeAll opens every node for reading and for writing, and tells how it went.
+// probeAll opens every node for reading and for writing, and prints the results.
 const probeAll = `for f in /probe/*; do
   { true <$f && echo "$f: open"; true >$f && echo "$f: open"; } 2>&1
 done; echo end`
@@ -220,8 +220,8 @@ func listen(t *testing.T, path string) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-// pod is the kubelet's directory of the node's one pod, volume one of Docker's. Where engines keep
-// such things is known by name.
+// pod is the kubelet's directory of the node's one pod, volume one of Docker's. Engines'
+// directories for such things are known by name.
 func (s *stage) pod() string    { return "/var/lib/kubelet/pods/" + filepath.Base(s.Dir) }
 func (s *stage) volume() string { return "/var/lib/docker/volumes/" + filepath.Base(s.Dir) }
 
@@ -263,9 +263,9 @@ func (s *stage) volumes(t *testing.T) {
 	rig.Mount(t, "tmpfs", token, "tmpfs", 0, "size=64k")
 }
 
-// enterGrants makes the grants. Those that are held are held by a container each.
+// enterGrants makes the grants. Those that are held get a container each.
 func (s *stage) enterGrants(t *testing.T) {
-	vouched := *s.Node // some are tied, which takes an engine that vouches for pods
+	vouched := *s.Node // some are tied, which requires an engine that vouches for pods
 	vouched.Config = filepath.Join(s.Dir, "config.containerd.toml")
 	for _, g := range s.policy.Grants {
 		reference := vouched.Grant(strings.Fields(g.Args)...)
@@ -284,7 +284,7 @@ func (s *stage) enterGrants(t *testing.T) {
 	s.audits = len(s.audit())
 }
 
-// audit is the audit log. It begins with the first line that is worth one.
+// audit is the audit log. It begins with the first recorded line.
 func (s *stage) audit() string {
 	log, _ := os.ReadFile(filepath.Join(s.Dir, "audit.jsonl"))
 	return string(log)
@@ -297,7 +297,7 @@ func (s *stage) cgroups() string {
 	return filepath.Dir(spec.Linux.CgroupsPath)
 }
 
-// placeholders are what rows write in braces.
+// placeholders are the names that rows write in braces.
 func (s *stage) placeholders(majors map[string]int) {
 	pairs := []string{"{dir}", s.Dir, "{cgroups}", s.cgroups(), "{pod}", s.pod(), "{volume}", s.volume(),
 		"{uvm}", strconv.Itoa(majors["nvidia-uvm"]), "{caps}", strconv.Itoa(majors["nvidia-caps"]),
@@ -340,7 +340,8 @@ func (s *stage) uuids(name string) []string {
 	return uuids
 }
 
-// devices are what a container with this grant opens, of those that are probed: null is everyone's.
+// devices are what a container with this grant opens, of those that are probed: every container
+// opens null.
 func (s *stage) devices(name string) []string {
 	open := []string{"null"}
 	for _, g := range s.shares(name) {

@@ -31,7 +31,7 @@ type site struct {
 	base   string
 }
 
-// siteOf finds a daemon that was told to take any port.
+// siteOf finds a daemon that was configured to take any port.
 func siteOf(t *testing.T, d *rig.Daemon) site {
 	t.Helper()
 	serving := regexp.MustCompile(`serving metrics and the status page" address="?([0-9.:]+)`)
@@ -43,7 +43,7 @@ func siteOf(t *testing.T, d *rig.Daemon) site {
 	return site{t: t, base: "http://" + found[1]}
 }
 
-// socketOf talks through a unix socket.
+// socketOf sends requests through a unix socket.
 func socketOf(t *testing.T, path string) site {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -79,8 +79,8 @@ func (s site) get(path string) string {
 	return text
 }
 
-// values is what stands at a path. Of metrics it leaves out what they are for: "1 if all is well"
-// stands there whatever is.
+// values is the text at a path. From metrics it omits the help lines, which always have phrases
+// such as "1 if all is well".
 func (s site) values(path string) string {
 	s.t.Helper()
 	text := s.get(path)
@@ -92,7 +92,7 @@ func (s site) values(path string) string {
 
 var comments = regexp.MustCompile(`(?m)^# .*\n`)
 
-// eventually waits until every text stands in what is shown.
+// eventually waits until every text is in the output.
 func (s site) eventually(path string, wanted ...string) {
 	s.t.Helper()
 	last := ""
@@ -187,7 +187,7 @@ func TestDaemonIsOnlyRead(t *testing.T) {
 	}
 }
 
-func TestDaemonListensWhereItIsTold(t *testing.T) {
+func TestDaemonListensAtItsAddress(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer taken.Close()
@@ -195,7 +195,7 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	d := n.Daemon("--nri", "off")
 	complaint := "cannot serve metrics and the status page on " + taken.Addr().String() +
 		": address already in use"
-	rig.Eventually(t, "that the address is taken is said", func() bool {
+	rig.Eventually(t, "that the address is taken is logged", func() bool {
 		return strings.Contains(d.Log(), complaint)
 	})
 	must(t, taken.Close())
@@ -205,7 +205,7 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	})
 	s.get("/metrics")
 	if got := strings.Count(d.Log(), complaint); got != 1 {
-		t.Errorf("that the address is taken is said %d times", got)
+		t.Errorf("that the address is taken is logged %d times", got)
 	}
 	text, err := os.ReadFile(n.Config)
 	must(t, err)
@@ -239,8 +239,8 @@ func TestDaemonListensWhereItIsTold(t *testing.T) {
 	rig.Eventually(t, "it is off", func() bool { _, err := os.Stat(path); return os.IsNotExist(err) })
 }
 
-// TestDaemonCountsAcrossRotations: lines of many processes, in files that come and go under the
-// follower.
+// TestDaemonCountsAcrossRotations: lines of many processes, in files that are created and removed
+// while it follows them.
 func TestDaemonCountsAcrossRotations(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: shows("127.0.0.1:0")})
 	config, err := os.ReadFile(n.Config)
@@ -266,10 +266,10 @@ func TestDaemonCountsAcrossRotations(t *testing.T) {
 	s.eventually("/metrics", "gpuledger_audit_gaps_total 0\n", "gpuledger_audit_unreadable_lines_total 0\n")
 }
 
-// TestMonitoringAsksForWhatIsTold: every metric that a rule or the dashboard of
-// packaging/monitoring asks for stands in what a daemon tells Prometheus, with the labels that the
-// query selects by, once there is something to tell.
-func TestMonitoringAsksForWhatIsTold(t *testing.T) {
+// TestMonitoringUsesReportedMetrics: a daemon reports to Prometheus every metric that a rule or the
+// dashboard of packaging/monitoring queries, with the labels that the query selects by, once there
+// is something to report.
+func TestMonitoringUsesReportedMetrics(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: adopts +
 		strings.Replace(watches, "50ms", "1h", 1)})
 	n.Must("configure", "docker", "--file", n.Write("daemon.json", "{}"), "--runtime", program(t, n),
@@ -282,7 +282,7 @@ func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 	g.runs(b.Init(), 1, 6*grant.GiB)
 	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3},
 		{GPU: 1, Power: 71, Temperature: 43}}
-	g.tells()
+	g.writeUse()
 	uuid := n.Grants()[0].GPUs[0].UUID
 	s.eventually("/metrics", `gpuledger_finding_bytes{`, "gpuledger_gpu_errors_total{",
 		"gpuledger_ledger_sound ", "gpuledger_engine_default{",
@@ -299,7 +299,7 @@ func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 		for _, m := range regexp.MustCompile(`(gpuledger_\w+)(\{[^}]*\})?`).FindAllStringSubmatch(text, -1) {
 			told, known := labels[m[1]]
 			if asked++; !known {
-				t.Errorf("%s asks for %s, which the daemon does not tell", file, m[1])
+				t.Errorf("%s queries %s, which the daemon does not report", file, m[1])
 			}
 			for _, label := range regexp.MustCompile(`(\w+)[=!]~?"`).FindAllStringSubmatch(m[2], -1) {
 				if label[1] != "instance" && !strings.Contains(told, label[1]+`="`) {
@@ -309,6 +309,6 @@ func TestMonitoringAsksForWhatIsTold(t *testing.T) {
 		}
 	}
 	if asked < 30 {
-		t.Errorf("only %d metrics are asked for", asked)
+		t.Errorf("only %d metrics are queried", asked)
 	}
 }

@@ -50,7 +50,7 @@ func user(uid uint32) rig.Edit {
 	}
 }
 
-// without takes namespaces of its own away from a container.
+// without removes private namespaces from a container.
 func without(kinds ...specs.LinuxNamespaceType) rig.Edit {
 	return func(s *specs.Spec) {
 		kept := s.Linux.Namespaces[:0]
@@ -77,8 +77,8 @@ func bindAt(source, destination string) rig.Edit {
 }
 
 // TestNoTenantClosesADirectory: what a tenant makes in the shape of an MPS daemon's pipe directory,
-// and listens on, refuses nobody who mounts the directory, a parent or the socket. A daemon of the
-// node's root beside it still does.
+// and listens on, gets no other container refused that mounts the directory, a parent or the
+// socket. A daemon of the node's root beside it still does.
 func TestNoTenantClosesADirectory(t *testing.T) {
 	shortPaths(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
@@ -124,8 +124,8 @@ func TestNoTenantClosesADirectory(t *testing.T) {
 	})
 }
 
-// TestAPrivilegedDaemonIsTheNodes: as that of NVIDIA's device plugin, in a container with
-// namespaces of its own.
+// TestAPrivilegedDaemonIsTheNodes: as that of NVIDIA's device plugin, in a container with private
+// namespaces.
 func TestAPrivilegedDaemonIsTheNodes(t *testing.T) {
 	shortPaths(t)
 	n := rig.NewNode(t, rig.Setup{})
@@ -145,8 +145,8 @@ func TestAPrivilegedDaemonIsTheNodes(t *testing.T) {
 		rig.Env("CUDA_MPS_PIPE_DIRECTORY=/tmp")).Create(), "gpu-socket")
 }
 
-// TestNoUserOfTheNodeClosesTmp: the usual place of MPS is where every user may make it. Who mounts
-// the place itself asks for it.
+// TestNoUserOfTheNodeClosesTmp: every user can create the usual path of MPS. Only a container that
+// mounts the path itself requests it.
 func TestNoUserOfTheNodeClosesTmp(t *testing.T) {
 	shortPaths(t)
 	n := rig.NewNode(t, rig.Setup{})
@@ -170,7 +170,7 @@ func TestNoUserOfTheNodeClosesTmp(t *testing.T) {
 	wantRefused(t, n.Bundle("daemon", bindAt("/tmp", "/host/tmp")).Create(), "gpu-socket")
 }
 
-// wantUntouched wants a container to start as its engine wrote it, and nothing said.
+// wantUntouched wants a container to start as its engine wrote it, without output.
 func wantUntouched(t *testing.T, b *rig.Bundle) {
 	t.Helper()
 	before := b.Config()

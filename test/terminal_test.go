@@ -63,7 +63,7 @@ func (x *terminal) resize(rows, columns uint16) {
 		&unix.Winsize{Row: rows, Col: columns}))
 }
 
-// start runs a program in a session of its own on the terminal.
+// start runs a program in a new session on the terminal.
 func (x *terminal) start(cmd *exec.Cmd) *exec.Cmd {
 	x.Helper()
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = x.slave, x.slave, x.slave
@@ -94,7 +94,7 @@ func (x *terminal) settings() unix.Termios {
 
 var control = regexp.MustCompile(`\x1b\[[?0-9;]*[A-Za-z]`)
 
-// picture is the last whole one: the lines from the top of the screen on. Nil where there is none
+// picture is the last complete one: the lines from the top of the screen on. Nil if there is none
 // yet.
 func (x *terminal) picture() []string {
 	pictures := strings.Split(x.said(), "\x1b[H\x1b[2K")
@@ -128,7 +128,7 @@ func (x *terminal) within(rows, columns int) {
 	}
 }
 
-// gaveBack wants the terminal to be as it was.
+// gaveBack wants the terminal's settings to be the original ones.
 func (x *terminal) gaveBack(before unix.Termios) {
 	x.Helper()
 	if now := x.settings(); now != before {
@@ -145,8 +145,8 @@ func (x *terminal) gaveBack(before unix.Termios) {
 
 const clockLine = `^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d \S+  q ends`
 
-// TestInspectOnATerminal: it has a clock, keeps to the terminal's size as that changes, and gives
-// the terminal back whichever way it ends.
+// TestInspectOnATerminal: it has a clock, fits the terminal's size as that changes, and restores
+// the terminal whichever way it ends.
 func TestInspectOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Grant("--memory", "4GiB", "--label", "a label that is long enough for three narrow terminals or so")
@@ -182,7 +182,7 @@ func TestInspectOnATerminal(t *testing.T) {
 	}
 }
 
-// TestInspectStopsOnATerminal: at Ctrl-Z the shell has its terminal back, and fg goes on.
+// TestInspectStopsOnATerminal: at Ctrl-Z the shell has its terminal back, and fg continues.
 func TestInspectStopsOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 80)
@@ -202,7 +202,7 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 	}
 	left, _, _ := strings.Cut(x.said(), "status 148")
 	if !strings.Contains(left, "\x1b[?1049l") {
-		t.Error("while it is stopped its picture stays")
+		t.Error("while it is stopped its picture does not change")
 	}
 	x.press("q")
 	if err := cmd.Wait(); err != nil {
@@ -212,8 +212,8 @@ func TestInspectStopsOnATerminal(t *testing.T) {
 	x.gaveBack(before)
 }
 
-// TestInspectFailsOnATerminal: what is wrong is said where the shell's lines are; what is odd
-// stands in the picture.
+// TestInspectFailsOnATerminal: errors are printed after the terminal is restored; warnings are in
+// the picture.
 func TestInspectFailsOnATerminal(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 60)
@@ -235,7 +235,7 @@ func TestInspectFailsOnATerminal(t *testing.T) {
 	})
 }
 
-// TestInspectWithoutKeys: where standard input is no terminal, it is not read.
+// TestInspectWithoutKeys: if standard input is not a terminal, it is not read.
 func TestInspectWithoutKeys(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	x := newTerminal(t, 24, 80)

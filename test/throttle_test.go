@@ -16,7 +16,7 @@ import (
 
 const throttles = "[enforcement]\nshim = \"{shim}\"\ncompute = \"throttle\"\n"
 
-// recorded are words of a grant's limits file, at the places that internal/limits checks against
+// recorded are words of a grant's limits file, at the offsets that internal/limits checks against
 // the shim's.
 func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
 	n.T.Helper()
@@ -29,7 +29,7 @@ func (n *gpuNode) recorded(r grant.Reference) (share, open, period uint64) {
 	return word(64 + 32), word(64+40) & 0xffffffff, word(64+40) >> 32
 }
 
-// beat counts the looks of who sets the gates.
+// beat counts the samples of the program that sets the gates.
 func (n *gpuNode) beat(r grant.Reference) uint64 {
 	n.T.Helper()
 	return binary.NativeEndian.Uint64([]byte(read(n.T.(*testing.T),
@@ -55,9 +55,9 @@ func (n *gpuNode) computeStrengthOf(r grant.Reference) string {
 	return ""
 }
 
-// TestAShareOfComputeIsThrottled: a container with a share launches by the shim, whatever kind of
-// program it is; one without launches by the driver itself. The share is told as what it is
-// wherever the grant is, and follows it while the container runs.
+// TestAShareOfComputeIsThrottled: a container with a share launches through the shim, whatever kind
+// of program it runs; one without launches through the driver itself. The share is shown with its
+// strength wherever the grant is, and follows it while the container runs.
 func TestAShareOfComputeIsThrottled(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Config: throttles})
 	without, share := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB", "--compute", "30")
@@ -115,7 +115,7 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 		t.Errorf("the share of a container that is not throttled has strength %q", got)
 	}
 
-	// Where the policy only counts from now on, the gate stays open.
+	// If the policy only counts from now on, the gate stays open.
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `compute = "throttle"`, `compute = "count"`, 1))
 	n.Must("check")
 	if got, _, _ := n.recorded(share); got != 0 || n.computeStrengthOf(share) != "" {
@@ -123,8 +123,9 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 	}
 }
 
-// TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of who has more than its share, and gives
-// him the share's again when it is quiet. A share that is the whole GPU is never narrowed.
+// TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of a container that has more than its
+// share, and opens it to the share again when the container is idle. A share that is the whole GPU
+// is never narrowed.
 func TestAThrottleFollowsTheGPU(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Config: throttles + watches})
 	n.Daemon("--nri", "off")
@@ -134,23 +135,23 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 	g := gpusOf(t, n.Node)
 	g.runs(b.Init(), 0, grant.GiB/2)
 	g.use.Processes[0].Compute = 100
-	g.tells()
+	g.writeUse()
 	rig.Eventually(t, "the gate is narrower than the share", func() bool {
 		_, open, period := n.recorded(share)
 		return period > 0 && open*100/period < 10
 	})
 	g.use.Processes = nil
-	g.tells()
+	g.writeUse()
 	rig.Eventually(t, "the gate is the share's", func() bool {
 		_, open, period := n.recorded(share)
 		return open == 6000 && period == 20000
 	})
 }
 
-// TestAThrottleFollowsNVML: a container launches as fast as it may, the driver's NVML tells
-// gpuledgerd what its process has of the GPU, and that moves the gate before the next launch. How
-// near the share that comes internal/daemon/watcher shows, on a clock of its own. Here is that all
-// of it is joined, in a real container, and what becomes of it when gpuledgerd is killed.
+// TestAThrottleFollowsNVML: a container launches as fast as it can, the driver's NVML reports to
+// gpuledgerd what its process has of the GPU, and that moves the gate before the next launch.
+// internal/daemon/watcher tests how near the share that is, on a simulated clock. This test runs
+// all of the parts together, in a real container, also after gpuledgerd is killed.
 func TestAThrottleFollowsNVML(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
 	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
@@ -176,7 +177,7 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 		_, open, period := n.recorded(share)
 		return period > 0 && open*100/period < 20
 	}
-	rig.Eventually(t, "the gate is narrower than the share of who launches far ahead", narrow)
+	rig.Eventually(t, "the gate is narrower than the share for a program that launches far ahead", narrow)
 	goesOn("at a narrow gate")
 	if said := n.Must("grant", "--update", string(share.ID), "--compute",
 		"90"); !strings.Contains(said, "90% compute") {
@@ -197,15 +198,15 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 	goesOn("without gpuledgerd")
 	beat := n.beat(share)
 	n.Daemon("--nri", "off")
-	rig.Eventually(t, "the next gpuledgerd looks after the gate", func() bool {
+	rig.Eventually(t, "the next gpuledgerd moves the gate", func() bool {
 		return n.beat(share) != beat && narrow()
 	})
 	goesOn("with the next")
 }
 
-// TestWhereNoThrottleCanBe: the share is refused with the reason, when it is asked for and when a
-// container comes.
-func TestWhereNoThrottleCanBe(t *testing.T) {
+// TestASharesRefusalWithoutAThrottle: the share is refused with the reason, when it is requested
+// and when a container is created.
+func TestASharesRefusalWithoutAThrottle(t *testing.T) {
 	for name, c := range map[string]struct{ config, why string }{
 		"no shim":            {"shim = \"/nowhere\"", "launches cannot be throttled: the shim is not installed"},
 		"the driver is told": {"shim = \"{shim}\"\nlimit = \"driver\"", "launches cannot be throttled: enforcement.limit is \"driver\""},

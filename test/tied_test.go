@@ -7,11 +7,11 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestATiedGrantServesItsPodsAlone: a reference that another pod has read is refused by the
-// wrapper, by the hook and by the hook of a CDI name, while its grant is in use and when it is
-// free, and the pods that it is for share it meanwhile. On cgroup v1 and v2, with runc and crun;
-// the corpus has it for NRI.
-func TestATiedGrantServesItsPodsAlone(t *testing.T) {
+// TestATiedGrantServesOnlyItsPods: a reference that another pod has read is refused by the wrapper,
+// by the hook and by the hook of a CDI name, while its grant is in use and when it is free, and the
+// pods that it is for share it meanwhile. On cgroup v1 and v2, with runc and crun; the corpus has
+// it for NRI.
+func TestATiedGrantServesOnlyItsPods(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
 			if rig.Under(t, layout) {
@@ -74,7 +74,7 @@ func tiedGrant(t *testing.T, runtime string) {
 				t.Errorf("the second pod of the claim: %+v\nwant:\n%s", r, exactlyOne)
 			}
 			entry.refused(t, entry.create(bundle("beside", thief)))
-			entry.refused(t, entry.create(bundle("nobody", unknown)))
+			entry.refused(t, entry.create(bundle("another", unknown)))
 			if all := n.Grants(); len(all) != 1 || len(all[0].Bindings) != 1 {
 				t.Errorf("in use by %+v, want by the first pod alone", all)
 			}

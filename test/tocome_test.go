@@ -11,7 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// ruled puts device rules in place of a spec's.
+// ruled replaces a spec's device rules.
 func ruled(t *testing.T, rules ...string) rig.Edit {
 	return func(s *specs.Spec) {
 		s.Linux.Resources.Devices = nil
@@ -31,9 +31,9 @@ var engineRules = map[string][]string{
 	"Podman's":     {"deny a rwm", "allow c 10:200 rwm"},
 }
 
-// TestRulesBeforeTheDriver: a rule for a number that is nobody's opens what NVIDIA's driver makes
-// of it later, at boot or by an operator's pod. The bare runtime shows that such a rule stands
-// (docs/adr/0065).
+// TestRulesBeforeTheDriver: a rule for a number without a driver opens the device that NVIDIA's
+// driver creates with it later, at boot or by an operator's pod. The bare runtime shows that such a
+// rule stays in force (docs/adr/0065).
 func TestRulesBeforeTheDriver(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})

@@ -18,10 +18,10 @@ import (
 
 // victim is a program that can be killed at any line, with what it needs to pass all of them.
 type victim struct {
-	// scene prepares the node. The returned command is the victim; the reference is of a grant that
-	// it is about, if any.
+	// scene prepares the node. The returned command is the victim; the reference is of the grant
+	// that it uses, if any.
 	scene func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference)
-	// points are the lines that it surely passes.
+	// points are the lines that it always passes.
 	points []string
 }
 
@@ -78,7 +78,8 @@ var victims = map[string]victim{
 		starts(s.t, s.container(g)).KillInit()
 		return command(n, "check"), g
 	}, slices.Concat(unbindPoints, []string{"ledger/locked", "ledger/repaired"})},
-	// It never ends by itself: a point that it does not pass is a test that hangs until it is shot.
+	// It never ends by itself: a point that it does not pass makes the test hang until it is
+	// killed.
 	"gpuledgerd": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		over, g := n.Grant("--memory", "1GiB"), n.Grant("--memory", "4GiB")
 		b, other := starts(s.t, s.container(over)), starts(s.t, s.container(g))
@@ -102,7 +103,7 @@ var victims = map[string]victim{
 		s.containers = append(s.containers, b)
 		return n.Wrapper("create", "--bundle", b.Dir, b.ID), grant.Reference{}
 	}, slices.Concat(putPoints, []string{"node/adopted"}, bindPoints)},
-	// One before it adopted, and ended without a delete.
+	// An earlier container adopted, and ended without a delete.
 	"create that adopts again": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		edits := []rig.Edit{inPod("train"), allocated("train", "0,1", "4GiB"), rig.Light}
 		first, b := n.Bundle("adopted", edits...), n.Bundle("adopts", edits...)
@@ -221,7 +222,8 @@ func (s *scaffold) afterwards(what string, g grant.Reference) {
 	}
 }
 
-// TestKilledAtEachFailpoint kills every program of ours at every dangerous line that it passes.
+// TestKilledAtEachFailpoint kills every program of gpuledger at every dangerous line that it
+// passes.
 func TestKilledAtEachFailpoint(t *testing.T) {
 	passing := map[string][]string{} // victims by point
 	for name, v := range victims {
@@ -252,15 +254,15 @@ func (s *scaffold) kill(name, point string) {
 	what := name + ", killed at " + point
 	cmd, g := victims[name].scene(s, s.n)
 	cmd.Env = append(cmd.Env, failpoint.Variable+"="+point)
-	// the second is runc about its hook
+	// the second is runc while its hook runs
 	if r := rig.Run(cmd); !r.Killed() && !strings.Contains(r.Stderr, "signal: killed") {
 		s.t.Errorf("%s: it was not killed: %+v", what, r)
 	}
 	s.afterwards(what, g)
 }
 
-// TestKilledAtAnyTime kills every program at any time: what nobody thought to mark is dangerous
-// too. The wrapper may be the real runtime by then.
+// TestKilledAtAnyTime kills every program at any time: lines that were not marked may be dangerous
+// too. The wrapper may have become the real runtime by then.
 func TestKilledAtAnyTime(t *testing.T) {
 	rig.More(t)
 	s, began := newScaffold(t), time.Now()

@@ -12,10 +12,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestWhoUnbindsDevicesIsRecorded: through a writable mount of a bus a container takes a GPU from
-// its driver. What it writes here is no device's name, so the kernel answers ENODEV where it may
-// write, and the mount EROFS where it may not.
-func TestWhoUnbindsDevicesIsRecorded(t *testing.T) {
+// TestAccessToDriverUnbindIsRecorded: through a writable mount of a bus a container unbinds a GPU
+// from its driver. The test writes no device's name, so the kernel returns ENODEV if writing is
+// allowed, and the mount EROFS if not.
+func TestAccessToDriverUnbindIsRecorded(t *testing.T) {
 	files, _ := filepath.Glob("/sys/bus/*/drivers/*/unbind")
 	if len(files) == 0 {
 		t.Skip("no driver of this machine can be unbound: that a mount lets it is not shown")

@@ -34,8 +34,8 @@ func TestAUserNamespaceWithoutDeviceRules(t *testing.T) {
 	}
 }
 
-// unclosed runs such a container, whose image brings the nodes of a GPU and of fuse. A runtime in
-// whose hands it is open lets the GPU be opened without us.
+// unclosed runs such a container, whose image contains the nodes of a GPU and of fuse. If open is
+// set, the runtime lets the GPU be opened without gpuledger.
 func unclosed(t *testing.T, n *rig.Node, open bool) {
 	const script = `for node in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/ptmx; do
   (: <$node) 2>/dev/null || echo $node
@@ -71,7 +71,7 @@ done; echo >/dev/null && echo end`
 				t.Errorf("got %+v, want the container to run, and closed:\n%s", r, c.shut)
 			}
 			if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "device rules closed") {
-				t.Errorf("the audit log does not say it: %s", audit)
+				t.Errorf("it is not in the audit log: %s", audit)
 			}
 		})
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestUndoLeavesOurConfigurationToARunningEngine: an engine calls gpuledger-runtime until it is
-// restarted. Without our configuration the default policy would refuse what ran before, because
-// that policy is "enforce".
-func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
+// TestUndoKeepsTheConfigurationOfARunningEngine: an engine calls gpuledger-runtime until it is
+// restarted. Without gpuledger's configuration the default policy would refuse what ran before,
+// because that policy is "enforce".
+func TestUndoKeepsTheConfigurationOfARunningEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	before := read(t, n.Config)
 	c := n.Containerd()
@@ -37,13 +37,14 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 		t.Helper()
 		if text := read(t, n.Config); !strings.Contains(text, `"report"`) ||
 			!strings.Contains(out, "keep "+n.Config+": containerd (pid ") {
-			t.Errorf("%s: our configuration is\n%s\nand the undo said\n%s", what, text, out)
+			t.Errorf("%s: gpuledger's configuration is\n%s\nand the undo printed\n%s", what, text, out)
 		}
 	}
 	gone := func(what, out string) {
 		t.Helper()
 		if text := read(t, n.Config); text != before || strings.Contains(out, "keep ") {
-			t.Errorf("%s: our configuration is\n%s\nwant\n%s\nand the undo said\n%s", what, text, before, out)
+			t.Errorf("%s: gpuledger's configuration is\n%s\nwant\n%s\nand the undo printed\n%s", what, text,
+				before, out)
 		}
 	}
 
@@ -67,8 +68,8 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	gone("containerd does not run", undo())
 	c.Start()
 
-	// Where our configuration and the link were there before, as packages bring them, the undo says
-	// all the same who calls us.
+	// If gpuledger's configuration and the link existed before, as packages install them, the undo
+	// still prints which engine calls gpuledger-runtime.
 	configure()
 	ours := read(t, n.Config)
 	c.Kill()
@@ -81,12 +82,12 @@ func TestUndoLeavesOurConfigurationToARunningEngine(t *testing.T) {
 	c.Start()
 	for range 2 {
 		if out := undo(); !strings.Contains(out, "note: containerd (pid ") {
-			t.Errorf("containerd calls us, and the undo said\n%s", out)
+			t.Errorf("containerd calls gpuledger-runtime, and the undo printed\n%s", out)
 		}
 	}
 	c.Kill()
 	c.Start()
 	if out := undo(); strings.Contains(out, "containerd (pid ") {
-		t.Errorf("nobody calls us, and the undo said\n%s", out)
+		t.Errorf("no engine calls gpuledger-runtime, and the undo printed\n%s", out)
 	}
 }

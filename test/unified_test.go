@@ -26,10 +26,10 @@ func cgroup2Of(t *testing.T, pid int) string {
 		read(t, fmt.Sprintf("/proc/%d/cgroup", pid)))[1]
 }
 
-// TestRawCgroupKeysMoveNobody: by raw keys a runtime moves any process of the node into a
+// TestRawCgroupKeysMoveNoProcess: by raw keys a runtime moves any process of the node into a
 // container's cgroup, and a granted container's processes out of theirs (docs/adr/0064). The bare
 // runtime shows that it does.
-func TestRawCgroupKeysMoveNobody(t *testing.T) {
+func TestRawCgroupKeysMoveNoProcess(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		n := rig.NewNode(t, rig.Setup{Runtime: runtime})
 		reference := n.Grant("--memory", "1GiB", "--gpu", "0")
@@ -50,14 +50,14 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 		must(t, outsider.Start())
 		t.Cleanup(func() { _, _ = outsider.Process.Kill(), outsider.Wait() })
 
-		// who is one that could be moved, and where it belongs.
-		who := map[int]string{}
+		// cgroupOfProcess has the processes that could be moved, and their cgroups.
+		cgroupOfProcess := map[int]string{}
 		for _, pid := range []int{granted.Init(), plain.Init(), outsider.Process.Pid} {
-			who[pid] = cgroup2Of(t, pid)
+			cgroupOfProcess[pid] = cgroup2Of(t, pid)
 		}
 		stays := func(after string) {
 			t.Helper()
-			for pid, cgroup := range who {
+			for pid, cgroup := range cgroupOfProcess {
 				if now := cgroup2Of(t, pid); now != cgroup {
 					t.Errorf("after %s process %d of %s is in %s", after, pid, cgroup, now)
 				}
@@ -65,16 +65,17 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 		}
 		if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil { // version 1 alone has no such keys
 			bare := n.Bundle("bare", sleeps, unified("cgroup.procs", fmt.Sprint(granted.Init())))
-			if r := bareRun(bare); r.Code != 0 || cgroup2Of(t, granted.Init()) == who[granted.Init()] {
+			if r := bareRun(bare); r.Code != 0 ||
+				cgroup2Of(t, granted.Init()) == cgroupOfProcess[granted.Init()] {
 				t.Errorf("the bare runtime leaves the granted container in its cgroup: %+v", r)
 			}
-			must(t, os.WriteFile("/sys/fs/cgroup"+who[granted.Init()]+"/cgroup.procs",
+			must(t, os.WriteFile("/sys/fs/cgroup"+cgroupOfProcess[granted.Init()]+"/cgroup.procs",
 				fmt.Append(nil, granted.Init()), 0))
 			bare.RealDelete()
 		}
 		stays("the bare runtime's container has gone")
 
-		for pid := range who {
+		for pid := range cgroupOfProcess {
 			for _, key := range []string{"cgroup.procs", "cgroup.threads", "../granted/cgroup.procs"} {
 				wantRefused(t, n.Bundle("tried", sleeps, unified(key, fmt.Sprint(pid))).Create(),
 					"gpu-device-rule")
@@ -85,12 +86,12 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 				stays(key)
 			}
 		}
-		for _, key := range cgroupKeys(t, who[plain.Init()]) {
+		for _, key := range cgroupKeys(t, cgroupOfProcess[plain.Init()]) {
 			for _, b := range []*rig.Bundle{granted, plain} {
 				wantRefused(t, update(b, fmt.Sprintf(`{"unified":{%q:"1"}}`, key)), "gpu-device-rule")
 				if !rig.Lives(b.Init()) || strings.Contains(read(t, fmt.Sprintf("/proc/%d/stat", b.Init())),
 					") D ") {
-					t.Errorf("%s is gone or frozen after %s", b.ID, key)
+					t.Errorf("%s has ended or is frozen after %s", b.ID, key)
 				}
 			}
 			wantRefused(t, n.Bundle("tried", sleeps, unified(key, "1")).Create(), "gpu-device-rule")
@@ -109,7 +110,7 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 		for _, key := range []string{"cgroup.max.depth", "cgroup.max.descendants"} {
 			for _, b := range []*rig.Bundle{granted, plain} {
 				if r := update(b, fmt.Sprintf(`{"unified":{%q:"7"}}`, key)); r.Code != 0 ||
-					strings.TrimSpace(read(t, "/sys/fs/cgroup"+who[b.Init()]+"/"+key)) != "7" {
+					strings.TrimSpace(read(t, "/sys/fs/cgroup"+cgroupOfProcess[b.Init()]+"/"+key)) != "7" {
 					t.Errorf("%s of %s: %+v", key, b.ID, r)
 				}
 			}
@@ -119,7 +120,7 @@ func TestRawCgroupKeysMoveNobody(t *testing.T) {
 }
 
 // cgroupKeys are the kernel's own files of a cgroup, as this kernel has them, without those that
-// set a resource. Where there is no version 2 they are those of the documentation.
+// set a resource. Without version 2 they are those of the documentation.
 func cgroupKeys(t *testing.T, cgroup string) []string {
 	t.Helper()
 	keys := []string{"cgroup.type", "cgroup.subtree_control", "cgroup.freeze", "cgroup.kill"}
@@ -156,7 +157,7 @@ func TestPodmansCgroupConf(t *testing.T) {
 	must(t, outsider.Start(), os.Mkdir(n.Dir+"/none", 0o755))
 	t.Cleanup(func() { _, _ = outsider.Process.Kill(), outsider.Wait() })
 	home := cgroup2Of(t, outsider.Process.Pid)
-	// Podman hands no environment on
+	// Podman passes no environment on
 	wrapper := n.Write("wrapper", "#!/bin/sh\nGPULEDGER_CONFIG="+n.Config+" exec "+
 		rig.Binary(t, "gpuledger-runtime")+" \"$@\"\n")
 	must(t, os.Chmod(wrapper, 0o755))

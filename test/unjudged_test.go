@@ -13,7 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// asking is how a container asks NVIDIA's runtime for a GPU, or does not. Where it is free, it
+// asking is how a container requests a GPU from NVIDIA's runtime, or does not. If free is set, it
 // starts in enforce mode too.
 var asking = []struct {
 	name string
@@ -24,8 +24,8 @@ var asking = []struct {
 	{"env UUID", false, func(_ *rig.Node, uuid string) rig.Edit {
 		return rig.Env("NVIDIA_VISIBLE_DEVICES=" + uuid)
 	}},
-	// By a CDI file as NVIDIA's generator writes it, its runtime finds no device of that name and
-	// fails; so it does behind us.
+	// NVIDIA's runtime finds no device of that name in a CDI file as NVIDIA's generator writes it,
+	// and fails, with and without gpuledger.
 	{"env none", true, func(*rig.Node, string) rig.Edit { return rig.Env("NVIDIA_VISIBLE_DEVICES=none") }},
 	{"image env", false, func(*rig.Node, string) rig.Edit { return rig.Env("CUDA_VERSION=10.2.89") }},
 	{"volume mount", false, func(_ *rig.Node, uuid string) rig.Edit {
@@ -54,18 +54,18 @@ func withGPUNode(s *specs.Spec) {
 		specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"})
 }
 
-// whatItHas prints the devices, mounts and variables of the container that it runs in, and what an
-// open of each GPU says.
+// whatItHas prints the devices, mounts and variables of the container that it runs in, and the
+// result of opening each GPU.
 const whatItHas = `echo =
 /bin/busybox find /dev -type c -o -type b | /bin/busybox sort | /bin/busybox xargs /bin/busybox ls -l | /bin/busybox sed 's/ [A-Z][a-z][a-z] .* / /'
 /bin/busybox awk '{ sub(/^[0-9]+ [0-9]+ [0-9]+:[0-9]+ /, ""); print }' /proc/self/mountinfo | /bin/busybox sed 's/ - .*//'
 /bin/busybox env | /bin/busybox sort
 for node in /dev/nvidia*; do /bin/busybox head -c 1 $node 2>&1; done; exit 0`
 
-// TestWhatIsNotJudgedRunsAsBefore: where nothing is enforced, a container has the devices, mounts
-// and variables that it has under the engine's former default runtime; where the ledger is
-// enforced, what reaches a GPU does not start.
-func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
+// TestUnjudgedContainersRunAsBefore: if nothing is enforced, a container has the devices, mounts
+// and variables that it has under the engine's former default runtime. If the ledger is enforced, a
+// container that reaches a GPU does not start.
+func TestUnjudgedContainersRunAsBefore(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
 	}
@@ -78,7 +78,7 @@ func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
 					b := n.Bundle("c", rig.Identity("uid-of-p", "default", "p", "c"), rig.Shell(whatItHas),
 						c.edit(n, uuid(t, n, 0)))
 					before := b.Config()
-					had := toItsEnd(t, n, program, b)
+					had := runToEnd(t, n, program, b)
 					if injects := former == "nvidia-container-runtime" && !c.free &&
 						c.name != "CDI device"; injects != strings.Contains(had.Stdout, "NVIDIA_STAND_IN=1") {
 						t.Fatalf("under %s: %+v", former, had)
@@ -86,7 +86,7 @@ func TestWhatIsNotJudgedRunsAsBefore(t *testing.T) {
 					for _, state := range []string{"report", "disabled", "exempt", "enforce"} {
 						setState(t, n, enforced, state)
 						b.WriteConfig(before)
-						has := toItsEnd(t, n, wrapper, b)
+						has := runToEnd(t, n, wrapper, b)
 						switch {
 						case state == "enforce" && !c.free:
 							if has.Code != 1 || !strings.Contains(has.Stderr, "gpuledger: refused (") {
@@ -120,9 +120,9 @@ func formerNode(t *testing.T, former string) (*rig.Node, string) {
 	return n, program
 }
 
-// toItsEnd creates and starts a container as an engine does, and gives what it printed: NVIDIA's
+// runToEnd creates and starts a container as an engine does, and returns its output: NVIDIA's
 // runtime does nothing for the subcommand run.
-func toItsEnd(t *testing.T, n *rig.Node, program string, b *rig.Bundle) rig.Result {
+func runToEnd(t *testing.T, n *rig.Node, program string, b *rig.Bundle) rig.Result {
 	t.Helper()
 	call := func(args ...string) *exec.Cmd {
 		return n.Command(program, append([]string{"--root", n.Root}, args...)...)
@@ -195,8 +195,8 @@ func toolkitConfig(t *testing.T, n *rig.Node, low string) string {
 		low, filepath.Join(n.Dir, "toolkit-cdi")))
 }
 
-// TestAnUnjudgedContainerLives: start, update, kill and delete reach the runtime that has the
-// container, whichever made it.
+// TestAnUnjudgedContainerLives: start, update, kill and delete reach the runtime that created the
+// container.
 func TestAnUnjudgedContainerLives(t *testing.T) {
 	if rig.Under(t, rig.V1) {
 		return
@@ -242,14 +242,14 @@ func TestAnUnjudgedContainerLives(t *testing.T) {
 	}
 }
 
-// TestAToolkitThatCallsUsIsNoLoop: NVIDIA's toolkit takes the engine's default runtime, which is
-// the wrapper, for the one below its own.
-func TestAToolkitThatCallsUsIsNoLoop(t *testing.T) {
+// TestAToolkitThatCallsTheWrapperIsNoLoop: NVIDIA's toolkit takes the engine's default runtime,
+// which is the wrapper, as the one below its own.
+func TestAToolkitThatCallsTheWrapperIsNoLoop(t *testing.T) {
 	n, _ := formerNode(t, "nvidia-container-runtime")
 	toolkitConfig(t, n, rig.Binary(t, "gpuledger-runtime"))
 	setState(t, n, read(t, n.Config), "report")
 	b := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell(whatItHas))
-	if r := toItsEnd(t, n, rig.Binary(t, "gpuledger-runtime"), b); r.Code != 0 ||
+	if r := runToEnd(t, n, rig.Binary(t, "gpuledger-runtime"), b); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "NVIDIA_STAND_IN=1") {
 		t.Errorf("%+v", r)
 	}
@@ -259,15 +259,16 @@ func TestAToolkitThatCallsUsIsNoLoop(t *testing.T) {
 	if r := rig.Run(n.Wrapper("list")); r.Code != 0 {
 		t.Errorf("%+v", r)
 	}
-	// The variable of another process excuses nothing.
+	// The variable of another process has no effect.
 	setState(t, n, strings.ReplaceAll(read(t, n.Config), "[policy]\nmode = \"report\"\n", ""), "enforce")
 	n.Env = append(n.Env, "_GPULEDGER_HANDED_ON=1/1")
 	wantRefused(t, n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("exit 0")).Run(),
 		"visible-devices-all")
 }
 
-// TestAFormerRuntimeThatIsGone: containers run under the real runtime, and the wrapper says so.
-func TestAFormerRuntimeThatIsGone(t *testing.T) {
+// TestAFormerRuntimeThatWasRemoved: containers run under the real runtime, and the wrapper prints
+// it.
+func TestAFormerRuntimeThatWasRemoved(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Write("config.toml", strings.Replace(read(t, n.Config), "[runtime]\n",
 		"[runtime]\nunjudged = \"/nowhere/nvidia-container-runtime\"\n", 1)+"[policy]\nmode = \"report\"\n")

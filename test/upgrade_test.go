@@ -15,9 +15,9 @@ import (
 )
 
 // TestMPSOutlivesUpgrades: gpuledgerd is upgraded, downgraded and upgraded again under 20 clients
-// in containers, to and from the oldest version that ran MPS daemons. No client is disturbed, no
-// daemon or server is another process, and what either version writes, of grants, bindings and
-// daemons, the other reads and changes.
+// in containers, to and from the oldest version that ran MPS daemons. No client is disturbed, every
+// daemon and server remains the same process, and each version reads and changes the other's
+// grants, bindings and daemons.
 func TestMPSOutlivesUpgrades(t *testing.T) {
 	rig.More(t)
 	bin := oldest(t)
@@ -56,7 +56,7 @@ func TestMPSOutlivesUpgrades(t *testing.T) {
 			// by whole GiB: the first versions do not know how a daemon prints others
 			size := grant.Bytes(1+i) * grant.GiB
 			n.Must("grant", "--update", string(grants[4*i-1].ID), "--memory", size.String())
-			eventually(t, "the daemons know of it", func() bool { return n.largest() == size })
+			eventually(t, "the daemons have it", func() bool { return n.largest() == size })
 		}
 		if these := n.processes(); processes == "" {
 			processes = these
@@ -133,34 +133,34 @@ func oldest(t *testing.T) string {
 	return bin
 }
 
-// talks starts a client that has its server answer again and again.
+// talks starts a client whose server answers again and again.
 func (n mpsNode) talks(id string, r grant.Reference) *rig.Bundle {
 	n.t.Helper()
 	b := starts(n.t, n.client(id, r, "0:64 talk >/tmp/out 2>&1; echo end >>/tmp/out; "+
 		"/bin/busybox sleep 1000"))
 	eventually(n.t, id+" is a client", func() bool {
-		return strings.Contains(clientSays(b), "0:64 CUDA_SUCCESS\nbeat\n")
+		return strings.Contains(clientOutput(b), "0:64 CUDA_SUCCESS\nbeat\n")
 	})
 	return b
 }
 
-// stillTalk wants an answer more for every client, and no end.
+// stillTalk wants one more answer for every client, and no end.
 func stillTalk(t *testing.T, when string, clients []*rig.Bundle) {
 	t.Helper()
-	beats := func(b *rig.Bundle) int { return strings.Count(clientSays(b), "beat\n") }
+	beats := func(b *rig.Bundle) int { return strings.Count(clientOutput(b), "beat\n") }
 	for _, b := range clients {
 		before := beats(b)
 		eventually(t, when+": "+b.ID+" gets answers", func() bool {
-			return beats(b) > before || strings.Contains(clientSays(b), "end")
+			return beats(b) > before || strings.Contains(clientOutput(b), "end")
 		})
-		if strings.Contains(clientSays(b), "end") || !rig.Lives(b.Init()) {
-			t.Errorf("%s: %s is disturbed: %s", when, b.ID, clientSays(b))
+		if strings.Contains(clientOutput(b), "end") || !rig.Lives(b.Init()) {
+			t.Errorf("%s: %s is disturbed: %s", when, b.ID, clientOutput(b))
 		}
 	}
 }
 
-// forget takes away what a gpuledgerd that has ended wrote of its daemons: the next one says it
-// anew, once it has asked.
+// forget removes the state files of an ended gpuledgerd's daemons: the next one writes them again
+// after it has queried the daemons.
 func (n mpsNode) forget() {
 	n.t.Helper()
 	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/state.json"))

@@ -22,13 +22,13 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// watches is a daemon's configuration that passes often, and stops what policy wants stopped almost
-// at once.
+// watches is a daemon's configuration that passes often, and stops what the policy wants stopped
+// almost at once.
 const watches = "[daemon]\nlisten = \"127.0.0.1:0\"\ninterval = \"10ms\"\ngrace = \"50ms\"\n"
 
 const stops = "[policy]\non_over_grant = \"stop\"\non_outside_ledger = \"stop\"\n"
 
-// gpus is what a simulated driver tells of who uses what.
+// gpus is what a simulated driver reports about the use of its GPUs.
 type gpus struct {
 	t   *testing.T
 	n   *rig.Node
@@ -37,8 +37,8 @@ type gpus struct {
 
 func gpusOf(t *testing.T, n *rig.Node) *gpus { return &gpus{t, n, simulated.Use{Version: 1}} }
 
-// tells replaces what the driver says.
-func (g *gpus) tells() {
+// writeUse replaces the driver's report.
+func (g *gpus) writeUse() {
 	g.t.Helper()
 	text, err := json.Marshal(g.use)
 	must(g.t, err)
@@ -56,8 +56,8 @@ func (g *gpus) runs(pid, gpu int, memory grant.Bytes) {
 		PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
 }
 
-// innocent starts a process of the node. It ends with the test.
-func innocent(t *testing.T) int {
+// nodeProcess starts a process of the node. It ends with the test.
+func nodeProcess(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("busybox", "sleep", "1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -66,8 +66,9 @@ func innocent(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// foreign starts a container of Docker's past the wrapper, as `docker run --gpus all` would.
-func foreign(t *testing.T, n *rig.Node, edits ...rig.Edit) *rig.Bundle {
+// dockerContainer starts a container of Docker's past the wrapper, as `docker run --gpus all`
+// would.
+func dockerContainer(t *testing.T, n *rig.Node, edits ...rig.Edit) *rig.Bundle {
 	t.Helper()
 	id := strings.Repeat("d0c4e5", 10) + "abcd"
 	b := n.Bundle(id, append([]rig.Edit{rig.Light, func(s *specs.Spec) {
@@ -109,7 +110,7 @@ func findings(t *testing.T, n *rig.Node, action, kind string) (list []found) {
 	return list
 }
 
-// passes waits until the daemon has looked at the GPUs so many times more.
+// passes waits until the daemon has taken this many more samples of the GPUs.
 func (s site) passes(more int) {
 	s.t.Helper()
 	samples := regexp.MustCompile(`(?m)^gpuledger_watch_samples_total (\d+)$`)
@@ -127,7 +128,7 @@ func (s site) passes(more int) {
 }
 
 // TestWatchFinds a process above its grant, a process of the node and a container of another
-// runtime, names each, and stops nobody.
+// runtime, names each, and stops none.
 func TestWatchFinds(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -145,13 +146,13 @@ func watchFinds(t *testing.T) {
 	s := siteOf(t, d)
 	over := starts(t, n.Bundle("over", inPod("train"), allocated("train", "0", "4GiB"), rig.Light))
 	within := starts(t, n.Bundle("within", with(n.Grant("--memory", "4GiB", "--gpu", "0")), rig.Light))
-	other, host := foreign(t, n), innocent(t)
+	other, host := dockerContainer(t, n), nodeProcess(t)
 	g := gpusOf(t, n)
 	g.runs(over.Init(), 0, 6*grant.GiB)
 	g.runs(within.Init(), 0, 4*grant.GiB)
 	g.runs(host, 1, grant.GiB)
 	g.runs(other.Init(), 1, 2*grant.GiB)
-	g.tells()
+	g.writeUse()
 	s.eventually("/metrics", `gpuledger_findings_total{kind="over-grant"} 1`,
 		`gpuledger_findings_total{kind="outside-ledger"} 2`, `kind="over-grant"} 2.147483648e+09`,
 		`kind="outside-ledger"} 3.221225472e+09`, `container="train",gpu="`, `pod="job-0"} 6.442450944e+09`,
@@ -197,20 +198,20 @@ func watchFinds(t *testing.T) {
 	s.passes(10)
 	for _, pid := range []int{over.Init(), within.Init(), host, other.Init()} {
 		if pid == 0 || !rig.Lives(pid) {
-			t.Error("somebody was stopped where policy only reports")
+			t.Error("a process was stopped though the policy only reports")
 		}
 	}
 	g.use.Processes = nil
-	g.tells()
+	g.writeUse()
 	s.eventually("/metrics", `gpuledger_watch_working 1`)
-	rig.Eventually(t, "what is over is told", func() bool {
+	rig.Eventually(t, "the end of a finding is reported", func() bool {
 		return len(findings(t, n, "over", "over-grant")) == 1 &&
 			len(findings(t, n, "over", "outside-ledger")) == 2 &&
 			!strings.Contains(s.get("/metrics"), "gpuledger_findings{")
 	})
 }
 
-// inColumns holds what is told to the width that every terminal has.
+// inColumns compares the output with the width that every terminal has.
 func inColumns(t *testing.T, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -220,7 +221,8 @@ func inColumns(t *testing.T, text string) {
 	}
 }
 
-// TestWatchStops those that policy names, with all of their processes, and of 200 others nobody.
+// TestWatchStops the containers that the policy names, with all of their processes, and none of 200
+// others.
 func TestWatchStops(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -239,10 +241,10 @@ func watchStops(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	g := gpusOf(t, n)
-	var innocents []int
+	var bystanders []int
 	for i := range 150 {
-		pid := innocent(t)
-		innocents = append(innocents, pid)
+		pid := nodeProcess(t)
+		bystanders = append(bystanders, pid)
 		if i%3 == 0 { // outside the ledger, and of the node
 			g.runs(pid, 1, 16*grant.MiB)
 		}
@@ -255,27 +257,27 @@ func watchStops(t *testing.T) {
 		b := starts(t, n.Bundle(fmt.Sprintf("within%d", i),
 			with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
 		g.runs(b.Init(), 0, 900*grant.MiB)
-		innocents = append(innocents, full(b)...)
-		innocents = append(innocents, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i),
+		bystanders = append(bystanders, full(b)...)
+		bystanders = append(bystanders, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i),
 			rig.Light, many)))...)
 	}
 	over := starts(t, n.Bundle("over", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
 	context := starts(t, n.Bundle("context", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light,
 		many))
-	innocents = append(innocents, full(context)...)
-	other := foreign(t, n, many)
+	bystanders = append(bystanders, full(context)...)
+	other := dockerContainer(t, n, many)
 	offenders := full(over)
 	rig.Eventually(t, "the other runtime's processes are there", func() bool {
 		return len(below(n, other)) == 5
 	})
 	offenders = append(offenders, below(n, other)...)
-	if len(innocents) < 200 {
-		t.Fatalf("%d innocents", len(innocents))
+	if len(bystanders) < 200 {
+		t.Fatalf("%d innocents", len(bystanders))
 	}
 	g.runs(over.Init(), 0, 3*grant.GiB)
 	g.runs(context.Init(), 0, 1400*grant.MiB) // 1 GiB and what a context takes
 	g.runs(other.Init(), 1, grant.GiB)
-	g.tells()
+	g.writeUse()
 	rig.Eventually(t, "both are stopped, with all that is in them", func() bool {
 		return !slices.ContainsFunc(offenders, rig.Lives)
 	})
@@ -290,7 +292,7 @@ func watchStops(t *testing.T) {
 		t.Errorf("the audit log has %+v", f)
 	}
 	s.passes(10)
-	for _, pid := range innocents {
+	for _, pid := range bystanders {
 		if !rig.Lives(pid) {
 			t.Errorf("process %d was stopped too", pid)
 		}
@@ -300,7 +302,7 @@ func watchStops(t *testing.T) {
 	}
 }
 
-// below are the processes of a container that is not where the rig puts its own.
+// below are the processes of a container that is not in the rig's cgroup.
 func below(n *rig.Node, b *rig.Bundle) (pids []int) {
 	init := b.Init()
 	if init == 0 {
@@ -316,9 +318,9 @@ func below(n *rig.Node, b *rig.Bundle) (pids []int) {
 	return pids
 }
 
-// TestWatchStopsWhatARuntimeKeeps: a container that somebody started by hand, in a cgroup of any
-// name; but not what has only a pid namespace of its own.
-func TestWatchStopsWhatARuntimeKeeps(t *testing.T) {
+// TestWatchStopsContainersOfAnyRuntime: a container that was started by hand, in a cgroup of any
+// name; but not a process that only has a pid namespace.
+func TestWatchStopsContainersOfAnyRuntime(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches + stops})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	b := n.Bundle("byhand", rig.Light)
@@ -340,18 +342,18 @@ func TestWatchStopsWhatARuntimeKeeps(t *testing.T) {
 	g := gpusOf(t, n)
 	g.runs(b.Init(), 0, grant.GiB)
 	g.runs(child, 1, grant.GiB)
-	g.tells()
+	g.writeUse()
 	rig.Eventually(t, "the container is stopped", func() bool { return b.Init() == 0 })
 	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="outside-ledger"} 1`)
 	s.passes(10)
 	if !rig.Lives(child) || !rig.Lives(alone.Process.Pid) {
-		t.Error("a process in a pid namespace of its own was stopped")
+		t.Error("a process in a private pid namespace was stopped")
 	}
 }
 
-// TestWatchStopsNobody where refusals are only recorded, where the container is exempt, or while
-// the grace time lasts.
-func TestWatchStopsNobody(t *testing.T) {
+// TestWatchStopsNoExemptContainer, nor any where refusals are only recorded, or while the grace
+// time lasts.
+func TestWatchStopsNoExemptContainer(t *testing.T) {
 	for name, c := range map[string]struct{ config, reaction string }{
 		"report mode": {watches + stops + "mode = \"report\"\n", "report"},
 		"grace":       {strings.Replace(watches, "50ms", "1h", 1) + stops, "stop"},
@@ -359,10 +361,10 @@ func TestWatchStopsNobody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := rig.NewNode(t, rig.Setup{Config: c.config})
 			s := siteOf(t, n.Daemon("--nri", "off"))
-			other := foreign(t, n)
+			other := dockerContainer(t, n)
 			g := gpusOf(t, n)
 			g.runs(other.Init(), 0, grant.GiB)
-			g.tells()
+			g.writeUse()
 			s.eventually("/metrics", `gpuledger_findings_total{kind="outside-ledger"} 1`)
 			s.passes(10)
 			if f := findings(t, n, "found", "outside-ledger"); len(f) != 1 || f[0].Reaction != c.reaction {
@@ -375,8 +377,8 @@ func TestWatchStopsNobody(t *testing.T) {
 	}
 }
 
-// TestWatchExempts whom policy lets use GPUs without a grant: by the spec that the real runtime was
-// given, and its engine's word.
+// TestWatchExempts the containers that the policy lets use GPUs without a grant: by the spec that
+// the real runtime got, and the identity from its engine.
 func TestWatchExempts(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops +
 		"[[policy.exempt]]\nnamespace = \"gpu-operator\"\n"})
@@ -386,28 +388,28 @@ func TestWatchExempts(t *testing.T) {
 		"dcgm", "exporter"), rig.Light))
 	g := gpusOf(t, n)
 	g.runs(exempt.Init(), 0, grant.GiB)
-	g.tells()
+	g.writeUse()
 	s.eventually("/metrics", `"} 1.073741824e+09`)
 	s.passes(10)
 	if found := findings(t, n, "found", "outside-ledger"); len(found) != 0 || exempt.Init() == 0 {
 		t.Errorf("found %+v", found)
 	}
-	// A user of the node gives a cgroup of his own the exempt container's name.
-	pretender := innocent(t)
+	// A user of the node gives its own cgroup the exempt container's name.
+	pretender := nodeProcess(t)
 	own := filepath.Join(filepath.Dir(cgroupOf(t, exempt)), "session", "docker-"+id+".scope")
 	must(t, os.MkdirAll(own, 0o755), os.WriteFile(own+"/cgroup.procs", fmt.Append(nil, pretender), 0o600))
 	g.runs(pretender, 1, 2*grant.GiB)
-	g.tells()
+	g.writeUse()
 	rig.Eventually(t, "it is found, and ended by its own cgroup", func() bool {
 		return len(findings(t, n, "found", "outside-ledger")) == 1 && !rig.Lives(pretender)
 	})
 	s.passes(5)
 	if exempt.Init() == 0 {
-		t.Error("the container whose name was taken was stopped")
+		t.Error("the container whose name was used was stopped")
 	}
 }
 
-// cgroupOf is where a container's processes are, in the hierarchy that guards the devices.
+// cgroupOf is the cgroup of a container's processes, in the hierarchy that guards the devices.
 func cgroupOf(t *testing.T, b *rig.Bundle) string {
 	t.Helper()
 	root := "/sys/fs/cgroup"
@@ -423,14 +425,14 @@ func cgroupOf(t *testing.T, b *rig.Bundle) string {
 	return root + strings.TrimSpace(path)
 }
 
-// TestWatchTakesWhatIsUsed: memory that is in use outside the ledger is granted to nobody, also
-// while nobody watches, until somebody sees that it is free.
-func TestWatchTakesWhatIsUsed(t *testing.T) {
+// TestMemoryInUseIsNotGranted: memory that is in use outside the ledger is granted to no container,
+// also while no daemon runs, until a sample shows that it is free.
+func TestMemoryInUseIsNotGranted(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	d := n.Daemon("--nri", "off")
 	g := gpusOf(t, n)
-	g.runs(innocent(t), 0, 12*grant.GiB)
-	g.tells()
+	g.runs(nodeProcess(t), 0, 12*grant.GiB)
+	g.writeUse()
 	ask := func() int { return n.CLI("grant", "--memory", "8GiB", "--gpu", "0", "--ttl", "1h").Code }
 	free := func(want grant.Bytes) func() bool {
 		return func() bool {
@@ -445,10 +447,10 @@ func TestWatchTakesWhatIsUsed(t *testing.T) {
 	}
 	d.End(syscall.SIGKILL)
 	if code := ask(); code != 5 {
-		t.Errorf("while nobody watches: status %d", code)
+		t.Errorf("while no daemon watches: status %d", code)
 	}
 	g.use.Processes = nil
-	g.tells()
+	g.writeUse()
 	n.Daemon("--nri", "off")
 	rig.Eventually(t, "it is free again", free(16160*grant.MiB))
 	if code := ask(); code != 0 {
@@ -456,15 +458,15 @@ func TestWatchTakesWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestWatchSaysThatItIsBlind, keeps what it knew as taken, serves, and sees again.
-func TestWatchSaysThatItIsBlind(t *testing.T) {
+// TestWatchReportsThatItIsBlind, keeps the known use as taken, serves, and samples again later.
+func TestWatchReportsThatItIsBlind(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: watches})
 	d := n.Daemon("--nri", "off")
 	s := siteOf(t, d)
 	g := gpusOf(t, n)
 	g.use.GPUs = []simulated.GPUUse{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)},
 		{GPU: 1, XIDs: []int{79}, Health: "it fell off the bus"}}
-	g.tells()
+	g.writeUse()
 	s.eventually("/metrics", `gpuledger_findings_total{kind="unexplained"} 1`,
 		`gpuledger_findings_total{kind="gpu-lost"} 1`, `kind="unexplained"} 4.294967296e+09`)
 	s.eventually("/", "GPU 1 does not answer: it fell off the bus",
@@ -476,19 +478,19 @@ func TestWatchSaysThatItIsBlind(t *testing.T) {
 		t.Errorf("what was known to be used is granted: status %d", code)
 	}
 	g.use.GPUs = nil
-	g.tells()
+	g.writeUse()
 	s.eventually("/metrics", "gpuledger_watch_working 1", `gpuledger_manager_failing{manager="watch"} 0`)
 	if got := strings.Count(d.Log(), "cannot tell what is used"); got != 1 {
-		t.Errorf("it is said %d times", got)
+		t.Errorf("it is logged %d times", got)
 	}
 }
 
-// TestMeasure: what the daemon asks for can be asked by hand.
+// TestMeasure: what the daemon measures can be measured by hand.
 func TestMeasure(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	g := gpusOf(t, n)
 	g.runs(os.Getpid(), 1, grant.GiB)
-	g.tells()
+	g.writeUse()
 	var sample grant.Sample
 	must(t, json.Unmarshal([]byte(n.Must("inventory", "measure")), &sample))
 	if len(sample.GPUs) != 2 || sample.GPUs[1].Used != grant.GiB ||
@@ -497,8 +499,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestPowerAndTemperature: what NVML reports of power and temperature reaches the metrics and the
-// page through the child that asks NVML.
+// TestPowerAndTemperature: power and temperature from NVML reach the metrics and the page through
+// the child that samples NVML.
 func TestPowerAndTemperature(t *testing.T) {
 	n := nodeOfDriver(t, "580.65.06", rig.Setup{Config: shows("127.0.0.1:0")})
 	s := siteOf(t, n.Daemon("--nri", "off"))

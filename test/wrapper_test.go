@@ -18,8 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestEverythingElseIsRuncs: what starts no container answers as runc does, to the byte and the
-// status.
+// TestEverythingElseIsRuncs: a subcommand that starts no container has runc's output, to the byte,
+// and its status.
 func TestEverythingElseIsRuncs(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	b := n.Bundle("c")
@@ -47,14 +47,14 @@ func TestEverythingElseIsRuncs(t *testing.T) {
 
 var stamp = regexp.MustCompile(`time="[^"]*"|"cpu":\{.*`)
 
-// timeless is a result without what differs from call to call.
+// timeless is a result without what differs between calls.
 func timeless(r rig.Result) rig.Result {
 	return rig.Result{Stdout: stamp.ReplaceAllString(r.Stdout, ""),
 		Stderr: stamp.ReplaceAllString(r.Stderr, ""), Code: r.Code}
 }
 
-// recorder puts a program in the real runtime's place that writes down how it was called and ends
-// with status 7.
+// recorder puts a program in the real runtime's place that records its arguments and ends with
+// status 7.
 func recorder(t *testing.T, n *rig.Node) (called func() (argv string, was bool)) {
 	t.Helper()
 	script := n.Write("runc-recorder", "#!/bin/sh\nprintf '%s\\n' \"$@\" >"+n.Dir+"/called\nexit 7\n")
@@ -116,8 +116,9 @@ func TestEveryFormOfACreateIsJudged(t *testing.T) {
 	}
 }
 
-// TestAFormThatCrunReadsAlone is refused: what crun would start is not what we would look at.
-func TestAFormThatCrunReadsAlone(t *testing.T) {
+// TestAFormThatOnlyCrunReadsIsRefused is refused: crun would start another container than the one
+// that gpuledger judged.
+func TestAFormThatOnlyCrunReadsIsRefused(t *testing.T) {
 	if rig.Under(t, rig.V1) { // crun 1.8 refuses a hybrid
 		return
 	}
@@ -140,9 +141,9 @@ func TestAFormThatCrunReadsAlone(t *testing.T) {
 	}
 }
 
-// TestWhatStartsNothingIsHandedOn whole, and its status with it, however much it looks like a
-// create.
-func TestWhatStartsNothingIsHandedOn(t *testing.T) {
+// TestOtherSubcommandsAreHandedOn unchanged, and their status returned, however much they look like
+// a create.
+func TestOtherSubcommandsAreHandedOn(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	called := recorder(t, n)
 	greedy := n.Bundle("greedy", rig.Env("NVIDIA_VISIBLE_DEVICES=all")).Dir
@@ -166,9 +167,9 @@ func TestWhatStartsNothingIsHandedOn(t *testing.T) {
 	}
 }
 
-// TestACreateIsHandedOnAsItWas: the real runtime gets every word of a create that passes or is
+// TestACreateIsHandedOnUnchanged: the real runtime gets every word of a create that passes or is
 // admitted.
-func TestACreateIsHandedOnAsItWas(t *testing.T) {
+func TestACreateIsHandedOnUnchanged(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	called := recorder(t, n)
 	reference := n.Grant("--memory", "1GiB")
@@ -184,7 +185,7 @@ func TestACreateIsHandedOnAsItWas(t *testing.T) {
 }
 
 // TestRefusalReachesTheEngine: containerd and Docker read the log's last error, CRI-O and Podman
-// stderr. The tenant's words in it are text.
+// stderr. The tenant's words in it are only text.
 func TestRefusalReachesTheEngine(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	evil := "all,\x1b[2J\x07\r\n{\"level\":\"error\",\"msg\":\"forged\"}\u202e\u009b\u2028"
@@ -197,7 +198,7 @@ func TestRefusalReachesTheEngine(t *testing.T) {
 
 	lines := strings.Split(strings.TrimSuffix(read(t, before), "\n"), "\n")
 	if len(lines) != 2 {
-		t.Fatalf("the log has %d lines, want the one that was there and ours:\n%q", len(lines), lines)
+		t.Fatalf("the log has %d lines, want the earlier one and gpuledger's:\n%q", len(lines), lines)
 	}
 	var entry struct{ Level, Msg, Time string }
 	must(t, json.Unmarshal([]byte(lines[1]), &entry))
@@ -316,7 +317,7 @@ func TestUpdateOfAContainerWithoutGPU(t *testing.T) {
 	}
 }
 
-// TestDelete tidies the binding, and never fails for reasons of ours.
+// TestDelete removes the binding, and gpuledger's own errors never make it fail.
 func TestDelete(t *testing.T) {
 	s := newScene(t)
 	bindings := func() int {
@@ -392,7 +393,8 @@ func TestIDInUse(t *testing.T) {
 	if got := s.State(other.ID); got != grant.Free {
 		t.Errorf("the other grant is %q", got)
 	}
-	// the first may be gone by the time that the real runtime looks: nothing is bound to this one
+	// the first may have ended before the real runtime reads its state: nothing is bound to this
+	// one
 	called := recorder(t, s.Node)
 	wide := s.Bundle("wide", rig.Annotation("gpuledger.dev/grant", other.String()), rig.Privileged)
 	wide.ID = s.train.ID
@@ -409,7 +411,7 @@ func TestIDInUse(t *testing.T) {
 	}
 }
 
-// TestRealRuntime: the first of the list that is there, found as engines find it, and never the
+// TestRealRuntime: the first of the list that exists, found as engines find it, and never the
 // wrapper itself.
 func TestRealRuntime(t *testing.T) {
 	s := newScene(t)
@@ -417,7 +419,7 @@ func TestRealRuntime(t *testing.T) {
 	must(t, os.Symlink(wrapper, s.path("runc")))
 	setRuntime(t, s.Node, "/nowhere/runc", s.Dir, s.Config, wrapper, s.path("runc"),
 		"no-such-runtime", "runc")
-	// the link to ourselves first, and relative ones
+	// the link to the wrapper first, and relative ones
 	s.Env = []string{"PATH=" + s.Dir + "::.:/usr/sbin:/usr/bin"}
 	evil := filepath.Join(s.web.Dir, "runc")
 	must(t, os.WriteFile(evil, []byte("#!/bin/sh\necho evil\n"), 0o755))
@@ -466,8 +468,8 @@ func crioIdentity(uid, container string) rig.Edit {
 	}
 }
 
-// TestIdentity: a pod's grant is used by being the pod's container, as the calling engine says, and
-// by nothing else.
+// TestIdentity: only the pod's container can use a pod's grant, with the identity from the calling
+// engine.
 func TestIdentity(t *testing.T) {
 	containerd, crio := rig.Identity("u1", "default", "p", "train"), crioIdentity("u1", "train")
 	sandbox := func(key string) rig.Edit { return rig.Annotation(key, "sandbox") }
@@ -482,10 +484,10 @@ func TestIdentity(t *testing.T) {
 		{"CRI-O by the configuration", "", "cri-o", []rig.Edit{crio}, true},
 		{"CRI-O's keys under containerd", ".containerd", "cri-o", []rig.Edit{crio}, false},
 		{"containerd's keys under CRI-O", ".crio", "containerd", []rig.Edit{containerd}, false},
-		{"the other engine's keys name somebody else", ".containerd", "none", []rig.Edit{containerd, crioIdentity("u2", "other")}, true},
+		{"the other engine's keys name another pod", ".containerd", "none", []rig.Edit{containerd, crioIdentity("u2", "other")}, true},
 		{"Docker vouches for nothing", ".docker", "containerd", []rig.Edit{containerd, crio}, false},
 		{"Podman vouches for nothing", ".podman", "containerd", []rig.Edit{containerd, crio}, false},
-		{"nobody's link", ".other", "containerd", []rig.Edit{containerd, crio}, false},
+		{"an unknown link", ".other", "containerd", []rig.Edit{containerd, crio}, false},
 		{"no engine", "", "none", []rig.Edit{containerd, crio}, false},
 		{"another container of the pod", ".containerd", "none", []rig.Edit{rig.Identity("u1", "default", "p", "sidecar")}, false},
 		{"the same name in another pod", ".containerd", "none", []rig.Edit{rig.Identity("u2", "default", "p", "train")}, false},
@@ -512,8 +514,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestPodGrantByReference: an id without a secret is no key. Only the pod's own container may name
-// it.
+// TestPodGrantByReference: an id without a secret is not enough. Only the pod's own container may
+// name it.
 func TestPodGrantByReference(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
 	reference := n.Grant("--memory", "1GiB", "--owner", "pod:u1/train").String()
@@ -532,7 +534,7 @@ func TestPodGrantByReference(t *testing.T) {
 	}
 }
 
-// TestReportMode: what would be refused starts as it is, and it is said.
+// TestReportMode: what would be refused starts as it is, and it is reported.
 func TestReportMode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
 	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Shell("echo $NVIDIA_VISIBLE_DEVICES"))
@@ -569,7 +571,7 @@ func TestReportMode(t *testing.T) {
 	}
 }
 
-// TestUpdateInReportMode: it is done as asked for, and said.
+// TestUpdateInReportMode: it is done as requested, and reported.
 func TestUpdateInReportMode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
 	b := n.Bundle("c")
@@ -583,7 +585,7 @@ func TestUpdateInReportMode(t *testing.T) {
 	}
 }
 
-// TestExempt: policy lets named pods pass, where their names can be trusted.
+// TestExempt: the policy lets named pods pass, if their names can be trusted.
 func TestExempt(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd",
 		Config: "[[policy.exempt]]\nnamespace = \"gpu-*\"\ncontainer = \"driver\"\n"})
@@ -609,7 +611,7 @@ func TestExempt(t *testing.T) {
 	}
 }
 
-// TestHide: the image's wish is taken out, and the container starts.
+// TestHide: the image's request is removed, and the container starts.
 func TestHide(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nungranted = \"hide\"\n"})
 	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=all",
@@ -639,9 +641,9 @@ func wantSameAgain(t *testing.T, b *rig.Bundle) {
 	}
 }
 
-// TestStrip: a privileged container without a grant keeps everything but the GPUs. Major 60 is
-// nobody's (kept for experiments by Documentation/admin-guide/devices.txt), so an allowed open of
-// it gives ENXIO.
+// TestStrip: a privileged container without a grant keeps everything except the GPUs. No driver has
+// major 60 (kept for experiments by Documentation/admin-guide/devices.txt), so an allowed open of
+// it returns ENXIO.
 func TestStrip(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -700,7 +702,7 @@ func TestEditedTwice(t *testing.T) {
 
 // TestUpdateOfAConfinedContainer: containerd sends the rules of its own spec with every update.
 // Those of a privileged container that a grant has confined are wider than what it runs with; they
-// are dropped, and the update goes on.
+// are dropped, and the update continues.
 func TestUpdateOfAConfinedContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "1GiB", "--gpu", "0")

@@ -60,7 +60,7 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-// TestDirectories: those of other programs' files are not read.
+// TestDirectories: those with other programs' files are not read.
 func TestDirectories(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a", "a/.cache", "testdata"} {

@@ -64,7 +64,7 @@ var keys = []string{"gpuledger.dev/grant", "gpuledger.dev/gpus", "gpuledger.dev/
 	"scheduler.framework.gpushare.allocation"}
 
 // FuzzAnnotations: an allocation beside a grant is refused, or agrees with the grant as this test
-// reads it in a way of its own.
+// reads it independently.
 func FuzzAnnotations(f *testing.F) {
 	s := newTestNode(f)
 	for i, seed := range []string{"GRANT2", "0,1", "2GiB", "50", "limit", "GRANT1", "1", "512MiB", "0", "0",

@@ -58,9 +58,9 @@ func checkWhile(t *testing.T, lacking func() bool, property func(*rapid.T)) {
 	}
 }
 
-// TestWhatReachesNothingPassesUntouched: a spec in which the oracle finds no way and no request
+// TestSpecsThatReachNoGPUPassUntouched: a spec in which the oracle finds no way and no request
 // starts unchanged.
-func TestWhatReachesNothingPassesUntouched(t *testing.T) {
+func TestSpecsThatReachNoGPUPassUntouched(t *testing.T) {
 	s := newTestNode(t)
 	harmless := 0
 	checkWhile(t, func() bool { return harmless == 0 }, func(t *rapid.T) {
@@ -82,9 +82,9 @@ func TestWhatReachesNothingPassesUntouched(t *testing.T) {
 	}
 }
 
-// TestWhatIsMountedForAPodIsWhatItShows: of the sources in a pod's directories, the guard refuses
-// those that the oracle finds to lead elsewhere, and no others.
-func TestWhatIsMountedForAPodIsWhatItShows(t *testing.T) {
+// TestMountsOfAPodsDirectories: of the sources in a pod's directories, the guard refuses those that
+// the oracle finds to lead elsewhere, and no others.
+func TestMountsOfAPodsDirectories(t *testing.T) {
 	s := newTestNode(t)
 	ways := 0
 	for _, source := range s.mounted {

@@ -61,7 +61,7 @@ var failures = []struct{ issues, failure, tests, without string }{
 		"proxy_test/kernel_launches_are_the_drivers daemon/TestAThrottledGrantHasItsShare",
 		"only a GPU can show how much work it does; without a share no launch is wrapped, and the " +
 			"experimental throttle goes by the time that NVML reports, for any size of GPU"},
-	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than asked",
+	{"core #104 #37 #76, hami #2863", "shares of compute of other sizes than requested",
 		"daemon/TestAThrottledGrantHasItsShare",
 		"how exact a share is on a GPU; the stand-in driver runs one kernel after the other"},
 	{"core #218", "a driver drops a call", "client/a_call_that_the_driver_dropped", ""},
