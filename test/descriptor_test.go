@@ -334,10 +334,10 @@ var receivers = map[string]func(t *testing.T, n *rig.Node, holder *rig.Bundle, s
 	},
 }
 
-// TestAGPUInAnotherContainersHandsIsNotFree: the holder of an exclusive grant passes its open GPU
+// TestAGPUThatAnotherContainerHoldsIsNotFree: the holder of an exclusive grant passes its open GPU
 // to a container without one, and ends. This machine has no driver: /dev/full stands for the GPU's
 // node.
-func TestAGPUInAnotherContainersHandsIsNotFree(t *testing.T) {
+func TestAGPUThatAnotherContainerHoldsIsNotFree(t *testing.T) {
 	shortPaths(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		for name, receiver := range receivers {

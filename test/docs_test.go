@@ -106,7 +106,7 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 		if !found {
 			t.Errorf("docs/configuration.md has no row for %s", key)
 		} else if shown, set := defaults[key]; set && shown != said {
-			t.Errorf("docs/configuration.md says that %s is %s by default; it is %s", key, said, shown)
+			t.Errorf("docs/configuration.md has for %s the default %s; it is %s", key, said, shown)
 		}
 		delete(told, key)
 	}
@@ -187,10 +187,10 @@ func TestManualsNameEveryStage(t *testing.T) {
 	}
 }
 
-// TestInstallIsOneText: `make test-packages` types docs/install.md, so each command that the README
-// shows for a node is one of that page's. No engine takes more than five commands, and Docker,
-// which nothing types there, takes those of containerd.
-func TestInstallIsOneText(t *testing.T) {
+// TestReadmesCommandsAreInInstall: `make test-packages` runs the commands of docs/install.md, so
+// each command that the README shows for a node must be one of that page's. No engine takes more
+// than five commands, and Docker, which is not run there, takes those of containerd.
+func TestReadmesCommandsAreInInstall(t *testing.T) {
 	readme, page := read(t, "../README.md"), read(t, "../docs/install.md")
 	ofEngine := map[string][]string{}
 	typed := map[string]bool{}
@@ -254,8 +254,8 @@ func TestManifestsAreExamples(t *testing.T) {
 	}
 }
 
-// TestManualSaysWhatHelpSays: every command, its description and its options stand in gpuledger(8).
-func TestManualSaysWhatHelpSays(t *testing.T) {
+// TestManualAgreesWithHelp: gpuledger(8) has every command, its description and its options.
+func TestManualAgreesWithHelp(t *testing.T) {
 	program := rig.Binary(t, "gpuledger")
 	help := func(args ...string) string {
 		return rig.Run(exec.Command(program, append(args, "--help")...)).Stdout
@@ -268,13 +268,13 @@ func TestManualSaysWhatHelpSays(t *testing.T) {
 		for _, part := range []string{"DESCRIPTION", "OPTIONS"} {
 			for line := range strings.Lines(under(text, part)) {
 				compared++
-				line, _, _ = strings.Cut(line, "(default") // which the page sets in its own way
+				line, _, _ = strings.Cut(line, "(default") // which the page formats differently
 				if option, _, is := strings.Cut(strings.TrimSpace(line), "  "); is &&
 					strings.HasPrefix(option, "-") {
 					line = strings.Fields(option)[0]
 				}
 				if !strings.Contains(page, letters(line)) {
-					t.Errorf("gpuledger(8) does not say %q of %v", strings.TrimSpace(line), path)
+					t.Errorf("gpuledger(8) does not have %q for %v", strings.TrimSpace(line), path)
 				}
 			}
 		}
@@ -304,7 +304,7 @@ func letters(text string) string {
 // link is a relative link of Markdown.
 var link = regexp.MustCompile(`\]\(([^):#]+)(#[^)]*)?\)`)
 
-func TestDocumentsLinkToWhatIsThere(t *testing.T) {
+func TestDocumentsLinkToExistingFiles(t *testing.T) {
 	documents, err := filepath.Glob("../docs/*.md")
 	if err != nil {
 		t.Fatal(err)

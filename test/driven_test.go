@@ -114,7 +114,7 @@ func (n drivenNode) untouched(b *rig.Bundle, r grant.Reference) {
 	}
 }
 
-func (n drivenNode) leaves() string {
+func (n drivenNode) limitsFile() string {
 	data, _ := os.ReadFile(n.Dir + "/run/driver-limits.json")
 	return string(data)
 }
@@ -207,7 +207,7 @@ func driverLimits(t *testing.T, runtime string) {
 		t.Errorf("%+v, want\n%s", got, want)
 	}
 	n.free(r)
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), `"c"`) })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), `"c"`) })
 	n.CheckSound("after a limit of the driver's")
 }
 
@@ -501,7 +501,7 @@ func clearedAfterACrash(t *testing.T) {
 		t.Errorf("one whose grant was released by force has the limit %s", got)
 	}
 	stays.KillInit()
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
 }
 
 // drivenPoints are dangerous lines that only a node with the driver's limits passes.
@@ -527,7 +527,7 @@ func killedWhileLimiting(t *testing.T) {
 		}
 		n.untouched(b, r)
 		d := n.driven()
-		rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
+		rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
 		d.End(syscall.SIGKILL)
 	}
 	d := n.driven()
@@ -568,7 +568,7 @@ func killedWhileLimiting(t *testing.T) {
 	b.KillInit()
 	rig.Eventually(t, "it is cleared", func() bool { return n.limit(0, "c") == lifted })
 	n.driven()
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.leaves(), "cgroup") })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
 }
 
 // killHook kills the hook of a create of this node, once it runs.

@@ -136,7 +136,7 @@ func TestCDIBringsTheDriver(t *testing.T) {
 		rig.Eventually(t, "the grant is free", func() bool { return n.State(reference.ID) == "free" })
 	}
 	hookThat(t, n, "exit 0")
-	run("nobody", "libcuda.so.1 none\n"+nodes, (*rig.Bundle).RealRun)
+	run("ungranted", "libcuda.so.1 none\n"+nodes, (*rig.Bundle).RealRun)
 	must(t, os.Remove(n.Dir+"/hook"))
 	realHook(t, n)
 	run("hook", found+nodes, (*rig.Bundle).RealRun)

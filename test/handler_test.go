@@ -62,7 +62,7 @@ func TestDaemonReportsAForeignDefaultHandler(t *testing.T) {
 		gauge := func(value string) string {
 			return `gpuledger_engine_default{engine="` + e.name + `"} ` + value
 		}
-		told := func(action string) int { return len(findings(t, n, action, "handler-changed")) }
+		count := func(action string) int { return len(findings(t, n, action, "handler-changed")) }
 		doctor := func() string { return n.CLI("doctor").Stdout }
 		message := e.name
 		if e.name == "crio" {
@@ -76,7 +76,7 @@ func TestDaemonReportsAForeignDefaultHandler(t *testing.T) {
 		if text := doctor(); strings.Contains(text, message) {
 			t.Errorf("%s is configured, and doctor prints\n%s", e.name, text)
 		}
-		found, over := told("found"), told("over")
+		found, over := count("found"), count("over")
 
 		nvidia(e.later)
 		s.eventually("/metrics", gauge("0"), `gpuledger_findings{gpu="",kind="handler-changed"} 1`)
@@ -101,7 +101,7 @@ func TestDaemonReportsAForeignDefaultHandler(t *testing.T) {
 		if e.first == e.later {
 			times = 2
 		}
-		if f, o := told("found")-found, told("over")-over; f != times || o != times {
+		if f, o := count("found")-found, count("over")-over; f != times || o != times {
 			t.Errorf("%s: it is reported %d times, and its end %d times, want %d", e.name, f, o, times)
 		}
 	}

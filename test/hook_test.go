@@ -518,37 +518,37 @@ func TestLiveBindings(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	reference := n.Grant("--memory", "4GiB")
 	b := n.Bundle("c", with(reference))
-	door := node.Open(n.Config, host.Default())
-	self, parent, err := door.Host.Process(os.Getpid())
+	guard := node.Open(n.Config, host.Default())
+	self, parent, err := guard.Host.Process(os.Getpid())
 	must(t, err)
-	other, _, err := door.Host.Process(parent)
+	other, _, err := guard.Host.Process(parent)
 	must(t, err)
 	ask := func(unknown error, creators ...grant.Process) node.Create {
 		container := grant.Container{Engine: grant.NoEngine, RuntimeRoot: n.Root, ID: "c", Bundle: b.Dir}
 		return node.Create{Caller: request.Caller{Container: container}, Config: b.Config(),
 			Live: &node.Live{Creators: creators, Unknown: unknown}}
 	}
-	if d := door.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound ||
+	if d := guard.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound ||
 		n.State(reference.ID) != grant.Free {
 		t.Errorf("foreseen: %+v", d.Verdict)
 	}
-	if d := door.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound ||
+	if d := guard.Admit(ask(errors.New("who knows"))); d.Kind != grant.Refused || d.Bound ||
 		!strings.Contains(d.Message, "who knows") {
 		t.Errorf("its creator is unknown: %+v", d.Verdict)
 	}
-	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || !d.Bound || d.Known {
+	if d := guard.Admit(ask(nil, self, other)); d.Kind != grant.Admit || !d.Bound || d.Known {
 		t.Errorf("first: %+v", d)
 	}
-	if d := door.Admit(ask(nil, self, other)); d.Kind != grant.Admit || d.Bound || !d.Known {
+	if d := guard.Admit(ask(nil, self, other)); d.Kind != grant.Admit || d.Bound || !d.Known {
 		t.Errorf("again: %+v", d)
 	}
-	if d := door.Admit(ask(nil, grant.Process{PID: 1 << 22, Start: 1}, self)); d.Kind != grant.Admit ||
+	if d := guard.Admit(ask(nil, grant.Process{PID: 1 << 22, Start: 1}, self)); d.Kind != grant.Admit ||
 		d.Bound || !d.Known {
 		t.Errorf("by a child of the creator, as crun's: %+v", d)
 	}
-	if d := door.Admit(ask(nil, other)); d.Code != grant.GrantInUse || d.Bound {
+	if d := guard.Admit(ask(nil, other)); d.Code != grant.GrantInUse || d.Bound {
 		t.Errorf("by another process: %+v", d)
 	}
-	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: "c"}))
+	must(t, guard.Unbind(grant.Container{RuntimeRoot: n.Root, ID: "c"}))
 	wantState(t, n, reference.ID, "at the end", grant.Free)
 }

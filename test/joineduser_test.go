@@ -30,7 +30,7 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 		}
 		for id, c := range map[string]struct {
 			root     int
-			told     uint32 // the root id in the spec's maps
+			mapped   uint32 // the root id in the spec's maps
 			recorded bool
 		}{"roots": {0, 0, true}, "others": {100000, 100000, false}, "lies": {0, 100000, true}} {
 			t.Run(id, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 						Options: []string{"rbind"}}), func(s *specs.Spec) {
 						s.Linux.Namespaces = append(s.Linux.Namespaces,
 							specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
-						s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: c.told, Size: 1000}}
+						s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: c.mapped, Size: 1000}}
 						s.Linux.GIDMappings = s.Linux.UIDMappings
 					})
 				must(t, os.Chmod(n.Dir+"/bundles", 0o755), os.Chmod(b.Dir, 0o755))
@@ -54,7 +54,7 @@ func TestAJoinedUserNamespaceIsRecorded(t *testing.T) {
 				if err == nil && c.root != 0 {
 					t.Error("another user's root writes what the node's root owns")
 				}
-				if c.root == 0 && c.told == 0 && err != nil {
+				if c.root == 0 && c.mapped == 0 && err != nil {
 					t.Error("the container did not write, so this test shows nothing")
 				}
 				if got := strings.Contains(string(after[len(before):]),

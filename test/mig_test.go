@@ -144,9 +144,9 @@ func TestExplainListsTheFilesOfAMIGDevice(t *testing.T) {
 	}
 }
 
-// TestNodesToDrawWithInAContainer: by the wrapper and by a hook before a bare runtime, which run
+// TestGraphicsNodesInAContainer: by the wrapper and by a hook before a bare runtime, which run
 // the probe on a node with a render node and a card node, both with links by their address.
-func TestNodesToDrawWithInAContainer(t *testing.T) {
+func TestGraphicsNodesInAContainer(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	inv := snapshot(t, n)
 	inv.GPUs[0].Render = []string{"/dev/dri/card0", "/dev/dri/renderD128"}

@@ -15,7 +15,7 @@ import (
 // TestMigration compares docs/migration.md with the node's verdicts on specs as other systems leave
 // them: each row of the page is a case here, and each case a row.
 func TestMigration(t *testing.T) {
-	told := answers(t, "../docs/migration.md")
+	documented := answers(t, "../docs/migration.md")
 	for _, c := range migrations {
 		t.Run(c.name, func(t *testing.T) {
 			n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: c.config})
@@ -29,13 +29,13 @@ func TestMigration(t *testing.T) {
 			if said.Verdict == "refuse" {
 				got = "`" + said.Code + "`"
 			}
-			if want := told[c.name]; got != want {
+			if want := documented[c.name]; got != want {
 				t.Errorf("the node answers %s (%s), the page has %q", got, said.Message, want)
 			}
-			delete(told, c.name)
+			delete(documented, c.name)
 		})
 	}
-	for name := range told {
+	for name := range documented {
 		t.Errorf("docs/migration.md has %q, for which there is no case", name)
 	}
 }

@@ -292,10 +292,10 @@ func TestTheFiveWords(t *testing.T) {
 		if said := b.Explain().Stdout; !strings.Contains(said, "strength "+string(word)+"\n") {
 			t.Errorf("explain does not show %s: %s", word, said)
 		}
-		var told struct{ Strength grant.Strength }
-		must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &told))
-		if told.Strength != word {
-			t.Errorf("explain --json has %s for a grant with %s", told.Strength, word)
+		var explained struct{ Strength grant.Strength }
+		must(t, json.Unmarshal([]byte(b.Explain("--json").Stdout), &explained))
+		if explained.Strength != word {
+			t.Errorf("explain --json has %s for a grant with %s", explained.Strength, word)
 		}
 		i := slices.IndexFunc(n.Grants(), func(l rig.Listed) bool { return l.ID == g.ID })
 		if l := n.Grants()[i]; l.Strength != word {

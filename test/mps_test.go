@@ -259,7 +259,7 @@ until /bin/busybox grep -q SUCCESS /tmp/one; do /bin/busybox sleep 0.05; done
 				"says otherwise", r)
 		}
 	})
-	t.Run("a client that leaves the daemon has the whole GPU: this too", func(t *testing.T) {
+	t.Run("a client that leaves the daemon has the whole GPU", func(t *testing.T) {
 		b := n.client("away", g, "", rig.Shell("CUDA_MPS_PIPE_DIRECTORY=/nowhere /bin/client 0:99999"))
 		n.wants(b, "plain CUDA, the whole GPU\n0:99999 CUDA_SUCCESS\n")
 	})
@@ -393,7 +393,7 @@ func TestMPSSocketIsReplaced(t *testing.T) {
 		"/bin/busybox sleep 1000"))
 	eventually(t, "it is a client", func() bool { return strings.Contains(clientOutput(b), "beat\n") })
 	n.wants(n.client("before", other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
-	d.End(syscall.SIGKILL) // nobody but the create itself looks
+	d.End(syscall.SIGKILL) // only the create itself looks
 	pipe := filepath.Join(grant.MPSDir(n.Dir+"/run", grant.MPSName(daemon.GPUs)), "pipe")
 	steals := func(id string) *rig.Bundle {
 		thief := n.client(id, other, "", rig.Shell("cd /tmp/nvidia-mps; /bin/busybox mkdir elsewhere; "+
@@ -591,7 +591,7 @@ func TestMPSDies(t *testing.T) {
 		m := n.states()[0]
 		must(t, syscall.Kill(m.Daemon.PID, syscall.SIGKILL))
 		eventually(t, "it has ended", func() bool { return !rig.Lives(m.Daemon.PID) })
-		b := n.client("nobody", other, "0:1")
+		b := n.client("waiting", other, "0:1")
 		wantRefused(t, b.Create(), "mps-not-ready") // not recorded yet: the kernel was read
 		n.Daemon("--nri", "off")
 		eventually(t, "another one is ready", func() bool {

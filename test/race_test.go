@@ -258,10 +258,10 @@ func (s *storm) checks(string) {
 func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
 	n := adopting(t, "")
 	b := n.Bundle("c", inPod("train"), written("train", "memory", "12GiB"))
-	door := node.Open(n.Config, host.Default())
+	guard := node.Open(n.Config, host.Default())
 	admit := func(meanwhile func(edits int)) node.Decision {
 		edits := 0
-		return door.Admit(node.Create{Caller: request.Caller{
+		return guard.Admit(node.Create{Caller: request.Caller{
 			Container: grant.Container{Engine: grant.Containerd, RuntimeRoot: n.Root,
 				ID: b.ID, Bundle: b.Dir}},
 			Config: b.Config(), Edit: func(config []byte, v grant.Verdict) ([]byte, error) {
@@ -281,7 +281,7 @@ func TestTheLedgerChangesUnderAnEdit(t *testing.T) {
 		!bytes.Contains(d.Config, []byte(`"/dev/nvidia1"`)) {
 		t.Errorf("the GPU that it would have adopted is taken meanwhile: %+v\n%s", d.Verdict, d.Config)
 	}
-	must(t, door.Unbind(grant.Container{RuntimeRoot: n.Root, ID: b.ID}))
+	must(t, guard.Unbind(grant.Container{RuntimeRoot: n.Root, ID: b.ID}))
 
 	d = admit(func(edits int) {
 		if edits == 1 {

@@ -297,13 +297,14 @@ func TestMonitoringUsesReportedMetrics(t *testing.T) {
 	for _, file := range []string{"alerts.yaml", "grafana.json"} {
 		text := strings.ReplaceAll(read(t, "../packaging/monitoring/"+file), `\"`, `"`)
 		for _, m := range regexp.MustCompile(`(gpuledger_\w+)(\{[^}]*\})?`).FindAllStringSubmatch(text, -1) {
-			told, known := labels[m[1]]
+			reported, known := labels[m[1]]
 			if asked++; !known {
 				t.Errorf("%s queries %s, which the daemon does not report", file, m[1])
 			}
 			for _, label := range regexp.MustCompile(`(\w+)[=!]~?"`).FindAllStringSubmatch(m[2], -1) {
-				if label[1] != "instance" && !strings.Contains(told, label[1]+`="`) {
-					t.Errorf("%s selects %s by %s, which it does not have: %s", file, m[1], label[1], told)
+				if label[1] != "instance" && !strings.Contains(reported, label[1]+`="`) {
+					t.Errorf("%s selects %s by %s, which it does not have: %s", file, m[1], label[1],
+						reported)
 				}
 			}
 		}

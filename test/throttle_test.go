@@ -208,9 +208,9 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 // and when a container is created.
 func TestASharesRefusalWithoutAThrottle(t *testing.T) {
 	for name, c := range map[string]struct{ config, why string }{
-		"no shim":            {"shim = \"/nowhere\"", "launches cannot be throttled: the shim is not installed"},
-		"the driver is told": {"shim = \"{shim}\"\nlimit = \"driver\"", "launches cannot be throttled: enforcement.limit is \"driver\""},
-		"more is wanted":     {"shim = \"{shim}\"\n[policy]\nminimum_strength = \"server\"", "a throttle of launches has strength library, and policy.minimum_strength is \"server\""},
+		"no shim":                  {"shim = \"/nowhere\"", "launches cannot be throttled: the shim is not installed"},
+		"the driver is configured": {"shim = \"{shim}\"\nlimit = \"driver\"", "launches cannot be throttled: enforcement.limit is \"driver\""},
+		"more is wanted":           {"shim = \"{shim}\"\n[policy]\nminimum_strength = \"server\"", "a throttle of launches has strength library, and policy.minimum_strength is \"server\""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newGPUNode(t, rig.Setup{Config: "[enforcement]\ncompute = \"throttle\"\n" + c.config + "\n"})

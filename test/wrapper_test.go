@@ -18,9 +18,9 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// TestEverythingElseIsRuncs: a subcommand that starts no container has runc's output, to the byte,
-// and its status.
-func TestEverythingElseIsRuncs(t *testing.T) {
+// TestOtherSubcommandsGiveRuncsOutput: a subcommand that starts no container has runc's output, to
+// the byte, and its status.
+func TestOtherSubcommandsGiveRuncsOutput(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	b := n.Bundle("c")
 	if r := b.Create(); r.Code != 0 {

@@ -47,8 +47,8 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// TestDetailsHaveLinesOfTheirOwn if they are too long for one line.
-func TestDetailsHaveLinesOfTheirOwn(t *testing.T) {
+// TestLongDetailsHaveSeparateLines if they are too long for one line.
+func TestLongDetailsHaveSeparateLines(t *testing.T) {
 	head := []string{"  GRANT", "STATE", "COMPUTE", "STRENGTH", "OWNER", "CONTAINERS", "LABEL"}
 	const pod = "pod:7a1c0000-0000-4000-8000-00000000000b/train"
 	for name, c := range map[string]struct {

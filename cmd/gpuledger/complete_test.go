@@ -11,7 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-func TestWhatMayComeNext(t *testing.T) {
+func TestComplete(t *testing.T) {
 	var config string
 	log := filepath.Join(t.TempDir(), "audit.jsonl")
 	writeLog(t, log, logged("c1", "no-capacity"), logged("c2", "gpu-hook"),

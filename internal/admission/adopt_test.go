@@ -197,7 +197,7 @@ func TestWhyNothingIsAdoptedIsRecorded(t *testing.T) {
 	}
 }
 
-func TestASandboxAndWhatIsForAnotherContainerAdoptNothing(t *testing.T) {
+func TestSandboxesAndOtherContainersAdoptNothing(t *testing.T) {
 	sandbox := adopting(grant.Allocation{Memory: gibs(1)})
 	sandbox.r.Sandbox = true
 	other := adopting(grant.Allocation{Memory: gibs(1)})

@@ -19,9 +19,9 @@ func desk(mode grant.Mode, capabilities ...grant.Capability) *world {
 	return w
 }
 
-// TestNodesToDrawWith tests that a container with the capability graphics or display gets render
+// TestGraphicsNodes tests that a container with the capability graphics or display gets render
 // nodes, and one with an exclusive grant also the nodes that drive a display.
-func TestNodesToDrawWith(t *testing.T) {
+func TestGraphicsNodes(t *testing.T) {
 	const usual = "nvidia0 nvidiactl nvidia-uvm nvidia-uvm-tools"
 	const render = " dri/renderD128 dri/by-path/pci-0000:01:00.0-render"
 	const drives = " dri/card1 dri/by-path/pci-0000:01:00.0-card" + render + " nvidia-modeset"
@@ -80,8 +80,9 @@ func TestAModesetNodeOfTheSpec(t *testing.T) {
 	}
 }
 
-// TestMIGDevicesDrawNothing tests that only MIG devices of a profile with graphics get such nodes.
-func TestMIGDevicesDrawNothing(t *testing.T) {
+// TestGraphicsNodesOfMIGDevices tests that only MIG devices of a profile with graphics get such
+// nodes.
+func TestGraphicsNodesOfMIGDevices(t *testing.T) {
 	w := mig("MIG-a")
 	w.inv.GPUs[0].Render = []string{"/dev/dri/renderD128"}
 	w.r.Capabilities = []grant.Capability{grant.Graphics}

@@ -190,15 +190,15 @@ func TestTextsOfSharesOfCompute(t *testing.T) {
 	able.Shim.Throttle = true
 	shared := limitGrant
 	shared.Compute = 30
-	const told = "in mode limit nothing keeps a container to its share of compute, and "
+	const notEnforced = "in mode limit nothing keeps a container to its share of compute, and "
 	for _, c := range []struct {
 		name string
 		p    grant.Policy
 		want string
 	}{
 		{"counted", grant.Policy{}, ""},
-		{"counted, but strength is wanted", stronger(grant.Policy{}, grant.StrengthServer), told + `policy.minimum_strength is "server"`},
-		{"refused, and strength is wanted", stronger(grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}, grant.StrengthServer), told + `enforcement.compute is "refuse"`},
+		{"counted, but strength is wanted", stronger(grant.Policy{}, grant.StrengthServer), notEnforced + `policy.minimum_strength is "server"`},
+		{"refused, and strength is wanted", stronger(grant.Policy{Enforcement: grant.Enforcement{Compute: grant.RefuseShare}}, grant.StrengthServer), notEnforced + `enforcement.compute is "refuse"`},
 		{"throttled", throttle, ""},
 		{"throttled, which is strong enough", stronger(throttle, grant.StrengthLibrary), ""},
 		{"throttled, but more strength is wanted", stronger(throttle, grant.StrengthServer), `a throttle of launches has strength library, and policy.minimum_strength is "server"`},

@@ -28,15 +28,16 @@ func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 	sources := []string{"env:GPULEDGER_GRANT", "annotation:gpuledger.dev/grant", "annotation:cdi.k8s.io/x"}
 	admitted, refused := 0, 0
 	for _, id := range []grant.ID{bearerGrant, claimGrant} {
-		for _, who := range identities {
+		for _, identity := range identities {
 			for _, to := range ties {
 				for _, source := range sources {
 					for _, presented := range []string{secret, wrongSecret} {
 						w := newWorld()
 						w.tie(id, to...)
-						w.r.Container.Pod = who
+						w.r.Container.Pod = identity
 						w.refers(source, grant.Reference{ID: id, Secret: presented})
-						v, name := w.decide(), fmt.Sprintf("%s tied to %v, by %+v in %s", id, to, who, source)
+						v, name := w.decide(), fmt.Sprintf("%s tied to %v, by %+v in %s", id, to,
+							identity, source)
 						pods, namespaces := 0, 0
 						its := map[string]bool{}
 						for _, tie := range to {
@@ -46,8 +47,8 @@ func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 							} else {
 								namespaces++
 							}
-							its[kind] = its[kind] || kind == "pod" && value == who.UID ||
-								kind == "namespace" && value == who.Namespace
+							its[kind] = its[kind] || kind == "pod" && value == identity.UID ||
+								kind == "namespace" && value == identity.Namespace
 						}
 						right := (pods == 0 || its["pod"]) && (namespaces == 0 || its["namespace"])
 						switch {
@@ -61,7 +62,7 @@ func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 						case v.Kind == grant.Refused && v.Grant != nil:
 							t.Errorf("%s: the refusal has the grant", name)
 						}
-						late := presented == secret && !right && id == claimGrant && who.UID != "" &&
+						late := presented == secret && !right && id == claimGrant && identity.UID != "" &&
 							(namespaces == 0 || its["namespace"])
 						if v.Late != late {
 							t.Errorf("%s: the pod may become known in a moment: %v", name, v.Late)
@@ -88,7 +89,7 @@ func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 
 func TestTextForAPodThatIsNotTied(t *testing.T) {
 	for name, c := range map[string]struct {
-		who           grant.Identity
+		identity      grant.Identity
 		message, hint string
 	}{
 		"another pod":                   {grant.Identity{UID: "u2", Namespace: "n1", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to other pods`, hintTied},
@@ -98,7 +99,7 @@ func TestTextForAPodThatIsNotTied(t *testing.T) {
 	} {
 		w := newWorld()
 		w.tie(bearerGrant, "namespace:n1", "pod:u1")
-		w.r.Container.Pod = c.who
+		w.r.Container.Pod = c.identity
 		w.bearer()
 		w.hit(all)
 		v := w.decide()
@@ -133,7 +134,7 @@ func TestOnlyAMissingPodIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeTied(t *testing.T) {
+func TestGrantsThatCannotBeTied(t *testing.T) {
 	ask := Ask{Memory: grant.GiB, Mode: grant.Limit, Owner: "pod:u/c", For: []grant.Tie{"pod:u"}}
 	if err := ask.Validate(); err == nil || !strings.Contains(err.Error(),
 		"pod:u/c proves its grant by what it is") {

@@ -44,15 +44,15 @@ func served(t *testing.T, serve func(line string) string) string {
 }
 
 func TestAsk(t *testing.T) {
-	var heard string
-	socket := served(t, func(line string) string { heard = line; return `{"version":1}` + "\n" })
+	var received string
+	socket := served(t, func(line string) string { received = line; return `{"version":1}` + "\n" })
 	if err := Ask(socket, Request{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7},
 		time.Minute); err != nil {
 		t.Error(err)
 	}
 	if want := `{"version":1,"op":"set","runtime_root":"/run/runc","container":"c","pid":7}` +
-		"\n"; heard != want {
-		t.Errorf("gpuledgerd receives %q, want %q", heard, want)
+		"\n"; received != want {
+		t.Errorf("gpuledgerd receives %q, want %q", received, want)
 	}
 	for said, want := range map[string]string{
 		`{"version":1,"error":"no such grant"}` + "\n": "no such grant",

@@ -26,7 +26,7 @@ func TestPodsThatTiesAllow(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		ties                 []grant.Tie
-		who                  grant.Identity
+		identity             grant.Identity
 		inTies, inNamespaces bool
 	}{
 		"no ties, no vouched identity":               {nil, grant.Identity{}, true, true},
@@ -48,13 +48,13 @@ func TestPodsThatTiesAllow(t *testing.T) {
 		"a namespace is not the pod of its own UID":  {[]grant.Tie{"namespace:u1"}, pod("u1", "n1"), false, false},
 	} {
 		g := grant.Grant{For: c.ties}
-		if got := g.InTies(c.who); got != c.inTies {
+		if got := g.InTies(c.identity); got != c.inTies {
 			t.Errorf("%s: among the ties: %v", name, got)
 		}
-		if got := g.InNamespace(c.who); got != c.inNamespaces {
+		if got := g.InNamespace(c.identity); got != c.inNamespaces {
 			t.Errorf("%s: in the namespaces: %v", name, got)
 		}
-		g.Bindings = []grant.Binding{{Container: "x", Pod: c.who}}
+		g.Bindings = []grant.Binding{{Container: "x", Pod: c.identity}}
 		if strangers := g.Strangers(); (len(strangers) == 0) != c.inTies || len(g.Bindings) != 1 {
 			t.Errorf("%s: excluded %v", name, strangers)
 		}

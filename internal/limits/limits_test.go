@@ -378,9 +378,9 @@ func TestTrimAndRemove(t *testing.T) {
 	}
 }
 
-// TestLocksWithoutEnd: Use stops reading a region that a container made slow to read. A region with
+// TestTooManyLocks: Use stops reading a region that a container made slow to read. A region with
 // any number of honest processes is never that slow.
-func TestLocksWithoutEnd(t *testing.T) {
+func TestTooManyLocks(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, shares(grant.GiB, grant.GiB))
 	f, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)

@@ -179,7 +179,7 @@ gpuledger_watch_working 1
 		}
 	}
 	if text := strings.Join(got, "\n"); text != strings.TrimPrefix(want, "\n") {
-		t.Errorf("told:\n%s\nwant:%s", text, want)
+		t.Errorf("reported:\n%s\nwant:%s", text, want)
 	}
 }
 
@@ -246,17 +246,17 @@ func TestEveryMetricIsReported(t *testing.T) {
 	out := make(chan prometheus.Metric, 1000)
 	Collector{Snapshot: func() Snapshot { return s }}.Collect(out)
 	close(out)
-	told := map[*prometheus.Desc]bool{}
+	reported := map[*prometheus.Desc]bool{}
 	for m := range out {
-		told[m.Desc()] = true
+		reported[m.Desc()] = true
 	}
 	for _, d := range described {
-		if !told[d] {
+		if !reported[d] {
 			t.Errorf("nothing reports %s", d)
 		}
 	}
-	if len(told) != len(described) {
-		t.Errorf("%d are reported and %d described", len(told), len(described))
+	if len(reported) != len(described) {
+		t.Errorf("%d are reported and %d described", len(reported), len(described))
 	}
 }
 

@@ -321,7 +321,7 @@ func (m *model) refused(rt *rapid.T, err error, codes ...grant.Code) {
 	}
 }
 
-// conflict: a refusal because of another mode names who holds the GPU in which mode.
+// conflict: a refusal because of another mode names the holder of the GPU and its mode.
 func (m *model) conflict(rt *rapid.T, err error, h holding) {
 	i := h.gpus[0]
 	for id, o := range m.on(i, "") {

@@ -63,10 +63,10 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 		other.Container.ID = "other"
 		known := its
 		known.AnyRoot = false
-		for who, d := range map[string]node.Decision{"another container": m.node.Settle(other, self),
+		for caller, d := range map[string]node.Decision{"another container": m.node.Settle(other, self),
 			"one of another root": m.node.Settle(known, self), "a create of its id": m.node.Explain(c)} {
 			if d.Kind != grant.Refused || d.Code != grant.GrantExpired {
-				t.Errorf("%s, %s: %s (%s) %s", name, who, d.Kind, d.Code, d.Message)
+				t.Errorf("%s, %s: %s (%s) %s", name, caller, d.Kind, d.Code, d.Message)
 			}
 		}
 	}

@@ -17,9 +17,9 @@ import (
 
 // presents is a container of a pod, as containerd identifies it, with a reference in its
 // environment.
-func (m *model) presents(name string, who grant.Identity, reference grant.Reference) node.Create {
+func (m *model) presents(name string, identity grant.Identity, reference grant.Reference) node.Create {
 	return node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil, `{"process":{"env":["GPULEDGER_GRANT=%s"]},"annotations":{"io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":%q,
-		"io.kubernetes.cri.sandbox-name":%q,"io.kubernetes.cri.container-name":%q},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference, who.UID, who.Namespace, who.Pod, who.Container)}
+		"io.kubernetes.cri.sandbox-name":%q,"io.kubernetes.cri.container-name":%q},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, reference, identity.UID, identity.Namespace, identity.Pod, identity.Container)}
 }
 
 func (m *model) entered(ask admission.Ask) (grant.Grant, grant.Reference) {

@@ -124,8 +124,8 @@ func TestAMissingCacheIsCreated(t *testing.T) {
 	}
 }
 
-// TestTwiceIsOnce: the second call does not even change the file's inode.
-func TestTwiceIsOnce(t *testing.T) {
+// TestASecondEnterChangesNothing: not even the file's inode.
+func TestASecondEnterChangesNothing(t *testing.T) {
 	tree := image(t, nil)
 	inode := func() uint64 {
 		var st unix.Stat_t
@@ -143,9 +143,9 @@ func TestTwiceIsOnce(t *testing.T) {
 	}
 }
 
-// TestTheImagesOwnComesAfter: entries of the same name come after the added ones, also those for a
-// better processor. Other names and architectures stay.
-func TestTheImagesOwnComesAfter(t *testing.T) {
+// TestTheImagesEntriesComeLast: entries of the same name come after the added ones, also those for
+// a better processor. Other names and architectures stay.
+func TestTheImagesEntriesComeLast(t *testing.T) {
 	const old = "/usr/local/cuda/compat/libcuda.so.1"
 	flags, known := flagsOf(64)
 	if !known {

@@ -114,7 +114,7 @@ func same(t *testing.T, text []byte) {
 	}
 }
 
-func TestWhereATypeIsWrong(t *testing.T) {
+func TestPointerToAWrongType(t *testing.T) {
 	for text, pointer := range map[string]string{`{"string":1}`: "/string",
 		`{"strings":["a",{}]}`: "/strings/1", `{"map":{"a/b":[1,[2]]}}`: "/map/a~1b",
 		`{"int":1.5}`: "/int", `7`: ""} {

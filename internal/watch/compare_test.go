@@ -276,9 +276,9 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestWithoutACgroupOfItsOwn: a container whose spec names no cgroup is found by its first process,
+// TestASpecWithoutACgroup: a container whose spec names no cgroup is found by its first process,
 // if that is in one made for it.
-func TestWithoutACgroupOfItsOwn(t *testing.T) {
+func TestASpecWithoutACgroup(t *testing.T) {
 	s := scene()
 	b := &s.Grants[0].Bindings[0]
 	b.Cgroups, b.PID = nil, 10

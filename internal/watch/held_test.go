@@ -178,8 +178,8 @@ func TestAMoveIsSeen(t *testing.T) {
 	}
 }
 
-// TestNoRoomToHold: the start time of a process that cannot be held is compared.
-func TestNoRoomToHold(t *testing.T) {
+// TestProcessesThatCannotBeHeld: the start time of a process that cannot be held is compared.
+func TestProcessesThatCannotBeHeld(t *testing.T) {
 	c := real(t, false)
 	cmd := runner(t)
 	pid := cmd.Process.Pid

@@ -108,7 +108,7 @@ func (s site) unprepares(t *testing.T, uid string) {
 	t.Helper()
 	results, err := s.UnprepareResourceClaims(context.Background(),
 		[]kubeletplugin.NamespacedObject{{UID: types.UID(uid)}})
-	if e, told := results[types.UID(uid)]; err != nil || e != nil || !told {
+	if e, prepared := results[types.UID(uid)]; err != nil || e != nil || !prepared {
 		t.Fatalf("got %v, %v", results, err)
 	}
 }

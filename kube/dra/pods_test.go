@@ -107,15 +107,15 @@ func TestAnotherModeIsAnotherGrant(t *testing.T) {
 
 // streams holds the watches of a cluster, by the claims' names.
 type streams struct {
-	mu   sync.Mutex
-	of   map[string]*watch.FakeWatcher
-	told map[string]*resourceapi.ResourceClaim // the first event of a new watch
-	ever map[string]int
+	mu    sync.Mutex
+	of    map[string]*watch.FakeWatcher
+	first map[string]*resourceapi.ResourceClaim // the first event of a new watch
+	ever  map[string]int
 }
 
 // watched makes the site's API report changes of claims.
 func watched(s site) *streams {
-	all := &streams{of: map[string]*watch.FakeWatcher{}, told: map[string]*resourceapi.ResourceClaim{},
+	all := &streams{of: map[string]*watch.FakeWatcher{}, first: map[string]*resourceapi.ResourceClaim{},
 		ever: map[string]int{}}
 	s.Client.(*fake.Clientset).PrependWatchReactor("resourceclaims",
 		func(a clienttesting.Action) (bool, watch.Interface, error) {
@@ -129,7 +129,7 @@ func watched(s site) *streams {
 			w := watch.NewFakeWithOptions(watch.FakeOptions{ChannelSize: 100})
 			all.of[name] = w
 			all.ever[name]++
-			if c := all.told[name]; c != nil {
+			if c := all.first[name]; c != nil {
 				w.Add(c)
 			}
 			return true, w, nil
@@ -141,7 +141,7 @@ func watched(s site) *streams {
 func (a *streams) send(c *resourceapi.ResourceClaim) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.told[c.Name] = c
+	a.first[c.Name] = c
 	if w := a.of[c.Name]; w != nil && !w.IsStopped() {
 		w.Modify(c)
 	}
@@ -234,7 +234,7 @@ func TestAnEndedWatchIsRestarted(t *testing.T) {
 	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
 	api.mu.Lock()
 	api.of["claim-u-1"].Error(&runtime.Unknown{})
-	api.told["claim-u-1"] = s.of(2, "u-1", "p1", "p2")
+	api.first["claim-u-1"] = s.of(2, "u-1", "p1", "p2")
 	api.mu.Unlock()
 	s.becomes(t, "what was missed", teams("p1", "p2")...)
 	if n := api.watches("claim-u-1"); n != 2 {

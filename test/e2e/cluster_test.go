@@ -26,7 +26,7 @@ func cluster(t *testing.T, s *site) {
 	driver := s.startDRA()
 	for _, c := range []struct {
 		name string
-		tell func(*site, **daemon)
+		test func(*site, **daemon)
 	}{
 		{"the scheduler sees the GPUs", func(s *site, _ **daemon) { s.seesGPUs() }},
 		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
@@ -55,7 +55,7 @@ func cluster(t *testing.T, s *site) {
 				note(t, o)
 			}()
 			at := s.in(t)
-			c.tell(at, &driver)
+			c.test(at, &driver)
 			at.administer("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "team",
 				"--wait=true", "--grace-period=1")
 			at.nothingLeft()
@@ -171,7 +171,7 @@ func said(log string) string {
 // waits wants the scheduler not to place a pod, and to give the reason.
 func (s *site) waits(name string) {
 	s.T.Helper()
-	eventually(s.T, "pod "+name+" waits, and is told why", func() bool {
+	eventually(s.T, "pod "+name+" waits, and its events have the reason", func() bool {
 		p := s.podNamed(name)
 		if p.Status.Phase == "Running" {
 			s.T.Fatalf("pod %s runs, want it to wait\n%+v", name, s.Grants())
@@ -211,7 +211,7 @@ func (s *site) claimOf(name string) rig.Listed {
 }
 
 func (s *site) seesGPUs() {
-	eventually(s.T, "two GPUs are published, with counters that tell their modes apart", func() bool {
+	eventually(s.T, "two GPUs are published, with counters that separate their modes", func() bool {
 		out := s.kubectl("get", "resourceslices",
 			"-o",
 			`jsonpath={range `+

@@ -80,9 +80,9 @@ type entry struct {
 	former string
 	// compare runs in place of the story for a client; nil: the story and the tests after it.
 	compare func(*testing.T, *site, client)
-	// tell runs in place of all other tests at this entry point; nil: the story and the tests after
+	// test runs in place of all other tests at this entry point; nil: the story and the tests after
 	// it.
-	tell func(*testing.T, *site)
+	test func(*testing.T, *site)
 	// cannot is why this entry point cannot hold a container that the client can ask for; "" if it
 	// can.
 	cannot func(client, container) string
@@ -136,7 +136,7 @@ var entries = []entry{
 			}
 			return ""
 		}},
-	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", tell: cluster},
+	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", test: cluster},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
 		only: []string{"plain", grantByName, gpuByName},
 		why:  "CDI alone sees only containers that use one of gpuledger's names"},
@@ -248,8 +248,8 @@ func TestEngine(t *testing.T) {
 	if s.entry.ready != nil {
 		s.entry.ready(s)
 	}
-	if s.entry.tell != nil {
-		s.entry.tell(t, s)
+	if s.entry.test != nil {
+		s.entry.test(t, s)
 		clients = nil
 	}
 	for _, cl := range clients {

@@ -62,7 +62,7 @@ func everyEngine(names, at []string) int {
 			continue
 		}
 		for _, i := range entries {
-			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) || e.cluster != (i.tell != nil) {
+			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) || e.cluster != (i.test != nil) {
 				continue
 			}
 			ran++

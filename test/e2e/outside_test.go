@@ -131,8 +131,8 @@ func outside(t *testing.T, s *site, cl starter) {
 			strings.Contains(text, `gpuledger_gpu_memory_outside_bytes{gpu="`+gpu0+`"} 2.147483648e+09`)
 	})
 	s.examined(t, address, 3)
-	for what, r := range map[string]running{"who only is reported": taker, "who uses nothing": idler,
-		"who has a grant": granted} {
+	for what, r := range map[string]running{"only reported": taker, "without use": idler,
+		"with a grant": granted} {
 		if !r.lives() || !r.runs() {
 			t.Errorf("%s was stopped where policy only reports", what)
 		}
@@ -149,7 +149,7 @@ func outside(t *testing.T, s *site, cl starter) {
 	}
 	eventually(t, "the engine sees that it has ended", func() bool { return !taker.runs() })
 	s.examined(t, address, 3)
-	for what, r := range map[string]running{"who uses nothing": idler, "who has a grant": granted} {
+	for what, r := range map[string]running{"without use": idler, "with a grant": granted} {
 		if !r.lives() || !r.runs() {
 			t.Errorf("%s was stopped", what)
 		}
@@ -194,7 +194,7 @@ func (s *site) findings(t *testing.T, since int, action string) (list []finding)
 	return list
 }
 
-// served is the address of a daemon that was told to use any port.
+// served is the address of a daemon that was configured to use any port.
 func served(t *testing.T, d *rig.Daemon) string {
 	t.Helper()
 	serving := regexp.MustCompile(`serving metrics and the status page" address="?([0-9.:]+)`)

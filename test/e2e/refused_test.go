@@ -71,10 +71,10 @@ func (s *site) refusals() {
 		s.applied(clusterPod(name, c.change))
 	}
 	for name, c := range all {
-		described := s.told(name, fmt.Sprintf("gpuledger: refused (%s): container \"main\" ", c.code))
+		described := s.describes(name, fmt.Sprintf("gpuledger: refused (%s): container \"main\" ", c.code))
 		for _, part := range []string{c.text, "hint: "} {
 			if !strings.Contains(described, part) {
-				s.T.Errorf("kubectl describe pod %s does not say %q:\n%s", name, part, described)
+				s.T.Errorf("kubectl describe pod %s does not have %q:\n%s", name, part, described)
 			}
 		}
 		for _, id := range []grant.ID{victim.ID, others.ID} {
@@ -92,10 +92,11 @@ func (s *site) refusals() {
 // podText is a pod as its user wrote it.
 func podText(c refused) object { return clusterPod("", c.change) }
 
-// told waits until kubectl's description of a pod, which must not run, has a text in its events.
-func (s *site) told(name, want string) (described string) {
+// describes waits until kubectl's description of a pod, which must not run, has a text in its
+// events.
+func (s *site) describes(name, want string) (described string) {
 	s.T.Helper()
-	eventually(s.T, "pod "+name+"'s events say "+want, func() bool {
+	eventually(s.T, "pod "+name+"'s events have "+want, func() bool {
 		if p := s.podNamed(name); p.Status.Phase == "Running" || p.Status.Phase == "Succeeded" {
 			s.T.Fatalf("pod %s is %s, want %q", name, p.Status.Phase, want)
 		}
@@ -174,7 +175,7 @@ func (s *site) preparing(driver **daemon) {
 		s.applied(configured(name, c.what)...)
 	}
 	for name, c := range parameters {
-		s.told(name, "gpuledger: "+c.want)
+		s.describes(name, "gpuledger: "+c.want)
 		s.removed(name)
 	}
 	s.administer("delete", "resourceclaims", "--all", "-n", "team", "--wait=true")
@@ -193,14 +194,14 @@ func (s *site) preparing(driver **daemon) {
 	})
 	(*driver).kill()
 	*driver = s.startDRA()
-	described := s.told("late",
+	described := s.describes("late",
 		"gpuledger: refused (mode-conflict): cannot grant 4GiB on a GPU in mode limit: GPU 0 has ")
 	if i := slices.IndexFunc(ids, func(id string) bool { return strings.Contains(described, id) }); i >= 0 {
 		s.T.Errorf("the pod's events name grant %s, which is another's:\n%s", ids[i], described)
 	}
 	s.outside(14 * grant.GiB)
 	s.Must(append([]string{"release"}, ids...)...)
-	s.told(
+	s.describes(
 		"late",
 		"gpuledger: refused (no-capacity): cannot grant 4GiB on a GPU in mode limit: GPU 0 has 1824MiB "+
 			"free, and 14GiB in use outside the ledger; GPU 1 has ")

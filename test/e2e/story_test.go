@@ -252,7 +252,7 @@ func (s *site) documented(r result) {
 	}
 	theirs = regexp.MustCompile(`time="[^"]*"`).ReplaceAllString(theirs, `time="..."`)
 	if !strings.Contains(string(docs), "`"+theirs+ours) {
-		s.T.Errorf("docs/refusals.md does not say that %s prints\n%s", s.engine.name, theirs+ours)
+		s.T.Errorf("docs/refusals.md does not show that %s prints\n%s", s.engine.name, theirs+ours)
 	}
 }
 

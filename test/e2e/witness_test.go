@@ -205,11 +205,11 @@ func (s *storm) collisions(live []*seenContainer) (wrong []string) {
 
 // overdrawn are states that a ledger must never have.
 func overdrawn(grants []rig.Listed) (wrong []string) {
-	type book struct {
+	type shares struct {
 		sum   grant.Bytes
 		modes []grant.Mode
 	}
-	books, owners := map[string]*book{}, map[grant.Owner]bool{}
+	byGPU, owners := map[string]*shares{}, map[grant.Owner]bool{}
 	for _, g := range grants {
 		if strings.HasPrefix(string(g.Owner), "claim:") {
 			if owners[g.Owner] {
@@ -218,16 +218,16 @@ func overdrawn(grants []rig.Listed) (wrong []string) {
 			owners[g.Owner] = true
 		}
 		for _, share := range g.GPUs {
-			b := books[share.UUID]
+			b := byGPU[share.UUID]
 			if b == nil {
-				b = &book{}
-				books[share.UUID] = b
+				b = &shares{}
+				byGPU[share.UUID] = b
 			}
 			b.sum += share.Memory
 			b.modes = append(b.modes, g.Mode)
 		}
 	}
-	for uuid, b := range books {
+	for uuid, b := range byGPU {
 		slices.Sort(b.modes)
 		modes := slices.Compact(slices.Clone(b.modes))
 		if b.sum > memoryOfGPU || len(modes) > 1 || modes[0] == grant.Exclusive && len(b.modes) > 1 {

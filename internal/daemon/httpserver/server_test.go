@@ -100,7 +100,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	}
 }
 
-func TestWhereListeningFails(t *testing.T) {
+func TestErrorsOfListening(t *testing.T) {
 	dir := daemontest.ShortDir(t)
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
@@ -153,7 +153,7 @@ func TestEachClientIsAnswered(t *testing.T) {
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
 		if err == nil && string(text) != "heard" {
-			err = errors.New("it hears " + string(text))
+			err = errors.New("it receives " + string(text))
 		}
 		return err
 	}

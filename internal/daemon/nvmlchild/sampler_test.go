@@ -57,12 +57,12 @@ func (n *fakeNVML) sample(gpus int) {
 		list = append(list, fmt.Sprintf(`{"uuid":"GPU-%d","index":%d,"health":"ok","total":16,"used":%d,`+
 			`"processes":[]}`, i, i, i))
 	}
-	n.tell(`{"gpus":[` + strings.Join(list, ",") + "]}")
+	n.answer(`{"gpus":[` + strings.Join(list, ",") + "]}")
 	n.does("sample")
 }
 
-func (n *fakeNVML) tell(text string) { n.put("sample", text+"\n") }
-func (n *fakeNVML) does(what string) { n.put("does", what) }
+func (n *fakeNVML) answer(text string) { n.put("sample", text+"\n") }
+func (n *fakeNVML) does(what string)   { n.put("does", what) }
 
 func (n *fakeNVML) put(name, text string) {
 	n.t.Helper()
@@ -153,7 +153,7 @@ func TestSamplerRefusesImpossibleAnswers(t *testing.T) {
 		`{"gpus":[{"uuid":"GPU-0","health":"ok","total":16,"processes":[{"pid":7,"memory":18446744073709551615}]}]}`: "process 7 uses",
 	} {
 		n := newFakeNVML(t)
-		n.tell(text)
+		n.answer(text)
 		if _, err := n.ask(); err == nil || !strings.Contains(err.Error(), "NVML's answer cannot be true: "+
 			want) {
 			t.Errorf("%s: %v", text, err)

@@ -15,7 +15,7 @@ import (
 // TestAnotherUserIsNotAnswered: not even if the mode of the socket was changed.
 func TestAnotherUserIsNotAnswered(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can become another user: that the socket tells users apart is not shown")
+		t.Skip("misses root, to become another user: that the socket distinguishes users is not shown")
 	}
 	dir, err := os.MkdirTemp("/tmp", "") // other users get into this one, whatever TMPDIR is
 	if err != nil {

@@ -52,7 +52,7 @@ func TestOverhead(t *testing.T) {
 	if err := unix.FcntlFlock(region.Fd(), unix.F_OFD_SETLK, &owner); err != nil {
 		t.Fatal(err)
 	}
-	told := func() grant.Bytes {
+	overhead := func() grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(dir, grant.LimitsFile))
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +78,7 @@ func TestOverhead(t *testing.T) {
 		now = now.Add(c.after)
 		o.update(n, watch.Report{Taken: now, Grants: []watch.GrantUse{
 			{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
-		if got := told(); got != c.want {
+		if got := overhead(); got != c.want {
 			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
 		}
 	}
@@ -99,34 +99,34 @@ func TestKeptAccounts(t *testing.T) {
 		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700),
 			limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
 	}
-	told := func(i int) grant.Bytes {
+	overhead := func(i int) grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
 		daemontest.Must(t, err)
 		return grant.Bytes(binary.NativeEndian.Uint64(text[overheadAt:]))
 	}
-	tells := func(used grant.Bytes) {
+	wantsOverhead := func(used grant.Bytes) {
 		t.Helper()
 		for i := range r.Grants {
 			r.Grants[i].Used = used
 		}
 		o.update(n, r)
 		for i := range r.Grants {
-			if got := told(i); got != used {
+			if got := overhead(i); got != used {
 				t.Errorf("grant %d: the overhead is %s, want %s", i, got, used)
 			}
 		}
 	}
-	tells(grant.GiB)
-	tells(2 * grant.GiB)
+	wantsOverhead(grant.GiB)
+	wantsOverhead(2 * grant.GiB)
 	if len(o.accounts) != o.maxOpen {
 		t.Errorf("%d accounts are kept, of %d grants", len(o.accounts), len(r.Grants))
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
 	daemontest.Must(t, limits.Remove(first), os.MkdirAll(first, 0o700),
 		limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
-	tells(3 * grant.GiB)
+	wantsOverhead(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
-	tells(4 * grant.GiB)
+	wantsOverhead(4 * grant.GiB)
 	if len(o.accounts) != 5 || len(o.written) != 5 {
 		t.Errorf("of 5 grants %d accounts are kept, and %d remembered", len(o.accounts), len(o.written))
 	}

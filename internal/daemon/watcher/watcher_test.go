@@ -111,8 +111,9 @@ func crowded(t testing.TB, containers int) *Manager {
 	return w
 }
 
-// TestAPassOfACrowd: there are no findings while all keep to their grants, and the use is saved.
-func TestAPassOfACrowd(t *testing.T) {
+// TestAPassWithManyProcesses: there are no findings while all keep to their grants, and the use is
+// saved.
+func TestAPassWithManyProcesses(t *testing.T) {
 	w := crowded(t, 200)
 	n := w.node()
 	for range 3 {
