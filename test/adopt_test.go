@@ -202,7 +202,7 @@ func TestNothingIsAdopted(t *testing.T) {
 		name, config string
 		edits        []rig.Edit
 		code         grant.Code
-		says         string
+		prints       string
 	}{
 		{"over capacity", "", []rig.Edit{inPod("train"), allocated("train", "0", "16161MiB")}, grant.NoCapacity, "is allocated 16161MiB over 1 GPU(s)"},
 		{"into what a grant holds", "", []rig.Edit{inPod("train"), allocated("train", "1", "15GiB")}, grant.NoCapacity, "not as much free"},
@@ -223,7 +223,7 @@ func TestNothingIsAdopted(t *testing.T) {
 			for range 2 {
 				r := b.Create()
 				isRefused(t, r, c.code)
-				if !strings.Contains(r.Stderr, c.says) || strings.Contains(r.Stderr, string(held.ID)) {
+				if !strings.Contains(r.Stderr, c.prints) || strings.Contains(r.Stderr, string(held.ID)) {
 					t.Errorf("%s", r.Stderr)
 				}
 			}

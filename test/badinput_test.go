@@ -15,7 +15,7 @@ import (
 // TestBrokenConfiguration: the error is one line with file, line and key, for every mistake.
 func TestBrokenConfiguration(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, c := range []struct{ name, config, says string }{
+	for _, c := range []struct{ name, config, prints string }{
 		{"unknown key", "state_dir = \"/x\"\nstate = 1\n", `FILE:2: unknown key "state"`},
 		{"unknown key of a table", "[policy]\n\nmodus = \"report\"\n", `FILE:3: unknown key "policy.modus"`},
 		{"unknown table", "[policies]\nmode = \"report\"\n", `FILE:1: unknown key "policies(.mode)?"`},
@@ -47,7 +47,7 @@ func TestBrokenConfiguration(t *testing.T) {
 			file := n.Write("broken.toml", c.config)
 			r := n.CLI("--config", file, "grants")
 			want := "^gpuledger: cannot read the configuration: " +
-				strings.ReplaceAll(c.says, "FILE", regexp.QuoteMeta(file)) + "[^\n]*\n$"
+				strings.ReplaceAll(c.prints, "FILE", regexp.QuoteMeta(file)) + "[^\n]*\n$"
 			if r.Code != 1 || !regexp.MustCompile(want).MatchString(r.Stderr) {
 				t.Errorf("status %d, want 1 and %s:\n%s", r.Code, want, r.Stderr)
 			}
@@ -58,11 +58,11 @@ func TestBrokenConfiguration(t *testing.T) {
 
 func TestMissingConfiguration(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for name, says := range map[string]string{n.Dir + "/missing.toml": "no such file or directory",
+	for name, prints := range map[string]string{n.Dir + "/missing.toml": "no such file or directory",
 		n.Dir: "is a directory"} {
 		r := n.CLI("--config", name, "grants")
 		if r.Code != 1 || !strings.HasPrefix(r.Stderr, "gpuledger: cannot read the configuration: ") ||
-			!strings.Contains(r.Stderr, name+": "+says) {
+			!strings.Contains(r.Stderr, name+": "+prints) {
 			t.Errorf("%s: %+v", name, r)
 		}
 		wantOrderly(t, r.Stderr)
@@ -85,7 +85,7 @@ func TestBrokenSpec(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		config []byte
-		says   string
+		prints string
 	}{
 		{"empty", nil, "ends too early"},
 		{"blank", []byte(" \n\t"), "ends too early|EOF"},
@@ -121,8 +121,8 @@ func TestBrokenSpec(t *testing.T) {
 			b.WriteConfig(c.config)
 			r := b.Create()
 			wantRefused(t, r, "spec-invalid")
-			if !regexp.MustCompile(c.says).MatchString(r.Stderr) {
-				t.Errorf("%q is not in the output:\n%s", c.says, r.Stderr)
+			if !regexp.MustCompile(c.prints).MatchString(r.Stderr) {
+				t.Errorf("%q is not in the output:\n%s", c.prints, r.Stderr)
 			}
 			if !bytes.Equal(b.Config(), c.config) {
 				t.Error("config.json was changed")

@@ -15,8 +15,8 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 	n.Grant("--memory", "10GiB", "--gpu", "0", "--compute", "60")
 	before := n.Must("grants", "--json")
 	for _, c := range []struct {
-		args, says string
-		status     int
+		args, prints string
+		status       int
 	}{
 		{"grant", "mode limit needs an amount of memory, as 4GiB", 2},
 		{"grant --memory 4096", `--memory: cannot read size "4096": want a whole number and a unit`, 2},
@@ -80,8 +80,8 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 		t.Run(c.args, func(t *testing.T) {
 			n.T = t
 			r := n.CLI(strings.Split(c.args, " ")...)
-			if r.Code != c.status || !regexp.MustCompile(c.says).MatchString(r.Stderr) || r.Stdout != "" {
-				t.Errorf("status %d, want %d and %q:\n%s%s", r.Code, c.status, c.says, r.Stdout, r.Stderr)
+			if r.Code != c.status || !regexp.MustCompile(c.prints).MatchString(r.Stderr) || r.Stdout != "" {
+				t.Errorf("status %d, want %d and %q:\n%s%s", r.Code, c.status, c.prints, r.Stdout, r.Stderr)
 			}
 			wantOrderly(t, r.Stderr)
 		})

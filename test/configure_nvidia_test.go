@@ -255,9 +255,9 @@ type inForce struct {
 // container.
 func (e *engineFiles) inForce(when string) inForce {
 	e.t.Helper()
-	said := e.run(e.containerd, "--config", e.dir+"/config.toml", "config", "dump").Stdout
+	config := e.run(e.containerd, "--config", e.dir+"/config.toml", "config", "dump").Stdout
 	var dump struct{ Plugins map[string]map[string]any }
-	if err := toml.Unmarshal([]byte(said), &dump); err != nil {
+	if err := toml.Unmarshal([]byte(config), &dump); err != nil {
 		e.t.Fatal(err)
 	}
 	section := dump.Plugins["io.containerd.cri.v1.runtime"]
@@ -423,16 +423,16 @@ func engineTree(t *testing.T, dir, main string) map[string]any {
 		if err != nil {
 			t.Fatal(err)
 		}
-		says := map[string]any{}
+		content := map[string]any{}
 		if strings.HasSuffix(path, ".json") {
-			err = json.Unmarshal(text, &says)
+			err = json.Unmarshal(text, &content)
 		} else {
-			err = toml.Unmarshal(text, &says)
+			err = toml.Unmarshal(text, &content)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[strings.TrimPrefix(path, dir)] = says
+		all[strings.TrimPrefix(path, dir)] = content
 	}
 	return all
 }

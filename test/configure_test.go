@@ -310,7 +310,7 @@ func TestConfigureRestarts(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int
-		says   string
+		prints string
 	}{
 		{args("containerd"), 0, "for containerd to read it: systemctl restart containerd.service\n"},
 		{args("containerd", "--restart", "--dry-run"), 0, "nothing to change\ndry run"},
@@ -320,8 +320,9 @@ func TestConfigureRestarts(t *testing.T) {
 		{args("crio", "--restart"), 1, "cannot restart crio.service: exit status 1"},
 	} {
 		r := n.CLI(c.args...)
-		if r.Code != c.status || !strings.Contains(r.Stdout+r.Stderr, strings.TrimSuffix(c.says, "dry run")) {
-			t.Errorf("%s: %+v, want status %d and %q", strings.Join(c.args, " "), r, c.status, c.says)
+		if r.Code != c.status ||
+			!strings.Contains(r.Stdout+r.Stderr, strings.TrimSuffix(c.prints, "dry run")) {
+			t.Errorf("%s: %+v, want status %d and %q", strings.Join(c.args, " "), r, c.status, c.prints)
 		}
 	}
 	called, _ := os.ReadFile(n.Dir + "/called")
@@ -355,11 +356,11 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 	if err := os.Chmod(script, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	heard := make(chan os.Signal, 1)
+	signals := make(chan os.Signal, 1)
 	// the caller of the tests may ignore the signal (nohup), and a shell cannot trap a signal that
 	// was ignored at its start
-	signal.Notify(heard, syscall.SIGHUP)
-	t.Cleanup(func() { signal.Stop(heard) })
+	signal.Notify(signals, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(signals) })
 	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
 	engine.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := engine.Start(); err != nil {
@@ -370,12 +371,12 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 
 	pid := strconv.Itoa(engine.Process.Pid)
 	args := []string{"configure", "docker", "--file", n.Dir + "/daemon.json", "--runtime", program(t, n)}
-	said := n.Must(args...)
+	output := n.Must(args...)
 	for _, line := range []string{"for docker to read it: kill -HUP " + pid + "\n",
 		"note: docker (pid " + pid + ") reads /srv/daemon.json, not " + n.Dir +
 			"/daemon.json: name it by --file\n"} {
-		if !strings.Contains(said, line) {
-			t.Errorf("it prints\n%s\nwant %q", said, line)
+		if !strings.Contains(output, line) {
+			t.Errorf("it prints\n%s\nwant %q", output, line)
 		}
 	}
 	n.Must(append(args, "--restart")...)

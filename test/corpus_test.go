@@ -112,7 +112,7 @@ func corpus(t *testing.T) map[string][]row {
 	return byPolicy
 }
 
-// check wants a row to say what it must.
+// check wants a row to be complete and consistent.
 func (r row) check(t *testing.T) {
 	t.Helper()
 	verdicts := 0
@@ -147,18 +147,18 @@ type outcome struct {
 	unasked string // why the entry point does not see such a container, or says nothing of its own
 }
 
-// said is a verdict with the code of a refusal.
-type said struct {
+// expectation is a verdict with the code of a refusal.
+type expectation struct {
 	verdict grant.VerdictKind
 	code    grant.Code
 }
 
-// entryPoints are all ways to a verdict. Each leaves nothing behind. What an entry point cannot say
-// as the row does, by its nature, stands in one function: says; nil is as the row.
+// entryPoints are all ways to a verdict. Each leaves nothing behind. If an entry point cannot have
+// the row's outcome, expects returns its own; nil is as the row.
 var entryPoints = []struct {
-	name  string
-	judge func(t *testing.T, c *cell) outcome
-	says  func(c *cell) said
+	name    string
+	judge   func(t *testing.T, c *cell) outcome
+	expects func(c *cell) expectation
 }{
 	{"explain", explained, (*cell).withoutOptions},
 	{"run", func(t *testing.T, c *cell) outcome { return c.recorded(t, "run") }, nil},
@@ -207,12 +207,12 @@ func play(t *testing.T, s *stage, rows []row) {
 					continue
 				}
 				c.WriteConfig(c.config)
-				says := c.says
-				if entry.says != nil {
-					says = func() said { return entry.says(c) }
+				expected := c.expected
+				if entry.expects != nil {
+					expected = func() expectation { return entry.expects(c) }
 				}
 				got := entry.judge(t, c)
-				c.want(t, entry.name, says(), got)
+				c.want(t, entry.name, expected(), got)
 			}
 		})
 	}
@@ -232,28 +232,28 @@ type cell struct {
 	made    string // the state of the wrapper's container before its start
 }
 
-// says is the row's expected outcome.
-func (c *cell) says() said {
+// expected is the row's expected outcome.
+func (c *cell) expected() expectation {
 	switch {
 	case c.Refuse != "":
-		return said{grant.Refused, grant.Code(c.Refuse)}
+		return expectation{grant.Refused, grant.Code(c.Refuse)}
 	case c.Admit != "":
-		return said{verdict: grant.Admit}
+		return expectation{verdict: grant.Admit}
 	}
-	return said{verdict: grant.Pass}
+	return expectation{verdict: grant.Pass}
 }
 
 // withoutOptions is the expected outcome for an entry point that does not see the runtime's
 // options.
-func (c *cell) withoutOptions() said {
+func (c *cell) withoutOptions() expectation {
 	if c.Explained != "" {
-		return said{verdict: c.Explained}
+		return expectation{verdict: c.Explained}
 	}
-	return c.says()
+	return c.expected()
 }
 
 // want compares an entry point's outcome with the expected one.
-func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
+func (c *cell) want(t *testing.T, entry string, want expectation, got outcome) {
 	t.Helper()
 	if got.unasked != "" {
 		c.stage.unasked[entry+": "+got.unasked]++
@@ -272,7 +272,7 @@ func (c *cell) want(t *testing.T, entry string, want said, got outcome) {
 	if starts := want.verdict != grant.Refused || report; got.acts && got.starts != starts {
 		t.Errorf("%s: started: %v, want %v", entry, got.starts, starts)
 	}
-	if got.acts && !got.unknown && want == c.says() && !strings.Contains(got.audit, c.Recorded) {
+	if got.acts && !got.unknown && want == c.expected() && !strings.Contains(got.audit, c.Recorded) {
 		t.Errorf("%s: the audit log has no %q:\n%s", entry, c.Recorded, got.audit)
 	}
 	if got.config != nil {

@@ -184,7 +184,7 @@ func (c *crowd) moves(during time.Duration, address string) (slowest time.Durati
 // time until the audit log has it.
 func (c *crowd) findings() (slowest time.Duration) {
 	was := len(c.use.Processes)
-	told := func() int {
+	found := func() int {
 		text, _ := os.ReadFile(c.n.Dir + "/audit.jsonl")
 		count := 0
 		for line := range strings.Lines(string(text)) {
@@ -199,9 +199,9 @@ func (c *crowd) findings() (slowest time.Duration) {
 		time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
 		c.use.Processes = append(slices.Clip(c.use.Processes[:was]),
 			simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
-		before, began := told(), time.Now()
+		before, began := found(), time.Now()
 		c.writeUse()
-		rig.Eventually(c.b, "it is found", func() bool { return told() > before })
+		rig.Eventually(c.b, "it is found", func() bool { return found() > before })
 		slowest = max(slowest, time.Since(began))
 	}
 	return slowest

@@ -170,7 +170,7 @@ func TestDaemonNotifiesSystemd(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: busy})
 	n.Env = append(n.Env, "NOTIFY_SOCKET="+short+"/notify", "WATCHDOG_USEC=30000")
 	d := n.Daemon("--nri", "off")
-	hears := func() string {
+	receives := func() string {
 		text := make([]byte, 64)
 		must(t, l.SetReadDeadline(time.Now().Add(time.Minute)))
 		count, err := l.Read(text)
@@ -180,7 +180,7 @@ func TestDaemonNotifiesSystemd(t *testing.T) {
 	var beats int
 	ready := false
 	for beats < 3 || !ready {
-		switch word := hears(); word {
+		switch word := receives(); word {
 		case "READY=1":
 			ready = true
 		case "WATCHDOG=1":
@@ -191,7 +191,7 @@ func TestDaemonNotifiesSystemd(t *testing.T) {
 	}
 	d.Signal(syscall.SIGTERM)
 	last := ""
-	for last = hears(); last == "WATCHDOG=1"; last = hears() {
+	for last = receives(); last == "WATCHDOG=1"; last = receives() {
 	}
 	if code := d.End(syscall.SIGTERM); last != "STOPPING=1" || code != 0 {
 		t.Errorf("systemd receives %q at last, and it ends with status %d", last, code)

@@ -427,8 +427,8 @@ func watchFindings(t *testing.T, n *rig.Node) watch.Report {
 }
 
 // TestACheckpointBringsNoDeviceRules: on cgroup v1, CRIU writes the device rules of its images,
-// which were never judged, if it is told to restore the properties of the container's own cgroup.
-// CRIU itself does not run here: the runtime behind the wrapper does nothing.
+// which were never judged, if its configuration makes it restore the properties of the container's
+// own cgroup. CRIU itself does not run here: the runtime behind the wrapper does nothing.
 func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {

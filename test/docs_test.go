@@ -93,24 +93,24 @@ var pageName = regexp.MustCompile(`[a-z]+\.md`)
 // TestEveryKeyIsDocumented compares docs/configuration.md with the configuration: each key that can
 // be set has a row, with the default in configs/config.toml, and there are no other rows.
 func TestEveryKeyIsDocumented(t *testing.T) {
-	told := map[string]string{}
+	documented := map[string]string{}
 	for _, row := range keyRow.FindAllStringSubmatch(read(t, "../docs/configuration.md"), -1) {
-		if _, twice := told[row[1]]; twice {
+		if _, twice := documented[row[1]]; twice {
 			t.Errorf("docs/configuration.md has %s twice", row[1])
 		}
-		told[row[1]] = strings.Trim(row[2], "`")
+		documented[row[1]] = strings.Trim(row[2], "`")
 	}
 	defaults := shownDefaults(read(t, "../configs/config.toml"))
 	for _, key := range keysOf(reflect.TypeFor[grant.Policy](), "") {
-		said, found := told[key]
+		value, found := documented[key]
 		if !found {
 			t.Errorf("docs/configuration.md has no row for %s", key)
-		} else if shown, set := defaults[key]; set && shown != said {
-			t.Errorf("docs/configuration.md has for %s the default %s; it is %s", key, said, shown)
+		} else if shown, set := defaults[key]; set && shown != value {
+			t.Errorf("docs/configuration.md has for %s the default %s; it is %s", key, value, shown)
 		}
-		delete(told, key)
+		delete(documented, key)
 	}
-	for key := range told {
+	for key := range documented {
 		t.Errorf("docs/configuration.md explains %s, which is no key", key)
 	}
 }
@@ -120,17 +120,17 @@ var keyRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]+) \\|")
 
 // TestEveryAnnotationIsDocumented holds the table of docs/requesting.md to what the finder reads.
 func TestEveryAnnotationIsDocumented(t *testing.T) {
-	told := map[string]bool{}
+	documented := map[string]bool{}
 	for _, row := range annotationRow.FindAllStringSubmatch(read(t, "../docs/requesting.md"), -1) {
-		told[row[1]] = true
+		documented[row[1]] = true
 	}
 	for _, name := range request.Names() {
-		if !told[name] {
+		if !documented[name] {
 			t.Errorf("docs/requesting.md has no row for %s", name)
 		}
-		delete(told, name)
+		delete(documented, name)
 	}
-	for name := range told {
+	for name := range documented {
 		t.Errorf("docs/requesting.md explains %s, which no program reads", name)
 	}
 }

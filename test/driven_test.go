@@ -114,7 +114,7 @@ func (n drivenNode) untouched(b *rig.Bundle, r grant.Reference) {
 	}
 }
 
-func (n drivenNode) limitsFile() string {
+func (n drivenNode) limits() string {
 	data, _ := os.ReadFile(n.Dir + "/run/driver-limits.json")
 	return string(data)
 }
@@ -181,8 +181,8 @@ func driverLimits(t *testing.T, runtime string) {
 	}
 	b := n.holding("c", r, "/bin/gpu total free 3072 3071 1; /bin/gpu-static 3072 3071; exec /bin/busybox "+
 		"env -i /bin/gpu 3072 3071")
-	if said := b.Explain().Stdout; !strings.Contains(said, "strength driver") {
-		t.Error(said)
+	if output := b.Explain().Stdout; !strings.Contains(output, "strength driver") {
+		t.Error(output)
 	}
 	if got := b.Create(); got.Code != 0 {
 		t.Fatalf("%+v", got)
@@ -193,9 +193,9 @@ func driverLimits(t *testing.T, runtime string) {
 		}
 	}
 	n.wantHook(b)
-	for _, said := range []string{n.Must("grants"), n.Must("inspect", "--details"), n.CLI("doctor").Stdout} {
-		if !strings.Contains(said, "driver") {
-			t.Errorf("driver is not in:\n%s", said)
+	for _, out := range []string{n.Must("grants"), n.Must("inspect", "--details"), n.CLI("doctor").Stdout} {
+		if !strings.Contains(out, "driver") {
+			t.Errorf("driver is not in:\n%s", out)
 		}
 	}
 	b.Delete()
@@ -207,7 +207,7 @@ func driverLimits(t *testing.T, runtime string) {
 		t.Errorf("%+v, want\n%s", got, want)
 	}
 	n.free(r)
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), `"c"`) })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), `"c"`) })
 	n.CheckSound("after a limit of the driver's")
 }
 
@@ -288,9 +288,9 @@ func noDaemonNoStart(t *testing.T) {
 		t.Errorf("ended between: %+v", held)
 	}
 	n.untouched(b, r)
-	if said := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(said,
+	if output := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(output,
 		"the driver's memory limit cannot be set") {
-		t.Errorf("it is not in the audit log: %s", said)
+		t.Errorf("it is not in the audit log: %s", output)
 	}
 
 	n.driven()
@@ -501,7 +501,7 @@ func clearedAfterACrash(t *testing.T) {
 		t.Errorf("one whose grant was released by force has the limit %s", got)
 	}
 	stays.KillInit()
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), "cgroup") })
 }
 
 // drivenPoints are dangerous lines that only a node with the driver's limits passes.
@@ -527,7 +527,7 @@ func killedWhileLimiting(t *testing.T) {
 		}
 		n.untouched(b, r)
 		d := n.driven()
-		rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
+		rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), "cgroup") })
 		d.End(syscall.SIGKILL)
 	}
 	d := n.driven()
@@ -568,7 +568,7 @@ func killedWhileLimiting(t *testing.T) {
 	b.KillInit()
 	rig.Eventually(t, "it is cleared", func() bool { return n.limit(0, "c") == lifted })
 	n.driven()
-	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limitsFile(), "cgroup") })
+	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), "cgroup") })
 }
 
 // killHook kills the hook of a create of this node, once it runs.
@@ -637,12 +637,12 @@ func strongestIsTaken(t *testing.T) {
 	old := nodeOfDriver(t, "580.65.06", rig.Setup{Config: minimum})
 	old.Daemon("--nri", "off")
 	r := old.Grant("--memory", "4GiB")
-	if said := old.holding("c", r, "true").Explain().Stdout; !strings.Contains(said, "strength library") {
-		t.Errorf("driver 580: %s", said)
+	if output := old.holding("c", r, "true").Explain().Stdout; !strings.Contains(output, "strength library") {
+		t.Errorf("driver 580: %s", output)
 	}
-	if said := old.CLI("doctor").Stdout; !strings.Contains(said,
+	if output := old.CLI("doctor").Stdout; !strings.Contains(output,
 		"not by the driver: driver 580.65.06 does not limit memory, 615 and newer do") {
-		t.Errorf("driver 580: %s", said)
+		t.Errorf("driver 580: %s", output)
 	}
 	old.Write("config.toml", strings.Replace(read(t, old.Config), "[enforcement]\n",
 		"[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
@@ -653,9 +653,9 @@ func strongestIsTaken(t *testing.T) {
 		"[policy]\nminimum_strength = \"driver\"\n[enforcement]\n", 1))
 	r = n.Grant("--memory", "4GiB")
 	n.refused(n.holding("none", r, "echo started"), r, "limit-unenforceable")
-	if said := n.CLI("doctor").Stdout; !strings.Contains(said,
+	if output := n.CLI("doctor").Stdout; !strings.Contains(output,
 		"not by the driver: gpuledgerd does not answer") {
-		t.Errorf("without gpuledgerd: %s", said)
+		t.Errorf("without gpuledgerd: %s", output)
 	}
 	n.driven()
 	if got := n.holding("c", r, "echo started").Run(); got.Stdout != "started\n" {
@@ -668,9 +668,9 @@ func strongestIsTaken(t *testing.T) {
 	}
 	n.Write("config.toml", strings.Replace(read(t, n.Config), "minimum_strength = \"driver\"",
 		"minimum_strength = \"library\"", 1))
-	if said := n.holding("shared", claim, "true").Explain().Stdout; !strings.Contains(said,
+	if output := n.holding("shared", claim, "true").Explain().Stdout; !strings.Contains(output,
 		"strength library") {
-		t.Errorf("a claim's: %s", said)
+		t.Errorf("a claim's: %s", output)
 	}
 }
 

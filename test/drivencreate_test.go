@@ -190,7 +190,7 @@ func limitIsMissing(t *testing.T) {
 	d := n.driven()
 	r := n.Grant("--memory", "4GiB")
 	start(t, n.holding("c", r, "exec /bin/gpu serve"))
-	for _, c := range []struct{ wish, strength, limit, said string }{
+	for _, c := range []struct{ wish, strength, limit, finding string }{
 		{"", "driver", hard(4096), "had no limit; it is set"},
 		{"fail", "none", lifted, "has no limit, and none can be set"},
 	} {
@@ -199,9 +199,9 @@ func limitIsMissing(t *testing.T) {
 		n.limit(0, "c", "max")
 		n.Write("book/limits", c.wish)
 		d = n.driven()
-		rig.Eventually(t, c.said, func() bool {
+		rig.Eventually(t, c.finding, func() bool {
 			return n.limit(0, "c") == c.limit && n.strengthOf(r) == c.strength &&
-				strings.Contains(fmt.Sprint(findings(t, n.Node, "found", "limit-changed")), c.said)
+				strings.Contains(fmt.Sprint(findings(t, n.Node, "found", "limit-changed")), c.finding)
 		})
 	}
 }

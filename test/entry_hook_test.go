@@ -121,11 +121,11 @@ func (c *cell) wantRuntimeRefuses(t *testing.T, o outcome) outcome {
 // throughHook is the hook's expected outcome if it differs from the row's: the hook refuses what
 // would need a change to a spec that the runtime has already read (docs/hook.md). The wrapper's
 // changes show which case it is.
-func (c *cell) throughHook() said {
+func (c *cell) throughHook() expectation {
 	if c.Refuse == "" && c.wrapped != nil && impossibleLive(specIn(c.config), specIn(c.wrapped)) {
-		return said{grant.Refused, grant.InjectionImpossible}
+		return expectation{grant.Refused, grant.InjectionImpossible}
 	}
-	return c.says()
+	return c.expected()
 }
 
 // impossibleLive reports whether the change of one spec into the other is impossible in a live

@@ -196,15 +196,15 @@ func (s *stage) engineWithNRI(t *testing.T, name string) *rig.NRI {
 // throughNRI is the plugin's expected outcome if it differs from the row's (docs/nri.md): it
 // refuses what it cannot change, and a privilege that only capabilities show is refused for what it
 // reaches. The wrapper's changes show which case it is.
-func (c *cell) throughNRI() said {
+func (c *cell) throughNRI() expectation {
 	switch {
 	case c.Refuse == string(grant.PrivilegedGPU) && len(c.Caps) > 0:
-		return said{grant.Refused, grant.GPUDeviceNode}
+		return expectation{grant.Refused, grant.GPUDeviceNode}
 	case c.Refuse == "" && c.wrapped != nil &&
 		impossibleByNRI(c.engine(), specIn(c.config), specIn(c.wrapped)):
-		return said{grant.Refused, grant.InjectionImpossible}
+		return expectation{grant.Refused, grant.InjectionImpossible}
 	}
-	return c.says()
+	return c.expected()
 }
 
 // impossibleByNRI reports whether NRI cannot express the change of one spec into the other: it

@@ -24,21 +24,21 @@ func explained(t *testing.T, c *cell) outcome {
 	node := *c.Node
 	node.Config = filepath.Join(c.stage.Dir, "config."+c.engine()+".toml")
 	r := c.On(&node).Explain("--json")
-	var said struct {
+	var shown struct {
 		Verdict grant.VerdictKind
 		Code    grant.Code
 		Mode    grant.RulesMode
 		Grant   grant.ID
 		Message string
 	}
-	if err := json.Unmarshal([]byte(r.Stdout), &said); err != nil {
+	if err := json.Unmarshal([]byte(r.Stdout), &shown); err != nil {
 		t.Fatalf("explain: %v\n%+v", err, r)
 	}
-	if refused := said.Verdict == grant.Refused; r.Code != 0 && r.Code != 3 || (r.Code == 3) != refused {
-		t.Errorf("explain prints %q and exits with %d", said.Verdict, r.Code)
+	if refused := shown.Verdict == grant.Refused; r.Code != 0 && r.Code != 3 || (r.Code == 3) != refused {
+		t.Errorf("explain prints %q and exits with %d", shown.Verdict, r.Code)
 	}
-	return outcome{verdict: said.Verdict, code: said.Code, mode: said.Mode, grant: said.Grant,
-		audit: said.Message}
+	return outcome{verdict: shown.Verdict, code: shown.Code, mode: shown.Mode, grant: shown.Grant,
+		audit: shown.Message}
 }
 
 func (c *cell) engine() string {
@@ -141,19 +141,19 @@ func created(t *testing.T, c *cell) outcome {
 // creation is a container that the real runtime has created.
 type creation struct {
 	rig.Result
-	c    *cell
-	said string // where its processes write
+	c     *cell
+	shown string // where its processes write
 }
 
 func (c *cell) create(t *testing.T, cmd *exec.Cmd) creation {
 	t.Helper()
-	said, err := os.CreateTemp(c.Dir, "said-")
+	shown, err := os.CreateTemp(c.Dir, "said-")
 	must(t, err)
-	defer said.Close()
+	defer shown.Close()
 	stderr, err := os.CreateTemp(c.Dir, "stderr-")
 	must(t, err)
 	defer stderr.Close()
-	cmd.Stdout, cmd.Stderr = said, stderr
+	cmd.Stdout, cmd.Stderr = shown, stderr
 	err = cmd.Run()
 	r := rig.Result{Stderr: read(t, stderr.Name())}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -161,7 +161,7 @@ func (c *cell) create(t *testing.T, cmd *exec.Cmd) creation {
 	} else {
 		must(t, err)
 	}
-	return creation{r, c, said.Name()}
+	return creation{r, c, shown.Name()}
 }
 
 // opened starts the container, and returns the result of opening every node.
@@ -171,9 +171,9 @@ func (k creation) opened(t *testing.T) string {
 		t.Errorf("start: %+v", r)
 	}
 	rig.Eventually(t, "every node is probed", func() bool {
-		return strings.HasSuffix(read(t, k.said), "end\n") || k.c.Init() == 0
+		return strings.HasSuffix(read(t, k.shown), "end\n") || k.c.Init() == 0
 	})
-	return read(t, k.said)
+	return read(t, k.shown)
 }
 
 func (c *cell) delete(t *testing.T) {
@@ -214,12 +214,12 @@ func (c *cell) look(t *testing.T) string {
 
 // wantOpen reads what probeAll found: nodes that may be opened return ENXIO without a driver,
 // others EPERM.
-func (c *cell) wantOpen(t *testing.T, said string) {
+func (c *cell) wantOpen(t *testing.T, shown string) {
 	t.Helper()
 	var open, want []string
 	for name := range c.stage.probed {
 		tries, denied := 0, 0
-		for line := range strings.Lines(said) {
+		for line := range strings.Lines(shown) {
 			if !strings.Contains(line, "/probe/"+name+":") {
 				continue
 			}
@@ -228,7 +228,7 @@ func (c *cell) wantOpen(t *testing.T, said string) {
 			}
 		}
 		if tries != 2 {
-			t.Errorf("%s was not opened for reading and writing:\n%s", name, said)
+			t.Errorf("%s was not opened for reading and writing:\n%s", name, shown)
 		}
 		if denied < 2 {
 			open = append(open, name)
@@ -238,6 +238,6 @@ func (c *cell) wantOpen(t *testing.T, said string) {
 	slices.Sort(open)
 	slices.Sort(want)
 	if !slices.Equal(open, want) {
-		t.Errorf("it opens %v, want %v\n%s", open, want, said)
+		t.Errorf("it opens %v, want %v\n%s", open, want, shown)
 	}
 }

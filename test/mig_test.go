@@ -239,18 +239,18 @@ func TestChangedMIGDevicesAreRefused(t *testing.T) {
 		t.Fatalf("as it was: %+v", r)
 	}
 	own, other := instance(inv.GPUs[0], inv.GPUs[0].MIG[0]), instance(inv.GPUs[1], inv.GPUs[1].MIG[1])
-	for _, c := range []struct{ name, file, content, says string }{
+	for _, c := range []struct{ name, file, content, prints string }{
 		{"made anew with another capability", own + "/ci0/access", "DeviceFileMinor: 70\n", "MIG device 0:0"},
 		{"another one's capability", other + "/access", "DeviceFileMinor: 71\n", ""},
 	} {
 		was := read(t, c.file)
 		must(t, os.WriteFile(c.file, []byte(c.content), 0o444))
 		r := create()
-		if c.says == "" && r.Stdout != "runs\n" {
+		if c.prints == "" && r.Stdout != "runs\n" {
 			t.Errorf("%s: %+v", c.name, r)
 		}
-		if c.says != "" {
-			if wantRefused(t, r, "inventory-stale"); !strings.Contains(r.Stderr, c.says) ||
+		if c.prints != "" {
+			if wantRefused(t, r, "inventory-stale"); !strings.Contains(r.Stderr, c.prints) ||
 				!strings.Contains(r.Stderr, "gpuledger inventory refresh") {
 				t.Errorf("%s: %+v", c.name, r)
 			}

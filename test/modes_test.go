@@ -142,9 +142,9 @@ func (n mpsNode) wantWords(s site) {
 	said := map[string]string{"grants": n.Must("grants"), "inspect": n.Must("inspect", "--details"),
 		"doctor": n.CLI("doctor").Stdout, "page": s.get("/"),
 		"grants --json": n.Must("grants", "--json"), "inspect --json": n.Must("inspect", "--json"),
-		"explain": n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
+		"explain": n.Bundle("explained", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
 			"10"))).Explain().Stdout,
-		"explain --json": n.Bundle("told", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
+		"explain --json": n.Bundle("explained", with(n.Grant("--mode", "mps", "--memory", "1GiB", "--compute",
 			"10"))).Explain("--json").Stdout, "metrics": s.get("/metrics")}
 	for where, text := range said {
 		word := map[bool]string{true: `"strength": "server"`,

@@ -67,8 +67,8 @@ func TestRemovalWaits(t *testing.T) {
 	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00",
 		"/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
 	for name, row := range map[string]struct {
-		files map[string]string
-		says  string // "": it is removed
+		files  map[string]string
+		prints string // "": it is removed
 	}{
 		"nothing":                    {nil, ""},
 		"a record":                   {map[string]string{"/var/lib/gpuledger/configure/docker/record.json": "{}"}, "docker runs its containers through it"},
@@ -110,12 +110,12 @@ func TestRemovalWaits(t *testing.T) {
 			remove.SysProcAttr, remove.Dir, remove.Env = &syscall.SysProcAttr{Chroot: root}, "/",
 				[]string{"PATH=/bin"}
 			out, err := remove.CombinedOutput()
-			if row.says == "" && (err != nil || len(out) > 0) {
+			if row.prints == "" && (err != nil || len(out) > 0) {
 				t.Errorf("it is not removed: %v\n%s", err, out)
 			}
-			if row.says != "" && (err == nil || !strings.Contains(string(out), row.says) ||
+			if row.prints != "" && (err == nil || !strings.Contains(string(out), row.prints) ||
 				!strings.Contains(string(out), "\nhint: ")) {
-				t.Errorf("removed, or not with %q: %v\n%s", row.says, err, out)
+				t.Errorf("removed, or not with %q: %v\n%s", row.prints, err, out)
 			}
 			if _, err := os.Stat(root + "/run/gpuledger/remove-anyway"); err == nil {
 				t.Error("the choice for this removal counts for the next one too")

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// A tenant is an unprivileged user of the node, who can read its configuration and none of
+// A tenant is an unprivileged user of the node that can read its configuration and none of
 // gpuledger's other files. It starts containers from its home directory.
 type tenant struct {
 	*rig.Node        // with the tenant's home as directory

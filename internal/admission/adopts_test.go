@@ -45,10 +45,10 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 		fits     = lines("admit of  none", gets, "recorded: adopts 0:2GiB in mode limit from annotation:a")
 	)
 	for _, c := range []struct {
-		name string
-		said []grant.Allocation
-		with func(*world)
-		want string
+		name        string
+		allocations []grant.Allocation
+		with        func(*world)
+		want        string
 	}{
 		{"as the scheduler states it", []grant.Allocation{a(nil)}, nil, admitted},
 		{"it owns a grant that has ended", []grant.Allocation{a(nil)}, entry("pod:job/new", ended), admitted},
@@ -158,7 +158,7 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 			entry("pod:job/sidecar", ended), fits},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := adopting(c.said...)
+			w := adopting(c.allocations...)
 			if c.with != nil {
 				c.with(w)
 			}

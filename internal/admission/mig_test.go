@@ -287,9 +287,9 @@ func TestAMIGGrantWhoseDeviceChanged(t *testing.T) {
 // size must fit into the device.
 func TestAnAllocationOfAMIGDevice(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		said grant.Allocation
-		code grant.Code
+		name       string
+		allocation grant.Allocation
+		code       grant.Code
 	}{
 		{"its UUID", grant.Allocation{GPUs: []string{"MIG-a"}}, ""},
 		{"its place", grant.Allocation{GPUs: []string{"0:0"}}, ""},
@@ -300,8 +300,8 @@ func TestAnAllocationOfAMIGDevice(t *testing.T) {
 		{"another mode", grant.Allocation{Mode: grant.Limit}, grant.AnnotationMismatch},
 	} {
 		w := mig("MIG-a")
-		c.said.Source, c.said.Asks = "annotation:gpuledger.dev/x", true
-		w.r.Allocations = append(w.r.Allocations, c.said)
+		c.allocation.Source, c.allocation.Asks = "annotation:gpuledger.dev/x", true
+		w.r.Allocations = append(w.r.Allocations, c.allocation)
 		if v := w.decide(); v.Code != c.code {
 			t.Errorf("%s: %s %s (%s), want %q", c.name, v.Kind, v.Code, v.Message, c.code)
 		}

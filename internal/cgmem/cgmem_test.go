@@ -54,7 +54,7 @@ func TestAsk(t *testing.T) {
 		"\n"; received != want {
 		t.Errorf("gpuledgerd receives %q, want %q", received, want)
 	}
-	for said, want := range map[string]string{
+	for answer, want := range map[string]string{
 		`{"version":1,"error":"no such grant"}` + "\n": "no such grant",
 		`{"version":2}` + "\n":                         "of another version",
 		"{}\n":                                         "of another version",
@@ -65,10 +65,10 @@ func TestAsk(t *testing.T) {
 		`{"version":1,"version":1}` + "\n":             "cannot be understood",
 		`{"version":1,"error":"` + "\xff" + `"}` + "\n": "cannot be understood",
 	} {
-		socket := served(t, func(string) string { return said })
+		socket := served(t, func(string) string { return answer })
 		if err := Ask(socket, Request{Op: Clear}, time.Minute); err == nil ||
 			!strings.Contains(err.Error(), want) {
-			t.Errorf("%.40q: %v, want %s", said, err, want)
+			t.Errorf("%.40q: %v, want %s", answer, err, want)
 		}
 	}
 }

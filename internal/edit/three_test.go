@@ -134,7 +134,7 @@ func TestOnlyAnOCISpecHidesPaths(t *testing.T) {
 	v.Masked = hidden
 	for way, translate := range translations {
 		masked := translate(t, ordinarySpec(), v).Linux.MaskedPaths
-		if says := way == "OCI spec"; says != slices.Equal(masked, hidden) || !says && masked != nil {
+		if hides := way == "OCI spec"; hides != slices.Equal(masked, hidden) || !hides && masked != nil {
 			t.Errorf("by %s hidden are %q", way, masked)
 		}
 	}

@@ -56,7 +56,7 @@ func TestAccount(t *testing.T) {
 	lock(100, 100, unix.F_UNLCK)
 	reads("a hundred have ended", 500)
 	fill(2, 5)
-	reads("the head says less", 10)
+	reads("the head has less", 10)
 	for name, size := range map[string]int64{"nothing": 0, "less than the head": page - 1, "the head": page,
 		"half a slot": page + slotSize/2} {
 		mustDo(t, os.Truncate(path, size))

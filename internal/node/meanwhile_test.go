@@ -341,10 +341,10 @@ func TestLinesOfTheAuditLog(t *testing.T) {
 		m.must(os.WriteFile(m.node.Policy.Audit.File, nil, 0o600))
 		var lines []string
 		for line := range strings.Lines(string(text)) {
-			var said struct{ Container, Verdict, Code, Mode, Strength string }
-			m.must(json.Unmarshal([]byte(line), &said))
+			var entry struct{ Container, Verdict, Code, Mode, Strength string }
+			m.must(json.Unmarshal([]byte(line), &entry))
 			lines = append(lines, strings.Join(strings.Fields(
-				strings.Join([]string{said.Container, said.Verdict, said.Code, said.Mode, said.Strength},
+				strings.Join([]string{entry.Container, entry.Verdict, entry.Code, entry.Mode, entry.Strength},
 					" ")), " "))
 		}
 		return strings.Join(lines, ", ")

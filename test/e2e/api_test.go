@@ -27,7 +27,7 @@ const (
 )
 
 // call makes one request. Its status is 0 if no server answers.
-func (a *api) call(method, path string, body, into any) (status int, said string) {
+func (a *api) call(method, path string, body, into any) (status int, answer string) {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return 0, err.Error()
@@ -58,7 +58,7 @@ func (a *api) call(method, path string, body, into any) (status int, said string
 func (a *api) insists(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	eventually(t, method+" "+path, func() bool {
-		switch status, said := a.call(method, path, body, into); status {
+		switch status, answer := a.call(method, path, body, into); status {
 		case http.StatusOK, http.StatusCreated, http.StatusAccepted:
 			return true
 		case http.StatusConflict:
@@ -66,7 +66,7 @@ func (a *api) insists(t testing.TB, method, path string, body, into any) {
 		case http.StatusNotFound:
 			return method == http.MethodDelete
 		case http.StatusBadRequest, http.StatusUnprocessableEntity:
-			t.Fatalf("%s %s: %s", method, path, said)
+			t.Fatalf("%s %s: %s", method, path, answer)
 		}
 		return false
 	})

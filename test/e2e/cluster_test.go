@@ -151,14 +151,14 @@ func (s *site) runs(name string) string {
 			return false
 		}
 		log, _ := os.ReadFile(files[0])
-		text = said(string(log))
+		text = containerOutput(string(log))
 		return p.Status.Phase == "Running" && strings.HasSuffix(text, endMark)
 	})
 	return strings.TrimSuffix(text, endMark)
 }
 
-// said is a container's output, taken from CRI's log: "time stream F line".
-func said(log string) string {
+// containerOutput is a container's output, taken from CRI's log: "time stream F line".
+func containerOutput(log string) string {
 	var text strings.Builder
 	for line := range strings.Lines(log) {
 		if words := strings.SplitN(line, " ", 4); len(words) == 4 {
@@ -416,7 +416,7 @@ func (s *site) devicePlugin() {
 	})
 	// the node has that many units, but no single GPU has
 	s.applied(clusterPod("too-large", func(_, container object) { container["resources"] = units(16) }))
-	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and says what is free where",
+	eventually(s.T, "the kubelet admits no pod that no GPU has room for, and reports what is free where",
 		func() bool {
 			p := s.podNamed("too-large")
 			return p.Status.Phase == "Failed" &&

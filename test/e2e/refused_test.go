@@ -140,7 +140,7 @@ func configured(name string, parameters object) []object {
 // room the pods start.
 func (s *site) preparing(driver **daemon) {
 	*driver = s.startDRA() // the driver of the test before has ended with it
-	says := func(more ...any) object {
+	opaque := func(more ...any) object {
 		all := object{"apiVersion": "gpuledger.dev/v1", "kind": "GrantConfig"}
 		for i := 0; i < len(more); i += 2 {
 			all[more[i].(string)] = more[i+1]
@@ -158,11 +158,11 @@ func (s *site) preparing(driver **daemon) {
 		what object
 		want string
 	}{
-		"typing-error": {says("mdoe", "limit"),
+		"typing-error": {opaque("mdoe", "limit"),
 			`cannot read the parameters for gpuledger.dev: json: unknown field "mdoe"`},
-		"another-mode": {says("mode", "timeslice"),
+		"another-mode": {opaque("mode", "timeslice"),
 			`request "gpu" is to be in mode limit and in mode timeslice: its class and its claim disagree`},
-		"more-strength": {says("minimumStrength",
+		"more-strength": {opaque("minimumStrength",
 			"hardware"),
 			`refused (limit-unenforceable): request "gpu" wants strength hardware, but in mode limit ` +
 				`this node has `},

@@ -118,7 +118,7 @@ func (s *fakeDriver) passes() error {
 	return err
 }
 
-func (s *fakeDriver) said(word string) int {
+func (s *fakeDriver) logs(word string) int {
 	data, _ := os.ReadFile(s.n.Policy.Audit.File)
 	return bytes.Count(data, []byte(`"action":"`+word+`"`))
 }
@@ -230,7 +230,7 @@ func TestAChangeOfTheLedgerIsNoDrift(t *testing.T) {
 		daemontest.Must(t, s.passes())
 	}
 	s.want("after it", f, "GPU-0", 2*grant.GiB)
-	if s.driftCount.Load() > 0 || s.said("found") > 0 {
+	if s.driftCount.Load() > 0 || s.logs("found") > 0 {
 		t.Error("the daemon's own change is reported as drift")
 	}
 }
@@ -254,7 +254,7 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	if err := asked(); err != nil {
 		t.Errorf("with a limit: %v", err)
 	}
-	s.want("as the ledger says", f, "GPU-0", 2*grant.GiB)
+	s.want("as in the ledger", f, "GPU-0", 2*grant.GiB)
 	daemontest.Must(t, s.save(s.n, nil))
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "has set no limit for container") {
 		t.Errorf("one that was admitted and is not limited yet: %v", err)
@@ -275,14 +275,14 @@ func TestADriftIsReportedWhenItBeginsAndEnds(t *testing.T) {
 		daemontest.Must(t, s.passes())
 		s.want("at each pass", f, "GPU-0", grant.GiB)
 	}
-	if s.said("found") != 1 || s.said("over") != 0 || s.driftCount.Load() != 100 || len(s.Findings()) != 1 {
-		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.said("found"), s.said("over"),
+	if s.logs("found") != 1 || s.logs("over") != 0 || s.driftCount.Load() != 100 || len(s.Findings()) != 1 {
+		t.Errorf("while it stands: found %d, over %d, counted %d, %v", s.logs("found"), s.logs("over"),
 			s.driftCount.Load(), s.Findings())
 	}
 	for range 10 {
 		daemontest.Must(t, s.passes())
 	}
-	if s.said("found") != 1 || s.said("over") != 1 || len(s.Findings()) != 0 {
-		t.Errorf("when it is over: found %d, over %d, %v", s.said("found"), s.said("over"), s.Findings())
+	if s.logs("found") != 1 || s.logs("over") != 1 || len(s.Findings()) != 0 {
+		t.Errorf("when it is over: found %d, over %d, %v", s.logs("found"), s.logs("over"), s.Findings())
 	}
 }

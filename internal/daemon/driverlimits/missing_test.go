@@ -108,8 +108,8 @@ func TestLimitsStayWhileNVMLDoesNotAnswer(t *testing.T) {
 				}
 				l.is("meanwhile", true, grant.GiB)
 			}
-			if l.said("found") > 0 || len(l.known) > 0 {
-				t.Errorf("it is reported %d times, and known is %+v", l.said("found"), l.known)
+			if l.logs("found") > 0 || len(l.known) > 0 {
+				t.Errorf("it is reported %d times, and known is %+v", l.logs("found"), l.known)
 			}
 			c.ends(l)
 			for range 2 {
@@ -128,7 +128,7 @@ func TestLimitsStayWhileNVMLDoesNotAnswer(t *testing.T) {
 func TestARefusedLimitIsNotRecordedAsSet(t *testing.T) {
 	for name, c := range map[string]struct {
 		begins func(*lostRecord)
-		said   string
+		why    string
 		other  grant.Bytes // the limit on another GPU
 	}{
 		"the driver answers an error": {func(l *lostRecord) { l.fakeDriver.lost["GPU-0"] = true },
@@ -143,8 +143,8 @@ func TestARefusedLimitIsNotRecordedAsSet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newLostRecord(t)
 			c.begins(l)
-			if err := l.pass(); err == nil || !strings.Contains(err.Error(), c.said) || l.said("found") != 1 {
-				t.Errorf("reported is %v, %d times", err, l.said("found"))
+			if err := l.pass(); err == nil || !strings.Contains(err.Error(), c.why) || l.logs("found") != 1 {
+				t.Errorf("reported is %v, %d times", err, l.logs("found"))
 			}
 			l.is("at once", false, grant.GiB)
 			if other := l.has[cgroupGPU{l.at.cgroup, "GPU-1"}]; other != c.other {

@@ -140,7 +140,7 @@ func TestEachClientIsAnswered(t *testing.T) {
 			close(began)
 			<-finish
 		}
-		_, _ = w.Write([]byte("heard"))
+		_, _ = w.Write([]byte("read"))
 	}), logrus.New())
 	defer server.Close()
 	go server.Serve(l)
@@ -152,7 +152,7 @@ func TestEachClientIsAnswered(t *testing.T) {
 		}
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
-		if err == nil && string(text) != "heard" {
+		if err == nil && string(text) != "read" {
 			err = errors.New("it receives " + string(text))
 		}
 		return err
@@ -181,7 +181,7 @@ func TestEachClientIsAnswered(t *testing.T) {
 // TestTheListenersSocketIsMadeAgain: the log names it as configured.
 func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "status.sock")
-	log, said := logs.NewNullLogger()
+	log, logged := logs.NewNullLogger()
 	s := &Server{Address: func() string { return "unix:" + path }, Log: log}
 	defer s.Stop()
 	for times := 1; times <= 2; times++ {
@@ -191,7 +191,7 @@ func TestTheListenersSocketIsMadeAgain(t *testing.T) {
 		conn, err := net.Dial("unix", path)
 		daemontest.Must(t, err)
 		_ = conn.Close()
-		if got := said.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel ||
+		if got := logged.AllEntries(); len(got) != times || got[0].Level != logrus.InfoLevel ||
 			fmt.Sprint(got[0].Data["address"]) != path {
 			t.Errorf("logged %d times: %+v", times, got)
 		}

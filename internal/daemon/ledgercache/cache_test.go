@@ -119,7 +119,7 @@ func noExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatc
 // descriptors, are held as soon as possible; each change is logged once.
 func TestContainersAreWatchedAgain(t *testing.T) {
 	s := newCachedNode(t)
-	log, said := logs.NewNullLogger()
+	log, logged := logs.NewNullLogger()
 	s.cache.exitsProblem.Log, s.cache.newExitWatcher = log, noExitWatcher
 	s.Start(s.Grant(0), "one")
 	for range 3 {
@@ -127,7 +127,7 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)
 		}
 	}
-	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
+	if got := logged.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
 		got[0].Data[logrus.ErrorKey] != host.ErrNoExitWatcher {
 		t.Errorf("logged is %+v", got)
 	}
@@ -137,7 +137,7 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)
 		}
 	}
-	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
+	if got := logged.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
 		t.Errorf("logged is %+v", got)
 	}
 }

@@ -306,7 +306,7 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
-	log, said := logs.NewNullLogger()
+	log, logged := logs.NewNullLogger()
 	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, exitsCondition: daemonlog.Condition{
 		Log: log}}
 	defer w.processes.Close()
@@ -320,12 +320,12 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: room.Max}))
 	looks()
 	daemontest.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &room))
-	if got := said.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
+	if got := logged.AllEntries(); len(got) != 1 || got[0].Level != logrus.WarnLevel ||
 		got[0].Message != "that a process has ended is noticed late" || got[0].Data[logrus.ErrorKey] == nil {
 		t.Errorf("logged is %+v", got)
 	}
 	looks()
-	if got := said.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
+	if got := logged.AllEntries(); len(got) != 2 || got[1].Level != logrus.InfoLevel {
 		t.Errorf("logged is %+v", got)
 	}
 }

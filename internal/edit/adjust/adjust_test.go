@@ -260,7 +260,7 @@ var (
 )
 
 func TestBothTranslationsGiveTheSameAccess(t *testing.T) {
-	said, unsaid := 0, 0
+	expressed, refused := 0, 0
 	property := func(t *rapid.T) {
 		spec := anySpec(t)
 		before := marshal(t, spec)
@@ -271,10 +271,10 @@ func TestBothTranslationsGiveTheSameAccess(t *testing.T) {
 		a, err := carries.Container(verdict, container(spec))
 		var unsayable *adjust.Unsayable
 		if errors.As(err, &unsayable) {
-			unsaid++
+			refused++
 			return
 		}
-		said++
+		expressed++
 		oci, ociErr := edit.OCI(before, verdict)
 		nri, nriErr := adjust.Apply(before, a)
 		if err := errors.Join(err, ociErr, nriErr); err != nil {
@@ -285,11 +285,12 @@ func TestBothTranslationsGiveTheSameAccess(t *testing.T) {
 		}
 	}
 	// A hundred specs may lack one of the two by chance, a thousand do not.
-	for round := 0; round < 10 && !t.Failed() && (said == 0 || unsaid == 0); round++ {
+	for round := 0; round < 10 && !t.Failed() && (expressed == 0 || refused == 0); round++ {
 		rapid.Check(t, property)
 	}
-	if said == 0 || unsaid == 0 {
-		t.Errorf("%d verdicts were expressed and %d were not: the specs are not of all sorts", said, unsaid)
+	if expressed == 0 || refused == 0 {
+		t.Errorf("%d verdicts were expressed and %d were not: the specs are not of all sorts", expressed,
+			refused)
 	}
 }
 

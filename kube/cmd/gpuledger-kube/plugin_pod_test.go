@@ -64,10 +64,10 @@ func (p podOf) kubelet(t *testing.T) *kubeletOf {
 }
 
 // gets calls Allocate at the endpoint that registers next.
-func (k *kubeletOf) gets(t *testing.T, said func() string, sets ...[]string) (ids []grant.ID) {
+func (k *kubeletOf) gets(t *testing.T, logged func() string, sets ...[]string) (ids []grant.ID) {
 	t.Helper()
 	var endpoint string
-	eventually(t, "the plugin registers", said, func() bool {
+	eventually(t, "the plugin registers", logged, func() bool {
 		select {
 		case endpoint = <-k.came:
 			return true
@@ -128,17 +128,17 @@ func TestThePluginWorksInItsPod(t *testing.T) {
 	must(t, err)
 
 	units := [][]string{{"unit-0", "unit-1", "unit-2", "unit-3"}, {"unit-4", "unit-5", "unit-6", "unit-7"}}
-	pid, said := p.start(t)
-	first := k.gets(t, said, units...)
-	eventually(t, "it queries the pods' devices", said, func() bool { return len(k.asked) > 0 })
+	pid, logged := p.start(t)
+	first := k.gets(t, logged, units...)
+	eventually(t, "it queries the pods' devices", logged, func() bool { return len(k.asked) > 0 })
 	p.checkPrivileges(t, pid)
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
 	p.contained(t, first[0], init)
 	p.contained(t, first[1], grant.Process{PID: init.PID, Start: init.Start + 2})
 
 	// It reads only what the node shows.
-	_, said = p.start(t)
-	second := k.gets(t, said, units...)
+	_, logged = p.start(t)
+	second := k.gets(t, logged, units...)
 	o, err := grants.Read(p.ledger(t))
 	must(t, err)
 	there := map[grant.ID]grant.Grant{}
@@ -157,7 +157,7 @@ func TestThePluginWorksInItsPod(t *testing.T) {
 		t.Errorf("the grant of a container that ended, %s, exists when its units are allocated again",
 			first[1])
 	}
-	if log := said(); strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
+	if log := logged(); strings.Contains(log, "level=WARN") || strings.Contains(log, "level=ERROR") {
 		t.Errorf("the plugin complains:\n%s", log)
 	}
 	if slices.Equal(first, second) {

@@ -243,7 +243,7 @@ func (p podOf) ledger(t *testing.T) *node.Node {
 
 // start runs the pod until the test ends. It returns the pod's process and a function that returns
 // its log.
-func (p podOf) start(t *testing.T) (pid int, said func() string) {
+func (p podOf) start(t *testing.T) (pid int, logged func() string) {
 	t.Helper()
 	text, err := json.Marshal(p)
 	must(t, err)
@@ -258,23 +258,23 @@ func (p podOf) start(t *testing.T) (pid int, said func() string) {
 	// Pdeathsig follows the thread that started the process.
 	runtime.LockOSThread()
 	must(t, cmd.Start())
-	said = func() string { text, _ := os.ReadFile(log); return string(text) }
+	logged = func() string { text, _ := os.ReadFile(log); return string(text) }
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		runtime.UnlockOSThread()
 		if t.Failed() {
-			t.Logf("the pod has logged:\n%s", said())
+			t.Logf("the pod has logged:\n%s", logged())
 		}
 	})
-	return cmd.Process.Pid, said
+	return cmd.Process.Pid, logged
 }
 
-func eventually(t *testing.T, what string, said func() string, done func() bool) {
+func eventually(t *testing.T, what string, logged func() string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within a minute\n%s", what, said())
+			t.Fatalf("%s: not within a minute\n%s", what, logged())
 		}
 	}
 }
@@ -379,8 +379,8 @@ func TestTheDriverWorksInItsPod(t *testing.T) {
 				t.Fatal(problem.Message)
 			}
 			cluster.claimed(inv.GPUs[0].UUID)
-			pid, said := p.start(t)
-			eventually(t, "slices are published", said, func() bool { return cluster.strength() != "" })
+			pid, logged := p.start(t)
+			eventually(t, "slices are published", logged, func() bool { return cluster.strength() != "" })
 			if s := cluster.strength(); s != string(grant.StrengthLibrary) {
 				t.Errorf("mode limit is published with strength %q, want that of the node's shim", s)
 			}

@@ -56,7 +56,7 @@ func program(log string, args ...string) (*exec.Cmd, error) {
 }
 
 // driver starts a driver. ended returns its exit status, or -1 while it runs.
-func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() string, ended func() int) {
+func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, logged func() string, ended func() int) {
 	n.t.Helper()
 	log := n.dir + "/" + name
 	cmd, err := program(log, append([]string{"dra", "--config", n.dir + "/config.toml", "--kubeconfig",
@@ -67,7 +67,7 @@ func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() 
 	over := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(over) }()
 	n.t.Cleanup(func() { _ = cmd.Process.Kill(); <-over })
-	said = func() string { text, _ := os.ReadFile(log); return string(text) }
+	logged = func() string { text, _ := os.ReadFile(log); return string(text) }
 	ended = func() int {
 		select {
 		case <-over:
@@ -76,10 +76,10 @@ func (n onNode) driver(name string, args ...string) (cmd *exec.Cmd, said func() 
 			return -1
 		}
 	}
-	eventually(n.t, name+" serves", said, func() bool {
-		return strings.Contains(said(), "serving the kubelet")
+	eventually(n.t, name+" serves", logged, func() bool {
+		return strings.Contains(logged(), "serving the kubelet")
 	})
-	return cmd, said, ended
+	return cmd, logged, ended
 }
 
 // sockets returns the names of the sockets that are served.
@@ -108,13 +108,13 @@ func TestADriverThatIsNotReachedEnds(t *testing.T) {
 		"plugins/gpuledger.dev/dra-u1.sock"} {
 		t.Run(socket, func(t *testing.T) {
 			n := newNode(t)
-			_, said, ended := n.driver("only", "--pod-uid", "u1")
+			_, logged, ended := n.driver("only", "--pod-uid", "u1")
 			must(t, os.Remove(n.dir+"/kubelet/"+socket))
-			eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
+			eventually(t, "the driver ends", logged, func() bool { return ended() >= 0 })
 			if want := "cannot go on to serve the kubelet: cannot find the own socket: lstat " + n.dir +
 				"/kubelet/" +
-				socket + ": no such file or directory"; ended() != 1 || !strings.Contains(said(), want) {
-				t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
+				socket + ": no such file or directory"; ended() != 1 || !strings.Contains(logged(), want) {
+				t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, logged())
 			}
 			n.driver("next", "--pod-uid", "u1")
 			if all := n.sockets(); len(all) != 2 {
@@ -177,16 +177,16 @@ func TestADriverOfADeletedNodeEnds(t *testing.T) {
 	config, err := os.ReadFile(n.dir + "/kubeconfig")
 	must(t, err, os.WriteFile(n.dir+"/kubeconfig",
 		bytes.ReplaceAll(config, []byte("http://127.0.0.1:1"), []byte(server.URL)), 0o600))
-	_, said, ended := n.driver("only", "--reclaim", "20ms")
+	_, logged, ended := n.driver("only", "--reclaim", "20ms")
 	// the library itself sends one request
-	eventually(t, "it reads which node this is", said, func() bool { return asked.Load() > 2 })
+	eventually(t, "it reads which node this is", logged, func() bool { return asked.Load() > 2 })
 	if ended() >= 0 {
-		t.Fatalf("it ends on the node that it had:\n%s", said())
+		t.Fatalf("it ends on the node that it had:\n%s", logged())
 	}
 	anew.Store(true)
-	eventually(t, "the driver ends", said, func() bool { return ended() >= 0 })
+	eventually(t, "the driver ends", logged, func() bool { return ended() >= 0 })
 	if want := "cannot go on to serve the kubelet: the cluster has another node " + nodeName; ended() != 1 ||
-		!strings.Contains(said(), want) {
-		t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, said())
+		!strings.Contains(logged(), want) {
+		t.Errorf("exit status %d, want 1 and %q:\n%s", ended(), want, logged())
 	}
 }

@@ -25,13 +25,13 @@ func TestUsage(t *testing.T) {
 		cmd, err := program(log, strings.Fields(args)...)
 		must(t, err)
 		_ = cmd.Run()
-		said, err := os.ReadFile(log)
+		logged, err := os.ReadFile(log)
 		must(t, err)
-		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(said), "gpuledger-kube: ") ||
-			!strings.Contains(string(said), want) || strings.Count(string(said), "\n") != 1 {
+		if cmd.ProcessState.ExitCode() != 2 || !strings.HasPrefix(string(logged), "gpuledger-kube: ") ||
+			!strings.Contains(string(logged), want) || strings.Count(string(logged), "\n") != 1 {
 			t.Errorf("%s: exit status %d, printed\n%s\nwant 2 and one line with %q", args,
 				cmd.ProcessState.ExitCode(),
-				said, want)
+				logged, want)
 		}
 	}
 }
