@@ -116,7 +116,7 @@ func TestTwoContainersInOneCgroup(t *testing.T) {
 					n.Bundle(ids[1], inCgroupOf(ids[0], ""), rig.Light)}
 				results := atOnce(2, func(i int) rig.Result {
 					if i == 0 {
-						// the longer path is that of the other's runtime
+						// the other create takes longer to reach its cgroup, so this one waits
 						time.Sleep(time.Duration(round%8) * time.Millisecond)
 					}
 					return two[i].Create()

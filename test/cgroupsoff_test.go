@@ -92,7 +92,7 @@ func TestPodmanWithoutCgroups(t *testing.T) {
 			}
 			must(t, os.Mkdir(n.Dir+"/none", 0o755))
 			if r := podman("crun"); !strings.Contains(r.Stderr, "No such device or address") {
-				t.Errorf("without us: %+v, want the node opened in spite of the rules", r)
+				t.Errorf("without gpuledger: %+v, want the node opened in spite of the rules", r)
 			}
 			if r := podman("gpuledger"); r.Code != 126 ||
 				!strings.Contains(r.Stderr, "gpuledger: refused (rules-not-enforced): ") {

@@ -310,7 +310,7 @@ func (is inForce) sameAs(t *testing.T, want inForce, dumped bool, when string) {
 		t.Errorf("after %s the default handler is %q, want %q\n%s", when, is.Default, want.Default, is.files)
 	}
 	if strings.Contains(is.files, "gpuledger-runtime") {
-		t.Errorf("after %s the files still name us:\n%s", when, is.files)
+		t.Errorf("after %s the files still name gpuledger:\n%s", when, is.files)
 	}
 	for _, section := range []map[string]any{is.Section, want.Section} {
 		containerd, _ := section["containerd"].(map[string]any)

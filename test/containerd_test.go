@@ -88,7 +88,7 @@ func TestContainerd(t *testing.T) {
 		isRefusedBy(t, c.Run("b", detached(g), "/bin/busybox", "sleep", "1000"), grant.GrantInUse)
 		c.Kill()
 		_ = syscall.Kill(pidOf(t, n, g.ID), syscall.SIGKILL)
-		becomesFree(t, n, g.ID) // with no program of ours there to notice
+		becomesFree(t, n, g.ID) // no program of gpuledger is there to notice
 		c.Start()
 		removes(t, c, "a")
 		runs(t, c, "b", g)

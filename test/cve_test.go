@@ -276,7 +276,7 @@ func imagesThatChangeMeanwhile(t *testing.T, n *rig.Node) {
 	}()
 	starts := 0
 	rounds := 30
-	if torture(0) > 0 { // the cure of CVE-2024-0132 was incomplete, which a thousand rounds would have shown
+	if torture(0) > 0 { // the fix of CVE-2024-0132 was incomplete, which a thousand rounds would have shown
 		rounds = max(1000, torture(0))
 	}
 	for range rounds {

@@ -81,7 +81,7 @@ type crowd struct {
 	n   *rig.Node
 	use simulated.Use
 
-	each simulated.Memory // what a process uses, by and large
+	each simulated.Memory // roughly what a process uses
 }
 
 func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {

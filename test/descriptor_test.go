@@ -259,7 +259,7 @@ func testWhatADescriptorReaches(t *testing.T, runtime string) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.file == nil {
-				t.Skip("this kernel makes none for us: what it leads to is not tested")
+				t.Skip("this kernel makes none here: what it leads to is not tested")
 			}
 			_ = os.Remove(n.Dir + "/audit.jsonl")
 			b := n.Bundle(strings.ReplaceAll(name, " ", "-"), rig.Light)

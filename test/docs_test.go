@@ -118,7 +118,8 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 // keyRow is a row of a table whose first cell is a key: its name and its default.
 var keyRow = regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]+) \\|")
 
-// TestEveryAnnotationIsDocumented holds the table of docs/requesting.md to what the finder reads.
+// TestEveryAnnotationIsDocumented compares the table of docs/requesting.md with what package
+// request reads.
 func TestEveryAnnotationIsDocumented(t *testing.T) {
 	documented := map[string]bool{}
 	for _, row := range annotationRow.FindAllStringSubmatch(read(t, "../docs/requesting.md"), -1) {

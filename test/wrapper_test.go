@@ -26,7 +26,7 @@ func TestOtherSubcommandsGiveRuncsOutput(t *testing.T) {
 	if r := b.Create(); r.Code != 0 {
 		t.Fatal(r)
 	}
-	runc, err := exec.LookPath("runc") // it calls itself what it was called
+	runc, err := exec.LookPath("runc") // it prints the name by which it was called
 	must(t, err)
 	for _, args := range []string{"list", "list --format json", "state c", "state nope", "state create",
 		"ps c -o pid,args", "features", "--version", "-v", "--help", "",
@@ -37,7 +37,7 @@ func TestOtherSubcommandsGiveRuncsOutput(t *testing.T) {
 		got, want := rig.Run(n.Wrapper(words...)),
 			rig.Run(n.Command(runc, append([]string{"--root", n.Root}, words...)...))
 		if args == "create --help" || args == "run -h" {
-			continue // these are creates to us: it is enough that nothing falls over
+			continue // for the wrapper these are creates: it must only not crash
 		}
 		if timeless(got) != timeless(want) {
 			t.Errorf("%q: got %+v\nwant %+v", args, got, want)
@@ -428,7 +428,7 @@ func TestRealRuntime(t *testing.T) {
 	if r := rig.Run(cmd); r.Code != 0 || !strings.HasPrefix(r.Stdout, "runc version") {
 		t.Errorf("%+v", r)
 	}
-	s.Env = []string{"PATH="} // conmon may run us without one
+	s.Env = []string{"PATH="} // conmon may call the wrapper without one
 	if r := rig.Run(s.Wrapper("--version")); r.Code != 0 || !strings.HasPrefix(r.Stdout, "runc version") {
 		t.Errorf("%+v", r)
 	}

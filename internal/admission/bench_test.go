@@ -7,7 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// BenchmarkDecide measures one decision about a container that asks for no GPU, about one that uses
+// BenchmarkDecide measures one decision about a container without a request, about one that uses
 // a grant on a node with as many files as a real driver has, and about one that reaches GPUs
 // without a grant.
 func BenchmarkDecide(b *testing.B) {

@@ -38,7 +38,7 @@ func held(id grant.ID, owner grant.Owner, mode grant.Mode, compute int, memory g
 	return g
 }
 
-// overMPS asks for several GPUs in mode mps.
+// overMPS requests several GPUs in mode mps.
 func overMPS(gpus int) func(*Ask) {
 	return func(a *Ask) { a.Mode, a.GPUs = grant.MPS, gpus }
 }

@@ -68,7 +68,7 @@ func opened(t *testing.T, path string) *Log {
 // TestAllFilesAreRead: the oldest entry first, for the names that gpuledger and logrotate give.
 func TestAllFilesAreRead(t *testing.T) {
 	for name, c := range map[string]struct {
-		files map[string]string // by what follows the log's name
+		files map[string]string // by the suffix of the log's name
 		want  string
 		warns string
 	}{
@@ -265,7 +265,7 @@ func TestMore(t *testing.T) {
 	more("")
 	rotate(t, path)
 	write(t, path, entry(6, "j2"))
-	more("j2") // and of the older files none anew
+	more("j2") // and no older file again
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}

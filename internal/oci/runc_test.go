@@ -132,7 +132,7 @@ func FuzzAsRunc(f *testing.F) {
 		}
 		if got.Name != want.Name || got.Root != want.Root || got.ID != want.ID || got.Help ||
 			got.ConfigPath() != filepath.Join(want.Bundle, "config.json") {
-			t.Errorf("%q: runc reads %+v, we %+v", words, want, got)
+			t.Errorf("%q: runc reads %+v, Parse %+v", words, want, got)
 		}
 	})
 }
@@ -164,7 +164,7 @@ func FuzzExecAsRunc(f *testing.F) {
 			return
 		}
 		if got := Parse(append([]string{"runc"}, words...)); got.ID != set.Arg(0) {
-			t.Errorf("%q: runc reads %q, we %+v", words, set.Arg(0), got)
+			t.Errorf("%q: runc reads %q, Parse %+v", words, set.Arg(0), got)
 		}
 	})
 }

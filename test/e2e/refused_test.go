@@ -209,7 +209,7 @@ func (s *site) preparing(driver **daemon) {
 	s.runs("late")
 }
 
-// outside makes so much of each GPU used outside the ledger, as gpuledgerd would find it.
+// outside makes this much of each GPU used outside the ledger, as gpuledgerd would find it.
 func (s *site) outside(memory grant.Bytes) {
 	s.T.Helper()
 	n := node.Open(s.Config, host.Default())

@@ -125,8 +125,8 @@ func (s *storm) run() {
 	}
 	s.settle(there)
 	looks := watch()
-	s.T.Logf("%d pods in %s: %d were seen to run, %d were not admitted; killed: %v; %d looks at what "+
-		"containers reach", n, time.Since(began).Round(time.Second), len(s.ran), len(s.failed),
+	s.T.Logf("%d pods in %s: %d were seen to run, %d were not admitted; killed: %v; %d comparisons with "+
+		"what containers reach", n, time.Since(began).Round(time.Second), len(s.ran), len(s.failed),
 		s.kills, looks)
 	for name, why := range s.failed {
 		s.T.Logf("not admitted: %s: %s", name, why)

@@ -90,7 +90,7 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 			has := s.engineFiles()
 			for path, text := range has {
 				if strings.Contains(text, "gpuledger-runtime") {
-					t.Errorf("after the undo %s names us:\n%s", path, text)
+					t.Errorf("after the undo %s names gpuledger:\n%s", path, text)
 				}
 			}
 			for _, path := range different(had, has) {
@@ -99,7 +99,7 @@ func besideToolkit(t *testing.T, s *site, cl client) {
 				}
 			}
 			if is, _ := os.ReadFile(s.Config); string(is) != string(ours) {
-				t.Errorf("after the undo our configuration is\n%s\nwant\n%s", is, ours)
+				t.Errorf("after the undo gpuledger's configuration is\n%s\nwant\n%s", is, ours)
 			}
 			must(t, os.RemoveAll(filepath.Dir(s.mainFile())+"/conf.d"),
 				os.RemoveAll("/etc/crio/crio.conf.d/99-nvidia.toml"))

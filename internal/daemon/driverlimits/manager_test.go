@@ -155,7 +155,7 @@ func TestTheSocketIsClosedWhileNoRequestCanSucceed(t *testing.T) {
 	s.hung = true
 	ensure(true, "the driver does not answer, and a container is limited")
 	s.known, s.answered = nil, true
-	_ = s.setLimits(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create, in vain
+	_ = s.setLimits(context.Background(), s.n, f.limits(s.n.Host, true)) // of a create that fails
 	if stand, err := s.check(context.Background(), s.n, true); stand || err == nil {
 		t.Errorf("the driver does not answer, and the next pass finds %t, %v", stand, err)
 	}

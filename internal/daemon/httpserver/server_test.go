@@ -92,7 +92,7 @@ func TestASocketForRootAlone(t *testing.T) {
 	}
 	defer conn.Close()
 	if err := <-accepted; err != nil {
-		t.Errorf("our own user is not let in: %v", err)
+		t.Errorf("the daemon's own user is not let in: %v", err)
 	}
 	_ = l.Close()
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 0 {

@@ -50,7 +50,7 @@ func newFakeNVML(t *testing.T) *fakeNVML {
 	return n
 }
 
-// sample makes it report so many GPUs.
+// sample makes it report this many GPUs.
 func (n *fakeNVML) sample(gpus int) {
 	var list []string
 	for i := range gpus {
