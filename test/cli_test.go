@@ -110,7 +110,8 @@ func TestHelp(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	for _, command := range []string{"inventory", "inventory refresh", "inventory simulate", "gpus", "grant",
 		"grants", "release", "inspect", "explain", "audit", "check", "configure", "configure containerd",
-		"configure crio", "configure podman", "configure docker", "completion"} {
+		"configure crio", "configure podman", "configure docker",
+		"config", "config check", "completion"} {
 		r := n.CLI(append(strings.Split(command, " "), "--help")...)
 		_, rest, _ := strings.Cut(r.Stdout, "USAGE:\n   ")
 		example, _, _ := strings.Cut(rest, "\n")

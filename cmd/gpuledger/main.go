@@ -46,7 +46,7 @@ func program() *cli.App {
 			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(),
 			releaseCommand(), inspectCommand(),
 			explainCommand(), auditCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(),
-			enableCommand(), configureCommand(), completionCommand(), manCommand(),
+			enableCommand(), configureCommand(), configCommand(), completionCommand(), manCommand(),
 		},
 		Action:         unknownCommand,
 		OnUsageError:   usageError,

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // configManager is the manager of the configuration, for the other managers. Decisions about
@@ -27,6 +28,7 @@ type configManager struct {
 	current *node.Node // as last read without an error
 	lock    *os.File   // of its run directory
 	stamp   host.Stamp // of the file that is in force
+	cluster host.Stamp // of the cluster's file beside it
 	read    time.Time  // when that was read; zero: read it in the next pass
 
 	end      func() // of the daemon
@@ -63,12 +65,12 @@ func (s *configManager) Ensure(context.Context) error {
 	if err := s.keepLock(); err != nil {
 		return err
 	}
-	is, now := host.StampOf(s.config), time.Now()
-	if is == s.stamp && is.Before(s.read) {
+	is, cluster, now := host.StampOf(s.config), host.StampOf(policy.ClusterPath(s.config)), time.Now()
+	if is == s.stamp && is.Before(s.read) && cluster == s.cluster && cluster.Before(s.read) {
 		return nil
 	}
 	err := s.reload()
-	if s.stamp, s.read = is, now; err != nil { // the cause may end without a change of the file
+	if s.stamp, s.cluster, s.read = is, cluster, now; err != nil { // the cause may end without a change of the file
 		s.read = time.Time{}
 	}
 	return err

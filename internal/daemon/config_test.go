@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // TestSettingsAreReadWhenTheyChange: however small the change and however soon it comes, and at an
@@ -59,6 +60,12 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 	if daemontest.Must(t, s.Ensure(context.Background())); reads == before {
 		t.Error("what was read in the tick of its change is believed")
 	}
+	cluster := policy.ClusterPath(path)
+	daemontest.Must(t, os.WriteFile(cluster, []byte("[daemon]\ninterval = \"7s\"\n"), 0o600))
+	if daemontest.Must(t, s.Ensure(context.Background())); s.Interval() != 7*time.Second {
+		t.Errorf("the interval is %s, and the cluster's file says 7s", s.Interval())
+	}
+	daemontest.Must(t, os.Remove(cluster), s.Ensure(context.Background()))
 	write("6s", "nonsense = 1\n")
 	for range 3 {
 		if s.Ensure(context.Background()) == nil || s.Interval() != 5*time.Second || !s.read.IsZero() {

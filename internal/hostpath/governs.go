@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -96,14 +97,15 @@ func (s *Paths) bringsCgroups(source string, a *Access) bool {
 	return a.Write && Within(source, cgroup)
 }
 
-// ownGuards returns this node's other guards: its configuration, our program, and the runtimes, by
-// the paths where they really are.
+// ownGuards returns this node's other guards: the files of its configuration, our program, and the
+// runtimes, by the paths where they really are.
 func (s *Paths) ownGuards() []guard {
 	if s.own != nil {
 		return s.own
 	}
 	s.own = []guard{}
-	for _, path := range append(s.node.Policy.Runtime.Programs(), s.node.Config, s.node.Program) {
+	for _, path := range append(s.node.Policy.Runtime.Programs(), s.node.Config,
+		filepath.Join(filepath.Dir(s.node.Config), grant.ClusterFile), s.node.Program) {
 		if !filepath.IsAbs(path) {
 			// as the wrapper finds the real runtime; if it is absent, or path is empty,
 			// there is nothing to guard

@@ -70,43 +70,81 @@ func Path(flag string) string {
 	return DefaultPath
 }
 
-// Load reads the configuration file. Only DefaultPath may be missing; the default policy is then in
-// force. An error is one line with file, line and key. It comes with the default policy, but with
-// the file's runtime if that can be read.
-func Load(path string) (grant.Policy, error) {
+// Load reads the configuration file, and the cluster's file beside it. Of the first, only
+// DefaultPath may be missing; the default policy is then in force. An error is one line with file,
+// line and key. It comes with the default policy, but with the file's runtime if that can be read.
+func Load(path string) (p grant.Policy, err error) {
+	p = Default()
 	text, err := host.ReadFile(path, maxSize)
-	if errors.Is(err, fs.ErrNotExist) && path == DefaultPath {
-		return Default(), nil
+	missing := errors.Is(err, fs.ErrNotExist) && path == DefaultPath
+	if err == nil || missing {
+		var cluster []byte
+		cluster, err = host.ReadFile(ClusterPath(path), maxSize)
+		if errors.Is(err, fs.ErrNotExist) {
+			if missing {
+				return p, nil
+			}
+			err = nil
+		}
+		if err == nil {
+			err = parse(text, cluster, &p, path)
+		}
 	}
 	if err != nil {
-		return Default(), fmt.Errorf("cannot read the configuration: %w", err)
+		p = Default()
+		if text != nil {
+			p.Runtime, _ = runtimeIn(text)
+		}
+		err = fmt.Errorf("cannot read the configuration: %w", err)
 	}
-	p, err := Parse(text)
-	if err != nil {
-		p.Runtime, _ = runtimeIn(text)
-		return p, fmt.Errorf("cannot read the configuration: %s:%w", path, err)
-	}
-	return p, nil
+	return p, err
 }
 
 // Parse parses a configuration over the defaults. Its error begins with the line, if that is known.
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
-	p.Runtime.Unjudged = nil // otherwise the library accepts only the type of the default
-	if err := decode(text, &p, true); err != nil {
-		return Default(), located(err, text)
-	}
-	if p.Runtime.Unjudged == nil {
-		p.Runtime.Unjudged = Default().Runtime.Unjudged
-	}
-	if err := validate(p); err != nil {
-		key, _, _ := strings.Cut(err.Error(), ":")
-		if row := lineOf(text, key); row > 0 {
-			return Default(), fmt.Errorf("%d: %w", row, err)
-		}
-		return Default(), fmt.Errorf(" %w", err)
+	if err := parse(text, nil, &p, ""); err != nil {
+		return Default(), errors.New(strings.TrimPrefix(err.Error(), ":"))
 	}
 	return p, nil
+}
+
+// parse parses a configuration over the defaults, which p has, and the cluster's file over that. An
+// error begins with the path of the file that it is in, and the line if that is known.
+func parse(text, cluster []byte, p *grant.Policy, path string) error {
+	unjudged := p.Runtime.Unjudged
+	p.Runtime.Unjudged = nil // otherwise the library accepts only the type of the default
+	if err := decode(text, p, true); err != nil {
+		return inFile(path, 0, located(err, text))
+	}
+	if p.Runtime.Unjudged == nil {
+		p.Runtime.Unjudged = unjudged
+	}
+	if cluster != nil {
+		if err := overlay(cluster, p); err != nil {
+			return inFile(ClusterPath(path), 0, err)
+		}
+	}
+	err := validate(*p)
+	if err == nil {
+		return nil
+	}
+	key, _, _ := strings.Cut(err.Error(), ":")
+	if row := lineOf(cluster, key); row > 0 {
+		return inFile(ClusterPath(path), row, err)
+	}
+	if row := lineOf(text, key); row > 0 {
+		return inFile(path, row, err)
+	}
+	return inFile(path, 0, fmt.Errorf(" %w", err))
+}
+
+// inFile puts a file and a line before an error.
+func inFile(path string, row int, err error) error {
+	if row > 0 {
+		return fmt.Errorf("%s:%d: %w", path, row, err)
+	}
+	return fmt.Errorf("%s:%w", path, err)
 }
 
 // located rewrites an error of the TOML library as "LINE: key: why".

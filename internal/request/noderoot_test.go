@@ -94,6 +94,11 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.node.Config = s.path("conf/gpu.toml")
 			s.bind(s.mkdir("conf"), "/x", "ro")
 		}, false},
+		{"what a cluster sets, beside it", func(s *scene) {
+			s.node.Config = s.path("conf/gpu.toml")
+			s.mkdir("conf")
+			s.bind(s.touch("conf/cluster.toml"), "/x")
+		}, true},
 		{"our program", func(s *scene) {
 			s.node.Program = "/srv/gpuledger-runtime"
 			s.bind("/srv/gpuledger-runtime", "/x")

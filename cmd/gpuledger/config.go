@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+func configCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "config",
+		Usage:       "check a configuration before it is used",
+		UsageText:   "gpuledger config check FILE",
+		Subcommands: []*cli.Command{configCheckCommand()},
+	}
+}
+
+func configCheckCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "check",
+		Usage: "say what is wrong with a configuration file",
+		UsageText: "gpuledger config check /etc/gpuledger/config.toml\ngpuledger config check --cluster " +
+			"cluster.toml\ngpuledger config check --json - <config.toml",
+		Description: "FILE is a configuration, as /etc/gpuledger/config.toml; - is standard input. Prints the " +
+			"first problem with\n" +
+			"its line and key. With --cluster, FILE is what a cluster sets for its nodes: it is checked over " +
+			"the\n" +
+			"configuration of this node (--config), as gpuledger reads it. Nothing is changed. Exit status " +
+			"0: gpuledger\ntakes it; 1: it does not.",
+		ArgsUsage: "FILE",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "cluster", Usage: "FILE is read over the node's configuration, as cluster.toml beside it is"},
+			jsonFlag(),
+		},
+		Action: checkConfig,
+	}
+}
+
+func checkConfig(c *cli.Context) error {
+	if c.NArg() != 1 {
+		return &grant.UsageError{Message: "cannot check a configuration without one FILE: give its path, or - " +
+			"for standard input; see `gpuledger config check --help`"}
+	}
+	file := c.Args().First()
+	text, err := configText(file)
+	if err != nil {
+		return err
+	}
+	var wrong error
+	if c.Bool("cluster") {
+		config := policy.Path(configFile(c))
+		if _, wrong = policy.Over(config, text); wrong != nil {
+			wrong = errors.New(strings.Replace(wrong.Error(), policy.ClusterPath(config)+":", file+":", 1))
+		}
+	} else if _, wrong = policy.Parse(text); wrong != nil {
+		wrong = fmt.Errorf("%s:%w", file, wrong)
+	}
+	return printConfigCheck(c, file, wrong)
+}
+
+func configText(file string) ([]byte, error) {
+	read := os.ReadFile
+	if file == "-" {
+		read = func(string) ([]byte, error) { return io.ReadAll(os.Stdin) }
+	}
+	text, err := read(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the configuration: %w", err)
+	}
+	return text, nil
+}
+
+// configProblem is what is wrong with a configuration, as JSON.
+type configProblem struct {
+	File string `json:"file,omitempty"`
+	Line int    `json:"line,omitempty"` // 0: it is not known
+	Key  string `json:"key,omitempty"`
+	Why  string `json:"problem"`
+}
+
+func printConfigCheck(c *cli.Context, file string, wrong error) error {
+	if c.Bool("json") {
+		answer := map[string]any{"valid": wrong == nil, "file": file, "problems": []configProblem{}}
+		if wrong != nil {
+			answer["problems"] = []configProblem{problemIn(wrong.Error())}
+		}
+		if err := printJSON(c.App.Writer, answer); err != nil {
+			return err
+		}
+	} else if wrong == nil {
+		fmt.Fprintf(c.App.Writer, "%s: gpuledger takes it\n", file)
+	}
+	if wrong != nil {
+		return fmt.Errorf("cannot take the configuration: %w", wrong)
+	}
+	return nil
+}
+
+// locatedError matches an error of a configuration: file, line and key.
+var locatedError = regexp.MustCompile(`^(.*?):(?:(\d+):)? (?:unknown key "(.+)"$|([a-z_.\[\]0-9]+): )?`)
+
+// problemIn takes the error of a configuration apart.
+func problemIn(text string) configProblem {
+	part := locatedError.FindStringSubmatch(text)
+	if part == nil {
+		return configProblem{Why: text}
+	}
+	line, _ := strconv.Atoi(part[2])
+	p := configProblem{part[1], line, part[4], text[len(part[0]):]}
+	if part[3] != "" {
+		p.Key, p.Why = part[3], "there is no such key"
+	}
+	return p
+}
