@@ -33,8 +33,11 @@ var Cluster = Layout{Tree: "/node", Node: "/host",
 	Enter:  []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
 	Settle: 10 * time.Second}
 
-const usageText = `usage: gpuledger-setup install --engine containerd|crio|docker [--as-default] [--mode enforce|report]
-       gpuledger-setup remove --engine containerd|crio|docker
+const usageText = `usage: gpuledger-setup install --engine auto|containerd|crio|docker [--as-default] [--mode enforce|report] [--cluster FILE]
+       gpuledger-setup remove --engine auto|containerd|crio|docker
+       gpuledger-setup config --cluster FILE
+       gpuledger-setup ready --cluster FILE
+       gpuledger-setup leave
        gpuledger-setup wait
 `
 
@@ -43,6 +46,7 @@ type options struct {
 	engine    string
 	asDefault bool
 	mode      string // policy.mode, if the node's configuration names none; "": report
+	cluster   string // the file, in this container, of what the cluster sets; "": the node's stays
 }
 
 // Main runs the program and returns its exit status: 0 done, 1 failed, 2 usage.
@@ -56,6 +60,7 @@ func Main(args []string, at Layout) int {
 	flags.StringVar(&o.engine, "engine", "", "")
 	flags.BoolVar(&o.asDefault, "as-default", false, "")
 	flags.StringVar(&o.mode, "mode", "", "")
+	flags.StringVar(&o.cluster, "cluster", "", "")
 	if err := flags.Parse(args[2:]); err != nil || flags.NArg() > 0 {
 		return usage()
 	}
@@ -63,9 +68,25 @@ func Main(args []string, at Layout) int {
 	switch {
 	case args[1] == "wait" && o == options{}:
 		wait()
+	case args[1] == "leave" && o == options{}:
+		removeFile(clusterFile)
+		wait()
+	case args[1] == "config" && o.cluster != "" && o == options{cluster: o.cluster}:
+		ctx, stop := untilToldToEnd()
+		defer stop()
+		follow(ctx, o.cluster, look)
+	case args[1] == "ready" && o.cluster != "" && o == options{cluster: o.cluster}:
+		err = ready(o.cluster)
 	case args[1] == "install" && o.engine != "":
-		err = on(at, func(n *node) error { return n.install(o) })
-	case args[1] == "remove" && o.engine != "" && !o.asDefault && o.mode == "":
+		var text []byte
+		if o.cluster != "" { // this container's file system is not seen from the node's
+			if text, err = os.ReadFile(o.cluster); err != nil {
+				err = fmt.Errorf("cannot read what the cluster sets: %w", err)
+				break
+			}
+		}
+		err = on(at, func(n *node) error { return n.install(o, text) })
+	case args[1] == "remove" && o.engine != "" && o == options{engine: o.engine}:
 		err = on(at, func(n *node) error { return n.remove(o) })
 	default:
 		return usage()
@@ -85,9 +106,13 @@ func usage() int {
 // wait keeps the pod running until it is told to end. A running pod is how the DaemonSet shows that
 // the node is set up.
 func wait() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	ctx, stop := untilToldToEnd()
 	defer stop()
 	<-ctx.Done()
+}
+
+func untilToldToEnd() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 }
 
 // on opens the tree and makes the node's file system this process's root. A link on the node then

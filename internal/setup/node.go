@@ -35,6 +35,9 @@ const program = "/usr/bin/gpuledger"
 // container that was started so.
 const wrapper = "/usr/bin/gpuledger-runtime"
 
+// atBoot is the file by which systemd-tmpfiles removes what a removal had to leave.
+const atBoot = "/etc/tmpfiles.d/gpuledger-setup.conf"
+
 // removedInThisBoot exists from a removal until the next boot.
 const removedInThisBoot = "/run/gpuledger-setup.removed"
 
@@ -42,8 +45,15 @@ const removedInThisBoot = "/run/gpuledger-setup.removed"
 const systemdRuns = "/run/systemd/system"
 
 // install can be repeated, and can be killed at any point. The record names every file before it is
-// written.
-func (n *node) install(o options) error {
+// written. cluster is what the cluster sets, if o.cluster is not "".
+func (n *node) install(o options, cluster []byte) error {
+	if o.engine == auto {
+		engine, err := foundEngine()
+		if err != nil {
+			return err
+		}
+		o.engine = engine
+	}
 	before, err := recorded()
 	if err != nil {
 		return err
@@ -71,13 +81,22 @@ func (n *node) install(o options) error {
 	if err := writeRecord(files); err != nil {
 		return err
 	}
-	return n.configure(o)
+	removeFile(atBoot)
+	taken := false
+	if o.cluster != "" {
+		if _, err := take(cluster); err != nil {
+			fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error()) // and the pod will not be ready
+		} else {
+			taken = true
+		}
+	}
+	return n.configure(o, taken)
 }
 
 // configure does what an administrator does after the installation of the package. A driver that is
 // not loaded yet is no failure: udev starts the inventory once it is. Until then containers that
-// ask for a GPU are refused.
-func (n *node) configure(o options) error {
+// ask for a GPU are refused. What a cluster sets exempts the agents, if it was taken.
+func (n *node) configure(o options, taken bool) error {
 	if exists(systemdRuns) {
 		if err := n.run("systemctl", "daemon-reload"); err != nil {
 			return err
@@ -100,7 +119,7 @@ func (n *node) configure(o options) error {
 	if err := n.change(args...); err != nil {
 		return err
 	}
-	if o.asDefault {
+	if o.asDefault && !taken {
 		// before the engine starts gpuledger's own pods through gpuledger
 		if err := exemptAgents(); err != nil {
 			return err
@@ -122,8 +141,14 @@ func (n *node) remove(o options) error {
 		return err
 	}
 	if exists(program) {
-		if err := n.undo(o.engine); err != nil {
-			return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
+		engines := []string{o.engine}
+		if o.engine == auto {
+			engines = configured()
+		}
+		for _, engine := range engines {
+			if err := n.undo(engine); err != nil {
+				return fmt.Errorf("%w; gpuledger's programs stay: the engine may call them", err)
+			}
 		}
 		p, err := policy.Load(configFile)
 		if err != nil {
@@ -142,6 +167,7 @@ func (n *node) remove(o options) error {
 		}
 		n.stopDaemon()
 	}
+	removeFile(clusterFile)
 	if err := removeInstalled(files); err != nil {
 		return err
 	}
@@ -165,10 +191,30 @@ func removeInstalled(files []string) error {
 	removeFile(program)
 	if len(kept) == 0 {
 		removeFile(record)
+		removeFile(atBoot)
 		return nil
+	}
+	if err := removeAtBoot(kept); err != nil {
+		return err
 	}
 	say("%s stays until the next boot: containers that were started through it are ended by it", wrapper)
 	return writeRecord(kept)
+}
+
+// removeAtBoot lets systemd remove at the next boot what has to stay until then: the DaemonSet may
+// be gone by that time.
+func removeAtBoot(paths []string) error {
+	if !exists(systemdRuns) {
+		return nil
+	}
+	text := "# Written by gpuledger-setup: what engines need until the next boot.\n"
+	for _, path := range append(slices.Clone(paths), record, filepath.Dir(record), atBoot) {
+		text += "r! " + path + "\n"
+	}
+	if err := os.MkdirAll(filepath.Dir(atBoot), 0o755); err != nil {
+		return err
+	}
+	return host.ReplaceFile(atBoot, []byte(text), 0o644, host.Durable)
 }
 
 // files are the paths of the tree, sorted, with the links last, so that their targets are installed

@@ -25,8 +25,16 @@ import (
 // needed, because one that has changed its root to a node cannot come back.
 const layoutVar = "GPULEDGER_TEST_SETUP"
 
+// rootVar is the root of the program's file system, if it is not this machine's.
+const rootVar = "GPULEDGER_TEST_ROOT"
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(layoutVar); dir != "" {
+		if root := os.Getenv(rootVar); root != "" {
+			if err := errors.Join(syscall.Chroot(root), os.Chdir("/")); err != nil {
+				panic(err)
+			}
+		}
 		os.Exit(Main(os.Args, Layout{Tree: dir + "/tree", Node: dir + "/node"}))
 	}
 	os.Exit(m.Run())
@@ -158,7 +166,7 @@ func (s machine) on() []string {
 		case entry.Type()&fs.ModeSymlink != 0:
 			target, _ := os.Readlink(path)
 			have = append(have, name+" -> "+target)
-		case name == "/usr/bin/gpuledger", name == record, name == daemonOptions:
+		case name == "/usr/bin/gpuledger", name == record, name == daemonOptions, name == atBoot:
 			have = append(have, name)
 		default:
 			content, _ := os.ReadFile(path)
@@ -248,7 +256,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.calls()
 
 	s.must("remove", "--engine=crio")
-	kept := []string{"/etc/gpuledger/", mine, "/run/gpuledger-setup.removed: ",
+	kept := []string{"/etc/gpuledger/", mine, atBoot, "/run/gpuledger-setup.removed: ",
 		"/usr/bin/gpuledger-runtime: second",
 		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/",
 		"/usr/lib/gpuledger/setup.list"}
@@ -641,7 +649,9 @@ func TestEngineThatRefusesKeepsTheFiles(t *testing.T) {
 func TestUsage(t *testing.T) {
 	s := newMachine(t)
 	for _, args := range [][]string{{}, {"install"}, {"remove"}, {"install", "--engine=crio", "more"},
-		{"remove", "--engine=crio", "--as-default"}, {"wait", "--engine=crio"}, {"upgrade"}} {
+		{"remove", "--engine=crio", "--as-default"}, {"wait", "--engine=crio"}, {"upgrade"}, {"config"},
+		{"remove", "--engine=crio", "--cluster=x"}, {"ready", "--cluster=x", "--mode=report"},
+		{"leave", "--cluster=x"}} {
 		if status, out := s.run(args...); status != 2 || !strings.HasPrefix(out, "usage: ") {
 			t.Errorf("%v: status %d\n%s", args, status, out)
 		}

@@ -1,0 +1,108 @@
+package setup
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/policy"
+)
+
+// auto as the engine's name is the engine that the node's kubelet uses.
+const auto = "auto"
+
+// sockets are where a kubelet's engines listen, by the engine's name. k3s and RKE2 have one path.
+var sockets = []struct{ path, engine string }{
+	{"/run/containerd/containerd.sock", "containerd"},
+	{"/run/k3s/containerd/containerd.sock", "containerd"},
+	{"/run/crio/crio.sock", "crio"},
+	{"/run/cri-dockerd.sock", "docker"},
+}
+
+// foundEngine is the engine of the node's kubelet: the one that its endpoint names, or the only one
+// that has a socket. The kubelet of k3s and of RKE2 is no process of that name.
+func foundEngine() (string, error) {
+	if endpoint := kubeletsEndpoint(); endpoint != "" {
+		for _, s := range sockets {
+			if strings.HasSuffix(endpoint, filepath.Base(s.path)) {
+				return s.engine, nil
+			}
+		}
+	}
+	var found []string
+	for _, s := range sockets {
+		if exists(s.path) && !slices.Contains(found, s.engine) {
+			found = append(found, s.engine)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", fmt.Errorf("cannot find the engine of this node: there is no socket of containerd, " +
+			"CRI-O or cri-dockerd; name the engine (--engine=containerd|crio|docker)")
+	case 1:
+		return found[0], nil
+	}
+	return "", fmt.Errorf("cannot tell which engine the kubelet of this node uses: there are sockets of %s; "+
+		"name the engine (--engine=containerd|crio|docker)", strings.Join(found, " and "))
+}
+
+// kubeletsEndpoint is the engine's endpoint that the kubelet was started with, or "".
+func kubeletsEndpoint() string {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // a process may be gone
+		args := strings.Split(string(bytes.TrimRight(text, "\x00")), "\x00")
+		if filepath.Base(args[0]) != "kubelet" {
+			continue
+		}
+		if endpoint := optionOf(args, "container-runtime-endpoint"); endpoint != "" {
+			return endpoint
+		}
+		return endpointIn(optionOf(args, "config"))
+	}
+	return ""
+}
+
+// optionOf is the value of an option in a command line, as --name=value or --name value.
+func optionOf(args []string, name string) (value string) {
+	for i, arg := range args {
+		key, v, assigned := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		switch {
+		case key != name || !strings.HasPrefix(arg, "-"):
+		case assigned:
+			value = v
+		case i+1 < len(args):
+			value = args[i+1]
+		}
+	}
+	return value
+}
+
+// endpointIn is the engine's endpoint in a kubelet's configuration.
+func endpointIn(file string) string {
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		if value, is := strings.CutPrefix(line, "containerRuntimeEndpoint:"); is {
+			value, _, _ = strings.Cut(value, " #")
+			return strings.Trim(strings.TrimSpace(value), `"'`)
+		}
+	}
+	return ""
+}
+
+// configured are the engines whose files gpuledger has changed, and the kubelet's, which may have
+// to read an undo.
+func configured() (engines []string) {
+	p, _ := policy.Load(configFile) // in a broken one the default directory is as good a guess as any
+	records, _ := filepath.Glob(filepath.Join(p.StateDir, "configure/*/record.json"))
+	for _, record := range records {
+		engines = append(engines, filepath.Base(filepath.Dir(record)))
+	}
+	if engine, err := foundEngine(); err == nil && !slices.Contains(engines, engine) {
+		engines = append(engines, engine)
+	}
+	return engines
+}
