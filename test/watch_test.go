@@ -241,10 +241,10 @@ func watchStops(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops})
 	s := siteOf(t, n.Daemon("--nri", "off"))
 	g := gpusOf(t, n)
-	var bystanders []int
+	var allowed []int
 	for i := range 150 {
 		pid := nodeProcess(t)
-		bystanders = append(bystanders, pid)
+		allowed = append(allowed, pid)
 		if i%3 == 0 { // outside the ledger, and of the node
 			g.runs(pid, 1, 16*grant.MiB)
 		}
@@ -257,22 +257,22 @@ func watchStops(t *testing.T) {
 		b := starts(t, n.Bundle(fmt.Sprintf("within%d", i),
 			with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
 		g.runs(b.Init(), 0, 900*grant.MiB)
-		bystanders = append(bystanders, full(b)...)
-		bystanders = append(bystanders, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i),
+		allowed = append(allowed, full(b)...)
+		allowed = append(allowed, full(starts(t, n.Bundle(fmt.Sprintf("without%d", i),
 			rig.Light, many)))...)
 	}
 	over := starts(t, n.Bundle("over", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
 	context := starts(t, n.Bundle("context", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light,
 		many))
-	bystanders = append(bystanders, full(context)...)
+	allowed = append(allowed, full(context)...)
 	other := dockerContainer(t, n, many)
 	offenders := full(over)
 	rig.Eventually(t, "the other runtime's processes are there", func() bool {
 		return len(below(n, other)) == 5
 	})
 	offenders = append(offenders, below(n, other)...)
-	if len(bystanders) < 200 {
-		t.Fatalf("%d innocents", len(bystanders))
+	if len(allowed) < 200 {
+		t.Fatalf("%d allowed processes", len(allowed))
 	}
 	g.runs(over.Init(), 0, 3*grant.GiB)
 	g.runs(context.Init(), 0, 1400*grant.MiB) // 1 GiB and what a context takes
@@ -292,7 +292,7 @@ func watchStops(t *testing.T) {
 		t.Errorf("the audit log has %+v", f)
 	}
 	s.passes(10)
-	for _, pid := range bystanders {
+	for _, pid := range allowed {
 		if !rig.Lives(pid) {
 			t.Errorf("process %d was stopped too", pid)
 		}
