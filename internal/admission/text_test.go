@@ -54,8 +54,8 @@ func TestTextsForTenants(t *testing.T) {
 			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")",
 				Code: grant.GPUBindMount, Cover: grant.CoverNever})
 		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) ` +
-			`by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to an MPS ` +
-			`daemon`,
+			`by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to an ` +
+			`MPS daemon`,
 			"name the file or directory itself as the mount's source"},
 		{"the key of the driver's limit", func(w *world) { w.train(); w.hit(dmem) },
 			`container "train" sets cgroup key dmem.max (x 1), by which the driver limits GPU memory`,
@@ -85,7 +85,8 @@ func TestTextsForTenants(t *testing.T) {
 				`but holds no grant`,
 			hintRequest + " or let the device rules begin with one that denies all devices"},
 		{"a GPU that is handed in open", func(w *world) { w.hit(handedIn) },
-			`container "c1" inherits descriptor 7 (c 195:3), through which a GPU can be reached, but holds no grant`,
+			`container "c1" inherits descriptor 7 (c 195:3), through which a GPU can be reached, ` +
+				`but holds no grant`,
 			"start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), or " +
 				"this node shares its GPUs by grant; request a share " +
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md)"},
@@ -125,7 +126,8 @@ func TestTextsForTenants(t *testing.T) {
 		{"not found", func(w *world) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		},
-			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant with that id and secret`,
+			`container "c1" refers to a grant by GPULEDGER_GRANT, but the ledger has no grant with that id ` +
+				`and secret`,
 			"a bearer's or claim's reference is ID.SECRET, as `gpuledger grant` printed it; the grant may " +
 				"have been released"},
 	} {

@@ -140,7 +140,8 @@ func takenUnit(n *Node, f facts) string {
 
 func outsideCgroup(f facts, unit string, pod grant.Identity) *Decision {
 	r := refusal(grant.RulesNotEnforced, "container %q would run outside its cgroup, where its device "+
-		"rules have no effect: the systemd unit %s is there already", f.Container.Name(), grant.Printable(unit))
+		"rules have no effect: the systemd unit %s is there already",
+		f.Container.Name(), grant.Printable(unit))
 	r.Hint = "`systemctl status` shows whose it is; leave linux.cgroupsPath to the engine"
 	r.pod = pod
 	return r
