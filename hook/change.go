@@ -14,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/inject"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/order"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -175,7 +176,7 @@ func gpus(devices grant.DeviceMap) []grant.DeviceRule {
 				Minor: int64(minor), Access: "rw"})
 		}
 	}
-	slices.SortFunc(rules, func(a, b grant.DeviceRule) int {
+	order.Stable(rules, func(a, b grant.DeviceRule) int {
 		if a.Major != b.Major {
 			return int(a.Major - b.Major)
 		}

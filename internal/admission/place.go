@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // Place chooses the GPUs of a new grant, or of the grant with the id updated as it would be after a
@@ -101,10 +102,10 @@ func (a Ask) chooseFree(seats []seat) ([]seat, error) {
 		sets = append(sets, set) // once for each of its seats
 		fitting[set] = append(fitting[set], s)
 	}
-	slices.SortStableFunc(sets, a.compareSets)
+	order.Stable(sets, a.compareSets)
 	for _, set := range sets {
 		if fits := fitting[set]; len(fits) >= a.count() {
-			slices.SortStableFunc(fits, a.compareSeats(set.pool))
+			order.Stable(fits, a.compareSeats(set.pool))
 			return fits[:a.count()], nil
 		}
 	}
@@ -274,7 +275,7 @@ func (a Ask) shares(seats []seat) []grant.Share {
 			shares[i].Profile = s.device.MIG.Profile
 		}
 	}
-	slices.SortStableFunc(shares, func(x, y grant.Share) int { return x.Index - y.Index })
+	order.Stable(shares, func(x, y grant.Share) int { return x.Index - y.Index })
 	return shares
 }
 

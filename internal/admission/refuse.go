@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // finding is a reason to refuse a container.
@@ -56,7 +57,7 @@ func refuse(q *question, resolved resolution, found findings) grant.Verdict {
 	for _, p := range q.view.Problems {
 		found.onNode(p.Code, p.Message, p.Hint)
 	}
-	slices.SortStableFunc(found, func(a, b finding) int { return a.Code.Rank() - b.Code.Rank() })
+	order.Stable(found, func(a, b finding) int { return a.Code.Rank() - b.Code.Rank() })
 	first := &found[0]
 	v := grant.Verdict{Kind: grant.Refused, Code: first.Code, Grant: resolved.grant,
 		Strength: grant.StrengthNone, Recorded: resolved.recorded}

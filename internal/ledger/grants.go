@@ -13,6 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // grantFiles is the directory with a file for each grant.
@@ -96,7 +97,7 @@ func (tx *Tx) All() ([]grant.Grant, []grant.Damage, error) {
 		}
 		grants = append(grants, g)
 	}
-	slices.SortFunc(grants, func(a, b grant.Grant) int {
+	order.Stable(grants, func(a, b grant.Grant) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 	return grants, damaged, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/layout"
+	"github.com/gpuledger/gpuledger/internal/order"
 	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/internal/rootfs"
 )
@@ -138,7 +139,7 @@ func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 			own = append(own, grant.OwnLibrary{Place: f.Real, Name: filepath.Base(f.Path)})
 		}
 	}
-	slices.SortFunc(own, func(a, b grant.OwnLibrary) int {
+	order.Stable(own, func(a, b grant.OwnLibrary) int {
 		return cmp.Or(cmp.Compare(a.Place, b.Place), cmp.Compare(a.Name, b.Name))
 	})
 	return slices.CompactFunc(own, func(a, b grant.OwnLibrary) bool { return a.Place == b.Place })

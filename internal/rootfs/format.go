@@ -241,10 +241,10 @@ func (p *pool) add(s string) uint32 {
 	return uint32(at)
 }
 
-// order compares entries as ldconfig does (elf/cache.c, compare): names in descending order, and
+// compare orders entries as ldconfig does (elf/cache.c, compare): names in descending order, and
 // for one name the subdirectories of glibc-hwcaps first. Equal entries keep their order; the loader
 // uses the first.
-func order(a, b entry) int {
+func compare(a, b entry) int {
 	if c := compareNames(b.name, a.name); c != 0 {
 		return c
 	}

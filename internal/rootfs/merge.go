@@ -3,6 +3,8 @@ package rootfs
 import (
 	"path/filepath"
 	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // Library is a library that a container gets, by its path in the container.
@@ -29,13 +31,13 @@ func merge(old []entry, libraries []Library) []entry {
 				(o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
 		})
 	})
-	inOrder(ours)
-	if !slices.IsSortedFunc(kept, order) {
-		inOrder(kept)
+	order.Stable(ours, compare)
+	if !slices.IsSortedFunc(kept, compare) {
+		order.Stable(kept, compare)
 	}
 	all := make([]entry, 0, len(ours)+len(kept))
 	for len(ours) > 0 {
-		before := slices.IndexFunc(kept, func(e entry) bool { return order(ours[0], e) <= 0 })
+		before := slices.IndexFunc(kept, func(e entry) bool { return compare(ours[0], e) <= 0 })
 		if before < 0 {
 			before = len(kept)
 		}
@@ -43,19 +45,6 @@ func merge(old []entry, libraries []Library) []entry {
 		ours, kept = ours[1:], kept[before:]
 	}
 	return append(all, kept...)
-}
-
-// inOrder sorts entries as the loader searches. It moves pointers, because a stable sort moves
-// elements often.
-func inOrder(entries []entry) {
-	sorted, copied := make([]*entry, len(entries)), slices.Clone(entries)
-	for i := range copied {
-		sorted[i] = &copied[i]
-	}
-	slices.SortStableFunc(sorted, func(a, b *entry) int { return order(*a, *b) })
-	for i, e := range sorted {
-		entries[i] = *e
-	}
 }
 
 // without removes libraries that no longer exist, and reports whether there were any.

@@ -101,7 +101,7 @@ func TestGlibcReadsIt(t *testing.T) {
 	if !slices.Equal(ours, want) || len(after) != len(before)+2 {
 		t.Errorf("ldconfig lists %d, and %d before; new are %q", len(after), len(before), ours)
 	}
-	if entries, err := parse(own); err != nil || !slices.IsSortedFunc(entries, order) {
+	if entries, err := parse(own); err != nil || !slices.IsSortedFunc(entries, compare) {
 		t.Errorf("the cache that ldconfig wrote is not in rootfs's order (%v)", err)
 	}
 }
@@ -155,7 +155,7 @@ func TestTheImagesEntriesComeLast(t *testing.T) {
 		{flags, "libcuda.so.1", "/tls/libcuda.so.1", 0, 1 << 63, ""}, {flags, "libcuda.so.1", old, 0, 0, ""},
 		{0x0803, "libcuda.so.1", "/x32/libcuda.so.1", 0, 0, ""}, {flags, "libc.so.6", "/v3/libc.so.6", 0, 0,
 			"x86-64-v3"}, {flags, "libc.so.6", "/lib/libc.so.6", 0x30200, 5, ""}}
-	slices.SortStableFunc(entries, order)
+	slices.SortStableFunc(entries, compare)
 	tree := image(t, encode(entries))
 	before := read(t, tree.cache())
 	if err := tree.Enter(libcuda); err != nil {
