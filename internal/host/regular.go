@@ -26,17 +26,6 @@ func ReadRegular(path string, limit int64) ([]byte, error) {
 	case st.Size > limit:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", st.Size, limit)
 	}
-	data := make([]byte, st.Size)
-	n := 0
-	for n < len(data) {
-		m, err := read(fd, data[n:])
-		if err != nil {
-			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-		}
-		if m == 0 { // it has become shorter
-			break
-		}
-		n += m
-	}
-	return data[:n], nil
+	// room for one more byte, as readRest wants it
+	return readRest(fd, path, make([]byte, 0, st.Size+1), int(limit), int(st.Size))
 }

@@ -25,7 +25,7 @@ func (tx *Tx) Bind(b grant.Binding) error {
 			return err
 		}
 	}
-	b, err := completed(b, tx.Bindings.containers.Here, tx.host.Now)
+	b, err := completed(b, tx.Bindings.containers.Here, tx.ledger.Host.Now)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (tx *Tx) DropReserved(id grant.ID, container string) {
 	if !tx.writes {
 		return
 	}
-	files := tx.files.bindings
+	files := &tx.files.bindings
 	keys, _ := files.keysOf(id)
 	if id == "" {
 		keys, _ = files.keys()

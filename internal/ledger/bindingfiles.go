@@ -32,13 +32,13 @@ type bindingFiles struct {
 	cgroups cgroupLinks
 }
 
-func (f bindingFiles) path(key string) string { return filepath.Join(f.records, key+".json") }
+func (f *bindingFiles) path(key string) string { return f.records + "/" + key + ".json" }
 
 // linksOf is the directory of the links to a grant's bindings.
-func (f bindingFiles) linksOf(id grant.ID) string { return filepath.Join(f.byGrant, string(id)) }
+func (f *bindingFiles) linksOf(id grant.ID) string { return f.byGrant + "/" + string(id) }
 
 // keys lists the records, readable or not.
-func (f bindingFiles) keys() ([]string, error) {
+func (f *bindingFiles) keys() ([]string, error) {
 	names, err := namesIn(f.records)
 	var keys []string
 	for _, name := range names {
@@ -50,13 +50,13 @@ func (f bindingFiles) keys() ([]string, error) {
 }
 
 // keysOf lists a grant's links.
-func (f bindingFiles) keysOf(id grant.ID) ([]string, error) {
+func (f *bindingFiles) keysOf(id grant.ID) ([]string, error) {
 	names, err := namesIn(f.linksOf(id))
 	return slices.DeleteFunc(names, func(name string) bool { return !isKey(name) }), err
 }
 
 // load reads a record, without finding out whether its container runs.
-func (f bindingFiles) load(key string) (grant.Binding, error) {
+func (f *bindingFiles) load(key string) (grant.Binding, error) {
 	path := f.path(key)
 	data, err := host.ReadRegular(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,7 +76,7 @@ func (f bindingFiles) load(key string) (grant.Binding, error) {
 }
 
 // store writes a record, in place of what was recorded of the container before.
-func (f bindingFiles) store(b grant.Binding) error {
+func (f *bindingFiles) store(b grant.Binding) error {
 	key := bindingKey(b.RuntimeRoot, b.Container)
 	before, _ := f.load(key)
 	data, err := bindingRecord{runFormat.version, b}.encode()
@@ -110,7 +110,7 @@ func (f bindingFiles) store(b grant.Binding) error {
 // drop removes a record, then its links. In the other order, a crash would leave a binding that its
 // grant does not know of. If the record cannot be read, only the link of the grant id goes with it,
 // and Sweep removes the others; "" is no grant.
-func (f bindingFiles) drop(id grant.ID, key string) error {
+func (f *bindingFiles) drop(id grant.ID, key string) error {
 	b, _ := f.load(key)
 	if err := os.Remove(f.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -126,7 +126,7 @@ func (f bindingFiles) drop(id grant.ID, key string) error {
 
 // dropAll removes all bindings of a grant that is deleted, readable or not, and the trace of its
 // use.
-func (f bindingFiles) dropAll(id grant.ID) error {
+func (f *bindingFiles) dropAll(id grant.ID) error {
 	keys, err := f.keysOf(id)
 	for _, key := range keys {
 		if b, e := f.load(key); e == nil && b.Grant != id {
@@ -142,20 +142,20 @@ func (f bindingFiles) dropAll(id grant.ID) error {
 // link links a record from its grant's directory. The directory stays when the binding goes: it is
 // the trace that a container may know the grant's reference, and it is made before a container can
 // know it.
-func (f bindingFiles) link(id grant.ID, key string) error {
+func (f *bindingFiles) link(id grant.ID, key string) error {
 	dir := f.linksOf(id)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	err := os.Symlink("../"+bindingTarget(key), filepath.Join(dir, key))
+	err := os.Symlink("../"+bindingTarget(key), dir+"/"+key)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
 	return err
 }
 
-func (f bindingFiles) unlink(id grant.ID, key string) {
-	_ = os.Remove(filepath.Join(f.linksOf(id), key))
+func (f *bindingFiles) unlink(id grant.ID, key string) {
+	_ = os.Remove(f.linksOf(id) + "/" + key)
 }
 
 // bindingTarget is where a link in a directory of the run directory leads to.

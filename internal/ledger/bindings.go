@@ -16,7 +16,7 @@ import (
 // Bindings answers which containers use grants, from the records and the kernel. It never waits,
 // with the ledger locked or not.
 type Bindings struct {
-	files      bindingFiles
+	files      *bindingFiles
 	containers *containers.Reader
 }
 
@@ -155,19 +155,22 @@ func (s Bindings) ofGrant(id grant.ID) (bindings []grant.Binding, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot list the bindings of grant %s: %w", id, err)
 	}
-	var unreadable []grant.Binding
+	unreadable := 0
 	for _, key := range keys {
 		b, err := s.files.load(key)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // being made, or just gone
 		case err != nil:
-			unreadable = append(unreadable, grant.Binding{Grant: id, Life: grant.LifeUnknown})
+			unreadable++
 		case b.Grant == id:
 			bindings = append(bindings, b)
 		}
 	}
 	s.containers.Examine(pointers(bindings)...)
-	return append(bindings, unreadable...), nil
+	for range unreadable {
+		bindings = append(bindings, grant.Binding{Grant: id, Life: grant.LifeUnknown})
+	}
+	return bindings, nil
 }
 
 func pointers(bindings []grant.Binding) []*grant.Binding {

@@ -16,7 +16,7 @@ type cgroupLinks string
 
 func (dir cgroupLinks) path(cgroup string) string {
 	sum := sha256.Sum256([]byte(cgroup))
-	return filepath.Join(string(dir), hex.EncodeToString(sum[:])[:keyDigits])
+	return string(dir) + "/" + hex.EncodeToString(sum[:])[:keyDigits]
 }
 
 // key is the key of the binding that a cgroup's link leads to, if there is a link.

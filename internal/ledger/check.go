@@ -62,7 +62,7 @@ func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) 
 			return err
 		}
 		if removes {
-			r.Findings, s, _ = removeOverdue(tx, s)
+			r.Findings, _ = removeOverdue(tx, s)
 		}
 		repaired, _ := repairAll(tx, s)
 		count(&r, s)
@@ -77,20 +77,18 @@ func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) 
 }
 
 // count enters in a report what there is besides findings.
-func count(r *Report, s survey) {
-	r.Grants, r.Bindings = len(s.grants), len(s.broken)
+func count(r *Report, s *survey) {
+	r.Grants, r.Bindings, r.Damaged = len(s.grants)-len(s.damaged), len(s.broken), s.damaged
 	for _, b := range s.bindings {
-		if wrongBinding(s, b) == "" {
+		if !ends(s, b) {
 			r.Bindings++
 		}
 	}
-	for _, id := range sortedKeys(s.damaged) {
-		r.Damaged = append(r.Damaged, s.damaged[id])
-	}
+	slices.SortFunc(r.Damaged, func(a, b grant.Damage) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // damage names the entries and the bindings that cannot be read, and count all the same.
-func damage(s survey) (findings []Finding) {
+func damage(s *survey) (findings []Finding) {
 	for _, d := range s.damaged {
 		closed := "every GPU"
 		if len(d.GPUs) > 0 {
@@ -102,11 +100,11 @@ func damage(s survey) (findings []Finding) {
 			Hint: fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID)})
 	}
 	linked := linkedBindings(s)
-	for key, err := range s.broken {
+	for key, problem := range s.broken {
 		if linked[key] {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
 				Problem: "the binding cannot be read, so its grant stays in use until it is released by force: " +
-					err.Error(),
+					problem,
 				Hint: "`gpuledger release --force ID` of its grant drops it"})
 		}
 	}
@@ -114,27 +112,21 @@ func damage(s survey) (findings []Finding) {
 }
 
 // strays names files that are no entry. They may be an operator's copies, so they are left.
-func strays(s survey) (findings []Finding) {
-	for _, name := range s.names[string(s.files.grants)] {
-		if _, ok := idOf(name); !ok && name[0] != '.' {
-			findings = append(findings, Finding{Subject: filepath.Join(string(s.files.grants), name),
-				Problem: "it is no entry of the ledger", Hint: hintStray})
+func strays(s *survey) (findings []Finding) {
+	for _, path := range s.strays {
+		problem := "it is no entry of the ledger"
+		if filepath.Dir(path) == string(s.files.owners) {
+			problem = "it is no link to a grant"
 		}
-	}
-	for _, name := range s.names[string(s.files.owners)] {
-		path := filepath.Join(string(s.files.owners), name)
-		if _, isLink := s.targets[path]; !isLink && name[0] != '.' {
-			findings = append(findings, Finding{Subject: path, Problem: "it is no link to a grant",
-				Hint: hintStray})
-		}
+		findings = append(findings, Finding{Subject: path, Problem: problem, Hint: hintStray})
 	}
 	return findings
 }
 
 // openDirs names directories that other users may write or read. A user that can write into the
 // ledger can grant itself GPUs, and one that can read it sees its neighbours.
-func openDirs(f files) (findings []Finding) {
-	dirs := append(f.roots[:], f.dirs()...)
+func openDirs(f *files) (findings []Finding) {
+	dirs := append(f.dirs(), f.state, f.run)
 	uuids, _ := namesIn(string(f.gpus)) // an error was found before
 	for _, uuid := range uuids {
 		dirs = append(dirs, f.gpus.of(uuid))

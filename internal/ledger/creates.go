@@ -3,7 +3,6 @@ package ledger
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,7 +38,7 @@ func (c Creates) Announce(cgroups []string) error {
 		return err
 	}
 	c.Announced(nil) // which removes those that are over
-	return host.ReplaceFile(filepath.Join(c.dir, name), []byte(strings.Join(cgroups, "\x00")),
+	return host.ReplaceFile(c.dir+"/"+name, []byte(strings.Join(cgroups, "\x00")),
 		0o600, host.Volatile)
 }
 
@@ -66,7 +65,7 @@ func (c Creates) Announced(cgroups []string) bool {
 	}
 	found := false
 	for _, name := range names {
-		path := filepath.Join(c.dir, name)
+		path := c.dir + "/" + name
 		if name == own || name[0] == '.' {
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +18,7 @@ import (
 // grantFiles is the directory with a file for each grant.
 type grantFiles string
 
-func (dir grantFiles) path(id grant.ID) string { return filepath.Join(string(dir), string(id)+".json") }
+func (dir grantFiles) path(id grant.ID) string { return string(dir) + "/" + string(id) + ".json" }
 
 // idOf reads the name of a grant's file.
 func idOf(name string) (grant.ID, bool) {
@@ -139,7 +138,7 @@ func (tx *Tx) Put(g grant.Grant) error {
 // hidesLive reports whether the owner of a grant that is over has a live one: an expired grant is
 // kept for a day, and must not hide its owner's next.
 func (tx *Tx) hidesLive(g grant.Grant) bool {
-	if now := tx.host.Now(); !g.Live(now) {
+	if now := tx.ledger.Host.Now(); !g.Live(now) {
 		other, err := tx.ByOwner(g.Owner)
 		return err == nil && other.Live(now)
 	}
@@ -152,12 +151,12 @@ func (tx *Tx) Delete(id grant.ID) error {
 	if !tx.writes {
 		return errReadOnly
 	}
-	rec, err := tx.read(id)
+	g, err := tx.Entry(id)
 	var damage *DamagedError
 	if errors.As(err, &damage) {
-		rec = record{ID: id}
+		g.ID = id
 		for _, uuid := range damage.GPUs {
-			rec.GPUs = append(rec.GPUs, share{Share: grant.Share{UUID: uuid}})
+			g.GPUs = append(g.GPUs, grant.Share{UUID: uuid})
 		}
 	} else if err != nil {
 		return err
@@ -171,9 +170,9 @@ func (tx *Tx) Delete(id grant.ID) error {
 	// What is left is derived: Check removes what cannot be removed now.
 	_ = tx.files.bindings.dropAll(id)
 	failpoint.Hit("ledger/delete-unbound")
-	tx.files.owners.remove(rec.grant())
+	tx.files.owners.remove(g)
 	failpoint.Hit("ledger/delete-owner-unlinked")
-	tx.files.gpus.remove(id, rec.grant().GPUs)
+	tx.files.gpus.remove(id, g.GPUs)
 	failpoint.Hit("ledger/delete-unlinked")
 	return nil
 }
@@ -210,6 +209,6 @@ func (tx *Tx) Whole(now time.Time) (grant.View, error) {
 		return v, err
 	}
 	found, err := tx.Found()
-	v.Outside, v.Held = found.Outside, found.Held(tx.host)
+	v.Outside, v.Held = found.Outside, found.Held(tx.ledger.Host)
 	return v, err
 }

@@ -35,7 +35,7 @@ type Ledger struct {
 	Bindings   Bindings
 	Creates    Creates
 
-	files files
+	files *files
 }
 
 // Open gives the ledger of the directories. It touches nothing.
@@ -47,9 +47,9 @@ func Open(o Options) *Ledger {
 }
 
 func open(o Options, reader *containers.Reader) *Ledger {
-	f := filesIn(o.State, o.Run)
-	return &Ledger{Options: o, Containers: reader, files: f, Bindings: Bindings{f.bindings, reader},
-		Creates: Creates{filepath.Join(o.Run, "creates"), reader}}
+	f := filesIn(filepath.Clean(o.State), filepath.Clean(o.Run))
+	return &Ledger{Options: o, Containers: reader, files: f, Bindings: Bindings{&f.bindings, reader},
+		Creates: Creates{f.run + "/creates", reader}}
 }
 
 // ForOneCreate gives the ledger for one create, to one goroutine. It finds out once about each
@@ -87,44 +87,37 @@ func (l *Ledger) View(fn func(*Tx) error) error { return fn(newTx(l)) }
 type Tx struct {
 	Bindings Bindings
 
-	creates Creates
-	files   files
-	host    host.Host
-	writes  bool
+	ledger *Ledger
+	files  *files
+	writes bool
 	// the grant that was read last with the ledger locked, unless it was deleted since
 	found grant.ID
 }
 
-func newTx(l *Ledger) *Tx {
-	return &Tx{Bindings: l.Bindings, creates: l.Creates, files: l.files, host: l.Host}
-}
+func newTx(l *Ledger) *Tx { return &Tx{Bindings: l.Bindings, ledger: l, files: l.files} }
 
 // files says where the parts of a ledger are.
 type files struct {
-	grants   grantFiles
-	owners   ownerLinks
-	gpus     gpuLinks
-	bindings bindingFiles
-	found    string // what the watch found
-	lock     string
-	roots    [2]string // the directories that hold all of these
+	state, run string
+	grants     grantFiles
+	owners     ownerLinks
+	gpus       gpuLinks
+	bindings   bindingFiles
+	found      string // what the watch found
+	lock       string
 }
 
-func filesIn(state, run string) files {
-	return files{
-		grants: grantFiles(filepath.Join(state, "grants")),
-		owners: ownerLinks(filepath.Join(state, "owners")),
-		gpus:   gpuLinks(filepath.Join(state, "gpus")),
-		bindings: bindingFiles{records: filepath.Join(run, "bindings"),
-			byGrant: filepath.Join(run, "grants"), cgroups: cgroupLinks(filepath.Join(run, "cgroups"))},
-		found: filepath.Join(run, "outside.json"),
-		lock:  filepath.Join(run, "lock"),
-		roots: [2]string{state, run},
-	}
+func filesIn(state, run string) *files {
+	return &files{state: state, run: run,
+		grants: grantFiles(state + "/grants"), owners: ownerLinks(state + "/owners"),
+		gpus: gpuLinks(state + "/gpus"),
+		bindings: bindingFiles{records: run + "/bindings", byGrant: run + "/grants",
+			cgroups: cgroupLinks(run + "/cgroups")},
+		found: run + "/outside.json", lock: run + "/lock"}
 }
 
 // dirs are the directories that hold entries; those above them come with them.
-func (f files) dirs() []string {
+func (f *files) dirs() []string {
 	return []string{string(f.grants), string(f.owners), string(f.gpus), f.bindings.records,
 		f.bindings.byGrant}
 }

@@ -28,15 +28,9 @@ func ownerKey(o grant.Owner) string {
 
 func hasLink(o grant.Owner) bool { return o.IsPod() || o.IsClaim() }
 
-// ownerTarget is where an owner's link to a grant leads; "" for no grant.
-func ownerTarget(id grant.ID) string {
-	if id == "" {
-		return ""
-	}
-	return "../grants/" + string(id) + ".json"
-}
+func ownerTarget(id grant.ID) string { return "../grants/" + string(id) + ".json" }
 
-func (dir ownerLinks) path(o grant.Owner) string { return filepath.Join(string(dir), ownerKey(o)) }
+func (dir ownerLinks) path(o grant.Owner) string { return string(dir) + "/" + ownerKey(o) }
 
 // id is the id that an owner's link leads to, or ErrNotFound.
 func (dir ownerLinks) id(o grant.Owner) (grant.ID, error) {
@@ -94,27 +88,26 @@ type gpuLinks string
 
 func gpuTarget(id grant.ID) string { return "../../grants/" + string(id) + ".json" }
 
-func (dir gpuLinks) of(uuid string) string { return filepath.Join(string(dir), uuid) }
+func (dir gpuLinks) of(uuid string) string { return string(dir) + "/" + uuid }
 
 func (dir gpuLinks) path(uuid string, id grant.ID) string {
-	return filepath.Join(string(dir), uuid, string(id))
+	return string(dir) + "/" + uuid + "/" + string(id)
 }
 
 // add links a GPU to a grant. fs.ErrExist: it is linked already.
 func (dir gpuLinks) add(uuid string, id grant.ID) error {
-	path := dir.path(uuid, id)
-	err := os.Symlink(gpuTarget(id), path)
+	path, target := dir.path(uuid, id), gpuTarget(id)
+	err := os.Symlink(target, path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.Mkdir(dir.of(uuid), 0o700); err != nil {
 		return err
 	}
-	if err := os.Symlink(gpuTarget(id), path); err != nil {
+	if err = os.Symlink(target, path); err != nil {
 		_ = unix.Rmdir(dir.of(uuid))
-		return err
 	}
-	return nil
+	return err
 }
 
 // remove removes the links of GPUs to a grant, and the directory of a GPU that was on no other.
@@ -147,7 +140,7 @@ func (dir gpuLinks) gpusOf(id grant.ID) []string {
 
 // link makes a grant's links, and gives a function that removes the new ones. keeps reports whether
 // the owner's link is to stay at the other grant that it leads to.
-func link(f files, g grant.Grant, keeps func() bool) (undo func(), err error) {
+func link(f *files, g grant.Grant, keeps func() bool) (undo func(), err error) {
 	unlinkOwner, err := f.owners.point(g, keeps)
 	if err != nil {
 		return unlinkOwner, err
@@ -173,7 +166,7 @@ func link(f files, g grant.Grant, keeps func() bool) (undo func(), err error) {
 
 // unlinkOld removes the links that a grant had and has no more. They are derived: Check removes
 // what stays.
-func unlinkOld(f files, old, g grant.Grant) {
+func unlinkOld(f *files, old, g grant.Grant) {
 	if old.Owner != g.Owner {
 		f.owners.remove(old)
 	}

@@ -1,13 +1,11 @@
 package ledger
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,14 +18,21 @@ import (
 // expired, and not that there was never one.
 const keepExpired = 24 * time.Hour
 
-// repair is a change to one file that is derived from others, or is over. It makes path a link to
-// the target, or drops a binding, or without either removes path.
+// repair is a change to one file that is over, or is derived from others. It drops a binding, or
+// makes path a link to the target, or without either removes path.
 type repair struct {
-	path, problem string
-	target        string
-	binding       string // key
-	grant         grant.ID
+	path, problem   string
+	binding, target string
 }
+
+// plan is the repairs that a ledger needs, in their order.
+type plan []repair
+
+func (p *plan) remove(path, problem string)       { p.add(repair{path: path, problem: problem}) }
+func (p *plan) link(path, target, problem string) { p.add(repair{path, problem, "", target}) }
+
+//go:noinline
+func (p *plan) add(r repair) { *p = append(*p, r) }
 
 // Sweep removes what is over: released and adopted grants whose container is gone, grants that
 // expired a day ago and are not in use, dead bindings; and what crashes left behind. It returns the
@@ -40,202 +45,162 @@ func (tx *Tx) Sweep() error {
 	if err != nil {
 		return err
 	}
-	_, s, failed := removeOverdue(tx, s)
+	_, failed := removeOverdue(tx, s)
 	_, err = repairAll(tx, s)
-	return cmp.Or(failed, err)
+	if failed != nil {
+		return failed
+	}
+	return err
 }
 
-// removeOverdue removes the grants that are over, and gives the survey without them. It leaves
-// their links to the other repairs. Nothing is synced: a grant that a power cut brings back is over
-// as before, and is removed again.
-func removeOverdue(tx *Tx, s survey) ([]Finding, survey, error) {
-	var findings []Finding
-	var failed error
-	left := map[grant.ID]grant.Grant{}
-	over := overdue(s, tx.host.Now())
-	for id, g := range s.grants {
-		if !over[id] {
-			left[id] = g
-		}
-	}
-	for _, id := range sortedKeys(over) {
+// removeOverdue removes the grants that are over, from the survey too. It leaves their links to the
+// other repairs. Nothing is synced: a grant that a power cut brings back is over as before, and is
+// removed again.
+func removeOverdue(tx *Tx, s *survey) (findings []Finding, failed error) {
+	for _, id := range overdue(s, tx.ledger.Host.Now()) {
 		tx.found = ""
-		finding, err := apply(s.files, repair{path: s.files.grants.path(id), problem: "the grant is over"})
-		if findings = append(findings, finding); err != nil {
-			left[id], failed = s.grants[id], cmp.Or(failed, err)
+		r := repair{path: s.files.grants.path(id), problem: "the grant is over"}
+		err := os.Remove(r.path)
+		if err == nil {
+			delete(s.grants, id)
 		}
+		findings = note(findings, r, err, &failed)
 		failpoint.Hit("ledger/sweep-removed")
 	}
-	s.grants = left
-	return findings, s, failed
-}
-
-// overdue are the grants that are over and that no container uses.
-func overdue(s survey, now time.Time) map[grant.ID]bool {
-	over := map[grant.ID]bool{}
-	for id, g := range s.grants {
-		expired := !g.Expires.IsZero() && !now.Before(g.Expires.Add(keepExpired))
-		if len(g.Bindings) == 0 && (g.Draining || g.Orphaned() || expired) {
-			over[id] = true
-		}
-	}
-	return over
-}
-
-// repairAll makes all that is derived agree with the entries. It returns the first error.
-func repairAll(tx *Tx, s survey) (findings []Finding, failed error) {
-	for _, dir := range sortedKeys(s.unlisted) {
-		failed = cmp.Or(failed, s.unlisted[dir])
-		findings = append(findings, Finding{Subject: dir, Problem: s.unlisted[dir].Error(), Hint: hintDisk})
-	}
-	for _, r := range repairs(s, tx.host.Now()) {
-		finding, err := apply(s.files, r)
-		findings, failed = append(findings, finding), cmp.Or(failed, err)
-	}
-	for _, dir := range maybeEmpty(s) {
-		_ = unix.Rmdir(dir) // where it is empty; never a file
-	}
-	tx.creates.Announced(nil) // which removes those that are over
 	return findings, failed
 }
 
-// apply carries out a repair, and says what was wrong and whether it still is.
-func apply(f files, r repair) (Finding, error) {
-	var err error
-	switch {
-	case r.binding != "":
-		err = f.bindings.drop(r.grant, r.binding)
-	case r.target != "":
-		err = linkIn(r.target, r.path)
-	default:
-		err = os.Remove(r.path)
+// overdue are the grants that are over and that no container uses.
+func overdue(s *survey, now time.Time) (ids []grant.ID) {
+	for id, g := range s.grants {
+		if g == nil {
+			continue
+		}
+		expired := !g.Expires.IsZero() && !now.Before(g.Expires.Add(keepExpired))
+		if len(g.Bindings) == 0 && (g.Draining || g.Orphaned() || expired) {
+			ids = append(ids, id)
+		}
 	}
-	finding := Finding{Subject: r.path, Problem: r.problem, Repaired: err == nil}
-	if err != nil {
-		finding.Problem, finding.Hint = r.problem+"; "+err.Error(), hintDisk
-		err = fmt.Errorf("cannot tidy the ledger: %w", err)
-	}
-	failpoint.Hit("ledger/repaired")
-	return finding, err
+	return ids
 }
 
-// linkIn makes path a link to target, and the directory for it.
-func linkIn(target, path string) error {
-	err := replaceLink(target, path)
+// repairAll makes all that is derived agree with the entries. It returns the first error.
+func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
+	findings, failed = s.unlisted, s.failed
+	for _, r := range repairs(s, tx.ledger.Host.Now()) {
+		findings = note(findings, r, apply(s, r), &failed)
+	}
+	for uuid := range s.gpus {
+		_ = unix.Rmdir(s.files.gpus.of(uuid)) // where it is empty; never a file
+	}
+	for id := range s.byGrant {
+		if _, found := s.grants[grant.ID(id)]; !found {
+			_ = unix.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
+		}
+	}
+	tx.ledger.Creates.Announced(nil) // which removes those that are over
+	return findings, failed
+}
+
+// apply carries out a repair.
+func apply(s *survey, r repair) error {
+	switch {
+	case r.binding != "":
+		return s.files.bindings.drop(s.bindings[r.binding].Grant, r.binding)
+	case r.target == "":
+		return os.Remove(r.path)
+	}
+	err := replaceLink(r.target, r.path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Dir(r.path), 0o700); err != nil {
 		return err
 	}
-	return replaceLink(target, path)
+	return replaceLink(r.target, r.path)
+}
+
+// note adds what was wrong, and whether it still is. It keeps the first error.
+func note(findings []Finding, r repair, err error, failed *error) []Finding {
+	f := Finding{Subject: r.path, Problem: r.problem, Repaired: err == nil}
+	if err != nil {
+		f.Problem, f.Hint = r.problem+"; "+err.Error(), hintDisk
+		if *failed == nil {
+			*failed = fmt.Errorf("cannot tidy the ledger: %w", err)
+		}
+	}
+	failpoint.Hit("ledger/repaired")
+	return append(findings, f)
 }
 
 // repairs are the changes that make all that is derived agree with the entries. Bindings come
 // before links: the links of a dropped binding go with it.
-func repairs(s survey, now time.Time) []repair {
-	dropped := bindingRepairs(s)
-	s = without(s, dropped)
-	all := append(dropped, bindingLinkRepairs(s)...)
-	all = append(all, cgroupLinkRepairs(s)...)
-	all = append(all, ownerLinkRepairs(s, now)...)
-	all = append(all, gpuLinkRepairs(s)...)
-	return append(all, temporaryRepairs(s)...)
+func repairs(s *survey, now time.Time) (p plan) {
+	bindingRepairs(s, &p)
+	bindingLinkRepairs(s, &p)
+	cgroupLinkRepairs(s, &p)
+	ownerLinkRepairs(s, now, &p)
+	gpuLinkRepairs(s, &p)
+	for _, path := range s.drafts {
+		p.remove(path, "left over from a write that was interrupted")
+	}
+	return p
+}
+
+// ends reports whether a binding is to be dropped.
+func ends(s *survey, b *grant.Binding) bool {
+	_, found := s.grants[b.Grant]
+	return !found || b.Life == grant.Dead
 }
 
 // bindingRepairs drop the bindings of containers that are gone, and of grants that do not exist.
-func bindingRepairs(s survey) (all []repair) {
-	for _, key := range sortedKeys(s.bindings) {
-		if problem := wrongBinding(s, s.bindings[key]); problem != "" {
-			all = append(all, repair{path: s.files.bindings.path(key), problem: problem, binding: key,
-				grant: s.bindings[key].Grant})
-		}
-	}
-	return all
-}
-
-// wrongBinding says why a binding is to be dropped; "" if it stays.
-func wrongBinding(s survey, b grant.Binding) string {
-	switch {
-	case b.Life == grant.Dead:
-		return fmt.Sprintf("container %q is gone", b.Container)
-	case !has(s, b.Grant):
-		return fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container, b.Grant)
-	}
-	return ""
-}
-
-// without gives the survey as it is when bindings were dropped, with their links.
-func without(s survey, dropped []repair) survey {
-	if len(dropped) == 0 {
-		return s
-	}
-	left, gone, unlinked := map[string]grant.Binding{}, map[string]bool{}, map[string]bool{}
-	for _, r := range dropped {
-		gone[r.binding] = true
-		unlinked[filepath.Join(s.files.bindings.linksOf(r.grant), r.binding)] = true
-		for _, cgroup := range s.bindings[r.binding].Occupies {
-			if path := s.files.bindings.cgroups.path(cgroup); s.targets[path] == bindingTarget(r.binding) {
-				unlinked[path] = true
-			}
-		}
-	}
+func bindingRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
-		if !gone[key] {
-			left[key] = b
+		if !ends(s, b) {
+			continue
 		}
-	}
-	names := map[string][]string{}
-	for dir, all := range s.names {
-		for _, name := range all {
-			if !unlinked[filepath.Join(dir, name)] {
-				names[dir] = append(names[dir], name)
-			}
+		problem := fmt.Sprintf("container %q is gone", b.Container)
+		if b.Life != grant.Dead {
+			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container, b.Grant)
 		}
+		p.add(repair{s.files.bindings.path(key), problem, key, ""})
 	}
-	s.bindings, s.names = left, names
-	return s
 }
 
 // bindingLinkRepairs make each binding have its link from its grant, and no other. A record that
 // cannot be read may be a live container's as long as a grant links to it; without a link no grant
 // ever knew of it.
-func bindingLinkRepairs(s survey) (all []repair) {
+func bindingLinkRepairs(s *survey, p *plan) {
 	f, linked := s.files.bindings, linkedBindings(s)
-	for _, id := range s.names[f.byGrant] {
-		dir := f.linksOf(grant.ID(id))
-		for _, key := range s.names[dir] {
-			if path := filepath.Join(dir, key); isKey(key) && !linked[path] {
-				all = append(all, repair{path: path, problem: "link to a binding that is gone"})
+	for id, keys := range s.byGrant {
+		for _, key := range keys {
+			if path := f.byGrant + "/" + id + "/" + key; isKey(key) && !linked[path] {
+				p.remove(path, "link to a binding that is gone")
 			}
 		}
 	}
-	for _, key := range sortedKeys(s.bindings) {
-		if path := filepath.Join(f.linksOf(s.bindings[key].Grant), key); !linked[path] {
-			all = append(all, repair{path: path, problem: "the link to a binding is missing",
-				target: "../" + bindingTarget(key)})
+	for key, b := range s.bindings {
+		if path := f.linksOf(b.Grant) + "/" + key; !linked[path] && !ends(s, b) {
+			p.link(path, "../"+bindingTarget(key), "the link to a binding is missing")
 		}
 	}
-	for _, key := range sortedKeys(s.broken) {
+	for key, problem := range s.broken {
 		if !linked[key] {
-			all = append(all, repair{path: f.path(key),
-				problem: "a binding of no grant: " + s.broken[key].Error()})
+			p.remove(f.path(key), "a binding of no grant: "+problem)
 		}
 	}
-	return all
 }
 
 // linkedBindings are the right links from grants to bindings, by path, and the bindings that they
 // lead to, by key.
-func linkedBindings(s survey) map[string]bool {
-	f, linked := s.files.bindings, map[string]bool{}
-	for _, name := range s.names[f.byGrant] {
-		id := grant.ID(name)
-		for _, key := range s.names[f.linksOf(id)] {
-			b, readable := s.bindings[key]
-			_, broken := s.broken[key]
-			if broken && has(s, id) || readable && b.Grant == id {
-				linked[filepath.Join(f.linksOf(id), key)], linked[key] = true, true
+func linkedBindings(s *survey) map[string]bool {
+	linked := map[string]bool{}
+	for id, keys := range s.byGrant {
+		_, found := s.grants[grant.ID(id)]
+		for _, key := range keys {
+			b := s.bindings[key]
+			if s.broken[key] != "" && found || b != nil && string(b.Grant) == id {
+				linked[s.files.bindings.byGrant+"/"+id+"/"+key], linked[key] = true, true
 			}
 		}
 	}
@@ -244,133 +209,84 @@ func linkedBindings(s survey) map[string]bool {
 
 // cgroupLinkRepairs make each binding have its links from cgroups, and remove those that lead to no
 // binding.
-func cgroupLinkRepairs(s survey) (all []repair) {
+func cgroupLinkRepairs(s *survey, p *plan) {
 	dir, want := s.files.bindings.cgroups, map[string]string{}
 	for key, b := range s.bindings {
 		for _, cgroup := range b.Occupies {
-			want[dir.path(cgroup)] = key
+			// the links of a binding that ends go with it
+			if path := dir.path(cgroup); !ends(s, b) || want[path] == "" {
+				want[path] = key
+			}
 		}
 	}
-	for _, name := range s.names[string(dir)] {
-		path := filepath.Join(string(dir), name)
-		target, isLink := s.targets[path]
-		key := keyIn(target)
-		switch _, broken := s.broken[key]; {
-		case !isLink, broken:
-		case want[path] == "":
-			all = append(all, repair{path: path, problem: "link of a cgroup to a binding that is gone"})
+	for name, target := range s.cgroups {
+		path, key := string(dir)+"/"+name, keyIn(target)
+		switch b := s.bindings[want[path]]; {
+		case s.broken[key] != "":
 		case want[path] == key:
 			delete(want, path)
+		case b == nil || ends(s, b):
+			p.remove(path, "link of a cgroup to a binding that is gone")
 		}
 	}
-	for _, path := range sortedKeys(want) {
-		all = append(all, repair{path: path, problem: "the link of a cgroup to its binding is missing",
-			target: bindingTarget(want[path])})
+	for path, key := range want {
+		if !ends(s, s.bindings[key]) {
+			p.link(path, bindingTarget(key), "the link of a cgroup to its binding is missing")
+		}
 	}
-	return all
 }
 
 // ownerLinkRepairs make each owner's link lead to its live grant. A link to an entry that cannot be
 // read stays: only the link can say whose grant that is.
-func ownerLinkRepairs(s survey, now time.Time) (all []repair) {
+func ownerLinkRepairs(s *survey, now time.Time, p *plan) {
 	want, live := map[string]grant.ID{}, map[string]bool{}
-	for _, g := range s.sorted { // oldest first: of several the newest counts, as after its Put
-		path := s.files.owners.path(g.Owner)
-		if _, found := s.grants[g.ID]; found && hasLink(g.Owner) && (g.Live(now) || !live[path]) {
-			want[path], live[path] = g.ID, g.Live(now)
+	for i := range s.sorted { // oldest first: of several the newest counts, as after its Put
+		g := &s.sorted[i]
+		key := ownerKey(g.Owner)
+		if s.grants[g.ID] != nil && hasLink(g.Owner) && (g.Live(now) || !live[key]) {
+			want[key], live[key] = g.ID, g.Live(now)
 		}
 	}
-	for _, name := range s.names[string(s.files.owners)] {
-		path := filepath.Join(string(s.files.owners), name)
-		target, isLink := s.targets[path]
-		if !isLink || name[0] == '.' {
-			continue
+	for key, target := range s.owners {
+		path, right := string(s.files.owners)+"/"+key, want[key]
+		id, _ := idOf(filepath.Base(target))
+		switch {
+		case isDamaged(s, id):
+		case right == "":
+			p.remove(path, "it leads to "+target+", which is not its owner's")
+		case target != ownerTarget(right):
+			p.link(path, ownerTarget(right), "it leads to "+target+" and not to grant "+string(right))
 		}
-		if problem := wrongOwner(s, target, want[path]); problem != "" {
-			all = append(all, repair{path: path, problem: problem, target: ownerTarget(want[path])})
-		}
-		delete(want, path)
+		delete(want, key)
 	}
-	for _, path := range sortedKeys(want) {
-		if live[path] {
-			all = append(all, repair{path: path, target: ownerTarget(want[path]),
-				problem: "the link to grant " + string(want[path]) + " is missing"})
+	for key, id := range want {
+		if live[key] {
+			p.link(string(s.files.owners)+"/"+key, ownerTarget(id), "the link to grant "+string(id)+" is missing")
 		}
 	}
-	return all
-}
-
-// wrongOwner says what is wrong with an owner's link that should lead to a grant, "" to none.
-func wrongOwner(s survey, target string, want grant.ID) string {
-	id, _ := idOf(filepath.Base(target))
-	_, damaged := s.damaged[id]
-	switch {
-	case damaged, target == ownerTarget(want):
-		return ""
-	case want == "":
-		return "it leads to " + target + ", which is not its owner's"
-	}
-	return "it leads to " + target + " and not to grant " + string(want)
 }
 
 // gpuLinkRepairs make each GPU have its links to the grants on it, and no other.
-func gpuLinkRepairs(s survey) (all []repair) {
+func gpuLinkRepairs(s *survey, p *plan) {
 	f, linked := s.files.gpus, map[string]bool{}
-	for _, uuid := range s.names[string(f)] {
-		for _, name := range s.names[f.of(uuid)] {
+	for uuid, names := range s.gpus {
+		for _, name := range names {
 			id := grant.ID(name)
-			linked[f.path(uuid, id)] = true
-			_, damaged := s.damaged[id]
-			if g := s.grants[id]; !damaged && !g.Has(uuid) && name[0] != '.' {
-				all = append(all, repair{path: f.path(uuid, id), problem: "link to a grant that is gone"})
+			path := f.path(uuid, id)
+			linked[path] = true
+			if g := s.grants[id]; !isDamaged(s, id) && (g == nil || !g.Has(uuid)) {
+				p.remove(path, "link to a grant that is gone")
 			}
 		}
 	}
-	for _, id := range sortedKeys(s.grants) {
-		for _, share := range s.grants[id].GPUs {
+	for id, g := range s.grants {
+		if g == nil {
+			continue
+		}
+		for _, share := range g.GPUs {
 			if path := f.path(share.UUID, id); !linked[path] {
-				all = append(all, repair{path: path, problem: "the link to a grant was missing",
-					target: gpuTarget(id)})
+				p.link(path, gpuTarget(id), "the link to a grant was missing")
 			}
 		}
 	}
-	return all
-}
-
-// temporaryRepairs remove what killed writers left: no other process writes while this one holds
-// the lock.
-func temporaryRepairs(s survey) (all []repair) {
-	const problem = "left over from a write that was interrupted"
-	f := s.files
-	dirs := []string{string(f.grants), string(f.owners), f.bindings.records}
-	for _, uuid := range s.names[string(f.gpus)] {
-		dirs = append(dirs, f.gpus.of(uuid))
-	}
-	for _, dir := range dirs {
-		for _, name := range s.names[dir] {
-			if name[0] == '.' {
-				all = append(all, repair{path: filepath.Join(dir, name), problem: problem})
-			}
-		}
-	}
-	drafts := "." + filepath.Base(f.found) + "."
-	for _, name := range s.names[filepath.Dir(f.found)] { // other programs may keep files there
-		if strings.HasPrefix(name, drafts) {
-			all = append(all, repair{path: filepath.Join(filepath.Dir(f.found), name), problem: problem})
-		}
-	}
-	return all
-}
-
-// maybeEmpty are the directories that go when the last link in them has gone.
-func maybeEmpty(s survey) (dirs []string) {
-	for _, uuid := range s.names[string(s.files.gpus)] {
-		dirs = append(dirs, s.files.gpus.of(uuid))
-	}
-	for _, id := range s.names[s.files.bindings.byGrant] {
-		if !has(s, grant.ID(id)) {
-			dirs = append(dirs, s.files.bindings.linksOf(grant.ID(id)))
-		}
-	}
-	return dirs
 }

@@ -221,5 +221,5 @@ func (s *site) outside(memory grant.Bytes) {
 	for _, g := range inventory.GPUs {
 		used[g.UUID] = memory
 	}
-	must(s.T, n.Ledger.SetOutside(used))
+	must(s.T, n.Ledger.SetFound(used, nil))
 }
