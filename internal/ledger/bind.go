@@ -79,8 +79,8 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
-// DropReserved forgets what was reserved for a container that is being created now or never will
-// be, whatever runtime root its reserver took it to have: of one grant, or of all with "".
+// DropReserved forgets the reservations for a container that is being created now or never will be,
+// whatever runtime root they name: those of one grant, or of all with "".
 func (tx *Tx) DropReserved(id grant.ID, container string) {
 	if !tx.writes {
 		return

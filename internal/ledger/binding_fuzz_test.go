@@ -13,11 +13,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// FuzzBinding: whatever lies in a binding's file, the grant is only taken for free where the file
-// tells of another grant, or of this container and why it is dead. One that cannot be read is never
-// free.
+// FuzzBinding checks that a grant counts as free only if the file of its binding names another
+// grant, or shows that this container is dead, whatever the file holds. With a file that cannot be
+// read, the grant is never free.
 func FuzzBinding(f *testing.F) {
-	b := bookIn(f, f.TempDir())
+	b := ledgerIn(f, f.TempDir())
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c"))
 	path := b.files.bindings.path(bindingKey(bindingOf("", "").RuntimeRoot, "c"))

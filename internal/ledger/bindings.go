@@ -73,15 +73,15 @@ func (s Bindings) RootsOf(container, bundle string) (roots []string) {
 	return roots
 }
 
-// Occupy reports whether any container was bound in this boot that is to be found by its cgroup. It
-// costs one system call.
+// Occupy reports whether any binding of this boot has named a cgroup. It costs one system call.
 func (s Bindings) Occupy() bool {
 	_, err := os.Lstat(string(s.files.cgroups))
 	return err == nil
 }
 
 // Occupied reports whether a cgroup or unit is that of a container with a binding that may be
-// alive, but for the caller's own, or below such a cgroup, but for those that one may be below.
+// alive, or is below such a cgroup. It leaves out the caller's own binding, and cgroups that
+// another one may be below.
 func (s Bindings) Occupied(cgroups []string, own func(grant.Binding) bool,
 	mayBeBelow func(b grant.Binding, path string) bool) bool {
 	for _, cgroup := range cgroups {
@@ -107,8 +107,8 @@ func (s Bindings) Occupied(cgroups []string, own func(grant.Binding) bool,
 	return false
 }
 
-// OccupiedBelow reports whether a container with a binding that may be alive, but for the caller's
-// own, is in a cgroup below one of these. It reads all bindings.
+// OccupiedBelow reports whether a container with a binding that may be alive is in a cgroup below
+// one of these. It leaves out the caller's own binding, and reads all others.
 func (s Bindings) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool {
 	for _, b := range s.readable() {
 		if own(b) || !anyBelow(b.Occupies, cgroups) {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// bindingOf is a binding that is alive, as the test is its creator and runs.
+// bindingOf is a binding that is alive: the test is its creator, and runs.
 func bindingOf(id grant.ID, container string) grant.Binding {
 	self, err := host.Default().Self()
 	if err != nil {
@@ -31,7 +31,7 @@ func deadBinding(id grant.ID, container string) grant.Binding {
 	return b
 }
 
-func (b *book) bind(bindings ...grant.Binding) {
+func (b *testLedger) bind(bindings ...grant.Binding) {
 	b.t.Helper()
 	b.update(func(tx *Tx) error {
 		for _, binding := range bindings {
@@ -43,14 +43,14 @@ func (b *book) bind(bindings ...grant.Binding) {
 	})
 }
 
-func (b *book) binding(container string) (got grant.Binding, err error) {
+func (b *testLedger) binding(container string) (got grant.Binding, err error) {
 	root := bindingOf("", "").RuntimeRoot
 	err = b.View(func(tx *Tx) (err error) { got, err = tx.Bindings.Of(root, container); return err })
 	return got, err
 }
 
-// containers names who uses the grant, as Get tells.
-func (b *book) containers(id grant.ID) string {
+// usedBy names the containers that use the grant, as Get reports them.
+func (b *testLedger) usedBy(id grant.ID) string {
 	b.t.Helper()
 	g, err := b.get(id)
 	if err != nil {
@@ -64,7 +64,7 @@ func (b *book) containers(id grant.ID) string {
 }
 
 func TestBindThenUnbind(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	want := bindingOf(id(1), "c")
 	b.bind(want)
@@ -89,7 +89,7 @@ func TestBindThenUnbind(t *testing.T) {
 	for range 2 { // the second time there is nothing to do
 		b.update(func(tx *Tx) error { return tx.Unbind(root, "c") })
 		if _, err := b.binding("c"); !errors.Is(err, ErrNotFound) || b.Bindings.Has(root, "c") ||
-			b.containers(id(1)) != "" {
+			b.usedBy(id(1)) != "" {
 			t.Errorf("after Unbind: %v", err)
 		}
 	}
@@ -98,9 +98,9 @@ func TestBindThenUnbind(t *testing.T) {
 	}
 }
 
-// A container that is gone may have told somebody the reference.
+// A container that is gone may have passed the reference on.
 func TestAGrantIsKnownAsUsedUntilItIsGone(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2), sample(3), sample(4))
 	used := func(when string, want ...int) {
 		t.Helper()
@@ -131,16 +131,16 @@ func TestAGrantIsKnownAsUsedUntilItIsGone(t *testing.T) {
 }
 
 func TestAContainerHasOneBinding(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(1), "c"), bindingOf(id(1), "c"), bindingOf(id(1), "d"), bindingOf(id(2), "c"))
-	if one, two := b.containers(id(1)), b.containers(id(2)); one != "d" || two != "c" {
+	if one, two := b.usedBy(id(1)), b.usedBy(id(2)); one != "d" || two != "c" {
 		t.Errorf("grant 1 is used by %q, grant 2 by %q; want d and c", one, two)
 	}
 }
 
 func TestBindRefusesAContainerThatIsAPath(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	for _, container := range []string{"", ".", "..", "a/b", "../x", "a\x00b"} {
 		if err := b.Update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), container)) }); err == nil {
@@ -155,9 +155,9 @@ func TestBindRefusesAContainerThatIsAPath(t *testing.T) {
 	b.bind(bindingOf(id(1), "a..b")) // runc takes such ids
 }
 
-// TestBindIsOfAGrantThatIsThere: also where one was read, and is gone, a moment before.
-func TestBindIsOfAGrantThatIsThere(t *testing.T) {
-	b := newBook(t)
+// TestBindNeedsAGrantThatExists, also if the grant was read just before it was deleted.
+func TestBindNeedsAGrantThatExists(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	for name, bind := range map[string]func(*Tx) error{
 		"no grant":           func(tx *Tx) error { return tx.Bind(bindingOf("", "c")) },
@@ -180,8 +180,8 @@ func TestBindIsOfAGrantThatIsThere(t *testing.T) {
 	}
 }
 
-func TestDeleteTakesTheBindingsAlong(t *testing.T) {
-	b := newBook(t)
+func TestDeleteRemovesTheBindings(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(1), "c"), bindingOf(id(1), "d"), bindingOf(id(2), "e"))
 	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
@@ -189,7 +189,7 @@ func TestDeleteTakesTheBindingsAlong(t *testing.T) {
 		t.Errorf("binding of a deleted grant: %v", err)
 	}
 	b.put(sample(1))
-	if b.containers(id(1)) != "" || b.containers(id(2)) != "e" {
+	if b.usedBy(id(1)) != "" || b.usedBy(id(2)) != "e" {
 		t.Error("a new grant of the id has the old one's bindings, or another lost its own")
 	}
 }
@@ -199,7 +199,7 @@ func TestABindingThatCannotBeReadIsUnknownUntilReleasedByForce(t *testing.T) {
 		"empty": "", "garbage": "{", "newer": `{"version":2}`,
 		"another's": `{"version":1,"grant":"g-aaaaaaaaaaab","runtime_root":"/x","container":"y"}`,
 	} {
-		b := newBook(t)
+		b := newLedger(t)
 		b.put(sample(1))
 		b.bind(bindingOf(id(1), "c"))
 		path := b.files.bindings.path(bindingKey(bindingOf("", "").RuntimeRoot, "c"))
@@ -220,8 +220,8 @@ func TestABindingThatCannotBeReadIsUnknownUntilReleasedByForce(t *testing.T) {
 	}
 }
 
-func TestHalfABindingIsTolerated(t *testing.T) {
-	b := newBook(t)
+func TestABindingWithoutRecordOrLinkDoesNoHarm(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "fileless"), bindingOf(id(1), "linkless"), bindingOf(id(1), "whole"))
 	root := bindingOf("", "").RuntimeRoot
@@ -230,17 +230,17 @@ func TestHalfABindingIsTolerated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.containers(id(1)); got != "whole" {
+	if got := b.usedBy(id(1)); got != "whole" {
 		t.Errorf("bindings: %q", got)
 	}
 	b.update(func(tx *Tx) error { return tx.Sweep() })
-	if got := b.containers(id(1)); !strings.Contains(got, "linkless") || strings.Contains(got, "fileless") {
+	if got := b.usedBy(id(1)); !strings.Contains(got, "linkless") || strings.Contains(got, "fileless") {
 		t.Errorf("after Sweep: %q, want the link back", got)
 	}
 }
 
 func TestReconcileTidiesAndReports(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	released, adopted, kept := sample(1), sample(2), sample(3)
 	released.Draining = true
 	adopted.Source = grant.Adopted
@@ -273,13 +273,13 @@ func TestReconcileTidiesAndReports(t *testing.T) {
 	if got := dead(); len(got) != 0 {
 		t.Errorf("still dead: %q", got)
 	}
-	if got := b.containers(id(3)); got != "here" {
+	if got := b.usedBy(id(3)); got != "here" {
 		t.Errorf("the grant that is used has %q", got)
 	}
 }
 
 func TestSweepRemovesWhatIsOver(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	free, expired, old, oldBound, draining, drainingBound := sample(1), sample(2), sample(3), sample(4),
 		sample(5), sample(6)
 	expired.Expires = noon.Add(time.Hour)
@@ -301,7 +301,7 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	}
 }
 
-func (b *book) wantIDs(numbers ...int) {
+func (b *testLedger) wantIDs(numbers ...int) {
 	b.t.Helper()
 	grants, _ := b.all()
 	var got, want []grant.ID
@@ -316,18 +316,17 @@ func (b *book) wantIDs(numbers ...int) {
 	}
 }
 
-// TestDropDead: of a grant that many containers had, only the living are kept, however many were
-// never deleted.
+// TestDropDead: of the bindings of a grant, DropDead keeps those that are alive, however many
+// containers were never deleted.
 func TestBindingsIn(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	mine, other := bindingOf(id(1), "c"), bindingOf(id(1), "c")
 	other.RuntimeRoot, other.Bundle = "/run/other", "/another"
 	b.bind(mine)
 	b.bind(other)
 	b.bind(bindingOf(id(1), "d"))
-	if err := os.WriteFile(filepath.Join(b.files.bindings.records, strings.Repeat("a", 32)+".json"), []byte("{"),
-		0o600); err != nil {
+	if err := os.WriteFile(b.files.bindings.path(strings.Repeat("a", 32)), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := b.View(func(tx *Tx) error {
@@ -345,7 +344,7 @@ func TestBindingsIn(t *testing.T) {
 }
 
 func TestDropDead(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	for _, container := range []string{"first", "second", "third"} {
 		b.bind(deadBinding(id(1), container))

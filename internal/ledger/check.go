@@ -95,16 +95,16 @@ func damage(s *survey) (findings []Finding) {
 			closed = strings.Join(d.GPUs, ", ")
 		}
 		findings = append(findings, Finding{Subject: d.Path,
-			Problem: fmt.Sprintf("grant %s cannot be read: %s; it closes %s until it is released by force", d.ID,
-				d.Err, closed),
+			Problem: fmt.Sprintf("grant %s cannot be read: %s; it closes %s until it is released by force",
+				d.ID, d.Err, closed),
 			Hint: fmt.Sprintf("`gpuledger release --force %s` drops it", d.ID)})
 	}
 	linked := linkedBindings(s)
 	for key, problem := range s.broken {
 		if linked[key] {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
-				Problem: "the binding cannot be read, so its grant stays in use until it is released by force: " +
-					problem,
+				Problem: "the binding cannot be read, so its grant stays in use until it is released by " +
+					"force: " + problem,
 				Hint: "`gpuledger release --force ID` of its grant drops it"})
 		}
 	}

@@ -19,84 +19,84 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 	owner := ownerKey(sample(1).Owner)
 	write := func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) }
 	for name, row := range map[string]struct {
-		spoil   func(b *book) error
+		spoil   func(b *testLedger) error
 		subject string // ends with
 		says    string
 		stays   bool
 	}{
-		"owner link missing": {func(b *book) error {
+		"owner link missing": {func(b *testLedger) error {
 			return os.Remove(filepath.Join(string(b.files.owners), owner))
 		}, owner, "missing", false},
-		"owner link wrong": {func(b *book) error {
+		"owner link wrong": {func(b *testLedger) error {
 			return replaceLink(ownerTarget(id(2)), filepath.Join(string(b.files.owners), owner))
 		}, owner, "leads to", false},
-		"owner link dangling": {func(b *book) error {
+		"owner link dangling": {func(b *testLedger) error {
 			return os.Symlink(ownerTarget(id(9)), b.files.owners.path("claim:x"))
 		}, ownerKey("claim:x"), "not its owner's", false},
-		"owner is a file": {func(b *book) error {
+		"owner is a file": {func(b *testLedger) error {
 			return write(filepath.Join(string(b.files.owners), "x"))
 		}, "owners/x", "no link", true},
-		"GPU link missing": {func(b *book) error {
+		"GPU link missing": {func(b *testLedger) error {
 			return os.RemoveAll(b.files.gpus.of(gpu0))
 		}, string(id(1)), "missing", false},
-		"GPU link dangling": {func(b *book) error {
+		"GPU link dangling": {func(b *testLedger) error {
 			return os.Symlink(gpuTarget(id(9)), b.files.gpus.of(gpu0)+"/"+string(id(9)))
 		}, string(id(9)), "gone", false},
-		"GPU link of another GPU": {func(b *book) error {
+		"GPU link of another GPU": {func(b *testLedger) error {
 			return errors.Join(os.Mkdir(b.files.gpus.of(gpu1), 0o700),
 				os.Symlink(gpuTarget(id(1)), b.files.gpus.of(gpu1)+"/"+string(id(1))))
 		}, gpu1 + "/" + string(id(1)), "gone", false},
-		"binding dead": {func(b *book) error {
+		"binding dead": {func(b *testLedger) error {
 			return b.Update(func(tx *Tx) error { return tx.Bind(deadBinding(id(1), "c")) })
 		}, key + ".json", `"c" is gone`, false},
-		"binding of no grant": {func(b *book) error {
+		"binding of no grant": {func(b *testLedger) error {
 			return os.Remove(b.files.grants.path(id(1)))
 		}, key + ".json", "does not exist", false},
-		"binding link missing": {func(b *book) error {
+		"binding link missing": {func(b *testLedger) error {
 			return os.RemoveAll(b.files.bindings.linksOf(id(1)))
 		}, key, "missing", false},
-		"binding link dangling": {func(b *book) error {
+		"binding link dangling": {func(b *testLedger) error {
 			return os.Remove(b.files.bindings.path(key))
 		}, key, "gone", false},
-		"binding broken": {func(b *book) error {
+		"binding broken": {func(b *testLedger) error {
 			return write(b.files.bindings.path(key))
 		}, key + ".json", "cannot be read", true},
-		"binding broken, unknown": {func(b *book) error {
+		"binding broken, unknown": {func(b *testLedger) error {
 			return write(b.files.bindings.path(strings.Repeat("ab", 16)))
 		}, ".json", "of no grant", false},
-		"temporary grant": {func(b *book) error {
+		"temporary grant": {func(b *testLedger) error {
 			return write(temporary(b.files.grants.path(id(1))))
 		}, ".tmp", "interrupted", false},
-		"temporary old grant": {func(b *book) error {
+		"temporary old grant": {func(b *testLedger) error {
 			return write(temporary(b.files.grants.path(id(1))) + ".old")
 		}, ".old", "interrupted", false},
-		"temporary owner": {func(b *book) error {
+		"temporary owner": {func(b *testLedger) error {
 			return os.Symlink("x", temporary(b.files.owners.path("claim:x")))
 		}, ".tmp", "interrupted", false},
-		"temporary binding": {func(b *book) error {
+		"temporary binding": {func(b *testLedger) error {
 			return write(filepath.Join(b.files.bindings.records, ".x.json.123"))
 		}, ".x.json.123", "interrupted", false},
-		"temporary outside": {func(b *book) error {
+		"temporary outside": {func(b *testLedger) error {
 			return write(filepath.Join(b.Run, ".outside.json.123"))
 		}, ".outside.json.123", "interrupted", false},
-		"stray file": {func(b *book) error {
+		"stray file": {func(b *testLedger) error {
 			return write(filepath.Join(string(b.files.grants), "notes.txt"))
 		}, "notes.txt", "no entry", true},
-		"damaged grant": {func(b *book) error {
+		"damaged grant": {func(b *testLedger) error {
 			return write(b.files.grants.path(id(2)))
 		}, string(id(2)) + ".json", "closes " + gpu0, true},
-		"copied grant": {func(b *book) error {
+		"copied grant": {func(b *testLedger) error {
 			return os.Link(b.files.grants.path(id(2)), b.files.grants.path(id(7)))
 		}, string(id(7)) + ".json", "closes every GPU", true},
-		"directory open": {func(b *book) error {
+		"directory open": {func(b *testLedger) error {
 			return os.Chmod(string(b.files.grants), 0o755)
 		}, "state/grants", "mode 0755", true},
-		"directory another's": {func(b *book) error {
+		"directory another's": {func(b *testLedger) error {
 			return chown(t, b.State)
 		}, "state", "user 7", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
+			b := newLedger(t)
 			bearer := sample(2)
 			bearer.Owner = grant.Bearer
 			b.put(sample(1), bearer)
@@ -145,7 +145,7 @@ func hasFinding(r Report, subject, says string, repaired bool) bool {
 }
 
 func TestRepairedLinksWorkAgain(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c"))
 	for _, dir := range []string{string(b.files.owners), string(b.files.gpus), b.files.bindings.byGrant} {
@@ -244,7 +244,7 @@ func TestJudge(t *testing.T) {
 }
 
 func TestCheckJudgesTheGrants(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	inv := &grant.Inventory{GPUs: []grant.GPU{{UUID: gpu0, Memory: 8 * grant.GiB}}}
 	if report, err := b.Check(inv, 0); err != nil || !report.Sound() {
@@ -258,60 +258,60 @@ func TestCheckJudgesTheGrants(t *testing.T) {
 func BenchmarkGet(b *testing.B) {
 	for _, n := range []int{1, 10_000} {
 		b.Run(fmt.Sprintf("of %d", n), func(b *testing.B) {
-			book := bookIn(b, b.TempDir())
+			l := ledgerIn(b, b.TempDir())
 			sync := syncDir
 			syncDir = func(string) error { return nil }
 			defer func() { syncDir = sync }()
 			for i := range n {
-				book.put(sample(i))
+				l.put(sample(i))
 			}
 			i := 0
 			for b.Loop() {
-				if _, err := book.get(id(i % n)); err != nil {
+				if _, err := l.get(id(i % n)); err != nil {
 					b.Fatal(err)
 				}
-				i += 7919 // another each time: the kernel's caches are warm, the entry isn't the last one
+				i += 7919 // another each time, which is not the last one in the kernel's caches
 			}
 		})
 	}
 }
 
 func BenchmarkByOwner(b *testing.B) {
-	book := bookIn(b, b.TempDir())
-	book.put(sample(1))
+	l := ledgerIn(b, b.TempDir())
+	l.put(sample(1))
 	for b.Loop() {
-		if _, err := book.byOwner(sample(1).Owner); err != nil {
+		if _, err := l.byOwner(sample(1).Owner); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func BenchmarkBind(b *testing.B) {
-	book := bookIn(b, b.TempDir())
-	book.put(sample(1))
+	l := ledgerIn(b, b.TempDir())
+	l.put(sample(1))
 	binding := bindingOf(id(1), "c")
 	binding.Created = time.Now()
 	for b.Loop() {
-		book.bind(binding)
+		l.bind(binding)
 	}
 }
 
 func BenchmarkPut(b *testing.B) {
-	book := bookIn(b, b.TempDir())
+	l := ledgerIn(b, b.TempDir())
 	i := 0
 	for b.Loop() {
-		book.put(sample(i % 1000))
+		l.put(sample(i % 1000))
 		i++
 	}
 }
 
-// TestTidyingRemovesNoFile: where the ledger drops a directory that has become empty, a file in its
-// place is somebody's.
+// TestTidyingRemovesNoFile: a file in the place of a directory that the ledger removes when it is
+// empty was made by another program, and stays.
 func TestTidyingRemovesNoFile(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
-	strays := []string{filepath.Join(b.files.bindings.byGrant, "stray"), filepath.Join(string(b.files.gpus), "stray")}
+	strays := []string{b.files.bindings.byGrant + "/stray", string(b.files.gpus) + "/stray"}
 	for _, stray := range strays {
 		if err := os.WriteFile(stray, []byte("precious"), 0o600); err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 )
 
 // Containers of real runtimes, each in a mount namespace of its own inside one made for the test: a
-// spec that mounts where it shouldn't must not reach the machine.
+// spec that mounts in a wrong place must not reach the machine.
 
 const cgroupRoot = "/sys/fs/cgroup"
 
@@ -77,9 +77,9 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// stage is a runtime, a bundle and a ledger that follows one container.
+// stage is a runtime, a bundle and a ledger with a binding of one container.
 type stage struct {
-	*book
+	*testLedger
 	runtime, root, bundle, cgroup string
 	binding                       grant.Binding
 }
@@ -98,7 +98,7 @@ const (
 
 func newStage(t *testing.T, runtime, command, pidns, hooks string) *stage {
 	dir := t.TempDir()
-	s := &stage{book: newBook(t), runtime: runtime, root: filepath.Join(dir, "root"),
+	s := &stage{testLedger: newLedger(t), runtime: runtime, root: filepath.Join(dir, "root"),
 		bundle: filepath.Join(dir, "bundle")}
 	s.cgroup = "/gpuledger-test-" + strconv.Itoa(os.Getpid()) + "-" + filepath.Base(filepath.Dir(dir))
 	busybox, err := os.ReadFile("/bin/busybox")
@@ -179,7 +179,7 @@ func (s *stage) want(when string, want grant.Life) grant.Binding {
 	if got.Life != want {
 		s.t.Errorf("%s: life %d, want %d", when, got.Life, want)
 	}
-	if used := s.containers(id(1)) != ""; used != (want != grant.Dead) {
+	if used := s.usedBy(id(1)) != ""; used != (want != grant.Dead) {
 		s.t.Errorf("%s: the grant is in use: %v", when, used)
 	}
 	return got
@@ -232,7 +232,7 @@ func (s *stage) processes() (pids []int) {
 	return pids
 }
 
-// tidy ends what the test's own cgroups hold, then removes them.
+// tidy kills the processes in the test's own cgroups, then removes these.
 func (s *stage) tidy() {
 	_ = exec.Command(s.runtime, "--root", s.root, "delete", "--force", "c").Run()
 	waitFor(s.t, "the container's processes to end", func() bool {
@@ -278,7 +278,8 @@ var containerCases = map[string]func(t *testing.T, runtime string){
 		}
 	},
 	"a child outlives init": func(t *testing.T, runtime string) {
-		// The child leaves init's session, as a daemon does; nothing but the cgroup holds it.
+		// The child leaves init's session, as a daemon does; only the cgroup still shows whose it
+		// is.
 		s := newStage(t, runtime, "/bin/busybox setsid /bin/busybox sleep 600 </dev/null >/dev/null 2>&1 & "+
 			"exec /bin/busybox sleep 600", nodePIDs, noHooks)
 		s.created()

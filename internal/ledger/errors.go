@@ -11,8 +11,8 @@ import (
 // ErrNotFound says that the ledger has no such entry.
 var ErrNotFound = errors.New("the ledger has no such entry")
 
-// notFoundError is ErrNotFound of an entry. Most creates look for one that is not there: the
-// sentence is made only when it is read.
+// notFoundError is ErrNotFound with the name of the entry. Most creates look for an entry that does
+// not exist, so the sentence is made only when it is read.
 type notFoundError struct{ format, name string }
 
 // Error says what is not there.
@@ -23,8 +23,8 @@ func (e notFoundError) Error() string {
 // Unwrap is ErrNotFound.
 func (e notFoundError) Unwrap() error { return ErrNotFound }
 
-// DamagedError says that an entry is there and cannot be read. Whatever it grants is closed until it
-// is deleted.
+// DamagedError says that an entry exists and cannot be read. Its GPUs are closed until it is
+// deleted.
 type DamagedError struct{ grant.Damage }
 
 // Error names the entry and what is wrong with it.
@@ -38,7 +38,7 @@ type LockError struct {
 	Wait time.Duration
 }
 
-// Error names the lock, which `fuser` and `lsof` can tell the holder of.
+// Error names the lock file: `fuser` and `lsof` show the process that holds it.
 func (e *LockError) Error() string {
 	return fmt.Sprintf("cannot lock the ledger within %s: %s is held by another process", e.Wait, e.Path)
 }

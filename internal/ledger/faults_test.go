@@ -14,7 +14,7 @@ import (
 )
 
 // onSmallDisk puts the ledger's state on a file system of its own, with room for a few files.
-func onSmallDisk(t *testing.T) *book {
+func onSmallDisk(t *testing.T) *testLedger {
 	privateMounts(t)
 	dir := t.TempDir()
 	state := filepath.Join(dir, "state")
@@ -29,11 +29,11 @@ func onSmallDisk(t *testing.T) *book {
 			t.Errorf("cannot unmount: %v", err)
 		}
 	})
-	return bookIn(t, dir)
+	return ledgerIn(t, dir)
 }
 
-// sound is what newBook checks, for a ledger that is gone when the test's other clean-ups run.
-func (b *book) sound() {
+// sound is what newLedger checks, for a ledger that is gone when the test's other clean-ups run.
+func (b *testLedger) sound() {
 	b.t.Helper()
 	if report, err := b.Check(nil, 0); err != nil || len(report.Findings) > 0 {
 		b.t.Errorf("Check: %+v (%v), want no finding", report.Findings, err)
@@ -112,7 +112,7 @@ func TestAReadOnlyDiskChangesNothing(t *testing.T) {
 }
 
 func TestADirectoryThatDoesNotSyncChangesNothing(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	before := b.tree()
 	defer func() { syncDir = host.SyncDir }()
@@ -136,10 +136,10 @@ func TestADirectoryThatDoesNotSyncChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAPutThatFailsTakesNoLinkAlong, whether the grant has an owner's link, had it before, or
-// another grant of the owner's has it.
-func TestAPutThatFailsTakesNoLinkAlong(t *testing.T) {
-	b := newBook(t)
+// TestAPutThatFailsRemovesNoLink, whether the owner's link leads to the grant, led to it before, or
+// leads to another grant of the owner.
+func TestAPutThatFailsRemovesNoLink(t *testing.T) {
+	b := newLedger(t)
 	bearer, same, over := sample(2), sample(1), sample(3)
 	b.put(same)
 	bearer.Owner, same.Label = grant.Bearer, "changed"
@@ -162,9 +162,10 @@ func TestAPutThatFailsTakesNoLinkAlong(t *testing.T) {
 
 func TestAFullRunDirectoryBindsNothing(t *testing.T) {
 	privateMounts(t)
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
-	if err := unix.Mount("tmpfs", b.files.bindings.records, "tmpfs", unix.MS_RDONLY, "mode=0700"); err != nil {
+	err := unix.Mount("tmpfs", b.files.bindings.records, "tmpfs", unix.MS_RDONLY, "mode=0700")
+	if err != nil {
 		t.Fatal(err)
 	}
 	before := b.tree()

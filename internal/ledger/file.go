@@ -13,16 +13,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// temporary is where the next content of a file is written. One name a file is enough, as only the
-// holder of the lock writes, and a crash leaves one file behind, not many.
+// temporary is where the next content of a file is written. One name for each file is enough,
+// because only the holder of the lock writes, and a crash leaves one file behind, not many.
 func temporary(path string) string {
 	dir, name := filepath.Split(path)
 	return dir + "." + name + ".tmp"
 }
 
 // replaceDurably puts data at path so that it survives a power cut. On an error the old content
-// stands: where the directory's sync fails after the rename, the rename is undone, because a caller
-// who is told that it failed will not expect the new content to come back.
+// stays. If the directory's sync fails after the rename, the rename is undone: a caller that gets
+// an error does not expect the new content to come back.
 func replaceDurably(path string, data []byte) (err error) {
 	tmp, old := temporary(path), temporary(path)+".old"
 	defer func() {
@@ -58,8 +58,8 @@ func replaceDurably(path string, data []byte) (err error) {
 // syncDir is host.SyncDir; a test makes it fail.
 var syncDir = host.SyncDir
 
-// writeDurably makes the file new: what is left from a crash may be a link to something that is
-// read.
+// writeDurably makes a new file: what a crash left at path may be a second name of a file that
+// readers use.
 func writeDurably(path string, data []byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -97,7 +97,8 @@ func undoReplace(path, old string, kept bool) error {
 	return os.Remove(path)
 }
 
-// removeDurably takes a file away for good. On an error it stands as before.
+// removeDurably removes a file so that it does not come back after a power cut. On an error it is
+// there as before.
 func removeDurably(path string) error {
 	tmp := temporary(path)
 	_ = os.Remove(tmp) // left by a crash; if it stays, the rename fails
@@ -116,7 +117,7 @@ func removeDurably(path string) error {
 	return nil
 }
 
-// replaceLink makes path a link to target, in one step where there is a link already.
+// replaceLink makes path a link to target. If there is a link already, it replaces it in one step.
 func replaceLink(target, path string) error {
 	err := os.Symlink(target, path)
 	if !errors.Is(err, fs.ErrExist) {
@@ -136,7 +137,7 @@ func replaceLink(target, path string) error {
 	return nil
 }
 
-// namesIn lists a directory in the order of its names; one that is not there is empty.
+// namesIn lists a directory in the order of its names. A directory that does not exist is empty.
 func namesIn(dir string) ([]string, error) {
 	names, err := host.Names(dir)
 	if errors.Is(err, fs.ErrNotExist) {

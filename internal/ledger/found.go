@@ -19,7 +19,7 @@ import (
 type foundRecord struct {
 	Version int    `json:"version"`
 	BootID  string `json:"boot_id"`
-	// only for people: what was found counts until the next look
+	// only for people: what was found counts until it is set again
 	Taken time.Time              `json:"taken,omitzero"`
 	GPUs  map[string]grant.Bytes `json:"gpus"`
 	// Held are processes of containers that have a GPU without a grant of it, by GPU: PID/START,
@@ -33,8 +33,8 @@ type Found struct {
 	held    map[string]string      // processes, as in the file
 }
 
-// Held are the GPUs that a container has which has no grant of them, if one of its processes still
-// runs.
+// Held are the GPUs that containers without a grant of them have. A GPU is no longer held when all
+// of the container's processes have ended.
 func (f Found) Held(h host.Host) map[string]bool {
 	held := map[string]bool{}
 	for uuid, processes := range f.held {

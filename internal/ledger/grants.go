@@ -162,8 +162,8 @@ func (tx *Tx) Delete(id grant.ID) error {
 		return err
 	}
 	tx.found = ""
-	// The grant goes first. In the other order, a crash would leave a grant that looks free beside a
-	// container that still uses it.
+	// The grant goes first. In the other order, a crash would leave a grant that looks free beside
+	// a container that still uses it.
 	if err := removeDurably(tx.files.grants.path(id)); err != nil {
 		return fmt.Errorf("cannot delete grant %s: %w", id, err)
 	}

@@ -47,7 +47,7 @@ func helperCommand(binary, name, dir string, number int) *exec.Cmd {
 }
 
 // helper starts a helper and waits for its first line.
-func helper(t *testing.T, name string, b *book) *exec.Cmd {
+func helper(t *testing.T, name string, b *testLedger) *exec.Cmd {
 	t.Helper()
 	cmd := helperCommand(os.Args[0], name, filepath.Dir(b.State), 0)
 	out, err := cmd.StdoutPipe()
@@ -78,8 +78,8 @@ const (
 	rivalRoom  = 80 * grant.GiB // for 40 of them
 )
 
-// grantIfItFits is what a grant does: look at all, decide, enter. It starts when its stdin is
-// closed.
+// grantIfItFits does what `gpuledger grant` does: it reads all grants, decides, and enters one. It
+// starts when its stdin is closed.
 func grantIfItFits(l *Ledger, number int) error {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	return l.Update(func(tx *Tx) error {
@@ -105,7 +105,7 @@ func grantIfItFits(l *Ledger, number int) error {
 	})
 }
 
-// story is a life of grants that passes every dangerous line. Each step is one Update.
+// story is a series of changes that passes every dangerous line. Each step is one Update.
 func story() []func(*Tx) error {
 	a, other, wider := sample(1), sample(2), sample(1)
 	wider.GPUs = append(wider.GPUs, grant.Share{UUID: gpu1, Index: 1, Memory: grant.GiB})

@@ -16,8 +16,8 @@ type tally struct {
 	modes     []grant.Mode
 }
 
-// judge compares the grants with each other and with the GPUs. Pure; it is the admission's rules
-// seen from behind, so that a bug there doesn't go unnoticed.
+// judge compares the grants with each other and with the GPUs. It is pure. It checks what admission
+// should have kept to, so that a bug there is noticed.
 func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve grant.Bytes) []Finding {
 	perUUID, perCard, owners := map[string]*tally{}, map[string]*tally{}, map[grant.Owner]int{}
 	for _, g := range grants {
@@ -76,7 +76,7 @@ func add(tallies map[string]*tally, uuid string, g grant.Grant, s grant.Share) {
 	}
 }
 
-// card is the physical GPU of a MIG device; a mode is the card's.
+// card is the physical GPU of a MIG device, which has the mode.
 func card(inv *grant.Inventory, uuid string) string {
 	if inv == nil {
 		return uuid
@@ -104,7 +104,7 @@ func capacity(inv *grant.Inventory, reserve grant.Bytes, uuid string, exclusive 
 		}
 		for _, m := range g.MIG {
 			if m.UUID == uuid {
-				return m.Memory, true // a partition is granted whole
+				return m.Memory, true // a partition is granted as a whole
 			}
 		}
 	}

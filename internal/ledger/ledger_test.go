@@ -18,17 +18,17 @@ var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 const gpu0, gpu1 = "GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-11111111-aaaa-bbbb-cccc-111111111111"
 
-// book is a ledger with a clock that a test sets.
-type book struct {
+// testLedger is a ledger with a clock that a test sets.
+type testLedger struct {
 	*Ledger
 	t   testing.TB
 	now time.Time
 }
 
-// newBook makes an empty ledger. When the test is over the ledger must be sound, whatever was done
-// to it; a test that leaves damage on purpose says so by unsound.
-func newBook(t testing.TB) *book {
-	b := bookIn(t, t.TempDir())
+// newLedger makes an empty ledger. When the test is over the ledger must be sound, whatever was
+// done to it; a test that leaves damage on purpose calls unsound.
+func newLedger(t testing.TB) *testLedger {
+	b := ledgerIn(t, t.TempDir())
 	t.Cleanup(func() {
 		report, err := b.Check(nil, 0)
 		if err != nil {
@@ -44,24 +44,24 @@ func newBook(t testing.TB) *book {
 
 var unsoundTests = map[string]bool{}
 
-func (b *book) unsound() { unsoundTests[b.t.Name()] = true }
+func (b *testLedger) unsound() { unsoundTests[b.t.Name()] = true }
 
-func bookIn(t testing.TB, dir string) *book {
-	b := &book{t: t, now: noon}
+func ledgerIn(t testing.TB, dir string) *testLedger {
+	b := &testLedger{t: t, now: noon}
 	h := host.Default()
 	h.Now = func() time.Time { return b.now }
 	b.Ledger = Open(Options{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), Host: h})
 	return b
 }
 
-func (b *book) update(fn func(*Tx) error) {
+func (b *testLedger) update(fn func(*Tx) error) {
 	b.t.Helper()
 	if err := b.Update(fn); err != nil {
 		b.t.Fatalf("Update: %v", err)
 	}
 }
 
-func (b *book) put(grants ...grant.Grant) {
+func (b *testLedger) put(grants ...grant.Grant) {
 	b.t.Helper()
 	b.update(func(tx *Tx) error {
 		for _, g := range grants {
@@ -73,17 +73,17 @@ func (b *book) put(grants ...grant.Grant) {
 	})
 }
 
-func (b *book) get(id grant.ID) (g grant.Grant, err error) {
+func (b *testLedger) get(id grant.ID) (g grant.Grant, err error) {
 	err = b.View(func(tx *Tx) (err error) { g, err = tx.Get(id); return err })
 	return g, err
 }
 
-func (b *book) byOwner(o grant.Owner) (g grant.Grant, err error) {
+func (b *testLedger) byOwner(o grant.Owner) (g grant.Grant, err error) {
 	err = b.View(func(tx *Tx) (err error) { g, err = tx.ByOwner(o); return err })
 	return g, err
 }
 
-func (b *book) all() (grants []grant.Grant, damaged []grant.Damage) {
+func (b *testLedger) all() (grants []grant.Grant, damaged []grant.Damage) {
 	b.t.Helper()
 	err := b.View(func(tx *Tx) (err error) { grants, damaged, err = tx.All(); return err })
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *book) all() (grants []grant.Grant, damaged []grant.Damage) {
 }
 
 // tree is every name in the ledger, for "nothing was left behind".
-func (b *book) tree() string {
+func (b *testLedger) tree() string {
 	var names []string
 	for _, root := range []string{b.State, b.Run} {
 		_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -125,7 +125,7 @@ func sample(n int) grant.Grant {
 }
 
 func TestPutThenGetIsTheSame(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	full := sample(1)
 	full.Owner, full.Secret, full.Label = "claim:uid-9", grant.SecretHash("s"), "für \"Team A\" <\x01>"
 	full.GPUs = append(full.GPUs, grant.Share{UUID: gpu1, Index: 1, Memory: grant.GiB})
@@ -141,7 +141,7 @@ func TestPutThenGetIsTheSame(t *testing.T) {
 }
 
 func TestMissingIsNotFound(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	look := func(tx *Tx) error {
 		_, byID := tx.Get(id(1))
 		_, odd := tx.Get("../../etc/passwd")
@@ -178,7 +178,7 @@ func TestMissingIsNotFound(t *testing.T) {
 }
 
 func TestAStateThatCannotBeReadIsNotEmpty(t *testing.T) {
-	b := bookIn(t, t.TempDir())
+	b := ledgerIn(t, t.TempDir())
 	if err := os.WriteFile(b.State, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestAStateThatCannotBeReadIsNotEmpty(t *testing.T) {
 }
 
 func TestAllIsSortedByAgeThenID(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	old, twin := sample(5), sample(3)
 	old.Created, twin.Created = noon.Add(-time.Hour), noon.Add(4*time.Second)
 	b.put(sample(4), old, twin)
@@ -210,7 +210,7 @@ func TestAllIsSortedByAgeThenID(t *testing.T) {
 }
 
 func TestOnlyUpdateWrites(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	writes := map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(sample(2)) },
@@ -236,7 +236,7 @@ func TestOnlyUpdateWrites(t *testing.T) {
 }
 
 func TestUpdateReturnsItsFunctionsError(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	mine := errors.New("mine")
 	if err := b.Update(func(*Tx) error { return mine }); err != mine {
 		t.Errorf("Update: %v, want the very error", err)
@@ -244,8 +244,8 @@ func TestUpdateReturnsItsFunctionsError(t *testing.T) {
 	b.update(func(*Tx) error { return nil }) // the lock was released
 }
 
-func TestEverythingIsForNobodyElse(t *testing.T) {
-	b := newBook(t)
+func TestNoOtherUserCanReadTheLedger(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1))
 	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
 	if err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, nil); err != nil {
@@ -266,7 +266,7 @@ func TestEverythingIsForNobodyElse(t *testing.T) {
 }
 
 func TestPutRefusesWhatItCouldNotRead(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	for name, spoil := range map[string]func(*grant.Grant){
 		"id is a path":        func(g *grant.Grant) { g.ID = "../x" },
 		"no owner":            func(g *grant.Grant) { g.Owner = "" },
@@ -293,7 +293,7 @@ func TestPutRefusesWhatItCouldNotRead(t *testing.T) {
 }
 
 func TestOutsideHoldsForOneBoot(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	outside := b.Outside
 	if m, err := outside(); m != nil || err != nil {
 		t.Errorf("before anybody looked: %v, %v", m, err)

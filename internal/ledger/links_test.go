@@ -3,7 +3,6 @@ package ledger
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -11,7 +10,7 @@ import (
 )
 
 func TestByOwnerFollowsPodsAndClaims(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	pod, claim, bearer := sample(1), sample(2), sample(3)
 	claim.Owner, bearer.Owner = "claim:uid-2", grant.Bearer
 	b.put(pod, claim, bearer)
@@ -26,7 +25,7 @@ func TestByOwnerFollowsPodsAndClaims(t *testing.T) {
 }
 
 func TestAnOwnerLinkIsNoProof(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	if err := replaceLink(ownerTarget(id(2)), b.files.owners.path(sample(1).Owner)); err != nil {
 		t.Fatal(err)
@@ -37,7 +36,7 @@ func TestAnOwnerLinkIsNoProof(t *testing.T) {
 }
 
 func TestTheOwnersLiveGrantIsFound(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	first, second := sample(1), sample(2)
 	second.Owner = first.Owner
 	first.Expires = noon.Add(time.Minute)
@@ -62,7 +61,7 @@ func TestTheOwnersLiveGrantIsFound(t *testing.T) {
 }
 
 func TestAChangeOfOwnerOrGPUsMovesTheLinks(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	g := sample(1)
 	before := g.Owner
 	b.put(g)
@@ -74,7 +73,7 @@ func TestAChangeOfOwnerOrGPUsMovesTheLinks(t *testing.T) {
 	if _, err := os.Lstat(b.files.gpus.of(gpu0)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the former GPU's index: %v", err)
 	}
-	for _, link := range []string{b.files.owners.path(g.Owner), filepath.Join(b.files.gpus.of(gpu1), string(g.ID))} {
+	for _, link := range []string{b.files.owners.path(g.Owner), b.files.gpus.path(gpu1, g.ID)} {
 		if _, err := os.Stat(link); err != nil { // it leads to the grant's file
 			t.Error(err)
 		}

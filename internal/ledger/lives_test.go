@@ -12,7 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// texts are what a node's /proc and /sys have, by path below them.
+// texts are the files of a node's /proc and /sys, by path below them.
 type texts map[string]string
 
 // write makes files below a directory.
@@ -27,7 +27,7 @@ func (f texts) write(t *testing.T, dir string) {
 	}
 }
 
-// Processes of a node that a test makes up: each was started at 555.
+// Processes of an invented node: each was started at 555.
 const (
 	creatorPID, initPID = 50, 60
 	runningStat         = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
@@ -36,22 +36,24 @@ const (
 	spoiltStat          = "50"
 )
 
-// TestWhoCannotTellWhereItIsTakesNobodyForDead: neither the boot nor the namespaces are compared
-// with what could not be read.
-func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
+// TestWithoutBootOrNamespaceNoContainerIsDead: a program that cannot read its own boot or
+// namespaces compares no binding with them.
+func TestWithoutBootOrNamespaceNoContainerIsDead(t *testing.T) {
 	unreadable := errors.New("unreadable")
-	for name, spoil := range map[string]func(b *book){
-		"the boot": func(b *book) { b.Containers.Here.BootID = func() (string, error) { return "", unreadable } },
-		"the pid namespace": func(b *book) {
+	for name, spoil := range map[string]func(b *testLedger){
+		"the boot": func(b *testLedger) {
+			b.Containers.Here.BootID = func() (string, error) { return "", unreadable }
+		},
+		"the pid namespace": func(b *testLedger) {
 			ns, _ := b.Containers.Here.PIDNS()
 			b.Containers.Here.PIDNS = func() (uint64, error) { return ns, unreadable }
 		},
-		"the time namespace": func(b *book) {
+		"the time namespace": func(b *testLedger) {
 			ns, _ := b.Containers.Here.TimeNS()
 			b.Containers.Here.TimeNS = func() (uint64, error) { return ns, unreadable }
 		},
 	} {
-		b := newBook(t)
+		b := newLedger(t)
 		b.put(sample(1))
 		b.bind(deadBinding(id(1), "c"))
 		if got, err := b.binding("c"); err != nil || got.Life != grant.Dead {
@@ -63,41 +65,42 @@ func TestWhoCannotTellWhereItIsTakesNobodyForDead(t *testing.T) {
 		known := b.Containers.Here
 		spoil(b)
 		got, err := b.binding("c")
-		if err != nil || got.Life != grant.LifeUnknown || b.containers(id(1)) != "c" {
+		if err != nil || got.Life != grant.LifeUnknown || b.usedBy(id(1)) != "c" {
 			t.Errorf("%s: life %d (%v), want unknown", name, got.Life, err)
 		}
 		fresh := bindingOf(id(1), "d")
 		if err := b.Update(func(tx *Tx) error { return tx.Bind(fresh) }); !errors.Is(err, unreadable) {
-			t.Errorf("%s: a binding is written, that nobody could tell from one of elsewhere: %v", name, err)
+			t.Errorf("%s: a binding is written that does not say where it counts: %v", name, err)
 		}
-		if err := b.Creates.Announce([]string{"/c"}); name == "the pid namespace" && !errors.Is(err, unreadable) {
-			t.Errorf("%s: a create is announced that nobody could find: %v", name, err)
+		err = b.Creates.Announce([]string{"/c"})
+		if name == "the pid namespace" && !errors.Is(err, unreadable) {
+			t.Errorf("%s: a create is announced without the name of its process: %v", name, err)
 		}
 		if err := b.SetFound(nil, nil); name == "the boot" && !errors.Is(err, unreadable) {
-			t.Errorf("%s: what is outside the ledger is written down for no boot: %v", name, err)
+			t.Errorf("%s: what is outside the ledger is written without a boot: %v", name, err)
 		}
 		if _, err := b.Outside(); name == "the boot" && !errors.Is(err, unreadable) {
-			t.Errorf("%s: what was found outside the ledger is told of which boot: %v", name, err)
+			t.Errorf("%s: what was found outside the ledger is read for an unknown boot: %v", name, err)
 		}
 		b.Containers.Here = known
 	}
 }
 
 // found is what the watch found, as View reads it.
-func (b *book) found() (found Found, err error) {
+func (b *testLedger) found() (found Found, err error) {
 	err = b.View(func(tx *Tx) (err error) { found, err = tx.Found(); return err })
 	return found, err
 }
 
-// Outside is the memory of it.
-func (b *book) Outside() (map[string]grant.Bytes, error) {
+// Outside is the memory that the watch found.
+func (b *testLedger) Outside() (map[string]grant.Bytes, error) {
 	found, err := b.found()
 	return found.Outside, err
 }
 
-// TestHeldByProcessesThatMayRun: a GPU is held while one of the processes runs, or nobody can tell.
+// TestHeldByProcessesThatMayRun: a GPU is held while one of the processes runs or is unknown.
 func TestHeldByProcessesThatMayRun(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	texts{"50/stat": runningStat, "51/stat": zombieStat, "52/stat": spoiltStat}.write(t, b.State+"/../proc")
 	b.Host.Proc = b.State + "/../proc"
 	process := func(pid int, start uint64) grant.Process { return grant.Process{PID: pid, Start: start} }
@@ -136,10 +139,10 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 	}
 }
 
-// TestABindingThatCannotBeReplacedStays: with its link, by which its grant is in use.
+// TestABindingThatCannotBeReplacedStays, and so does its link, which keeps its grant in use.
 func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	privateMounts(t)
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(1), "c"))
 	for _, flags := range []uintptr{unix.MS_BIND, unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY} {
@@ -153,7 +156,7 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 		}); !errors.Is(err, unix.EROFS) {
 			t.Errorf("Bind of grant %d: %v, want EROFS", n, err)
 		}
-		if one, two := b.containers(id(1)), b.containers(id(2)); one != "c" || two != "" {
+		if one, two := b.usedBy(id(1)), b.usedBy(id(2)); one != "c" || two != "" {
 			t.Errorf("after that of grant %d: grant 1 is used by %q, grant 2 by %q; want c and nobody", n,
 				one, two)
 		}
@@ -163,7 +166,7 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	}); !errors.Is(err, unix.EROFS) {
 		t.Errorf("Unbind: %v, want EROFS", err)
 	}
-	if one := b.containers(id(1)); one != "c" {
+	if one := b.usedBy(id(1)); one != "c" {
 		t.Errorf("after an Unbind that failed grant 1 is used by %q", one)
 	}
 	links, err := namesIn(b.files.bindings.linksOf(id(2)))
@@ -175,24 +178,24 @@ func TestABindingThatCannotBeReplacedStays(t *testing.T) {
 	}
 }
 
-// TestDraftsOfAnnouncementsAreNobodys: another process is about to rename its own, and it announces
-// nothing yet.
-func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
-	b := newBook(t)
+// TestDraftsOfAnnouncementsDoNotCount: another process is about to rename its file, and has
+// announced nothing yet.
+func TestDraftsOfAnnouncementsDoNotCount(t *testing.T) {
+	b := newLedger(t)
 	draft := filepath.Join(b.Creates.dir, ".1-2-3")
 	texts{"creates/.1-2-3": "/a", "creates/1-2-4": "/b"}.write(t, b.Run)
 	if err := os.Chmod(b.Run, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	texts{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
-	// whichever is listed last
+	// the order of the listing does not count
 	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} {
 		if b.Creates.Announced([]string{cgroup}) != want {
 			t.Errorf("%s is announced: %v", cgroup, !want)
 		}
 	}
 	if _, err := os.Stat(draft); err != nil {
-		t.Errorf("a draft is taken away: %v", err)
+		t.Errorf("a draft is removed: %v", err)
 	}
 	own, err := b.Creates.own()
 	if err != nil {
@@ -200,14 +203,14 @@ func TestDraftsOfAnnouncementsAreNobodys(t *testing.T) {
 	}
 	texts{"creates/" + own + "/x": ""}.write(t, b.Run)
 	if err := b.Creates.Announce([]string{"/c"}); err == nil {
-		t.Error("what cannot be written is announced")
+		t.Error("an announcement that cannot be written gives no error")
 	}
 }
 
-// TestARecordWhoseContainerIsAPathIsFollowedNowhere: a runtime root has no state of it, and that
-// proves nothing.
-func TestARecordWhoseContainerIsAPathIsFollowedNowhere(t *testing.T) {
-	b := newBook(t)
+// TestABindingOfAContainerThatIsAPathIsUnknown: that a runtime root has no state of it proves
+// nothing.
+func TestABindingOfAContainerThatIsAPathIsUnknown(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1))
 	b.bind(deadBinding(id(1), "c"))
 	for _, container := range []string{"..", "../x", "", "."} {

@@ -47,10 +47,10 @@ func lockFile(path string) (int, error) {
 	return fd, err
 }
 
-// waitForLock takes a lock that another process holds, or closes the file. unix.ETIMEDOUT says that the
-// time is over. A blocking flock queues fairly and wakes at once, which polling would not do (64
-// writers that poll each 50 ms: 3.0 s; blocking: 0.04 s). But it knows no deadline: after it the
-// waiting goroutine is left behind, and gives back what it gets.
+// waitForLock takes a lock that another process holds, or closes the file. unix.ETIMEDOUT says that
+// the time is over. A blocking flock queues fairly and wakes at once, which polling would not do
+// (64 writers that poll each 50 ms: 3.0 s; blocking: 0.04 s). But it knows no deadline: after it
+// the waiting goroutine is left behind, and gives back what it gets.
 func waitForLock(fd int, wait time.Duration) error {
 	locked, abandoned := make(chan error), make(chan struct{})
 	go func() {

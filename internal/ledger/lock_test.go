@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (b *book) hold() (release func()) {
+func (b *testLedger) hold() (release func()) {
 	b.t.Helper()
 	unlock, err := lock(b.files.lock, b.Wait)
 	if err != nil {
@@ -20,7 +20,7 @@ func (b *book) hold() (release func()) {
 }
 
 func TestAHeldLockIsGivenUpOn(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	holder := helper(t, "hold", b)
 	b.Wait = 30 * time.Millisecond
@@ -43,7 +43,7 @@ func TestAHeldLockIsGivenUpOn(t *testing.T) {
 }
 
 func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	release := b.hold()
 	done := make(chan error)
@@ -60,7 +60,7 @@ func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 }
 
 func TestAReplacedLockFileGuardsNothing(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	release := b.hold()
 	done := make(chan error)
@@ -85,7 +85,7 @@ func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 }
 
 func TestTheLockIsNotInherited(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.update(func(*Tx) error { return nil })
 	fd, err := lockFile(b.files.lock)
 	if err != nil {
@@ -99,7 +99,7 @@ func TestTheLockIsNotInherited(t *testing.T) {
 }
 
 func TestALockThatCannotBeMade(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.update(func(*Tx) error { return nil })
 	if err := errors.Join(os.Remove(b.files.lock), os.Mkdir(b.files.lock, 0o700)); err != nil {
 		t.Fatal(err)

@@ -45,13 +45,13 @@ func (m model) bound(id grant.ID) (bindings []grant.Binding) {
 // admission does, an owner gets a second grant only when it has no live one.
 func TestModel(t *testing.T) {
 	defer func() { syncDir = host.SyncDir }()
-	syncDir = func(string) error { return nil } // what is durable is another test's
+	syncDir = func(string) error { return nil } // another test checks what is durable
 	rapid.Check(t, func(rt *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := bookIn(t, dir)
+		b := ledgerIn(t, dir)
 		m := model{grants: map[grant.ID]grant.Grant{}, bindings: map[string]grant.ID{},
 			used: map[grant.ID]bool{}}
 		ids := rapid.Map(rapid.IntRange(0, 4), id)
@@ -90,7 +90,7 @@ func drawGrant(rt *rapid.T, id grant.ID) grant.Grant {
 	return g
 }
 
-func (m model) put(b *book, g grant.Grant) {
+func (m model) put(b *testLedger, g grant.Grant) {
 	if id, live := m.owned(g.Owner, b.now); live && id != g.ID && hasLink(g.Owner) {
 		return
 	}
@@ -98,7 +98,7 @@ func (m model) put(b *book, g grant.Grant) {
 	m.grants[g.ID] = g
 }
 
-func (m model) remove(rt *rapid.T, b *book, id grant.ID) {
+func (m model) remove(rt *rapid.T, b *testLedger, id grant.ID) {
 	_, found := m.grants[id]
 	if err := b.Update(func(tx *Tx) error { return tx.Delete(id) }); errors.Is(err, ErrNotFound) == found {
 		rt.Fatalf("Delete(%s): %v, want found %v", id, err, found)
@@ -108,10 +108,10 @@ func (m model) remove(rt *rapid.T, b *book, id grant.ID) {
 	maps.DeleteFunc(m.bindings, func(_ string, of grant.ID) bool { return of == id })
 }
 
-func (m model) bind(rt *rapid.T, b *book, id grant.ID, container string) {
+func (m model) bind(rt *rapid.T, b *testLedger, id grant.ID, container string) {
 	g, found := m.grants[id]
 	if g.Bindings = m.bound(id); found && !g.Live(b.now) {
-		return // an admission refuses it: a binding would bring it back to life beside its owner's next
+		return // an admission refuses it: a binding would make it live, beside its owner's next grant
 	}
 	if err := b.Update(func(tx *Tx) error {
 		return tx.Bind(bindingOf(id, container))
@@ -123,12 +123,12 @@ func (m model) bind(rt *rapid.T, b *book, id grant.ID, container string) {
 	}
 }
 
-func (m model) unbind(b *book, container string) {
+func (m model) unbind(b *testLedger, container string) {
 	b.update(func(tx *Tx) error { return tx.Unbind(bindingOf("", "").RuntimeRoot, container) })
 	delete(m.bindings, container)
 }
 
-func (m model) sweep(b *book) {
+func (m model) sweep(b *testLedger) {
 	b.update(func(tx *Tx) error { return tx.Sweep() })
 	maps.DeleteFunc(m.grants, func(id grant.ID, g grant.Grant) bool {
 		over := g.Draining || !g.Expires.IsZero() && !b.now.Before(g.Expires.Add(24*time.Hour))
@@ -137,7 +137,7 @@ func (m model) sweep(b *book) {
 	maps.DeleteFunc(m.used, func(id grant.ID, _ bool) bool { _, there := m.grants[id]; return !there })
 }
 
-func (m model) compare(rt *rapid.T, b *book) {
+func (m model) compare(rt *rapid.T, b *testLedger) {
 	grants, damaged := b.all()
 	got, users := map[grant.ID]grant.Grant{}, map[string]grant.ID{}
 	for _, g := range grants {

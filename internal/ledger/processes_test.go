@@ -20,7 +20,7 @@ import (
 )
 
 func TestManyProcessesNeverGrantMoreThanThereIs(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	outputs := make([]bytes.Buffer, contenders)
 	cmds := make([]*exec.Cmd, contenders)
 	gates := make([]io.Closer, contenders)
@@ -61,14 +61,14 @@ func TestManyProcessesNeverGrantMoreThanThereIs(t *testing.T) {
 	}
 }
 
-// facts is what a reader can tell of the ledger, for comparing.
+// facts is what a reader sees of the ledger, for comparing.
 type facts struct {
 	Grants   []grant.Grant
 	Owners   map[grant.Owner]grant.ID
 	Bindings map[string]grant.ID
 }
 
-func (b *book) facts() facts {
+func (b *testLedger) facts() facts {
 	b.t.Helper()
 	f := facts{Owners: map[grant.Owner]grant.ID{}, Bindings: map[string]grant.ID{}}
 	grants, damaged := b.all()
@@ -76,7 +76,7 @@ func (b *book) facts() facts {
 		b.t.Errorf("damaged: %+v", damaged)
 	}
 	for _, g := range grants {
-		if g.Draining { // whether it is swept yet is nobody's business
+		if g.Draining { // it may be swept already or not
 			continue
 		}
 		for i := range g.Bindings {
@@ -91,9 +91,9 @@ func (b *book) facts() facts {
 	return f
 }
 
-// expected tells the story undisturbed and notes the facts after each step.
+// expected runs the story without a kill and gives the facts after each step.
 func expected(t *testing.T) []facts {
-	b := newBook(t)
+	b := newLedger(t)
 	all := []facts{b.facts()}
 	for _, step := range story() {
 		b.update(step)
@@ -102,8 +102,8 @@ func expected(t *testing.T) []facts {
 	return all
 }
 
-// TestTorture kills the story at each dangerous line, each time that it is passed. What was
-// acknowledged before must be there, what was under way must be there whole or not at all, the
+// TestTorture kills the story at each dangerous line, each time that it passes the line. What was
+// acknowledged before must be there. What was under way must be there as a whole or not at all. The
 // ledger must be sound, and take a grant.
 func TestTorture(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("TORTURE_ROUNDS"))
@@ -128,9 +128,9 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// tortureAnywhere kills the story at any time: what nobody thought to mark is dangerous too.
+// tortureAnywhere kills the story at any time: a line without a mark may be dangerous too.
 func tortureAnywhere(t *testing.T, want []facts) {
-	b := bookIn(t, t.TempDir())
+	b := ledgerIn(t, t.TempDir())
 	cmd := helperCommand(os.Args[0], "story", filepath.Dir(b.State), 0)
 	var out bytes.Buffer
 	cmd.Stdout = &out
@@ -145,10 +145,10 @@ func tortureAnywhere(t *testing.T, want []facts) {
 	b.afterCrash("after "+after.String(), want[done], want[min(done+1, len(want)-1)])
 }
 
-// tortureOnce reports whether the story was killed; without a kill the mark is passed no more
+// tortureOnce reports whether the story was killed. If it was not, it passes the mark no more
 // often.
 func tortureOnce(t *testing.T, binary, point string, want []facts) bool {
-	b := bookIn(t, t.TempDir())
+	b := ledgerIn(t, t.TempDir())
 	cmd := helperCommand(binary, "story", filepath.Dir(b.State), 0)
 	cmd.Env = append(cmd.Env, failpoint.Variable+"="+point)
 	out, err := cmd.Output()
@@ -166,7 +166,7 @@ func tortureOnce(t *testing.T, binary, point string, want []facts) bool {
 	return killed
 }
 
-func (b *book) afterCrash(point string, before, after facts) {
+func (b *testLedger) afterCrash(point string, before, after facts) {
 	if got := b.facts(); !reflect.DeepEqual(got, before) && !reflect.DeepEqual(got, after) {
 		b.t.Errorf("%s: a reader sees\n%+v\nwant\n%+v\nor\n%+v", point, got, before, after)
 	}
@@ -187,9 +187,9 @@ func (b *book) afterCrash(point string, before, after facts) {
 	}
 }
 
-// traced: a grant that a container was bound to is known as used, whatever crashed, and no trace is
-// left of one that is gone.
-func (b *book) traced(point string, before facts) {
+// traced checks that a grant to which a container was bound is known as used, whatever crashed, and
+// that no trace is left of a grant that is gone.
+func (b *testLedger) traced(point string, before facts) {
 	b.t.Helper()
 	grants, _ := b.all()
 	there := map[grant.ID]bool{}
@@ -198,7 +198,7 @@ func (b *book) traced(point string, before facts) {
 	}
 	for container, g := range before.Bindings {
 		if there[g] && !b.Bindings.Used(g) {
-			b.t.Errorf("%s: grant %s passes for unused, which container %q had", point, g, container)
+			b.t.Errorf("%s: grant %s counts as unused, and container %q had it", point, g, container)
 		}
 	}
 	traces, err := namesIn(b.files.bindings.byGrant)

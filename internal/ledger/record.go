@@ -12,8 +12,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// record is a grant as its file holds it. Members that we don't know are kept when a file is
-// written again: a newer gpuledger of the same format version may rely on them.
+// record is a grant as its file holds it. Unknown members are kept when a file is written again: a
+// newer gpuledger of the same format version may rely on them.
 type record struct {
 	Version  int            `json:"version"`
 	ID       grant.ID       `json:"id"`
@@ -38,15 +38,14 @@ type share struct {
 }
 
 // format is a version of the files and the way to it: steps[v] makes version v+1 of a file of
-// version v. A file of a newer version is not guessed at: what it adds may take away what we would
-// believe to be there.
+// version v. A file of a newer version is an error: what it adds may change what the rest means.
 type format struct {
 	version int
 	steps   map[int]func(jsontext.Value) (jsontext.Value, error)
 }
 
 // The formats that this package reads and writes. There is none before them. Files of the run
-// directory have one of their own: they die with the boot, and grants do not.
+// directory have a format of their own: they end with the boot, and grants do not.
 var (
 	grantFormat = format{version: 1}
 	runFormat   = format{version: 1}
@@ -55,7 +54,7 @@ var (
 // maxFile bounds a file of the ledger; a grant over 16 GPUs has 2 KiB.
 const maxFile = 1 << 20
 
-// decode reads a grant's file, whatever it holds. id is what the file's name says.
+// decode reads a grant's file, whatever it holds. id is the id in the file's name.
 func (f format) decode(data []byte, id grant.ID) (record, error) {
 	var rec record
 	if err := f.unmarshal(data, rec.read, func() int { return rec.Version }); err != nil {
@@ -67,8 +66,8 @@ func (f format) decode(data []byte, id grant.ID) (record, error) {
 	return rec, validate(rec.grant())
 }
 
-// unmarshal has read decode a versioned file, and may leave it halfway when it fails. Almost every
-// file has our version, so it is decoded in one pass and looked at again only where it hasn't.
+// unmarshal decodes a versioned file with read, and may leave a part when it fails. Almost every
+// file has the current version, so it is decoded in one pass, and again only if it has another.
 func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, version func() int) error {
 	if len(data) == 0 {
 		return errors.New("it is empty")
@@ -87,7 +86,7 @@ func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, versi
 	return tokens.Whole(upgraded, read)
 }
 
-// upgrade brings an older file to the current version; nil where it has that already.
+// upgrade brings an older file to the current version; nil if it has that already.
 func (f format) upgrade(data []byte) (jsontext.Value, error) {
 	var head struct {
 		Version int `json:"version"`
@@ -116,7 +115,7 @@ func (f format) upgrade(data []byte) (jsontext.Value, error) {
 	return value, nil
 }
 
-// encode writes a grant for a reader of any kind, with what old had that we don't know.
+// encode writes a grant, with the unknown members of what its file held before.
 func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 	rec := record{
 		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode,
@@ -154,8 +153,7 @@ func (r record) grant() grant.Grant {
 	return g
 }
 
-// validate holds for every grant that is written and for every one that is read: what breaks it
-// cannot be counted.
+// validate checks every grant that is written or read: a grant that fails cannot be counted.
 func validate(g grant.Grant) error {
 	if _, err := grant.ParseID(string(g.ID)); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 
 // The file is read by people, backup tools and other versions of gpuledger: its bytes are fixed.
 func TestGrantFile(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	g := sample(1)
 	g.Secret, g.Label, g.Compute, g.Expires, g.Draining = "ab12", "night run", 25, noon.Add(time.Hour), true
 	g.For = []grant.Tie{"namespace:team", "pod:uid-1"}
@@ -61,7 +61,7 @@ func TestGrantFile(t *testing.T) {
 	}
 }
 
-func (b *book) file(id grant.ID) string {
+func (b *testLedger) file(id grant.ID) string {
 	b.t.Helper()
 	data, err := os.ReadFile(b.files.grants.path(id))
 	if err != nil {
@@ -70,7 +70,7 @@ func (b *book) file(id grant.ID) string {
 	return string(data)
 }
 
-func (b *book) setFile(id grant.ID, text string) {
+func (b *testLedger) setFile(id grant.ID, text string) {
 	b.t.Helper()
 	if err := os.WriteFile(b.files.grants.path(id), []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
@@ -78,8 +78,8 @@ func (b *book) setFile(id grant.ID, text string) {
 }
 
 func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
-	edit := func(from, to string) func(*book) {
-		return func(b *book) {
+	edit := func(from, to string) func(*testLedger) {
+		return func(b *testLedger) {
 			text := b.file(id(1))
 			if !strings.Contains(text, from) {
 				b.t.Fatalf("no %q in %s", from, text)
@@ -87,24 +87,25 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 			b.setFile(id(1), strings.Replace(text, from, to, 1))
 		}
 	}
-	inPlace := func(make func(path string) error) func(*book) {
-		return func(b *book) {
-			if err := errors.Join(os.Remove(b.files.grants.path(id(1))), make(b.files.grants.path(id(1)))); err != nil {
+	inPlace := func(make func(path string) error) func(*testLedger) {
+		return func(b *testLedger) {
+			path := b.files.grants.path(id(1))
+			if err := errors.Join(os.Remove(path), make(path)); err != nil {
 				b.t.Fatal(err)
 			}
 		}
 	}
 	for name, row := range map[string]struct {
-		damage func(*book)
+		damage func(*testLedger)
 		says   string
 	}{
-		"empty":          {func(b *book) { b.setFile(id(1), "") }, "empty"},
-		"garbage":        {func(b *book) { b.setFile(id(1), "\x00\x00\x00") }, "invalid character"},
-		"truncated":      {func(b *book) { b.setFile(id(1), b.file(id(1))[:100]) }, "unexpected EOF"},
-		"two documents":  {func(b *book) { b.setFile(id(1), b.file(id(1))+"{}") }, "after top-level value"},
-		"huge":           {func(b *book) { b.setFile(id(1), strings.Repeat(" ", maxFile+1)) }, "bytes, more than"},
+		"empty":          {func(b *testLedger) { b.setFile(id(1), "") }, "empty"},
+		"garbage":        {func(b *testLedger) { b.setFile(id(1), "\x00\x00\x00") }, "invalid character"},
+		"truncated":      {func(b *testLedger) { b.setFile(id(1), b.file(id(1))[:100]) }, "unexpected EOF"},
+		"two documents":  {func(b *testLedger) { b.setFile(id(1), b.file(id(1))+"{}") }, "after top-level value"},
+		"huge":           {func(b *testLedger) { b.setFile(id(1), strings.Repeat(" ", maxFile+1)) }, "bytes, more than"},
 		"newer version":  {edit(`"version": 1`, `"version": 2`), "format version 2, this gpuledger reads up to 1"},
-		"newer shape":    {func(b *book) { b.setFile(id(1), `{"version":7,"id":["x"]}`) }, "format version 7"},
+		"newer shape":    {func(b *testLedger) { b.setFile(id(1), `{"version":7,"id":["x"]}`) }, "format version 7"},
 		"version 0":      {edit(`"version": 1`, `"version": 0`), "format version 0, which"},
 		"no version":     {edit(`"version": 1,`, ``), "format version 0, which"},
 		"duplicate key":  {edit(`"mode"`, `"id": "g-aaaaaaaaaaab", "mode"`), "duplicate"},
@@ -120,7 +121,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 		"link":           {inPlace(func(p string) error { return os.Symlink("/etc/passwd", p) }), "symbolic links"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook(t)
+			b := newLedger(t)
 			b.put(sample(1), sample(2))
 			row.damage(b)
 			var damage *DamagedError
@@ -128,7 +129,8 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 			if !errors.As(err, &damage) || !strings.Contains(err.Error(), row.says) {
 				t.Fatalf("Get: %v, want a DamagedError that says %q", err, row.says)
 			}
-			want := grant.Damage{ID: id(1), Path: b.files.grants.path(id(1)), GPUs: []string{gpu0}, Err: damage.Err}
+			want := grant.Damage{ID: id(1), Path: b.files.grants.path(id(1)), GPUs: []string{gpu0},
+				Err: damage.Err}
 			if !reflect.DeepEqual(damage.Damage, want) {
 				t.Errorf("Get: damage %+v, want %+v", damage.Damage, want)
 			}
@@ -157,7 +159,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 }
 
 func TestDamageWithoutAnIndexClosesEveryGPU(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	if err := os.RemoveAll(string(b.files.gpus)); err != nil {
 		t.Fatal(err)
@@ -171,7 +173,7 @@ func TestDamageWithoutAnIndexClosesEveryGPU(t *testing.T) {
 }
 
 func TestADirectoryWithContentIsNotDeleted(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	inside := b.files.grants.path(id(1)) + "/keep"
 	if err := errors.Join(os.Remove(b.files.grants.path(id(1))), os.MkdirAll(inside, 0o700)); err != nil {
@@ -187,7 +189,7 @@ func TestADirectoryWithContentIsNotDeleted(t *testing.T) {
 }
 
 func TestUnknownMembersSurviveARewrite(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	g := sample(1)
 	g.GPUs = append(g.GPUs, grant.Share{UUID: gpu1, Index: 1, Memory: grant.GiB})
 	b.put(g)
@@ -213,14 +215,14 @@ func TestUnknownMembersSurviveARewrite(t *testing.T) {
 	}
 }
 
-// No older format exists yet. This proves the way that the first one will go.
+// No older format exists yet. This proves that the first one will be read.
 func TestOlderVersionsAreUpgradedStepByStep(t *testing.T) {
 	rename := func(from, to string) func(jsontext.Value) (jsontext.Value, error) {
 		return func(v jsontext.Value) (jsontext.Value, error) {
 			return jsontext.Value(strings.Replace(string(v), from, to, 1)), nil
 		}
 	}
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	oldest := []byte(strings.Replace(b.file(id(1)), `"owner"`, `"tenant"`, 1))
 	steps := map[int]func(jsontext.Value) (jsontext.Value, error){

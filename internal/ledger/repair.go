@@ -161,7 +161,8 @@ func bindingRepairs(s *survey, p *plan) {
 		}
 		problem := fmt.Sprintf("container %q is gone", b.Container)
 		if b.Life != grant.Dead {
-			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container, b.Grant)
+			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container,
+				b.Grant)
 		}
 		p.add(repair{s.files.bindings.path(key), problem, key, ""})
 	}
@@ -261,7 +262,8 @@ func ownerLinkRepairs(s *survey, now time.Time, p *plan) {
 	}
 	for key, id := range want {
 		if live[key] {
-			p.link(string(s.files.owners)+"/"+key, ownerTarget(id), "the link to grant "+string(id)+" is missing")
+			p.link(string(s.files.owners)+"/"+key, ownerTarget(id),
+				"the link to grant "+string(id)+" is missing")
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // findings are what a report says, a line each, with paths below the ledger's directory.
-func (b *book) findings(r Report) []string {
+func (b *testLedger) findings(r Report) []string {
 	var lines []string
 	for _, f := range r.Findings {
 		line := fmt.Sprintf("%s: %s", f.Subject, f.Problem)
@@ -30,8 +30,8 @@ func (b *book) findings(r Report) []string {
 	return lines
 }
 
-// reports has the ledger checked and compares all that was found.
-func (b *book) reports(want ...string) {
+// reports checks the ledger and compares all findings.
+func (b *testLedger) reports(want ...string) {
 	b.t.Helper()
 	report, err := b.Check(nil, 0)
 	if got := b.findings(report); err != nil || !slices.Equal(got, want) {
@@ -42,10 +42,11 @@ func (b *book) reports(want ...string) {
 
 func keyOf(container string) string { return bindingKey(bindingOf("", "").RuntimeRoot, container) }
 
-// TestLinksOfCgroupsAreRepaired: each leads to the binding that occupies the cgroup. One of a
-// binding that cannot be read stays: whose the cgroup is cannot be told then, and it is somebody's.
+// TestLinksOfCgroupsAreRepaired: each leads to the binding that occupies the cgroup. A link to a
+// binding that cannot be read stays: the cgroup counts as occupied then.
 func TestLinksOfCgroupsAreRepaired(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
+	link := b.files.bindings.cgroups.path
 	b.unsound()
 	b.put(sample(1))
 	of := func(container string, cgroups ...string) grant.Binding {
@@ -56,18 +57,19 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b.bind(of("right", "/right"), of("missing", "/missing"), of("another", "/another"), of("file", "/file"),
 		of("broken", "/broken"), of("gone", "/gone"))
 	for _, err := range []error{
-		os.Remove(b.files.bindings.cgroups.path("/missing")),
-		replaceLink("../bindings/"+keyOf("right")+".json", b.files.bindings.cgroups.path("/another")),
-		os.Remove(b.files.bindings.cgroups.path("/file")), os.WriteFile(b.files.bindings.cgroups.path("/file"), nil, 0o600),
+		os.Remove(link("/missing")),
+		replaceLink("../bindings/"+keyOf("right")+".json", link("/another")),
+		os.Remove(link("/file")), os.WriteFile(link("/file"), nil, 0o600),
 		os.WriteFile(b.files.bindings.path(keyOf("broken")), []byte("{"), 0o600),
-		os.Remove(b.files.bindings.path(keyOf("gone"))), os.Remove(filepath.Join(b.files.bindings.linksOf(id(1)), keyOf("gone"))),
+		os.Remove(b.files.bindings.path(keyOf("gone"))),
+		os.Remove(b.files.bindings.linksOf(id(1)) + "/" + keyOf("gone")),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	name := func(cgroup string) string {
-		return "run/cgroups/" + filepath.Base(b.files.bindings.cgroups.path(cgroup))
+		return "run/cgroups/" + filepath.Base(link(cgroup))
 	}
 	broken := "run/bindings/" + keyOf("broken") +
 		".json: the binding cannot be read, so its grant stays in use until it is released by force: " +
@@ -81,7 +83,7 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b.reports(want...)
 	for cgroup, container := range map[string]string{"/right": "right", "/missing": "missing",
 		"/another": "another", "/file": "file", "/broken": "broken", "/gone": ""} {
-		target, _ := os.Readlink(b.files.bindings.cgroups.path(cgroup))
+		target, _ := os.Readlink(link(cgroup))
 		if want := "../bindings/" + keyOf(container) + ".json"; container != "" && target != want ||
 			container == "" && target != "" {
 			t.Errorf("%s leads to %q", cgroup, target)
@@ -96,15 +98,16 @@ func TestLinksOfCgroupsAreRepaired(t *testing.T) {
 	b.reports(broken)
 }
 
-// TestALinkOfACgroupIsNoProof: what counts is what the binding says that it occupies.
+// TestALinkOfACgroupIsNoProof: only the cgroups that the binding names count.
 func TestALinkOfACgroupIsNoProof(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
+	link := b.files.bindings.cgroups.path
 	b.put(sample(1))
 	its := bindingOf(id(1), "c")
 	its.Occupies = []string{"/a"}
 	b.bind(its)
-	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", b.files.bindings.cgroups.path("/b")),
-		replaceLink("nowhere", b.files.bindings.cgroups.path("/n"))} {
+	for _, err := range []error{replaceLink("../bindings/"+keyOf("c")+".json", link("/b")),
+		replaceLink("nowhere", link("/n"))} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,10 +123,10 @@ func TestALinkOfACgroupIsNoProof(t *testing.T) {
 	})
 }
 
-// TestAReportIsWhole: every finding with its subject, what is wrong, whether it is repaired, and
-// what to do where it is not.
-func TestAReportIsWhole(t *testing.T) {
-	b := newBook(t)
+// TestAReportHasEveryFinding with its subject, what is wrong, whether it is repaired, and what to
+// do if it is not.
+func TestAReportHasEveryFinding(t *testing.T) {
+	b := newLedger(t)
 	b.unsound()
 	lone := sample(4)
 	lone.GPUs = []grant.Share{{UUID: gpu1, Index: 1, Memory: grant.GiB}}
@@ -213,10 +216,10 @@ func TestAReportIsWhole(t *testing.T) {
 	}
 }
 
-// TestALedgerThatCannotBeListedIsNotEmpty: where a directory of it is none any more, who looks gets
+// TestALedgerThatCannotBeListedIsNotEmpty: with a file in the place of a directory, a reader gets
 // an error. A grant whose bindings cannot be listed would look free.
 func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c"))
 	looks := map[string]func(*Tx) error{
@@ -226,8 +229,10 @@ func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
 		"Sweep": func(tx *Tx) error { return tx.Sweep() },
 	}
 	for dir, fails := range map[string][]string{
-		b.files.bindings.linksOf(id(1)): {"Get", "All", "owner", "Sweep"}, b.files.bindings.byGrant: {"Get", "All", "owner", "Sweep"},
-		b.files.bindings.records: {"Get", "All", "owner", "Sweep"}, string(b.files.grants): {"Get", "All", "owner", "Sweep"},
+		b.files.bindings.linksOf(id(1)): {"Get", "All", "owner", "Sweep"},
+		b.files.bindings.byGrant:        {"Get", "All", "owner", "Sweep"},
+		b.files.bindings.records:        {"Get", "All", "owner", "Sweep"},
+		string(b.files.grants):          {"Get", "All", "owner", "Sweep"},
 	} {
 		b.update(func(tx *Tx) error {
 			if err := errors.Join(os.Rename(dir, dir+".away"), os.WriteFile(dir, nil, 0o600)); err != nil {
@@ -246,8 +251,8 @@ func TestALedgerThatCannotBeListedIsNotEmpty(t *testing.T) {
 	}
 }
 
-// TestLinksOfOwnersAreRepaired: a link leads to its owner's live grant, of several to the newest;
-// without a live one to the newest of those that are over, where there is a link.
+// TestLinksOfOwnersAreRepaired: a link leads to its owner's newest live grant. Without a live one,
+// a link that exists leads to the newest grant that is over.
 func TestLinksOfOwnersAreRepaired(t *testing.T) {
 	const owner = grant.Owner("pod:uid/train")
 	live := func(g *grant.Grant) {}
@@ -269,7 +274,7 @@ func TestLinksOfOwnersAreRepaired(t *testing.T) {
 		"all are over, and none is linked":  {[]func(*grant.Grant){over, over}, "", "", 0},
 		"of no grant":                       {nil, id(9), "", 1},
 	} {
-		b := newBook(t)
+		b := newLedger(t)
 		b.update(func(*Tx) error { return nil })
 		for i, change := range c.grants {
 			g := sample(i + 1)
@@ -304,10 +309,10 @@ func TestLinksOfOwnersAreRepaired(t *testing.T) {
 	}
 }
 
-// TestTheLinkToADamagedGrantStays: only the link tells whose that is.
+// TestTheLinkToADamagedGrantStays: only the link can say whose grant that is.
 func TestTheLinkToADamagedGrantStays(t *testing.T) {
 	const owner = grant.Owner("pod:uid/train")
-	b := newBook(t)
+	b := newLedger(t)
 	b.unsound()
 	g, newer := sample(1), sample(2)
 	g.Owner, newer.Owner = owner, owner
@@ -322,10 +327,10 @@ func TestTheLinkToADamagedGrantStays(t *testing.T) {
 	}
 }
 
-// TestALinkThatLeadsElsewhereIsNoProof: a grant has no container by another's link, and takes no
-// other's binding along.
+// TestALinkThatLeadsElsewhereIsNoProof: a link to another grant's binding gives a grant no
+// container, and the grant's delete does not remove that binding.
 func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	b.bind(bindingOf(id(2), "c"))
 	if err := errors.Join(os.Mkdir(b.files.bindings.linksOf(id(1)), 0o700),
@@ -333,11 +338,11 @@ func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 			filepath.Join(b.files.bindings.linksOf(id(1)), keyOf("c")))); err != nil {
 		t.Fatal(err)
 	}
-	if one, two := b.containers(id(1)), b.containers(id(2)); one != "" || two != "c" {
+	if one, two := b.usedBy(id(1)), b.usedBy(id(2)); one != "" || two != "c" {
 		t.Errorf("grant 1 is used by %q and grant 2 by %q", one, two)
 	}
 	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
-	if two := b.containers(id(2)); two != "c" {
+	if two := b.usedBy(id(2)); two != "c" {
 		t.Errorf("after the other was deleted grant 2 is used by %q", two)
 	}
 	if err := os.Remove(b.files.owners.path(sample(2).Owner)); err != nil {
@@ -351,10 +356,10 @@ func TestALinkThatLeadsElsewhereIsNoProof(t *testing.T) {
 	}
 }
 
-// TestStraysHideNoDamage: a file among the GPUs is nobody's, and which GPUs a damaged grant closes
-// is told without it. A place that cannot be looked into may have the grant: then all are closed.
+// TestStraysHideNoDamage: a file among the GPUs is no GPU, and does not change which GPUs a damaged
+// grant closes. A directory that cannot be read may have the grant: then all GPUs are closed.
 func TestStraysHideNoDamage(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.unsound()
 	b.put(sample(1))
 	b.setFile(id(1), "")
@@ -391,7 +396,7 @@ func TestStraysHideNoDamage(t *testing.T) {
 
 // TestExpiredGrantsStayForADay to the nanosecond.
 func TestExpiredGrantsStayForADay(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	g := sample(1)
 	g.Expires = noon
 	b.put(g)
@@ -405,7 +410,7 @@ func TestExpiredGrantsStayForADay(t *testing.T) {
 	}
 }
 
-// TestNamesOfFiles that UUIDs become.
+// TestNamesOfFiles: which UUIDs can be names of files.
 func TestNamesOfFiles(t *testing.T) {
 	for c := range 256 {
 		name := "a" + string([]byte{byte(c)})
@@ -429,8 +434,7 @@ func TestNamesOfFiles(t *testing.T) {
 	}
 }
 
-// TestTheLedgerHasChangedWithEitherPart.
-func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
+func TestStampChangesWithGrantsAndBindings(t *testing.T) {
 	old, young := host.StampOf("/"), host.StampOf(t.TempDir())
 	now := time.Now()
 	if !old.Before(now) || young.Before(now) {
@@ -442,7 +446,7 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 			t.Errorf("%+v: %v", s, !want)
 		}
 	}
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	first := b.Stamp()
 	b.put(sample(2))
@@ -453,9 +457,9 @@ func TestTheLedgerHasChangedWithEitherPart(t *testing.T) {
 	}
 }
 
-// TestABindingWithoutItsLinkIsNone: its grant would look free.
-func TestABindingWithoutItsLinkIsNone(t *testing.T) {
-	b := newBook(t)
+// TestNoBindingIsWrittenWithoutItsLink: its grant would look free.
+func TestNoBindingIsWrittenWithoutItsLink(t *testing.T) {
+	b := newLedger(t)
 	b.put(sample(1))
 	if err := os.WriteFile(b.files.bindings.linksOf(id(1)), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -470,6 +474,6 @@ func TestABindingWithoutItsLinkIsNone(t *testing.T) {
 	}
 }
 
-// nobody owns a binding, and closed is no parent, where a test asks whose a cgroup is.
+// nobody says that no binding is the caller's own, and closed that no cgroup is a parent.
 func nobody(grant.Binding) bool         { return false }
 func closed(grant.Binding, string) bool { return false }

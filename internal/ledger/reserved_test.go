@@ -12,9 +12,10 @@ func reservation(id grant.ID, container, root string) grant.Binding {
 	return b
 }
 
-// TestDropReserved: a reservation goes by its container's id, whatever its root; nothing else goes.
+// TestDropReserved drops the reservations of a container's id, whatever their root, and nothing
+// else.
 func TestDropReserved(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	one, two := sample(1), sample(2)
 	b.put(one, two)
 	b.bind(reservation(one.ID, "c", "/run/a"), reservation(two.ID, "c", "/run/b"),
@@ -23,12 +24,12 @@ func TestDropReserved(t *testing.T) {
 		b.update(func(tx *Tx) error { tx.DropReserved(id, "c"); return nil })
 	}
 	drop(one.ID)
-	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c c" {
+	if got, also := b.usedBy(one.ID), b.usedBy(two.ID); got != "other" || also != "c c" {
 		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other",
 			"c c")
 	}
 	drop("")
-	if got, also := b.containers(one.ID), b.containers(two.ID); got != "other" || also != "c" {
+	if got, also := b.usedBy(one.ID), b.usedBy(two.ID); got != "other" || also != "c" {
 		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other",
 			"c")
 	}
@@ -37,15 +38,15 @@ func TestDropReserved(t *testing.T) {
 	}
 }
 
-// TestAReservationIsAliveWithItsHolder and no longer: nobody else could end it.
-func TestAReservationIsAliveWithItsHolder(t *testing.T) {
-	b := newBook(t)
+// TestAReservationEndsWithItsHolder: no other process could end it.
+func TestAReservationEndsWithItsHolder(t *testing.T) {
+	b := newLedger(t)
 	g := sample(1)
 	b.put(g)
 	dead := deadBinding(g.ID, "c")
 	dead.Reserved = true
 	b.bind(dead)
-	if got := b.containers(g.ID); got != "" {
+	if got := b.usedBy(g.ID); got != "" {
 		t.Errorf("the grant is held for %q by a process that is gone", got)
 	}
 	b.bind(reservation(g.ID, "c", dead.RuntimeRoot))

@@ -10,10 +10,10 @@ import (
 // ends.
 type Stamp struct{ grants, bindings host.Stamp }
 
-// Stamp costs two system calls, so that a program that looks each second need not read everything.
+// Stamp costs two system calls, so a program that looks each second need not read everything.
 func (l *Ledger) Stamp() Stamp {
 	return Stamp{host.StampOf(string(l.files.grants)), host.StampOf(l.files.bindings.records)}
 }
 
-// Before reports whether the ledger was as it is now for long enough at a time, as host.Stamp does.
+// Before reports whether the ledger had not changed for long enough at a time, as host.Stamp does.
 func (s Stamp) Before(read time.Time) bool { return s.grants.Before(read) && s.bindings.Before(read) }

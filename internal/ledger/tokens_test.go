@@ -46,8 +46,8 @@ func TestFilesAreReadAsTheLibraryReadsThem(t *testing.T) {
 	}
 }
 
-// TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem: a file of which one value is of another kind
-// is damaged. It is not read as far as it goes: a binding whose creator is skipped would look dead.
+// TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem: a file with one value of another kind is
+// damaged. It is not read in part: a binding whose creator is skipped would look dead.
 func TestValuesOfAnotherKindAreReadAsTheLibraryReadsThem(t *testing.T) {
 	binding := bindingOf(id(1), "c")
 	binding.Weaker, binding.Pod = "why", grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "c"}

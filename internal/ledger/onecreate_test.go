@@ -16,7 +16,7 @@ func opens(t *testing.T, path string) (count func() int) {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err == nil {
-		// the kernel would make one of equal events that follow each other
+		// the kernel merges equal events that follow each other
 		_, err = unix.InotifyAddWatch(fd, path, unix.IN_OPEN|unix.IN_CLOSE)
 	}
 	if err != nil {
@@ -32,15 +32,15 @@ func opens(t *testing.T, path string) (count func() int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return n / int(2*unsafe.Sizeof(unix.InotifyEvent{})) // of a file they have no name
+		return n / int(2*unsafe.Sizeof(unix.InotifyEvent{})) // an event of a file has no name in it
 	}
 }
 
-// crashed is a ledger with grants whose containers are gone without a state and without a cgroup on
+// crashed is a ledger with a grant whose containers are gone, with no state and no cgroup on
 // record, on a node with another process.
-func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
+func crashed(t *testing.T, containers ...string) (b *testLedger, count func() int) {
 	t.Helper()
-	b = newBook(t)
+	b = newLedger(t)
 	proc := t.TempDir()
 	for name, text := range map[string]string{"1/cgroup": "0::/init.scope\n", "77/cgroup": "0::/other\n",
 		"77/stat": "77 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"} {
@@ -62,9 +62,9 @@ func crashed(t *testing.T, containers ...string) (b *book, count func() int) {
 	return b, opens(t, proc+"/77/cgroup")
 }
 
-// TestACreateLooksAtAllProcessesOnce, however many containers crashed and however often it asks;
-// and never with the ledger locked.
-func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
+// TestACreateSearchesAllProcessesOnce, however many containers crashed and however often it reads
+// their bindings, and never with the ledger locked.
+func TestACreateSearchesAllProcessesOnce(t *testing.T) {
 	b, count := crashed(t, "c1", "c2", "c3")
 	bindings := func(tx *Tx) error {
 		g, err := tx.Get(id(1))
@@ -79,14 +79,14 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 		}
 	}
 	if n := count(); n != 3 {
-		t.Errorf("three creates looked %d times", n)
+		t.Errorf("three creates searched %d times", n)
 	}
 	g := b.ForOneCreate()
 	if err := g.View(bindings); err != nil {
 		t.Fatal(err)
 	}
 	if n := count(); n != 1 {
-		t.Errorf("it looked %d times before the ledger was locked", n)
+		t.Errorf("it searched %d times before the ledger was locked", n)
 	}
 	if err := g.Update(func(tx *Tx) error {
 		err := bindings(tx)
@@ -96,16 +96,16 @@ func TestACreateLooksAtAllProcessesOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := count(); n != 0 {
-		t.Errorf("it looked %d times with the ledger locked", n)
+		t.Errorf("it searched %d times with the ledger locked", n)
 	}
 	if left, _ := namesIn(b.files.bindings.linksOf(id(1))); len(left) > 0 {
 		t.Errorf("dead bindings are still there: %q", left)
 	}
 }
 
-// TestWhatIsNewWithTheLedgerLockedIsUnknown: a binding that came after the look may be of a
-// container that runs.
-func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
+// TestABindingFirstSeenWithTheLedgerLockedIsUnknown: a binding that was written after the search
+// may be of a container that runs.
+func TestABindingFirstSeenWithTheLedgerLockedIsUnknown(t *testing.T) {
 	b, count := crashed(t, "c1")
 	g := b.ForOneCreate()
 	if err := g.Update(func(tx *Tx) error {
@@ -115,7 +115,7 @@ func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 		}
 		return err
 	}); err != nil || count() != 0 {
-		t.Errorf("%v, or it looked", err)
+		t.Errorf("%v, or it searched", err)
 	}
 	if err := g.View(func(tx *Tx) error {
 		found, err := tx.Bindings.using(id(1))
@@ -124,6 +124,6 @@ func TestWhatIsNewWithTheLedgerLockedIsUnknown(t *testing.T) {
 		}
 		return err
 	}); err != nil || count() != 1 {
-		t.Errorf("%v, or it did not look once", err)
+		t.Errorf("%v, or it did not search once", err)
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestWhoseCgroupItIs: a create is asked about its own cgroup and those above it, and where its
-// name is not its own, those below it.
-func TestWhoseCgroupItIs(t *testing.T) {
-	b := newBook(t)
+// TestOccupiedCgroups: a create asks about its own cgroup and those above it; if the cgroup is not
+// named after the container, also about those below it.
+func TestOccupiedCgroups(t *testing.T) {
+	b := newLedger(t)
 	g := sample(1)
 	b.put(g)
 	if b.Bindings.Occupy() {
-		t.Error("before any binding a cgroup is somebody's")
+		t.Error("before any binding a cgroup is occupied")
 	}
 	alive, dead := bindingOf(g.ID, "a"), deadBinding(g.ID, "dead")
 	alive.Occupies, dead.Occupies = []string{"/pods/a", "/x.slice/a.scope", "a.scope", "/parent"},
@@ -66,7 +66,7 @@ func TestWhoseCgroupItIs(t *testing.T) {
 		}
 	}
 	if !b.Bindings.Occupy() {
-		t.Error("with a binding no cgroup is anybody's")
+		t.Error("with a binding no cgroup is occupied")
 	}
 	moved := alive
 	moved.Occupies = []string{"/pods/a", "/pods/other"}
@@ -90,9 +90,9 @@ func TestWhoseCgroupItIs(t *testing.T) {
 	}
 }
 
-// TestACgroupOfADamagedBindingIsSomebodys: whose it is cannot be told.
-func TestACgroupOfADamagedBindingIsSomebodys(t *testing.T) {
-	b := newBook(t)
+// TestACgroupOfADamagedBindingIsOccupied: the binding may be of any container.
+func TestACgroupOfADamagedBindingIsOccupied(t *testing.T) {
+	b := newLedger(t)
 	b.unsound()
 	g := sample(1)
 	b.put(g)
@@ -113,11 +113,12 @@ func TestACgroupOfADamagedBindingIsSomebodys(t *testing.T) {
 	}
 }
 
-// TestCreatesAreAnnounced until their process ends; of those of another pid namespace for a minute.
+// TestCreatesAreAnnounced until their process ends. A process of another pid namespace counts for a
+// minute.
 func TestCreatesAreAnnounced(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	if b.Creates.Announced([]string{"/pods/a"}) {
-		t.Error("nobody has announced anything")
+		t.Error("a create is announced before any announcement")
 	}
 	must := func(err error) {
 		t.Helper()

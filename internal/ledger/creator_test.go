@@ -22,7 +22,7 @@ func startOf(pid int) (grant.Process, error) {
 	return grant.Process{PID: pid, Start: start}, err
 }
 
-func (b *book) life(of grant.Binding) (got grant.Binding) {
+func (b *testLedger) life(of grant.Binding) (got grant.Binding) {
 	b.t.Helper()
 	err := b.View(func(tx *Tx) (err error) {
 		got, err = tx.Bindings.Of(of.RuntimeRoot, of.Container)
@@ -35,7 +35,7 @@ func (b *book) life(of grant.Binding) (got grant.Binding) {
 }
 
 func TestLifeByCreator(t *testing.T) {
-	b := newBook(t)
+	b := newLedger(t)
 	b.put(sample(1))
 	zombie := exec.Command("/bin/true")
 	if err := zombie.Start(); err != nil {
