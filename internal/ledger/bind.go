@@ -3,7 +3,6 @@ package ledger
 import (
 	"fmt"
 	"path/filepath"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -25,20 +24,20 @@ func (tx *Tx) Bind(b grant.Binding) error {
 			return err
 		}
 	}
-	b, err := completed(b, tx.Bindings.containers.Here, tx.ledger.Host.Now)
-	if err != nil {
+	if err := complete(&b, tx.ledger); err != nil {
 		return err
 	}
-	if err := tx.files.bindings.store(b); err != nil {
+	if err := tx.files.bindings.store(&b); err != nil {
 		return fmt.Errorf("cannot bind grant %s to container %q: %w", b.Grant, b.Container, err)
 	}
 	return nil
 }
 
-// completed gives a binding with what its writer left out: when and where it is written.
-func completed(b grant.Binding, here containers.Here, now func() time.Time) (_ grant.Binding, err error) {
+// complete fills in what a binding's writer left out: when and where it is written.
+func complete(b *grant.Binding, l *Ledger) (err error) {
+	here := l.Containers.Here
 	if b.Created.IsZero() {
-		b.Created = now().UTC()
+		b.Created = l.Host.Now().UTC()
 	}
 	if b.BootID == "" {
 		b.BootID, err = here.BootID()
@@ -49,7 +48,7 @@ func completed(b grant.Binding, here containers.Here, now func() time.Time) (_ g
 	if b.TimeNS == 0 && err == nil {
 		b.TimeNS, err = here.TimeNS()
 	}
-	return b, err
+	return err
 }
 
 // Unbind forgets the container's binding, if it has one.

@@ -76,10 +76,10 @@ func (f *bindingFiles) load(key string) (grant.Binding, error) {
 }
 
 // store writes a record, in place of what was recorded of the container before.
-func (f *bindingFiles) store(b grant.Binding) error {
+func (f *bindingFiles) store(b *grant.Binding) error {
 	key := bindingKey(b.RuntimeRoot, b.Container)
 	before, _ := f.load(key)
-	data, err := bindingRecord{runFormat.version, b}.encode()
+	data, err := bindingRecord{runFormat.version, *b}.encode()
 	if err == nil {
 		err = f.link(b.Grant, key)
 	}
