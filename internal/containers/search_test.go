@@ -82,3 +82,43 @@ func TestAContainerThatIsNotSeenIsNotTakenForDead(t *testing.T) {
 		})
 	}
 }
+
+// TestSearchesOfOneCreate: a reader for one create keeps what it found out about each binding, and
+// finds out nothing new while searches are forbidden.
+func TestSearchesOfOneCreate(t *testing.T) {
+	proc := t.TempDir()
+	texts := files{"1/cgroup": "0::/init.scope\n", "77/cgroup": "0::/runs\n", "77/stat": runningStat}
+	texts.write(t, proc)
+	node := New(host.Default())
+	node.Host.Proc = proc
+	r := node.ForOneCreate()
+	root := t.TempDir()
+	life := func(container string) grant.Life {
+		b := bound(t, root)
+		b.Container = container
+		r.Examine(&b)
+		if b.Left != (b.Life != grant.Dead) {
+			t.Errorf("%s: life %d, left %v", container, b.Life, b.Left)
+		}
+		return b.Life
+	}
+	want := func(when string, lives map[string]grant.Life) {
+		t.Helper()
+		for container, want := range lives {
+			if got := life(container); got != want {
+				t.Errorf("%s: the life of %q is %d, want %d", when, container, got, want)
+			}
+		}
+	}
+	want("at first", map[string]grant.Life{"runs": grant.LifeUnknown, "gone": grant.Dead})
+	allow := r.ForbidSearch()
+	want("with searches forbidden", map[string]grant.Life{"runs": grant.LifeUnknown, "gone": grant.Dead,
+		"new": grant.LifeUnknown})
+	allow()
+	if err := os.RemoveAll(filepath.Join(proc, "77")); err != nil {
+		t.Fatal(err)
+	}
+	want("afterwards", map[string]grant.Life{"runs": grant.LifeUnknown, "gone": grant.Dead, "new": grant.Dead})
+	r = node
+	want("another create", map[string]grant.Life{"runs": grant.Dead})
+}
