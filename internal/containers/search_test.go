@@ -118,7 +118,8 @@ func TestSearchesOfOneCreate(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(proc, "77")); err != nil {
 		t.Fatal(err)
 	}
-	want("afterwards", map[string]grant.Life{"runs": grant.LifeUnknown, "gone": grant.Dead, "new": grant.Dead})
+	want("afterwards", map[string]grant.Life{"runs": grant.LifeUnknown, "gone": grant.Dead,
+		"new": grant.Dead})
 	r = node
 	want("another create", map[string]grant.Life{"runs": grant.Dead})
 }

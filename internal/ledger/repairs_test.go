@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"golang.org/x/sys/unix"
 )
 
 // findings are what a report says, a line each, with paths below the ledger's directory.
@@ -477,3 +478,28 @@ func TestNoBindingIsWrittenWithoutItsLink(t *testing.T) {
 // nobody says that no binding is the caller's own, and closed that no cgroup is a parent.
 func nobody(grant.Binding) bool         { return false }
 func closed(grant.Binding, string) bool { return false }
+
+// TestSweepReportsAGrantThatItCannotRemove, although all the repairs after it succeed.
+func TestSweepReportsAGrantThatItCannotRemove(t *testing.T) {
+	privateMounts(t)
+	b := newLedger(t)
+	over := sample(1)
+	over.Draining = true
+	b.put(over)
+	dir := string(b.files.grants)
+	for _, flags := range []uintptr{unix.MS_BIND, unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY} {
+		if err := unix.Mount(dir, dir, "", flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Update(func(tx *Tx) error { return tx.Sweep() }); !errors.Is(err, unix.EROFS) {
+		t.Errorf("Sweep: %v, want EROFS", err)
+	}
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	if _, err := b.get(over.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("after another Sweep: %v", err)
+	}
+}
