@@ -323,7 +323,7 @@ func TestGenerateFollowsTheNode(t *testing.T) {
 	inv.Majors["nvidia-uvm"] = 511
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
 	if devices, err := m.files.List(); err != nil ||
-		slices.ContainsFunc(devices, func(d cdi.Device) bool { return d.State != cdi.Stale }) {
+		slices.ContainsFunc(devices, func(d cdi.ListedDevice) bool { return d.State != cdi.Stale }) {
 		t.Errorf("%v: %+v are current", err, devices)
 	}
 	m.generate()

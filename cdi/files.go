@@ -107,8 +107,8 @@ func Encode(spec *cdispec.Spec) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// file is a CDI file of gpuledger's with its current and its intended content.
-type file struct {
+// cdiFile is a CDI file of gpuledger's with its current and its intended content.
+type cdiFile struct {
 	path      string
 	grant     grant.ID // its grant; "": the file of the GPUs
 	mode      os.FileMode
@@ -119,7 +119,7 @@ type file struct {
 }
 
 // plan inspects all files and determines their intended content.
-func (f Files) plan() (files []file, notes []string, err error) {
+func (f Files) plan() (files []cdiFile, notes []string, err error) {
 	spec, notes, err := f.GPUs()
 	if err != nil {
 		return nil, nil, err
@@ -151,8 +151,8 @@ func (f Files) plan() (files []file, notes []string, err error) {
 }
 
 // inspect reads a file. An existing file that cannot be read is replaced later.
-func inspect(path string, mode os.FileMode) file {
-	l := file{path: path, mode: mode}
+func inspect(path string, mode os.FileMode) cdiFile {
+	l := cdiFile{path: path, mode: mode}
 	info, err := os.Lstat(path)
 	if err != nil {
 		l.unchanged = true // it does not exist
@@ -192,7 +192,7 @@ func (f Files) exposed() ([]grant.ID, error) {
 // rebuilt returns the new content of a grant's file, because device numbers may have changed. The
 // secret is only in the file itself. The content is nil if the grant has ended, or if gpuledger did
 // not write the file for it. With an error the file stays as it is.
-func (f Files) rebuilt(id grant.ID, l file) ([]byte, error) {
+func (f Files) rebuilt(id grant.ID, l cdiFile) ([]byte, error) {
 	reference, found := l.reference()
 	if !found || reference.ID != id {
 		return nil, nil
@@ -217,7 +217,7 @@ func (f Files) rebuilt(id grant.ID, l file) ([]byte, error) {
 }
 
 // reference returns the reference that names the device in a grant's file.
-func (l file) reference() (grant.Reference, bool) {
+func (l cdiFile) reference() (grant.Reference, bool) {
 	if l.spec == nil || len(l.spec.Devices) != 1 {
 		return grant.Reference{}, false
 	}

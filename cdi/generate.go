@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Change says what happened to one file.
-type Change struct {
+// FileResult says what happened to one file.
+type FileResult struct {
 	Path string
 	What What
 }
@@ -31,7 +31,7 @@ const (
 // Generate writes the file of the node's GPUs, rewrites the files of grants, and removes those of
 // grants that have ended. A second call changes nothing. The notes say what was left out or left
 // alone, and why.
-func (f Files) Generate() (changes []Change, notes []string, err error) {
+func (f Files) Generate() (changes []FileResult, notes []string, err error) {
 	if err := f.Ready(); err != nil {
 		return nil, nil, err
 	}
@@ -49,14 +49,14 @@ func (f Files) Generate() (changes []Change, notes []string, err error) {
 		if err != nil {
 			return changes, notes, err
 		}
-		changes = append(changes, Change{Path: l.path, What: what})
+		changes = append(changes, FileResult{Path: l.path, What: what})
 	}
 	return changes, notes, nil
 }
 
 // Update updates the existing files after the node or the ledger has changed, as Generate does. It
 // does nothing on a node without such files, makes no directory, and returns only the changes.
-func (f Files) Update() (changes []Change, notes []string, err error) {
+func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	if there, err := f.anyFile(); err != nil || !there {
 		return nil, nil, err
 	}
@@ -75,7 +75,7 @@ func (f Files) Update() (changes []Change, notes []string, err error) {
 		if err != nil {
 			return changes, notes, err
 		}
-		changes = append(changes, Change{Path: l.path, What: what})
+		changes = append(changes, FileResult{Path: l.path, What: what})
 	}
 	return changes, notes, nil
 }
@@ -90,7 +90,7 @@ func (f Files) anyFile() (bool, error) {
 	return err == nil, nil
 }
 
-func (l file) apply() (What, error) {
+func (l cdiFile) apply() (What, error) {
 	switch {
 	case l.want == nil && l.have == nil:
 		return Absent, nil

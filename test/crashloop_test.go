@@ -33,7 +33,7 @@ func TestACrashLoopHarmsNoContainer(t *testing.T) {
 		g.runs(b.Init(), 0, 900*grant.MiB)
 		running = append(running, b)
 	}
-	g.use.GPUs = []simulated.GPUUse{{GPU: 1, Utilization: 50}}
+	g.use.GPUs = []simulated.GPUReading{{GPU: 1, Utilization: 50}}
 	g.runs(nodeProcess(t), 1, 6*grant.GiB)
 	g.writeUse()
 	first := n.Daemon("--nri", "off")

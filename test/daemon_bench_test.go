@@ -117,7 +117,7 @@ func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
 			return len(pids) == perBench
 		})
 		for _, pid := range pids {
-			c.use.Processes = append(c.use.Processes, simulated.ProcessUse{
+			c.use.Processes = append(c.use.Processes, simulated.ProcessReading{
 				PID: pid, GPU: i % 8, Memory: c.each, Compute: 10})
 		}
 	}
@@ -198,7 +198,7 @@ func (c *crowd) findings() (slowest time.Duration) {
 	for i := range benchFinds {
 		time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
 		c.use.Processes = append(slices.Clip(c.use.Processes[:was]),
-			simulated.ProcessUse{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
+			simulated.ProcessReading{PID: os.Getpid(), GPU: i % 8, Memory: simulated.Memory(grant.GiB)})
 		before, began := found(), time.Now()
 		c.writeUse()
 		rig.Eventually(c.b, "it is found", func() bool { return found() > before })

@@ -403,7 +403,7 @@ func TestAGPUThatAnotherContainerHoldsIsNotFree(t *testing.T) {
 }
 
 // watchFindings is what the watch finds, and records, of a node on which no process computes.
-func watchFindings(t *testing.T, n *rig.Node) watch.Report {
+func watchFindings(t *testing.T, n *rig.Node) watch.Comparison {
 	t.Helper()
 	opened := node.Open(n.Config, host.Default())
 	o, err := grants.Read(opened)

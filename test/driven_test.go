@@ -599,7 +599,7 @@ func onlyACreateIsLimited(t *testing.T) {
 	b := n.holding("c", r, "exec /bin/gpu serve")
 	start(t, b)
 	socket := n.Dir + "/run/limit.sock"
-	for what, request := range map[string]cgmem.Request{
+	for what, request := range map[string]cgmem.Call{
 		"its own process":      {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: b.Init()},
 		"another's":            {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c", PID: os.Getpid()},
 		"unknown":              {Op: cgmem.Set, RuntimeRoot: n.Root, Container: "c"},
@@ -613,7 +613,7 @@ func onlyACreateIsLimited(t *testing.T) {
 			t.Errorf("%s: it is done", what)
 		}
 	}
-	if err := cgmem.Ask(socket, cgmem.Request{Op: cgmem.Clear, RuntimeRoot: n.Root, Container: "c"},
+	if err := cgmem.Ask(socket, cgmem.Call{Op: cgmem.Clear, RuntimeRoot: n.Root, Container: "c"},
 		10*time.Second); err != nil || n.limit(0, "c") != hard(4096) {
 		t.Errorf("a container that runs is cleared (%v): %s", err, n.limit(0, "c"))
 	}

@@ -87,7 +87,7 @@ func painting(t *testing.T) map[string]*painted {
 	two.uses(two.pod(t, 1, "4GiB", "research", "notebook-1", "jupyter").Init(), 1, 2*grant.GiB)
 	two.runs(dockerContainer(t, two.n).Init(), 1, 5*grant.GiB)
 	two.runs(nodeProcess(t), 1, grant.GiB)
-	two.use.GPUs = []simulated.GPUUse{{GPU: 0, Utilization: 93, Power: 212, Temperature: 61},
+	two.use.GPUs = []simulated.GPUReading{{GPU: 0, Utilization: 93, Power: 212, Temperature: 61},
 		{GPU: 1, Utilization: 41, Power: 118, Temperature: 49}}
 	isRefused(t, two.n.Bundle("refused", rig.Identity("7a1c0000-0000-4000-8000-00000000000c", "research",
 		"greedy-0", "main"), rig.Env("NVIDIA_VISIBLE_DEVICES=all"), rig.Light).Create(),
@@ -101,7 +101,7 @@ func painting(t *testing.T) map[string]*painted {
 		eight.uses(eight.pod(t, i, "30GiB", "serving", fmt.Sprintf("llm-%d", i), "server").Init(), i,
 			22*grant.GiB)
 		eight.n.Grant("--gpu", fmt.Sprint(i), "--memory", "9879MiB")
-		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUUse{
+		eight.use.GPUs = append(eight.use.GPUs, simulated.GPUReading{
 			GPU: i, Utilization: 80 + i, Power: 590 + 10*i, Temperature: 60 + i})
 	}
 	all["8-gpus-full"] = eight

@@ -21,7 +21,7 @@ import (
 // container from a verdict.
 var editors = []struct{ file, begins, mistake string }{
 	{"internal/edit/oci.go", "func OCI(config []byte, v grant.Verdict) ([]byte, error) {\n", "v = mistaken.Verdict(v, false)"},
-	{"internal/edit/adjust/adjust.go", "func (e Engine) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {\n", "v = mistaken.Verdict(v, false)"},
+	{"internal/edit/adjust/adjust.go", "func (e Support) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {\n", "v = mistaken.Verdict(v, false)"},
 	{"hook/change.go", "func changes(spec request.Spec, d node.Decision) (inject.Change, error) {\n", "d.Verdict = mistaken.Verdict(d.Verdict, true)"},
 }
 

@@ -280,7 +280,7 @@ func TestMonitoringUsesReportedMetrics(t *testing.T) {
 		grant.VisibleDevicesAll)
 	g := gpusOf(t, n)
 	g.runs(b.Init(), 1, 6*grant.GiB)
-	g.use.GPUs = []simulated.GPUUse{{GPU: 0, XIDs: []int{79}, Utilization: 3},
+	g.use.GPUs = []simulated.GPUReading{{GPU: 0, XIDs: []int{79}, Utilization: 3},
 		{GPU: 1, Power: 71, Temperature: 43}}
 	g.writeUse()
 	uuid := n.Grants()[0].GPUs[0].UUID

@@ -52,7 +52,7 @@ func (g *gpus) runs(pid, gpu int, memory grant.Bytes) {
 	if pid <= 0 {
 		g.t.Fatal("there is no such process")
 	}
-	g.use.Processes = append(g.use.Processes, simulated.ProcessUse{
+	g.use.Processes = append(g.use.Processes, simulated.ProcessReading{
 		PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
 }
 
@@ -464,7 +464,7 @@ func TestWatchReportsThatItIsBlind(t *testing.T) {
 	d := n.Daemon("--nri", "off")
 	s := siteOf(t, d)
 	g := gpusOf(t, n)
-	g.use.GPUs = []simulated.GPUUse{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)},
+	g.use.GPUs = []simulated.GPUReading{{GPU: 0, Hidden: simulated.Memory(4 * grant.GiB)},
 		{GPU: 1, XIDs: []int{79}, Health: "it fell off the bus"}}
 	g.writeUse()
 	s.eventually("/metrics", `gpuledger_findings_total{kind="unexplained"} 1`,

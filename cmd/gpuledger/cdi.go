@@ -177,7 +177,7 @@ func cdiListCommand() *cli.Command {
 	}
 }
 
-func printDevices(w io.Writer, devices []cdi.Device) error {
+func printDevices(w io.Writer, devices []cdi.ListedDevice) error {
 	if len(devices) == 0 {
 		fmt.Fprintln(w, "no CDI devices; `gpuledger cdi generate` writes them")
 		return nil

@@ -26,8 +26,8 @@ const (
 	askDescribed = "--generate-described-completion"
 )
 
-// candidate is a word that may come next, and what it is.
-type candidate struct{ word, is string }
+// suggestion is a word that may come next, and what it is.
+type suggestion struct{ word, is string }
 
 // answerShell prints what may come next, where a shell asks for it.
 func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
@@ -47,7 +47,7 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 // next lists what may come after the words. The last of them is the one that is being written where
 // it begins with "-"; of any other a shell says that it is empty, and leaves out itself what does
 // not begin like it. look reads the ledger, where there is a choice.
-func next(app *cli.App, words []string, look func(config string) sight) []candidate {
+func next(app *cli.App, words []string, look func(config string) sight) []suggestion {
 	l := line{commands: app.Commands, flags: app.Flags}
 	current := ""
 	if n := len(words) - 1; n >= 0 && (words[n] == "" || words[n][0] == '-') {
@@ -61,9 +61,9 @@ func next(app *cli.App, words []string, look func(config string) sight) []candid
 	case l.setting != "":
 		return l.values(l.setting, look)
 	case assigned && !l.ended:
-		var all []candidate
+		var all []suggestion
 		for _, c := range l.values(strings.TrimLeft(flag, "-"), look) {
-			all = append(all, candidate{flag + "=" + c.word, c.is})
+			all = append(all, suggestion{flag + "=" + c.word, c.is})
 		}
 		return all
 	case current != "" && !l.ended:
@@ -117,18 +117,18 @@ func (l *line) assign(flag, value string) {
 	}
 }
 
-func visible(commands []*cli.Command) (all []candidate) {
+func visible(commands []*cli.Command) (all []suggestion) {
 	for _, c := range commands {
 		if !c.Hidden {
-			all = append(all, candidate{c.Name, c.Usage})
+			all = append(all, suggestion{c.Name, c.Usage})
 		}
 	}
 	return all
 }
 
 // unset are the flags that can still be given.
-func (l *line) unset() []candidate {
-	all := []candidate{}
+func (l *line) unset() []suggestion {
+	all := []suggestion{}
 	flags := append(slices.Clone(l.flags), cli.HelpFlag)
 	if l.name == "" {
 		flags = append(flags, cli.VersionFlag)
@@ -146,14 +146,14 @@ func (l *line) unset() []candidate {
 		if d, is := f.(cli.DocGenerationFlag); is {
 			usage = strings.ReplaceAll(d.GetUsage(), "`", "")
 		}
-		all = append(all, candidate{"--" + f.Names()[0], usage})
+		all = append(all, suggestion{"--" + f.Names()[0], usage})
 	}
 	return all
 }
 
 // choices are the values of a command's flag, or with "" its arguments, where those are one of some
 // words. Of all else the shell knows more: files.
-var choices = map[string]func(sight) []candidate{
+var choices = map[string]func(sight) []suggestion{
 	"grant mode":           of(grant.Modes...),
 	"grant place":          of(grant.Binpack, grant.Spread),
 	"grant owner":          of(grant.Bearer, "pod:", "claim:"),
@@ -170,7 +170,7 @@ var choices = map[string]func(sight) []candidate{
 	"configure privileged": of(grant.RefusePrivileged, grant.Strip),
 }
 
-func (l *line) values(flag string, look func(config string) sight) []candidate {
+func (l *line) values(flag string, look func(config string) sight) []suggestion {
 	command, _, _ := strings.Cut(l.name, " ") // engines are configured alike
 	choose := choices[command+" "+flag]
 	if choose == nil {
@@ -197,9 +197,9 @@ func seen(config string) sight {
 }
 
 // of offers the same words on every node.
-func of[T ~string](words ...T) func(sight) []candidate {
-	return func(sight) []candidate {
-		list := make([]candidate, len(words))
+func of[T ~string](words ...T) func(sight) []suggestion {
+	return func(sight) []suggestion {
+		list := make([]suggestion, len(words))
 		for i, word := range words {
 			list[i].word = string(word)
 		}
@@ -207,29 +207,29 @@ func of[T ~string](words ...T) func(sight) []candidate {
 	}
 }
 
-func grantIDs(o sight) (all []candidate) {
+func grantIDs(o sight) (all []suggestion) {
 	for _, g := range o.Grants {
 		is := fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label)
-		all = append(all, candidate{string(g.ID), strings.TrimSpace(is)})
+		all = append(all, suggestion{string(g.ID), strings.TrimSpace(is)})
 	}
 	return all
 }
 
-func gpuNames(o sight) (all []candidate) {
+func gpuNames(o sight) (all []suggestion) {
 	for _, g := range o.Inventory.GPUs {
 		is := g.Name + ", " + g.Memory.String()
-		all = append(all, candidate{strconv.Itoa(g.Index), is}, candidate{g.UUID, is})
+		all = append(all, suggestion{strconv.Itoa(g.Index), is}, suggestion{g.UUID, is})
 		for _, m := range g.MIG {
-			all = append(all, candidate{m.UUID, is + ", MIG " + m.Profile})
+			all = append(all, suggestion{m.UUID, is + ", MIG " + m.Profile})
 		}
 	}
 	return all
 }
 
-func profiles(o sight) (all []candidate) {
+func profiles(o sight) (all []suggestion) {
 	for _, g := range o.Inventory.GPUs {
 		for _, m := range g.MIG {
-			if c := (candidate{m.Profile, "MIG devices"}); !slices.Contains(all, c) {
+			if c := (suggestion{m.Profile, "MIG devices"}); !slices.Contains(all, c) {
 				all = append(all, c)
 			}
 		}
@@ -237,7 +237,7 @@ func profiles(o sight) (all []candidate) {
 	return all
 }
 
-func codes(o sight) []candidate {
+func codes(o sight) []suggestion {
 	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
 }
 
@@ -249,16 +249,16 @@ var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
 const recorded = 256 << 10
 
 // recordedContainers are those that the end of the audit log is about, the last one first.
-func recordedContainers(o sight) (all []candidate) {
+func recordedContainers(o sight) (all []suggestion) {
 	log, err := auditlog.OpenEnd(o.audit, recorded)
 	if err != nil {
 		return nil
 	}
 	defer log.Close()
 	_ = log.Read(func(e *auditlog.Entry) error {
-		if c := (candidate{e.Container, plain(strings.TrimSpace(e.Code + " " +
+		if c := (suggestion{e.Container, plain(strings.TrimSpace(e.Code + " " +
 			e.PodName()))}); shellWord.MatchString(c.word) {
-			all = slices.DeleteFunc(all, func(o candidate) bool { return o.word == c.word })
+			all = slices.DeleteFunc(all, func(o suggestion) bool { return o.word == c.word })
 			all = append(all, c)
 		}
 		return nil

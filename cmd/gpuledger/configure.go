@@ -155,7 +155,7 @@ type changeJSON struct {
 	Diff   string `json:"diff,omitempty"`
 }
 
-func (a *configureAnswer) enter(changes []configure.Change) {
+func (a *configureAnswer) enter(changes []configure.FileChange) {
 	for _, c := range changes {
 		a.Files = slices.DeleteFunc(a.Files, func(f changeJSON) bool {
 			return f.Path == c.Path && f.Action == "keep"
@@ -213,7 +213,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		}
 	}
 	if a.Waits = done.Waits(); a.Waits != "" && !slices.ContainsFunc(done.Changes,
-		func(f configure.Change) bool { return f.Why == a.Waits }) {
+		func(f configure.FileChange) bool { return f.Why == a.Waits }) {
 		a.Notes = append(a.Notes, a.Waits)
 	}
 	if err := errors.Join(failed, a.answer(c, "")); err != nil {

@@ -188,7 +188,7 @@ func change(c *cli.Context, n *node.Node) error {
 			return usage("--%s cannot be changed of a grant that exists; release it and grant anew", flag)
 		}
 	}
-	var what grants.Change
+	var what grants.Terms
 	if c.IsSet("memory") {
 		memory, err := size(c, "memory")
 		if err != nil {
@@ -210,7 +210,7 @@ func change(c *cli.Context, n *node.Node) error {
 		}
 		what.TTL = &ttl
 	}
-	if what == (grants.Change{}) {
+	if what == (grants.Terms{}) {
 		return usage("--update: say what to change: --memory, --compute or --ttl")
 	}
 	g, err := grants.Update(n, reference.ID, what)

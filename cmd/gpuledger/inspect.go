@@ -51,7 +51,7 @@ func inspect(c *cli.Context, w io.Writer) error {
 }
 
 // used is what the daemon last found in use; nil where it does not run, or cannot tell.
-type used struct{ watch.Report }
+type used struct{ watch.Comparison }
 
 // stale is when a report says nothing about now any more, in intervals of the daemon.
 const stale = 5

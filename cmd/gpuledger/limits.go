@@ -29,7 +29,7 @@ func limits(c *cli.Context) error {
 	if n.Policy.Inventory.Source == grant.Simulated {
 		return fmt.Errorf("cannot limit memory: the GPUs are simulated")
 	}
-	l, err := nvml.OpenLimiter(n.Policy.Inventory.DriverRoot)
+	l, err := nvml.OpenCgroupLimiter(n.Policy.Inventory.DriverRoot)
 	if err != nil {
 		return err
 	}

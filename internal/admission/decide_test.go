@@ -102,7 +102,7 @@ func node(class grant.NodeClass, minor int) grant.Hit {
 		cover = grant.CoverDrop
 	}
 	return grant.Hit{Vector: "device:/dev/x", Value: fmt.Sprintf("c %s:%d", class, minor),
-		Code: grant.GPUDeviceNode, Cover: cover, Node: grant.Node{Class: class, Minor: minor},
+		Code: grant.GPUDeviceNode, Cover: cover, Node: grant.DeviceNode{Class: class, Minor: minor},
 		Removal: grant.Removal{Kind: grant.RemoveDevice, Name: "/dev/x"}}
 }
 
@@ -132,11 +132,11 @@ var (
 	dmem = grant.Hit{Vector: "unified:dmem.max", Value: "x 1", Code: grant.LimitUnenforceable,
 		Cover: grant.CoverNever}
 	exactRule = grant.Hit{Vector: "rule:1", Value: "c 195:0 rw", Code: grant.GPUDeviceRule,
-		Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU}}
+		Cover: grant.CoverNode, Node: grant.DeviceNode{Class: grant.ClassGPU}}
 	parent = grant.Hit{Vector: "mount:/dev", Value: "/dev", Code: grant.GPUBindMount,
 		Cover: grant.CoverDrop}
 	bind1 = grant.Hit{Vector: "mount:/m", Value: "/dev/nvidia3 (c 195:3)", Code: grant.GPUBindMount,
-		Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
+		Cover: grant.CoverNode, Node: grant.DeviceNode{Class: grant.ClassGPU, Minor: 3}}
 	allowAll = grant.Hit{Vector: "rule:0", Value: "a *:* rwm", Code: grant.PrivilegedGPU,
 		Cover: grant.CoverNarrow}
 	noRules = grant.Hit{Vector: "rule:none", Value: "no device rule is given", Code: grant.GPUDeviceRule,
@@ -387,7 +387,7 @@ func TestDecide(t *testing.T) {
 			"refuse gpu-device-rule gpu-bind-mount"},
 		{"unclosed, with a mount of a node that a grant would drop",
 			unclosed(noRules, grant.Hit{Vector: "mount:/x", Code: grant.GPUBindMount, Cover: grant.CoverDrop,
-				Node: grant.Node{Class: grant.ClassModeset, Minor: 254}}),
+				Node: grant.DeviceNode{Class: grant.ClassModeset, Minor: 254}}),
 			"refuse gpu-device-rule gpu-bind-mount"},
 		{"unclosed, with a request in its environment", unclosed(noRules, all),
 			"refuse visible-devices-all gpu-device-rule"},

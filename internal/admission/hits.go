@@ -100,7 +100,7 @@ func hasAll(inv *grant.Inventory, g *grant.Grant, names []string) bool {
 
 // hasNode reports whether a device node comes with the grant: the nodes of its GPUs and of its MIG
 // devices, and the control and UVM nodes, which every client needs.
-func hasNode(u *grantUse, n grant.Node) bool {
+func hasNode(u *grantUse, n grant.DeviceNode) bool {
 	switch n.Class {
 	case grant.ClassControl:
 		return true
@@ -119,7 +119,7 @@ func hasNode(u *grantUse, n grant.Node) bool {
 
 // isNodeOf reports whether a node belongs to a device: it opens the device, or is a DRM node that
 // renders on it.
-func isNodeOf(d *grant.Device, n grant.Node) bool {
+func isNodeOf(d *grant.Device, n grant.DeviceNode) bool {
 	switch n.Class {
 	case grant.ClassGPU:
 		return d.GPU.Minor == n.Minor

@@ -140,7 +140,7 @@ func TestTextsForTenants(t *testing.T) {
 }
 
 var handedIn = grant.Hit{Vector: "descriptor:7", Value: "c 195:3", Code: grant.GPUDeviceNode,
-	Cover: grant.CoverNode, Node: grant.Node{Class: grant.ClassGPU, Minor: 3}}
+	Cover: grant.CoverNode, Node: grant.DeviceNode{Class: grant.ClassGPU, Minor: 3}}
 
 // A guess of an id and a guess of a secret get the same text.
 func TestAWrongSecretReadsLikeAnUnknownID(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Refusal is a container that was refused, or would have been. Its texts are shortened and hold no
-// control characters, but tenants may have written them.
-type Refusal struct {
+// RecordedRefusal is a container that was refused, or would have been. Its texts are shortened and
+// hold no control characters, but tenants may have written them.
+type RecordedRefusal struct {
 	Time      time.Time
 	Code      string
 	Mode      string // Enforced, "report", "disabled" or "observed"
@@ -50,7 +50,7 @@ type Counter struct {
 	mu     sync.Mutex
 	files  files
 	counts Counts
-	recent []Refusal // newest last
+	recent []RecordedRefusal // newest last
 }
 
 // How much of an old log is read at the beginning, and how much of a new one by one Poll, in bytes.
@@ -162,7 +162,7 @@ func (c *Counter) Counts() Counts {
 }
 
 // Recent returns the last refusals, the newest first.
-func (c *Counter) Recent() []Refusal {
+func (c *Counter) Recent() []RecordedRefusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	recent := slices.Clone(c.recent)
@@ -199,7 +199,7 @@ func increment(counted bool) uint64 {
 }
 
 func (c *Counter) addRefusal(e *Entry, counted bool) {
-	r := Refusal{Time: e.Time, Code: knownOrOther(e.Code, codes), Mode: knownOrOther(e.Mode, modes),
+	r := RecordedRefusal{Time: e.Time, Code: knownOrOther(e.Code, codes), Mode: knownOrOther(e.Mode, modes),
 		Message: Clean(e.Message), Container: Clean(e.Container),
 		Pod: grant.Identity{UID: Clean(e.Pod.UID), Namespace: Clean(e.Pod.Namespace), Pod: Clean(e.Pod.Pod),
 			Container: Clean(e.Pod.Container)}}

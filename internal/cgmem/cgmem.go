@@ -32,9 +32,9 @@ const (
 // gets an error.
 const Version = 1
 
-// Request is a line to gpuledgerd. It cannot override the ledger or the kernel: gpuledgerd reads
+// Call is a line to gpuledgerd. It cannot override the ledger or the kernel: gpuledgerd reads
 // there what the request names.
-type Request struct {
+type Call struct {
 	Version     int    `json:"version"`
 	Op          Op     `json:"op"`
 	RuntimeRoot string `json:"runtime_root,omitzero"`
@@ -57,7 +57,7 @@ type Answer struct {
 const MaxLine = 16 << 10
 
 // Ask sends a request to gpuledgerd and waits for the answer, at most for the duration within.
-func Ask(socket string, r Request, within time.Duration) error {
+func Ask(socket string, r Call, within time.Duration) error {
 	r.Version = Version
 	line, err := json.Marshal(r)
 	if err != nil {

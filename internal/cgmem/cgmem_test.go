@@ -46,7 +46,7 @@ func served(t *testing.T, serve func(line string) string) string {
 func TestAsk(t *testing.T) {
 	var received string
 	socket := served(t, func(line string) string { received = line; return `{"version":1}` + "\n" })
-	if err := Ask(socket, Request{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7},
+	if err := Ask(socket, Call{Op: Set, RuntimeRoot: "/run/runc", Container: "c", PID: 7},
 		time.Minute); err != nil {
 		t.Error(err)
 	}
@@ -66,7 +66,7 @@ func TestAsk(t *testing.T) {
 		`{"version":1,"error":"` + "\xff" + `"}` + "\n": "cannot be understood",
 	} {
 		socket := served(t, func(string) string { return answer })
-		if err := Ask(socket, Request{Op: Clear}, time.Minute); err == nil ||
+		if err := Ask(socket, Call{Op: Clear}, time.Minute); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %s", answer, err, want)
 		}
@@ -76,11 +76,11 @@ func TestAsk(t *testing.T) {
 // TestAskIsNotHeldUp: neither a process that accepts a connection and sends nothing, nor one that
 // accepts none, blocks Ask.
 func TestAskIsNotHeldUp(t *testing.T) {
-	if err := Ask(served(t, nil), Request{Op: Clear}, 50*time.Millisecond); err == nil ||
+	if err := Ask(served(t, nil), Call{Op: Clear}, 50*time.Millisecond); err == nil ||
 		!strings.Contains(err.Error(), "timed out") {
 		t.Errorf("silence: %v", err)
 	}
-	if err := Ask(served(t, nil), Request{Op: Clear}, 0); err == nil {
+	if err := Ask(served(t, nil), Call{Op: Clear}, 0); err == nil {
 		t.Error("no time at all is enough")
 	}
 	if err := Listens("/tmp/missing/socket"); err == nil || !strings.Contains(err.Error(),

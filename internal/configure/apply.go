@@ -49,7 +49,7 @@ func (p *Plan) Apply() error {
 }
 
 // unchanged returns an error if a file differs from what the plan has read.
-func unchanged(in filetree.System, changes []Change) error {
+func unchanged(in filetree.System, changes []FileChange) error {
 	for _, c := range changes {
 		now, err := in.Read(c.name)
 		if err != nil {
@@ -65,8 +65,8 @@ func unchanged(in filetree.System, changes []Change) error {
 
 // next is the old record with this plan's changes. An undo still restores the state before the
 // first configure, with the lines that others have added since.
-func (p *Plan) next(old record) record {
-	r := record{Version: 1, Engine: p.in.Engine, Main: p.in.File, Default: p.former,
+func (p *Plan) next(old engineRecord) engineRecord {
+	r := engineRecord{Version: 1, Engine: p.in.Engine, Main: p.in.File, Default: p.former,
 		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
 	r.Unread = unread(p.in.Engine, old, p.in.Daemons())
 	for _, c := range p.Changes {
@@ -75,8 +75,8 @@ func (p *Plan) next(old record) record {
 				r.Directories = append(r.Directories, dir)
 			}
 		}
-		e := entry{Path: c.Path, Name: c.name, Before: c.before, After: c.after, Shared: c.shared}
-		i := slices.IndexFunc(r.Files, func(o entry) bool { return o.Name == c.name })
+		e := fileRecord{Path: c.Path, Name: c.name, Before: c.before, After: c.after, Shared: c.shared}
+		i := slices.IndexFunc(r.Files, func(o fileRecord) bool { return o.Name == c.name })
 		if i < 0 {
 			r.Files = append(r.Files, e)
 			continue
@@ -90,7 +90,7 @@ func (p *Plan) next(old record) record {
 // origin is the content that an undo restores for a file that configure has changed before. now is
 // the file's present content. mixed reports that the lines of others could not be told apart from
 // gpuledger's.
-func origin(e entry, now filetree.FileContent) (before filetree.FileContent, mixed bool) {
+func origin(e fileRecord, now filetree.FileContent) (before filetree.FileContent, mixed bool) {
 	if now.Same(e.After) || now.Same(e.Before) {
 		return e.Before, e.Mixed
 	}
@@ -102,7 +102,7 @@ func origin(e entry, now filetree.FileContent) (before filetree.FileContent, mix
 
 // rollBack restores the files up to and including the one that failed, the last one first. Then it
 // removes the plan's changes from the record.
-func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error {
+func (p *Plan) rollBack(s *store, old, next engineRecord, failed int, why error) error {
 	var left error
 	for i := failed; i >= 0; i-- {
 		left = errors.Join(left, writeContent(p.in.System, p.Changes[i].name, p.Changes[i].before))
@@ -120,7 +120,7 @@ func (p *Plan) rollBack(s *store, old, next record, failed int, why error) error
 }
 
 // restoredTo is the record from before a plan; it names no files if there was none.
-func restoredTo(old record, engine grant.Engine) record {
+func restoredTo(old engineRecord, engine grant.Engine) engineRecord {
 	old.Version, old.Engine = 1, engine
 	return old
 }

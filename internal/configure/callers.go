@@ -9,7 +9,7 @@ import (
 
 // unread are the daemons that run at a configure and have not read what it writes. dockerd is never
 // one of them. It reads its file again at a signal, and its process id does not show that.
-func unread(engine grant.Engine, old record, running []grant.Process) []grant.Process {
+func unread(engine grant.Engine, old engineRecord, running []grant.Process) []grant.Process {
 	if engine == grant.Docker {
 		return nil
 	}
@@ -26,7 +26,7 @@ func unread(engine grant.Engine, old record, running []grant.Process) []grant.Pr
 
 // callers are the daemons that may call gpuledger's runtime after an undo, because they have read
 // the files that name it. restarted says that the engine has read its files since the undo.
-func callers(r record, running []grant.Process, restarted bool) []grant.Process {
+func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Process {
 	if restarted || r.isOver() {
 		return nil
 	}

@@ -11,25 +11,29 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 	a, b, c := grant.Process{PID: 1, Start: 10}, grant.Process{PID: 2, Start: 20},
 		grant.Process{PID: 3, Start: 30}
 	aAgain := grant.Process{PID: 1, Start: 99} // another process with the same id as a
-	ours := []entry{{Path: "/etc/gpuledger/config.toml", Shared: true}}
+	ours := []fileRecord{{Path: "/etc/gpuledger/config.toml", Shared: true}}
 	type list = []grant.Process
 	for name, row := range map[string]struct {
-		record    record
+		record    engineRecord
 		running   list
 		restarted bool
 		callers   list
 	}{
-		"nothing is kept":                   {record{}, list{a}, false, nil},
-		"a record of an older version":      {record{Files: ours}, list{a}, false, list{a}},
-		"it has run since before configure": {record{Files: ours, Unread: list{a}}, list{a}, false, nil},
-		"it was restarted after configure":  {record{Files: ours, Unread: list{a}}, list{b}, false, list{b}},
-		"its process id was used again": {record{Files: ours, Unread: list{a}}, list{aAgain}, false,
+		"nothing is kept":              {engineRecord{}, list{a}, false, nil},
+		"a record of an older version": {engineRecord{Files: ours}, list{a}, false, list{a}},
+		"it has run since before configure": {engineRecord{Files: ours, Unread: list{a}}, list{a}, false,
+			nil},
+		"it was restarted after configure": {engineRecord{Files: ours, Unread: list{a}}, list{b}, false,
+			list{b}},
+		"its process id was used again": {engineRecord{Files: ours, Unread: list{a}}, list{aAgain}, false,
 			list{aAgain}},
-		"undone, not restarted":             {record{Files: ours, Undone: list{b}}, list{b}, false, list{b}},
-		"undone, restarted":                 {record{Files: ours, Undone: list{b}}, list{c}, false, nil},
-		"undone and restarted by configure": {record{Files: ours, Undone: list{b}}, list{b}, true, nil},
-		"it does not run":                   {record{Files: ours}, nil, false, nil},
-		"one of two was restarted since undone": {record{Files: ours, Undone: list{a, b}}, list{b, c},
+		"undone, not restarted": {engineRecord{Files: ours, Undone: list{b}}, list{b}, false,
+			list{b}},
+		"undone, restarted": {engineRecord{Files: ours, Undone: list{b}}, list{c}, false,
+			nil},
+		"undone and restarted by configure": {engineRecord{Files: ours, Undone: list{b}}, list{b}, true, nil},
+		"it does not run":                   {engineRecord{Files: ours}, nil, false, nil},
+		"one of two was restarted since undone": {engineRecord{Files: ours, Undone: list{a, b}}, list{b, c},
 			false, list{b}},
 	} {
 		if got := callers(row.record, row.running, row.restarted); !slices.Equal(got, row.callers) {
@@ -38,22 +42,22 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 	}
 	for name, row := range map[string]struct {
 		engine  grant.Engine
-		old     record
+		old     engineRecord
 		running list
 		unread  list
 	}{
-		"configured for the first time": {grant.Containerd, record{}, list{a}, list{a}},
-		"again, not restarted": {grant.Containerd, record{Files: ours, Unread: list{a}},
+		"configured for the first time": {grant.Containerd, engineRecord{}, list{a}, list{a}},
+		"again, not restarted": {grant.Containerd, engineRecord{Files: ours, Unread: list{a}},
 			list{a}, list{a}},
-		"again, restarted": {grant.Containerd, record{Files: ours, Unread: list{a}},
+		"again, restarted": {grant.Containerd, engineRecord{Files: ours, Unread: list{a}},
 			list{b}, nil},
-		"again, of an older version": {grant.Containerd, record{Files: ours}, list{b}, nil},
-		"again, undone and not restarted": {grant.Containerd, record{Files: ours, Undone: list{b}},
+		"again, of an older version": {grant.Containerd, engineRecord{Files: ours}, list{b}, nil},
+		"again, undone and not restarted": {grant.Containerd, engineRecord{Files: ours, Undone: list{b}},
 			list{b}, nil},
-		"again, undone and restarted": {grant.Containerd, record{Files: ours, Undone: list{b}},
+		"again, undone and restarted": {grant.Containerd, engineRecord{Files: ours, Undone: list{b}},
 			list{c}, list{c}},
-		"dockerd may have read it at any signal":  {grant.Docker, record{}, list{a}, nil},
-		"a daemon of CRI-O that does not run yet": {grant.CRIO, record{}, nil, nil},
+		"dockerd may have read it at any signal":  {grant.Docker, engineRecord{}, list{a}, nil},
+		"a daemon of CRI-O that does not run yet": {grant.CRIO, engineRecord{}, nil, nil},
 	} {
 		if got := unread(row.engine, row.old, row.running); !slices.Equal(got, row.unread) {
 			t.Errorf("%s: unread by %v, want %v", name, got, row.unread)
@@ -64,7 +68,7 @@ func TestCallersAreTheDaemonsThatHaveReadOurFiles(t *testing.T) {
 func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
 	a, b := grant.Process{PID: 1, Start: 10}, grant.Process{PID: 2, Start: 20}
 	type list = []grant.Process
-	before := record{Unread: list{a}}
+	before := engineRecord{Unread: list{a}}
 	for name, row := range map[string]struct {
 		undone         Undone
 		unread, called list
@@ -85,12 +89,12 @@ func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
 		}
 	}
 	for name, row := range map[string]struct {
-		record record
+		record engineRecord
 		over   bool
 	}{
-		"nothing":      {record{Undone: list{}}, true},
-		"a file":       {record{Files: []entry{{}}}, false},
-		"who calls us": {record{Undone: list{b}}, false},
+		"nothing":      {engineRecord{Undone: list{}}, true},
+		"a file":       {engineRecord{Files: []fileRecord{{}}}, false},
+		"who calls us": {engineRecord{Undone: list{b}}, false},
 	} {
 		if row.record.isOver() != row.over {
 			t.Errorf("%s: over %v", name, !row.over)

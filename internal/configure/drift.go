@@ -69,7 +69,7 @@ func Defaults(root, stateDir string) ([]Default, error) {
 			all = append(all, Default{Engine: engine, Name: engines.Of(engine).Name, Err: err})
 			continue
 		}
-		if !slices.ContainsFunc(r.Files, func(e entry) bool {
+		if !slices.ContainsFunc(r.Files, func(e fileRecord) bool {
 			return !e.Shared && setsDefault(engine, e.After.Data)
 		}) {
 			continue
@@ -83,7 +83,7 @@ func Defaults(root, stateDir string) ([]Default, error) {
 
 // defaultOf reads an engine's files. runs is false if these say that the engine runs no containers
 // of its own.
-func defaultOf(system filetree.System, engine grant.Engine, r record) (d Default, runs bool) {
+func defaultOf(system filetree.System, engine grant.Engine, r engineRecord) (d Default, runs bool) {
 	in := engines.Installation{Engine: engine, System: system}
 	d = Default{Engine: engine, Name: in.Of().Name}
 	if in.File, d.Err = in.FindFile(r.Main); d.Err != nil {

@@ -28,8 +28,8 @@ func (e *fileEdits) write(path string, text []byte) {
 }
 
 // changes are the edits of files whose content differs.
-func (e *fileEdits) changes(in filetree.System) ([]Change, error) {
-	var changes []Change
+func (e *fileEdits) changes(in filetree.System) ([]FileChange, error) {
+	var changes []FileChange
 	for _, f := range e.files {
 		name, before, err := in.Load(f.path)
 		if err != nil {
@@ -39,7 +39,7 @@ func (e *fileEdits) changes(in filetree.System) ([]Change, error) {
 		if before.Same(after) {
 			continue
 		}
-		c := Change{Path: f.path, Action: "edit", name: name, before: before, after: after,
+		c := FileChange{Path: f.path, Action: "edit", name: name, before: before, after: after,
 			Diff: configfile.Unified(f.path, before.Data, f.text)}
 		if before.Kind == filetree.Nothing {
 			c.Action = "create"

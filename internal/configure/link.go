@@ -21,7 +21,7 @@ func wrapperLink(in engines.Installation, wrapper string) string {
 
 // linkRuntime plans the engine's own link to the wrapper. It keeps a link that already leads there,
 // such as one from a package.
-func linkRuntime(in engines.Installation, wrapper string) ([]Change, error) {
+func linkRuntime(in engines.Installation, wrapper string) ([]FileChange, error) {
 	runtime, err := in.System.Resolve(wrapper)
 	if err != nil {
 		return nil, err
@@ -51,6 +51,6 @@ func linkRuntime(in engines.Installation, wrapper string) ([]Change, error) {
 	if before.Kind == filetree.Regular {
 		return nil, fmt.Errorf("cannot make the link %s: a file is in its place", path)
 	}
-	return []Change{{Path: path, Action: "link", name: name, before: before,
+	return []FileChange{{Path: path, Action: "link", name: name, before: before,
 		after: filetree.FileContent{Kind: filetree.Link, Target: filepath.Base(wrapper)}}}, nil
 }

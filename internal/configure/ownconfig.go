@@ -84,7 +84,7 @@ func editOwnConfig(o Options, in engines.Installation, own ownConfig, was engine
 }
 
 // changes are the edits of gpuledger's own configuration. Other engines need it, too.
-func (e *ownEdits) changes(in filetree.System) ([]Change, error) {
+func (e *ownEdits) changes(in filetree.System) ([]FileChange, error) {
 	changes, err := e.fileEdits.changes(in)
 	for i := range changes {
 		changes[i].shared = true

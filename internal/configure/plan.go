@@ -23,8 +23,8 @@ type Options struct {
 	Privileged grant.Privileged // policy.privileged to write; "": the same, with "strip"
 }
 
-// Change is what a plan does to one file.
-type Change struct {
+// FileChange is what a plan does to one file.
+type FileChange struct {
 	Path   string // as the engine names it
 	Action string // create, edit, link, remove, restore, or keep with Why
 	Diff   string // a unified diff; "" for a link
@@ -37,7 +37,7 @@ type Change struct {
 
 // Plan is the changes that Apply makes.
 type Plan struct {
-	Changes []Change
+	Changes []FileChange
 	Notes   []string     // what the administrator should know
 	Policy  grant.Policy // in force after the plan is applied
 	File    string       // the engine's main configuration file; "" for the usual one
@@ -103,7 +103,7 @@ func New(o Options) (*Plan, error) {
 
 // planEngine is what an engine's files get, and the changes to them.
 func planEngine(o Options, in engines.Installation, own ownConfig,
-	was engines.DefaultHandler) (fileEdits, []Change, error) {
+	was engines.DefaultHandler) (fileEdits, []FileChange, error) {
 	c, err := in.Read()
 	if err != nil {
 		return fileEdits{}, nil, err

@@ -17,20 +17,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// record is what configure has done, or is about to do, for one engine. It lies below the state
-// directory:
+// engineRecord is what configure has done, or is about to do, for one engine. It lies below the
+// state directory:
 //
 //	configure/lock
 //	configure/<engine>/record.json    which files, with hashes, mode and owner before and after
 //	configure/<engine>/<hash>         their contents before and after
-type record struct {
+type engineRecord struct {
 	Version int          `json:"version"`
 	Engine  grant.Engine `json:"engine"`
 	// the engine's main configuration file, if it is not the usual one
-	Main        string   `json:"main,omitempty"`
-	Default     string   `json:"default,omitempty"`     // the former default handler, if a file named it
-	Files       []entry  `json:"files"`                 // in the order in which they are changed
-	Directories []string `json:"directories,omitempty"` // that configure made
+	Main        string       `json:"main,omitempty"`
+	Default     string       `json:"default,omitempty"`     // the former default handler, if a file named it
+	Files       []fileRecord `json:"files"`                 // in the order in which they are changed
+	Directories []string     `json:"directories,omitempty"` // that configure made
 
 	// Unread are daemons of the engine that have run since before configure, so they do not call
 	// gpuledger.
@@ -41,10 +41,10 @@ type record struct {
 }
 
 // isOver reports whether nothing is left to undo: no file, and no daemon that calls gpuledger.
-func (r record) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
+func (r engineRecord) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
-// entry is one file of a record.
-type entry struct {
+// fileRecord is one file of a record.
+type fileRecord struct {
 	Path   string               `json:"path"`
 	Name   string               `json:"name"` // Path without symbolic links
 	Before filetree.FileContent `json:"before"`
@@ -93,8 +93,8 @@ func (s *store) engineDir(engine grant.Engine) string {
 
 // load reads an engine's record with the contents that it names. The error is fs.ErrNotExist if
 // there is no record.
-func (s *store) load(engine grant.Engine) (record, error) {
-	var r record
+func (s *store) load(engine grant.Engine) (engineRecord, error) {
+	var r engineRecord
 	dir := s.engineDir(engine)
 	text, err := host.ReadFile(filepath.Join(dir, "record.json"), filetree.MaxSize)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *store) load(engine grant.Engine) (record, error) {
 
 // save makes a record durable: first the contents, then the file that names them. It removes a
 // record that is over.
-func (s *store) save(r record) error {
+func (s *store) save(r engineRecord) error {
 	dir := s.engineDir(r.Engine)
 	if r.isOver() {
 		if err := os.Remove(filepath.Join(dir, "record.json")); err != nil &&
@@ -160,7 +160,7 @@ func (s *store) save(r record) error {
 }
 
 // sweep removes contents that the record no longer names.
-func (s *store) sweep(r record) error {
+func (s *store) sweep(r engineRecord) error {
 	dir := s.engineDir(r.Engine)
 	names, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -183,8 +183,8 @@ func (s *store) sweep(r record) error {
 
 // others are the records of other engines. gpuledger's configuration, which several engines change,
 // is restored when the last of them is undone.
-func (s *store) others(engine grant.Engine) ([]record, error) {
-	var records []record
+func (s *store) others(engine grant.Engine) ([]engineRecord, error) {
+	var records []engineRecord
 	for _, e := range engines.All {
 		if e == engine {
 			continue
@@ -203,10 +203,10 @@ func (s *store) others(engine grant.Engine) ([]record, error) {
 
 // readRecord is what configure has done for an engine, empty if nothing. It also returns the other
 // engines that are configured. It takes no lock.
-func readRecord(in engines.Installation, stateDir string) (record, []grant.Engine, error) {
+func readRecord(in engines.Installation, stateDir string) (engineRecord, []grant.Engine, error) {
 	dir, err := in.System.Resolve(stateDir)
 	if err != nil {
-		return record{}, nil, err
+		return engineRecord{}, nil, err
 	}
 	var others []grant.Engine
 	for _, e := range engines.All {

@@ -15,10 +15,10 @@ import (
 
 // Undone is what an undo did, or would do.
 type Undone struct {
-	Changes []Change // each with the action restore, remove or keep
-	Kept    int      // files that others have changed so that gpuledger's lines could not be told apart
-	Named   []string // lines of the engine's files, as "file:line", that name gpuledger all the same
-	Advice  string   // what to do about the lines of Named
+	Changes []FileChange // each with the action restore, remove or keep
+	Kept    int          // files that others have changed so that gpuledger's lines could not be told apart
+	Named   []string     // lines of the engine's files, as "file:line", that name gpuledger all the same
+	Advice  string       // what to do about the lines of Named
 
 	// daemons that call gpuledger's runtime until their restart; gpuledger's own files stay for
 	// them
@@ -60,7 +60,7 @@ func Undo(o Options, stateDir string, dry bool) (Undone, error) {
 }
 
 // planUndo is the record, and what an undo does to other programs' files.
-func planUndo(o Options, stateDir string) (record, Undone, error) {
+func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 	in := o.Installation()
 	r, _, err := readRecord(in, stateDir)
 	if err != nil {
@@ -94,12 +94,12 @@ func unrecorded(o Options, stateDir string, lines []string) error {
 
 // planFiles adds to u what an undo does to each file of a record, the last one first. It returns
 // the records of other engines that take files over.
-func (s *store) planFiles(r record, u *Undone) ([]record, error) {
+func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 	others, err := s.others(r.Engine)
 	if err != nil {
 		return nil, err
 	}
-	var receivers []record
+	var receivers []engineRecord
 	for _, e := range slices.Backward(r.Files) {
 		now, err := s.system.Read(e.Name)
 		if err != nil {
@@ -130,7 +130,7 @@ func (s *store) planFiles(r record, u *Undone) ([]record, error) {
 
 // recordedDaemons are the daemons that the record names after the undo. While the engine's files
 // still name gpuledger, a daemon that starts reads them. The record then keeps its old lists.
-func (u Undone) recordedDaemons(r record) (unread, undone []grant.Process) {
+func (u Undone) recordedDaemons(r engineRecord) (unread, undone []grant.Process) {
 	if u.Kept > 0 || len(u.Named) > 0 && !u.rewrote {
 		return r.Unread, r.Undone
 	}
@@ -141,7 +141,7 @@ func (u Undone) recordedDaemons(r record) (unread, undone []grant.Process) {
 func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 }
 
 // original is the path of a file's content from before configure.
-func (s *store) original(r record, e entry) string {
+func (s *store) original(r engineRecord, e fileRecord) string {
 	if e.Before.Kind != filetree.Regular {
 		return "no file: there was none"
 	}
@@ -150,23 +150,24 @@ func (s *store) original(r record, e entry) string {
 
 // neededByOthers reports whether another engine still needs a file. If another engine's change is
 // below this one, the file goes back to that engine's state instead.
-func neededByOthers(e entry, others []record) bool {
-	return e.Shared && len(others) > 0 && !slices.ContainsFunc(others, func(o record) bool {
+func neededByOthers(e fileRecord, others []engineRecord) bool {
+	return e.Shared && len(others) > 0 && !slices.ContainsFunc(others, func(o engineRecord) bool {
 		return slices.ContainsFunc(o.Files,
-			func(f entry) bool { return f.Name == e.Name && f.After.Same(e.Before) })
+			func(f fileRecord) bool { return f.Name == e.Name && f.After.Same(e.Before) })
 	})
 }
 
 // handOver gives a file to another engine's record. That engine's undo then restores the state from
 // before both.
-func handOver(receivers []record, from record, others []record, e entry) []record {
+func handOver(receivers []engineRecord, from engineRecord, others []engineRecord,
+	e fileRecord) []engineRecord {
 	receiver := others[0]
 	for _, o := range others { // the one that has changed it too, if any
-		if slices.ContainsFunc(o.Files, func(f entry) bool { return f.Name == e.Name }) {
+		if slices.ContainsFunc(o.Files, func(f fileRecord) bool { return f.Name == e.Name }) {
 			receiver = o
 		}
 	}
-	i := slices.IndexFunc(receivers, func(h record) bool { return h.Engine == receiver.Engine })
+	i := slices.IndexFunc(receivers, func(h engineRecord) bool { return h.Engine == receiver.Engine })
 	if i < 0 {
 		receiver.Files = slices.Clone(receiver.Files)
 		receivers, i = append(receivers, receiver), len(receivers)
@@ -177,7 +178,7 @@ func handOver(receivers []record, from record, others []record, e entry) []recor
 			h.Directories = configfile.Union(h.Directories, dir)
 		}
 	}
-	switch at := slices.IndexFunc(h.Files, func(f entry) bool { return f.Name == e.Name }); {
+	switch at := slices.IndexFunc(h.Files, func(f fileRecord) bool { return f.Name == e.Name }); {
 	case at < 0:
 		h.Files = slices.Insert(h.Files, 0, e)
 	case h.Files[at].Before.Same(e.After): // the other engine changed it after this one
@@ -186,13 +187,13 @@ func handOver(receivers []record, from record, others []record, e entry) []recor
 	return receivers
 }
 
-func keepChange(e entry, now filetree.FileContent, why string) Change {
-	return Change{Path: e.Path, Action: "keep", Why: why, name: e.Name, before: now, after: now}
+func keepChange(e fileRecord, now filetree.FileContent, why string) FileChange {
+	return FileChange{Path: e.Path, Action: "keep", Why: why, name: e.Name, before: now, after: now}
 }
 
 // restore is what an undo does to a file with the present content now.
-func restore(e entry, now filetree.FileContent) Change {
-	c := Change{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
+func restore(e fileRecord, now filetree.FileContent) FileChange {
+	c := FileChange{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
 	if e.Before.Kind == filetree.Nothing {
 		c.Action = "remove"
 	}
@@ -216,7 +217,7 @@ func restore(e entry, now filetree.FileContent) Change {
 }
 
 // undo carries out the changes, and then removes what is done from the record.
-func (s *store) undo(r record, u Undone, receivers []record) error {
+func (s *store) undo(r engineRecord, u Undone, receivers []engineRecord) error {
 	for _, h := range receivers {
 		if err := s.save(h); err != nil {
 			return fmt.Errorf("cannot hand files over to %s: %w", h.Engine, err)
@@ -233,10 +234,11 @@ func (s *store) undo(r record, u Undone, receivers []record) error {
 		failpoint.Hit("configure/restored")
 	}
 	removeDirs(s.system, r.Directories, nil)
-	kept := record{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default, Directories: r.Directories}
+	kept := engineRecord{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default,
+		Directories: r.Directories}
 	kept.Unread, kept.Undone = u.recordedDaemons(r)
 	for _, e := range r.Files {
-		i := slices.IndexFunc(u.Changes, func(c Change) bool { return c.name == e.Name })
+		i := slices.IndexFunc(u.Changes, func(c FileChange) bool { return c.name == e.Name })
 		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !handedOver(receivers, e) &&
 			(!e.Shared || u.needsUs()) {
 			kept.Files = append(kept.Files, e)
@@ -249,14 +251,14 @@ func (s *store) undo(r record, u Undone, receivers []record) error {
 	return nil
 }
 
-func handedOver(receivers []record, e entry) bool {
-	return slices.ContainsFunc(receivers, func(h record) bool {
-		return slices.ContainsFunc(h.Files, func(f entry) bool { return f.Name == e.Name })
+func handedOver(receivers []engineRecord, e fileRecord) bool {
+	return slices.ContainsFunc(receivers, func(h engineRecord) bool {
+		return slices.ContainsFunc(h.Files, func(f fileRecord) bool { return f.Name == e.Name })
 	})
 }
 
 // hasNoneOfOurs reports whether all of gpuledger's lines are already taken out of a file.
-func hasNoneOfOurs(e entry, now filetree.FileContent) bool {
+func hasNoneOfOurs(e fileRecord, now filetree.FileContent) bool {
 	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular {
 		return false
 	}
@@ -285,7 +287,7 @@ func hasNoneOfOurs(e entry, now filetree.FileContent) bool {
 // withoutOurs is a file that others have changed since, without gpuledger's lines. It works line by
 // line if those lines are as configure wrote them, else key by key. It returns false if neither
 // works.
-func withoutOurs(e entry, now filetree.FileContent) (filetree.FileContent, bool) {
+func withoutOurs(e fileRecord, now filetree.FileContent) (filetree.FileContent, bool) {
 	// gpuledger's own configuration belongs to the administrator by now
 	isNew := e.Before.Kind == filetree.Nothing
 	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared && isNew {

@@ -20,11 +20,11 @@ type engineWithoutUs struct {
 	// the default handler that the engine's files name beside gpuledger's; "" if they name none
 	former string
 	// changes to files into which another program has copied gpuledger's lines
-	cleaned []Change
+	cleaned []FileChange
 }
 
 // withoutUs reads the engine's files as an undo would leave them.
-func withoutUs(in engines.Installation, r record) (engineWithoutUs, error) {
+func withoutUs(in engines.Installation, r engineRecord) (engineWithoutUs, error) {
 	q := engineWithoutUs{in: in}
 	q.in.System.Overlay = map[string]filetree.FileContent{}
 	var err error
@@ -106,7 +106,7 @@ func formerDefault(in engines.Installation, c engines.Configuration) (name strin
 // withoutCopies takes gpuledger's lines out of a file into which another program has copied them.
 // It also takes out the copied rest of a recorded edit. It returns nil if the file has no handler
 // of gpuledger's.
-func (q engineWithoutUs) withoutCopies(path string, r record) (*Change, error) {
+func (q engineWithoutUs) withoutCopies(path string, r engineRecord) (*FileChange, error) {
 	name, now, err := q.in.System.Load(path)
 	if err != nil || now.Kind != filetree.Regular {
 		return nil, err
@@ -123,7 +123,7 @@ func (q engineWithoutUs) withoutCopies(path string, r record) (*Change, error) {
 			data = more
 		}
 	}
-	return &Change{Path: path, Action: "restore",
+	return &FileChange{Path: path, Action: "restore",
 		Why:  "another program has copied what is ours into it; it is taken out",
 		Diff: configfile.Unified(path, now.Data, data), name: name, before: now,
 		after: filetree.NewFile(data, now)}, nil

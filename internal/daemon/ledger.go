@@ -43,7 +43,7 @@ type ledgerManager struct {
 // soundLedger is the state of the ledger after a check that found nothing wrong.
 type soundLedger struct {
 	node  *node.Node
-	stamp ledgercache.Stamp
+	stamp ledgercache.Version
 	began time.Time
 }
 

@@ -27,16 +27,16 @@ type statusView struct {
 	audit   *auditManager
 	ledger  *ledgerManager
 	engines *engineManager
-	watch   *watcher.Manager
-	limits  *driverlimits.Manager
+	watch   *watcher.Watcher
+	limits  *driverlimits.Enforcer
 
 	mu      sync.Mutex
-	picture grants.Status
+	picture grants.NodeStatus
 	err     error
 	until   time.Time // picture and err are not read again before
 }
 
-func (v *statusView) readNode() (grants.Status, error) {
+func (v *statusView) readNode() (grants.NodeStatus, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if began := time.Now(); !began.Before(v.until) {
@@ -66,9 +66,9 @@ func (v *statusView) metricsSnapshot() metrics.Snapshot {
 }
 
 // pageContent is what the page shows.
-func (v *statusView) pageContent() page.Content {
+func (v *statusView) pageContent() page.Data {
 	s := v.metricsSnapshot()
 	host, _ := os.Hostname()
-	return page.Content{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited,
+	return page.Data{Host: host, Version: s.Version, Node: s.Node, Audited: s.Audited,
 		Refusals: v.audit.Recent(), Alarms: alarms(s), Watch: s.Watch}
 }

@@ -4,21 +4,21 @@ package doctor
 
 import "slices"
 
-// Status is the result of a line.
-type Status string
+// Result is the result of a line.
+type Result string
 
 // The statuses. A problem keeps gpuledger from doing what it is configured to do. A warning is for
 // the administrator to judge.
 const (
-	OK      Status = "ok"
-	Warning Status = "warning"
-	Problem Status = "problem"
+	OK      Result = "ok"
+	Warning Result = "warning"
+	Problem Result = "problem"
 )
 
 // Line is one result of a check.
 type Line struct {
 	Check   string `json:"check"` // the name of a row of Checks
-	Status  Status `json:"status"`
+	Status  Result `json:"status"`
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"` // what to do
 }

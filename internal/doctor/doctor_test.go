@@ -31,7 +31,7 @@ func healthy() Facts {
 		State: file("/state", fs.ModeDir|0o700), Run: file("/run/g", fs.ModeDir|0o700), StateFree: 1 << 40,
 		RunFree:  1 << 40,
 		Programs: []PathFacts{file("/usr/bin/gpuledger-runtime", 0o755)},
-		Runtimes: []Runtime{{PathFacts: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
+		Runtimes: []RuntimeFacts{{PathFacts: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel:   "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2},
 		Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
 		Devices:    []PathFacts{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
@@ -69,7 +69,7 @@ var answers = []struct {
 	name   string
 	change func(*Facts)
 	check  string
-	status Status
+	status Result
 	says   string
 }{
 	{"a configuration", func(*Facts) {}, "configuration", OK, "/etc/g.toml is in force"},
@@ -294,18 +294,18 @@ var answers = []struct {
 
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
 	{"CDI", func(f *Facts) {
-		f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o755)},
+		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi", fs.ModeDir|0o755)},
 			{PathFacts: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
 	}, "cdi", OK, "kinds nvidia.com/gpu"},
 	{"management's CDI", func(f *Facts) {
-		f.CDI = []Spec{
+		f.CDI = []CDIFacts{
 			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}
 	}, "cdi", Warning, "all GPUs at once"},
 	{"CDI files writable by all", func(f *Facts) {
-		f.CDI = []Spec{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}}
+		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi", fs.ModeDir|0o777)}}
 	}, "cdi", Problem, "what stands there, engines inject"},
 	{"CDI that cannot be read", func(f *Facts) {
-		f.CDI = []Spec{
+		f.CDI = []CDIFacts{
 			{PathFacts: file("/c/m.json", 0o644), Error: errors.New("no JSON")}}
 	}, "cdi", Warning, "no JSON"},
 

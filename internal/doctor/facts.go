@@ -22,7 +22,7 @@ type Facts struct {
 	StateFree  uint64 // bytes
 	RunFree    uint64
 	Programs   []PathFacts          // gpuledger's, which belong beside gpuledger
-	Runtimes   []Runtime            // those of runtime.path that exist
+	Runtimes   []RuntimeFacts       // those of runtime.path that exist
 	Unjudged   map[string]PathFacts // by the names in runtime.unjudged
 
 	Kernel  string // its release, such as 6.1.0-18-amd64
@@ -46,7 +46,7 @@ type Facts struct {
 	Engines []engines.Presence
 	Default []configure.Default // of engines that were configured with --as-default
 	Hooks   []Hook
-	CDI     []Spec
+	CDI     []CDIFacts
 	Toolkit []string // those programs of NVIDIA's container toolkit that exist
 	Daemon  int      // pid of gpuledgerd; 0 if none runs
 
@@ -71,8 +71,8 @@ func (p PathFacts) loose() bool {
 	return !p.Missing && (p.UID != 0 || p.Mode.Perm()&0o022 != 0 && !sticky)
 }
 
-// Runtime is a real OCI runtime.
-type Runtime struct {
+// RuntimeFacts is a real OCI runtime.
+type RuntimeFacts struct {
 	PathFacts
 	Version string // its version output, in one line
 	Failed  error  // why it prints no version
@@ -93,8 +93,8 @@ type Hook struct {
 	Error   error  // why the file cannot be read
 }
 
-// Spec is a directory of CDI, or a file in it.
-type Spec struct {
+// CDIFacts is a directory of CDI, or a file in it.
+type CDIFacts struct {
 	PathFacts
 	Kind  string // of a file, as nvidia.com/gpu
 	Error error  // why the file cannot be read

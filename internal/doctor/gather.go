@@ -100,7 +100,7 @@ func (f *Facts) gatherRuntimes() {
 		if path == "" {
 			continue
 		}
-		r := Runtime{PathFacts: at(path)}
+		r := RuntimeFacts{PathFacts: at(path)}
 		if !r.loose() && len(r.Above) == 0 { // otherwise it is not safe for root to run it
 			r.Version, r.Failed = versionOf(path)
 		}
@@ -184,7 +184,7 @@ func (f *Facts) gatherInjectors() {
 	for _, dir := range cdiDirs {
 		if p := at(dir); !p.Missing {
 			// an empty directory counts too, because of those that can write to it
-			f.CDI = append(f.CDI, Spec{PathFacts: p})
+			f.CDI = append(f.CDI, CDIFacts{PathFacts: p})
 		}
 	}
 	for _, path := range filesIn(cdiDirs, ".json", ".yaml") {
@@ -231,8 +231,8 @@ func readHook(path string) Hook {
 }
 
 // readSpec reads only the kind of a CDI file. In YAML it is on a line of its own at the top level.
-func readSpec(path string) Spec {
-	s := Spec{PathFacts: at(path)}
+func readSpec(path string) CDIFacts {
+	s := CDIFacts{PathFacts: at(path)}
 	text, err := host.ReadFile(path, maxFile)
 	if s.Error = err; err != nil {
 		return s

@@ -19,7 +19,8 @@ import (
 // the first. This test tries all sorts of specs: none of them may reach that refusal.
 
 var (
-	node = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: func() (map[string]int, error) {
+	node = request.NodeFacts{Host: host.Host{Dev: "/dev", Sys: "/sys"}, Majors: func() (map[string]int,
+		error) {
 		return map[string]int{"nvidia-uvm": 508, "nvidia-caps": 509}, nil
 	},
 		DRM: func() (map[int]bool, error) { return map[int]bool{128: true, 129: false}, nil },

@@ -57,7 +57,7 @@ var translations = map[string]func(*testing.T, specs.Spec, grant.Verdict) specs.
 		return spec
 	},
 	"NRI": func(t *testing.T, spec specs.Spec, v grant.Verdict) specs.Spec {
-		adjustment, err := adjust.Engine{Rules: true}.Container(v,
+		adjustment, err := adjust.Support{Rules: true}.Container(v,
 			&api.Container{Id: "c1", Env: spec.Process.Env})
 		if err != nil {
 			t.Fatal(err)

@@ -84,7 +84,7 @@ type Hit struct {
 	Code    Code   // the code of the refusal if no grant covers it
 	Cover   Cover  // how a grant can cover it
 	GPUs    []string
-	Node    Node
+	Node    DeviceNode
 	Grant   ID      // with CoverRecord: the grant of the record
 	Removal Removal // how to remove it from the spec
 }
@@ -109,8 +109,8 @@ const (
 	CoverRecord
 )
 
-// Node is a device node in the driver's terms, regardless of its path.
-type Node struct {
+// DeviceNode is a device node in the driver's terms, regardless of its path.
+type DeviceNode struct {
 	Class NodeClass
 	Minor int // -1: every minor of the class
 }

@@ -26,11 +26,11 @@ const _ = uint64(ledger.DefaultWait/2 - applyTime - againTime) // compiles where
 
 // reapply has gpuledgerd give the containers of a grant what the ledger says now.
 func reapply(n *node.Node, id grant.ID, within time.Duration) error {
-	return askDaemon(n, cgmem.Request{Op: cgmem.Apply, Grant: id}, within)
+	return askDaemon(n, cgmem.Call{Op: cgmem.Apply, Grant: id}, within)
 }
 
 // askDaemon asks gpuledgerd for something about a grant.
-func askDaemon(n *node.Node, r cgmem.Request, within time.Duration) error {
+func askDaemon(n *node.Node, r cgmem.Call, within time.Duration) error {
 	err := cgmem.Ask(n.Policy.LimitSocket(), r, within)
 	if err == nil {
 		return nil
@@ -65,7 +65,7 @@ func driven(g grant.Grant) bool {
 func putDriven(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	least := limitfiles.Smaller(before.GPUs, after.GPUs)
 	if !slices.Equal(least, before.GPUs) {
-		if err := askDaemon(n, cgmem.Request{Op: cgmem.Lower, Grant: before.ID, To: least},
+		if err := askDaemon(n, cgmem.Call{Op: cgmem.Lower, Grant: before.ID, To: least},
 			applyTime); err != nil {
 			_ = reapply(n, before.ID, againTime) // else the next pass
 			return err

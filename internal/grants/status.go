@@ -5,8 +5,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Status is the node as people and monitoring are shown it.
-type Status struct {
+// NodeStatus is the node as people and monitoring are shown it.
+type NodeStatus struct {
 	Overview
 	Cards []Card
 	Mode  grant.RulesMode // what becomes of refusals
@@ -15,14 +15,14 @@ type Status struct {
 
 // ReadStatus reads it without waiting for a lock. It costs as much as there are grants. With an
 // error it holds what could be read.
-func ReadStatus(n *node.Node) (Status, error) {
+func ReadStatus(n *node.Node) (NodeStatus, error) {
 	o, err := Read(n)
 	return StatusOf(n, o, err)
 }
 
 // StatusOf gives the status of an overview that was read already, with the error that came with it.
-func StatusOf(n *node.Node, o Overview, err error) (Status, error) {
-	s := Status{Overview: o, Mode: n.Mode()}
+func StatusOf(n *node.Node, o Overview, err error) (NodeStatus, error) {
+	s := NodeStatus{Overview: o, Mode: n.Mode()}
 	s.Pause, _ = n.Paused()
 	if err == nil {
 		s.Cards, err = Cards(n, o)

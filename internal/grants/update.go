@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Change is what may be changed of a live grant. A nil field stays as it is.
-type Change struct {
+// Terms is what may be changed of a live grant. A nil field stays as it is.
+type Terms struct {
 	Memory  *grant.Bytes   // over all of its GPUs
 	Compute *int           // 0: no share any more
 	TTL     *time.Duration // from now; 0: for ever
@@ -23,7 +23,7 @@ type Change struct {
 
 // Update grows or shrinks a grant where it is. Its containers are limited to the new size from
 // their next allocation on. Errors are those of Enter, and *grant.NotFoundError.
-func Update(n *node.Node, id grant.ID, c Change) (grant.Grant, error) {
+func Update(n *node.Node, id grant.ID, c Terms) (grant.Grant, error) {
 	var g grant.Grant
 	if n.Broken != nil {
 		return g, n.Broken
@@ -55,7 +55,7 @@ func Update(n *node.Node, id grant.ID, c Change) (grant.Grant, error) {
 
 // changed gives the grant as it would be. A grant that does not grow needs no free memory: its GPU
 // may be over-full by now, and then to shrink grants is the way out.
-func changed(n *node.Node, g grant.Grant, c Change, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+func changed(n *node.Node, g grant.Grant, c Terms, v grant.View, inv grant.Inventory) (grant.Grant, error) {
 	memory, compute := g.Memory(), g.Compute
 	g.GPUs = slices.Clone(g.GPUs)
 	if err := apply(&g, c, v.Now); err != nil {
@@ -100,7 +100,7 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	return l.Set(after.GPUs, admission.Share(after, n.Policy))
 }
 
-func apply(g *grant.Grant, c Change, now time.Time) error {
+func apply(g *grant.Grant, c Terms, now time.Time) error {
 	if c.Memory != nil {
 		switch g.Mode {
 		case grant.Exclusive:

@@ -12,7 +12,7 @@ import (
 // or a name such as "anon_inode:[pidfd]". A socket has one only if it is open as a path (O_PATH).
 type Descriptor struct {
 	Number int
-	Target
+	ResolvedFile
 	FileSystem   int64  // of a file or directory on no disk: the type of its file system, as in statfs(2)
 	Socket, Peer string // of a unix socket: the paths of it and of its peer, if they have any
 }

@@ -39,7 +39,7 @@ func TestLook(t *testing.T) {
 		t.Errorf("in a plain directory: %+v (%v)", got, err)
 	}
 	for _, path := range []string{real + "/link", real + "/dangling", real + "/none"} {
-		if got, err := LookAt(path); err == nil || got != (Target{}) {
+		if got, err := LookAt(path); err == nil || got != (ResolvedFile{}) {
 			t.Errorf("in a plain directory, %s: %+v (%v)", path, got, err)
 		}
 	}
@@ -53,7 +53,7 @@ func TestLook(t *testing.T) {
 	for path, leads := range map[string]string{dir + "/none/../x": "", file + "/../x": "",
 		dir + "/none//x/": dir + "/none/x", file + "/": file, file + "/x": file + "/x", dir +
 			"/dangling": "", dir + "/link/none": ""} {
-		if got, err := Look(path); err == nil || got != (Target{Path: leads}) {
+		if got, err := Look(path); err == nil || got != (ResolvedFile{Path: leads}) {
 			t.Errorf("%s: %+v (%v), want %q", path, got, err, leads)
 		}
 	}

@@ -82,7 +82,7 @@ func unescaped(text string) string {
 // MountOf returns the device and the mount id that a path leads to, as in Target; 0 where they are
 // unknown.
 func MountOf(path string) (device, mount uint64) {
-	var t Target
+	var t ResolvedFile
 	if t.stat(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT) != nil {
 		return 0, 0
 	}

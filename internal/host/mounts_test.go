@@ -67,11 +67,11 @@ func TestTheMountOfAFile(t *testing.T) {
 	if device, mount := MountOf("/nowhere"); device != 0 || mount != 0 {
 		t.Errorf("nowhere is %d, %d", device, mount)
 	}
-	var old Target
+	var old ResolvedFile
 	if err := old.statOld(unix.AT_FDCWD, "/dev/null", 0); err != nil {
 		t.Fatal(err)
 	}
-	var now Target
+	var now ResolvedFile
 	if err := now.stat(unix.AT_FDCWD, "/dev/null", 0); err != nil {
 		t.Fatal(err)
 	}

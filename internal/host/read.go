@@ -114,8 +114,8 @@ func RealPath(path string) (string, error) {
 	return t.Path, err
 }
 
-// Target is the file that a path leads to.
-type Target struct {
+// ResolvedFile is the file that a path leads to.
+type ResolvedFile struct {
 	Path      string // without links
 	Mode      uint32 // type and permissions, as in st_mode
 	GID       uint32
@@ -129,15 +129,15 @@ type Target struct {
 }
 
 // IsDir reports whether the path leads to a directory.
-func (t Target) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
+func (t ResolvedFile) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 // IsSocket reports whether the path leads to a socket.
-func (t Target) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
+func (t ResolvedFile) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
 // Look resolves a path; it opens the target only as a path (O_PATH). With fs.ErrNotExist and
 // unix.ENOTDIR, Target.Path may still be set: the path has no link and no "..", so its target would
 // be certain. Behind a ".." it is unknown, because a missing part before it could become a link.
-func Look(path string) (t Target, err error) {
+func Look(path string) (t ResolvedFile, err error) {
 	// Most paths have no link and are already real: no readlink is needed for them.
 	if filepath.IsAbs(path) {
 		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
@@ -168,7 +168,7 @@ func Look(path string) (t Target, err error) {
 		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
-		return Target{}, &fs.PathError{Op: "open", Path: path, Err: err}
+		return ResolvedFile{}, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	err = t.readPath(fd, path)
@@ -177,13 +177,13 @@ func Look(path string) (t Target, err error) {
 
 // LookAt is Look for a path whose directory is known to have no links. The error is unix.ELOOP if
 // the path itself is a link.
-func LookAt(path string) (t Target, err error) {
+func LookAt(path string) (t ResolvedFile, err error) {
 	err = t.stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err == nil && t.Mode&unix.S_IFMT == unix.S_IFLNK {
 		err = unix.ELOOP
 	}
 	if err != nil {
-		return Target{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
+		return ResolvedFile{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	t.Path = path
 	return t, nil
@@ -192,10 +192,10 @@ func LookAt(path string) (t Target, err error) {
 // LookNear resolves rest below dir without leaving the mount of dir. The error is unix.EXDEV if it
 // would leave it. It does not touch other mounts, so a mount whose server is dead cannot block it.
 // It does not follow a link at the end of the path.
-func LookNear(dir, rest string) (t Target, err error) {
+func LookNear(dir, rest string) (t ResolvedFile, err error) {
 	fd, err := openNear(dir, rest)
 	if err != nil {
-		return Target{}, err
+		return ResolvedFile{}, err
 	}
 	defer unix.Close(fd)
 	err = t.readPath(fd, dir+"/"+rest)
@@ -221,7 +221,7 @@ func openNear(dir, rest string) (int, error) {
 }
 
 // readPath fills in the path and the status of an open file.
-func (t *Target) readPath(fd int, path string) error {
+func (t *ResolvedFile) readPath(fd int, path string) error {
 	name := make([]byte, unix.PathMax)
 	n, err := unix.Readlink("/proc/self/fd/"+strconv.Itoa(fd), name)
 	if err != nil {
@@ -232,7 +232,7 @@ func (t *Target) readPath(fd int, path string) error {
 }
 
 // readStatus fills in the status of an open file.
-func (t *Target) readStatus(fd int, path string) error {
+func (t *ResolvedFile) readStatus(fd int, path string) error {
 	if err := t.stat(fd, "", unix.AT_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
@@ -240,7 +240,7 @@ func (t *Target) readStatus(fd int, path string) error {
 }
 
 // stat fills in the status of a file. One statx call also reports the mount.
-func (t *Target) stat(dir int, path string, flags int) error {
+func (t *ResolvedFile) stat(dir int, path string, flags int) error {
 	var st unix.Statx_t
 	switch err := unix.Statx(dir, path, flags,
 		unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
@@ -258,7 +258,7 @@ func (t *Target) stat(dir int, path string, flags int) error {
 	return nil
 }
 
-func (t *Target) statOld(dir int, path string, flags int) error {
+func (t *ResolvedFile) statOld(dir int, path string, flags int) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, path, &st, flags); err != nil {
 		return err

@@ -24,8 +24,8 @@ type Alias struct {
 	Inside bool
 }
 
-// question is a file, and whether what is mounted below it was asked for, too.
-type question struct {
+// pathQuestion is a file, and whether what is mounted below it was asked for, too.
+type pathQuestion struct {
 	path     string
 	inside   bool
 	pipeLike bool
@@ -37,7 +37,7 @@ type question struct {
 // directory of an MPS daemon. An error says that the places are unknown.
 func (s *Paths) Elsewhere(p Place, recursive, pipeLike bool) ([]Alias, error) {
 	inside := recursive && p.Exists && p.IsDir() && mayHoldVolumes(p.Path)
-	asked := question{p.Path, inside, pipeLike}
+	asked := pathQuestion{p.Path, inside, pipeLike}
 	if known, found := s.elsewhere[asked]; found {
 		return known, nil
 	}
@@ -86,7 +86,7 @@ type position struct{ device, mount uint64 }
 // one of the node's few mounts. A volume that is a file system of its own is on a device where
 // nothing else is, unless it is one of the ledger's.
 func (s *Paths) mayBeElsewhere(p Place, pipeLike bool) bool {
-	t := p.Target
+	t := p.ResolvedFile
 	if !p.Exists { // then the directory counts in which it would be
 		t, _, _ = parting(p.Path)
 	}
@@ -119,7 +119,7 @@ func (s *Paths) mayBeElsewhere(p Place, pipeLike bool) bool {
 // too. Each subvolume of btrfs has a device of its own. So has each hierarchy of cgroups of version
 // 1, and that of version 2 beside them. What gpuledger lends to containers is on small file systems
 // below its run directory.
-func (s *Paths) isOnShared(t host.Target) bool {
+func (s *Paths) isOnShared(t host.ResolvedFile) bool {
 	var st unix.Statfs_t
 	_ = unix.Statfs(t.Path, &st) // after an error the type is 0
 	switch st.Type {

@@ -60,7 +60,7 @@ func BenchmarkAliases(b *testing.B) {
 			for _, source := range []string{one, "/var/lib/kubelet"} {
 				b.Run(fmt.Sprintf("%s/%d/%d", filepath.Base(source), mounts, subPaths), func(b *testing.B) {
 					for b.Loop() {
-						p := Place{Exists: true, Target: host.Target{Path: source}}
+						p := Place{Exists: true, ResolvedFile: host.ResolvedFile{Path: source}}
 						newMountTable(list).aliases(p, source != one)
 					}
 				})

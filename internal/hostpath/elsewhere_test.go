@@ -87,7 +87,8 @@ func TestAKernelThatTellsNoMounts(t *testing.T) {
 		t.Error("on a device of its own")
 	}
 	// a pod's own, too
-	at = Place{Target: host.Target{Path: "/var/lib/kubelet/pods/u/v", Dev: paths.Look("/").Dev}, Exists: true}
+	at = Place{ResolvedFile: host.ResolvedFile{Path: "/var/lib/kubelet/pods/u/v", Dev: paths.Look("/").Dev},
+		Exists: true}
 	if !paths.mayBeElsewhere(at, false) {
 		t.Error("a pod's volume of an unknown mount is nowhere else")
 	}
@@ -101,22 +102,24 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 	disk := unix.Mkdev(8, 1)
 	for _, c := range []struct {
 		name     string
-		target   host.Target
+		target   host.ResolvedFile
 		pipeLike bool
 		want     bool
 	}{
-		{"a pipe directory of an unknown mount", host.Target{Path: "/pipe", Dev: disk}, true, true},
-		{"a pipe directory in a mount of the node's", host.Target{Path: "/pipe", Dev: disk, Mount: 3}, true, false},
-		{"another directory of an unknown mount", host.Target{Path: "/pipe", Dev: disk}, false, false},
-		{"a file of an unknown device", host.Target{Path: s.dir, Mount: 7}, false, false},
-		{"a file on a device of the node's", host.Target{Path: s.dir, Dev: 5, Mount: 7}, false, true},
+		{"a pipe directory of an unknown mount", host.ResolvedFile{Path: "/pipe", Dev: disk}, true, true},
+		{"a pipe directory in a mount of the node's", host.ResolvedFile{Path: "/pipe", Dev: disk, Mount: 3},
+			true, false},
+		{"another directory of an unknown mount", host.ResolvedFile{Path: "/pipe", Dev: disk}, false, false},
+		{"a file of an unknown device", host.ResolvedFile{Path: s.dir, Mount: 7}, false, false},
+		{"a file on a device of the node's", host.ResolvedFile{Path: s.dir, Dev: 5, Mount: 7}, false, true},
 	} {
-		if got := paths.mayBeElsewhere(Place{Target: c.target, Exists: true}, c.pipeLike); got != c.want {
+		if got := paths.mayBeElsewhere(Place{ResolvedFile: c.target, Exists: true},
+			c.pipeLike); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
 	for _, path := range []string{"/proc", "/none", s.path("none")} {
-		if paths.isOnShared(host.Target{Path: path}) {
+		if paths.isOnShared(host.ResolvedFile{Path: path}) {
 			t.Errorf("%s is on a file system that other places show", path)
 		}
 	}

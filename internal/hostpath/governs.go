@@ -63,7 +63,7 @@ func (s *Paths) Governs(p Place, a *Access) bool {
 func (s *Paths) GovernsByName(path string, a *Access) bool {
 	writing := *a
 	writing.Write = true
-	p := Place{Target: host.Target{Path: path}}
+	p := Place{ResolvedFile: host.ResolvedFile{Path: path}}
 	return s.touchesOne(guards, &p, &writing) || isProgram(path) && s.Lets(path, a)
 }
 

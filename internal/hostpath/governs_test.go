@@ -62,8 +62,9 @@ func TestOwnGuards(t *testing.T) {
 func TestWhomAFileIsOpenTo(t *testing.T) {
 	s := newScene(t)
 	paths := New(s.node)
-	paths.Known["/usr/bin/runc"] = Place{Exists: true, Target: host.Target{Path: "/usr/bin/runc", GID: 7}}
-	paths.Known["/usr/bin/crun"] = Place{Target: host.Target{Path: "/usr/bin/crun"}} // is not there
+	paths.Known["/usr/bin/runc"] = Place{Exists: true,
+		ResolvedFile: host.ResolvedFile{Path: "/usr/bin/runc", GID: 7}}
+	paths.Known["/usr/bin/crun"] = Place{ResolvedFile: host.ResolvedFile{Path: "/usr/bin/crun"}} // is not there
 	for _, c := range []struct {
 		name, path string
 		by         Access

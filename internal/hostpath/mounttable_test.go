@@ -60,7 +60,8 @@ func TestTheRootOfTheListOfMounts(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
-	if found := newMountTable(nil).aliases(Place{Target: host.Target{Path: "/a"}}, true); found != nil {
+	if found := newMountTable(nil).aliases(Place{ResolvedFile: host.ResolvedFile{Path: "/a"}},
+		true); found != nil {
 		t.Errorf("without mounts there are %+v", found)
 	}
 	own := newMountTable([]host.Mount{{ID: 20, Parent: 20, Point: "/"}, {ID: 21, Parent: 20, Point: "/a"}})
@@ -85,7 +86,7 @@ func TestAliasesInALongList(t *testing.T) {
 				Root: cmp.Or(name(), "/"), Point: Join(above.Point, strings.TrimPrefix(name(), "/"))})
 		}
 		random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-		source := Place{Target: host.Target{Path: cmp.Or(name(), "/")}}
+		source := Place{ResolvedFile: host.ResolvedFile{Path: cmp.Or(name(), "/")}}
 		got, want := newMountTable(list).aliases(source, true), plainAliases(list, source)
 		if !slices.Equal(got, want) {
 			t.Fatalf("%s in\n%+v\nhas\n%+v\nwant\n%+v", source.Path, list, got, want)
@@ -119,7 +120,7 @@ func TestALongListIsSortedForTheQuestion(t *testing.T) {
 		"a file, for which its own device counts":                      {"/data", false},
 		"all volumes, for which only what is mounted elsewhere counts": {"/volumes", true},
 	} {
-		p := Place{Exists: true, Target: host.Target{Path: c.path}}
+		p := Place{Exists: true, ResolvedFile: host.ResolvedFile{Path: c.path}}
 		if n := testing.AllocsPerRun(3, func() { table.aliases(p, c.inside) }); n > 20 {
 			t.Errorf("%s: %v allocations for %d mounts", name, n, each)
 		}
@@ -155,7 +156,7 @@ func plainAliases(list []host.Mount, source Place) (found []Alias) {
 				continue
 			}
 			if inSource {
-				a.Place = Place{Target: host.Target{Path: a.Path}, Exists: true}
+				a.Place = Place{ResolvedFile: host.ResolvedFile{Path: a.Path}, Exists: true}
 			}
 			found = append(found, a)
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Node is what the answers depend on beside the file system.
-type Node struct {
+// Environment is what the answers depend on beside the file system.
+type Environment struct {
 	Host    host.Host
 	Policy  *grant.Policy
 	Config  string // the configuration file
@@ -32,12 +32,12 @@ type Paths struct {
 	// Known has what the paths that were looked up lead to. A path that is in it is not looked up.
 	Known map[string]Place
 
-	node   Node
+	node   Environment
 	plain  map[string]bool // directories of those, with the slash, that no link is on the way to
 	ledger []string        // the ledger's directories, by their real paths; nil until they are needed
 	own    []guard         // what ownGuards found; nil until it is needed
 
-	elsewhere map[question][]Alias
+	elsewhere map[pathQuestion][]Alias
 	positions map[string]position // of the directories that were asked for
 	anchored  []position          // nil until they are needed
 	lent      []uint64            // nil until they are needed
@@ -45,14 +45,14 @@ type Paths struct {
 }
 
 // New returns Paths that have looked up nothing.
-func New(node Node) *Paths {
+func New(node Environment) *Paths {
 	return &Paths{node: node, Known: map[string]Place{}, plain: map[string]bool{},
-		elsewhere: map[question][]Alias{}, positions: map[string]position{}}
+		elsewhere: map[pathQuestion][]Alias{}, positions: map[string]position{}}
 }
 
 // Place is the file that a path leads to, or would lead to.
 type Place struct {
-	host.Target
+	host.ResolvedFile
 	Exists bool
 	Err    error // why it is unknown what is there
 }
@@ -63,12 +63,12 @@ func (s *Paths) Look(path string) Place {
 		return p
 	}
 	t, err := s.walk(path)
-	p := Place{Target: t, Exists: err == nil}
+	p := Place{ResolvedFile: t, Exists: err == nil}
 	switch {
 	// some files of /proc are the runtime's alone
 	case err == nil, t.Path != "" && !Within(t.Path, "/proc"):
 	case isAbsent(err):
-		p.Target = absent(path)
+		p.ResolvedFile = absent(path)
 	default:
 		p.Path, p.Err = filepath.Clean(path), err
 	}
@@ -92,7 +92,7 @@ func (s *Paths) InLedger(path string) bool {
 
 // walk looks at a path. If no link led to the directory of an earlier path, only the last name of a
 // second path in it is new: a driver has tens of files in a few directories.
-func (s *Paths) walk(path string) (host.Target, error) {
+func (s *Paths) walk(path string) (host.ResolvedFile, error) {
 	dir, name := filepath.Split(path)
 	if s.plain[dir] && name != "" && name != "." && name != ".." {
 		if t, err := host.LookAt(path); err == nil {
@@ -121,9 +121,9 @@ const maxLinks = 40
 // absent returns where a path would lead whose end does not exist: it walks the part that exists,
 // and follows links to what does not exist. A path longer than PATH_MAX leads nowhere: no runtime
 // can use it.
-func absent(path string) host.Target {
+func absent(path string) host.ResolvedFile {
 	if len(path) >= unix.PathMax {
-		return host.Target{Path: filepath.Clean(path)}
+		return host.ResolvedFile{Path: filepath.Clean(path)}
 	}
 	for range maxLinks {
 		there, name, rest := parting(path)
@@ -134,7 +134,7 @@ func absent(path string) host.Target {
 		if err != nil {
 			end := filepath.Join(there.Path, name, rest)
 			if !slices.Contains(strings.Split(name+"/"+rest, "/"), "..") {
-				return host.Target{Path: end, Shifting: there.Shifting}
+				return host.ResolvedFile{Path: end, Shifting: there.Shifting}
 			}
 			// once a directory of that name exists, the path leads back out of it, perhaps to a
 			// link
@@ -153,12 +153,12 @@ func absent(path string) host.Target {
 			return t // another process put it there meanwhile
 		}
 	}
-	return host.Target{Path: filepath.Clean(path)}
+	return host.ResolvedFile{Path: filepath.Clean(path)}
 }
 
 // parting finds where a path stops existing: the last real directory, the name that it lacks, and
 // the rest. It looks at few prefixes: if one exists, all shorter ones do.
-func parting(path string) (there host.Target, name, rest string) {
+func parting(path string) (there host.ResolvedFile, name, rest string) {
 	cuts := []int{}
 	for i := 1; i <= len(path); i++ {
 		if i == len(path) || path[i] == '/' {
@@ -173,7 +173,7 @@ func parting(path string) (there host.Target, name, rest string) {
 		t, _ := host.Look(path)
 		return t, "", ""
 	}
-	there = host.Target{Path: "/"}
+	there = host.ResolvedFile{Path: "/"}
 	from := 0
 	if missing > 0 {
 		from = cuts[missing-1]

@@ -71,14 +71,14 @@ func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
 func TestWhatWasSeenHolds(t *testing.T) {
 	s := newScene(t)
 	paths := New(s.node)
-	paths.Known["/x"] = Place{Target: host.Target{Path: "/elsewhere"}}
+	paths.Known["/x"] = Place{ResolvedFile: host.ResolvedFile{Path: "/elsewhere"}}
 	table := newMountTable(nil)
 	paths.mounts, paths.lent, paths.own = table, []uint64{7}, []guard{{path: "/g"}}
 	paths.positions["/x"] = position{device: 7}
-	paths.elsewhere[question{path: "/x"}] = []Alias{{Inside: true}}
+	paths.elsewhere[pathQuestion{path: "/x"}] = []Alias{{Inside: true}}
 	paths.ledger, paths.anchored = []string{"/ledger"}, []position{{device: 7}}
 	mounts, err := paths.readMounts()
-	known, _ := paths.Elsewhere(Place{Target: host.Target{Path: "/x"}}, false, false)
+	known, _ := paths.Elsewhere(Place{ResolvedFile: host.ResolvedFile{Path: "/x"}}, false, false)
 	if len(known) != 1 || paths.position("/x").device != 7 {
 		t.Error("it looks anew for other places")
 	}
@@ -132,7 +132,7 @@ func TestWhatAppearsMeanwhile(t *testing.T) {
 		s.link(last, name)
 		last = name
 	}
-	if got := New(s.node).Look(s.path(last)); got.Exists || got.Target != dir {
+	if got := New(s.node).Look(s.path(last)); got.Exists || got.ResolvedFile != dir {
 		t.Errorf("behind too many links is %+v, want %+v", got, dir)
 	}
 }

@@ -18,7 +18,7 @@ import (
 type scene struct {
 	t       testing.TB
 	dir     string
-	node    Node
+	node    Environment
 	mounted []string
 }
 
@@ -29,7 +29,7 @@ func newScene(t testing.TB) *scene {
 		s.mkdir(sub)
 	}
 	s.link("/proc/thread-self", "proc/thread-self")
-	s.node = Node{
+	s.node = Environment{
 		Host:   host.Host{Dev: s.path("dev"), Sys: s.path("sys"), Proc: s.path("proc")},
 		Policy: &grant.Policy{StateDir: s.path("state"), RunDir: s.path("run")},
 	}

@@ -22,8 +22,8 @@ type device struct {
 	_        [2]uint64
 }
 
-// record is struct record_limits.
-type record struct {
+// limitRecord is struct record_limits.
+type limitRecord struct {
 	Magic      uint64
 	Version    uint32
 	Devices    uint32

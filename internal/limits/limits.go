@@ -22,7 +22,7 @@ import (
 type Limits struct {
 	dir    string
 	memory []byte
-	record *record
+	record *limitRecord
 }
 
 // Ensure makes dir and the files of a grant in it. It sets each share's bytes and the percent of
@@ -67,7 +67,7 @@ func establish(dir string, devices []device) error {
 	if err != nil {
 		return err
 	}
-	r := record{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)),
+	r := limitRecord{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)),
 		ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
 	copy(r.Device[:], devices)
 	if err := ensureRegion(dir, headOf(&r), true); err != nil {
@@ -93,12 +93,12 @@ func devicesOf(shares []grant.Share, percent int) ([]device, error) {
 
 // bytesOf returns the bytes of a value without pointers, in the shim's layout. The caller reads
 // into them or writes them out.
-func bytesOf[T record | head](v *T) []byte {
+func bytesOf[T limitRecord | head](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
 // padded returns a page that begins with the value and is zero after it.
-func padded[T record | head](v *T) []byte {
+func padded[T limitRecord | head](v *T) []byte {
 	content := make([]byte, page)
 	copy(content, bytesOf(v))
 	return content
@@ -127,7 +127,7 @@ func Open(dir string) (*Limits, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot map %s: %w", path, err)
 	}
-	l := &Limits{dir, memory, (*record)(unsafe.Pointer(&memory[0]))}
+	l := &Limits{dir, memory, (*limitRecord)(unsafe.Pointer(&memory[0]))}
 	if !l.record.isSound() {
 		l.Close()
 		return nil, unsound(path)
@@ -149,24 +149,24 @@ func (l *Limits) Close() {
 }
 
 // isSound reports whether r is a record of this version.
-func (r *record) isSound() bool {
+func (r *limitRecord) isSound() bool {
 	return r.Magic == limitsMagic && r.Version == version && r.Devices <= MaxDevices
 }
 
-func (r *record) isFor(devices []device) bool {
+func (r *limitRecord) isFor(devices []device) bool {
 	return slices.EqualFunc(r.Device[:r.Devices], devices,
 		func(is, d device) bool { return is.UUID == d.UUID })
 }
 
 // matches reports whether r is for these devices and already has their bytes and shares.
-func (r *record) matches(devices []device) bool {
+func (r *limitRecord) matches(devices []device) bool {
 	return slices.EqualFunc(r.Device[:r.Devices], devices,
 		func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
 }
 
 // read reads the limits file of a grant without mapping it. Other processes may change only words
 // that no grant sets.
-func read(dir string) (r record, err error) {
+func read(dir string) (r limitRecord, err error) {
 	var content [page]byte // a shorter file is an error
 	path := filepath.Join(dir, grant.LimitsFile)
 	if err = host.ReadHead(path, content[:], unix.O_NOFOLLOW); err != nil {

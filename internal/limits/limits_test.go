@@ -32,7 +32,7 @@ func shares(first, second grant.Bytes) []grant.Share {
 // TestTheLayoutIsTheShims compiles shim/record.h and compares the compiler's offsets with those of
 // this package.
 func TestTheLayoutIsTheShims(t *testing.T) {
-	var r record
+	var r limitRecord
 	var d device
 	var h head
 	var s slot
@@ -269,11 +269,11 @@ func TestUse(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		high uint32
-		want []Process
+		want []ProcessMemory
 	}{
 		{0, nil},
-		{3, []Process{{11, []grant.Bytes{0, 5}}}},
-		{1 << 31, []Process{{11, []grant.Bytes{0, 5}}, {14, []grant.Bytes{30, 5}}}},
+		{3, []ProcessMemory{{11, []grant.Bytes{0, 5}}}},
+		{1 << 31, []ProcessMemory{{11, []grant.Bytes{0, 5}}, {14, []grant.Bytes{30, 5}}}},
 	} {
 		high(tt.high)
 		before, _ := os.ReadFile(path)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-func headOf(r *record) head {
+func headOf(r *limitRecord) head {
 	return head{Magic: regionMagic, Version: version, Devices: r.Devices, ID: r.ID,
 		Slots: slots, SlotSize: slotSize}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Process is one process of the grant's containers that uses memory.
-type Process struct {
+// ProcessMemory is one process of the grant's containers that uses memory.
+type ProcessMemory struct {
 	PID  int           // as the process sees itself, in its own pid namespace
 	Used []grant.Bytes // in the order of the grant's devices
 }
@@ -26,14 +26,14 @@ type Process struct {
 // Use returns the use that live processes have recorded in the region. The container can write
 // anything there: use it for reports, never for a decision. Use reads the file and does not map it,
 // because the container could truncate it under a mapping.
-func Use(dir string) (processes []Process, err error) {
+func Use(dir string) (processes []ProcessMemory, err error) {
 	r, err := openRegion(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer r.close()
 	err = r.each(func(devices int, s slot) {
-		p := Process{PID: int(s.PID)}
+		p := ProcessMemory{PID: int(s.PID)}
 		for _, used := range s.Used[:devices] {
 			p.Used = append(p.Used, grant.Bytes(used))
 		}

@@ -168,7 +168,7 @@ func zeroOrOne(is bool) float64 {
 	return 0
 }
 
-func (t sender) policy(p grants.Status) {
+func (t sender) policy(p grants.NodeStatus) {
 	for _, mode := range []grant.RulesMode{grant.Enforce, grant.Report, grant.Disabled} {
 		t.gauge(rulesMode, zeroOrOne(p.Mode == mode), string(mode))
 	}
@@ -177,7 +177,7 @@ func (t sender) policy(p grants.Status) {
 	}
 }
 
-func (t sender) inventory(p grants.Status) {
+func (t sender) inventory(p grants.NodeStatus) {
 	t.gauge(inventoryUsable, zeroOrOne(p.Problem == nil))
 	t.timestamp(inventoryTaken, p.Inventory.Taken)
 }

@@ -12,7 +12,7 @@ import (
 // Snapshot holds all that is reported.
 type Snapshot struct {
 	Version  string
-	Node     grants.Status
+	Node     grants.NodeStatus
 	Err      error // why the ledger or the configuration's pools cannot be read; Node has what can
 	Audited  bool  // there is an audit log to count from
 	Counts   auditlog.Counts

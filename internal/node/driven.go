@@ -51,7 +51,7 @@ func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 
 // drivable reports whether the driver's limit can be set for the container: our hook is about to be
 // in its spec, or is.
-func (f facts) drivable(spec request.Spec) bool {
+func (f createFacts) drivable(spec request.Spec) bool {
 	if f.CgroupsOff || f.Restored {
 		return false
 	}
@@ -77,7 +77,7 @@ func (n *Node) Drive(c Create, pid int) *grant.Refusal {
 	case err == nil && !b.Driven:
 		return nil
 	case err == nil:
-		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{
+		err = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Call{
 			Op: cgmem.Set, RuntimeRoot: b.RuntimeRoot, Container: b.Container, PID: pid}, LimitTime)
 	case startsAsItIs(n, c):
 		return nil
@@ -132,6 +132,6 @@ func (n *Node) Weaken(c grant.Container) {
 // undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is
 // there. What is left of them gpuledgerd finds by itself.
 func undrive(n *Node, runtimeRoot, container string, within time.Duration) {
-	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Request{
+	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Call{
 		Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// facts are all that a create is decided by, except for the ledger. They are read before the ledger
-// is locked: a path of a tenant's may lead into a file system that never answers, and a process
-// that waits for one cannot be killed. While the ledger is locked, nothing is added to them.
-type facts struct {
+// createFacts are all that a create is decided by, except for the ledger. They are read before the
+// ledger is locked: a path of a tenant's may lead into a file system that never answers, and a
+// process that waits for one cannot be killed. While the ledger is locked, nothing is added to
+// them.
+type createFacts struct {
 	Create
 	policy  grant.Policy
 	request grant.Request // what the spec reaches and says
@@ -27,7 +28,7 @@ type facts struct {
 	cover   cover    // of the place of the grant's records
 	fresh   grant.ID // of a grant that is adopted
 
-	finder request.Node
+	finder request.NodeFacts
 	load   func() (grant.Inventory, *grant.Problem) // reads the inventory once
 	judge  *admission.Judge
 
@@ -48,8 +49,8 @@ type gpuFacts struct {
 // readFacts reads the spec, and what is known of the container beside it. The second result is a
 // refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse
 // it.
-func readFacts(n *Node, c Create) (facts, *Decision) {
-	f := facts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
+func readFacts(n *Node, c Create) (createFacts, *Decision) {
+	f := createFacts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
 		if c.reading != nil {
 			c.reading()
@@ -92,7 +93,7 @@ func parse(c grant.Container, config []byte) (request.Spec, *Decision) {
 }
 
 // find lists what a spec of the container reaches: of the one that was given, or of the edited one.
-func (f facts) find(spec request.Spec) (grant.Request, *Decision) {
+func (f createFacts) find(spec request.Spec) (grant.Request, *Decision) {
 	r, err := request.Find(spec, f.Caller, f.finder)
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
@@ -134,7 +135,7 @@ func freshID() grant.ID {
 
 // gather adds to the facts what a decision by this view of the ledger needs. For a container that
 // asks for no GPU it reads nothing.
-func gather(f facts, view grant.View) facts {
+func gather(f createFacts, view grant.View) createFacts {
 	if f.suffice(view) {
 		return f
 	}
@@ -158,24 +159,24 @@ func gather(f facts, view grant.View) facts {
 }
 
 // suffice reports whether all has been read that a decision by this view of the ledger needs.
-func (f facts) suffice(view grant.View) bool {
+func (f createFacts) suffice(view grant.View) bool {
 	if !admission.Asks(f.request, view) {
 		return true
 	}
 	return f.gpu.gathered && (f.gpu.libraries || !f.needsLibraries(view))
 }
 
-func (f facts) needsLibraries(view grant.View) bool {
+func (f createFacts) needsLibraries(view grant.View) bool {
 	return f.gpu.inventory.Shim.Dir != "" && couldBeLimited(view)
 }
 
 // unseen reports whether nothing of the image can be seen or changed any more: the container runs,
 // or its create was reported by NRI, which does not know the root file system.
-func (f facts) unseen() bool { return f.image.Root == "" || f.Running }
+func (f createFacts) unseen() bool { return f.image.Root == "" || f.Running }
 
 // isOwn reports whether a binding is this container's. A process that reserves, or that settles
 // after the create, may not know the runtime's root; ids that engines make up differ.
-func (f facts) isOwn(b grant.Binding) bool {
+func (f createFacts) isOwn(b grant.Binding) bool {
 	return b.Container == f.Container.ID &&
 		(b.RuntimeRoot == f.Container.RuntimeRoot || b.Reserved || f.AnyRoot)
 }

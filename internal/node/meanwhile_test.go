@@ -129,7 +129,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 			return err
 		},
 		"Change": func() error {
-			_, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory})
+			_, err := grants.Update(m.node, g.ID, grants.Terms{Memory: &memory})
 			return err
 		},
 		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
@@ -260,13 +260,13 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	node0 := []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor}}
 	for name, c := range map[string]struct {
 		nodes []specs.LinuxDevice
-		rules []request.DeviceRule
+		rules []request.CgroupRule
 		sound bool
 	}{
 		"as it was edited": {nil, nil, true},
 		"the node is left": {node0, nil, false},
-		"the rule is left": {nil, []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"}}, false},
-		"all is open":      {nil, []request.DeviceRule{{Allow: true, Access: "rwm"}}, false},
+		"the rule is left": {nil, []request.CgroupRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"}}, false},
+		"all is open":      {nil, []request.CgroupRule{{Allow: true, Access: "rwm"}}, false},
 	} {
 		if err := m.node.Verify(create, d, c.nodes, c.rules); (err == nil) != c.sound {
 			t.Errorf("%s: %v", name, err)
@@ -561,7 +561,8 @@ func TestAnUpdateThatOpensNothingNew(t *testing.T) {
 		for minor, fails := range c.fails {
 			handed := m.caller("c")
 			handed.Descriptors = []host.Descriptor{
-				{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, uint32(minor))}}}
+				{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195,
+					uint32(minor))}}}
 			if refusal := m.node.Hands(handed); (refusal != nil) != (name != "its own" || minor != 0) {
 				t.Errorf("%s: a process that is handed GPU %d: %v", name, minor, refusal)
 			}
@@ -594,7 +595,7 @@ func TestAGrowingGrantIsPlacedAgain(t *testing.T) {
 		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."},
 		{1 * grant.GiB, 10, ""},
 	} {
-		now, err := grants.Update(m.node, g.ID, grants.Change{Memory: &c.memory, Compute: &c.compute})
+		now, err := grants.Update(m.node, g.ID, grants.Terms{Memory: &c.memory, Compute: &c.compute})
 		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil &&
 			(now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)

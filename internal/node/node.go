@@ -71,9 +71,9 @@ func (n *Node) InventoryStamp() host.Stamp { return host.StampOf(gpu.Path(n.Poli
 
 // finder returns what tells GPU devices from others here. On a simulated node the snapshot does,
 // because the system knows none.
-func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.Node {
+func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) request.NodeFacts {
 	program, _ := os.Executable() // unknown, it is guarded less
-	f := request.Node{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM,
+	f := request.NodeFacts{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM,
 		Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
 	f.Cards = func() bool { return n.Host.HasNVIDIA() || known(inventory) }
 	if n.Policy.Inventory.Source != grant.Simulated {

@@ -74,7 +74,7 @@ func TestLastMountOverTheRecords(t *testing.T) {
 		"without a limit": {free, cover{true, "/run", false}, false},
 		"without a grant": {pass, cover{true, "/run", false}, false},
 	} {
-		if refused := refuseCovered(facts{cover: c.over}, c.d); (refused != nil) != c.want ||
+		if refused := refuseCovered(createFacts{cover: c.over}, c.d); (refused != nil) != c.want ||
 			c.want && refused.Code != grant.InjectionImpossible {
 			t.Errorf("%s: %+v", name, refused)
 		}
@@ -85,18 +85,18 @@ func TestLastMountOverTheRecords(t *testing.T) {
 func TestGpuledgersRules(t *testing.T) {
 	n := int64(8)
 	for name, c := range map[string]struct {
-		rule request.DeviceRule
+		rule request.CgroupRule
 		want bool
 	}{
-		"all disks":  {request.DeviceRule{Allow: true, Type: "b"}, true},
-		"denied":     {request.DeviceRule{Type: "b"}, false},
-		"all others": {request.DeviceRule{Allow: true, Type: "c"}, false},
-		"everything": {request.DeviceRule{Allow: true}, false},
-		"of a major": {request.DeviceRule{Allow: true, Type: "b", Major: &n}, false},
-		"of a minor": {request.DeviceRule{Allow: true, Type: "b", Minor: &n}, false},
+		"all disks":  {request.CgroupRule{Allow: true, Type: "b"}, true},
+		"denied":     {request.CgroupRule{Type: "b"}, false},
+		"all others": {request.CgroupRule{Allow: true, Type: "c"}, false},
+		"everything": {request.CgroupRule{Allow: true}, false},
+		"of a major": {request.CgroupRule{Allow: true, Type: "b", Major: &n}, false},
+		"of a minor": {request.CgroupRule{Allow: true, Type: "b", Minor: &n}, false},
 	} {
 		spec := request.Spec{Linux: &request.Linux{Resources: &request.Resources{
-			Devices: []request.DeviceRule{{}, c.rule}}}}
+			Devices: []request.CgroupRule{{}, c.rule}}}}
 		if confined(spec) != c.want {
 			t.Errorf("%s: %v", name, !c.want)
 		}
@@ -134,7 +134,7 @@ func TestCgroupNamesWithAContainersID(t *testing.T) {
 		{"/s/libpod-payload-c", "payload-c", false},
 		{"a.slice:other:c", "c", false}, {"/a/docker:c", "c", false},
 	} {
-		f := facts{request: grant.Request{Cgroup: c.path}}
+		f := createFacts{request: grant.Request{Cgroup: c.path}}
 		f.Container.ID = c.id
 		if f.namesItself() != c.want {
 			t.Errorf("%s of %s: %v", c.path, c.id, !c.want)
@@ -184,7 +184,7 @@ func TestStrengthOfACreatedContainer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := facts{Create: Create{Config: spec}, policy: p,
+		f := createFacts{Create: Create{Config: spec}, policy: p,
 			gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
 				own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {
@@ -244,16 +244,16 @@ func TestFactsSuffice(t *testing.T) {
 	limited := grant.View{Grants: []grant.Grant{{Mode: grant.Limit}}}
 	shared := grant.View{Grants: []grant.Grant{{Mode: grant.Timeslice}}}
 	for name, c := range map[string]struct {
-		f    facts
+		f    createFacts
 		view grant.View
 		want bool
 	}{
-		"no GPU is requested":         {facts{}, limited, true},
-		"the inventory was not read":  {facts{request: asks}, shared, false},
-		"it was read":                 {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
-		"libraries were not searched": {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
-		"they were":                   {facts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
-		"there is no shim":            {facts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
+		"no GPU is requested":         {createFacts{}, limited, true},
+		"the inventory was not read":  {createFacts{request: asks}, shared, false},
+		"it was read":                 {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
+		"libraries were not searched": {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
+		"they were":                   {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
+		"there is no shim":            {createFacts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
 	} {
 		if got := c.f.suffice(c.view); got != c.want {
 			t.Errorf("%s: %v", name, got)

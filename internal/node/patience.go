@@ -16,7 +16,7 @@ const (
 
 // bindPatiently decides about a create, again and again where it is refused and may be admitted in
 // a moment.
-func bindPatiently(n *Node, f facts) Decision {
+func bindPatiently(n *Node, f createFacts) Decision {
 	for until := time.Now().Add(f.Patience); ; time.Sleep(lateLook) {
 		d := bind(n, f)
 		if d.Kind != grant.Refused || !d.Late || !time.Now().Add(lateLook).Before(until) {

@@ -80,7 +80,7 @@ func confined(spec request.Spec) bool {
 	if spec.Linux == nil || spec.Linux.Resources == nil {
 		return false
 	}
-	return slices.ContainsFunc(spec.Linux.Resources.Devices, func(r request.DeviceRule) bool {
+	return slices.ContainsFunc(spec.Linux.Resources.Devices, func(r request.CgroupRule) bool {
 		return r.Allow && r.Type == "b" && r.Major == nil && r.Minor == nil
 	})
 }
@@ -104,4 +104,4 @@ func createdSpec(n *Node, c grant.Container) request.Spec {
 	return spec
 }
 
-var denyAll = []request.DeviceRule{{Allow: false, Access: "rwm"}}
+var denyAll = []request.CgroupRule{{Allow: false, Access: "rwm"}}

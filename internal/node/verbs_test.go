@@ -61,7 +61,7 @@ func (m *model) drain(id grant.ID, reference grant.Reference) {
 
 func (m *model) lapse(id grant.ID) {
 	ttl := time.Nanosecond
-	_, err := grants.Update(m.node, id, grants.Change{TTL: &ttl})
+	_, err := grants.Update(m.node, id, grants.Terms{TTL: &ttl})
 	m.must(err)
 }
 
@@ -86,7 +86,7 @@ func TestVerbsOnEndedGrants(t *testing.T) {
 			_, err = grants.Offer(m.node, late)
 			wants(t, "offer of one that has lapsed", err, "grant-expired: ...")
 		}
-		_, err = grants.Update(m.node, c.id, grants.Change{TTL: &ttl})
+		_, err = grants.Update(m.node, c.id, grants.Terms{TTL: &ttl})
 		wants(t, "change "+string(c.id), err, c.change)
 		_, err = grants.Release(m.node, c.id, true)
 		wants(t, "release "+string(c.id), err, c.release)
@@ -135,7 +135,7 @@ func TestANodeWithABrokenConfiguration(t *testing.T) {
 	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1,
 		Memory: grant.GiB})
 	wants(t, "grant", err, "error: it is broken")
-	_, err = grants.Update(m.node, g.ID, grants.Change{})
+	_, err = grants.Update(m.node, g.ID, grants.Terms{})
 	wants(t, "change", err, "error: it is broken")
 	_, err = grants.Offer(m.node, reference)
 	wants(t, "offer", err, "error: it is broken")
@@ -286,9 +286,9 @@ func TestHandsOfAnUnboundContainer(t *testing.T) {
 		d    host.Descriptor
 		want string
 	}{
-		"a terminal": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}}, ""},
-		"a GPU":      {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}}, `gpu-device-node: the process would inherit descriptor 3 (c 195:1), through which a GPU can be reached that container "c" was not created with`},
-		"the ledger": {host.Descriptor{Number: 3, Target: host.Target{Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}}, `gpu-socket: the process would inherit descriptor 3 (a file or socket that governs GPUs), through which a GPU can be reached that container "c" was not created with`},
+		"a terminal": {host.Descriptor{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(136, 0)}}, ""},
+		"a GPU":      {host.Descriptor{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}}, `gpu-device-node: the process would inherit descriptor 3 (c 195:1), through which a GPU can be reached that container "c" was not created with`},
+		"the ledger": {host.Descriptor{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFREG, Path: m.node.Policy.StateDir + "/x"}}, `gpu-socket: the process would inherit descriptor 3 (a file or socket that governs GPUs), through which a GPU can be reached that container "c" was not created with`},
 	} {
 		caller := m.caller("c")
 		caller.Descriptors = []host.Descriptor{c.d}
@@ -343,21 +343,21 @@ func TestVerifyInspectsTheContainer(t *testing.T) {
 		return specs.LinuxDevice{Path: "/dev/x", Type: "c", Major: 195, Minor: minor}
 	}
 	its, others := int64(g.GPUs[0].Index), int64(g.GPUs[0].Index+1)
-	rule := func(minor int64) []request.DeviceRule {
+	rule := func(minor int64) []request.CgroupRule {
 		major := int64(195)
-		return []request.DeviceRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major,
+		return []request.CgroupRule{{Access: "rwm"}, {Allow: true, Type: "c", Major: &major,
 			Minor: &minor, Access: "rw"}}
 	}
 	for name, c := range map[string]struct {
 		nodes []specs.LinuxDevice
-		rules []request.DeviceRule
+		rules []request.CgroupRule
 		sound bool
 	}{
 		"as it was edited":    {nil, nil, true},
 		"with its GPU":        {[]specs.LinuxDevice{gpu(its)}, rule(its), true},
 		"with another's":      {[]specs.LinuxDevice{gpu(others)}, nil, false},
 		"with another's rule": {nil, rule(others), false},
-		"with open rules":     {nil, []request.DeviceRule{{Allow: true, Access: "rwm"}}, false},
+		"with open rules":     {nil, []request.CgroupRule{{Allow: true, Access: "rwm"}}, false},
 	} {
 		if err := m.node.Verify(create, d, c.nodes, c.rules); (err == nil) != c.sound {
 			t.Errorf("%s: %v", name, err)
@@ -380,22 +380,25 @@ func TestChangesOfAGrant(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		id      grant.ID
-		change  grants.Change
+		change  grants.Terms
 		memory  grant.Bytes
 		compute int
 		lasts   time.Duration
 		err     string
 	}{
-		{"nothing", g.ID, grants.Change{}, 4 * grant.GiB, 0, 0, ""},
-		{"more memory, for an hour", g.ID, grants.Change{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
-		{"less memory", g.ID, grants.Change{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
-		{"for ever, with compute", g.ID, grants.Change{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB, 50, 0, ""},
-		{"less compute", g.ID, grants.Change{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
-		{"memory that does not divide", g.ID, grants.Change{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
-		{"more than there is", g.ID, grants.Change{Memory: memory(20 * grant.GiB)}, 0, 0, 0, "no-capacity: ..."},
-		{"more of all than there is", whole.ID, grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
-		{"an exclusive one's time", whole.ID, grants.Change{TTL: last(time.Hour)}, 8 * grant.GiB, 0, time.Hour, ""},
-		{"no such grant", "g-nonenonenone", grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
+		{"nothing", g.ID, grants.Terms{}, 4 * grant.GiB, 0, 0, ""},
+		{"more memory, for an hour", g.ID, grants.Terms{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
+		{"less memory", g.ID, grants.Terms{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
+		{"for ever, with compute", g.ID, grants.Terms{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB,
+			50, 0, ""},
+		{"less compute", g.ID, grants.Terms{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
+		{"memory that does not divide", g.ID, grants.Terms{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
+		{"more than there is", g.ID, grants.Terms{Memory: memory(20 * grant.GiB)}, 0, 0, 0,
+			"no-capacity: ..."},
+		{"more of all than there is", whole.ID, grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
+		{"an exclusive one's time", whole.ID, grants.Terms{TTL: last(time.Hour)}, 8 * grant.GiB, 0,
+			time.Hour, ""},
+		{"no such grant", "g-nonenonenone", grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
 	} {
 		got, err := grants.Update(m.node, c.id, c.change)
 		if wants(t, c.name, err, c.err); err != nil {

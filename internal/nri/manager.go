@@ -30,7 +30,7 @@ const (
 // DefaultSocket is the NRI socket of containerd and CRI-O.
 const DefaultSocket = api.DefaultSocketPath
 
-// Options are the settings of a Manager.
+// Options are the settings of a Connection.
 type Options struct {
 	Socket  string
 	Open    func() *node.Node // opens the node with its current configuration
@@ -41,8 +41,8 @@ type Options struct {
 	Log         *logrus.Logger
 }
 
-// Manager keeps the plugin connected to one engine.
-type Manager struct {
+// Connection keeps the plugin connected to one engine.
+type Connection struct {
 	Options
 
 	mu       sync.Mutex
@@ -54,10 +54,10 @@ type Manager struct {
 }
 
 // New returns a manager that is not connected yet.
-func New(o Options) *Manager { return &Manager{Options: o, reserved: map[string]bool{}} }
+func New(o Options) *Connection { return &Connection{Options: o, reserved: map[string]bool{}} }
 
 // Name is the manager's name in logs.
-func (m *Manager) Name() string { return "nri" }
+func (m *Connection) Name() string { return "nri" }
 
 // The waits between attempts to connect to an engine that does not listen.
 const (
@@ -67,7 +67,7 @@ const (
 
 // Ensure connects if there is no connection. It tries again sooner after a lost connection than
 // after long absence. The error is that of the last attempt.
-func (m *Manager) Ensure(ctx context.Context) error {
+func (m *Connection) Ensure(ctx context.Context) error {
 	m.mu.Lock()
 	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
 	m.mu.Unlock()
@@ -91,12 +91,12 @@ const registration = 10 * time.Second
 // connect registers with the engine. It opens the connection itself: a stub whose engine ends
 // between registration and configuration waits for ever. Then connect closes the connection and
 // drops the stub.
-func (m *Manager) connect(ctx context.Context) error {
+func (m *Connection) connect(ctx context.Context) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", m.Socket)
 	if err != nil {
 		return err
 	}
-	p := &plugin{Manager: m}
+	p := &plugin{Connection: m}
 	p.stub, err = stub.New(p, stub.WithConnection(conn), stub.WithPluginName(Name),
 		stub.WithPluginIdx(Index), stub.WithOnClose(p.lost),
 		stub.WithLogger(stubLog{m.Log}),
@@ -146,7 +146,7 @@ func (p *plugin) lost() {
 
 // Stop disconnects from the engine. This process's reservations for containers that have not
 // started end with it.
-func (m *Manager) Stop() {
+func (m *Connection) Stop() {
 	m.mu.Lock()
 	p := m.current
 	m.mu.Unlock()
@@ -155,14 +155,14 @@ func (m *Manager) Stop() {
 	}
 }
 
-func (m *Manager) remember(id string) {
+func (m *Connection) remember(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reserved[id] = true
 }
 
 // forget removes a container from the reserved ones, and reports whether it was there.
-func (m *Manager) forget(id string) bool {
+func (m *Connection) forget(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	was := m.reserved[id]
@@ -170,7 +170,7 @@ func (m *Manager) forget(id string) bool {
 	return was
 }
 
-func (m *Manager) remembered() []string {
+func (m *Connection) remembered() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Sorted(maps.Keys(m.reserved))

@@ -24,12 +24,12 @@ import (
 
 // plugin answers the requests of one connection. An error makes the engine's operation fail.
 type plugin struct {
-	*Manager
+	*Connection
 	stub    stub.Stub
 	closed  bool   // guarded by the manager's lock
 	runtime string // the name that the engine reports, with its version
 	engine  grant.Engine
-	can     adjust.Engine
+	can     adjust.Support
 	timeout time.Duration // the engine's time limit for one request
 }
 

@@ -17,7 +17,7 @@ import (
 
 // crowded is a node of n GPUs with this many grants on each, all of whose memory is granted and
 // half of it used.
-func crowded(n, each int) Content {
+func crowded(n, each int) Data {
 	s := sample(0)
 	s.Node.Mode = grant.Report
 	for i := range n {
@@ -53,7 +53,7 @@ func crowded(n, each int) Content {
 }
 
 // longest is a node whose every name is as long as it may be.
-func longest() Content {
+func longest() Data {
 	s := watched(sample(2))
 	word := strings.Repeat("averylongname", 20)
 	s.Host = word[:63] + "." + word[:63]
@@ -63,17 +63,17 @@ func longest() Content {
 	c.Grants[0].Bindings[0].Pod = grant.Identity{Namespace: word[:63], Pod: word[:253], Container: word[:63]}
 	s.Alarms = []Alarm{{Message: `container "` + word[:63] + `" of pod ` + word[:63] + "/" + word[:253] +
 		" uses 6GiB of GPU 0, 2GiB more than the 4GiB of its grant g-aaaaaaaaaaaa", Advice: word}}
-	s.Refusals = []auditlog.Refusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced,
+	s.Refusals = []auditlog.RecordedRefusal{{Time: noon, Code: "visible-devices-all", Mode: auditlog.Enforced,
 		Pod: c.Grants[0].Bindings[0].Pod, Message: word + word}}
 	return s
 }
 
 // scenes are the states that the page must show well.
-func scenes() map[string]Content {
+func scenes() map[string]Data {
 	outside := watched(sample(2))
 	outside.Alarms = []Alarm{{"it uses more", "end it"}}
 	outside.Node.Outside = map[string]grant.Bytes{"GPU-0": 3 * grant.GiB}
-	return map[string]Content{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4),
+	return map[string]Data{"0": sample(0), "1": sample(1), "2": outside, "8": crowded(8, 4),
 		"16": crowded(16, 1), "many": crowded(1, 300), "long": longest()}
 }
 
@@ -81,12 +81,12 @@ func scenes() map[string]Content {
 type measured struct {
 	Scene    string
 	Width    int
-	Scroll   int      // how wide the document is
-	Bars     [][]part // thick and thin, in thousandths of their width as they are drawn
-	Texts    int      // pieces of text that were examined
-	Pale     []string // those that cannot be distinguished from their background
-	Graphics []string // parts of bars that cannot be distinguished from the empty bar
-	Cut      []string // text that is wider than its place
+	Scroll   int         // how wide the document is
+	Bars     [][]barPart // thick and thin, in thousandths of their width as they are drawn
+	Texts    int         // pieces of text that were examined
+	Pale     []string    // those that cannot be distinguished from their background
+	Graphics []string    // parts of bars that cannot be distinguished from the empty bar
+	Cut      []string    // text that is wider than its place
 	Dark     bool
 }
 
@@ -185,7 +185,7 @@ func TestInABrowser(t *testing.T) {
 
 // wantBars are the scenes' bars, in thousandths: what is granted (and found outside), and what is
 // used.
-var wantBars = map[string][][]part{
+var wantBars = map[string][][]barPart{
 	"0": {}, "1": {{{Class: "c0", X: 0, Width: 250}, {Class: "c1", X: 250, Width: 500}}},
 	"2": {{{Class: "c0", X: 0, Width: 250}, {Class: "c1", X: 250, Width: 500},
 		{Class: "outside", X: 750, Width: 188}},

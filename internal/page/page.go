@@ -21,12 +21,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// Content is what the page shows.
-type Content struct {
+// Data is what the page shows.
+type Data struct {
 	Host, Version string
-	Node          grants.Status
+	Node          grants.NodeStatus
 	Audited       bool // there is an audit log
-	Refusals      []auditlog.Refusal
+	Refusals      []auditlog.RecordedRefusal
 	Alarms        []Alarm
 	Watch         watch.Status
 }
@@ -64,7 +64,7 @@ func Headers(h http.Header) {
 }
 
 // Render makes the document. An error is a bug of gpuledger.
-func Render(s Content) ([]byte, error) {
+func Render(s Data) ([]byte, error) {
 	var out bytes.Buffer
 	if err := pageTemplate.Execute(&out, documentOf(s)); err != nil {
 		return nil, fmt.Errorf("internal error: cannot draw the page: %w", err)
@@ -99,7 +99,7 @@ type gpu struct {
 	Granted, Free grant.Bytes
 	Outside       grant.Bytes
 	Compute       int
-	Parts         []part
+	Parts         []barPart
 	Use           *use // nil: not known
 	History       *history
 	Grants        []row
@@ -127,8 +127,8 @@ func pieces(text string) (all []piece) {
 	return all
 }
 
-// part is a piece of a bar that is 1000 wide.
-type part struct {
+// barPart is a piece of a bar that is 1000 wide.
+type barPart struct {
 	Class    string
 	X, Width int
 	Title    string
@@ -148,7 +148,7 @@ type refusal struct {
 	Code, Note, Container, Message string
 }
 
-func documentOf(s Content) document {
+func documentOf(s Data) document {
 	v := document{Title: "gpuledger: " + auditlog.Clean(s.Host), Host: auditlog.Clean(s.Host),
 		Version: s.Version, Style: template.CSS(style), Refresh: refresh,
 		Now: s.Node.Now, Mode: s.Node.Mode, Policy: policyText(s.Node.Mode),
@@ -196,7 +196,7 @@ const colours = 8
 // grant is hidden.
 type bar struct {
 	whole, taken grant.Bytes
-	parts        []part
+	parts        []barPart
 }
 
 func (b *bar) add(class string, size grant.Bytes, title string) {
@@ -205,7 +205,7 @@ func (b *bar) add(class string, size grant.Bytes, title string) {
 	}
 	from, to := thousandths(b.taken, b.whole), thousandths(b.taken+size, b.whole)
 	b.taken += size
-	b.parts = append(b.parts, part{Class: class, X: min(from, 999), Width: max(to-from, 1), Title: title})
+	b.parts = append(b.parts, barPart{Class: class, X: min(from, 999), Width: max(to-from, 1), Title: title})
 }
 
 func thousandths(size, whole grant.Bytes) int { return int(float64(size) / float64(whole) * 1000) }
@@ -249,7 +249,7 @@ func short(id string) string {
 	return id
 }
 
-func refusalOf(r auditlog.Refusal) refusal {
+func refusalOf(r auditlog.RecordedRefusal) refusal {
 	v := refusal{Time: r.Time, Code: auditlog.Clean(r.Code), Message: auditlog.Clean(r.Message),
 		Container: cmp.Or(name(r.Pod), auditlog.Clean(r.Container))}
 	if r.Mode != auditlog.Enforced {

@@ -22,8 +22,8 @@ import (
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // sample is a node of n GPUs, the first with two grants, the second overfull.
-func sample(n int) Content {
-	s := Content{Host: "node-1", Version: "v1.2.3", Audited: true}
+func sample(n int) Data {
+	s := Data{Host: "node-1", Version: "v1.2.3", Audited: true}
 	s.Node.Now, s.Node.Mode = noon, grant.Enforce
 	for i := range n {
 		c := grants.Card{GPU: grant.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Name: "Tesla V100",
@@ -51,7 +51,7 @@ func held(id grant.ID, uuid string, memory grant.Bytes) grant.Grant {
 }
 
 // drawn renders a state and checks what must hold for every document.
-func drawn(t *testing.T, s Content) string {
+func drawn(t *testing.T, s Data) string {
 	t.Helper()
 	text, err := Render(s)
 	if err != nil {
@@ -140,7 +140,7 @@ func TestBar(t *testing.T) {
 
 // watched adds the use to the sample: the first grant within its limit, the second above, and a
 // process of the node.
-func watched(s Content) Content {
+func watched(s Data) Data {
 	w := &s.Watch
 	w.Samples = 3
 	w.GPUs = []watch.GPUUse{{UUID: "GPU-0", Used: 14 * grant.GiB, Outside: 3 * grant.GiB, Utilization: 70,
@@ -232,7 +232,7 @@ func TestHostileText(t *testing.T) {
 	c.Grants[0].Owner = hostile
 	c.Grants[0].Bindings = []grant.Binding{{Container: hostile},
 		{Pod: grant.Identity{Namespace: hostile, Pod: hostile, Container: hostile}}}
-	s.Refusals = []auditlog.Refusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile,
+	s.Refusals = []auditlog.RecordedRefusal{{Time: noon, Code: hostile, Mode: "report", Message: hostile,
 		Container: hostile}, {Mode: hostile, Pod: grant.Identity{Pod: hostile}}}
 	page := drawn(t, s)
 	for _, bad := range []string{"<script", "<img", "\u202e", "\x1b", "00112233"} {

@@ -17,7 +17,7 @@ type use struct {
 	Used               grant.Bytes
 	Utilization        int    // percent; -1: unknown
 	Power, Temperature string // with their units; "": unknown
-	Parts              []part
+	Parts              []barPart
 }
 
 // history is the last minute of a GPU as lines of a graph of 1000 by 60, with the newest sample at

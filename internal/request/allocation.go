@@ -9,7 +9,7 @@ import (
 
 // allocations reads what a scheduler says that it has allocated, in each dialect that the node
 // reads.
-func allocations(f *facts) (all []grant.Allocation) {
+func allocations(f *containerFacts) (all []grant.Allocation) {
 	for _, dialect := range f.node.Policy.Annotations.Dialects {
 		switch dialect {
 		case grant.DialectGPULedger:
@@ -33,7 +33,7 @@ var ownKeys = [...]struct {
 	{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
 }
 
-func ownDialect(f *facts) (all []grant.Allocation) {
+func ownDialect(f *containerFacts) (all []grant.Allocation) {
 	for _, key := range ownKeys {
 		source, value, names, is := f.keyed(prefix + key.name)
 		if !is {

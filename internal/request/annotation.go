@@ -13,7 +13,7 @@ const cdiPrefix = "cdi.k8s.io/"
 // annotations examines keys that make some component act: CDI names of GPU vendors, systemd
 // properties that change the device policy (runc and crun pass org.systemd.property.* on to
 // systemd), and crun's own keys, of crun(1).
-func annotations(f *facts) (found findings) {
+func annotations(f *containerFacts) (found vectorResult) {
 	for _, key := range f.keys {
 		value := f.spec.Annotations[key]
 		switch {
@@ -40,7 +40,7 @@ const unitPrefix = "org.systemd.property."
 // Slice puts the unit elsewhere than its runtime knows. gpuledger looks into the cgroup that the
 // runtime knows to find out whether a grant is in use, so a grant drops Slice; without a grant it
 // gives nothing.
-func unitProperty(key, value string, found *findings) {
+func unitProperty(key, value string, found *vectorResult) {
 	name := strings.TrimPrefix(key, unitPrefix)
 	switch {
 	case strings.HasPrefix(name, "Device"), strings.HasPrefix(name, "PID"):
@@ -77,7 +77,7 @@ var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.o
 
 // cdiNames examines the CDI names in an annotation. A grant can cover GPUs of ours, and never those
 // of another vendor. A grant's own name is a reference to it, which references reads.
-func cdiNames(key, value string, found *findings) {
+func cdiNames(key, value string, found *vectorResult) {
 	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant,
 		Cover: grant.CoverGPUs}
 	names := list(value)

@@ -8,7 +8,7 @@ import (
 
 // driverCapabilities reads which parts of the driver the container wants. If it does not say,
 // NVIDIA's default counts. Unknown words ask for nothing.
-func driverCapabilities(f *facts) (parts []grant.Capability, compat32 bool) {
+func driverCapabilities(f *containerFacts) (parts []grant.Capability, compat32 bool) {
 	value := f.env["NVIDIA_DRIVER_CAPABILITIES"]
 	if value == "" {
 		value = "compute,utility"

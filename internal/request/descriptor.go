@@ -19,7 +19,7 @@ import (
 // descriptors examines the files that the container is handed open. The kernel checks the device
 // rules at open(2) alone. So an open node of a GPU is the GPU, whatever rules the container has.
 // Only the engine can take a descriptor out again.
-func descriptors(f *facts) (found findings) {
+func descriptors(f *containerFacts) (found vectorResult) {
 	if f.caller.RestoresRules && isV1(f.node.Host) {
 		found.hit(grant.Hit{Vector: "option:--manage-cgroups-mode", Value: "whatever the checkpoint has",
 			Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
@@ -30,7 +30,7 @@ func descriptors(f *facts) (found findings) {
 	return found
 }
 
-func descriptor(f *facts, d *host.Descriptor, found *findings) {
+func descriptor(f *containerFacts, d *host.Descriptor, found *vectorResult) {
 	vector := descriptorVector(d)
 	what, passes := leadsTo(d)
 	switch {
@@ -39,7 +39,7 @@ func descriptor(f *facts, d *host.Descriptor, found *findings) {
 		if class := f.devices.class(major, minor); class != "" {
 			found.hit(grant.Hit{Vector: vector, Value: "c " + digits(major) + ":" + digits(minor),
 				Code: grant.GPUDeviceNode, Cover: grant.CoverNode,
-				Node: grant.Node{Class: class, Minor: int(minor)}})
+				Node: grant.DeviceNode{Class: class, Minor: int(minor)}})
 		}
 		return
 	case passes:
@@ -107,16 +107,16 @@ func leadsOn(d *host.Descriptor) bool { return d.IsDir() || d.IsSocket() && d.Pa
 // asMount returns the mount that would bring the same, and its place of the node. If something else
 // is at its path now, it was opened in another mount namespace, or is a mount of its own
 // (open_tree(2)), or was covered or removed since.
-func asMount(f *facts, d *host.Descriptor) (specs.Mount, hostpath.Place) {
+func asMount(f *containerFacts, d *host.Descriptor) (specs.Mount, hostpath.Place) {
 	at := f.paths.Look(d.Path)
-	p := hostpath.Place{Target: d.Target, Exists: true}
+	p := hostpath.Place{ResolvedFile: d.ResolvedFile, Exists: true}
 	p.Shifting = !at.Exists || at.Mount != d.Mount || at.Dev != d.Dev
 	return specs.Mount{Destination: descriptorVector(d), Source: d.Path, Options: []string{"rbind"}}, p
 }
 
 // handsRoot reports whether a descriptor makes root in the container root on the node. Of a regular
 // file, and of the peer of a socket, only the name is compared.
-func handsRoot(f *facts, d *host.Descriptor, by hostpath.Access, found *findings) bool {
+func handsRoot(f *containerFacts, d *host.Descriptor, by hostpath.Access, found *vectorResult) bool {
 	if leadsOn(d) {
 		m, p := asMount(f, d)
 		by.Write, by.WriteBelow = writable(&m)
@@ -134,7 +134,7 @@ func isV1(h host.Host) bool {
 
 // governsGPUs reports whether a path is of a file or socket of the ledger's, or of a socket of an
 // MPS daemon.
-func governsGPUs(f *facts, path string) bool {
+func governsGPUs(f *containerFacts, path string) bool {
 	if !filepath.IsAbs(path) {
 		return false
 	}

@@ -22,21 +22,21 @@ func TestDescriptors(t *testing.T) {
 		}
 	}
 	device := func(kind, major, minor uint32) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{
+		return hands(host.Descriptor{ResolvedFile: host.ResolvedFile{
 			Mode: kind | 0o600, Rdev: unix.Mkdev(major, minor), Path: "/dev/x"}})
 	}
 	file := func(path string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFREG | 0o600, Path: path}})
+		return hands(host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: unix.S_IFREG | 0o600, Path: path}})
 	}
 	socket := func(own, peer string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: unix.S_IFSOCK | 0o600},
+		return hands(host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: unix.S_IFSOCK | 0o600},
 			Socket: own, Peer: peer})
 	}
 	object := func(name string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: 0o600, Path: name}})
+		return hands(host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: 0o600, Path: name}})
 	}
 	on := func(fileSystem int64, kind uint32, path string) func(*scene) {
-		return hands(host.Descriptor{Target: host.Target{Mode: kind | 0o600, Path: path},
+		return hands(host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: kind | 0o600, Path: path},
 			FileSystem: fileSystem})
 	}
 	// moved hands in what is at a path, as O_PATH would, with a mount or a device that are by so
@@ -48,7 +48,7 @@ func TestDescriptors(t *testing.T) {
 				s.t.Fatal(err)
 			}
 			t.Mount, t.Dev = t.Mount+mount, t.Dev+dev
-			s.caller.Descriptors = append(s.caller.Descriptors, host.Descriptor{Number: 7, Target: t})
+			s.caller.Descriptors = append(s.caller.Descriptors, host.Descriptor{Number: 7, ResolvedFile: t})
 		}
 	}
 	place := func(path string) func(*scene) { return moved(path, 0, 0) }
@@ -137,7 +137,7 @@ func TestDescriptors(t *testing.T) {
 			s.mkdir("data")
 			moved("data", 0, 1000)(s)
 		}, elsewhere("T/data")},
-		{"one that is gone", hands(host.Descriptor{Target: host.Target{
+		{"one that is gone", hands(host.Descriptor{ResolvedFile: host.ResolvedFile{
 			Mode: unix.S_IFDIR | 0o700, Path: "/nowhere (deleted)"}}), elsewhere("/nowhere (deleted)")},
 		{"another directory", func(s *scene) { s.mkdir("data"); place("data")(s) }, nil},
 		{"the pipe directory of an MPS daemon", func(s *scene) {
@@ -179,7 +179,7 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 		return func(s *scene) host.Descriptor {
 			target, err := host.Look(strings.Replace(path, "T", s.dir, 1))
 			s.must(err)
-			return host.Descriptor{Target: target}
+			return host.Descriptor{ResolvedFile: target}
 		}
 	}
 	procfs := func(path string) func(*scene) host.Descriptor {
@@ -191,12 +191,13 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 	}
 	a := func(kind uint32, path string) func(*scene) host.Descriptor {
 		return func(*scene) host.Descriptor {
-			return host.Descriptor{Target: host.Target{Mode: kind, Path: path}}
+			return host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: kind, Path: path}}
 		}
 	}
 	peer := func(own, peer string) func(*scene) host.Descriptor {
 		return func(*scene) host.Descriptor {
-			return host.Descriptor{Target: host.Target{Mode: unix.S_IFSOCK}, Socket: own, Peer: peer}
+			return host.Descriptor{ResolvedFile: host.ResolvedFile{Mode: unix.S_IFSOCK}, Socket: own,
+				Peer: peer}
 		}
 	}
 	for _, c := range []struct {
@@ -254,7 +255,7 @@ func TestADirectoryThatIsNotAtItsPath(t *testing.T) {
 	s.must(err)
 	for mount, want := range map[uint64]string{root.Mount: "descriptor:7", root.Mount + 1000: ""} {
 		root.Mount = mount
-		s.caller.Descriptors = []host.Descriptor{{Number: 7, Target: root}}
+		s.caller.Descriptors = []host.Descriptor{{Number: 7, ResolvedFile: root}}
 		r := s.find()
 		if strings.Join(r.NodeRoot, "; ") != want || (len(r.Hits) > 0) != (want == "") {
 			t.Errorf("mount %d: node-root %q, want %q; %+v", mount, r.NodeRoot, want, r.Hits)

@@ -26,7 +26,7 @@ func majorClasses(majors map[string]int) map[int]grant.NodeClass {
 }
 
 // Devices returns all that tells the device nodes of GPUs from others on this node.
-func (n Node) Devices() (grant.DeviceMap, error) {
+func (n NodeFacts) Devices() (grant.DeviceMap, error) {
 	majors, err := n.Majors()
 	if err != nil {
 		return grant.DeviceMap{}, err
@@ -72,7 +72,7 @@ type numbers struct {
 // devices tell what a device is by its numbers. They ask the node only for what a spec makes them
 // need.
 type devices struct {
-	node    *Node
+	node    *NodeFacts
 	numbers *numbers
 	drm     map[int]bool // minors of major 226; nil until a device of that major is looked at
 	// err is the first error. After it, no answer can be relied on.

@@ -9,7 +9,7 @@ import (
 // deviceNodes examines linux.devices, by their numbers. In a user namespace, the container's or its
 // own, a runtime cannot create nodes: it binds the host's node at the path and ignores the numbers.
 // There the path counts, too.
-func deviceNodes(f *facts) (found findings) {
+func deviceNodes(f *containerFacts) (found vectorResult) {
 	for _, d := range f.spec.Linux.Devices {
 		major, minor := int64(-1), int64(-1)
 		if isChar(d.Type) {
@@ -35,13 +35,13 @@ func deviceNodes(f *facts) (found findings) {
 }
 
 // node adds a node of linux.devices, if it is a GPU's.
-func (found *findings) node(f *facts, path string, class grant.NodeClass, major, minor int64) {
+func (found *vectorResult) node(f *containerFacts, path string, class grant.NodeClass, major, minor int64) {
 	if class == "" {
 		return
 	}
 	found.hit(grant.Hit{Vector: "device:" + path,
 		Value: "c " + strconv.FormatInt(major, 10) + ":" + strconv.FormatInt(minor, 10),
 		Code:  f.rules.codeFor(grant.GPUDeviceNode), Cover: cover(class),
-		Node:    grant.Node{Class: class, Minor: int(minor)},
+		Node:    grant.DeviceNode{Class: class, Minor: int(minor)},
 		Removal: grant.Removal{Kind: grant.RemoveDevice, Name: path}})
 }

@@ -32,7 +32,7 @@ var injectorEnv = []struct{ name, on string }{
 }
 
 // environment examines the variables that an injector obeys, and those of a client of MPS.
-func environment(f *facts) (found findings) {
+func environment(f *containerFacts) (found vectorResult) {
 	names := f.node.Policy.Rules.DeviceEnv
 	if !slices.Contains(names, visibleDevices) { // every injector obeys it, whatever this node's obey
 		names = append([]string{visibleDevices}, names...)
@@ -58,7 +58,7 @@ func environment(f *facts) (found findings) {
 // mpsSettings finds CUDA_MPS_*, a client's own settings. They can lift the limits of the server's:
 // a pinned limit that names a GPU which the client cannot see drops them all. Without a grant they
 // have no effect.
-func mpsSettings(f *facts, found *findings) {
+func mpsSettings(f *containerFacts, found *vectorResult) {
 	for _, name := range sortedKeys(f.env) {
 		if strings.HasPrefix(name, "CUDA_MPS_") {
 			found.drop(grant.RemoveEnv, name)
@@ -69,7 +69,7 @@ func mpsSettings(f *facts, found *findings) {
 // deviceList examines a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a
 // list of indexes, UUIDs and CDI names. It takes more for a request than NVIDIA's parser does, in
 // which one special word overrides the list.
-func (found *findings) deviceList(vector, value string, removal grant.Removal) {
+func (found *vectorResult) deviceList(vector, value string, removal grant.Removal) {
 	var ids []string
 	for _, id := range strings.Split(value, ",") {
 		switch id = strings.TrimSpace(id); id {
@@ -97,7 +97,7 @@ func (found *findings) deviceList(vector, value string, removal grant.Removal) {
 
 // legacyImage finds images from before NVIDIA_VISIBLE_DEVICES: with CUDA_VERSION and without
 // NVIDIA_REQUIRE_CUDA an injector gives them all GPUs.
-func legacyImage(f *facts, found *findings) {
+func legacyImage(f *containerFacts, found *vectorResult) {
 	_, asks := f.env[visibleDevices]
 	version := f.env["CUDA_VERSION"]
 	if asks || version == "" || f.env["NVIDIA_REQUIRE_CUDA"] != "" {

@@ -11,12 +11,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/hostpath"
 )
 
-// facts are what every vector knows of a container. They are read once, before the vectors run, and
-// no vector changes them.
-type facts struct {
+// containerFacts are what every vector knows of a container. They are read once, before the vectors
+// run, and no vector changes them.
+type containerFacts struct {
 	spec    Spec   // with a process, a part for Linux and resources
 	caller  Caller // its container has the identity of the pod
-	node    Node
+	node    NodeFacts
 	sandbox bool              // it is a pod's sandbox
 	env     map[string]string // the environment of the first process
 	keys    []string          // of the annotations, sorted
@@ -29,7 +29,7 @@ type facts struct {
 	// says that this is not the node's: its root is no user of the node, or another one.
 	userNamespaced, ownUsers bool
 
-	rules rules
+	rules openRules
 
 	// These look up what a vector asks for, and keep the answer.
 	paths   *hostpath.Paths
@@ -39,15 +39,16 @@ type facts struct {
 }
 
 // readFacts reads the facts. An error says that it is unknown which devices are DRM nodes of GPUs.
-func readFacts(spec Spec, caller Caller, node Node) (*facts, error) {
-	f := &facts{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process),
+func readFacts(spec Spec, caller Caller, node NodeFacts) (*containerFacts, error) {
+	f := &containerFacts{spec: normal(spec), caller: caller, node: node, env: lastWins(spec.Process),
 		keys: sortedKeys(spec.Annotations), bundle: filepath.Clean(caller.Container.Bundle)}
 	seen := node.Seen
 	if seen == nil {
 		seen = &Seen{}
 	}
 	if seen.paths == nil {
-		seen.paths = hostpath.New(hostpath.Node{Host: node.Host, Policy: &f.node.Policy, Config: node.Config,
+		seen.paths = hostpath.New(hostpath.Environment{Host: node.Host, Policy: &f.node.Policy,
+			Config:  node.Config,
 			Program: node.Program})
 	}
 	f.paths = seen.paths
@@ -124,7 +125,7 @@ func rootOf(s Spec, bundle string) string {
 
 // has reports whether the capability is in any set: a process can raise it from each to the
 // effective set.
-func (f *facts) has(capability string) bool {
+func (f *containerFacts) has(capability string) bool {
 	c := f.spec.Process.Capabilities
 	if c == nil {
 		return false
@@ -140,7 +141,7 @@ func (f *facts) has(capability string) bool {
 }
 
 // namespace returns the container's namespace of a kind; false if it shares that of the runtime.
-func (f *facts) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespace, own bool) {
+func (f *containerFacts) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespace, own bool) {
 	i := slices.IndexFunc(f.spec.Linux.Namespaces,
 		func(ns specs.LinuxNamespace) bool { return ns.Type == kind })
 	if i < 0 {
@@ -151,7 +152,7 @@ func (f *facts) namespace(kind specs.LinuxNamespaceType) (ns specs.LinuxNamespac
 
 // joinsNodes reports whether the namespace (pid or user) that a container joins by its path is that
 // of this process, which is the node's.
-func (f *facts) joinsNodes(kind specs.LinuxNamespaceType) bool {
+func (f *containerFacts) joinsNodes(kind specs.LinuxNamespaceType) bool {
 	ns, _ := f.namespace(kind)
 	if ns.Path == "" {
 		return false
@@ -164,7 +165,7 @@ func (f *facts) joinsNodes(kind specs.LinuxNamespaceType) bool {
 
 // uid returns the first process's user in the node's ids, -1 if it is unknown: the namespace maps
 // it to no user, or is another container's.
-func (f *facts) uid() int {
+func (f *containerFacts) uid() int {
 	uid := f.spec.Process.User.UID
 	if !f.ownUsers {
 		return int(uid)
@@ -178,4 +179,4 @@ func (f *facts) uid() int {
 }
 
 // isPrivate reports whether a real path is the container's own, as most sources of its mounts are.
-func (f *facts) isPrivate(path string) bool { return hostpath.IsPrivate(path, f.bundle) }
+func (f *containerFacts) isPrivate(path string) bool { return hostpath.IsPrivate(path, f.bundle) }

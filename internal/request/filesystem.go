@@ -10,7 +10,7 @@ import (
 
 // fileSystemMount examines the directories that a mount of a file system brings: an overlay's
 // layers, as Podman's `-v DIR:/x:O` makes them, and every path that a mount of another type names.
-func fileSystemMount(f *facts, m *specs.Mount, found *findings) {
+func fileSystemMount(f *containerFacts, m *specs.Mount, found *vectorResult) {
 	vector, overlay := "mount:"+m.Destination, m.Type == "overlay"
 	for _, option := range m.Options {
 		for _, dir := range directories(option, overlay) {

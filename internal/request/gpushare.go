@@ -24,7 +24,7 @@ const (
 )
 
 // gpuShare reads both forms. The JSON names containers itself.
-func gpuShare(f *facts) (all []grant.Allocation) {
+func gpuShare(f *containerFacts) (all []grant.Allocation) {
 	if text, is := f.spec.Annotations[shareAllocation]; is {
 		if a, names := shareJSON(f, text); names {
 			all = append(all, a)
@@ -38,7 +38,7 @@ func gpuShare(f *facts) (all []grant.Allocation) {
 
 // sharePart reads the pod-level annotations. They count for a container whose environment says that
 // it has a part.
-func sharePart(f *facts, index string) grant.Allocation {
+func sharePart(f *containerFacts, index string) grant.Allocation {
 	a := grant.Allocation{Source: "annotation:" + shareIndex, Asks: true, GPUs: []string{index}}
 	var err error
 	if a.Units, err = positive(shareContainer, f.env[shareContainer]); err != nil {
@@ -57,13 +57,15 @@ func sharePart(f *facts, index string) grant.Allocation {
 
 // hasPart reports whether the container's environment says that it has a part. A value that is no
 // number is taken for one.
-func hasPart(f *facts) bool { return f.env[shareContainer] != "" && f.env[shareContainer] != "0" }
+func hasPart(f *containerFacts) bool {
+	return f.env[shareContainer] != "" && f.env[shareContainer] != "0"
+}
 
 // shareJSON reads {"container": {"card": GiB}}, and reports whether it names the container. A text
 // that cannot be read names any. It is a fault only of a container that asks for a GPU, which in a
 // pod its part of the memory shows; the refusal says so then. What is under another container's
 // name is that container's.
-func shareJSON(f *facts, text string) (a grant.Allocation, names bool) {
+func shareJSON(f *containerFacts, text string) (a grant.Allocation, names bool) {
 	a.Source = "annotation:" + shareAllocation
 	var containers map[string]jsontext.Value
 	if err := json.Unmarshal([]byte(text), &containers); err != nil {

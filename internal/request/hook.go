@@ -20,10 +20,10 @@ var injectorHooks = []string{"nvidia-container-cli", "nvidia-ctk", "nvidia-cdi-h
 var askingHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit"}
 
 // hooks finds the hooks of NVIDIA's injectors.
-func hooks(f *facts) (found findings) {
+func hooks(f *containerFacts) (found vectorResult) {
 	h := f.spec.Hooks
 	if h == nil {
-		return findings{}
+		return vectorResult{}
 	}
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
 	for _, stage := range [][]specs.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer,

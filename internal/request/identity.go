@@ -60,7 +60,7 @@ const (
 // keyed reads an annotation for this container: KEY.<container>, and KEY alone if no pod is known.
 // A pod's engine copies its annotations to every container, so there KEY alone does not say which
 // container it is for: names reports whether it does.
-func (f *facts) keyed(key string) (source, value string, names, found bool) {
+func (f *containerFacts) keyed(key string) (source, value string, names, found bool) {
 	if c := f.caller.Container.Pod.Container; c != "" {
 		if value, found := f.spec.Annotations[key+"."+c]; found {
 			return "annotation:" + key + "." + c, value, true, true

@@ -20,8 +20,8 @@ type Caller struct {
 	RestoresRules bool
 }
 
-// Node is what tells GPU devices from other files on this machine.
-type Node struct {
+// NodeFacts is what tells GPU devices from other files on this machine.
+type NodeFacts struct {
 	Host   host.Host
 	Policy grant.Policy
 	// Majors are those of the driver by its names: of /proc/devices, or of a simulated node's

@@ -27,7 +27,7 @@ var kernelTypes = []string{"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup
 var bindTypes = []string{"", "none", "bind", "rbind"}
 
 // mounts examines the root file system and the mounts: what they bring of the node.
-func mounts(f *facts) (found findings) {
+func mounts(f *containerFacts) (found vectorResult) {
 	if f.root != "" {
 		rootFileSystem(f, &found)
 	}
@@ -53,7 +53,7 @@ func mounts(f *facts) (found findings) {
 }
 
 // rootFileSystem examines the container's own root.
-func rootFileSystem(f *facts, found *findings) {
+func rootFileSystem(f *containerFacts, found *vectorResult) {
 	p := f.paths.Look(f.root)
 	others, _ := f.rootElsewhere(p) // if they are unknown, nodeRoot records it
 	if f.paths.InLedger(p.Path) || !f.isPrivate(p.Path) && bringsDaemon(f, "root", p, found) ||
@@ -73,7 +73,7 @@ func rootFileSystem(f *facts, found *findings) {
 // the inventory has found the file: it is a regular file in root's directories. A spec has tens of
 // them, and no look at one would find a way to a GPU. In the container's own root, and if that is
 // the node's, the mounts before it decide what it is.
-func (f *facts) isDriverFile(m *specs.Mount) bool {
+func (f *containerFacts) isDriverFile(m *specs.Mount) bool {
 	if !f.node.Files.Has(m.Source) || m.Type != "bind" || !slices.Equal(m.Options, grant.DriverFileOptions) ||
 		len(m.UIDMappings)+len(m.GIDMappings) > 0 {
 		return false
@@ -100,18 +100,18 @@ func recursive(m *specs.Mount) bool {
 }
 
 // elsewhere returns the other places of a file that a mount brings.
-func (f *facts) elsewhere(p hostpath.Place, recursive bool) ([]hostpath.Alias, error) {
+func (f *containerFacts) elsewhere(p hostpath.Place, recursive bool) ([]hostpath.Alias, error) {
 	return f.paths.Elsewhere(p, recursive, f.pipes.looksLikeOne(p))
 }
 
 // rootElsewhere returns the other places of the container's own root. An image may look like the
 // pipe directory of an MPS daemon, and is none.
-func (f *facts) rootElsewhere(p hostpath.Place) ([]hostpath.Alias, error) {
+func (f *containerFacts) rootElsewhere(p hostpath.Place) ([]hostpath.Alias, error) {
 	return f.paths.Elsewhere(p, false, !f.isPrivate(p.Path) && f.pipes.looksLikeOne(p))
 }
 
 // volumeDevice finds a mount that names GPUs by its destination.
-func volumeDevice(m *specs.Mount, found *findings) {
+func volumeDevice(m *specs.Mount, found *vectorResult) {
 	// false for almost every mount; no way to write a path hides a name in it
 	if !strings.Contains(m.Destination, "nvidia-container-devices") {
 		return
@@ -126,7 +126,7 @@ func volumeDevice(m *specs.Mount, found *findings) {
 }
 
 // bind examines a bind mount: what its source is on the host counts, not its name.
-func bind(f *facts, i int, found *findings) {
+func bind(f *containerFacts, i int, found *vectorResult) {
 	m := &f.spec.Mounts[i]
 	if id := f.node.Policy.RecordOf(m.Source, m.Destination, m.Options); id != "" {
 		found.hit(grant.Hit{Vector: "mount:" + m.Destination, Value: m.Source, Code: grant.GPUSocket,
@@ -143,8 +143,8 @@ func bind(f *facts, i int, found *findings) {
 
 // source examines a file or directory of the host that a mount brings, at each of its places. It
 // reports whether it found something.
-func source(f *facts, vector string, m *specs.Mount, value string, p hostpath.Place,
-	found *findings) bool {
+func source(f *containerFacts, vector string, m *specs.Mount, value string, p hostpath.Place,
+	found *vectorResult) bool {
 	if p.Err != nil {
 		f.devices.cannotTell(p.Path, p.Err)
 		return true
@@ -159,8 +159,8 @@ func source(f *facts, vector string, m *specs.Mount, value string, p hostpath.Pl
 }
 
 // sourceAt examines a source at one of its places.
-func sourceAt(f *facts, vector string, m *specs.Mount, value string, p hostpath.Place,
-	found *findings) bool {
+func sourceAt(f *containerFacts, vector string, m *specs.Mount, value string, p hostpath.Place,
+	found *vectorResult) bool {
 	if isPlain(f, &p) {
 		return false
 	}
@@ -175,7 +175,8 @@ func sourceAt(f *facts, vector string, m *specs.Mount, value string, p hostpath.
 	}
 	if class, major, minor := f.devices.classOf(p); class != "" {
 		found.hit(grant.Hit{Vector: vector, Value: value + " (c " + digits(major) + ":" + digits(minor) + ")",
-			Code: grant.GPUBindMount, Cover: cover(class), Node: grant.Node{Class: class, Minor: int(minor)},
+			Code: grant.GPUBindMount, Cover: cover(class), Node: grant.DeviceNode{Class: class,
+				Minor: int(minor)},
 			Removal: grant.Removal{Kind: grant.RemoveMount, Name: m.Destination}})
 		return true
 	}
@@ -188,19 +189,19 @@ func sourceAt(f *facts, vector string, m *specs.Mount, value string, p hostpath.
 
 // isPlain reports whether a place is a regular file in no directory that matters, as the tens of a
 // driver's files are. It can be nothing that sourceAt looks for.
-func isPlain(f *facts, p *hostpath.Place) bool {
+func isPlain(f *containerFacts, p *hostpath.Place) bool {
 	return p.Exists && p.Mode&unix.S_IFMT == unix.S_IFREG && !p.Shifting && !f.paths.InLedger(p.Path) &&
 		!isUsualPipe(p.Path)
 }
 
 // bringsDev reports whether a directory is a parent of the node's devices, or one of them with
 // GPUs' nodes.
-func bringsDev(f *facts, dir string) bool {
+func bringsDev(f *containerFacts, dir string) bool {
 	return hostpath.Within(f.node.Host.Dev, dir) || holdsNodes(f, dir)
 }
 
 // holdsNodes reports whether a directory holds a GPU's node, as /dev/dri and /dev/nvidia-caps do.
-func holdsNodes(f *facts, dir string) bool {
+func holdsNodes(f *containerFacts, dir string) bool {
 	if !hostpath.Within(dir, f.node.Host.Dev) {
 		return false
 	}
@@ -215,7 +216,7 @@ func holdsNodes(f *facts, dir string) bool {
 // parentOfNodes finds a mount that brings the host's nodes, but only if a rule lets any be opened.
 // Without one each open answers EPERM, and node agents mount the host's / or /dev for other
 // reasons.
-func parentOfNodes(f *facts, vector string, m *specs.Mount, found *findings) {
+func parentOfNodes(f *containerFacts, vector string, m *specs.Mount, found *vectorResult) {
 	if !f.rules.opensAny {
 		return
 	}

@@ -109,7 +109,7 @@ func unbundled(source string) []hostpath.Place {
 	if path := filepath.Clean(source); filepath.IsLocal(path) && !hostpath.Within(path, "rootfs") {
 		return nil
 	}
-	return []hostpath.Place{{Target: host.Target{Path: filepath.Clean(source), Shifting: true}}}
+	return []hostpath.Place{{ResolvedFile: host.ResolvedFile{Path: filepath.Clean(source), Shifting: true}}}
 }
 
 // madeByMounts reports whether a path of the host, which leads to a real one, is in the container's

@@ -56,7 +56,7 @@ type pipes struct {
 // listens, its socket, or a directory that holds one. Of directories that agents mount as a whole
 // this is only recorded. So is what merely looks like a pipe directory: any tenant can put such
 // files on a volume that it shares with others, and listen there (docs/adr/0066).
-func bringsDaemon(f *facts, vector string, p hostpath.Place, found *findings) bool {
+func bringsDaemon(f *containerFacts, vector string, p hostpath.Place, found *vectorResult) bool {
 	if isUsualPipe(p.Path) {
 		return true // nothing else uses it, whether a daemon runs now or later
 	}

@@ -15,7 +15,7 @@ const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 // pipeDirectory follows the container's own CUDA_MPS_PIPE_DIRECTORY through its mounts to the host,
 // also below a mount that agents have as a whole. A container that names a dead file system blocks
 // its own create.
-func pipeDirectory(f *facts, found *findings) {
+func pipeDirectory(f *containerFacts, found *vectorResult) {
 	value := f.env[pipeVariable]
 	if value == "" {
 		return
@@ -50,7 +50,7 @@ func pipeDirectory(f *facts, found *findings) {
 }
 
 // has reports whether something was found already.
-func (found *findings) has(vector string, code grant.Code) bool {
+func (found *vectorResult) has(vector string, code grant.Code) bool {
 	return slices.ContainsFunc(found.hits,
 		func(h grant.Hit) bool { return h.Vector == vector && h.Code == code })
 }

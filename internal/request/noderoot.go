@@ -15,10 +15,10 @@ import (
 // nodeRoot records ways by which the container's root is the node's. Such a container passes: node
 // agents have these ways, and a device rule still stands between the container and a GPU until it
 // attacks.
-func nodeRoot(f *facts) (found findings) {
+func nodeRoot(f *containerFacts) (found vectorResult) {
 	switch {
 	case f.ownUsers && !mapsRoot(f):
-		return findings{}
+		return vectorResult{}
 	case !f.ownUsers:
 		namespaces(f, &found)
 		capabilities(f, &found)
@@ -47,7 +47,7 @@ func nodeRoot(f *facts) (found findings) {
 // becomesRoot reports whether the container's user is root, or can use the node's files like root:
 // with a capability, with root's group, or by a setuid program of its image, unless noNewPrivileges
 // is set.
-func becomesRoot(f *facts) bool {
+func becomesRoot(f *containerFacts) bool {
 	u := f.spec.Process.User
 	return u.UID == 0 || u.GID == 0 || slices.Contains(u.AdditionalGids, 0) || f.has("CAP_DAC_OVERRIDE") ||
 		!f.spec.Process.NoNewPrivileges
@@ -57,7 +57,7 @@ func becomesRoot(f *facts) bool {
 // it, and processes that are not its own. Through /proc/PID/root it reaches the files of every
 // process that runs as the same user with no more capabilities. These are most of its neighbours,
 // and it can make them do what it wants with their GPUs.
-func namespaces(f *facts, found *findings) {
+func namespaces(f *containerFacts, found *vectorResult) {
 	if ns, own := f.namespace(specs.MountNamespace); !own || ns.Path != "" {
 		found.root("namespace:mount")
 	}
@@ -69,7 +69,7 @@ func namespaces(f *facts, found *findings) {
 // seesOthers reports whether the container sees processes of the node or of another container: it
 // has no pid namespace, or joins one. In a pod the engine makes it join that of the pod
 // (shareProcessNamespace), which is its own.
-func seesOthers(f *facts) bool {
+func seesOthers(f *containerFacts) bool {
 	ns, own := f.namespace(specs.PIDNamespace)
 	inPod := f.caller.Container.Pod != (grant.Identity{})
 	return !own || ns.Path != "" && !(inPod && !f.joinsNodes(specs.PIDNamespace))
@@ -79,7 +79,7 @@ func seesOthers(f *facts) bool {
 // namespace, but it may write what root owns. For a namespace that is joined by its path runtimes
 // ignore the spec's maps. They count only if that namespace shows none, because no process is in it
 // yet. Without any map it may have root.
-func mapsRoot(f *facts) bool {
+func mapsRoot(f *containerFacts) bool {
 	if ns, _ := f.namespace(specs.UserNamespace); ns.Path != "" {
 		has, known := f.node.Host.HasRoot(ns.Path)
 		if known || len(f.spec.Linux.UIDMappings) == 0 {
@@ -94,7 +94,7 @@ func mapsRoot(f *facts) bool {
 // handle opens any file of a file system that the container has a part of (open_by_handle_at(2)). A
 // container that may mount mounts the cgroup file system and leaves its own cgroup, or rewrites its
 // devices on version 1.
-func capabilities(f *facts, found *findings) {
+func capabilities(f *containerFacts, found *vectorResult) {
 	for _, name := range []string{"CAP_SYS_MODULE", "CAP_DAC_READ_SEARCH"} {
 		if f.has(name) {
 			found.root("capability:" + name)
@@ -108,7 +108,7 @@ func capabilities(f *facts, found *findings) {
 // rawDisks finds device rules by which the container can write to the node's disks: a wildcard of
 // block devices, and with CAP_SYS_ADMIN the device mapper's control node (misc, 10:236), which
 // makes new names for any disk. A single block device is a volume.
-func rawDisks(f *facts, found *findings) {
+func rawDisks(f *containerFacts, found *vectorResult) {
 	for i, r := range f.spec.Linux.Resources.Devices {
 		wild := kind(r.Type) == "b" && (number(r.Major) == wildcard || number(r.Minor) == wildcard) &&
 			strings.Contains(access(r.Access), "w")
@@ -121,7 +121,7 @@ func rawDisks(f *facts, found *findings) {
 
 // rootByRoot reports whether the container's own root makes its root that of the node. It can write
 // to all of it.
-func rootByRoot(f *facts, by hostpath.Access, found *findings) bool {
+func rootByRoot(f *containerFacts, by hostpath.Access, found *vectorResult) bool {
 	by.Write = true
 	p := f.paths.Look(f.root)
 	if f.paths.Governs(p, &by) {
@@ -132,7 +132,7 @@ func rootByRoot(f *facts, by hostpath.Access, found *findings) bool {
 }
 
 // rootBy reports whether a mount makes root in the container root on the node.
-func rootBy(f *facts, i int, by hostpath.Access, found *findings) bool {
+func rootBy(f *containerFacts, i int, by hostpath.Access, found *vectorResult) bool {
 	m := &f.spec.Mounts[i]
 	isBind := IsBind(*m)
 	if isBind && bindMakesRoot(f, i, by, found) {
@@ -153,7 +153,7 @@ func rootBy(f *facts, i int, by hostpath.Access, found *findings) bool {
 }
 
 // bindMakesRoot examines each place that a bind mount may bring.
-func bindMakesRoot(f *facts, i int, by hostpath.Access, found *findings) bool {
+func bindMakesRoot(f *containerFacts, i int, by hostpath.Access, found *vectorResult) bool {
 	m := &f.spec.Mounts[i]
 	by.Write, by.WriteBelow = writable(m)
 	for _, p := range f.sources.of(i) {
@@ -166,8 +166,8 @@ func bindMakesRoot(f *facts, i int, by hostpath.Access, found *findings) bool {
 
 // sourceMakesRoot examines a file or directory of the host that a mount brings, at each of its
 // places.
-func sourceMakesRoot(f *facts, vector string, m *specs.Mount, p hostpath.Place, by *hostpath.Access,
-	found *findings) bool {
+func sourceMakesRoot(f *containerFacts, vector string, m *specs.Mount, p hostpath.Place, by *hostpath.Access,
+	found *vectorResult) bool {
 	if f.paths.MakesRoot(p, by) {
 		return true
 	}
@@ -177,7 +177,7 @@ func sourceMakesRoot(f *facts, vector string, m *specs.Mount, p hostpath.Place, 
 
 // bringsRoot examines a file system of another kind: one of a disk of the node, or an overlay over
 // what governs the node.
-func bringsRoot(f *facts, m *specs.Mount, by hostpath.Access, found *findings) bool {
+func bringsRoot(f *containerFacts, m *specs.Mount, by hostpath.Access, found *vectorResult) bool {
 	if m.Source != "" && slices.ContainsFunc(f.sources.named(m.Source),
 		func(p hostpath.Place) bool { return p.Mode&unix.S_IFMT == unix.S_IFBLK }) {
 		return true
@@ -201,8 +201,9 @@ func bringsRoot(f *facts, m *specs.Mount, by hostpath.Access, found *findings) b
 
 // governElsewhere reports whether one of a file's other places makes the container root on the
 // node. If they are unknown, one may.
-func governElsewhere(f *facts, others []hostpath.Alias, err error, vector string, by *hostpath.Access,
-	found *findings) bool {
+func governElsewhere(f *containerFacts, others []hostpath.Alias, err error, vector string,
+	by *hostpath.Access,
+	found *vectorResult) bool {
 	if err != nil {
 		found.note(vector + " may be another place of the node: " + err.Error())
 		return true

@@ -19,7 +19,8 @@ import (
 
 // TestAMountThatNamesNoGPU costs no memory.
 func TestAMountThatNamesNoGPU(t *testing.T) {
-	m, found := specs.Mount{Destination: "/var/run/secrets/kubernetes.io/serviceaccount/of/a/pod"}, findings{}
+	m, found := specs.Mount{Destination: "/var/run/secrets/kubernetes.io/serviceaccount/of/a/pod"},
+		vectorResult{}
 	if n := testing.AllocsPerRun(10, func() { volumeDevice(&m, &found) }); n > 0 {
 		t.Errorf("%.0f allocations for a mount that names no GPU", n)
 	}
@@ -70,7 +71,7 @@ func (s *scene) broken(path string) {
 	seen := &Seen{}
 	s.node.Seen = seen
 	s.facts()
-	seen.paths.Known[path] = hostpath.Place{Target: host.Target{Path: path}, Err: unix.EIO}
+	seen.paths.Known[path] = hostpath.Place{ResolvedFile: host.ResolvedFile{Path: path}, Err: unix.EIO}
 }
 
 // TestOneMountIsToldOnce, however runtimes read its source.

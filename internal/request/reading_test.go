@@ -215,7 +215,7 @@ func TestAnEngineThatVouchesForNone(t *testing.T) {
 // TestDevicesOfANode: all that can be asked of it, or the first error.
 func TestDevicesOfANode(t *testing.T) {
 	broken := errors.New("broken")
-	whole := func() Node {
+	whole := func() NodeFacts {
 		n := newScene(t).node
 		n.Taken = func() (map[int]bool, error) { return map[int]bool{240: true}, nil }
 		return n
@@ -226,7 +226,7 @@ func TestDevicesOfANode(t *testing.T) {
 	noTaken.Taken = func() (map[int]bool, error) { return nil, broken }
 	unasked.Taken = nil
 	for name, c := range map[string]struct {
-		node  Node
+		node  NodeFacts
 		taken bool
 		err   error
 	}{"whole": {whole(), true, nil}, "no majors": {noMajors, false, broken}, "no DRM": {noDRM, false, broken},

@@ -9,7 +9,7 @@ import (
 // references reads the references to grants: CDI names in annotations, our annotation and the
 // variable in the environment. An empty one of the last two, as of a template that was never filled
 // in, asks for nothing.
-func references(f *facts) (all []grant.Mention) {
+func references(f *containerFacts) (all []grant.Mention) {
 	for _, key := range f.keys {
 		if !strings.Contains(key, cdiPrefix) {
 			continue

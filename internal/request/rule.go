@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// rules are what a container's device rules let it open. grant.Request has most of them.
-type rules struct {
+// openRules are what a container's device rules let it open. grant.Request has most of them.
+type openRules struct {
 	open       []opening
 	opensAny   bool // a rule lets GPUs be opened that no exact rule names
 	unruled    bool // no device rule takes effect
@@ -26,7 +26,7 @@ type rules struct {
 }
 
 // readRules evaluates the device rules.
-func readRules(f *facts) (r rules) {
+func readRules(f *containerFacts) (r openRules) {
 	r.unruled = isUnruled(f.node)
 	if r.unruled || f.caller.CgroupsOff {
 		r.open = []opening{everything}
@@ -52,7 +52,7 @@ func readRules(f *facts) (r rules) {
 
 // codeFor returns the code of a GPU's device or rule. In a privileged container it is that of the
 // privilege: no person wrote the devices and rules one by one.
-func (r *rules) codeFor(code grant.Code) grant.Code {
+func (r *openRules) codeFor(code grant.Code) grant.Code {
 	if r.privileged {
 		return grant.PrivilegedGPU
 	}
@@ -63,10 +63,10 @@ func (r *rules) codeFor(code grant.Code) grant.Code {
 // namespace or as another user than root: runc and crun leave them out then. No process there can
 // make a device node either (mknod(2)). So a rule that opens a GPU opens none, and only the node's
 // own devices count that mounts bring.
-func isUnruled(n Node) bool { return !n.Host.IsRoot() }
+func isUnruled(n NodeFacts) bool { return !n.Host.IsRoot() }
 
 // bringsNodes reports whether a GPU's node is in linux.devices.
-func bringsNodes(f *facts) bool {
+func bringsNodes(f *containerFacts) bool {
 	return slices.ContainsFunc(f.spec.Linux.Devices, func(d specs.LinuxDevice) bool {
 		return isChar(d.Type) && f.devices.class(kernelMajor(d.Major), kernelMinor(d.Minor)) != ""
 	})

@@ -8,9 +8,9 @@ import (
 
 // deviceRules finds what the device cgroup lets be opened. Creating a node ("m" alone) opens
 // nothing.
-func deviceRules(f *facts) (found findings) {
+func deviceRules(f *containerFacts) (found vectorResult) {
 	if f.rules.unruled {
-		return findings{}
+		return vectorResult{}
 	}
 	for _, o := range f.rules.open {
 		found.hit(ruleHit(f, o))
@@ -18,7 +18,7 @@ func deviceRules(f *facts) (found findings) {
 	return found
 }
 
-func ruleHit(f *facts, o opening) grant.Hit {
+func ruleHit(f *containerFacts, o opening) grant.Hit {
 	h := grant.Hit{Vector: "rule:" + strconv.Itoa(o.index), Value: o.device() + " " + o.access,
 		Code: f.rules.codeFor(grant.GPUDeviceRule), Cover: grant.CoverNever}
 	switch {
@@ -37,7 +37,7 @@ func ruleHit(f *facts, o opening) grant.Hit {
 			class = grant.ClassDRM
 		}
 		if class != "" {
-			h.Cover, h.Node = cover(class), grant.Node{Class: class, Minor: int(o.minor)}
+			h.Cover, h.Node = cover(class), grant.DeviceNode{Class: class, Minor: int(o.minor)}
 		}
 	}
 	if o.major != wildcard && becomes(&f.devices, o) {

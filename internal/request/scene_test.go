@@ -22,7 +22,7 @@ type scene struct {
 	dir    string
 	spec   Spec
 	caller Caller
-	node   Node
+	node   NodeFacts
 
 	mounted []string
 }
@@ -42,7 +42,7 @@ func newScene(t testing.TB) *scene {
 	s.spec = containerdSpec()
 	s.caller = Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1",
 		Bundle: filepath.Join(dir, "bundle")}}
-	s.node = Node{
+	s.node = NodeFacts{
 		Host: host.Host{Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys"),
 			Proc: filepath.Join(dir, "proc")},
 		Policy: grant.Policy{
@@ -181,7 +181,7 @@ func parseNumber(t testing.TB, text string) *int64 {
 }
 
 // facts are what the vectors know of the scene's container.
-func (s *scene) facts() *facts {
+func (s *scene) facts() *containerFacts {
 	s.t.Helper()
 	f, err := readFacts(s.spec, s.caller, s.node)
 	s.must(err)

@@ -36,7 +36,7 @@ func unifiedCode(key string) (code grant.Code, doubtful bool) {
 }
 
 // unified examines the raw cgroup keys of a spec (docs/adr/0012 and 0064).
-func unified(f *facts) (found findings) {
+func unified(f *containerFacts) (found vectorResult) {
 	for _, key := range sortedKeys(f.spec.Linux.Resources.Unified) {
 		hit := grant.Hit{Vector: "unified:" + key, Value: f.spec.Linux.Resources.Unified[key],
 			Cover: grant.CoverNever}

@@ -34,7 +34,8 @@ func ParseUpdate(resources []byte) (Update, error) {
 
 // Widens reports whether device rules open a GPU that the spec's own rules do not, and by which
 // rule.
-func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node Node) (rule string, widens bool, err error) {
+func Widens(rules []specs.LinuxDeviceCgroup, spec Spec, node NodeFacts) (rule string, widens bool,
+	err error) {
 	if len(rules) == 0 {
 		return "", false, nil
 	}
@@ -63,7 +64,7 @@ func (o opening) covers(other opening) bool {
 }
 
 // opened evaluates a spec's device rules alone.
-func opened(spec Spec, node Node) ([]opening, error) {
+func opened(spec Spec, node NodeFacts) ([]opening, error) {
 	spec = normal(spec)
 	d := devices{node: &node, numbers: &numbers{}}
 	if node.Seen != nil {
@@ -79,5 +80,5 @@ func opened(spec Spec, node Node) ([]opening, error) {
 	return open, d.err
 }
 
-// DeviceRule is a device rule as runtime-spec writes it.
-type DeviceRule = specs.LinuxDeviceCgroup
+// CgroupRule is a device rule as runtime-spec writes it.
+type CgroupRule = specs.LinuxDeviceCgroup

@@ -28,7 +28,8 @@ func TestUser(t *testing.T) {
 		"in one that cannot be looked at": {7, []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/nowhere"}}, 100007},
 	} {
 		f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: c.uid}},
-			Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{}, Node{Host: host.Default()})
+			Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{},
+			NodeFacts{Host: host.Default()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,7 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // and knows nothing of what another one finds. A new one is a row here and such a file.
 var vectors = [...]struct {
 	name string
-	find func(*facts) findings
+	find func(*containerFacts) vectorResult
 }{
 	{"environment that an injector obeys", environment},
 	{"device rules that let a GPU be opened", deviceRules},
@@ -21,7 +21,7 @@ var vectors = [...]struct {
 
 // Find lists every way to a GPU that the spec contains, in the order of vectors. It returns an
 // error if it cannot tell whether a device is a GPU's; the caller then refuses the container.
-func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
+func Find(spec Spec, caller Caller, node NodeFacts) (grant.Request, error) {
 	f, err := readFacts(spec, caller, node)
 	if err != nil {
 		return grant.Request{}, err
@@ -39,32 +39,32 @@ func Find(spec Spec, caller Caller, node Node) (grant.Request, error) {
 	return r, f.devices.err
 }
 
-// findings is what one vector found, each kind in its order. grant.Request says what they mean. The
+// vectorResult is what one vector found, each kind in its order. grant.Request says what they mean. The
 // methods that add to them are not inlined: gpuledger-hook would be 6 kB larger.
-type findings struct {
+type vectorResult struct {
 	hits, doubtful  []grant.Hit
 	notes, nodeRoot []string
 	dropped         []grant.Removal
 }
 
 //go:noinline
-func (found *findings) hit(h grant.Hit) { found.hits = append(found.hits, h) }
+func (found *vectorResult) hit(h grant.Hit) { found.hits = append(found.hits, h) }
 
 //go:noinline
-func (found *findings) note(text string) { found.notes = append(found.notes, text) }
+func (found *vectorResult) note(text string) { found.notes = append(found.notes, text) }
 
 // root records a way by which the container is root on the node.
 //
 //go:noinline
-func (found *findings) root(way string) { found.nodeRoot = append(found.nodeRoot, way) }
+func (found *vectorResult) root(way string) { found.nodeRoot = append(found.nodeRoot, way) }
 
 //go:noinline
-func (found *findings) drop(kind grant.RemovalKind, name string) {
+func (found *vectorResult) drop(kind grant.RemovalKind, name string) {
 	found.dropped = append(found.dropped, grant.Removal{Kind: kind, Name: name})
 }
 
-// addTo adds the findings of a vector to those of the vectors before it.
-func (found findings) addTo(r *grant.Request) {
+// addTo adds the vectorResult of a vector to those of the vectors before it.
+func (found vectorResult) addTo(r *grant.Request) {
 	r.Hits, r.Doubtful = extended(r.Hits, found.hits), extended(r.Doubtful, found.doubtful)
 	r.Noted, r.NodeRoot = extended(r.Noted, found.notes), extended(r.NodeRoot, found.nodeRoot)
 	r.Dropped = extended(r.Dropped, found.dropped)

@@ -35,8 +35,8 @@ const (
 	maxHwcaps   = 64
 )
 
-// entry is one library of a cache.
-type entry struct {
+// cacheEntry is one library of a cache.
+type cacheEntry struct {
 	flags     int32  // the kind of library and its architecture
 	name      string // the name that programs open
 	path      string
@@ -50,7 +50,7 @@ var errUnknownFormat = errors.New("it is no cache of a format that is known")
 
 // parse parses a cache. A tenant wrote it: every number in it may be wrong. An empty cache has no
 // entries.
-func parse(content []byte) ([]entry, error) {
+func parse(content []byte) ([]cacheEntry, error) {
 	switch {
 	case len(content) == 0:
 		return nil, nil
@@ -73,7 +73,7 @@ func parse(content []byte) ([]entry, error) {
 	return parseEntries(content[oldHeader:end], oldEntry, content[end:])
 }
 
-func parseNew(content []byte) ([]entry, error) {
+func parseNew(content []byte) ([]cacheEntry, error) {
 	if len(content) < newHeader {
 		return nil, errUnknownFormat
 	}
@@ -90,16 +90,16 @@ func parseNew(content []byte) ([]entry, error) {
 }
 
 // parseEntries parses entries whose names and paths are offsets into strings.
-func parseEntries(table []byte, size int, pool []byte) ([]entry, error) {
+func parseEntries(table []byte, size int, pool []byte) ([]cacheEntry, error) {
 	texts := string(pool) // one copy of all strings: a create pays for each allocation
-	entries, length := make([]entry, 0, len(table)/size), 0
+	entries, length := make([]cacheEntry, 0, len(table)/size), 0
 	for ; len(table) > 0; table = table[size:] {
 		name, ok := text(texts, binary.LittleEndian.Uint32(table[4:]))
 		path, ok2 := text(texts, binary.LittleEndian.Uint32(table[8:]))
 		if length += len(name) + len(path); !ok || !ok2 || length > maxText {
 			return nil, errUnknownFormat
 		}
-		e := entry{flags: int32(binary.LittleEndian.Uint32(table)), name: name, path: path}
+		e := cacheEntry{flags: int32(binary.LittleEndian.Uint32(table)), name: name, path: path}
 		if size == newEntry {
 			e.osVersion, e.hwcap = binary.LittleEndian.Uint32(table[12:]),
 				binary.LittleEndian.Uint64(table[16:])
@@ -123,7 +123,7 @@ func cutText(content string) (string, bool) {
 }
 
 // nameHwcaps replaces the numbers of glibc-hwcaps subdirectories in entries by their names.
-func nameHwcaps(entries []entry, content []byte) error {
+func nameHwcaps(entries []cacheEntry, content []byte) error {
 	names, err := hwcapsOf(content)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func texts(content []byte, at, count int64) ([]string, error) {
 }
 
 // encode returns a cache in the new format. The entries must be sorted.
-func encode(entries []entry) []byte {
+func encode(entries []cacheEntry) []byte {
 	var hwcaps []string
 	for _, e := range entries {
 		if e.hwcaps != "" && !slices.Contains(hwcaps, e.hwcaps) {
@@ -244,7 +244,7 @@ func (p *pool) add(s string) uint32 {
 // compare orders entries as ldconfig does (elf/cache.c, compare): names in descending order, and
 // for one name the subdirectories of glibc-hwcaps first. Equal entries keep their order; the loader
 // uses the first.
-func compare(a, b entry) int {
+func compare(a, b cacheEntry) int {
 	if c := compareNames(b.name, a.name); c != 0 {
 		return c
 	}

@@ -16,17 +16,17 @@ type Library struct {
 // merge puts libraries into a cache before the image's own ones of the same name. Those stay behind
 // them, for a later start without the libraries. It removes only entries in directories for better
 // processors, because the loader would prefer those.
-func merge(old []entry, libraries []Library) []entry {
-	ours := make([]entry, 0, len(libraries))
+func merge(old []cacheEntry, libraries []Library) []cacheEntry {
+	ours := make([]cacheEntry, 0, len(libraries))
 	names := make(map[string]bool, len(libraries))
 	for _, l := range libraries {
 		if flags, known := flagsOf(l.Bits); known {
-			ours = append(ours, entry{flags: flags, name: filepath.Base(l.Path), path: l.Path})
+			ours = append(ours, cacheEntry{flags: flags, name: filepath.Base(l.Path), path: l.Path})
 			names[filepath.Base(l.Path)] = true
 		}
 	}
-	kept := slices.DeleteFunc(old, func(e entry) bool {
-		return names[e.name] && slices.ContainsFunc(ours, func(o entry) bool {
+	kept := slices.DeleteFunc(old, func(e cacheEntry) bool {
+		return names[e.name] && slices.ContainsFunc(ours, func(o cacheEntry) bool {
 			return o.name == e.name && o.flags == e.flags &&
 				(o.path == e.path || e.hwcaps != "" || e.hwcap != 0)
 		})
@@ -35,9 +35,9 @@ func merge(old []entry, libraries []Library) []entry {
 	if !slices.IsSortedFunc(kept, compare) {
 		order.Stable(kept, compare)
 	}
-	all := make([]entry, 0, len(ours)+len(kept))
+	all := make([]cacheEntry, 0, len(ours)+len(kept))
 	for len(ours) > 0 {
-		before := slices.IndexFunc(kept, func(e entry) bool { return compare(ours[0], e) <= 0 })
+		before := slices.IndexFunc(kept, func(e cacheEntry) bool { return compare(ours[0], e) <= 0 })
 		if before < 0 {
 			before = len(kept)
 		}
@@ -48,7 +48,7 @@ func merge(old []entry, libraries []Library) []entry {
 }
 
 // without removes libraries that no longer exist, and reports whether there were any.
-func without(old []entry, gone map[string]bool) ([]entry, bool) {
-	kept := slices.DeleteFunc(slices.Clone(old), func(e entry) bool { return gone[e.path] })
+func without(old []cacheEntry, gone map[string]bool) ([]cacheEntry, bool) {
+	kept := slices.DeleteFunc(slices.Clone(old), func(e cacheEntry) bool { return gone[e.path] })
 	return kept, len(kept) < len(old)
 }

@@ -41,7 +41,7 @@ type Tree struct {
 // nothing was written. The loader then still finds the libraries where they are mounted; only
 // programs that read the cache do not.
 func (t Tree) Enter(libraries []Library) error {
-	return t.change(func(old []entry) ([]entry, bool) { return merge(old, libraries), true })
+	return t.change(func(old []cacheEntry) ([]cacheEntry, bool) { return merge(old, libraries), true })
 }
 
 // Listed returns the paths that the image's ld.so.cache has for libraries of these names. It
@@ -88,7 +88,7 @@ func (t Tree) RemoveMountPoints(places []string, since int64, dirs ...string) {
 	if len(gone) == 0 {
 		return
 	}
-	_ = t.change(func(old []entry) ([]entry, bool) { return without(old, gone) })
+	_ = t.change(func(old []cacheEntry) ([]cacheEntry, bool) { return without(old, gone) })
 	for _, dir := range dirs {
 		if above, err := host.OpenInRoot(root, filepath.Dir(dir)); err == nil && !t.covered(dir) {
 			_ = unix.Unlinkat(int(above.Fd()), filepath.Base(dir), unix.AT_REMOVEDIR)
@@ -101,7 +101,7 @@ func (t Tree) RemoveMountPoints(places []string, since int64, dirs ...string) {
 const maxPlaces = 1024
 
 // change rewrites the cache if the function changes it.
-func (t Tree) change(change func([]entry) ([]entry, bool)) error {
+func (t Tree) change(change func([]cacheEntry) ([]cacheEntry, bool)) error {
 	if t.covered("/etc/" + cacheName) {
 		return errors.New("a mount of the container's lies over it")
 	}

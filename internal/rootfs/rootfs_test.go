@@ -151,7 +151,7 @@ func TestTheImagesEntriesComeLast(t *testing.T) {
 	if !known {
 		t.Skip("the libraries of this architecture have flags that are not known")
 	}
-	entries := []entry{{flags, "libcuda.so.1", "/v3/libcuda.so.1", 0, 0, "x86-64-v3"},
+	entries := []cacheEntry{{flags, "libcuda.so.1", "/v3/libcuda.so.1", 0, 0, "x86-64-v3"},
 		{flags, "libcuda.so.1", "/tls/libcuda.so.1", 0, 1 << 63, ""}, {flags, "libcuda.so.1", old, 0, 0, ""},
 		{0x0803, "libcuda.so.1", "/x32/libcuda.so.1", 0, 0, ""}, {flags, "libc.so.6", "/v3/libc.so.6", 0, 0,
 			"x86-64-v3"}, {flags, "libc.so.6", "/lib/libc.so.6", 0x30200, 5, ""}}
@@ -189,7 +189,7 @@ func oldCache(name, path, more string) []byte {
 }
 
 func TestFormats(t *testing.T) {
-	both := encode([]entry{{3, "new", "/new", 0, 0, ""}})
+	both := encode([]cacheEntry{{3, "new", "/new", 0, 0, ""}})
 	for name, c := range map[string]struct {
 		content []byte
 		want    string
@@ -205,7 +205,7 @@ func TestFormats(t *testing.T) {
 
 // nested returns a small cache whose texts would be large: each begins within the one before.
 func nested() []byte {
-	c := encode(make([]entry, 4000))
+	c := encode(make([]cacheEntry, 4000))
 	start := len(c)
 	c = append(append(c, strings.Repeat("x", 4000)...), 0)
 	for i := range 4000 {
@@ -216,7 +216,7 @@ func nested() []byte {
 
 // TestOddCachesStay: caches of an unknown format stay as they are, and so do the targets of links.
 func TestOddCachesStay(t *testing.T) {
-	good := encode([]entry{{3, "a", "/a", 0, 0, "v3"}})
+	good := encode([]cacheEntry{{3, "a", "/a", 0, 0, "v3"}})
 	with := func(at int, b ...byte) []byte { c := bytes.Clone(good); copy(c[at:], b); return c }
 	for name, content := range map[string][]byte{
 		"text": []byte("hello"), "cut in the header": good[:30], "cut in the entries": good[:60],
@@ -369,10 +369,10 @@ func TestRemoveMountPoints(t *testing.T) {
 // FuzzCache: any cache is read within its bounds, and a written cache is read with the same
 // entries.
 func FuzzCache(f *testing.F) {
-	f.Add(encode([]entry{{3, "liba.so.1", "/lib/liba.so.1", 1, 2, ""},
+	f.Add(encode([]cacheEntry{{3, "liba.so.1", "/lib/liba.so.1", 1, 2, ""},
 		{3, "liba.so.1", "/lib/v3/liba.so.1", 0, 0, "v3"}}))
 	f.Add(oldCache("a", "/a", ""))
-	f.Add(oldCache("a", "/a", string(encode([]entry{{3, "b", "/b", 0, 0, ""}}))))
+	f.Add(oldCache("a", "/a", string(encode([]cacheEntry{{3, "b", "/b", 0, 0, ""}}))))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		entries, err := parse(content)
 		if err != nil {

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Layout says where the trees are. Tests have a layout of their own.
-type Layout struct {
+// Trees says where the trees are. Tests have a layout of their own.
+type Trees struct {
 	Tree  string   // the tree to install
 	Node  string   // the node's file system
 	Enter []string // the command that runs a program in the node's namespaces
@@ -29,7 +29,7 @@ type Layout struct {
 
 // Cluster is the layout of the image and of the manifests in packaging/kubernetes. The pod uses the
 // node's process ids, so process 1 is the node's.
-var Cluster = Layout{Tree: "/node", Node: "/host",
+var Cluster = Trees{Tree: "/node", Node: "/host",
 	Enter:  []string{"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--"},
 	Settle: 10 * time.Second}
 
@@ -41,8 +41,8 @@ const usageText = `usage: gpuledger-setup install --engine auto|containerd|crio|
        gpuledger-setup wait
 `
 
-// options are the flags of `gpuledger configure` for the engine.
-type options struct {
+// configureFlags are the flags of `gpuledger configure` for the engine.
+type configureFlags struct {
 	engine    string
 	asDefault bool
 	mode      string // policy.mode, if the node's configuration names none; "": report
@@ -50,11 +50,11 @@ type options struct {
 }
 
 // Main runs the program and returns its exit status: 0 done, 1 failed, 2 usage.
-func Main(args []string, at Layout) int {
+func Main(args []string, at Trees) int {
 	if len(args) < 2 {
 		return usage()
 	}
-	var o options
+	var o configureFlags
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&o.engine, "engine", "", "")
@@ -66,16 +66,16 @@ func Main(args []string, at Layout) int {
 	}
 	var err error
 	switch {
-	case args[1] == "wait" && o == options{}:
+	case args[1] == "wait" && o == configureFlags{}:
 		wait()
-	case args[1] == "leave" && o == options{}:
+	case args[1] == "leave" && o == configureFlags{}:
 		removeFile(clusterFile)
 		wait()
-	case args[1] == "config" && o.cluster != "" && o == options{cluster: o.cluster}:
+	case args[1] == "config" && o.cluster != "" && o == configureFlags{cluster: o.cluster}:
 		ctx, stop := untilToldToEnd()
 		defer stop()
 		follow(ctx, o.cluster, look)
-	case args[1] == "ready" && o.cluster != "" && o == options{cluster: o.cluster}:
+	case args[1] == "ready" && o.cluster != "" && o == configureFlags{cluster: o.cluster}:
 		err = ready(o.cluster)
 	case args[1] == "install" && o.engine != "":
 		var text []byte
@@ -86,7 +86,7 @@ func Main(args []string, at Layout) int {
 			}
 		}
 		err = on(at, func(n *node) error { return n.install(o, text) })
-	case args[1] == "remove" && o.engine != "" && o == options{engine: o.engine}:
+	case args[1] == "remove" && o.engine != "" && o == configureFlags{engine: o.engine}:
 		err = on(at, func(n *node) error { return n.remove(o) })
 	default:
 		return usage()
@@ -117,7 +117,7 @@ func untilToldToEnd() (context.Context, context.CancelFunc) {
 
 // on opens the tree and makes the node's file system this process's root. A link on the node then
 // leads to the same file as on the node.
-func on(at Layout, do func(*node) error) error {
+func on(at Trees, do func(*node) error) error {
 	tree, err := os.OpenRoot(at.Tree)
 	if err != nil {
 		return fmt.Errorf("cannot open what is to be installed: %w", err)

@@ -46,7 +46,7 @@ const systemdRuns = "/run/systemd/system"
 
 // install can be repeated, and can be killed at any point. The record names every file before it is
 // written. cluster is what the cluster sets, if o.cluster is not "".
-func (n *node) install(o options, cluster []byte) error {
+func (n *node) install(o configureFlags, cluster []byte) error {
 	if o.engine == auto {
 		engine, err := foundEngine()
 		if err != nil {
@@ -96,7 +96,7 @@ func (n *node) install(o options, cluster []byte) error {
 // configure does what an administrator does after the installation of the package. A driver that is
 // not loaded yet is no failure: udev starts the inventory once it is. Until then containers that
 // ask for a GPU are refused. What a cluster sets exempts the agents, if it was taken.
-func (n *node) configure(o options, taken bool) error {
+func (n *node) configure(o configureFlags, taken bool) error {
 	if exists(systemdRuns) {
 		if err := n.run("systemctl", "daemon-reload"); err != nil {
 			return err
@@ -135,7 +135,7 @@ func (n *node) configure(o options, taken bool) error {
 // It leaves the wrapper until the next boot: without it no engine could end the containers that
 // run, and this process runs in one. It leaves everything as long as an engine's files name
 // gpuledger's programs. It can be repeated, and can be killed at any point.
-func (n *node) remove(o options) error {
+func (n *node) remove(o configureFlags) error {
 	files, err := recorded()
 	if err != nil || len(files) == 0 {
 		return err

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		os.Exit(Main(os.Args, Layout{Tree: dir + "/tree", Node: dir + "/node"}))
+		os.Exit(Main(os.Args, Trees{Tree: dir + "/tree", Node: dir + "/node"}))
 	}
 	os.Exit(m.Run())
 }

@@ -41,8 +41,8 @@ func gateForDuty(duty float64, period time.Duration) Gate {
 	return Gate{minOpen, min(time.Duration(float64(minOpen)/duty), Longest)}
 }
 
-// Loop moves the gate of one grant on one GPU. The zero value has no measurements yet.
-type Loop struct {
+// Controller moves the gate of one grant on one GPU. The zero value has no measurements yet.
+type Controller struct {
 	duty    float64 // the part of the time that the gate is open; 0: not set yet
 	used    float64 // the part of the GPU's time that the grant has, over the last seconds
 	updates int     // so far: says which of the periods is next
@@ -73,7 +73,7 @@ const (
 // Next is the gate after a measurement: the percent of the GPU's time that the grant had since the
 // last one, and how long ago that was. The first measurement begins with the gate of the share. The
 // gate stays between minDuty and always open, so that idling and overuse have no lasting effect.
-func (l *Loop) Next(share, percent int, passed time.Duration) Gate {
+func (l *Controller) Next(share, percent int, passed time.Duration) Gate {
 	want, had := float64(share)/100, float64(percent)/100
 	if l.duty == 0 {
 		l.duty, l.used = want, want
@@ -99,7 +99,7 @@ func (l *Loop) Next(share, percent int, passed time.Duration) Gate {
 // speedUp is how much faster a gate moves that has been wrong in the same direction for long.
 // Beside another grant that fills the GPU, a grant is never far from its share. If programs launch
 // far ahead, the gate may have to be a hundred times as narrow before less comes through.
-func (l *Loop) speedUp(wide bool, passed time.Duration) float64 {
+func (l *Controller) speedUp(wide bool, passed time.Duration) float64 {
 	if wide != l.aboveShare {
 		l.aboveShare, l.unchangedFor = wide, 0
 	}

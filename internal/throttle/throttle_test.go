@@ -67,7 +67,7 @@ func simulate(share, seconds int, programs ...program) (percents []int) {
 	for _, p := range programs {
 		all = append(all, &process{program: p})
 	}
-	var loop Loop
+	var loop Controller
 	for second := range seconds {
 		for {
 			next := all[0]
@@ -147,8 +147,8 @@ func TestAProgramThatLaunchesFarAheadIsLimited(t *testing.T) {
 // there is no more work, the gate closes again as quickly as at the beginning, or from fully open
 // at most. After an hour of overuse it is at most as narrow as a gate can be.
 func TestIdleTimeIsNotCredited(t *testing.T) {
-	after := func(percent int) *Loop {
-		l := &Loop{}
+	after := func(percent int) *Controller {
+		l := &Controller{}
 		for range 3600 {
 			l.Next(30, percent, time.Second)
 		}
@@ -180,7 +180,7 @@ func TestAGate(t *testing.T) {
 			t.Errorf("the gate of %d%% is %v", share, g)
 		}
 		for _, percent := range []int{0, 1, 50, 100, 6400} { // of 64 processes the driver may report 100 each
-			l := Loop{}
+			l := Controller{}
 			for _, passed := range []time.Duration{0, time.Second, time.Microsecond, time.Hour} {
 				if g := l.Next(share, percent, passed); g.Open <= 0 || g.Open > g.Period ||
 					g.Period > Longest || g.Period < Period/2 {

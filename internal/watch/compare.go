@@ -26,8 +26,8 @@ type Input struct {
 	Open map[string][]int
 }
 
-// Report is the result of a comparison. The run directory keeps it for other programs.
-type Report struct {
+// Comparison is the result of a comparison. The run directory keeps it for other programs.
+type Comparison struct {
 	Taken    time.Time       `json:"taken"`
 	GPUs     []GPUUse        `json:"gpus"`
 	Grants   []GrantUse      `json:"grants"`
@@ -62,7 +62,7 @@ type GrantUse struct {
 }
 
 // Compare compares a sample with the ledger. It is pure, and its lists are sorted.
-func Compare(s Input) Report {
+func Compare(s Input) Comparison {
 	if s.Users == nil {
 		s.Users = NewProcessUsers(s.Grants, s.Processes)
 	}
@@ -85,7 +85,7 @@ func Compare(s Input) Report {
 
 type comparison struct {
 	Input
-	out        Report
+	out        Comparison
 	reported   map[*grant.Share]reportIndex
 	usersOnGPU map[deviceUser][]*userProcess // of the current GPU; nil until a finding needs it
 }
@@ -482,7 +482,7 @@ func device(g grant.Usage, t *usage) string {
 }
 
 // Held returns the processes of containers that have a GPU without a grant for it, by GPU.
-func (r Report) Held() map[string][]grant.Process {
+func (r Comparison) Held() map[string][]grant.Process {
 	held := map[string][]grant.Process{}
 	for _, f := range r.Findings {
 		if f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt {
@@ -493,7 +493,7 @@ func (r Report) Held() map[string][]grant.Process {
 }
 
 // Outside is the memory, by GPU, that is in use outside of all grants.
-func (r Report) Outside() map[string]grant.Bytes {
+func (r Comparison) Outside() map[string]grant.Bytes {
 	outside := map[string]grant.Bytes{}
 	for _, g := range r.GPUs {
 		if g.Outside > 0 {

@@ -315,7 +315,7 @@ func TestExempt(t *testing.T) {
 func TestTracker(t *testing.T) {
 	var tr Tracker
 	begun, ended := 0, 0
-	pass := func(second int, do func(*Input)) Report {
+	pass := func(second int, do func(*Input)) Comparison {
 		s := scene()
 		s.Sample.Taken = noon.Add(time.Duration(second) * time.Second)
 		do(&s)

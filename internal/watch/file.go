@@ -13,12 +13,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// file is what the daemon writes to the run directory, so that other programs can read what is used
-// without asking the daemon.
-type file struct {
+// useFile is what the daemon writes to the run directory, so that other programs can read what is
+// used without asking the daemon.
+type useFile struct {
 	Version int    `json:"version"`
 	BootID  string `json:"boot_id"`
-	Report
+	Comparison
 }
 
 const (
@@ -29,8 +29,8 @@ const (
 
 // Save writes a report to the run directory, in place of the last one. There is one writer, so a
 // crash leaves at most one draft.
-func Save(runDir, bootID string, r Report) error {
-	data, err := json.Marshal(file{fileVersion, bootID, r}, jsontext.WithIndent(" "))
+func Save(runDir, bootID string, r Comparison) error {
+	data, err := json.Marshal(useFile{fileVersion, bootID, r}, jsontext.WithIndent(" "))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode a report: %w", err)
 	}
@@ -48,7 +48,7 @@ func Save(runDir, bootID string, r Report) error {
 
 // Differs reports whether two reports differ in substance: other GPUs or grants, a change of more
 // than a hundredth of a GPU, or another reason to take the inventory again.
-func (r Report) Differs(o Report) bool {
+func (r Comparison) Differs(o Comparison) bool {
 	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
 		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes &&
 			difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100
@@ -59,19 +59,19 @@ func (r Report) Differs(o Report) bool {
 func difference(a, b grant.Bytes) grant.Bytes { return max(a, b) - min(a, b) }
 
 // Load reads the last report of this boot. It may be old: see Taken.
-func Load(runDir, bootID string) (Report, error) {
+func Load(runDir, bootID string) (Comparison, error) {
 	path := filepath.Join(runDir, fileName)
 	data, err := host.ReadFile(path, maxFile)
 	if err != nil {
-		return Report{}, err
+		return Comparison{}, err
 	}
-	var f file
+	var f useFile
 	if err := json.Unmarshal(data, &f); err != nil {
-		return Report{}, fmt.Errorf("cannot read %s: %w", path, err)
+		return Comparison{}, fmt.Errorf("cannot read %s: %w", path, err)
 	}
 	if f.Version != fileVersion || f.BootID != bootID {
-		return Report{}, fmt.Errorf("cannot read %s: it is of version %d and of another boot or program",
+		return Comparison{}, fmt.Errorf("cannot read %s: it is of version %d and of another boot or program",
 			path, f.Version)
 	}
-	return f.Report, nil
+	return f.Comparison, nil
 }

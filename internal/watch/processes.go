@@ -38,13 +38,13 @@ type ProcessTable struct {
 	exits          *host.ExitWatcher
 	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
 	exitsErr       error
-	known          map[int]*entry
+	known          map[int]*processEntry
 	processes      map[int]ProcessInfo // the same processes, as Lookup returns them
 
 	changes uint64
 }
 
-type entry struct {
+type processEntry struct {
 	lookedUp  int  // the pass in which it was read last
 	lastAsked int  // the pass in which Lookup was asked for it last
 	phase     int  // the pass, of refreshPasses, that reads the processes of its cgroup; -1: none
@@ -105,7 +105,7 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 // beginPass notices the processes that have ended since the last pass.
 func (c *ProcessTable) beginPass() {
 	if c.known == nil {
-		c.known, c.processes = map[int]*entry{}, map[int]ProcessInfo{}
+		c.known, c.processes = map[int]*processEntry{}, map[int]ProcessInfo{}
 	}
 	// else the pids are not this machine's
 	if c.exits == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" {
@@ -162,7 +162,7 @@ func (c *ProcessTable) remove(pid int) {
 
 // add reads a new process; nil if no process has the pid. The exit watcher holds it before anything
 // is read, so that everything that is read is about this process.
-func (c *ProcessTable) add(pid int) *entry {
+func (c *ProcessTable) add(pid int) *processEntry {
 	if c.exits != nil {
 		_ = c.exits.Add(pid) // if it cannot be held, its start time is compared
 	}
@@ -171,7 +171,7 @@ func (c *ProcessTable) add(pid int) *entry {
 		c.remove(pid)
 		return nil
 	}
-	r := &entry{lookedUp: c.pass, phase: phaseOf(p.Cgroup)}
+	r := &processEntry{lookedUp: c.pass, phase: phaseOf(p.Cgroup)}
 	c.known[pid], c.processes[pid] = r, p
 	c.changes++
 	return r
@@ -181,7 +181,7 @@ func (c *ProcessTable) add(pid int) *entry {
 // afterwards, it was the same all the time; of a process that is held, Lookup finds that out at its
 // end. A process that is another one now is read from the start. One that has ended keeps its
 // cgroup: for a zombie in a v1 hierarchy the kernel reports the root.
-func (c *ProcessTable) refresh(pid int, r *entry) *entry {
+func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 	p := c.processes[pid]
 	held := c.exits != nil && c.exits.Has(pid)
 	anew := c.exits != nil && !held && !r.ended && c.exits.Add(pid) == nil // there was no room for it before
@@ -240,7 +240,7 @@ func phaseOf(cgroup string) int {
 // inCgroup reports whether a process is still in its cgroup, by the cgroup's list of processes. For
 // all processes of a container that is one file, and it costs the kernel less. It is not enough for
 // a process that is not held, because the list has only pids.
-func (c *ProcessTable) inCgroup(pid int, r *entry) bool {
+func (c *ProcessTable) inCgroup(pid int, r *processEntry) bool {
 	if c.exits == nil || !c.exits.Has(pid) {
 		return false
 	}

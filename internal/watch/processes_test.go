@@ -151,7 +151,7 @@ func TestFile(t *testing.T) {
 func TestHistory(t *testing.T) {
 	var s Status
 	for i := range 10 * 60 * 10 {
-		r := Report{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond),
+		r := Comparison{Taken: noon.Add(time.Duration(i) * 100 * time.Millisecond),
 			GPUs: []GPUUse{{UUID: gpu0, Used: grant.Bytes(i)}}}
 		s.AddHistory(r, scene().Grants)
 	}

@@ -8,7 +8,7 @@ import (
 
 // Status is what the watch found last, for the metrics and the page.
 type Status struct {
-	Report
+	Comparison
 	Failure string // why there is nothing newer; "" if the last sample was taken
 	Samples uint64
 	Events  map[grant.FindingKind]uint64
@@ -34,7 +34,7 @@ const (
 )
 
 // AddHistory adds a report to the history.
-func (s *Status) AddHistory(r Report, grants []grant.Grant) {
+func (s *Status) AddHistory(r Comparison, grants []grant.Grant) {
 	m := HistorySample{Taken: r.Taken, GPUs: map[string]MemoryLevel{}}
 	for _, g := range r.GPUs {
 		m.GPUs[g.UUID] = MemoryLevel{Used: g.Used, Total: g.Total}

@@ -47,7 +47,7 @@ type Changes struct{ Begun, Ended []grant.Finding }
 // Update takes in a report. It removes findings that were not seen often enough, and sets since
 // when the others stand. It counts memory that no process explains as outside the ledger, once that
 // finding is reported.
-func (t *Tracker) Update(r *Report) (n Changes) {
+func (t *Tracker) Update(r *Comparison) (n Changes) {
 	if t.standing == nil {
 		t.standing, t.sightings, t.Events, t.XIDs = map[string]*standing{}, map[string]int{},
 			map[grant.FindingKind]uint64{}, map[XID]uint64{}
@@ -100,7 +100,7 @@ func (t *Tracker) observed(now time.Time) (d time.Duration) {
 }
 
 // believe removes findings that were not seen often enough in a row.
-func (t *Tracker) believe(r *Report) []grant.Finding {
+func (t *Tracker) believe(r *Comparison) []grant.Finding {
 	sightings := map[string]int{}
 	kept := slices.DeleteFunc(r.Findings, func(f grant.Finding) bool {
 		if f.Kind != grant.Unexplained {
@@ -140,13 +140,13 @@ func (t *Tracker) removeMissed(seen map[string]bool) (ended []grant.Finding) {
 }
 
 // HasNew reports whether a report has a finding that does not stand yet.
-func (t *Tracker) HasNew(r Report) bool {
+func (t *Tracker) HasNew(r Comparison) bool {
 	return slices.ContainsFunc(r.Findings, func(f grant.Finding) bool { return t.standing[f.Key()] == nil })
 }
 
 // Due returns the findings of a report whose containers policy wants stopped, and whose grace is
 // over.
-func (t *Tracker) Due(r Report, rules grant.Rules) (due []grant.Finding) {
+func (t *Tracker) Due(r Comparison, rules grant.Rules) (due []grant.Finding) {
 	for _, f := range r.Findings {
 		s := t.standing[f.Key()]
 		if s == nil || Reaction(f, rules) != grant.StopContainer {

@@ -310,16 +310,16 @@ func podOf(name, set string) *corev1.Pod {
 					Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}}}}
 }
 
-// tally counts requests to the API by verb and resource.
-type tally map[string]int
+// requestCounts counts requests to the API by verb and resource.
+type requestCounts map[string]int
 
 // requests reads the API server's own counts.
-func (c *cluster) requests(ctx context.Context) tally {
+func (c *cluster) requests(ctx context.Context) requestCounts {
 	text, err := c.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return nil
 	}
-	all := tally{}
+	all := requestCounts{}
 	for line := range strings.Lines(string(text)) {
 		if rest, found := strings.CutPrefix(line, "apiserver_request_total{"); found {
 			labels, value, _ := strings.Cut(rest, "} ")
@@ -344,7 +344,7 @@ func label(labels, name string) string {
 }
 
 // since returns the requests for some resources since an earlier count.
-func (t tally) since(before tally, resources ...string) string {
+func (t requestCounts) since(before requestCounts, resources ...string) string {
 	var parts []string
 	for key, n := range t {
 		_, resource, _ := strings.Cut(key, " ")

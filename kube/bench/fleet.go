@@ -28,14 +28,14 @@ import (
 
 // fleet holds the drivers of all nodes.
 type fleet struct {
-	members []*member
+	members []*fleetMember
 	count   counter
 	end     context.CancelFunc
 	all     sync.WaitGroup
 }
 
-// member is a node's driver, as gpuledger-kube runs it, with the node's real ledger.
-type member struct {
+// fleetMember is a node's driver, as gpuledger-kube runs it, with the node's real ledger.
+type fleetMember struct {
 	driver *dra.Driver
 	dir    string
 	first  string // UUID of its first GPU
@@ -47,12 +47,12 @@ type counter struct{ n atomic.Int64 }
 
 func (c *counter) take() int64 { return c.n.Swap(0) }
 
-type counted struct {
+type countingTransport struct {
 	*counter
 	http.RoundTripper
 }
 
-func (c counted) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	c.n.Add(1)
 	return c.RoundTripper.RoundTrip(r)
 }
@@ -74,7 +74,7 @@ func newFleet(dir string, o options, c *cluster) (*fleet, error) {
 // memoryOfGPU is the memory of each GPU.
 const memoryOfGPU = 16 * grant.GiB
 
-func newMember(dir string, i int, o options, c *cluster, count *counter) (*member, error) {
+func newMember(dir string, i int, o options, c *cluster, count *counter) (*fleetMember, error) {
 	for _, d := range []string{"state", "plugin", "registry"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, err
@@ -105,7 +105,7 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 	}
 	rest := rest.CopyConfig(c.config) // with client-go's default limits
 	rest.QPS, rest.Burst = 0, 0
-	rest.Wrap(func(t http.RoundTripper) http.RoundTripper { return counted{count, t} })
+	rest.Wrap(func(t http.RoundTripper) http.RoundTripper { return countingTransport{count, t} })
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func newMember(dir string, i int, o options, c *cluster, count *counter) (*membe
 	b := nodeledger.Ledger{Config: config, Open: func() *node.Node {
 		return node.Open(config, host.Default())
 	}}
-	return &member{dir: dir, first: inv.GPUs[0].UUID,
+	return &fleetMember{dir: dir, first: inv.GPUs[0].UUID,
 		driver: &dra.Driver{Ledger: b, Node: nodeName(i), Client: client,
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}, nil
 }

@@ -28,22 +28,22 @@ type Node struct {
 
 // GPU is a GPU or a MIG device, as its slices describe it.
 type GPU struct {
-	UUID      string  `json:"uuid"`
-	Index     int64   `json:"index"` // for a MIG device the index of its GPU
-	Profile   string  `json:"profile,omitempty"`
-	Product   string  `json:"product,omitempty"`
-	Health    string  `json:"health,omitempty"`
-	Mode      string  `json:"mode,omitempty"` // of its claims
-	Total     int64   `json:"total"`          // bytes
-	Allocated int64   `json:"allocated"`
-	Shares    []Share `json:"shares,omitempty"`
+	UUID      string       `json:"uuid"`
+	Index     int64        `json:"index"` // for a MIG device the index of its GPU
+	Profile   string       `json:"profile,omitempty"`
+	Product   string       `json:"product,omitempty"`
+	Health    string       `json:"health,omitempty"`
+	Mode      string       `json:"mode,omitempty"` // of its claims
+	Total     int64        `json:"total"`          // bytes
+	Allocated int64        `json:"allocated"`
+	Shares    []ClaimShare `json:"shares,omitempty"`
 
 	// The modes that take new claims, each with the bytes that its claims can have in total.
 	modes map[string]int64
 }
 
-// Share is a claim's part of a GPU.
-type Share struct {
+// ClaimShare is a claim's part of a GPU.
+type ClaimShare struct {
 	Namespace string   `json:"namespace"`
 	Claim     string   `json:"claim"`
 	Pods      []string `json:"pods,omitempty"`
@@ -195,7 +195,7 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 		if i < 0 {
 			continue // its GPU is gone
 		}
-		share := Share{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"),
+		share := ClaimShare{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"),
 			Pods: users(claim)}
 		amount, several := result.ConsumedCapacity["memory"]
 		if !several {
@@ -207,7 +207,7 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 	}
 }
 
-func (n *Node) give(uuid string, share Share) {
+func (n *Node) give(uuid string, share ClaimShare) {
 	for i := range n.GPUs {
 		if n.GPUs[i].UUID == uuid {
 			n.GPUs[i].Mode = share.Mode

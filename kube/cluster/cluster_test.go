@@ -299,7 +299,7 @@ func TestExplainADeviceThatNoNodeHas(t *testing.T) {
 	closed.Taints = []resourceapi.DeviceTaint{{Key: "gpuledger.dev/closed",
 		Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	n.addDevice(closed)
-	if got := (want{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got,
+	if got := (wantedShare{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got,
 		"no GPU takes new claims") {
 		t.Errorf("a GPU that takes no grants: %q", got)
 	}

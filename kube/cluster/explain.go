@@ -31,12 +31,12 @@ type Explanation struct {
 
 // Claim is one of the pod's claims.
 type Claim struct {
-	Name      string  `json:"name"`
-	Allocated bool    `json:"allocated"`
-	Problem   string  `json:"problem,omitempty"`
-	Lacks     string  `json:"lacks,omitempty"`  // what no node has for the claim
-	Shares    []Share `json:"shares,omitempty"` // without the names
-	GPUs      []int64 `json:"gpus,omitempty"`   // by index, in the order of Shares
+	Name      string       `json:"name"`
+	Allocated bool         `json:"allocated"`
+	Problem   string       `json:"problem,omitempty"`
+	Lacks     string       `json:"lacks,omitempty"`  // what no node has for the claim
+	Shares    []ClaimShare `json:"shares,omitempty"` // without the names
+	GPUs      []int64      `json:"gpus,omitempty"`   // by index, in the order of Shares
 
 	// Devices replaces Shares if the slices cannot be read. It says what the allocation says: "6.5
 	// GiB of gpu-...-limit on node-1".

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
 
-// want is what a request asks for.
-type want struct {
+// wantedShare is what a request asks for.
+type wantedShare struct {
 	mode   string
 	memory int64 // on each GPU, in bytes; 0: all of it
 	count  int
@@ -18,12 +18,12 @@ type want struct {
 
 // wantOf reads a request that names one of gpuledger's classes. It ignores other selectors, which
 // only the scheduler evaluates.
-func wantOf(r resourceapi.DeviceRequest) (w want, ok bool) {
+func wantOf(r resourceapi.DeviceRequest) (w wantedShare, ok bool) {
 	if r.Exactly == nil || r.Exactly.AllocationMode == resourceapi.DeviceAllocationModeAll {
 		return w, false
 	}
 	mode, ok := strings.CutSuffix(r.Exactly.DeviceClassName, "."+dra.DriverName)
-	w = want{mode: mode, count: max(1, int(r.Exactly.Count))}
+	w = wantedShare{mode: mode, count: max(1, int(r.Exactly.Count))}
 	if r.Exactly.Capacity != nil {
 		amount := r.Exactly.Capacity.Requests["memory"]
 		w.memory = amount.Value()
@@ -31,7 +31,7 @@ func wantOf(r resourceapi.DeviceRequest) (w want, ok bool) {
 	return w, ok
 }
 
-func (w want) String() string {
+func (w wantedShare) String() string {
 	what := fmt.Sprintf("%s GiB", gib(w.memory))
 	if w.memory == 0 {
 		what = "all the memory"
@@ -53,7 +53,7 @@ func (g GPU) room(mode string) (free int64, offered bool) {
 
 // missing says why no node has what a request wants. "" means that a node has it, or that the API
 // alone does not show why.
-func (w want) missing(nodes []Node) string {
+func (w wantedShare) missing(nodes []Node) string {
 	var most int64
 	best, somewhere := 0, false
 	for _, n := range nodes {

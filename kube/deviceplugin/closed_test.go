@@ -29,7 +29,7 @@ func TestAClosedNodeOffersNothing(t *testing.T) {
 					held = some(3, 6)
 				}
 				s.gets(c, held...)
-				path := s.Node.Dir + "/" + file
+				path := s.SimulatedNode.Dir + "/" + file
 				check(t, os.Rename(path, path+".away"))
 				check(t, os.WriteFile(path, []byte("nonsense"), 0o600))
 				if err := s.Ensure(context.Background()); err == nil {
@@ -61,7 +61,7 @@ func TestReusedDevicesStayHealthy(t *testing.T) {
 	nextHealthy(t, stream)
 	s.gets(c, some(0, 1)...)
 	s.getsAfter(c, some(0, 1), some(1, 3)...)
-	check(t, os.Remove(s.Node.Dir+"/state/inventory.json"))
+	check(t, os.Remove(s.SimulatedNode.Dir+"/state/inventory.json"))
 	if err := s.Ensure(context.Background()); err == nil ||
 		!strings.Contains(err.Error(), string(grant.InventoryMissing)) {
 		t.Errorf("got %v", err)

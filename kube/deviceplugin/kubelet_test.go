@@ -127,7 +127,7 @@ func (k *fakeKubelet) registered() (api.DevicePluginClient, *api.RegisterRequest
 
 // site is a node whose plugin runs only when a test calls it.
 type site struct {
-	*nodeledgertest.Node
+	*nodeledgertest.SimulatedNode
 	*Plugin
 	kubelet *fakeKubelet
 	now     time.Time
@@ -136,7 +136,7 @@ type site struct {
 func newSite(t *testing.T, gpus int, r Resource, config string) *site {
 	t.Helper()
 	t.Chdir(t.TempDir())
-	s := &site{Node: nodeledgertest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
+	s := &site{SimulatedNode: nodeledgertest.New(t, gpus, 16*grant.GiB, config), now: time.Now()}
 	s.kubelet = startKubelet(t)
 	s.Plugin = &Plugin{Dir: ".", PodResources: "kubelet.sock",
 		Allocator: &Allocator{Ledger: s.Ledger, Resource: r, Log: slog.New(slog.DiscardHandler),
@@ -146,7 +146,7 @@ func newSite(t *testing.T, gpus int, r Resource, config string) *site {
 }
 
 func (s *site) ensure() {
-	s.Node.T.Helper()
+	s.SimulatedNode.T.Helper()
 	check(s.kubelet.t, s.Ensure(context.Background()))
 }
 

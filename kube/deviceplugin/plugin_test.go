@@ -422,20 +422,20 @@ func TestUnitsInUseStayWhenAGPUIsRemoved(t *testing.T) {
 	nextHealthy(t, stream)
 	s.gets(c, some(0, 7)...)
 	s.gets(c, some(20, 23)...)
-	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
+	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPUDescription) {})
 	s.ensure()
 	want := strings.Join(append(some(0, 11), some(20, 23)...), " ")
 	if got := nextHealthy(t, stream); got != want {
 		t.Errorf("healthy are %s, want what containers have, and the 4 that are free: %s", got, want)
 	}
-	s.SetGPUs(2, 16*grant.GiB, func([]simulated.GPU) {})
+	s.SetGPUs(2, 16*grant.GiB, func([]simulated.GPUDescription) {})
 	s.ensure()
 	nextHealthy(t, stream)
 	on, _ := s.gets(c, some(24, 31)...)
 	if on.GPUs[0].UUID != s.UUID(1) {
 		t.Fatalf("want it on the second GPU, not %+v", on)
 	}
-	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPU) {})
+	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPUDescription) {})
 	s.ensure()
 	want = strings.Join(append(some(0, 11), some(20, 31)...), " ")
 	if got := nextHealthy(t, stream); got != want {
@@ -565,7 +565,7 @@ func TestNothingIsReclaimedBeforeTheKubeletKnowsPods(t *testing.T) {
 
 func TestAPluginRegistersOnceThereIsAnInventory(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
-	path := s.Node.Dir + "/state/inventory.json"
+	path := s.SimulatedNode.Dir + "/state/inventory.json"
 	check(t, os.Rename(path, path+".away"))
 	if err := s.Ensure(context.Background()); err == nil || len(s.kubelet.requests) > 0 {
 		t.Errorf("got %v and %d registrations, want an error and none", err, len(s.kubelet.requests))

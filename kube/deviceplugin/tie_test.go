@@ -14,20 +14,20 @@ import (
 
 // of returns a grant from the ledger.
 func (s *site) of(id grant.ID) grant.Grant {
-	s.Node.T.Helper()
+	s.SimulatedNode.T.Helper()
 	all := s.Grants()
 	i := slices.IndexFunc(all, func(g grant.Grant) bool { return g.ID == id })
 	if i < 0 {
-		s.Node.T.Fatalf("there is no grant %s: %v", id, all)
+		s.SimulatedNode.T.Fatalf("there is no grant %s: %v", id, all)
 	}
 	return all[i]
 }
 
 // isFor checks the ties of a grant.
 func (s *site) isFor(when string, id grant.ID, want ...grant.Tie) {
-	s.Node.T.Helper()
+	s.SimulatedNode.T.Helper()
 	if got := s.of(id).For; !slices.Equal(got, want) {
-		s.Node.T.Errorf("%s: it is for %v, want %v", when, got, want)
+		s.SimulatedNode.T.Errorf("%s: it is for %v, want %v", when, got, want)
 	}
 }
 

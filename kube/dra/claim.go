@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
-// want is what the ledger is asked for a claim.
-type want struct {
+// claimAsk is what the ledger is asked for a claim.
+type claimAsk struct {
 	ask     admission.Ask
 	devices []kubeletplugin.Device // without CDI names yet
 }
@@ -35,8 +35,8 @@ func claimOf(g grant.Grant) (types.UID, bool) {
 
 // translate turns a claim's allocation into a request to the ledger. A claim is one grant, because
 // a container uses one grant. So the claim has one mode, and the same amount on each of its GPUs.
-func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Content) (want, error) {
-	w := want{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source,
+func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Content) (claimAsk, error) {
+	w := claimAsk{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source,
 		Label: claim.Namespace + "/" + claim.Name}}
 	if claim.Status.Allocation == nil {
 		return w, errors.New("the claim is not allocated")
@@ -45,7 +45,7 @@ func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Conte
 	if err != nil {
 		return w, err
 	}
-	var parts []part
+	var parts []allocatedPart
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver != DriverName || result.Pool != pool {
 			continue
@@ -61,8 +61,8 @@ func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Conte
 	return w, sum(parts, &w.ask)
 }
 
-// part is one allocated device.
-type part struct {
+// allocatedPart is one allocated device.
+type allocatedPart struct {
 	request string
 	uuid    string
 	mode    grant.Mode
@@ -72,31 +72,31 @@ type part struct {
 
 func partOf(result resourceapi.DeviceRequestAllocationResult,
 	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat,
-	p nodeledger.Content) (part, error) {
+	p nodeledger.Content) (allocatedPart, error) {
 	if result.AdminAccess != nil && *result.AdminAccess {
-		return part{}, fmt.Errorf(
+		return allocatedPart{}, fmt.Errorf(
 			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the "+
 				"node's /metrics",
 			result.Request)
 	}
 	seat, mode, err := find(result.Device, seats)
 	if err != nil {
-		return part{}, err
+		return allocatedPart{}, err
 	}
 	config, err := configFor(result.Request, configs)
 	if err != nil {
-		return part{}, err
+		return allocatedPart{}, err
 	}
 	if err := config.allows(result.Request, mode, p.Offer(anyClaim, mode, seat).Strength); err != nil {
-		return part{}, err
+		return allocatedPart{}, err
 	}
-	of := part{request: result.Request, uuid: seat.UUID(), mode: mode}
+	of := allocatedPart{request: result.Request, uuid: seat.UUID(), mode: mode}
 	if mode == grant.Exclusive || mode == grant.MIG {
 		return of, nil
 	}
 	amount, found := result.ConsumedCapacity[memory]
 	if !found {
-		return part{}, fmt.Errorf(
+		return allocatedPart{}, fmt.Errorf(
 			"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity "+
 				"(DRAConsumableCapacity, on since Kubernetes 1.36); only the modes exclusive and mig "+
 				"work without",
@@ -109,13 +109,13 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 
 // sum merges all parts into one request. Two shares of one GPU become one share if they belong to
 // different requests. A request that has a GPU twice asked for two GPUs, so that is an error.
-func sum(parts []part, ask *admission.Ask) error {
+func sum(parts []allocatedPart, ask *admission.Ask) error {
 	if len(parts) == 0 {
 		return fmt.Errorf("nothing of the claim is allocated from %s on this node", DriverName)
 	}
-	var merged []part
+	var merged []allocatedPart
 	for _, p := range parts {
-		i := slices.IndexFunc(merged, func(m part) bool { return m.uuid == p.uuid })
+		i := slices.IndexFunc(merged, func(m allocatedPart) bool { return m.uuid == p.uuid })
 		switch {
 		case p.mode != parts[0].mode:
 			return fmt.Errorf(
@@ -151,14 +151,14 @@ func sum(parts []part, ask *admission.Ask) error {
 // is reports whether a grant is what the claim asks for, so that an earlier Prepare made it. It
 // ignores the size: an administrator may have changed that (gpuledger grant --update). A new grant
 // would have another CDI name than the one in the kubelet's checkpoint.
-func (w want) is(g grant.Grant) bool {
+func (w claimAsk) is(g grant.Grant) bool {
 	names, uuids := slices.Sorted(slices.Values(w.ask.Names)), slices.Sorted(slices.Values(g.UUIDs()))
 	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode
 }
 
 // named returns the devices with the grant's CDI name. Only the first device has the name, for all
 // requests: some engines apply a name twice if it is listed twice.
-func (w want) named(r grant.Reference) []kubeletplugin.Device {
+func (w claimAsk) named(r grant.Reference) []kubeletplugin.Device {
 	devices := slices.Clone(w.devices)
 	for _, d := range devices[1:] {
 		if !slices.Contains(devices[0].Requests, d.Requests[0]) {

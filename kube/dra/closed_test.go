@@ -33,7 +33,7 @@ func TestANodeThatCannotGrantIsClosed(t *testing.T) {
 		"config.toml": grant.ConfigInvalid, "state/grants": grant.LedgerUnreadable} {
 		t.Run(string(code), func(t *testing.T) {
 			s, to := newSite(t, 2), &recorder{}
-			s.SetGPUs(2, 16*grant.GiB, func(all []simulated.GPU) { all[1].Health = "lost" })
+			s.SetGPUs(2, 16*grant.GiB, func(all []simulated.GPUDescription) { all[1].Health = "lost" })
 			publish := func() error { return s.Publish(context.Background(), to) }
 			if err := publish(); err != nil {
 				t.Fatal(err)
@@ -104,12 +104,12 @@ func TestUnprepareUsesTheLastReadableConfiguration(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		configure(s.Node, "nonsense = 1\n")
+		configure(s.SimulatedNode, "nonsense = 1\n")
 		late := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
 		if err := late.unprepare("u-1"); err == nil || !strings.Contains(err.Error(), "nonsense") {
 			t.Errorf("a driver that has read no other: %v", err)
 		}
-		(site{s.Node, d}).unprepares(t, "u-1")
+		(site{s.SimulatedNode, d}).unprepares(t, "u-1")
 		if err := os.WriteFile(s.Config, right, 0o600); err != nil {
 			t.Fatal(err)
 		}

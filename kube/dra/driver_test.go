@@ -35,7 +35,7 @@ const pool = "node-1"
 
 // site is a node's driver with a real ledger and a fake API.
 type site struct {
-	*nodeledgertest.Node
+	*nodeledgertest.SimulatedNode
 	*Driver
 }
 
@@ -181,7 +181,7 @@ func TestAClaimKeepsItsNameOverABoot(t *testing.T) {
 // An administrator's change to a claim's grant stays until the claim is unprepared. It changes
 // neither the claim's name nor a running container.
 func TestAChangedGrantOfAClaimIsKept(t *testing.T) {
-	for name, change := range map[string]grants.Change{"more memory": {Memory: new(6 * grant.GiB)},
+	for name, change := range map[string]grants.Terms{"more memory": {Memory: new(6 * grant.GiB)},
 		"less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)
@@ -264,7 +264,7 @@ func TestTwoDriversLockClaims(t *testing.T) {
 		t.Fatalf("read %d times: %v", asked, err)
 	}
 	other := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: client, Log: slog.New(slog.DiscardHandler)}
-	if r := (site{s.Node, other}).prepares(t, c); r.Err != nil {
+	if r := (site{s.SimulatedNode, other}).prepares(t, c); r.Err != nil {
 		t.Error(r.Err)
 	}
 }
@@ -463,7 +463,10 @@ func TestSharesOverSeveralGPUs(t *testing.T) {
 
 func TestAClaimOfAMIGDevice(t *testing.T) {
 	s := newSite(t, 1)
-	s.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) { all[0].MIG = []string{"3g.40gb", "1g.10gb"} })
+	s.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
+		all[0].MIG = []string{"3g.40gb",
+			"1g.10gb"}
+	})
 	p, err := s.Read()
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func newPaced(t *testing.T) *pacedSite {
 // of publishings.
 func (p *pacedSite) second(t *testing.T, outside grant.Bytes) int {
 	t.Helper()
-	if err := p.Node.Open().Ledger.SetFound(map[string]grant.Bytes{p.UUID(0): outside}, nil); err != nil {
+	if err := p.SimulatedNode.Open().Ledger.SetFound(map[string]grant.Bytes{p.UUID(0): outside}, nil); err != nil {
 		t.Fatal(err)
 	}
 	p.now = p.now.Add(time.Second)
@@ -116,7 +116,7 @@ func TestRepeatedSmallChangesAreNotPublished(t *testing.T) {
 func TestTaintsArePublishedAtOnce(t *testing.T) {
 	p := newPaced(t)
 	health := func(text string) {
-		p.SetGPUs(1, 16*grant.GiB, func(all []simulated.GPU) { all[0].Health = text })
+		p.SetGPUs(1, 16*grant.GiB, func(all []simulated.GPUDescription) { all[0].Health = text })
 	}
 	p.second(t, 0)
 	if p.second(t, grant.GiB) != 1 {

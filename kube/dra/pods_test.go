@@ -82,7 +82,7 @@ func TestAPodGroupsClaimIsTiedToItsNamespace(t *testing.T) {
 }
 
 func TestAnotherModeIsAnotherGrant(t *testing.T) {
-	w := want{}
+	w := claimAsk{}
 	w.ask.Names, w.ask.Mode = []string{"GPU-b", "GPU-a"}, grant.Limit
 	g := grant.Grant{Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-a", Memory: 1},
 		{UUID: "GPU-b", Memory: 2}}}
@@ -311,7 +311,7 @@ func contentOf(t *testing.T, d *Driver) nodeledger.Content {
 }
 
 // engine sets the engine in the node's configuration.
-func engine(n *nodeledgertest.Node, name string) {
+func engine(n *nodeledgertest.SimulatedNode, name string) {
 	n.T.Helper()
 	text, err := os.ReadFile(n.Config)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 )
 
 // slicesOf returns the present slices of a node.
-func slicesOf(t *testing.T, n *nodeledgertest.Node) []resourceslice.Slice {
+func slicesOf(t *testing.T, n *nodeledgertest.SimulatedNode) []resourceslice.Slice {
 	t.Helper()
 	p, err := n.Read()
 	if err != nil {
@@ -33,7 +33,7 @@ func slicesOf(t *testing.T, n *nodeledgertest.Node) []resourceslice.Slice {
 }
 
 // published describes the devices of a node by GPU and mode: "0 limit memory=16Gi compute=100".
-func published(t *testing.T, n *nodeledgertest.Node) []string {
+func published(t *testing.T, n *nodeledgertest.SimulatedNode) []string {
 	t.Helper()
 	var lines []string
 	for _, s := range slicesOf(t, n) {
@@ -56,7 +56,7 @@ func published(t *testing.T, n *nodeledgertest.Node) []string {
 
 // left releases a grant as at the end of its claim, while a container that the kubelet has lost
 // uses it.
-func left(n *nodeledgertest.Node, g grant.Grant) (end func()) {
+func left(n *nodeledgertest.SimulatedNode, g grant.Grant) (end func()) {
 	n.T.Helper()
 	end = n.Use(g.ID, grant.Identity{})
 	if err := n.Withdraw(g.ID); err != nil {
@@ -66,7 +66,7 @@ func left(n *nodeledgertest.Node, g grant.Grant) (end func()) {
 }
 
 // configure adds to the node's configuration.
-func configure(n *nodeledgertest.Node, more string) {
+func configure(n *nodeledgertest.SimulatedNode, more string) {
 	n.T.Helper()
 	text, err := os.ReadFile(n.Config)
 	if err == nil {
@@ -78,46 +78,47 @@ func configure(n *nodeledgertest.Node, more string) {
 }
 
 func TestPublishedDevices(t *testing.T) {
-	unhealthy := func(all []simulated.GPU) { all[0].Health = "fell off the bus (Xid 79)" }
+	unhealthy := func(all []simulated.GPUDescription) { all[0].Health = "fell off the bus (Xid 79)" }
 	for name, c := range map[string]struct {
 		config string
-		make   func(n *nodeledgertest.Node)
+		make   func(n *nodeledgertest.SimulatedNode)
 		want   []string
 	}{
-		"a free GPU can be in each mode": {"", func(*nodeledgertest.Node) {},
+		"a free GPU can be in each mode": {"", func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100"}},
-		"what others hold is taken off, in their mode": {"", func(n *nodeledgertest.Node) {
+		"what others hold is taken off, in their mode": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
 		}, []string{"0 timeslice memory=11Gi compute=60"}},
-		"a GPU that is granted whole is not published": {"", func(n *nodeledgertest.Node) {
+		"a GPU that is granted whole is not published": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive})
 		}, nil},
-		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.Node) {
+		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 			"0 limit memory=16Gi compute=100"}},
-		"but not where the claim is over, and a container of it is left": {"", func(n *nodeledgertest.Node) {
-			left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40,
-				Mode: grant.Limit, Source: Source,
-				Owner: "claim:over"}))
-			n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
-		}, []string{"0 limit memory=11Gi compute=60"}},
-		"nor where that has the whole": {"", func(n *nodeledgertest.Node) {
+		"but not where the claim is over, and a container of it is left": {"",
+			func(n *nodeledgertest.SimulatedNode) {
+				left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40,
+					Mode: grant.Limit, Source: Source,
+					Owner: "claim:over"}))
+				n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+			}, []string{"0 limit memory=11Gi compute=60"}},
+		"nor where that has the whole": {"", func(n *nodeledgertest.SimulatedNode) {
 			left(n, n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:over"}))
 		}, nil},
-		"nor where the pool has other modes now": {"", func(n *nodeledgertest.Node) {
+		"nor where the pool has other modes now": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
 			configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n")
 		}, nil},
-		"nor if the GPU is partitioned": {"", func(n *nodeledgertest.Node) {
+		"nor if the GPU is partitioned": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
-			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
 		}, nil},
 		"what is used outside the ledger is subtracted, and the whole GPU is not offered": {
-			"", func(n *nodeledgertest.Node) {
+			"", func(n *nodeledgertest.SimulatedNode) {
 				if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{
 					n.UUID(0): 3 * grant.GiB}, nil); err != nil {
 					n.T.Fatal(err)
@@ -125,39 +126,40 @@ func TestPublishedDevices(t *testing.T) {
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
 				"0 timeslice memory=13Gi compute=100",
 				"0 limit memory=13Gi compute=100"}},
-		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.Node) {},
+		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
 		"nor if launches must be throttled and cannot be": {
 			"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
-			func(*nodeledgertest.Node) {},
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"no share of compute in a mode that keeps none, where the policy wants that": {
 			"[enforcement]\ncompute = \"refuse\"\n",
-			func(*nodeledgertest.Node) {},
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"nor if it requires more strength than none, and no share whose containers would never start": {
 			"[policy]\nminimum_strength = \"library\"\n",
-			func(*nodeledgertest.Node) {},
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
 				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
 		"a claim's containers share a limit, so the driver's own does not apply": {
 			"[enforcement]\nlimit = \"driver\"\n",
-			func(*nodeledgertest.Node) {},
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
-		"MIG devices, and nothing of their GPU": {"", func(n *nodeledgertest.Node) {
-			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPU) {
+		"MIG devices, and nothing of their GPUDescription": {"", func(n *nodeledgertest.SimulatedNode) {
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
 		}, []string{"0 mig memory=40Gi"}},
-		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n", func(*nodeledgertest.Node) {},
+		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 limit memory=16Gi compute=100"}},
 		"an unhealthy GPU is tainted": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
-			func(n *nodeledgertest.Node) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
+			func(n *nodeledgertest.SimulatedNode) { n.SetGPUs(1, 16*grant.GiB, unhealthy) },
 			[]string{"0 limit memory=16Gi compute=100 " +
 				"gpuledger.dev/closed=is-unhealthy-fell-off-the-bus-Xid-79"}},
 	} {
@@ -222,7 +224,7 @@ func TestAGPUOfAnotherGPUsMPSDaemonIsTainted(t *testing.T) {
 	s := newSite(t, 3)
 	s.HasMPS()
 	served := func() (gpus []int64) {
-		for _, slice := range slicesOf(t, s.Node) {
+		for _, slice := range slicesOf(t, s.SimulatedNode) {
 			for _, d := range slice.Devices {
 				i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 					return t.Key == taintServed
@@ -305,7 +307,10 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	n := nodeledgertest.New(t, 3, 80*grant.GiB,
 		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n"+
 			"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
-	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPU) { all[2].MIG = []string{"3g.40gb", "1g.10gb"} })
+	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPUDescription) {
+		all[2].MIG = []string{"3g.40gb",
+			"1g.10gb"}
+	})
 	counted := func() (counters []string, consumers map[int64]int) {
 		consumers = map[int64]int{}
 		for _, s := range slicesOf(t, n) {
@@ -338,7 +343,7 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 // minimumStrength in a class or a claim is compared with what is published.
 func TestTheStrengthOfEachMode(t *testing.T) {
 	n := nodeledgertest.New(t, 2, 80*grant.GiB, "")
-	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPU) { all[1].MIG = []string{"1g.10gb"} })
+	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPUDescription) { all[1].MIG = []string{"1g.10gb"} })
 	p, err := n.Read()
 	if err != nil {
 		t.Fatal(err)

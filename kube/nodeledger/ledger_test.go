@@ -14,7 +14,7 @@ import (
 
 func TestRoomNamesNoTenant(t *testing.T) {
 	n := nodeledgertest.New(t, 4, 16*grant.GiB, "")
-	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPU) { all[3].Health = "lost" })
+	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPUDescription) { all[3].Health = "lost" })
 	one := n.Grant(admission.Ask{Mode: grant.Exclusive, Names: []string{"0"}, Label: "secret project"})
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Memory: 5 * grant.GiB, Names: []string{"1"}})
 	if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{n.UUID(2): grant.GiB}, nil); err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
-// Node is a simulated node.
-type Node struct {
+// SimulatedNode is a simulated node.
+type SimulatedNode struct {
 	nodeledger.Ledger
 	T   testing.TB
 	Dir string
@@ -28,21 +28,21 @@ type Node struct {
 
 // New makes a node with this number of GPUs, each with this much memory. more is TOML for its
 // configuration.
-func New(t testing.TB, gpus int, memory grant.Bytes, more string) *Node {
+func New(t testing.TB, gpus int, memory grant.Bytes, more string) *SimulatedNode {
 	t.Helper()
-	n := &Node{T: t, Dir: t.TempDir()}
+	n := &SimulatedNode{T: t, Dir: t.TempDir()}
 	n.Config = filepath.Join(n.Dir, "config.toml")
 	n.Open = func() *node.Node { return node.Open(n.Config, host.Default()) }
 	n.must(os.WriteFile(n.Config, fmt.Appendf(nil,
 		"state_dir = %q\nrun_dir = %q\n[inventory]\nsource = \"simulated\"\nfile = %q\n[cdi]\ndir = "+
 			"%q\n[audit]\nfile = \"\"\n%s",
 		n.Dir+"/state", n.Dir+"/run", n.Dir+"/gpus.json", n.Dir+"/cdi", more), 0o600))
-	n.SetGPUs(gpus, memory, func([]simulated.GPU) {})
+	n.SetGPUs(gpus, memory, func([]simulated.GPUDescription) {})
 	return n
 }
 
 // SetGPUs replaces the inventory; change may edit the simulated GPUs first.
-func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU)) {
+func (n *SimulatedNode) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPUDescription)) {
 	n.T.Helper()
 	d, err := simulated.Describe(gpus, memory, "", nil)
 	n.must(err)
@@ -53,14 +53,14 @@ func (n *Node) SetGPUs(gpus int, memory grant.Bytes, change func([]simulated.GPU
 }
 
 // SetInventory replaces the inventory.
-func (n *Node) SetInventory(inv grant.Inventory) {
+func (n *SimulatedNode) SetInventory(inv grant.Inventory) {
 	n.T.Helper()
 	n.must(os.MkdirAll(n.Dir+"/state", 0o700))
 	n.must(gpu.Write(gpu.Path(n.Dir+"/state"), inv))
 }
 
 // HasMPS adds the programs of MPS to the node's driver.
-func (n *Node) HasMPS() {
+func (n *SimulatedNode) HasMPS() {
 	n.T.Helper()
 	inv, _ := n.Open().Inventory()
 	inv.Driver.Files = nil
@@ -72,7 +72,7 @@ func (n *Node) HasMPS() {
 }
 
 // Daemon makes this process look like the node's gpuledgerd.
-func (n *Node) Daemon() {
+func (n *SimulatedNode) Daemon() {
 	n.T.Helper()
 	n.must(os.MkdirAll(n.Dir+"/run", 0o700))
 	lock, err := os.Create(n.Dir + "/run/gpuledgerd.lock")
@@ -84,7 +84,7 @@ func (n *Node) Daemon() {
 }
 
 // Grant enters a grant that is not the agent's.
-func (n *Node) Grant(ask admission.Ask) grant.Grant {
+func (n *SimulatedNode) Grant(ask admission.Ask) grant.Grant {
 	n.T.Helper()
 	if ask.Owner == "" {
 		ask.Owner = grant.Bearer
@@ -95,7 +95,7 @@ func (n *Node) Grant(ask admission.Ask) grant.Grant {
 }
 
 // Grants returns the grants in the ledger.
-func (n *Node) Grants() []grant.Grant {
+func (n *SimulatedNode) Grants() []grant.Grant {
 	n.T.Helper()
 	p, err := n.Read()
 	n.must(err)
@@ -103,7 +103,7 @@ func (n *Node) Grants() []grant.Grant {
 }
 
 // UUID returns the UUID of the GPU with this index.
-func (n *Node) UUID(index int) string {
+func (n *SimulatedNode) UUID(index int) string {
 	n.T.Helper()
 	p, err := n.Read()
 	n.must(err)
@@ -111,7 +111,7 @@ func (n *Node) UUID(index int) string {
 }
 
 // Use binds a grant to a container that lives as long as this process. end removes the binding.
-func (n *Node) Use(id grant.ID, who grant.Identity) (end func()) {
+func (n *SimulatedNode) Use(id grant.ID, who grant.Identity) (end func()) {
 	n.T.Helper()
 	self, err := host.Default().Self()
 	n.must(err)
@@ -125,7 +125,7 @@ func (n *Node) Use(id grant.ID, who grant.Identity) (end func()) {
 	}
 }
 
-func (n *Node) must(err error) {
+func (n *SimulatedNode) must(err error) {
 	n.T.Helper()
 	if err != nil {
 		n.T.Fatal(err)

@@ -105,8 +105,8 @@ func outside(t *testing.T, s *site, cl starter) {
 	honest := container{name: named(cl, "honest"), script: forever}
 	s.grantTo(cl, &honest, "--memory", "4GiB", "--gpu", "0")
 	granted := cl.start(s, honest, false)
-	its := simulated.ProcessUse{PID: granted.pid, Memory: simulated.Memory(3 * grant.GiB)}
-	s.uses(its, simulated.ProcessUse{PID: taker.pid, Memory: simulated.Memory(2 * grant.GiB)})
+	its := simulated.ProcessReading{PID: granted.pid, Memory: simulated.Memory(3 * grant.GiB)}
+	s.uses(its, simulated.ProcessReading{PID: taker.pid, Memory: simulated.Memory(2 * grant.GiB)})
 	t.Cleanup(func() { s.uses() })
 	_ = os.Remove(s.Dir + "/gpuledgerd.log") // of the client before
 	d := s.Daemon("--nri", "off")
@@ -161,10 +161,10 @@ func outside(t *testing.T, s *site, cl starter) {
 }
 
 // uses sets what processes use of the simulated GPUs.
-func (s *site) uses(processes ...simulated.ProcessUse) {
+func (s *site) uses(processes ...simulated.ProcessReading) {
 	s.T.Helper()
 	text, err := json.Marshal(simulated.Use{
-		Version: 1, Processes: append([]simulated.ProcessUse{}, processes...)})
+		Version: 1, Processes: append([]simulated.ProcessReading{}, processes...)})
 	must(s.T, err)
 	path := s.Dir + "/node.json" + simulated.UseSuffix
 	must(s.T, os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path))

@@ -20,24 +20,24 @@ import (
 // GPU is the UUID of the GPU that grants are for.
 const GPU = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
 
-// Node is a node with a ledger, on this machine's /proc.
-type Node struct {
+// TestNode is a node with a ledger, on this machine's /proc.
+type TestNode struct {
 	*node.Node
 	Root string // where the runtime of the containers keeps its state
 	t    *testing.T
 }
 
 // NewNode makes a node with an empty ledger.
-func NewNode(t *testing.T) *Node {
+func NewNode(t *testing.T) *TestNode {
 	dir := t.TempDir()
 	p := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}
 	h := host.Default()
 	l := ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})
-	return &Node{Node: &node.Node{Host: h, Policy: p, Ledger: l}, Root: dir + "/runtime", t: t}
+	return &TestNode{Node: &node.Node{Host: h, Policy: p, Ledger: l}, Root: dir + "/runtime", t: t}
 }
 
 // Grant enters a grant of 1 GiB, with an id made of the letter.
-func (n *Node) Grant(letter byte) grant.ID {
+func (n *TestNode) Grant(letter byte) grant.ID {
 	n.t.Helper()
 	g := grant.Grant{ID: grant.NewID([16]byte{letter}), Owner: grant.Owner(fmt.Sprintf("pod:u-%d/c", letter)),
 		Mode: grant.Limit, Strength: admission.StrengthOf(grant.Limit),
@@ -48,7 +48,7 @@ func (n *Node) Grant(letter byte) grant.ID {
 }
 
 // Start starts a process as a container of the name, and binds it to a grant.
-func (n *Node) Start(id grant.ID, name string) *exec.Cmd {
+func (n *TestNode) Start(id grant.ID, name string) *exec.Cmd {
 	n.t.Helper()
 	cmd := exec.Command("sleep", "1000")
 	Must(n.t, cmd.Start())

@@ -17,7 +17,7 @@ import (
 
 // check removes limits that are over, compares the others with the ledger and the driver, and
 // reports whether limits are set. An error in one part does not prevent the others.
-func (l *Manager) check(ctx context.Context, n *node.Node, could bool) (limited bool, err error) {
+func (l *Enforcer) check(ctx context.Context, n *node.Node, could bool) (limited bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.load(n); err != nil {
@@ -35,7 +35,7 @@ func (l *Manager) check(ctx context.Context, n *node.Node, could bool) (limited 
 
 // followLedger takes over changes of the ledger that were not requested here: of a `grant --update`
 // that ended half-way, and of a container that the ledger says started without limits.
-func (l *Manager) followLedger(n *node.Node) error {
+func (l *Enforcer) followLedger(n *node.Node) error {
 	changed, now := n.Ledger.Stamp(), time.Now()
 	lowers := slices.ContainsFunc(l.known, func(f limitedCgroup) bool { return f.Reduction.By.PID != 0 })
 	if len(l.known) == 0 || !lowers && l.followed == changed && changed.Before(l.followedAt) &&
@@ -78,7 +78,7 @@ func (l *Manager) followLedger(n *node.Node) error {
 }
 
 // repairDrifts sets limits that are wrong, and reports those that another program has changed.
-func (l *Manager) repairDrifts(ctx context.Context, n *node.Node, could bool) error {
+func (l *Enforcer) repairDrifts(ctx context.Context, n *node.Node, could bool) error {
 	var asks, again []grant.CgroupLimit
 	for _, f := range l.known {
 		if !f.released {
@@ -117,9 +117,9 @@ func (l *Manager) repairDrifts(ctx context.Context, n *node.Node, could bool) er
 
 // reportDrifts counts drifts, and logs them when they are new and when they are over, as the watch
 // does with its findings. A program that changes a limit again and again does not fill the log.
-func (l *Manager) reportDrifts(n *node.Node, drifts []grant.Finding) {
+func (l *Enforcer) reportDrifts(n *node.Node, drifts []grant.Finding) {
 	l.driftCount.Add(uint64(len(drifts)))
-	news := l.tracker.Update(&watch.Report{Taken: n.Host.Now(), Findings: drifts})
+	news := l.tracker.Update(&watch.Comparison{Taken: n.Host.Now(), Findings: drifts})
 	stands := l.Findings()
 	for _, f := range news.Begun {
 		l.log.WithFields(daemonlog.FindingFields(f)).Warn(f.Message)
@@ -135,7 +135,7 @@ func (l *Manager) reportDrifts(n *node.Node, drifts []grant.Finding) {
 }
 
 // Findings returns the drifts that are not over.
-func (l *Manager) Findings() []grant.Finding {
+func (l *Enforcer) Findings() []grant.Finding {
 	if stands := l.current.Load(); stands != nil {
 		return slices.Clone(*stands)
 	}
@@ -143,7 +143,7 @@ func (l *Manager) Findings() []grant.Finding {
 }
 
 // Drifts is how many limits another program has changed so far.
-func (l *Manager) Drifts() uint64 { return l.driftCount.Load() }
+func (l *Enforcer) Drifts() uint64 { return l.driftCount.Load() }
 
 // driftOf is the finding about a limit that another program has changed.
 func driftOf(n *node.Node, known []limitedCgroup, a grant.CgroupLimit, want grant.Bytes) grant.Finding {

@@ -26,7 +26,7 @@ import (
 // fakeDriver is a manager with a driver that keeps limits in a map, and with a tree of plain
 // directories as cgroups.
 type fakeDriver struct {
-	*Manager
+	*Enforcer
 	t    *testing.T
 	n    *node.Node
 	has  map[cgroupGPU]grant.Bytes // without: no limit
@@ -46,7 +46,7 @@ func newFakeDriver(t *testing.T) *fakeDriver {
 		State: p.StateDir, Run: p.RunDir, Host: h})}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	s.Manager = &Manager{node: func() *node.Node { return s.n }, driver: s,
+	s.Enforcer = &Enforcer{node: func() *node.Node { return s.n }, driver: s,
 		cache: &ledgercache.Cache{}, log: log}
 	t.Cleanup(s.socket.close)
 	daemontest.Must(t, s.load(s.n))
@@ -242,7 +242,7 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	s.n.Policy.Enforcement.Limit = grant.LibraryBackend
 	asked := func() error {
 		_ = s.Ensure(context.Background())
-		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Request{
+		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Call{
 			Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
 	}
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {

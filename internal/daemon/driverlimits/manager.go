@@ -22,10 +22,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// Manager manages the memory limits that the driver itself enforces (docs/adr/0046). It sets them
+// Enforcer manages the memory limits that the driver itself enforces (docs/adr/0046). It sets them
 // for the hook of a create, compares them with the ledger in every pass, and removes them before or
 // after a cgroup goes.
-type Manager struct {
+type Enforcer struct {
 	node   func() *node.Node
 	driver interface {
 		Limit(context.Context, grant.Source, []grant.CgroupLimit) ([]grant.CgroupLimit, error)
@@ -52,14 +52,14 @@ type Manager struct {
 }
 
 // New makes a manager for the node, with the configuration at the path.
-func New(n func() *node.Node, ledger *ledgercache.Cache, config string, log *logrus.Logger) *Manager {
-	return &Manager{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
+func New(n func() *node.Node, ledger *ledgercache.Cache, config string, log *logrus.Logger) *Enforcer {
+	return &Enforcer{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
 }
 
-func (l *Manager) Name() string { return "limits" }
+func (l *Enforcer) Name() string { return "limits" }
 
 // Stop leaves the limits as they are: containers outlive the daemon.
-func (l *Manager) Stop() {
+func (l *Enforcer) Stop() {
 	l.socket.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +70,7 @@ func (l *Manager) Stop() {
 // Policy and inventory decide at the create whether a container gets limits. So an open socket
 // stays open for containers that have been admitted. It is closed while nothing is limited and no
 // request could succeed, because the driver does not answer or the record cannot be read.
-func (l *Manager) Ensure(ctx context.Context) error {
+func (l *Enforcer) Ensure(ctx context.Context) error {
 	n := l.node()
 	inv, problem := n.Inventory()
 	could := problem == nil && inv.Driver.MemoryLimits == grant.CanLimit &&
@@ -88,7 +88,7 @@ func (l *Manager) Ensure(ctx context.Context) error {
 }
 
 // load reads the record of the run directory, if it was not read yet. The lock is held.
-func (l *Manager) load(n *node.Node) error {
+func (l *Enforcer) load(n *node.Node) error {
 	if l.runDir == n.Policy.RunDir {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (l *Manager) load(n *node.Node) error {
 }
 
 // save writes the record. The lock is held.
-func (l *Manager) save(n *node.Node, known []limitedCgroup) error {
+func (l *Enforcer) save(n *node.Node, known []limitedCgroup) error {
 	boot, err := n.Host.BootID()
 	if err == nil {
 		err = recordFile{List: known}.save(n.Policy.RunDir, boot)
@@ -120,7 +120,7 @@ func (l *Manager) save(n *node.Node, known []limitedCgroup) error {
 }
 
 // handle does what a request of another gpuledger program asks for.
-func (l *Manager) handle(ctx context.Context, r cgmem.Request, peer int) error {
+func (l *Enforcer) handle(ctx context.Context, r cgmem.Call, peer int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.node()

@@ -80,7 +80,7 @@ func TestTheRecordIsOfOneBoot(t *testing.T) {
 func TestTheRequestSocket(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
-	answer := func(_ context.Context, r cgmem.Request, peer int) error {
+	answer := func(_ context.Context, r cgmem.Call, peer int) error {
 		if r.Op != cgmem.Set || peer != os.Getpid() {
 			return errors.New("not that")
 		}

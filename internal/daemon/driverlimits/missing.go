@@ -30,7 +30,7 @@ type cannotLimit struct{ error }
 // because the record was lost, and sets it. If a container cannot be limited, the ledger says so
 // afterwards. If that is unknown (NVML hangs, the disk is full), nothing changes: the driver may
 // limit it, and the next pass tries again.
-func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
+func (l *Enforcer) limitMissing(ctx context.Context, n *node.Node) error {
 	var failed []error
 	for _, b := range l.unlimited(n) {
 		err := l.limitRunning(ctx, n, b)
@@ -63,7 +63,7 @@ func (l *Manager) limitMissing(ctx context.Context, n *node.Node) error {
 }
 
 // retryMissing makes the next pass look again, even if nothing has changed.
-func (l *Manager) retryMissing() {
+func (l *Enforcer) retryMissing() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.completedAt = time.Time{}
@@ -72,7 +72,7 @@ func (l *Manager) retryMissing() {
 // unlimited returns the bindings of containers that run, that the ledger says the driver limits,
 // and that are not in the record. It looks when the ledger has changed, and from time to time, and
 // only at bindings of the driver, of which most nodes have none.
-func (l *Manager) unlimited(n *node.Node) (found []grant.Binding) {
+func (l *Enforcer) unlimited(n *node.Node) (found []grant.Binding) {
 	changed, now := n.Ledger.Stamp(), time.Now() // before anything is read
 	driven, err := drivenBindings(l.cache, n)
 	if err != nil || len(driven) == 0 {
@@ -132,7 +132,7 @@ func isCreated(n *node.Node, b grant.Binding) bool {
 }
 
 // limitRunning limits a running container.
-func (l *Manager) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
+func (l *Enforcer) limitRunning(ctx context.Context, n *node.Node, b grant.Binding) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f, err := runningCgroup(n, b)
@@ -181,7 +181,7 @@ func runningCgroup(n *node.Node, b grant.Binding) (f limitedCgroup, err error) {
 
 // limitAgain limits the cgroup of a running container. If the driver does not answer, it limits
 // what it limited before: nothing is removed, and the cgroup is not recorded until the next pass.
-func (l *Manager) limitAgain(ctx context.Context, n *node.Node, f limitedCgroup) error {
+func (l *Enforcer) limitAgain(ctx context.Context, n *node.Node, f limitedCgroup) error {
 	before := l.known
 	t, err := l.limitAndRecord(ctx, n, f)
 	switch {

@@ -18,7 +18,7 @@ import (
 
 // limitCreated limits a container that is being created. The grant, the cgroup and the limits come
 // from the ledger and the kernel, not from the request.
-func (l *Manager) limitCreated(ctx context.Context, n *node.Node, r cgmem.Request, peer int) error {
+func (l *Enforcer) limitCreated(ctx context.Context, n *node.Node, r cgmem.Call, peer int) error {
 	f, err := identify(n, r, peer)
 	if err != nil {
 		return err
@@ -28,7 +28,7 @@ func (l *Manager) limitCreated(ctx context.Context, n *node.Node, r cgmem.Reques
 
 // limitOrUndo sets a cgroup's limits, or removes all of them again if one cannot be set. In that
 // case the container does not start, or starts without them.
-func (l *Manager) limitOrUndo(ctx context.Context, n *node.Node, f limitedCgroup) error {
+func (l *Enforcer) limitOrUndo(ctx context.Context, n *node.Node, f limitedCgroup) error {
 	t, err := l.limitAndRecord(ctx, n, f)
 	if err == nil && t.err() != nil {
 		l.undo(ctx, n, f)
@@ -39,7 +39,7 @@ func (l *Manager) limitOrUndo(ctx context.Context, n *node.Node, f limitedCgroup
 
 // limitAndRecord records a cgroup and then sets its limits. It returns the
 // errors of the driver, or why the cgroup could not be recorded.
-func (l *Manager) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgroup) (limitErrors, error) {
+func (l *Enforcer) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgroup) (limitErrors, error) {
 	for _, other := range l.known {
 		_, populated := other.exists(n.Host)
 		if other.Cgroup == f.Cgroup && other.Inode == f.Inode && populated &&
@@ -60,14 +60,14 @@ func (l *Manager) limitAndRecord(ctx context.Context, n *node.Node, f limitedCgr
 }
 
 // undo removes the limits of the cgroup that was recorded last.
-func (l *Manager) undo(ctx context.Context, n *node.Node, f limitedCgroup) {
+func (l *Enforcer) undo(ctx context.Context, n *node.Node, f limitedCgroup) {
 	l.known[len(l.known)-1].released = true
 	// if it fails, the next pass does it
 	_, _ = l.clear(ctx, n, func(o limitedCgroup) bool { return o.Cgroup == f.Cgroup })
 }
 
 // identify finds a request's grant and cgroup, by the ledger and the kernel.
-func identify(n *node.Node, r cgmem.Request, peer int) (f limitedCgroup, err error) {
+func identify(n *node.Node, r cgmem.Call, peer int) (f limitedCgroup, err error) {
 	var g grant.Grant
 	var b grant.Binding
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
@@ -138,7 +138,7 @@ func checkDescends(n *node.Node, pid int, creator grant.Process) error {
 }
 
 // updateGrant sets the limits of a grant's containers to what the ledger says now, or to less.
-func (l *Manager) updateGrant(ctx context.Context, n *node.Node, id grant.ID, to reduction) error {
+func (l *Enforcer) updateGrant(ctx context.Context, n *node.Node, id grant.ID, to reduction) error {
 	var g grant.Grant
 	if err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		g, err = tx.Get(id)
@@ -170,7 +170,7 @@ func (l *Manager) updateGrant(ctx context.Context, n *node.Node, id grant.ID, to
 }
 
 // setLimits sets limits, and reads each back. One that cannot be set does not prevent the others.
-func (l *Manager) setLimits(ctx context.Context, n *node.Node, asks []grant.CgroupLimit) (t limitErrors) {
+func (l *Enforcer) setLimits(ctx context.Context, n *node.Node, asks []grant.CgroupLimit) (t limitErrors) {
 	if len(asks) == 0 {
 		return t
 	}
@@ -217,7 +217,7 @@ func roughlyEqual(a, b grant.Bytes) bool { return max(a, b)-min(a, b) < rounding
 // cgroups and those that are gone. A cgroup with processes keeps its limits, whatever becomes of
 // its grant. A limit that cannot be removed is tried again in the next pass, and does not prevent
 // the others. It returns how many cgroups were forgotten.
-func (l *Manager) clear(ctx context.Context, n *node.Node, which func(limitedCgroup) bool) (int, error) {
+func (l *Enforcer) clear(ctx context.Context, n *node.Node, which func(limitedCgroup) bool) (int, error) {
 	var asks []grant.CgroupLimit
 	known, ends := slices.Clone(l.known), false
 	for i, f := range known {

@@ -33,7 +33,7 @@ const (
 )
 
 // answerFunc does what a request asks for, of a process in this pid namespace.
-type answerFunc func(ctx context.Context, r cgmem.Request, peer int) error
+type answerFunc func(ctx context.Context, r cgmem.Call, peer int) error
 
 // open listens, unless a listener can be reached at the address already.
 func (d *requestSocket) open(address string, answer answerFunc) error {
@@ -105,7 +105,7 @@ func handleRequest(conn net.Conn, answer answerFunc) {
 	if err != nil {
 		return
 	}
-	var r cgmem.Request
+	var r cgmem.Call
 	switch err = json.Unmarshal(line, &r); {
 	case err != nil:
 		err = errors.New("gpuledgerd cannot understand the request")

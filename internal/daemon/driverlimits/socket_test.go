@@ -16,11 +16,11 @@ import (
 func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	path := filepath.Join(daemontest.ShortDir(t), "limit.sock")
 	var d requestSocket
-	answer := func(context.Context, cgmem.Request, int) error { return nil }
+	answer := func(context.Context, cgmem.Call, int) error { return nil }
 	listens := func(when string) {
 		t.Helper()
 		daemontest.Must(t, d.open(path, answer))
-		if err := cgmem.Ask(path, cgmem.Request{Op: cgmem.Clear}, ioTime); err != nil {
+		if err := cgmem.Ask(path, cgmem.Call{Op: cgmem.Clear}, ioTime); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 	}

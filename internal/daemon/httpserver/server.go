@@ -27,7 +27,7 @@ import (
 type Server struct {
 	Address func() string // as configured: HOST:PORT, unix:/path, or "" for none
 	Metrics func() metrics.Snapshot
-	Page    func() page.Content
+	Page    func() page.Data
 	Log     *logrus.Logger
 
 	mu      sync.Mutex

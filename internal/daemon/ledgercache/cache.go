@@ -26,7 +26,7 @@ type Cache struct {
 	node           *node.Node // whose ledger it is
 	overview       grants.Overview
 	read           time.Time
-	stamp          Stamp
+	stamp          Version
 	changes        map[string]uint64 // from one reading to the next, by operation
 	readings       uint64
 	exits          *host.ExitWatcher
@@ -41,17 +41,19 @@ func New(log *logrus.Logger) *Cache {
 	return &Cache{exitsProblem: daemonlog.Condition{Log: log}}
 }
 
-// Stamp identifies a state of the ledger's and the inventory's files.
-type Stamp struct {
+// Version identifies a state of the ledger's and the inventory's files.
+type Version struct {
 	ledger    ledger.Stamp
 	inventory host.Stamp
 }
 
-func StampOf(n *node.Node) Stamp {
-	return Stamp{n.Ledger.Stamp(), n.InventoryStamp()}
+func StampOf(n *node.Node) Version {
+	return Version{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
-func (s Stamp) Before(read time.Time) bool { return s.ledger.Before(read) && s.inventory.Before(read) }
+func (s Version) Before(read time.Time) bool {
+	return s.ledger.Before(read) && s.inventory.Before(read)
+}
 
 // For how long a reading is valid. If the end of some container would not be noticed, the time is
 // short; the use of that container ends with it, so nothing wrong is reported meanwhile. Otherwise

@@ -15,13 +15,13 @@ import (
 
 // cachedNode is a node with a cache of its ledger.
 type cachedNode struct {
-	*daemontest.Node
+	*daemontest.TestNode
 	t     *testing.T
 	cache Cache
 }
 
 func newCachedNode(t *testing.T) *cachedNode {
-	s := &cachedNode{Node: daemontest.NewNode(t), t: t}
+	s := &cachedNode{TestNode: daemontest.NewNode(t), t: t}
 	t.Cleanup(s.cache.Close)
 	return s
 }
@@ -30,7 +30,7 @@ func newCachedNode(t *testing.T) *cachedNode {
 func (s *cachedNode) reads() string {
 	s.t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		o, fresh, err := s.cache.Read(s.Node.Node, false)
+		o, fresh, err := s.cache.Read(s.TestNode.Node, false)
 		daemontest.Must(s.t, err)
 		if !fresh {
 			return counts(o)
@@ -58,7 +58,7 @@ func TestCache(t *testing.T) {
 	}
 	for i := range 20 { // several changes within one tick of the clock
 		s.Grant(byte(i + 1))
-		if o, _, err := s.cache.Read(s.Node.Node, false); err != nil ||
+		if o, _, err := s.cache.Read(s.TestNode.Node, false); err != nil ||
 			counts(o) != fmt.Sprintf("%d/0", i+2) {
 			t.Fatalf("%d grants are %s (%v)", i+2, counts(o), err)
 		}
@@ -78,14 +78,14 @@ func TestCache(t *testing.T) {
 	}
 	// as if it was read before the last change, and the change left the stamps the same
 	s.cache.read = s.cache.read.Add(-maxAgeWatched / 2)
-	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
+	if _, fresh, err := s.cache.Read(s.TestNode.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of before the last change is believed (%v)", err)
 	}
 	s.reads()
 	// as if the files changed while the clock was set back: they are older than the reading, and
 	// differ
-	s.cache.stamp = Stamp{}
-	if _, fresh, err := s.cache.Read(s.Node.Node, false); err != nil || !fresh {
+	s.cache.stamp = Version{}
+	if _, fresh, err := s.cache.Read(s.TestNode.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of other files is believed (%v)", err)
 	}
 	daemontest.End(one)
@@ -108,7 +108,7 @@ func TestUnwatchedContainers(t *testing.T) {
 		t.Fatalf("%s, settled %v", got, s.cache.allWatched)
 	}
 	daemontest.End(one)
-	if o, err := s.cache.Current(s.Node.Node); err != nil || counts(o) != "1/0" {
+	if o, err := s.cache.Current(s.TestNode.Node); err != nil || counts(o) != "1/0" {
 		t.Errorf("the container has ended: %s (%v)", counts(o), err)
 	}
 }
@@ -123,7 +123,7 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 	s.cache.exitsProblem.Log, s.cache.newExitWatcher = log, noExitWatcher
 	s.Start(s.Grant(0), "one")
 	for range 3 {
-		if _, _, err := s.cache.Read(s.Node.Node, true); err != nil || s.cache.allWatched {
+		if _, _, err := s.cache.Read(s.TestNode.Node, true); err != nil || s.cache.allWatched {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)
 		}
 	}
@@ -133,7 +133,7 @@ func TestContainersAreWatchedAgain(t *testing.T) {
 	}
 	s.cache.newExitWatcher = nil
 	for range 3 {
-		if _, _, err := s.cache.Read(s.Node.Node, true); err != nil || !s.cache.allWatched {
+		if _, _, err := s.cache.Read(s.TestNode.Node, true); err != nil || !s.cache.allWatched {
 			t.Fatalf("settled %v (%v)", s.cache.allWatched, err)
 		}
 	}

@@ -54,7 +54,7 @@ func TestGates(t *testing.T) {
 	now := time.Now()
 	look := func(compute int) {
 		now = now.Add(time.Second)
-		r := watch.Report{Taken: now, Grants: []watch.GrantUse{
+		r := watch.Comparison{Taken: now, Grants: []watch.GrantUse{
 			{ID: "g-bbbbbbbbbbbb", GPU: uuid, Compute: 90}}}
 		if compute != absent {
 			r.Grants = append(r.Grants, watch.GrantUse{ID: id, GPU: uuid, Compute: compute})

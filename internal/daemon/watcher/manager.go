@@ -21,10 +21,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// Manager compares what is used of the GPUs with the ledger in every pass. It only reports, unless
+// Watcher compares what is used of the GPUs with the ledger in every pass. It only reports, unless
 // policy says that containers are to be stopped. It also writes the records by which the shim
 // limits grants.
-type Manager struct {
+type Watcher struct {
 	node    func() *node.Node
 	sampler interface {
 		Sample(context.Context, grant.Source) (grant.Sample, error)
@@ -52,7 +52,7 @@ type Manager struct {
 	next           time.Time              // no pass before
 	recorded       map[string]grant.Bytes // as last recorded outside the ledger
 	recordedAt     time.Time              // when that was
-	saved          watch.Report           // as last saved
+	saved          watch.Comparison       // as last saved
 	failure        error                  // of the last pass
 
 	mu     sync.Mutex
@@ -66,14 +66,14 @@ type ledgerReader interface {
 }
 
 func New(n func() *node.Node, ledger ledgerReader, config string, roots []string,
-	log *logrus.Logger) *Manager {
-	return &Manager{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log,
+	log *logrus.Logger) *Watcher {
+	return &Watcher{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log,
 		processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices,
 		exitsCondition: daemonlog.Condition{Log: log}}
 }
 
-func (w *Manager) Name() string { return "watch" }
-func (w *Manager) Stop() {
+func (w *Watcher) Name() string { return "watch" }
+func (w *Watcher) Stop() {
 	w.sampler.Close()
 	w.processes.Close()
 	w.overheads.closeAll()
@@ -81,7 +81,7 @@ func (w *Manager) Stop() {
 
 // Ensure takes a sample and does what policy says about it. If a pass costs much, it skips the next
 // calls.
-func (w *Manager) Ensure(ctx context.Context) error {
+func (w *Watcher) Ensure(ctx context.Context) error {
 	if time.Now().Before(w.next) {
 		return w.failure
 	}
@@ -98,7 +98,7 @@ const (
 	maxPassRest = 900 * time.Millisecond
 )
 
-func (w *Manager) pass(ctx context.Context, n *node.Node) error {
+func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory)
 	if err != nil {
 		w.setFailure(err)
@@ -137,7 +137,7 @@ const (
 
 // findOpenGPUs finds the processes that have a GPU's node open. The driver reports only those that
 // use the GPU.
-func (w *Manager) findOpenGPUs(n *node.Node) {
+func (w *Watcher) findOpenGPUs(n *node.Node) {
 	began := time.Now()
 	if began.Before(w.nextLook) {
 		return
@@ -152,7 +152,7 @@ func (w *Manager) findOpenGPUs(n *node.Node) {
 
 // compare compares a sample with the ledger. A new finding is confirmed with a ledger that was read
 // after the sample: a container that has just started may have its grant only there.
-func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, error) {
+func (w *Watcher) compare(n *node.Node, sample grant.Sample) (watch.Comparison, error) {
 	identify := func(u grant.User) grant.User { return w.identities.identify(n, w.roots, u) }
 	serves := func(uuid string, p grant.Process) bool {
 		return mpsstate.Serves(n.Host, n.Policy.RunDir, uuid, p)
@@ -160,7 +160,7 @@ func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, erro
 	for anew := false; ; anew = true {
 		o, fresh, err := w.cache.Read(n, anew)
 		if err != nil {
-			return watch.Report{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
+			return watch.Comparison{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
 		}
 		w.ledger = o
 		processes := w.readProcesses(sample, o.Grants)
@@ -173,7 +173,7 @@ func (w *Manager) compare(n *node.Node, sample grant.Sample) (watch.Report, erro
 	}
 }
 
-func (w *Manager) readProcesses(sample grant.Sample, grants []grant.Grant) map[int]watch.ProcessInfo {
+func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant) map[int]watch.ProcessInfo {
 	w.pids = append(w.pids[:0], watch.InitPIDs(grants)...)
 	for _, g := range sample.GPUs {
 		for _, p := range g.Processes {
@@ -199,7 +199,7 @@ type processUsersKey struct {
 
 // processUsers returns the last ones, if the ledger was not read again and no process has come,
 // gone or moved.
-func (w *Manager) processUsers(grants []grant.Grant,
+func (w *Watcher) processUsers(grants []grant.Grant,
 	processes map[int]watch.ProcessInfo) *watch.ProcessUsers {
 	of := processUsersKey{count: len(grants), changes: w.processes.Changes()}
 	if len(grants) > 0 {

@@ -66,7 +66,7 @@ const (
 )
 
 // update writes the records of the grants that have some.
-func (o *overheadWriter) update(n *node.Node, r watch.Report) {
+func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	if o.written == nil {
 		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
 			map[grant.ID]time.Time{}

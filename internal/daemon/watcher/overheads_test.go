@@ -76,7 +76,7 @@ func TestOverhead(t *testing.T) {
 	} {
 		counts(c.counted)
 		now = now.Add(c.after)
-		o.update(n, watch.Report{Taken: now, Grants: []watch.GrantUse{
+		o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{
 			{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
 		if got := overhead(); got != c.want {
 			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
@@ -92,7 +92,7 @@ func TestKeptAccounts(t *testing.T) {
 	n := &node.Node{Policy: grant.Policy{RunDir: run}}
 	o := overheadWriter{maxOpen: 20}
 	defer o.closeAll()
-	var r watch.Report
+	var r watch.Comparison
 	for i := range o.maxOpen + 3 {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
@@ -143,7 +143,7 @@ func TestASlowAccountIsNotRead(t *testing.T) {
 	const uuid, slow, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa"),
 		grant.ID("g-bbbbbbbbbbbb")
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
-	r := watch.Report{Taken: time.Now(), Grants: []watch.GrantUse{
+	r := watch.Comparison{Taken: time.Now(), Grants: []watch.GrantUse{
 		{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
 	for _, id := range []grant.ID{slow, other} {
 		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700),

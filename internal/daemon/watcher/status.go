@@ -14,14 +14,14 @@ import (
 
 // setFailure records that nothing is known any more. What was recorded as outside the ledger stays
 // so: no grant may get what may still be in use.
-func (w *Manager) setFailure(err error) {
+func (w *Watcher) setFailure(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.status.Failure = err.Error()
 }
 
 // logChanges writes what has changed to the audit log and to the daemon's log.
-func (w *Manager) logChanges(n *node.Node, news watch.Changes) {
+func (w *Watcher) logChanges(n *node.Node, news watch.Changes) {
 	for _, f := range news.Begun {
 		reaction := w.reaction(n, f)
 		n.Found("found", f, reaction, f.Message)
@@ -34,7 +34,7 @@ func (w *Manager) logChanges(n *node.Node, news watch.Changes) {
 }
 
 // reaction is what policy wants. If refusals are only recorded, no container is stopped either.
-func (w *Manager) reaction(n *node.Node, f grant.Finding) grant.Reaction {
+func (w *Watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
 	if n.Mode() != grant.Enforce {
 		return grant.ReportFinding
 	}
@@ -42,11 +42,11 @@ func (w *Manager) reaction(n *node.Node, f grant.Finding) grant.Reaction {
 }
 
 // setStatus is what metrics and the page show from now on.
-func (w *Manager) setStatus(r watch.Report) {
+func (w *Watcher) setStatus(r watch.Comparison) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.status.Failure = ""
-	w.status.Report = r
+	w.status.Comparison = r
 	w.status.Samples++
 	w.status.Events, w.status.XIDs = maps.Clone(w.tracker.Events), maps.Clone(w.tracker.XIDs)
 	w.status.Changes = w.cache.Changes()
@@ -54,7 +54,7 @@ func (w *Manager) setStatus(r watch.Report) {
 }
 
 // Status returns a copy of what was found last.
-func (w *Manager) Status() watch.Status {
+func (w *Watcher) Status() watch.Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.status
@@ -64,7 +64,7 @@ func (w *Manager) Status() watch.Status {
 }
 
 // Stale is why the inventory should be taken again, "" if it need not.
-func (w *Manager) Stale() string {
+func (w *Watcher) Stale() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.status.Stale
@@ -76,7 +76,7 @@ const recordEvery = time.Minute
 
 // record writes files of the run directory: what placements count as taken, and what `gpuledger
 // inspect` shows.
-func (w *Manager) record(n *node.Node, r watch.Report, news bool) error {
+func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 	outside, held := r.Outside(), r.Held()
 	if w.recorded == nil {
 		w.recorded = w.ledger.Outside // as the last gpuledgerd left it
@@ -109,7 +109,7 @@ const saveEvery = 2500 * time.Millisecond
 
 // stopContainers stops the containers that policy wants stopped, once their findings have stood for
 // the grace time.
-func (w *Manager) stopContainers(n *node.Node, r watch.Report) (err error) {
+func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	if n.Mode() != grant.Enforce {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (w *Manager) stopContainers(n *node.Node, r watch.Report) (err error) {
 	return err
 }
 
-func (w *Manager) countStopped(kind grant.FindingKind) {
+func (w *Watcher) countStopped(kind grant.FindingKind) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.status.Stopped == nil {

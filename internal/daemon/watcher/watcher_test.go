@@ -41,7 +41,7 @@ func (fixedSampler) Close() {}
 // fixedLedger is read once, as long as its files do not change.
 type fixedLedger struct {
 	overview grants.Overview
-	stamp    ledgercache.Stamp
+	stamp    ledgercache.Version
 }
 
 func (f fixedLedger) Read(n *node.Node, anew bool) (grants.Overview, bool, error) {
@@ -55,7 +55,7 @@ func (f fixedLedger) Read(n *node.Node, anew bool) (grants.Overview, bool, error
 func (fixedLedger) Changes() map[string]uint64 { return nil }
 
 // crowded is a watcher of eight GPUs, with this many containers of a grant and five processes each.
-func crowded(t testing.TB, containers int) *Manager {
+func crowded(t testing.TB, containers int) *Watcher {
 	dir := t.TempDir()
 	put := func(name, text string) {
 		path := filepath.Join(dir, name)
@@ -217,7 +217,7 @@ func TestAFullDiskPreventsNoReaction(t *testing.T) {
 // TestProcessUsersAreRenewed: when the ledger was read again and when a process has started or
 // ended, and not otherwise.
 func TestProcessUsersAreRenewed(t *testing.T) {
-	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}}
+	w := &Watcher{processes: watch.ProcessTable{Host: host.Default()}}
 	defer w.processes.Close()
 	sleeper := func() *exec.Cmd {
 		cmd := exec.Command("sleep", "1000")
@@ -307,7 +307,7 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, logged := logs.NewNullLogger()
-	w := &Manager{processes: watch.ProcessTable{Host: host.Default()}, exitsCondition: daemonlog.Condition{
+	w := &Watcher{processes: watch.ProcessTable{Host: host.Default()}, exitsCondition: daemonlog.Condition{
 		Log: log}}
 	defer w.processes.Close()
 	looks := func() {

@@ -32,15 +32,15 @@ func unsayable(format string, args ...any) error {
 	return &Unsayable{Edit: fmt.Sprintf(format, args...)}
 }
 
-// Engine is what an engine's NRI carries.
-type Engine struct {
+// Support is what an engine's NRI carries.
+type Support struct {
 	Rules bool // device rules; since NRI 0.10, older ones drop them without a word
 }
 
 // Container gives the adjustment that makes of the container what edit.OCI makes of its spec. An
 // *Unsayable says that there is none.
-func (e Engine) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {
-	t := translation{Engine: e, verdict: v, container: c, adjustment: &api.ContainerAdjustment{}}
+func (e Support) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {
+	t := translation{Support: e, verdict: v, container: c, adjustment: &api.ContainerAdjustment{}}
 	for _, part := range []func() error{t.env, t.devices, t.rules, t.mounts, t.hooks, t.annotations, t.rest} {
 		if err := part(); err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (e Engine) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdju
 }
 
 type translation struct {
-	Engine
+	Support
 	verdict    grant.Verdict
 	container  *api.Container
 	adjustment *api.ContainerAdjustment

@@ -31,7 +31,7 @@ func container(s specs.Spec) *api.Container {
 			Namespaces: api.FromOCILinuxNamespaces(s.Linux.Namespaces)}}
 }
 
-var carries = adjust.Engine{Rules: true}
+var carries = adjust.Support{Rules: true}
 
 // ordinary is a spec with one of everything that a verdict can change.
 func ordinary() specs.Spec {
@@ -136,7 +136,7 @@ func TestTheSpecAfterwards(t *testing.T) {
 
 // TestOldEngines drop device rules without an error, so an adjustment that needs them is refused.
 func TestOldEngines(t *testing.T) {
-	old := adjust.Engine{}
+	old := adjust.Support{}
 	granted := grant.Verdict{Edits: cdispec.ContainerEdits{
 		DeviceNodes: []*cdispec.DeviceNode{node("/dev/nvidia0", 0)}}, Rules: []grant.DeviceRule{rule(0)}}
 	if _, err := old.Container(granted, container(ordinary())); err != nil {
@@ -245,7 +245,7 @@ func differences(a, b []string) []string {
 // in the result.
 
 var (
-	machine = request.Node{Host: host.Host{Dev: "/dev", Sys: "/sys"},
+	machine = request.NodeFacts{Host: host.Host{Dev: "/dev", Sys: "/sys"},
 		Majors: func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 508}, nil },
 		DRM:    func() (map[int]bool, error) { return map[int]bool{128: true}, nil },
 		Policy: grant.Policy{StateDir: "/var/lib/gpuledger", RunDir: "/run/gpuledger",

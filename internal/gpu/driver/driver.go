@@ -43,8 +43,8 @@ func Of(inv grant.Inventory, h host.Host) (Where, error) {
 
 const maxLine = 4096
 
-// Found is the user space of a driver.
-type Found struct {
+// UserSpace is the user space of a driver.
+type UserSpace struct {
 	Version string             // of its libraries; "" where there are none
 	Files   []grant.DriverFile // sorted by path
 	Notes   []string           // what a person should know about it
@@ -56,18 +56,18 @@ const maxFiles = 2048
 // Look lists the driver's files. A root without a driver is not an error: nothing is found there.
 // It leaves out libraries of another version than the loaded driver's and adds a note, because the
 // driver refuses them.
-func Look(w Where) (Found, error) {
+func Look(w Where) (UserSpace, error) {
 	t, err := openTree(w.Root)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Found{Notes: []string{"there is no driver root " + w.Root}}, nil
+		return UserSpace{Notes: []string{"there is no driver root " + w.Root}}, nil
 	}
 	if err != nil {
-		return Found{}, fmt.Errorf("cannot look for the driver's files below %s: %w", w.Root, err)
+		return UserSpace{}, fmt.Errorf("cannot look for the driver's files below %s: %w", w.Root, err)
 	}
 	defer t.close()
 	s := search{tree: t, where: w, seen: map[string]bool{}}
 	if err := s.run(); err != nil {
-		return Found{}, fmt.Errorf("cannot look for the driver's files below %s: %w", w.Root, err)
+		return UserSpace{}, fmt.Errorf("cannot look for the driver's files below %s: %w", w.Root, err)
 	}
 	slices.SortFunc(s.found.Files, func(a, b grant.DriverFile) int {
 		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Target, b.Target))
@@ -80,7 +80,7 @@ type search struct {
 	tree
 	where Where
 	seen  map[string]bool // paths that are found already
-	found Found
+	found UserSpace
 }
 
 func (s *search) run() error {

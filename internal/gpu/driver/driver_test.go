@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func look(t *testing.T, r root, change ...func(*driver.Where)) driver.Found {
+func look(t *testing.T, r root, change ...func(*driver.Where)) driver.UserSpace {
 	t.Helper()
 	w := driver.Where{Root: r.make(t), Version: version, Release: "6.1.0-49-amd64"}
 	for _, f := range change {
@@ -68,7 +68,7 @@ func lines(files []grant.DriverFile) []string {
 	return list
 }
 
-func wantLines(t *testing.T, got driver.Found, want ...string) {
+func wantLines(t *testing.T, got driver.UserSpace, want ...string) {
 	t.Helper()
 	all := lines(got.Files)
 	for _, w := range want {

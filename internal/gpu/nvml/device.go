@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// device is one GPU as NVML and the kernel tell of it.
-type device struct {
+// nvmlDevice is one GPU as NVML and the kernel tell of it.
+type nvmlDevice struct {
 	lib nvml.Interface
 	nvml.Device
 	host host.Host
@@ -20,7 +20,7 @@ type device struct {
 
 // gpu reads all of the GPU. What makes it useless goes into its health; what leaves it unknown is
 // an error.
-func (d device) gpu(index int) (grant.GPU, error) {
+func (d nvmlDevice) gpu(index int) (grant.GPU, error) {
 	g := grant.GPU{Index: index, NUMA: -1, Render: []string{},
 		MIG: []grant.MIGDevice{}, Health: grant.Healthy}
 	uuid, ret := d.GetUUID()
@@ -49,7 +49,7 @@ func ail(g *grant.GPU, format string, args ...any) {
 
 // place finds the PCI address of the GPU, in the form of sysfs: at least four digits of domain,
 // where NVML's own text has eight. A GPU is always function 0.
-func (d device) place(g *grant.GPU) {
+func (d nvmlDevice) place(g *grant.GPU) {
 	pci, ret := d.GetPciInfo()
 	if ret != nvml.SUCCESS {
 		ail(g, "its PCI address can't be read: %v", ret)
@@ -62,7 +62,7 @@ func (d device) place(g *grant.GPU) {
 
 // minor finds N of /dev/nvidiaN. Without it there is no inventory: a guessed number could be
 // another tenant's GPU.
-func (d device) minor(g *grant.GPU) error {
+func (d nvmlDevice) minor(g *grant.GPU) error {
 	minor, ret := d.GetMinorNumber()
 	if ret == nvml.SUCCESS {
 		g.Minor = minor
@@ -77,7 +77,7 @@ func (d device) minor(g *grant.GPU) error {
 	return nil
 }
 
-func (d device) name(g *grant.GPU) {
+func (d nvmlDevice) name(g *grant.GPU) {
 	name, ret := d.GetName()
 	if ret != nvml.SUCCESS {
 		ail(g, "its name can't be read: %v", ret)
@@ -88,7 +88,7 @@ func (d device) name(g *grant.GPU) {
 // memory is what can be granted: the driver keeps a part of a GPU for itself, which only version 2
 // of the call tells (nvml.h, nvmlMemory_v2_t). The older call counts that part as used, so its
 // total is some hundred MiB too much.
-func (d device) memory(g *grant.GPU) {
+func (d nvmlDevice) memory(g *grant.GPU) {
 	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
 		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
 			g.Memory = grant.Bytes(m.Total - m.Reserved)

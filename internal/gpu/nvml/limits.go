@@ -62,12 +62,13 @@ func memoryLimits(lib nvml.Interface, version string) string {
 	return grant.CanLimit
 }
 
-// Limiter sets the driver's memory limits. Use it in a process that can be killed, like a Sampler.
-type Limiter struct{ byUUID, set, get, words unsafe.Pointer }
+// CgroupLimiter sets the driver's memory limits. Use it in a process that can be killed, like a
+// Sampler.
+type CgroupLimiter struct{ byUUID, set, get, words unsafe.Pointer }
 
-// OpenLimiter loads the NVML below driverRoot. It looks the calls up by name: a library without
-// them is an error here and not a crash later.
-func OpenLimiter(driverRoot string) (*Limiter, error) {
+// OpenCgroupLimiter loads the NVML below driverRoot. It looks the calls up by name: a library
+// without them is an error here and not a crash later.
+func OpenCgroupLimiter(driverRoot string) (*CgroupLimiter, error) {
 	path, err := libraryPath(driverRoot)
 	if err != nil {
 		return nil, fmt.Errorf("cannot load NVML: %w; %s", err, hint)
@@ -78,7 +79,7 @@ func OpenLimiter(driverRoot string) (*Limiter, error) {
 	if lib == nil {
 		return nil, fmt.Errorf("cannot load NVML: %s; %s", C.GoString(C.dlerror()), hint)
 	}
-	var l Limiter
+	var l CgroupLimiter
 	var init unsafe.Pointer
 	for call, to := range map[string]*unsafe.Pointer{"nvmlInit_v2": &init, "nvmlErrorString": &l.words,
 		"nvmlDeviceGetHandleByUUID": &l.byUUID, setLimits: &l.set, getLimits: &l.get} {
@@ -92,7 +93,7 @@ func OpenLimiter(driverRoot string) (*Limiter, error) {
 	return &l, l.failure("start NVML", C.start(init))
 }
 
-func (l *Limiter) failure(what string, code C.int) error {
+func (l *CgroupLimiter) failure(what string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
@@ -101,7 +102,7 @@ func (l *Limiter) failure(what string, code C.int) error {
 
 // Limit sets the limit if asked to, and returns what the limit is then. Error in the answer says
 // why it could not.
-func (l *Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
+func (l *CgroupLimiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 	hard, err := l.limit(ask)
 	ask.Hard = hard
 	if err != nil {
@@ -114,7 +115,7 @@ func (l *Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 // for all.
 const notSupported = 3 // NVML_ERROR_NOT_SUPPORTED
 
-func (l *Limiter) limit(ask grant.CgroupLimit) (grant.Bytes, error) {
+func (l *CgroupLimiter) limit(ask grant.CgroupLimit) (grant.Bytes, error) {
 	if strings.HasPrefix(ask.GPU, "MIG-") {
 		return 0, errors.New("the driver limits no MIG device")
 	}

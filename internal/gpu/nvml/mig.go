@@ -14,7 +14,7 @@ import (
 
 // partitions lists the GPU's MIG devices. A GPU in MIG mode without any cannot be used: CUDA finds
 // no device on it (MIG user guide, "Creating GPU Instances").
-func (d device) partitions(g *grant.GPU) {
+func (d nvmlDevice) partitions(g *grant.GPU) {
 	if !hasAll(d.lib, mig) {
 		return
 	}
@@ -40,7 +40,7 @@ func (d device) partitions(g *grant.GPU) {
 }
 
 // migDevices goes through all places that a MIG device can have; empty ones are not found.
-func (d device) migDevices(card int, memory grant.Bytes) ([]grant.MIGDevice, error) {
+func (d nvmlDevice) migDevices(card int, memory grant.Bytes) ([]grant.MIGDevice, error) {
 	count, ret := d.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret

@@ -29,16 +29,16 @@ func (*Sampler) Close() {}
 // Sample is never called.
 func (*Sampler) Sample(time.Time) (grant.Sample, error) { return grant.Sample{}, errors.New(advice) }
 
-// Limiter limits nothing in this build.
-type Limiter struct{}
+// CgroupLimiter limits nothing in this build.
+type CgroupLimiter struct{}
 
-// OpenLimiter fails as Refresh does.
-func OpenLimiter(string) (*Limiter, error) {
+// OpenCgroupLimiter fails as Refresh does.
+func OpenCgroupLimiter(string) (*CgroupLimiter, error) {
 	return nil, errors.New("cannot load NVML: this gpuledger was built without cgo. " + advice)
 }
 
 // Limit is never called.
-func (*Limiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
+func (*CgroupLimiter) Limit(ask grant.CgroupLimit) grant.CgroupLimit {
 	ask.Error = advice
 	return ask
 }

@@ -114,7 +114,7 @@ func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 			var uuid string
 			if uuid, ret = handle.GetUUID(); ret == nvml.SUCCESS {
 				u.UUID, s.uuids[i], u.XIDs = uuid, uuid, xids[uuid]
-				(usage{s, handle}).read(&u)
+				(usageReader{s, handle}).read(&u)
 			}
 		}
 		if ret != nvml.SUCCESS {
@@ -127,13 +127,13 @@ func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
 	return sample, nil
 }
 
-// usage reads one GPU.
-type usage struct {
+// usageReader reads one GPU.
+type usageReader struct {
 	*Sampler
 	nvml.Device
 }
 
-func (d usage) read(u *grant.Usage) {
+func (d usageReader) read(u *grant.Usage) {
 	if ret := d.memory(u); ret != nvml.SUCCESS {
 		u.Health = fmt.Sprintf("its memory can't be read: %v", ret)
 		return
@@ -167,7 +167,7 @@ const (
 
 // power is what the GPU draws, in milliwatts; 0 if the driver does not report it, as for a vGPU.
 // From Ampere on it is an average over a second (nvml.h, nvmlDeviceGetPowerUsage).
-func (d usage) power() int {
+func (d usageReader) power() int {
 	if !has(d.lib, symbols{"nvmlDeviceGetPowerUsage"}) {
 		return 0
 	}
@@ -180,7 +180,7 @@ func (d usage) power() int {
 // temperature is that of the GPU's own sensor, in °C; 0 if the driver does not report it. The newer
 // call, nvmlDeviceGetTemperatureV, is missing in drivers before R570, and those after it have this
 // one.
-func (d usage) temperature() int {
+func (d usageReader) temperature() int {
 	if !has(d.lib, symbols{"nvmlDeviceGetTemperature"}) {
 		return 0
 	}
@@ -193,7 +193,7 @@ func (d usage) temperature() int {
 
 // memory is as in the inventory: the driver's own part, where it can be told apart, is neither
 // there nor used.
-func (d usage) memory(u *grant.Usage) nvml.Return {
+func (d usageReader) memory(u *grant.Usage) nvml.Return {
 	if has(d.lib, symbols{"nvmlDeviceGetMemoryInfo_v2"}) {
 		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS && m.Reserved < m.Total {
 			u.Total, u.Used = grant.Bytes(m.Total-m.Reserved), grant.Bytes(m.Used)
@@ -212,7 +212,7 @@ type instance struct{ gpu, compute uint32 }
 const noInstance = 0xFFFFFFFF
 
 // instances lists the GPU's MIG devices.
-func (d usage) instances(u *grant.Usage) map[instance]string {
+func (d usageReader) instances(u *grant.Usage) map[instance]string {
 	if !hasAll(d.lib, mig) {
 		return nil
 	}
@@ -256,7 +256,7 @@ func number(of map[instance]string, u *grant.Usage, d nvml.Device) nvml.Return {
 
 // lists are the calls that list processes, with what they end up in. A process stands in each that
 // it is a client of, with all of its memory.
-func (d usage) lists() []func() ([]nvml.ProcessInfo, nvml.Return) {
+func (d usageReader) lists() []func() ([]nvml.ProcessInfo, nvml.Return) {
 	var calls []func() ([]nvml.ProcessInfo, nvml.Return)
 	for _, list := range []struct {
 		symbols
@@ -279,7 +279,7 @@ func (d usage) lists() []func() ([]nvml.ProcessInfo, nvml.Return) {
 // unavailable is NVML_VALUE_NOT_AVAILABLE, -1 in 64 bits.
 const unavailable = 1<<64 - 1
 
-func (d usage) processes(u *grant.Usage, instances map[instance]string) nvml.Return {
+func (d usageReader) processes(u *grant.Usage, instances map[instance]string) nvml.Return {
 	type key struct {
 		pid    int
 		device string
@@ -318,7 +318,7 @@ func (d usage) processes(u *grant.Usage, instances map[instance]string) nvml.Ret
 
 // compute adds what each process had of the GPU's time, where the driver tells; drivers from 580 on
 // need not.
-func (d usage) compute(u *grant.Usage) {
+func (d usageReader) compute(u *grant.Usage) {
 	if len(u.Processes) == 0 || !has(d.lib, symbols{"nvmlDeviceGetProcessUtilization"}) {
 		return
 	}

@@ -89,7 +89,7 @@ func gpus(lib nvml.Interface, h host.Host) ([]grant.GPU, error) {
 			continue
 		}
 		var err error
-		if list[i], err = (device{lib, handle, h}).gpu(i); err != nil {
+		if list[i], err = (nvmlDevice{lib, handle, h}).gpu(i); err != nil {
 			return nil, fmt.Errorf("cannot take GPU %d into the inventory: %w", i, err)
 		}
 	}

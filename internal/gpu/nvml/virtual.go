@@ -18,7 +18,7 @@ var virtual = map[nvml.GpuVirtualizationMode]grant.Virtual{
 // virtualization tells what this machine has of the GPU. A guest's vGPU is granted like a GPU: its
 // memory is what NVML says, and its nodes are the same. Where NVML cannot tell, nothing depends on
 // it.
-func (d device) virtualization(g *grant.GPU) {
+func (d nvmlDevice) virtualization(g *grant.GPU) {
 	if !has(d.lib, symbols{"nvmlDeviceGetVirtualizationMode"}) {
 		return
 	}

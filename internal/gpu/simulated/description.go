@@ -32,12 +32,12 @@ const (
 
 // Description says which GPUs to simulate, one entry each, in the order of their indexes.
 type Description struct {
-	Version int   `json:"version"`
-	GPUs    []GPU `json:"gpus"`
+	Version int              `json:"version"`
+	GPUs    []GPUDescription `json:"gpus"`
 }
 
-// GPU describes one simulated GPU.
-type GPU struct {
+// GPUDescription describes one simulated GPU.
+type GPUDescription struct {
 	Name   string   `json:"name"`           // product name; with the index it makes the UUID
 	Memory Memory   `json:"memory"`         // what can be granted of it
 	MIG    []string `json:"mig"`            // profiles of its partitions, as 1g.10gb
@@ -76,7 +76,8 @@ func Describe(n int, memory grant.Bytes, name string, mig []string) (Description
 	}
 	d := Description{Version: version}
 	for range n {
-		d.GPUs = append(d.GPUs, GPU{Name: name, Memory: Memory(memory), MIG: append([]string{}, mig...),
+		d.GPUs = append(d.GPUs, GPUDescription{Name: name, Memory: Memory(memory), MIG: append([]string{},
+			mig...),
 			Health: grant.Healthy})
 	}
 	if err := d.check(); err != nil {
@@ -184,7 +185,7 @@ func (d Description) check() error {
 	return nil
 }
 
-func (g GPU) check() error {
+func (g GPUDescription) check() error {
 	notPrintable := func(r rune) bool { return !unicode.IsPrint(r) }
 	switch {
 	case g.Name == "" || len(g.Name) > maxName || strings.ContainsFunc(g.Name, notPrintable):
@@ -205,7 +206,7 @@ func (g GPU) check() error {
 }
 
 // minor is N of /dev/nvidiaN: the index unless the description says another.
-func (g GPU) minor(index int) int {
+func (g GPUDescription) minor(index int) int {
 	if g.Minor != nil {
 		return *g.Minor
 	}

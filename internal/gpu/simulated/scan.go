@@ -40,7 +40,7 @@ func Scan(d Description, h host.Host, driverRoot string) (grant.Inventory, error
 }
 
 // at is the GPU in its place. The description was checked, so its profiles fit.
-func (g GPU) at(index int) grant.GPU {
+func (g GPUDescription) at(index int) grant.GPU {
 	uuid := uuidOf(fmt.Sprintf("%s\x00%d", g.Name, index))
 	mig, _ := partition(g.MIG, grant.Bytes(g.Memory))
 	for i := range mig {

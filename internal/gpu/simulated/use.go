@@ -21,12 +21,12 @@ import (
 type Use struct {
 	Version int `json:"version"`
 	// of those whose totals are not just the sum of the processes
-	GPUs      []GPUUse     `json:"gpus,omitempty"`
-	Processes []ProcessUse `json:"processes"`
+	GPUs      []GPUReading     `json:"gpus,omitempty"`
+	Processes []ProcessReading `json:"processes"`
 }
 
-// GPUUse is what the driver tells of one GPU beside its processes.
-type GPUUse struct {
+// GPUReading is what the driver tells of one GPU beside its processes.
+type GPUReading struct {
 	GPU         int               `json:"gpu"`                  // index
 	Hidden      Memory            `json:"hidden,omitzero"`      // in use without a process
 	Utilization int               `json:"utilization,omitzero"` // percent
@@ -37,8 +37,8 @@ type GPUUse struct {
 	XIDs        []int             `json:"xids,omitempty"`
 }
 
-// ProcessUse is one process. It need not use anything in truth.
-type ProcessUse struct {
+// ProcessReading is one process. It need not use anything in truth.
+type ProcessReading struct {
 	PID     int    `json:"pid"`
 	GPU     int    `json:"gpu"`
 	Device  string `json:"device,omitzero"` // a MIG device on it
@@ -119,7 +119,7 @@ func (u *Use) readFrom(d *jsontext.Decoder) error {
 	})
 }
 
-func readProcess(d *jsontext.Decoder, p *ProcessUse) error {
+func readProcess(d *jsontext.Decoder, p *ProcessReading) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
 		case "pid":
@@ -147,7 +147,7 @@ func (u Use) of(g grant.GPU) grant.Usage {
 	for _, m := range g.MIG {
 		usage.MIG = append(usage.MIG, m.UUID)
 	}
-	if i := slices.IndexFunc(u.GPUs, func(o GPUUse) bool { return o.GPU == g.Index }); i >= 0 {
+	if i := slices.IndexFunc(u.GPUs, func(o GPUReading) bool { return o.GPU == g.Index }); i >= 0 {
 		o := u.GPUs[i]
 		usage.Used, usage.Utilization, usage.XIDs = grant.Bytes(o.Hidden), o.Utilization, o.XIDs
 		usage.Power, usage.Temperature = 1000*o.Power, o.Temperature

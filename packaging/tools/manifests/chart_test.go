@@ -26,7 +26,7 @@ const (
 )
 
 // rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
-func rendered(t *testing.T, into, kubernetes, values string) ([]object, error) {
+func rendered(t *testing.T, into, kubernetes, values string) ([]manifest, error) {
 	t.Helper()
 	log.SetOutput(io.Discard) // Helm logs each link in files/
 	chart, err := loader.LoadDir(manifests + "helm")
@@ -62,7 +62,7 @@ func rendered(t *testing.T, into, kubernetes, values string) ([]object, error) {
 }
 
 // kustomized is what `kubectl apply -k` sends.
-func kustomized(t *testing.T, which string) []object {
+func kustomized(t *testing.T, which string) []manifest {
 	t.Helper()
 	options := krusty.MakeDefaultOptions()
 	all, err := krusty.MakeKustomizer(options).Run(filesys.MakeFsOnDisk(), manifests+which)
@@ -81,8 +81,8 @@ func kustomized(t *testing.T, which string) []object {
 }
 
 // byName has an order that does not count taken out.
-func byName(objects []object) map[string]object {
-	all := map[string]object{}
+func byName(objects []manifest) map[string]manifest {
+	all := map[string]manifest{}
 	for _, o := range objects {
 		all[o.kind+"/"+o.name] = o
 	}
@@ -115,7 +115,7 @@ func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
 	}
 }
 
-func asYAML(t *testing.T, o object) string {
+func asYAML(t *testing.T, o manifest) string {
 	t.Helper()
 	text, err := yaml.Marshal(o.value)
 	if err != nil {
@@ -175,7 +175,7 @@ func TestAnAPIServerWouldNotTakeIt(t *testing.T) {
 }
 
 // agentOf is the daemon set among objects, and its container.
-func agentOf(t *testing.T, objects []object) (*apps.DaemonSet, core.Container) {
+func agentOf(t *testing.T, objects []manifest) (*apps.DaemonSet, core.Container) {
 	t.Helper()
 	for _, o := range objects {
 		if set, is := o.value.(*apps.DaemonSet); is {
@@ -191,8 +191,8 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string]func(t *testing.T, objects []object, set *apps.DaemonSet, c core.Container){
-		"registry.yaml": func(t *testing.T, _ []object, set *apps.DaemonSet, c core.Container) {
+	all := map[string]func(t *testing.T, objects []manifest, set *apps.DaemonSet, c core.Container){
+		"registry.yaml": func(t *testing.T, _ []manifest, set *apps.DaemonSet, c core.Container) {
 			spec := set.Spec.Template.Spec
 			if c.Image != "registry.example.com/team/gpuledger-kube@sha256:"+strings.Repeat("0a", 32) ||
 				c.ImagePullPolicy != core.PullIfNotPresent || spec.ImagePullSecrets[0].Name != "registry" ||
@@ -202,7 +202,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				t.Errorf("got image %q (%s), %+v", c.Image, c.ImagePullPolicy, spec)
 			}
 		},
-		"gpushare.yaml": func(t *testing.T, objects []object, _ *apps.DaemonSet, c core.Container) {
+		"gpushare.yaml": func(t *testing.T, objects []manifest, _ *apps.DaemonSet, c core.Container) {
 			if want := []string{"device-plugin", "--resources=gpushare", "--unit=256MiB", "--mode=timeslice",
 				"--kubelet-dir=/var/lib/k0s/kubelet"}; !slices.Equal(c.Args, want) {
 				t.Errorf("got the arguments %q, want %q", c.Args, want)
@@ -219,7 +219,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				t.Errorf("got the mounts %+v", c.VolumeMounts)
 			}
 		},
-		"bare.yaml": func(t *testing.T, objects []object, _ *apps.DaemonSet, c core.Container) {
+		"bare.yaml": func(t *testing.T, objects []manifest, _ *apps.DaemonSet, c core.Container) {
 			var names []string
 			for name := range byName(objects) {
 				names = append(names, name)

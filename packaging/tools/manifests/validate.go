@@ -37,8 +37,8 @@ import (
 	"k8s.io/kubernetes/pkg/capabilities"
 )
 
-// object is a document that an API server would take, with the defaults that it fills in.
-type object struct {
+// manifest is a document that an API server would take, with the defaults that it fills in.
+type manifest struct {
 	kind, name string
 	value      runtime.Object
 }
@@ -50,8 +50,8 @@ func init() { capabilities.Initialize(capabilities.Capabilities{AllowPrivileged:
 var decoder = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDecoder()
 
 // validated reads documents. Two of one name are an error.
-func validated(text []byte) ([]object, error) {
-	var all []object
+func validated(text []byte) ([]manifest, error) {
+	var all []manifest
 	seen := map[string]bool{}
 	for r := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(text))); ; {
 		document, err := r.Read()
@@ -72,7 +72,7 @@ func validated(text []byte) ([]object, error) {
 		if err != nil {
 			return nil, err
 		}
-		o := object{kind.Kind, named.GetName(), value}
+		o := manifest{kind.Kind, named.GetName(), value}
 		if seen[o.kind+"/"+o.name] {
 			return nil, fmt.Errorf("%s %s is there twice", o.kind, o.name)
 		}
