@@ -90,7 +90,7 @@ func addDriver(inv *grant.Inventory, h host.Host) (notes []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	found, err := driver.Look(where)
+	found, err := driver.FindUserSpace(where)
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -206,7 +206,7 @@ var (
 // do. g is the container's grant, or nil.
 func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 	s := sentences()[d.Code]
-	unknownMount := d.Code == grant.GPUBindMount && strings.HasSuffix(d.Value, " ("+grant.Elsewhere+")")
+	unknownMount := d.Code == grant.GPUBindMount && strings.HasSuffix(d.Value, " ("+grant.UnknownTarget+")")
 	cgroupKey := strings.HasPrefix(d.Vector, "unified:")
 	switch {
 	case cgroupKey && d.Code == grant.GPUDeviceRule:

@@ -51,7 +51,7 @@ func TestTextsForTenants(t *testing.T) {
 			"no container gets a directory of gpuledger or of an MPS daemon; remove the mount"},
 		{"a source that cannot be identified, with a grant", func(w *world) {
 			w.train()
-			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.Elsewhere + ")",
+			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.UnknownTarget + ")",
 				Code: grant.GPUBindMount, Cover: grant.CoverNever})
 		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) ` +
 			`by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to an ` +

@@ -72,7 +72,7 @@ func TestWholeVerdicts(t *testing.T) {
 		set     = "env: NVIDIA_VISIBLE_DEVICES=GPU-0"
 		void    = "env: NVIDIA_VISIBLE_DEVICES=void"
 		dropped = "removed: env:NVIDIA_VISIBLE_DEVICES"
-		leads   = " (" + grant.Elsewhere + ")"
+		leads   = " (" + grant.UnknownTarget + ")"
 	)
 	var (
 		plain = lines("admit of g-podpodpodpod library", set, nodes, may)

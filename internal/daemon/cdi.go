@@ -33,7 +33,7 @@ func (o *cdiManager) Ensure(context.Context) error {
 	if began.Before(o.nextPass) {
 		return nil
 	}
-	defer func() { o.nextPass = schedule.Next(began, tidyEvery*o.wait(), schedule.CPUTime()-worked) }()
+	defer func() { o.nextPass = schedule.Next(began, removalEvery*o.wait(), schedule.CPUTime()-worked) }()
 	n := o.node()
 	if _, problem := n.Inventory(); problem != nil {
 		return nil // reported by another manager

@@ -20,9 +20,9 @@ import (
 // How often the ledger is tidied and checked, in intervals. Nothing waits for it: a placement that
 // needs the room of what is over removes that itself.
 const (
-	tidyEvery   = 5
-	checkEvery  = 60
-	soundChecks = 5 // for so many checks a sound ledger is not read again while it does not change
+	removalEvery = 5
+	checkEvery   = 60
+	soundChecks  = 5 // for so many checks a sound ledger is not read again while it does not change
 )
 
 // ledgerManager is the manager of the ledger: it removes what is over, and checks the rest.
@@ -32,9 +32,9 @@ type ledgerManager struct {
 	wait  func() time.Duration // the interval
 	log   *logrus.Logger
 
-	nextTidy, nextCheck time.Time
-	failure             error // of the last check
-	sound               soundLedger
+	nextRemoval, nextCheck time.Time
+	failure                error // of the last check
+	sound                  soundLedger
 
 	mu    sync.Mutex
 	found metrics.LedgerStatus
@@ -57,21 +57,21 @@ func (r *ledgerManager) Ensure(context.Context) error {
 	case !began.Before(r.nextCheck):
 		r.failure = r.check(r.node(), began)
 		r.nextCheck = schedule.Next(began, checkEvery*r.wait(), schedule.CPUTime()-worked)
-		r.nextTidy = schedule.Next(began, tidyEvery*r.wait(), schedule.CPUTime()-worked)
-	case !began.Before(r.nextTidy):
-		r.tidyDead(r.node())
-		r.nextTidy = schedule.Next(began, tidyEvery*r.wait(), schedule.CPUTime()-worked)
+		r.nextRemoval = schedule.Next(began, removalEvery*r.wait(), schedule.CPUTime()-worked)
+	case !began.Before(r.nextRemoval):
+		r.removeDeadBindings(r.node())
+		r.nextRemoval = schedule.Next(began, removalEvery*r.wait(), schedule.CPUTime()-worked)
 	}
 	return r.failure
 }
 
-// tidyDead removes the bindings of containers that are gone. If all containers of the ledger are
-// known to run, it does nothing.
-func (r *ledgerManager) tidyDead(n *node.Node) {
+// removeDeadBindings removes the bindings of containers that are gone. If all containers of the
+// ledger are known to run, it does nothing.
+func (r *ledgerManager) removeDeadBindings(n *node.Node) {
 	if r.cache.AllRun(n) {
 		return
 	}
-	if gone := n.TidyDead(); gone > 0 {
+	if gone := n.RemoveDeadBindings(); gone > 0 {
 		r.log.WithField("bindings", gone).Info("containers are gone; their grants are free")
 	}
 }

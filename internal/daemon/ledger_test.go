@@ -18,9 +18,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestTidyWaitsForAnEnd: bindings of containers that ended are removed in the next pass, and
+// TestRemovalWaitsForAnEnd: bindings of containers that ended are removed in the next pass, and
 // nothing is read while all run.
-func TestTidyWaitsForAnEnd(t *testing.T) {
+func TestRemovalWaitsForAnEnd(t *testing.T) {
 	s := daemontest.NewNode(t)
 	var cache ledgercache.Cache
 	t.Cleanup(cache.Close)
@@ -33,7 +33,7 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	there := func() bool { return s.Ledger.Bindings.Has(s.Root, "one") }
 	settle(t, &cache, s.Node)
 	for range 3 {
-		r.tidyDead(s.Node)
+		r.removeDeadBindings(s.Node)
 	}
 	if !cache.AllRun(s.Node) || !there() {
 		t.Fatalf("a check is due while both run; the binding exists: %v", there())
@@ -42,11 +42,11 @@ func TestTidyWaitsForAnEnd(t *testing.T) {
 	if cache.AllRun(s.Node) {
 		t.Error("no check is due, and one has ended")
 	}
-	if r.tidyDead(s.Node); there() {
+	if r.removeDeadBindings(s.Node); there() {
 		t.Error("the binding of a container that ended stays")
 	}
 	settle(t, &cache, s.Node)
-	if r.tidyDead(s.Node); !cache.AllRun(s.Node) || !s.Ledger.Bindings.Has(s.Root, "two") {
+	if r.removeDeadBindings(s.Node); !cache.AllRun(s.Node) || !s.Ledger.Bindings.Has(s.Root, "two") {
 		t.Error("afterwards a check is still due, or the other one's binding is removed")
 	}
 }

@@ -163,16 +163,16 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
 	roots := c.StringSlice("runtime-root")
 	cache := ledgercache.New(s.log)
-	tidy := &ledgerManager{node: s.Node, cache: cache, wait: s.Interval, log: s.log}
+	ledgerWork := &ledgerManager{node: s.Node, cache: cache, wait: s.Interval, log: s.log}
 	decisions := &auditManager{node: s.Node}
 	usage := watcher.New(s.Node, cache, config, roots, s.log)
 	limits := driverlimits.New(s.Node, cache, config, s.log)
 	usage.OtherFindings = limits.Findings
 	engines := &engineManager{node: s.Node, wait: s.Interval, log: s.log}
-	status := &statusView{node: s.Node, audit: decisions, ledger: tidy, loop: loop,
+	status := &statusView{node: s.Node, audit: decisions, ledger: ledgerWork, loop: loop,
 		watch: usage, limits: limits,
 		cache: cache, engines: engines}
-	all := []Manager{s, tidy, newInventoryManager(s.Node, config, usage.Stale, s.log),
+	all := []Manager{s, ledgerWork, newInventoryManager(s.Node, config, usage.Stale, s.log),
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
 		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
 			Page: status.pageContent, Log: s.log},

@@ -89,9 +89,9 @@ type Hit struct {
 	Removal Removal // how to remove it from the spec
 }
 
-// Elsewhere is part of the Value of a Hit with a path whose target is unknown beforehand: it passes
-// through a process's own links in /proc, or through the container's own mounts.
-const Elsewhere = "which leads elsewhere when the runtime comes to it"
+// UnknownTarget is part of the Value of a Hit with a path whose target is unknown beforehand: it
+// passes through a process's own links in /proc, or through the container's own mounts.
+const UnknownTarget = "which leads elsewhere when the runtime comes to it"
 
 // Cover is how a grant covers a Hit.
 type Cover int

@@ -58,8 +58,8 @@ func among(names []string, name string) bool {
 	return len(names) == 0 || name != "" && slices.Contains(names, name)
 }
 
-// Strangers returns the bindings of containers that are not among the grant's ties: they were made
-// before the ties.
-func (g Grant) Strangers() []Binding {
+// BindingsOutsideTies returns the bindings of containers that are not among the grant's ties: they
+// were made before the ties.
+func (g Grant) BindingsOutsideTies() []Binding {
 	return slices.DeleteFunc(slices.Clone(g.Bindings), func(b Binding) bool { return g.InTies(b.Pod) })
 }

@@ -55,7 +55,7 @@ func TestPodsThatTiesAllow(t *testing.T) {
 			t.Errorf("%s: in the namespaces: %v", name, got)
 		}
 		g.Bindings = []grant.Binding{{Container: "x", Pod: c.identity}}
-		if strangers := g.Strangers(); (len(strangers) == 0) != c.inTies || len(g.Bindings) != 1 {
+		if strangers := g.BindingsOutsideTies(); (len(strangers) == 0) != c.inTies || len(g.Bindings) != 1 {
 			t.Errorf("%s: excluded %v", name, strangers)
 		}
 	}

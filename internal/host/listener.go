@@ -66,8 +66,8 @@ func peerOf(socket string, kind int) (*unix.Ucred, error) {
 }
 
 // NodeListens reports whether a process of the node's own root listens on the socket at a path
-// below dir. It resolves the path as LookNear does. It is false for sockets that a container or a
-// user of the node can make, and where that is unknown. The process may be in another network
+// below dir. It resolves the path as ResolveWithin does. It is false for sockets that a container
+// or a user of the node can make, and where that is unknown. The process may be in another network
 // namespace: the path leads to its socket all the same.
 func (h Host) NodeListens(dir, rest string) bool {
 	fd, err := openNear(dir, rest)

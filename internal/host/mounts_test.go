@@ -42,16 +42,16 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestTheMountOfAFile: the mount that Look reports is in the list of mounts, with the device of the
-// file system.
+// TestTheMountOfAFile: the mount that Resolve reports is in the list of mounts, with the device of
+// the file system.
 func TestTheMountOfAFile(t *testing.T) {
 	mounts, err := Default().Mounts()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, point := range []string{"/", "/proc", "/dev"} {
-		got, err := Look(point)
-		near, e := LookAt(point)
+		got, err := Resolve(point)
+		near, e := ResolveLinkless(point)
 		if err == nil && got.Mount == 0 {
 			t.Skip("misses Linux 5.8: the kernel does not report in which mount a file is")
 		}

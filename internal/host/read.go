@@ -110,7 +110,7 @@ func Names(dir string) (names []string, err error) {
 // calls: the kernel resolves the path once and reports its target. It opens the target only as a
 // path (O_PATH).
 func RealPath(path string) (string, error) {
-	t, err := Look(path)
+	t, err := Resolve(path)
 	return t.Path, err
 }
 
@@ -134,10 +134,10 @@ func (t ResolvedFile) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 // IsSocket reports whether the path leads to a socket.
 func (t ResolvedFile) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
-// Look resolves a path; it opens the target only as a path (O_PATH). With fs.ErrNotExist and
+// Resolve resolves a path; it opens the target only as a path (O_PATH). With fs.ErrNotExist and
 // unix.ENOTDIR, Target.Path may still be set: the path has no link and no "..", so its target would
 // be certain. Behind a ".." it is unknown, because a missing part before it could become a link.
-func Look(path string) (t ResolvedFile, err error) {
+func Resolve(path string) (t ResolvedFile, err error) {
 	// Most paths have no link and are already real: no readlink is needed for them.
 	if filepath.IsAbs(path) {
 		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
@@ -175,9 +175,9 @@ func Look(path string) (t ResolvedFile, err error) {
 	return t, err
 }
 
-// LookAt is Look for a path whose directory is known to have no links. The error is unix.ELOOP if
-// the path itself is a link.
-func LookAt(path string) (t ResolvedFile, err error) {
+// ResolveLinkless is Resolve for a path whose directory is known to have no links. The error is
+// unix.ELOOP if the path itself is a link.
+func ResolveLinkless(path string) (t ResolvedFile, err error) {
 	err = t.stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err == nil && t.Mode&unix.S_IFMT == unix.S_IFLNK {
 		err = unix.ELOOP
@@ -189,10 +189,10 @@ func LookAt(path string) (t ResolvedFile, err error) {
 	return t, nil
 }
 
-// LookNear resolves rest below dir without leaving the mount of dir. The error is unix.EXDEV if it
-// would leave it. It does not touch other mounts, so a mount whose server is dead cannot block it.
-// It does not follow a link at the end of the path.
-func LookNear(dir, rest string) (t ResolvedFile, err error) {
+// ResolveWithin resolves rest below dir without leaving the mount of dir. The error is unix.EXDEV
+// if it would leave it. It does not touch other mounts, so a mount whose server is dead cannot
+// block it. It does not follow a link at the end of the path.
+func ResolveWithin(dir, rest string) (t ResolvedFile, err error) {
 	fd, err := openNear(dir, rest)
 	if err != nil {
 		return ResolvedFile{}, err
@@ -202,7 +202,7 @@ func LookNear(dir, rest string) (t ResolvedFile, err error) {
 	return t, err
 }
 
-// openNear returns a path descriptor (O_PATH) of the file for LookNear.
+// openNear returns a path descriptor (O_PATH) of the file for ResolveWithin.
 func openNear(dir, rest string) (int, error) {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -211,7 +211,7 @@ func openNear(dir, rest string) (int, error) {
 	defer unix.Close(top)
 	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
-	if err == unix.ENOSYS || err == unix.EPERM { // as in Look; this call may leave the mount
+	if err == unix.ENOSYS || err == unix.EPERM { // as in Resolve; this call may leave the mount
 		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
 	if err != nil {

@@ -57,7 +57,7 @@ func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
 		s := newScene(t)
 		sources, paths, ours := c.sources(s), New(s.node), false
 		for _, source := range sources {
-			found, err := paths.Elsewhere(paths.Look(source), true, false)
+			found, err := paths.Elsewhere(paths.Resolve(source), true, false)
 			s.must(err)
 			for _, a := range found {
 				ours = ours || paths.InLedger(a.Path) && !a.Inside
@@ -76,7 +76,7 @@ func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
 func TestAKernelThatTellsNoMounts(t *testing.T) {
 	s := newScene(t)
 	paths := New(s.node)
-	at := paths.Look(s.path("bundle"))
+	at := paths.Resolve(s.path("bundle"))
 	for mount, want := range map[uint64]bool{at.Mount: false, 0: true} {
 		at.Mount = mount
 		if got := paths.mayBeElsewhere(at, false); got != want {
@@ -87,8 +87,8 @@ func TestAKernelThatTellsNoMounts(t *testing.T) {
 		t.Error("on a device of its own")
 	}
 	// a pod's own, too
-	at = Place{ResolvedFile: host.ResolvedFile{Path: "/var/lib/kubelet/pods/u/v", Dev: paths.Look("/").Dev},
-		Exists: true}
+	at = Place{Exists: true,
+		ResolvedFile: host.ResolvedFile{Path: "/var/lib/kubelet/pods/u/v", Dev: paths.Resolve("/").Dev}}
 	if !paths.mayBeElsewhere(at, false) {
 		t.Error("a pod's volume of an unknown mount is nowhere else")
 	}
@@ -129,7 +129,7 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 func TestADiskIsOfNoSharedKind(t *testing.T) {
 	ownMounts(t)
 	s := newScene(t)
-	volume := New(s.node).Look(s.mount("tmpfs", s.path("volume"), "tmpfs"))
+	volume := New(s.node).Resolve(s.mount("tmpfs", s.path("volume"), "tmpfs"))
 	for device, asks := range map[uint64]bool{volume.Dev: true, unix.Mkdev(8, 1): false} {
 		paths := New(s.node)
 		volume.Dev = device
@@ -155,7 +155,7 @@ func TestEachPositionOnce(t *testing.T) {
 		}
 	}
 	// 0 is for the grants' records, which have no file system here
-	if lent, want := paths.lentDevices(), []uint64{0, paths.Look(s.dir).Dev}; !slices.Equal(lent, want) {
+	if lent, want := paths.lentDevices(), []uint64{0, paths.Resolve(s.dir).Dev}; !slices.Equal(lent, want) {
 		t.Errorf("lent are the devices %v, want %v", lent, want)
 	}
 }

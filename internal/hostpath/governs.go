@@ -80,7 +80,7 @@ func (s *Paths) Lets(path string, a *Access) bool {
 	if a.Rooted {
 		return true
 	}
-	p := s.Look(path)
+	p := s.Resolve(path)
 	return p.Exists && (p.GID == a.GID || slices.Contains(a.Groups, p.GID))
 }
 
@@ -90,7 +90,7 @@ func (s *Paths) bringsCgroups(source string, a *Access) bool {
 	cgroup := filepath.Join(s.node.Host.Sys, "fs/cgroup")
 	switch {
 	case source == cgroup: // version 2 has cgroup.controllers there, and a tmpfs does not
-		return a.Write || a.WriteBelow && !s.Look(cgroup+"/cgroup.controllers").Exists
+		return a.Write || a.WriteBelow && !s.Resolve(cgroup+"/cgroup.controllers").Exists
 	case Within(cgroup, source):
 		return a.WriteBelow
 	}
@@ -155,6 +155,6 @@ func (s *Paths) writes(p *Place, path string, a *Access) bool {
 	if a.Write || !a.WriteBelow {
 		return a.Write
 	}
-	below := s.Look(path)
+	below := s.Resolve(path)
 	return below.Exists && Within(below.Path, p.Path) && below.Dev != p.Dev
 }

@@ -26,7 +26,7 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 		s.mkdir("disk/other"): false, // administrators move no such one
 		s.path("disk/none"):   false, // and nothing is there
 	} {
-		if got := paths.Governs(paths.Look(path), root); got != want {
+		if got := paths.Governs(paths.Resolve(path), root); got != want {
 			t.Errorf("%s governs the node: %v", path, got)
 		}
 	}
@@ -95,7 +95,7 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 	}
 	s := newScene(t)
 	paths := New(s.node)
-	root := paths.Look("/")
+	root := paths.Resolve("/")
 	for _, c := range []struct {
 		name              string
 		write, writeBelow bool
@@ -116,7 +116,7 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 	}
 	// A guard to which a link leads out of the mount is not written to by the mount.
 	guard := guard{path: s.link(pattern, "guard"), write: true}
-	at := paths.Look(s.dir)
+	at := paths.Resolve(s.dir)
 	if paths.touches(&guard, &at, &Access{Rooted: true, WriteBelow: true}) {
 		t.Error("a link out of a mount that is read-only at its top is written to")
 	}

@@ -57,8 +57,8 @@ type Place struct {
 	Err    error // why it is unknown what is there
 }
 
-// Look looks up a path.
-func (s *Paths) Look(path string) Place {
+// Resolve looks up what a path leads to.
+func (s *Paths) Resolve(path string) Place {
 	if p, known := s.Known[path]; known {
 		return p
 	}
@@ -80,7 +80,7 @@ func (s *Paths) Look(path string) Place {
 // gpuledger-hook would be 18 kB larger.
 //
 //go:noinline
-func (s *Paths) Real(path string) string { return s.Look(path).Path }
+func (s *Paths) Real(path string) string { return s.Resolve(path).Path }
 
 // InLedger reports whether a real path is in the ledger's directories.
 func (s *Paths) InLedger(path string) bool {
@@ -95,11 +95,11 @@ func (s *Paths) InLedger(path string) bool {
 func (s *Paths) walk(path string) (host.ResolvedFile, error) {
 	dir, name := filepath.Split(path)
 	if s.plain[dir] && name != "" && name != "." && name != ".." {
-		if t, err := host.LookAt(path); err == nil {
+		if t, err := host.ResolveLinkless(path); err == nil {
 			return t, nil
 		}
 	}
-	t, err := host.Look(path)
+	t, err := host.Resolve(path)
 	if err == nil && t.Path == path && !t.Shifting && !Within(path, "/proc") {
 		s.plain[dir] = true
 	}
@@ -138,7 +138,7 @@ func absent(path string) host.ResolvedFile {
 			}
 			// once a directory of that name exists, the path leads back out of it, perhaps to a
 			// link
-			if t, err := host.Look(end); err == nil || there.Shifting {
+			if t, err := host.Resolve(end); err == nil || there.Shifting {
 				t.Path, t.Shifting = cmp.Or(t.Path, end), t.Shifting || there.Shifting
 				return t
 			}
@@ -149,7 +149,7 @@ func absent(path string) host.ResolvedFile {
 			link = there.Path + "/" + link
 		}
 		path = link + "/" + rest
-		if t, err := host.Look(path); err == nil {
+		if t, err := host.Resolve(path); err == nil {
 			return t // another process put it there meanwhile
 		}
 	}
@@ -166,18 +166,18 @@ func parting(path string) (there host.ResolvedFile, name, rest string) {
 		}
 	}
 	missing := sort.Search(len(cuts), func(i int) bool {
-		_, err := host.Look(path[:cuts[i]])
+		_, err := host.Resolve(path[:cuts[i]])
 		return err != nil
 	})
 	if missing == len(cuts) { // all of it exists: another process made it meanwhile
-		t, _ := host.Look(path)
+		t, _ := host.Resolve(path)
 		return t, "", ""
 	}
 	there = host.ResolvedFile{Path: "/"}
 	from := 0
 	if missing > 0 {
 		from = cuts[missing-1]
-		there, _ = host.Look(path[:from])
+		there, _ = host.Resolve(path[:from])
 	}
 	return there, strings.TrimLeft(path[from:cuts[missing]], "/"), strings.TrimLeft(path[cuts[missing]:], "/")
 }

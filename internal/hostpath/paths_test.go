@@ -20,9 +20,9 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	s.link("data", "link")
 	s.link("deep", "data/deeper")
 	paths := New(s.node)
-	paths.Look(s.path("data/file"))
-	paths.Look(s.path("link/file"))
-	paths.Look(s.path("none/file"))
+	paths.Resolve(s.path("data/file"))
+	paths.Resolve(s.path("link/file"))
+	paths.Resolve(s.path("none/file"))
 	plain := func(dir string) bool { return paths.plain[s.path(dir)+"/"] }
 	if !plain("data") || plain("link") || plain("none") {
 		t.Errorf("without a link on the way are %v", paths.plain)
@@ -30,16 +30,16 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data",
 		"data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data",
 		"data/none": "data/none"} {
-		got := paths.Look(s.dir + "/" + path)
+		got := paths.Resolve(s.dir + "/" + path)
 		if got.Path != filepath.Join(s.dir, want) || got.Exists != (path != "data/none") {
 			t.Errorf("%s leads to %+v, want %s", path, got, want)
 		}
 	}
-	if p := paths.Look("/proc/self/cwd"); !p.Shifting {
+	if p := paths.Resolve("/proc/self/cwd"); !p.Shifting {
 		t.Errorf("%+v", p)
 	}
 	own := fmt.Sprintf("/proc/%d/status", os.Getpid())
-	if p := paths.Look("/proc/self/status"); p.Shifting || !p.Exists || p.Path != own {
+	if p := paths.Resolve("/proc/self/status"); p.Shifting || !p.Exists || p.Path != own {
 		t.Errorf("%+v", p)
 	}
 }
@@ -59,7 +59,7 @@ func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
 	s.mount("/proc", s.path("again"), "")
 	paths := New(s.node)
 	for range 2 {
-		if p := paths.Look(link + "/file"); p.Path != link+"/file" || !p.Shifting {
+		if p := paths.Resolve(link + "/file"); p.Path != link+"/file" || !p.Shifting {
 			t.Errorf("%+v, want the path of the link, shifting", p)
 		}
 		clear(paths.Known)
@@ -88,10 +88,10 @@ func TestWhatWasSeenHolds(t *testing.T) {
 	paths.plain[s.path("link")+"/"] = true
 	s.link(s.path("bundle"), "link")
 	s.touch("bundle/file")
-	if got := paths.Look(s.path("link/file")).Path; got != s.path("link/file") {
+	if got := paths.Resolve(s.path("link/file")).Path; got != s.path("link/file") {
 		t.Errorf("it walks a directory anew: %s", got)
 	}
-	if paths.Look("/x").Path != "/elsewhere" || mounts != table || err != nil ||
+	if paths.Resolve("/x").Path != "/elsewhere" || mounts != table || err != nil ||
 		paths.lentDevices()[0] != 7 || paths.ownGuards()[0].path != "/g" {
 		t.Error("it looks anew")
 	}
@@ -110,7 +110,7 @@ func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
 		paths := New(s.node)
 		if n := testing.AllocsPerRun(3, func() {
 			clear(paths.Known)
-			paths.Look(c.path)
+			paths.Resolve(c.path)
 		}); n > c.most {
 			t.Errorf("%s: %v allocations, want at most %v", name, n, c.most)
 		}
@@ -120,7 +120,7 @@ func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
 // TestWhatAppearsMeanwhile: the kernel did not follow a path to its end, and a second look does.
 func TestWhatAppearsMeanwhile(t *testing.T) {
 	s := newScene(t)
-	dir, err := host.Look(s.dir)
+	dir, err := host.Resolve(s.dir)
 	s.must(err)
 	// another process has made it between the looks
 	if there, name, rest := parting(s.dir); there != dir || name != "" || rest != "" {
@@ -132,7 +132,7 @@ func TestWhatAppearsMeanwhile(t *testing.T) {
 		s.link(last, name)
 		last = name
 	}
-	if got := New(s.node).Look(s.path(last)); got.Exists || got.ResolvedFile != dir {
+	if got := New(s.node).Resolve(s.path(last)); got.Exists || got.ResolvedFile != dir {
 		t.Errorf("behind too many links is %+v, want %+v", got, dir)
 	}
 }
@@ -144,7 +144,7 @@ func TestAnErrorThatHidesAPath(t *testing.T) {
 	paths := New(s.node)
 	s.must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
 		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})))
-	p := paths.Look(s.dir + "/.")
+	p := paths.Resolve(s.dir + "/.")
 	s.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	if p.Exists || !errors.Is(p.Err, unix.EMFILE) || p.Path != s.dir {
 		t.Errorf("without a descriptor to look by: %+v", p)

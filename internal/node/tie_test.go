@@ -40,8 +40,8 @@ func TestATieIsJudgedByTheCurrentLedger(t *testing.T) {
 		t.Fatalf("before it is tied: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	tied, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1"})
-	if m.must(err); len(tied.Strangers()) != 1 || tied.Strangers()[0].Pod != two {
-		t.Errorf("tied under %+v: the excluded containers are %+v", two, tied.Strangers())
+	if m.must(err); len(tied.BindingsOutsideTies()) != 1 || tied.BindingsOutsideTies()[0].Pod != two {
+		t.Errorf("tied under %+v: the excluded containers are %+v", two, tied.BindingsOutsideTies())
 	}
 	if d := m.node.Admit(m.presents("thief", two, reference)); d.Kind != grant.Refused ||
 		d.Code != grant.GrantOwnerMismatch || d.Bound {

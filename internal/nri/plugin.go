@@ -270,7 +270,7 @@ func (p *plugin) cleanUp(id string) {
 		}
 	}
 	for _, root := range p.roots() {
-		n.Tidy(root, id)
+		n.RemoveDeadBinding(root, id)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 	const every = "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
 	untold := func(source string) string {
-		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"
+		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"
 	}
 	open := func(s *scene) { s.addRules("allow c 195:* rw") }
 	check(t, []row{
@@ -296,7 +296,7 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 // double them.
 func TestMountsBehindTwiceAsMany(t *testing.T) {
 	for levels, want := range map[int][]string{4: {}, 5: {
-		"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.Elsewhere + ") | never"}} {
+		"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.UnknownTarget + ") | never"}} {
 		s := newScene(t)
 		s.rooted()
 		s.mkdir("bundle/rootfs/m0")

@@ -108,7 +108,7 @@ func leadsOn(d *host.Descriptor) bool { return d.IsDir() || d.IsSocket() && d.Pa
 // is at its path now, it was opened in another mount namespace, or is a mount of its own
 // (open_tree(2)), or was covered or removed since.
 func asMount(f *containerFacts, d *host.Descriptor) (specs.Mount, hostpath.Place) {
-	at := f.paths.Look(d.Path)
+	at := f.paths.Resolve(d.Path)
 	p := hostpath.Place{ResolvedFile: d.ResolvedFile, Exists: true}
 	p.Shifting = !at.Exists || at.Mount != d.Mount || at.Dev != d.Dev
 	return specs.Mount{Destination: descriptorVector(d), Source: d.Path, Options: []string{"rbind"}}, p

@@ -43,7 +43,7 @@ func TestDescriptors(t *testing.T) {
 	// much not those at its path
 	moved := func(path string, mount, dev uint64) func(*scene) {
 		return func(s *scene) {
-			t, err := host.Look(s.path(path))
+			t, err := host.Resolve(s.path(path))
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -58,7 +58,7 @@ func TestDescriptors(t *testing.T) {
 	governs := []string{"gpu-socket | descriptor:7 | a file or socket that governs GPUs | never"}
 	is := func(what string) []string { return []string{"gpu-socket | descriptor:7 | " + what + " | never"} }
 	elsewhere := func(path string) []string {
-		return []string{"gpu-bind-mount | descriptor:7 | " + path + " (" + grant.Elsewhere + ") | never"}
+		return []string{"gpu-bind-mount | descriptor:7 | " + path + " (" + grant.UnknownTarget + ") | never"}
 	}
 	noDRM := func(setup func(*scene)) func(*scene) {
 		return func(s *scene) {
@@ -177,7 +177,7 @@ func TestDescriptors(t *testing.T) {
 func TestDescriptorsThatMakeRoot(t *testing.T) {
 	directory := func(path string) func(*scene) host.Descriptor {
 		return func(s *scene) host.Descriptor {
-			target, err := host.Look(strings.Replace(path, "T", s.dir, 1))
+			target, err := host.Resolve(strings.Replace(path, "T", s.dir, 1))
 			s.must(err)
 			return host.Descriptor{ResolvedFile: target}
 		}
@@ -251,7 +251,7 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 // which the container would be root.
 func TestADirectoryThatIsNotAtItsPath(t *testing.T) {
 	s := newScene(t)
-	root, err := host.Look("/")
+	root, err := host.Resolve("/")
 	s.must(err)
 	for mount, want := range map[uint64]string{root.Mount: "descriptor:7", root.Mount + 1000: ""} {
 		root.Mount = mount

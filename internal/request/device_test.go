@@ -105,7 +105,7 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 			s.userNamespace()
 			s.device("/proc/self/fd/987", "c", 1, 3)
 		}, []string{
-			"gpu-device-node | device:/proc/self/fd/987 | " + grant.Elsewhere + " | never"}},
+			"gpu-device-node | device:/proc/self/fd/987 | " + grant.UnknownTarget + " | never"}},
 		{"a path relative to the bundle", func(s *scene) {
 			s.userNamespace()
 			s.mknod("dev/nvidia0", 195, 0)

@@ -20,9 +20,9 @@ func deviceNodes(f *containerFacts) (found vectorResult) {
 			continue
 		}
 		for _, path := range f.sources.walks(d.Path) {
-			p := f.paths.Look(path)
+			p := f.paths.Resolve(path)
 			if p.Shifting {
-				found.hit(grant.Hit{Vector: "device:" + d.Path, Value: grant.Elsewhere,
+				found.hit(grant.Hit{Vector: "device:" + d.Path, Value: grant.UnknownTarget,
 					Code: grant.GPUDeviceNode, Cover: grant.CoverNever})
 				break
 			}

@@ -54,7 +54,7 @@ func mounts(f *containerFacts) (found vectorResult) {
 
 // rootFileSystem examines the container's own root.
 func rootFileSystem(f *containerFacts, found *vectorResult) {
-	p := f.paths.Look(f.root)
+	p := f.paths.Resolve(f.root)
 	others, _ := f.rootElsewhere(p) // if they are unknown, nodeRoot records it
 	if f.paths.InLedger(p.Path) || !f.isPrivate(p.Path) && bringsDaemon(f, "root", p, found) ||
 		slices.ContainsFunc(others, func(a hostpath.Alias) bool {
@@ -169,7 +169,7 @@ func sourceAt(f *containerFacts, vector string, m *specs.Mount, value string, p 
 		return true
 	}
 	if p.Shifting {
-		found.hit(grant.Hit{Vector: vector, Value: value + " (" + grant.Elsewhere + ")",
+		found.hit(grant.Hit{Vector: vector, Value: value + " (" + grant.UnknownTarget + ")",
 			Code: grant.GPUBindMount, Cover: grant.CoverNever})
 		return true
 	}
@@ -208,7 +208,7 @@ func holdsNodes(f *containerFacts, dir string) bool {
 	entries, _ := os.ReadDir(dir) // if it is no directory: none
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
 		path := filepath.Join(dir, e.Name())
-		class, _, _ := f.devices.classAt(path, f.paths.Look(path))
+		class, _, _ := f.devices.classAt(path, f.paths.Resolve(path))
 		return class != ""
 	})
 }

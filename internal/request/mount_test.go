@@ -12,7 +12,7 @@ import (
 
 func TestMountsOfDeviceNodes(t *testing.T) {
 	elsewhere := func(source string) string {
-		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"
+		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"
 	}
 	const gpu0 = "gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"
 	check(t, []row{

@@ -51,7 +51,7 @@ func (s *sources) of(i int) []hostpath.Place {
 	}
 	var places []hostpath.Place
 	for _, path := range s.readings(source) {
-		p := s.paths.Look(path)
+		p := s.paths.Resolve(path)
 		if s.backFromMounts(i, path) {
 			p.Shifting = true
 			places = append(places, p)
@@ -79,7 +79,7 @@ func (s *sources) named(path string) (places []hostpath.Place) {
 		return unbundled(path)
 	}
 	for _, path := range s.walks(path) {
-		places = append(places, s.paths.Look(path))
+		places = append(places, s.paths.Resolve(path))
 	}
 	return places
 }
@@ -150,7 +150,7 @@ func (s *sources) backFromMounts(before int, path string) bool {
 		if way == "" {
 			continue
 		}
-		if p := s.paths.Look(way); p.Path != s.paths.Real(s.root) && s.madeByMounts(before, way, p.Path) {
+		if p := s.paths.Resolve(way); p.Path != s.paths.Real(s.root) && s.madeByMounts(before, way, p.Path) {
 			return true
 		}
 	}
@@ -196,7 +196,7 @@ func (s *sources) behindMounts(before int, path string) (places []hostpath.Place
 func (s *sources) inRoot(before int, path string, nothing func(specs.Mount) bool) (
 	places []hostpath.Place, told bool) {
 	there := func(dir, rest string) bool {
-		p := s.paths.Look(hostpath.Join(dir, rest))
+		p := s.paths.Resolve(hostpath.Join(dir, rest))
 		places = append(places, p)
 		return p.Err == nil && !p.Shifting && p.Path == hostpath.Join(dir, rest) && len(places) <= maxBefore
 	}

@@ -150,13 +150,13 @@ func (ps *pipes) daemonBelow(top string, itself bool) (dir string, serves bool) 
 // pipeIn looks for a pipe directory below a mounted one, without leaving its mount, and returns its
 // real path. At a default path the socket is enough.
 func pipeIn(top, rest string) (dir string, is bool, err error) {
-	t, err := host.LookNear(top, filepath.Join(rest, controlSocket))
+	t, err := host.ResolveWithin(top, filepath.Join(rest, controlSocket))
 	if err != nil || !t.IsSocket() {
 		return "", false, err
 	}
 	return filepath.Dir(t.Path), slices.Contains(mpsDefaults, filepath.Join(top, rest)) ||
 		slices.ContainsFunc(mpsFiles, func(name string) bool {
-			_, err := host.LookNear(top, filepath.Join(rest, name))
+			_, err := host.ResolveWithin(top, filepath.Join(rest, name))
 			return err == nil
 		}), nil
 }

@@ -33,7 +33,7 @@ func pipeDirectory(f *containerFacts, found *vectorResult) {
 	}
 	rest := strings.TrimPrefix(value[min(longest, len(value)):], "/")
 	for _, source := range f.sources.of(by) {
-		p := f.paths.Look(source.Path + "/" + rest)
+		p := f.paths.Resolve(source.Path + "/" + rest)
 		if !p.Exists || !p.IsDir() || found.has("mount:"+f.spec.Mounts[by].Destination, grant.GPUSocket) {
 			continue
 		}

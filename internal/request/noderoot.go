@@ -123,7 +123,7 @@ func rawDisks(f *containerFacts, found *vectorResult) {
 // to all of it.
 func rootByRoot(f *containerFacts, by hostpath.Access, found *vectorResult) bool {
 	by.Write = true
-	p := f.paths.Look(f.root)
+	p := f.paths.Resolve(f.root)
 	if f.paths.Governs(p, &by) {
 		return true
 	}

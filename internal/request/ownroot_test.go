@@ -28,7 +28,7 @@ func (s *scene) mountType(kind, destination string, options ...string) {
 // may be.
 func TestSourcesBehindOtherMounts(t *testing.T) {
 	untold := func(source string) []string {
-		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
+		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"}
 	}
 	socket := func(source string) []string {
 		return []string{"gpu-socket | mount:/x | " + source + " | never"}
@@ -150,7 +150,7 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 		{"behind an overlay", own(func(s *scene) { s.mountType("overlay", "/mnt", "lowerdir=/usr:/opt") },
 			"rootfs/mnt/a"), untold("rootfs/mnt/a")},
 		{"behind a process's link", own(func(s *scene) { s.bind("/proc/self/cwd", "/mnt") }, "rootfs/mnt"),
-			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.Elsewhere + ") | never"},
+			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.UnknownTarget + ") | never"},
 				untold("rootfs/mnt")...)},
 		{"behind very many mounts", own(func(s *scene) {
 			for i := range maxBefore {
@@ -197,7 +197,7 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 // out of it may be anything.
 func TestRelativeSourcesWithoutABundle(t *testing.T) {
 	untold := func(source string) []string {
-		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
+		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"}
 	}
 	from := func(source string) func(*scene) {
 		return func(s *scene) { s.caller.Container.Bundle = ""; s.bind(source, "/x") }

@@ -57,7 +57,7 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	s.bind(s.path("data"), "/mnt")
 	s.bind("rootfs/mnt/a", "/x")
 	s.broken(s.path("bundle/rootfs/broken"))
-	if found := s.find().Hits; len(found) != 1 || found[0].Value != "rootfs/mnt/a ("+grant.Elsewhere+")" {
+	if found := s.find().Hits; len(found) != 1 || found[0].Value != "rootfs/mnt/a ("+grant.UnknownTarget+")" {
 		t.Errorf("behind a mount of which it cannot be told where it lies: %v", found)
 	}
 	s = newScene(t)
@@ -84,7 +84,7 @@ func TestOneMountIsToldOnce(t *testing.T) {
 		{"one of ours", mounted("./../run", func(*scene) {}),
 			[]string{"gpu-socket | mount:/x | ./../run | never"}},
 		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}),
-			[]string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.Elsewhere + ") | never"}},
+			[]string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.UnknownTarget + ") | never"}},
 		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }),
 			[]string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"a directory of nodes that no rule opens, and behind a link one of ours",
@@ -105,7 +105,7 @@ func TestOneMountIsToldOnce(t *testing.T) {
 // TestSourcesOfTheRuntimesOwn: a file that it has open, and what is reached from one.
 func TestSourcesOfTheRuntimesOwn(t *testing.T) {
 	never := func(source string) []string {
-		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.Elsewhere + ") | never"}
+		return []string{"gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"}
 	}
 	bind := func(source string) func(*scene) { return func(s *scene) { s.bind(source, "/x") } }
 	check(t, []row{
@@ -136,7 +136,7 @@ func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
 // TestBehindFileSystemsOfOtherKinds: where one of them could bring a link along, or the image's
 // files, nobody can tell what lies behind.
 func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
-	untold := []string{"gpu-bind-mount | mount:/x | rootfs/data/a (" + grant.Elsewhere + ") | never"}
+	untold := []string{"gpu-bind-mount | mount:/x | rootfs/data/a (" + grant.UnknownTarget + ") | never"}
 	behind := func(kind, on string, options ...string) func(*scene) {
 		return func(s *scene) {
 			s.rooted()

@@ -262,7 +262,7 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 			s.caller.Container.Bundle = ""
 			fileSystem("ecryptfs", "../state")(s)
 		},
-			[]string{"gpu-bind-mount | mount:/x | ../state (" + grant.Elsewhere + ") | never"}},
+			[]string{"gpu-bind-mount | mount:/x | ../state (" + grant.UnknownTarget + ") | never"}},
 		{"a server's, from a bundle on that nobody knows", func(s *scene) {
 			s.caller.Container.Bundle = ""
 			fileSystem("nfs", "server:/export")(s)
@@ -271,7 +271,7 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 			s.caller.Container.Bundle = ""
 			fileSystem("overlay", "overlay", "lowerdir=../state")(s)
 		},
-			[]string{"gpu-bind-mount | mount:/x | lowerdir=../state (" + grant.Elsewhere + ") | never"}},
+			[]string{"gpu-bind-mount | mount:/x | lowerdir=../state (" + grant.UnknownTarget + ") | never"}},
 		{"none", fileSystem("ecryptfs", ""), nil},
 		{"a layer's name in an option of another kind", func(s *scene) {
 			s.link("../run", "bundle/link")
@@ -318,7 +318,7 @@ func TestMountsBehindWhatCannotBeTold(t *testing.T) {
 	s.bind("rootfs/mnt/state", "/z")
 	var want []string
 	for _, at := range []string{"/x | rootfs/mnt/run", "/y | rootfs/mnt/run", "/z | rootfs/mnt/state"} {
-		want = append(want, "gpu-bind-mount | mount:"+at+" ("+grant.Elsewhere+") | never")
+		want = append(want, "gpu-bind-mount | mount:"+at+" ("+grant.UnknownTarget+") | never")
 	}
 	s.wantHits(want...)
 }

@@ -28,7 +28,7 @@ func (l Ledger) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	for _, b := range tied.Strangers() {
+	for _, b := range tied.BindingsOutsideTies() {
 		log.Warn("a container that is none of its pods' uses a grant", "grant", g.ID,
 			"container", b.Container,
 			"namespace", b.Pod.Namespace, "pod", b.Pod.Pod, "uid", b.Pod.UID)

@@ -135,7 +135,7 @@ func refreshInventory(r *rig) ([]Row, error) {
 		if err != nil {
 			return nil, err
 		}
-		found, err := driver.Look(driver.Where{Root: root, Version: driverVersion})
+		found, err := driver.FindUserSpace(driver.Where{Root: root, Version: driverVersion})
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Where says where Look searches for the driver.
+// Where says where FindUserSpace searches for the driver.
 type Where struct {
 	Root     string // the driver root
 	Version  string // of the loaded kernel driver; "" where there is none, or it can't be told
@@ -53,10 +53,10 @@ type UserSpace struct {
 // maxFiles bounds what is found: a full installation has about a hundred, and each one is a mount.
 const maxFiles = 2048
 
-// Look lists the driver's files. A root without a driver is not an error: nothing is found there.
-// It leaves out libraries of another version than the loaded driver's and adds a note, because the
-// driver refuses them.
-func Look(w Where) (UserSpace, error) {
+// FindUserSpace lists the driver's files. A root without a driver is not an error: nothing is found
+// there. It leaves out libraries of another version than the loaded driver's and adds a note,
+// because the driver refuses them.
+func FindUserSpace(w Where) (UserSpace, error) {
 	t, err := openTree(w.Root)
 	if errors.Is(err, fs.ErrNotExist) {
 		return UserSpace{Notes: []string{"there is no driver root " + w.Root}}, nil
@@ -75,7 +75,7 @@ func Look(w Where) (UserSpace, error) {
 	return s.found, nil
 }
 
-// search is one Look.
+// search is one call of FindUserSpace.
 type search struct {
 	tree
 	where Where

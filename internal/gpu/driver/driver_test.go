@@ -37,7 +37,7 @@ func look(t *testing.T, r root, change ...func(*driver.Where)) driver.UserSpace 
 	for _, f := range change {
 		f(&w)
 	}
-	found, err := driver.Look(w)
+	found, err := driver.FindUserSpace(w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestSpecialFilesAreNotOpened(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	found, err := driver.Look(driver.Where{Root: dir})
+	found, err := driver.FindUserSpace(driver.Where{Root: dir})
 	if err != nil || len(found.Files) != 1 {
 		t.Errorf("%v, found %q", err, lines(found.Files))
 	}
@@ -348,18 +348,18 @@ func TestFirmwareDirectories(t *testing.T) {
 func TestASecondLookGivesTheSame(t *testing.T) {
 	dir := debian().make(t)
 	w := driver.Where{Root: dir, Version: version, Release: "6.1"}
-	first, err := driver.Look(w)
+	first, err := driver.FindUserSpace(w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := driver.Look(w)
+	second, err := driver.FindUserSpace(w)
 	if err != nil || !reflect.DeepEqual(first, second) {
 		t.Errorf("%v\n%v\n%v", err, first, second)
 	}
 }
 
 func TestNoRoot(t *testing.T) {
-	found, err := driver.Look(driver.Where{Root: "/nowhere/at/all"})
+	found, err := driver.FindUserSpace(driver.Where{Root: "/nowhere/at/all"})
 	if err != nil || len(found.Files) > 0 || len(found.Notes) != 1 ||
 		found.Notes[0] != "there is no driver root /nowhere/at/all" {
 		t.Errorf("%v, %+v", err, found)
@@ -368,7 +368,7 @@ func TestNoRoot(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := driver.Look(driver.Where{Root: file}); err == nil ||
+	if _, err := driver.FindUserSpace(driver.Where{Root: file}); err == nil ||
 		!strings.HasPrefix(err.Error(), "cannot look for the driver's files below "+file) {
 		t.Errorf("a file for a root: %v", err)
 	}

@@ -48,7 +48,7 @@ func TestAllFilesOfNVIDIAsGenerator(t *testing.T) {
 	for name, r := range map[string]root{"Debian": debian(), "RHEL": rhel()} {
 		t.Run(name, func(t *testing.T) {
 			dir := r.make(t)
-			found, err := driver.Look(driver.Where{Root: dir, Version: version})
+			found, err := driver.FindUserSpace(driver.Where{Root: dir, Version: version})
 			if err != nil {
 				t.Fatal(err)
 			}

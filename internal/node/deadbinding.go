@@ -7,15 +7,15 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// Tidy removes a container's binding if the container has ended: at its delete, and before another
-// one of its id starts. It waits for the lock no longer than tidyWait and never fails: the next
+// RemoveDeadBinding removes a container's binding if the container has ended: at its delete, and before another
+// one of its id starts. It waits for the lock no longer than removalWait and never fails: the next
 // reader finds that a binding left behind is dead. It returns the bundle of what it removed.
-func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
+func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
 		return ""
 	}
-	quick, until, driven := *n.Ledger, time.Now().Add(tidyWait), false
-	quick.Wait = tidyWait
+	quick, until, driven := *n.Ledger, time.Now().Add(removalWait), false
+	quick.Wait = removalWait
 	_ = quick.Update(func(tx *ledger.Tx) error {
 		b, err := tx.Bindings.Of(runtimeRoot, container)
 		if err != nil || b.Life != grant.Dead {
@@ -30,16 +30,16 @@ func (n *Node) Tidy(runtimeRoot, container string) (bundle string) {
 	return bundle
 }
 
-// tidyWait is how long a delete or a create may be held up.
-const tidyWait = 100 * time.Millisecond
+// removalWait is how long a delete or a create may be held up.
+const removalWait = 100 * time.Millisecond
 
-// TidyDead removes the bindings of containers that are gone, and with them the grants that these
+// RemoveDeadBindings removes the bindings of containers that are gone, and with them the grants that these
 // adopted, and tells how many there were. It reads bindings only, and takes the lock only for
 // those.
-func (n *Node) TidyDead() int {
+func (n *Node) RemoveDeadBindings() int {
 	dead := n.Ledger.Bindings.Dead()
 	for _, b := range dead {
-		n.Tidy(b.RuntimeRoot, b.Container)
+		n.RemoveDeadBinding(b.RuntimeRoot, b.Container)
 	}
 	return len(dead)
 }
