@@ -30,6 +30,8 @@ var layers = map[string][]string{
 
 	"internal/tokens/tokenstest": {},
 
+	"internal/hostpath/hostpathtest": {"internal/host"},
+
 	"internal/cmdline":   {},
 	"internal/failpoint": {},
 	"internal/throttle":  {},

@@ -1,64 +1,47 @@
 package hostpath
 
 import (
-	"errors"
-	"os"
 	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // TestTheListOfMountsIsNotReadForUsualSources: it is long on a busy node.
 func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
-	ownMounts(t, "/var/lib")
-	if err := errors.Join(os.MkdirAll(pod+"/volumes/kubernetes.io~empty-dir/v", 0o755),
-		os.WriteFile(pod+"/etc-hosts", nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	tmpfs := func(s *scene, dir string) string { return s.mount("tmpfs", dir, "tmpfs") }
-	for name, c := range map[string]struct {
+	hostpathtest.OwnMounts(t, "/var/lib")
+	hostpathtest.MakePod(t)
+	type row struct {
 		sources func(s *scene) []string
 		read    bool // the list is
 		lent    bool // what is mounted below run_dir is looked up
 		ours    bool // an alias is in the ledger's directories
-	}{
-		"a pod's": {func(s *scene) []string {
-			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v",
-				tmpfs(s, pod+"/volumes/kubernetes.io~projected/token"),
-				tmpfs(s, pod+"/volumes/kubernetes.io~empty-dir/in-memory"),
-				tmpfs(s, "/var/lib/docker/containers/c/mounts/shm")}
-		}, false, false, false},
-		"a pod's, where the kubelet's directory is a mount of itself": {func(s *scene) []string {
-			s.mount("/var/lib/kubelet", "/var/lib/kubelet", "")
-			return []string{pod + "/etc-hosts", pod + "/volumes/kubernetes.io~empty-dir/v"}
-		}, false, false, false},
-		"a file system of its own that another one made": {func(s *scene) []string {
-			tmpfs(s, s.path("run/limits"))
-			return []string{tmpfs(s, pod+"/volumes/kubernetes.io~csi/v/mount")}
-		}, false, true, false},
-		"directories of the node": {func(s *scene) []string {
-			return []string{s.path("bundle"), s.path("dev"), "/etc/passwd", "/", s.path("none")}
-		}, false, false, false},
+	}
+	rows := map[string]row{
+		"a file system of its own that another one made": {
+			func(s *scene) []string { return s.ForeignFileSystem() }, false, true, false},
 		"a directory of volumes, behind what is not there": {func(s *scene) []string {
 			return []string{"/var/lib/none/../kubelet"} // which no runtime can mount
 		}, false, false, false},
-		"the grants' records, by their path": {func(s *scene) []string {
-			return []string{tmpfs(s, s.path("run/limits"))}
-		}, false, false, false},
-		"a subPath": {func(s *scene) []string { return []string{s.mount(s.path("bundle"), subPath, "")} },
-			true, false, false},
+		"a subPath": {func(s *scene) []string {
+			return []string{s.Mount(s.Path("bundle"), hostpathtest.SubPath, "")}
+		}, true, false, false},
 		"a subPath of the grants' records": {func(s *scene) []string {
-			return []string{s.mount(tmpfs(s, s.path("run/limits")), subPath, "")}
+			return []string{s.Mount(s.Tmpfs(s.Path("run/limits")), hostpathtest.SubPath, "")}
 		}, true, true, true},
-	} {
+	}
+	for name, sources := range hostpathtest.UsualSources {
+		rows[name] = row{func(s *scene) []string { return sources(s.NodeDir) }, false, false, false}
+	}
+	for name, c := range rows {
 		s := newScene(t)
 		sources, paths, ours := c.sources(s), New(s.node), false
 		for _, source := range sources {
 			found, err := paths.Elsewhere(paths.Resolve(source), true, false)
-			s.must(err)
+			s.Must(err)
 			for _, a := range found {
 				ours = ours || paths.InLedger(a.Path) && !a.Inside
 			}
@@ -67,7 +50,7 @@ func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
 			t.Errorf("%s: the list is read: %v, what is lent is looked up: %v, an alias is ours: %v", name,
 				paths.mounts != nil, paths.lent != nil, ours)
 		}
-		s.unmount()
+		s.Unmount()
 	}
 }
 
@@ -76,7 +59,7 @@ func TestTheListOfMountsIsNotReadForUsualSources(t *testing.T) {
 func TestAKernelThatTellsNoMounts(t *testing.T) {
 	s := newScene(t)
 	paths := New(s.node)
-	at := paths.Resolve(s.path("bundle"))
+	at := paths.Resolve(s.Path("bundle"))
 	for mount, want := range map[uint64]bool{at.Mount: false, 0: true} {
 		at.Mount = mount
 		if got := paths.mayBeElsewhere(at, false); got != want {
@@ -110,15 +93,15 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 		{"a pipe directory in a mount of the node's", host.ResolvedFile{Path: "/pipe", Dev: disk, Mount: 3},
 			true, false},
 		{"another directory of an unknown mount", host.ResolvedFile{Path: "/pipe", Dev: disk}, false, false},
-		{"a file of an unknown device", host.ResolvedFile{Path: s.dir, Mount: 7}, false, false},
-		{"a file on a device of the node's", host.ResolvedFile{Path: s.dir, Dev: 5, Mount: 7}, false, true},
+		{"a file of an unknown device", host.ResolvedFile{Path: s.Dir, Mount: 7}, false, false},
+		{"a file on a device of the node's", host.ResolvedFile{Path: s.Dir, Dev: 5, Mount: 7}, false, true},
 	} {
 		if got := paths.mayBeElsewhere(Place{ResolvedFile: c.target, Exists: true},
 			c.pipeLike); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
-	for _, path := range []string{"/proc", "/none", s.path("none")} {
+	for _, path := range []string{"/proc", "/none", s.Path("none")} {
 		if paths.isOnShared(host.ResolvedFile{Path: path}) {
 			t.Errorf("%s is on a file system that other places show", path)
 		}
@@ -127,9 +110,9 @@ func TestPositionsThatAreUnknown(t *testing.T) {
 
 // TestADiskIsOfNoSharedKind: what kind of file system it has is not asked.
 func TestADiskIsOfNoSharedKind(t *testing.T) {
-	ownMounts(t)
+	hostpathtest.OwnMounts(t)
 	s := newScene(t)
-	volume := New(s.node).Resolve(s.mount("tmpfs", s.path("volume"), "tmpfs"))
+	volume := New(s.node).Resolve(s.Mount("tmpfs", s.Path("volume"), "tmpfs"))
 	for device, asks := range map[uint64]bool{volume.Dev: true, unix.Mkdev(8, 1): false} {
 		paths := New(s.node)
 		volume.Dev = device
@@ -137,15 +120,15 @@ func TestADiskIsOfNoSharedKind(t *testing.T) {
 			t.Errorf("device %#x: what is lent is looked up: %v", device, paths.lent != nil)
 		}
 	}
-	s.unmount()
+	s.Unmount()
 }
 
 // TestEachPositionOnce: each place of each container is compared with them.
 func TestEachPositionOnce(t *testing.T) {
 	s := newScene(t)
 	for _, daemon := range []string{"a", "b"} { // in one mount, as everything in the scene
-		s.mkdir("run/mps/" + daemon + "/pipe")
-		s.mkdir("run/mps/" + daemon + "/shm")
+		s.Mkdir("run/mps/" + daemon + "/pipe")
+		s.Mkdir("run/mps/" + daemon + "/shm")
 	}
 	paths := New(s.node)
 	anchored := paths.anchorPositions()
@@ -155,7 +138,7 @@ func TestEachPositionOnce(t *testing.T) {
 		}
 	}
 	// 0 is for the grants' records, which have no file system here
-	if lent, want := paths.lentDevices(), []uint64{0, paths.Resolve(s.dir).Dev}; !slices.Equal(lent, want) {
+	if lent, want := paths.lentDevices(), []uint64{0, paths.Resolve(s.Dir).Dev}; !slices.Equal(lent, want) {
 		t.Errorf("lent are the devices %v, want %v", lent, want)
 	}
 }

@@ -15,16 +15,16 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 	s := newScene(t)
 	was := slices.Clone(guards)
 	t.Cleanup(func() { guards = was })
-	moved := s.mkdir("disk/docker")
-	guards = append(guards, guard{path: s.link("disk/docker", "docker"), write: true, moves: true},
-		guard{path: s.link("disk/none", "none"), write: true, moves: true},
-		guard{path: s.link("disk/other", "other"), write: true})
+	moved := s.Mkdir("disk/docker")
+	guards = append(guards, guard{path: s.Link("disk/docker", "docker"), write: true, moves: true},
+		guard{path: s.Link("disk/none", "none"), write: true, moves: true},
+		guard{path: s.Link("disk/other", "other"), write: true})
 	paths := New(s.node)
-	root := &Access{Rooted: true, Bundle: s.path("bundle"), Write: true}
+	root := &Access{Rooted: true, Bundle: s.Path("bundle"), Write: true}
 	for path, want := range map[string]bool{
 		moved:                 true,
-		s.mkdir("disk/other"): false, // administrators move no such one
-		s.path("disk/none"):   false, // and nothing is there
+		s.Mkdir("disk/other"): false, // administrators move no such one
+		s.Path("disk/none"):   false, // and nothing is there
 	} {
 		if got := paths.Governs(paths.Resolve(path), root); got != want {
 			t.Errorf("%s governs the node: %v", path, got)
@@ -35,9 +35,9 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 // TestOwnGuards: what of this node's own programs and files is somewhere.
 func TestOwnGuards(t *testing.T) {
 	s := newScene(t)
-	t.Setenv("PATH", s.dir)
-	program := s.touch("runc")
-	s.must(os.Chmod(program, 0o755))
+	t.Setenv("PATH", s.Dir)
+	program := s.Touch("runc")
+	s.Must(os.Chmod(program, 0o755))
 	for name, c := range map[string]struct {
 		runtimes []string
 		config   string
@@ -46,8 +46,8 @@ func TestOwnGuards(t *testing.T) {
 		"a runtime by its name": {[]string{"runc"}, "", []guard{{path: program, write: true}}},
 		"one that is not there": {[]string{"crun"}, "", nil},
 		"no configuration":      {nil, "", nil},
-		"one behind a link": {nil, s.link("runc", "config"),
-			[]guard{{path: s.path("config"), write: true}, {path: program, write: true}}},
+		"one behind a link": {nil, s.Link("runc", "config"),
+			[]guard{{path: s.Path("config"), write: true}, {path: program, write: true}}},
 	} {
 		node := s.node
 		node.Config = c.config
@@ -115,8 +115,8 @@ func TestReadOnlyAtTheTop(t *testing.T) {
 		}
 	}
 	// A guard to which a link leads out of the mount is not written to by the mount.
-	guard := guard{path: s.link(pattern, "guard"), write: true}
-	at := paths.Resolve(s.dir)
+	guard := guard{path: s.Link(pattern, "guard"), write: true}
+	at := paths.Resolve(s.Dir)
 	if paths.touches(&guard, &at, &Access{Rooted: true, WriteBelow: true}) {
 		t.Error("a link out of a mount that is read-only at its top is written to")
 	}

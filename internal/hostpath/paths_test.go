@@ -10,28 +10,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // TestADirectoryOnceSeenIsLookedAtByNames: a path in it has the same real path as before.
 func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 	s := newScene(t)
-	s.mkdir("data/deep")
-	s.touch("data/file")
-	s.link("data", "link")
-	s.link("deep", "data/deeper")
+	s.Mkdir("data/deep")
+	s.Touch("data/file")
+	s.Link("data", "link")
+	s.Link("deep", "data/deeper")
 	paths := New(s.node)
-	paths.Resolve(s.path("data/file"))
-	paths.Resolve(s.path("link/file"))
-	paths.Resolve(s.path("none/file"))
-	plain := func(dir string) bool { return paths.plain[s.path(dir)+"/"] }
+	paths.Resolve(s.Path("data/file"))
+	paths.Resolve(s.Path("link/file"))
+	paths.Resolve(s.Path("none/file"))
+	plain := func(dir string) bool { return paths.plain[s.Path(dir)+"/"] }
 	if !plain("data") || plain("link") || plain("none") {
 		t.Errorf("without a link on the way are %v", paths.plain)
 	}
 	for path, want := range map[string]string{"data/deep": "data/deep", "data/.": "data", "data/": "data",
 		"data/..": "", "data/deeper": "data/deep", "link/deep": "data/deep", "link/": "data",
 		"data/none": "data/none"} {
-		got := paths.Resolve(s.dir + "/" + path)
-		if got.Path != filepath.Join(s.dir, want) || got.Exists != (path != "data/none") {
+		got := paths.Resolve(s.Dir + "/" + path)
+		if got.Path != filepath.Join(s.Dir, want) || got.Exists != (path != "data/none") {
 			t.Errorf("%s leads to %+v, want %s", path, got, want)
 		}
 	}
@@ -47,16 +48,16 @@ func TestADirectoryOnceSeenIsLookedAtByNames(t *testing.T) {
 // TestAWorkingDirectoryWithTheNameOfItsLink: in a file system that is mounted nowhere, or in
 // another mount namespace, a directory can have any path, that of a link of /proc, too.
 func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
-	ownMounts(t)
+	hostpathtest.OwnMounts(t)
 	s := newScene(t)
-	link := s.path("again/thread-self/cwd") // procfs is mounted there, so its links are
-	s.mount("tmpfs", s.path("detached"), "tmpfs")
-	s.touch("detached/file")
-	named := s.mkdir("detached" + link)
-	s.must(errors.Join(os.WriteFile(named+"/file", nil, 0o600), unix.Chdir(named), // of this thread
-		unix.Unmount(s.path("detached"), unix.MNT_DETACH)))
-	s.mounted = nil
-	s.mount("/proc", s.path("again"), "")
+	link := s.Path("again/thread-self/cwd") // procfs is mounted there, so its links are
+	s.Mount("tmpfs", s.Path("detached"), "tmpfs")
+	s.Touch("detached/file")
+	named := s.Mkdir("detached" + link)
+	s.Must(errors.Join(os.WriteFile(named+"/file", nil, 0o600), unix.Chdir(named), // of this thread
+		unix.Unmount(s.Path("detached"), unix.MNT_DETACH)))
+	s.ForgetMounts()
+	s.Mount("/proc", s.Path("again"), "")
 	paths := New(s.node)
 	for range 2 {
 		if p := paths.Resolve(link + "/file"); p.Path != link+"/file" || !p.Shifting {
@@ -64,7 +65,7 @@ func TestAWorkingDirectoryWithTheNameOfItsLink(t *testing.T) {
 		}
 		clear(paths.Known)
 	}
-	s.unmount()
+	s.Unmount()
 }
 
 // TestWhatWasSeenHolds for a container: it is not looked up a second time.
@@ -85,10 +86,10 @@ func TestWhatWasSeenHolds(t *testing.T) {
 	if !paths.InLedger("/ledger/x") || len(paths.anchorPositions()) != 1 {
 		t.Error("it looks anew for the node's directories")
 	}
-	paths.plain[s.path("link")+"/"] = true
-	s.link(s.path("bundle"), "link")
-	s.touch("bundle/file")
-	if got := paths.Resolve(s.path("link/file")).Path; got != s.path("link/file") {
+	paths.plain[s.Path("link")+"/"] = true
+	s.Link(s.Path("bundle"), "link")
+	s.Touch("bundle/file")
+	if got := paths.Resolve(s.Path("link/file")).Path; got != s.Path("link/file") {
 		t.Errorf("it walks a directory anew: %s", got)
 	}
 	if paths.Resolve("/x").Path != "/elsewhere" || mounts != table || err != nil ||
@@ -104,8 +105,8 @@ func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
 		path string
 		most float64
 	}{
-		"a name":            {s.path("none"), 7},
-		"a link to nothing": {s.link("none", "link"), 100},
+		"a name":            {s.Path("none"), 7},
+		"a link to nothing": {s.Link("none", "link"), 100},
 	} {
 		paths := New(s.node)
 		if n := testing.AllocsPerRun(3, func() {
@@ -120,19 +121,19 @@ func TestWhatIsNotThereIsLookedForOnce(t *testing.T) {
 // TestWhatAppearsMeanwhile: the kernel did not follow a path to its end, and a second look does.
 func TestWhatAppearsMeanwhile(t *testing.T) {
 	s := newScene(t)
-	dir, err := host.Resolve(s.dir)
-	s.must(err)
+	dir, err := host.Resolve(s.Dir)
+	s.Must(err)
 	// another process has made it between the looks
-	if there, name, rest := parting(s.dir); there != dir || name != "" || rest != "" {
-		t.Errorf("%s stops existing at %+v, %q, %q", s.dir, there, name, rest)
+	if there, name, rest := parting(s.Dir); there != dir || name != "" || rest != "" {
+		t.Errorf("%s stops existing at %+v, %q, %q", s.Dir, there, name, rest)
 	}
 	last := "."
 	for i := range maxLinks + 1 { // one more than the kernel follows
 		name := fmt.Sprintf("link%d", i)
-		s.link(last, name)
+		s.Link(last, name)
 		last = name
 	}
-	if got := New(s.node).Resolve(s.path(last)); got.Exists || got.ResolvedFile != dir {
+	if got := New(s.node).Resolve(s.Path(last)); got.Exists || got.ResolvedFile != dir {
 		t.Errorf("behind too many links is %+v, want %+v", got, dir)
 	}
 }
@@ -142,11 +143,11 @@ func TestAnErrorThatHidesAPath(t *testing.T) {
 	s := newScene(t)
 	var limit unix.Rlimit
 	paths := New(s.node)
-	s.must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
+	s.Must(errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
 		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})))
-	p := paths.Resolve(s.dir + "/.")
-	s.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if p.Exists || !errors.Is(p.Err, unix.EMFILE) || p.Path != s.dir {
+	p := paths.Resolve(s.Dir + "/.")
+	s.Must(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if p.Exists || !errors.Is(p.Err, unix.EMFILE) || p.Path != s.Dir {
 		t.Errorf("without a descriptor to look by: %+v", p)
 	}
 }

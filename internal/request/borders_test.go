@@ -25,19 +25,19 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 		{"no root, a file of the bundle", func(s *scene) {
 			open(s)
 			s.spec.Root = &specs.Root{}
-			s.touch("bundle/src")
+			s.Touch("bundle/src")
 			s.bind("src", "/x")
 		}, []string{every}},
 		{"the node's root, a directory on itself", func(s *scene) {
 			open(s)
 			s.spec.Root = &specs.Root{Path: "/"}
-			s.bind(s.mkdir("data"), s.path("data"))
+			s.bind(s.Mkdir("data"), s.Path("data"))
 		}, []string{every}},
 		{"the node's root, behind a file system of the container's", func(s *scene) {
 			open(s)
 			s.spec.Root = &specs.Root{Path: "/"}
-			s.mountType("tmpfs", s.mkdir("mnt"))
-			s.bind(s.mkdir("mnt/a"), "/x")
+			s.mountType("tmpfs", s.Mkdir("mnt"))
+			s.bind(s.Mkdir("mnt/a"), "/x")
 		}, []string{every}},
 		{"a path that is another device's node of the same minor, which a runtime in a user namespace binds",
 			func(s *scene) {
@@ -52,31 +52,31 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 			"-device:T/dev/nvidia0"}},
 		{"its own root, up and down again", func(s *scene) {
 			s.rooted()
-			s.bind(s.mkdir("data/a"), "/mnt")
-			s.bind(s.path("bundle/rootfs")+"/../rootfs/mnt/a", "/x")
+			s.bind(s.Mkdir("data/a"), "/mnt")
+			s.bind(s.Path("bundle/rootfs")+"/../rootfs/mnt/a", "/x")
 		}, []string{untold("T/bundle/rootfs/../rootfs/mnt/a")}},
 		{"a file that another process has open", func(s *scene) {
 			s.bind(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()), "/x")
 		}, []string{untold(fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))}},
 		{"a disk of a GPU's numbers", func(s *scene) {
-			s.must(unix.Mknod(s.path("dev/disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(195, 0))))
-			s.bind(s.path("dev/disk"), "/x")
+			s.Must(unix.Mknod(s.Path("dev/disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(195, 0))))
+			s.bind(s.Path("dev/disk"), "/x")
 		}, nil},
 		{"what is not there in a directory of the name", func(s *scene) {
-			s.mkdir("fd")
-			s.bind(s.link("fd", "link")+"/none", "/x")
+			s.Mkdir("fd")
+			s.bind(s.Link("fd", "link")+"/none", "/x")
 		}, nil},
 		{"behind a mount on a file that another process has open", func(s *scene) {
 			s.spec.Root, s.spec.Mounts = &specs.Root{Path: "/"}, nil
-			s.bind(s.mkdir("data"), fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))
-			s.bind(s.mkdir("data/a"), s.mkdir("mnt"))
-			s.bind(s.path("mnt"), "/x")
+			s.bind(s.Mkdir("data"), fmt.Sprintf("/proc/%d/fd/99", os.Getppid()))
+			s.bind(s.Mkdir("data/a"), s.Mkdir("mnt"))
+			s.bind(s.Path("mnt"), "/x")
 		}, []string{untold("T/mnt")}},
 		{"the node's root, behind a mount that lies as deep as is looked at", func(s *scene) {
 			s.spec.Root = &specs.Root{Path: "/"}
 			s.mknod("dev/nvidia0", 195, 0)
-			s.bind(s.path("dev"), s.mkdir("a"+strings.Repeat("/a", maxDepth)))
-			s.bind(s.path("a"+strings.Repeat("/a", maxDepth))+"/nvidia0", "/x")
+			s.bind(s.Path("dev"), s.Mkdir("a"+strings.Repeat("/a", maxDepth)))
+			s.bind(s.Path("a"+strings.Repeat("/a", maxDepth))+"/nvidia0", "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/a" + strings.Repeat("/a", maxDepth) +
 			"/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"as many places behind mounts as are looked at", behindAsMany(maxBefore - 1), nil},
@@ -88,16 +88,16 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 		}, nil},
 		{"a GPU through .. of what is not there", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
-			s.bind(s.dir+"/dev/none/../nvidia0", "/x")
+			s.bind(s.Dir+"/dev/none/../nvidia0", "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/dev/none/../nvidia0 (c 195:0) | node=nvidia/0 " +
 			"| -mount:/x"}},
 		{"a process's directory through .. of what is not there", func(s *scene) {
-			s.link("/proc/self/cwd", "link")
-			s.bind(s.dir+"/none/../link", "/x")
+			s.Link("/proc/self/cwd", "link")
+			s.bind(s.Dir+"/none/../link", "/x")
 		}, []string{untold("T/none/../link")}},
 		{"a bind mount by its type alone", func(s *scene) {
 			s.mountType("rbind", "/x")
-			s.spec.Mounts[4].Source = s.path("state")
+			s.spec.Mounts[4].Source = s.Path("state")
 		}, []string{"gpu-socket | mount:/x | T/state | never"}},
 		{"a bind mount with another type, told once", func(s *scene) {
 			fileSystem("ecryptfs", "T/state", "rbind")(s)
@@ -109,7 +109,7 @@ func TestSourcesAtTheBordersOfARoot(t *testing.T) {
 func TestPathsThatAreTooLong(t *testing.T) {
 	for length, want := range map[int]bool{unix.PathMax - 1: true, unix.PathMax: false} {
 		s := newScene(t)
-		path := s.link("run", "link") + "/a"
+		path := s.Link("run", "link") + "/a"
 		path += strings.Repeat("a", (length-len(path))%2) + strings.Repeat("/a", (length-len(path))/2)
 		if s.bind(path, "/x"); len(path) != length || len(s.find().Hits) > 0 != want {
 			t.Errorf("%d bytes, which lead to run_dir, are found: %v", len(path), !want)
@@ -123,7 +123,7 @@ func behindAsMany(mounts int) func(*scene) {
 		s.rooted()
 		s.spec.Mounts = nil
 		for range mounts {
-			s.bind(s.mkdir("data"), "/mnt")
+			s.bind(s.Mkdir("data"), "/mnt")
 		}
 		s.bind("rootfs/mnt/a", "/x")
 	}
@@ -135,9 +135,9 @@ func behindMounts(mounts int) func(*scene) {
 		s.rooted()
 		s.spec.Mounts = nil
 		for i := range mounts - 1 {
-			s.bind(s.mkdir("data"), fmt.Sprintf("/other/%d", i))
+			s.bind(s.Mkdir("data"), fmt.Sprintf("/other/%d", i))
 		}
-		s.bind(s.path("data"), "/mnt")
+		s.bind(s.Path("data"), "/mnt")
 		s.bind("rootfs/mnt/a", "/x")
 	}
 }
@@ -241,7 +241,7 @@ func TestUsersOfRootsNames(t *testing.T) {
 		Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
 			UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{},
 		NodeFacts{Host: host.Default()})
-	s.must(err)
+	s.Must(err)
 	if got := f.uid(); got != -1 {
 		t.Errorf("a user below the range is %d", got)
 	}
@@ -256,7 +256,7 @@ func TestUsersOfRootsNames(t *testing.T) {
 // mount is found for the daemon below it, of which the kernel's list of sockets says nothing.
 func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 	const variable = "CUDA_MPS_PIPE_DIRECTORY"
-	parent := func(s *scene) string { s.mps("data/mps"); return s.path("data") }
+	parent := func(s *scene) string { s.mps("data/mps"); return s.Path("data") }
 	check(t, []row{
 		{"the first mount of all", func(s *scene) {
 			s.spec.Mounts = nil
@@ -265,7 +265,7 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 		}, []string{"gpu-socket | env:" + variable + " | /x/mps | never"}},
 		{"the longer one first", func(s *scene) {
 			s.bind(parent(s), "/mnt/deep")
-			s.bind(s.mkdir("other"), "/mnt")
+			s.bind(s.Mkdir("other"), "/mnt")
 			s.env(variable + "=/mnt/deep/mps")
 		}, []string{"gpu-socket | env:" + variable + " | /mnt/deep/mps | never"}},
 		{"another mount that is longer", func(s *scene) {
@@ -273,7 +273,7 @@ func TestClientsOfMPSBelowSeveralMounts(t *testing.T) {
 			s.env(variable + "=/another/places/mps")
 		}, nil},
 		{"beside one that is found", func(s *scene) {
-			s.bind(s.path("run"), "/a")
+			s.bind(s.Path("run"), "/a")
 			s.bind(parent(s), "/x")
 			s.env(variable + "=/x/mps")
 		}, []string{"gpu-socket | mount:/a | T/run | never", "gpu-socket | env:" + variable +
@@ -299,9 +299,9 @@ func TestMountsBehindTwiceAsMany(t *testing.T) {
 		"gpu-bind-mount | mount:/x | rootfs/m5 (" + grant.UnknownTarget + ") | never"}} {
 		s := newScene(t)
 		s.rooted()
-		s.mkdir("bundle/rootfs/m0")
+		s.Mkdir("bundle/rootfs/m0")
 		for level := range levels {
-			s.mkdir(fmt.Sprintf("bundle/rootfs/m%d", level+1))
+			s.Mkdir(fmt.Sprintf("bundle/rootfs/m%d", level+1))
 			for range 2 {
 				s.bind(fmt.Sprintf("rootfs/m%d", level), fmt.Sprintf("/m%d", level+1))
 			}

@@ -16,7 +16,7 @@ func TestDescriptors(t *testing.T) {
 	hands := func(d host.Descriptor) func(*scene) {
 		return func(s *scene) {
 			if d.Number = 7; len(d.Path) > 1 && d.Path[:2] == "T/" {
-				d.Path = s.path(d.Path[2:])
+				d.Path = s.Path(d.Path[2:])
 			}
 			s.caller.Descriptors = append(s.caller.Descriptors, d)
 		}
@@ -43,9 +43,9 @@ func TestDescriptors(t *testing.T) {
 	// much not those at its path
 	moved := func(path string, mount, dev uint64) func(*scene) {
 		return func(s *scene) {
-			t, err := host.Resolve(s.path(path))
+			t, err := host.Resolve(s.Path(path))
 			if err != nil {
-				s.t.Fatal(err)
+				s.T.Fatal(err)
 			}
 			t.Mount, t.Dev = t.Mount+mount, t.Dev+dev
 			s.caller.Descriptors = append(s.caller.Descriptors, host.Descriptor{Number: 7, ResolvedFile: t})
@@ -82,7 +82,7 @@ func TestDescriptors(t *testing.T) {
 		{"a file of the ledger's", file("T/state/grants/x"), governs},
 		{"a socket", socket("/run/systemd/notify", ""), nil},
 		{"one without a name", socket("", ""), nil},
-		{"one of ours", func(s *scene) { socket("", s.path("run/gpuledgerd.sock"))(s) }, governs},
+		{"one of ours", func(s *scene) { socket("", s.Path("run/gpuledgerd.sock"))(s) }, governs},
 		{"an MPS daemon's", func(s *scene) { socket(s.mps("data/mps")+"/control", "")(s) }, governs},
 		{"another one in its directory", func(s *scene) {
 			s.mps("data/mps")
@@ -92,11 +92,11 @@ func TestDescriptors(t *testing.T) {
 			socket(s.deadMPS("data/mps")+"/control", "")(s)
 		}, nil},
 		{"udev's, which is called the same", func(s *scene) {
-			s.mkdir("data/udev")
+			s.Mkdir("data/udev")
 			socket(s.socket("data/udev/control"), "")(s)
 		}, nil},
 		{"an MPS daemon's, by a name that is no path", func(s *scene) {
-			s.t.(*testing.T).Chdir(s.mps("data/mps"))
+			s.T.(*testing.T).Chdir(s.mps("data/mps"))
 			socket("control", "")(s)
 		}, nil},
 		{"an MPS daemon's that only root can have made, in another mount namespace",
@@ -126,20 +126,20 @@ func TestDescriptors(t *testing.T) {
 			is("the system calls of a process")},
 		{"an epoll", object("anon_inode:[eventpoll]"), nil},
 		{"a directory of ours", place("run"), is("T/run")},
-		{"one below", func(s *scene) { s.mkdir("state/grants"); place("state/grants")(s) },
+		{"one below", func(s *scene) { s.Mkdir("state/grants"); place("state/grants")(s) },
 			is("T/state/grants")},
 		{"one above, which is recorded", place("."), nil},
 		{"a directory of another mount than is at its path", func(s *scene) {
-			s.mkdir("data")
+			s.Mkdir("data")
 			moved("data", 1000, 0)(s)
 		}, elsewhere("T/data")},
 		{"one of another file system, on a kernel that reports no mounts", func(s *scene) {
-			s.mkdir("data")
+			s.Mkdir("data")
 			moved("data", 0, 1000)(s)
 		}, elsewhere("T/data")},
 		{"one that is gone", hands(host.Descriptor{ResolvedFile: host.ResolvedFile{
 			Mode: unix.S_IFDIR | 0o700, Path: "/nowhere (deleted)"}}), elsewhere("/nowhere (deleted)")},
-		{"another directory", func(s *scene) { s.mkdir("data"); place("data")(s) }, nil},
+		{"another directory", func(s *scene) { s.Mkdir("data"); place("data")(s) }, nil},
 		{"the pipe directory of an MPS daemon", func(s *scene) {
 			s.mps("data/mps")
 			place("data/mps")(s)
@@ -150,7 +150,7 @@ func TestDescriptors(t *testing.T) {
 			place("data/mps/control")(s)
 		}, is("T/data/mps/control")},
 		{"another socket, as a path", func(s *scene) {
-			s.mkdir("data")
+			s.Mkdir("data")
 			s.socket("data/other")
 			place("data/other")(s)
 		}, nil},
@@ -161,13 +161,13 @@ func TestDescriptors(t *testing.T) {
 			"privileged-gpu | descriptor:7 | T/dev | drop"}},
 		{"the node's devices, where none does", place("dev"), nil},
 		{"CRIU's rules on cgroup v1", func(s *scene) {
-			s.mkdir("sys/fs/cgroup/devices")
-			s.touch("sys/fs/cgroup/devices/cgroup.procs")
+			s.Mkdir("sys/fs/cgroup/devices")
+			s.Touch("sys/fs/cgroup/devices/cgroup.procs")
 			s.caller.RestoresRules = true
 		}, []string{"gpu-device-rule | option:--manage-cgroups-mode | whatever the checkpoint has | never"}},
 		{"the spec's own rules on cgroup v1", func(s *scene) {
-			s.mkdir("sys/fs/cgroup/devices")
-			s.touch("sys/fs/cgroup/devices/cgroup.procs")
+			s.Mkdir("sys/fs/cgroup/devices")
+			s.Touch("sys/fs/cgroup/devices/cgroup.procs")
 		}, nil},
 		{"CRIU's rules on cgroup v2", func(s *scene) { s.caller.RestoresRules = true }, nil},
 	})
@@ -177,8 +177,8 @@ func TestDescriptors(t *testing.T) {
 func TestDescriptorsThatMakeRoot(t *testing.T) {
 	directory := func(path string) func(*scene) host.Descriptor {
 		return func(s *scene) host.Descriptor {
-			target, err := host.Resolve(strings.Replace(path, "T", s.dir, 1))
-			s.must(err)
+			target, err := host.Resolve(strings.Replace(path, "T", s.Dir, 1))
+			s.Must(err)
 			return host.Descriptor{ResolvedFile: target}
 		}
 	}
@@ -252,7 +252,7 @@ func TestDescriptorsThatMakeRoot(t *testing.T) {
 func TestADirectoryThatIsNotAtItsPath(t *testing.T) {
 	s := newScene(t)
 	root, err := host.Resolve("/")
-	s.must(err)
+	s.Must(err)
 	for mount, want := range map[uint64]string{root.Mount: "descriptor:7", root.Mount + 1000: ""} {
 		root.Mount = mount
 		s.caller.Descriptors = []host.Descriptor{{Number: 7, ResolvedFile: root}}

@@ -94,7 +94,7 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 		{"a link to a GPU", func(s *scene) {
 			s.userNamespace()
 			s.mknod("dev/nvidia0", 195, 0)
-			s.device(s.link("nvidia0", "dev/x"), "c", 1, 3)
+			s.device(s.Link("nvidia0", "dev/x"), "c", 1, 3)
 		}, []string{"gpu-device-node | device:T/dev/x | c 195:0 | node=nvidia/0 | -device:T/dev/x"}},
 		{"an NVIDIA DRM node by path", func(s *scene) {
 			s.userNamespace()
@@ -114,11 +114,11 @@ func TestDeviceNodesInAUserNamespace(t *testing.T) {
 			"gpu-device-node | device:../dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:../dev/nvidia0"}},
 		{"nothing at the path", func(s *scene) {
 			s.userNamespace()
-			s.device(s.path("dev/none"), "c", 1, 3)
+			s.device(s.Path("dev/none"), "c", 1, 3)
 		}, nil},
 		{"a path through a file", func(s *scene) {
 			s.userNamespace()
-			s.device(s.touch("file")+"/x", "c", 1, 3)
+			s.device(s.Touch("file")+"/x", "c", 1, 3)
 		}, nil},
 		{"/dev/null", func(s *scene) {
 			s.userNamespace()
@@ -285,36 +285,36 @@ func TestWhereNoDeviceRuleHolds(t *testing.T) {
 		{"another node", unruled(func(s *scene) { s.device(s.mknod("dev/null", 1, 3), "c", 1, 3) }), nil},
 		{"a mount of a GPU's node", unruled(func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }),
 			[]string{"gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
-		{"the node's /dev", unruled(func(s *scene) { s.bind(s.path("dev"), "/host") }), []string{dev}},
+		{"the node's /dev", unruled(func(s *scene) { s.bind(s.Path("dev"), "/host") }), []string{dev}},
 		{"the node's /dev, whatever the rules deny", unruled(func(s *scene) {
 			s.rules("deny a")
-			s.bind(s.path("dev"), "/host")
+			s.bind(s.Path("dev"), "/host")
 		}), []string{dev}},
-		{"a parent of /dev", unruled(func(s *scene) { s.bind(s.dir, "/host") }),
+		{"a parent of /dev", unruled(func(s *scene) { s.bind(s.Dir, "/host") }),
 			[]string{"gpu-bind-mount | mount:/host | T | drop"}},
 		{"a directory of GPUs' nodes", unruled(func(s *scene) {
-			s.mkdir("dev/dri")
+			s.Mkdir("dev/dri")
 			s.mknod("dev/dri/renderD128", 226, 128)
-			s.bind(s.path("dev/dri"), "/host")
+			s.bind(s.Path("dev/dri"), "/host")
 		}),
 			[]string{"gpu-bind-mount | mount:/host | T/dev/dri | drop"}},
-		{"another directory of /dev", unruled(func(s *scene) { s.bind(s.mkdir("dev/snd"), "/host") }), nil},
-		{"a volume", unruled(func(s *scene) { s.bind(s.mkdir("volume"), "/data") }), nil},
+		{"another directory of /dev", unruled(func(s *scene) { s.bind(s.Mkdir("dev/snd"), "/host") }), nil},
+		{"a volume", unruled(func(s *scene) { s.bind(s.Mkdir("volume"), "/data") }), nil},
 		{"a root file system with the node's /dev", unruled(func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.dir}
+			s.spec.Root = &specs.Root{Path: s.Dir}
 		}), []string{"gpu-bind-mount | root | T | never"}},
 		{"one without", unruled(func(s *scene) {
-			s.mkdir("bundle/rootfs")
+			s.Mkdir("bundle/rootfs")
 			s.spec.Root = &specs.Root{Path: "rootfs"}
 		}), nil},
 		{"with CAP_SYS_ADMIN, taking the nodes away leaves the mount", unruled(func(s *scene) {
 			s.caps("CAP_SYS_ADMIN")
 			s.device("/dev/nvidia0", "c", 195, 0)
-			s.bind(s.path("dev"), "/host")
+			s.bind(s.Path("dev"), "/host")
 		}), []string{"privileged-gpu | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0",
 			dev}},
 		{"and so is a root file system in the machine's first one", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.dir}
+			s.spec.Root = &specs.Root{Path: s.Dir}
 		}, nil},
 	})
 	for name, setup := range map[string]func(*scene){"in a user namespace": (*scene).unruled,
@@ -396,12 +396,12 @@ func TestDRMNodesAreToldApartByVendor(t *testing.T) {
 	s := newScene(t)
 	for device, vendor := range map[string]string{"226:0": "0x10de\n", "226:128": "0x10de\n",
 		"226:1": "0x8086\n"} {
-		s.mkdir("sys/dev/char/" + device + "/device")
-		s.must(os.WriteFile(s.path("sys/dev/char/"+device+"/device/vendor"), []byte(vendor), 0o644))
+		s.Mkdir("sys/dev/char/" + device + "/device")
+		s.Must(os.WriteFile(s.Path("sys/dev/char/"+device+"/device/vendor"), []byte(vendor), 0o644))
 	}
-	s.mkdir("sys/dev/char/226:2") // a virtual one has no vendor
+	s.Mkdir("sys/dev/char/226:2") // a virtual one has no vendor
 	looked := 0
-	s.node.DRM = func() (map[int]bool, error) { looked++; return host.Host{Sys: s.path("sys")}.DRM() }
+	s.node.DRM = func() (map[int]bool, error) { looked++; return host.Host{Sys: s.Path("sys")}.DRM() }
 	s.wantHits()
 	if looked != 0 {
 		t.Error("an ordinary container made it look into sysfs")
@@ -454,7 +454,7 @@ func TestFindKeepsItsFirstError(t *testing.T) {
 		return map[int]bool{}, nil
 	}
 	s.bind(s.mknod("dev/renderD128", 226, 128), "/a")
-	s.bind(s.path("dev/renderD128"), "/b")
+	s.bind(s.Path("dev/renderD128"), "/b")
 	if _, err := Find(s.spec, s.caller, s.node); err == nil || err.Error() != "once" {
 		t.Errorf("got %v", err)
 	}

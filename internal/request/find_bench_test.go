@@ -17,10 +17,10 @@ func BenchmarkFind(b *testing.B) {
 		s.rooted()
 		s.caps("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETUID", "CAP_SYS_CHROOT")
 		for _, file := range []string{"etc-hosts", "hostname", "resolv.conf", "termination-log"} {
-			s.bind(s.touch(file), "/etc/"+file)
+			s.bind(s.Touch(file), "/etc/"+file)
 		}
 		for _, dir := range []string{"shm", "token", "config", "cache", "data"} {
-			s.bind(s.mkdir("volumes/"+dir), "/mnt/"+dir, "ro")
+			s.bind(s.Mkdir("volumes/"+dir), "/mnt/"+dir, "ro")
 		}
 		for i := range 30 {
 			s.env(fmt.Sprintf("SERVICE_%d_PORT=tcp://10.0.0.%d:443", i, i))
@@ -40,10 +40,10 @@ func BenchmarkFind(b *testing.B) {
 				s.addRules(fmt.Sprintf("allow c 195:%d rw", minor))
 			}
 			s.addRules("allow c 195:255 rw", "allow c 508:0 rw", "allow c 508:1 rw", "allow c 226:128 rw")
-			s.mkdir("lib")
+			s.Mkdir("lib")
 			for i := range 40 {
 				s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Type: "bind",
-					Source:      s.touch(fmt.Sprintf("lib/libnvidia-%d.so.1", i)),
+					Source:      s.Touch(fmt.Sprintf("lib/libnvidia-%d.so.1", i)),
 					Destination: fmt.Sprintf("/usr/lib/libnvidia-%d.so.1", i),
 					Options:     grant.DriverFileOptions})
 			}
@@ -53,7 +53,7 @@ func BenchmarkFind(b *testing.B) {
 			s.caps("CAP_SYS_ADMIN")
 			s.rules("allow a")
 			s.bind("/", "/host", "ro")
-			s.bind(s.path("dev"), "/dev")
+			s.bind(s.Path("dev"), "/dev")
 			s.bind("/run", "/run")
 			s.bind("/var/lib/kubelet", "/var/lib/kubelet", "ro")
 		}},

@@ -24,11 +24,11 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 		}, []string{"gpu-bind-mount | mount:/x | T/bundle/disk (c 195:2) | node=nvidia/2 | -mount:/x"}},
 		{"a link to a GPU", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
-			s.bind(s.link("dev/nvidia0", "link"), "/x")
+			s.bind(s.Link("dev/nvidia0", "link"), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"a path with .. and //", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
-			s.bind(s.dir+"//run/..//dev/./nvidia0", "/x")
+			s.bind(s.Dir+"//run/..//dev/./nvidia0", "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T//run/..//dev/./nvidia0 (c 195:0) | node=nvidia/0 " +
 			"| -mount:/x"}},
 		{"a path relative to the bundle", func(s *scene) {
@@ -56,28 +56,28 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 			s.bind(s.mknod("dev/renderD129", 226, 129), "/x")
 		}, nil},
 		{"/dev/null", func(s *scene) { s.bind(s.mknod("dev/null", 1, 3), "/x") }, nil},
-		{"a file by a GPU's name", func(s *scene) { s.bind(s.touch("dev/nvidia0"), "/dev/nvidia0") }, nil},
+		{"a file by a GPU's name", func(s *scene) { s.bind(s.Touch("dev/nvidia0"), "/dev/nvidia0") }, nil},
 		{"a chain of links", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
-			s.link("dev/nvidia0", "a")
-			s.link(s.path("a"), "b")
-			s.bind(s.link("run/../b", "c"), "/x")
+			s.Link("dev/nvidia0", "a")
+			s.Link(s.Path("a"), "b")
+			s.bind(s.Link("run/../b", "c"), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/c (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"the second in a directory, a GPU", func(s *scene) {
-			s.mkdir("plain")
-			s.bind(s.touch("plain/a"), "/a")
+			s.Mkdir("plain")
+			s.bind(s.Touch("plain/a"), "/a")
 			s.bind(s.mknod("plain/b", 195, 0), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/plain/b (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"the second in a directory, a link to a GPU", func(s *scene) {
 			s.mknod("dev/nvidia0", 195, 0)
-			s.mkdir("plain")
-			s.bind(s.touch("plain/a"), "/a")
-			s.bind(s.link(s.path("dev/nvidia0"), "plain/link"), "/x")
+			s.Mkdir("plain")
+			s.bind(s.Touch("plain/a"), "/a")
+			s.bind(s.Link(s.Path("dev/nvidia0"), "plain/link"), "/x")
 		}, []string{"gpu-bind-mount | mount:/x | T/plain/link (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"the second in a directory, and from there upwards", func(s *scene) {
-			s.mkdir("state/plain")
-			s.bind(s.touch("state/plain/a"), "/a")
-			s.bind(s.dir+"/state/plain/..", "/x")
+			s.Mkdir("state/plain")
+			s.bind(s.Touch("state/plain/a"), "/a")
+			s.bind(s.Dir+"/state/plain/..", "/x")
 		}, []string{"gpu-socket | mount:/a | T/state/plain/a | never",
 			"gpu-socket | mount:/x | T/state/plain/.. | never"}},
 		{"a type of tmpfs, with options that say bind", func(s *scene) {
@@ -102,15 +102,15 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 		}, []string{elsewhere("/proc/self/fd/987")}},
 		{"below such a file", func(s *scene) { s.bind("/dev/fd/987/nvidia0", "/x") },
 			[]string{elsewhere("/dev/fd/987/nvidia0")}},
-		{"a link to such a place", func(s *scene) { s.bind(s.link("/proc/self/cwd", "link"), "/x") },
+		{"a link to such a place", func(s *scene) { s.bind(s.Link("/proc/self/cwd", "link"), "/x") },
 			[]string{elsewhere("T/link")}},
-		{"a link to such a file", func(s *scene) { s.bind(s.link("/proc/self/fd/987", "link"), "/x") },
+		{"a link to such a file", func(s *scene) { s.bind(s.Link("/proc/self/fd/987", "link"), "/x") },
 			[]string{elsewhere("T/link")}},
 		{"a file of /proc", func(s *scene) { s.bind("/proc/self/mountinfo", "/x") }, nil},
-		{"what is not there", func(s *scene) { s.bind(s.path("dev/none"), "/x") }, nil},
-		{"a path through a file", func(s *scene) { s.bind(s.touch("file")+"/x", "/x") }, nil},
-		{"a link to itself", func(s *scene) { s.bind(s.link("loop", "loop"), "/x") }, nil},
-		{"a name that is too long", func(s *scene) { s.bind(s.path(strings.Repeat("n", 300)), "/x") }, nil},
+		{"what is not there", func(s *scene) { s.bind(s.Path("dev/none"), "/x") }, nil},
+		{"a path through a file", func(s *scene) { s.bind(s.Touch("file")+"/x", "/x") }, nil},
+		{"a link to itself", func(s *scene) { s.bind(s.Link("loop", "loop"), "/x") }, nil},
+		{"a name that is too long", func(s *scene) { s.bind(s.Path(strings.Repeat("n", 300)), "/x") }, nil},
 	})
 }
 
@@ -141,9 +141,13 @@ func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 		{"with an option more", file(func(_ *scene, m *specs.Mount) { m.Options = append(slices.Clone(m.Options), "rbind") }), found},
 		{"of another type", file(func(_ *scene, m *specs.Mount) { m.Type = "" }), found},
 		{"with ids of its own", file(func(_ *scene, m *specs.Mount) { m.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
-		{"in the container's own root", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: s.path("bundle")} }), found},
+		{"in the container's own root", file(func(s *scene, _ *specs.Mount) {
+			s.spec.Root = &specs.Root{Path: s.Path("bundle")}
+		}), found},
 		{"where the root is the node's", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: "/"} }), found},
-		{"beside the container's own root", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: s.mkdir("bundle/rootfs")} }), nil},
+		{"beside the container's own root", file(func(s *scene, _ *specs.Mount) {
+			s.spec.Root = &specs.Root{Path: s.Mkdir("bundle/rootfs")}
+		}), nil},
 		{"with ids of a group's", file(func(_ *scene, m *specs.Mount) { m.GIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
 		{"a rootless spec", file(func(s *scene, _ *specs.Mount) { s.spec.Root = nil }), nil},
 	})
@@ -153,10 +157,10 @@ func TestMountsOfParentsOfDeviceNodes(t *testing.T) {
 	withRules := func(source string, rules ...string) func(*scene) {
 		return func(s *scene) {
 			s.mknod("dev/null", 1, 3)
-			s.mkdir("dev/nvidia-caps")
+			s.Mkdir("dev/nvidia-caps")
 			s.mknod("dev/nvidia-caps/nvidia-cap1", majorCaps, 1)
-			s.mkdir("dev/shm")
-			s.bind(strings.Replace(source, "T", s.dir, 1), "/host")
+			s.Mkdir("dev/shm")
+			s.bind(strings.Replace(source, "T", s.Dir, 1), "/host")
 			s.addRules(rules...)
 		}
 	}
@@ -197,129 +201,129 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 		return []string{"gpu-socket | mount:/x | " + source + " | never"}
 	}
 	check(t, []row{
-		{"run_dir", func(s *scene) { s.bind(s.path("run"), "/x") }, socket("T/run")},
-		{"state_dir", func(s *scene) { s.bind(s.path("state"), "/x", "ro") }, socket("T/state")},
-		{"a directory below", func(s *scene) { s.bind(s.mkdir("run/mps/GPU-a"), "/x") },
+		{"run_dir", func(s *scene) { s.bind(s.Path("run"), "/x") }, socket("T/run")},
+		{"state_dir", func(s *scene) { s.bind(s.Path("state"), "/x", "ro") }, socket("T/state")},
+		{"a directory below", func(s *scene) { s.bind(s.Mkdir("run/mps/GPU-a"), "/x") },
 			socket("T/run/mps/GPU-a")},
-		{"a file below", func(s *scene) { s.bind(s.touch("state/inventory.json"), "/x") },
+		{"a file below", func(s *scene) { s.bind(s.Touch("state/inventory.json"), "/x") },
 			socket("T/state/inventory.json")},
-		{"what is not there below", func(s *scene) { s.bind(s.path("run/none"), "/x") },
+		{"what is not there below", func(s *scene) { s.bind(s.Path("run/none"), "/x") },
 			socket("T/run/none")},
-		{"a link to it", func(s *scene) { s.bind(s.link("run", "link"), "/x") }, socket("T/link")},
+		{"a link to it", func(s *scene) { s.bind(s.Link("run", "link"), "/x") }, socket("T/link")},
 		{"a link in the middle", func(s *scene) {
-			s.mkdir("run/a")
-			s.link("run", "link")
-			s.bind(s.path("link/a"), "/x")
+			s.Mkdir("run/a")
+			s.Link("run", "link")
+			s.bind(s.Path("link/a"), "/x")
 		}, socket("T/link/a")},
 		{"a run_dir that is a link itself", func(s *scene) {
-			s.link("run", "varrun")
-			s.node.Policy.RunDir = s.path("varrun")
-			s.bind(s.path("run"), "/x")
+			s.Link("run", "varrun")
+			s.node.Policy.RunDir = s.Path("varrun")
+			s.bind(s.Path("run"), "/x")
 		}, socket("T/run")},
-		{"through ..", func(s *scene) { s.bind(s.dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
+		{"through ..", func(s *scene) { s.bind(s.Dir+"/dev/../run", "/x") }, socket("T/dev/../run")},
 		{"through .. of what is not there yet, to a link", func(s *scene) {
-			s.link("run", "link")
-			s.bind(s.dir+"/dev/none/../../link", "/x")
+			s.Link("run", "link")
+			s.bind(s.Dir+"/dev/none/../../link", "/x")
 		}, socket("T/dev/none/../../link")},
 		{"the same, below a link", func(s *scene) {
-			s.link("run", "link")
-			s.link("dev", "to")
-			s.bind(s.dir+"/to/none/../../link/a", "/x")
+			s.Link("run", "link")
+			s.Link("dev", "to")
+			s.bind(s.Dir+"/to/none/../../link/a", "/x")
 		}, socket("T/to/none/../../link/a")},
 		{"through .. of a file", func(s *scene) {
-			s.link("run", "link")
-			s.bind(s.touch("file")+"/../link", "/x")
+			s.Link("run", "link")
+			s.bind(s.Touch("file")+"/../link", "/x")
 		}, socket("T/file/../link")},
 		{"through .. of what a link lacks", func(s *scene) {
-			s.link("run", "link")
-			s.bind(s.link("none/../link", "to"), "/x")
+			s.Link("run", "link")
+			s.bind(s.Link("none/../link", "to"), "/x")
 		}, socket("T/to")},
 		{"through .. of what is not there, to what is not there either",
-			func(s *scene) { s.bind(s.dir+"/none/../run/none", "/x") }, socket("T/none/../run/none")},
+			func(s *scene) { s.bind(s.Dir+"/none/../run/none", "/x") }, socket("T/none/../run/none")},
 		{"through .. of what is not there, to nothing of ours", func(s *scene) {
-			s.bind(s.dir+"/none/../dev/../other", "/x")
+			s.bind(s.Dir+"/none/../dev/../other", "/x")
 		}, nil},
 		{"a directory whose name only begins alike", func(s *scene) {
-			s.bind(s.mkdir("runtime"), "/x")
+			s.bind(s.Mkdir("runtime"), "/x")
 		}, nil},
-		{"a parent passes", func(s *scene) { s.bind(s.dir, "/x") }, nil},
+		{"a parent passes", func(s *scene) { s.bind(s.Dir, "/x") }, nil},
 		{"an overlay over state_dir, as Podman's :O makes it", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Source: "overlay",
-				Options: []string{"lowerdir=/usr:" + s.path("state")}})
+				Options: []string{"lowerdir=/usr:" + s.Path("state")}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=/usr:T/state | never"}},
 		{"an overlay over something else", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"lowerdir=" + s.mkdir("data"), "upperdir=/a"}})
+					"lowerdir=" + s.Mkdir("data"), "upperdir=/a"}})
 		}, nil},
 		{"an overlay that writes to it", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"lowerdir=/usr", "upperdir=" + s.path("state"), "workdir=/w"}})
+					"lowerdir=/usr", "upperdir=" + s.Path("state"), "workdir=/w"}})
 		}, []string{"gpu-socket | mount:/x | upperdir=T/state | never"}},
 		{"an overlay with its options in one", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"userxattr,lowerdir=/usr,upperdir=" + s.path("run")}})
+					"userxattr,lowerdir=/usr,upperdir=" + s.Path("run")}})
 		}, []string{"gpu-socket | mount:/x | userxattr,lowerdir=/usr,upperdir=T/run | never"}},
 		{"an overlay with a layer more", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"lowerdir+=" + s.path("state"), "datadir+=/x"}})
+					"lowerdir+=" + s.Path("state"), "datadir+=/x"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir+=T/state | never"}},
 		{"an overlay whose path is written with backslashes", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.dir + `/\s\tate`}})
+				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=" + s.Dir + `/\s\tate`}})
 		}, []string{`gpu-socket | mount:/x | lowerdir=T/\s\tate | never`}},
 		{"an overlay whose path is relative to the bundle", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../state"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=../state | never"}},
 		{"an overlay whose path is relative to the root", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.mkdir("r/o/o/t")}
+			s.spec.Root = &specs.Root{Path: s.Mkdir("r/o/o/t")}
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{"lowerdir=../../../../state"}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=../../../../state | never"}},
 		{"an overlay of many layers", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"lowerdir=" + strings.Repeat("/none:", 500) + s.path("state")}})
+					"lowerdir=" + strings.Repeat("/none:", 500) + s.Path("state")}})
 		}, []string{"gpu-socket | mount:/x | lowerdir=" + strings.Repeat("/none:", 500) + "T/state | never"}},
 		{"a type of overlay with options of a bind mount, which runc binds", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "overlay", Source: s.path("state"), Options: []string{"rbind"}})
+				Destination: "/x", Type: "overlay", Source: s.Path("state"), Options: []string{"rbind"}})
 		}, socket("T/state")},
 		{"a type of proc with options of a bind mount", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "proc", Source: s.path("run"), Options: []string{"bind"}})
+				Destination: "/x", Type: "proc", Source: s.Path("run"), Options: []string{"bind"}})
 		}, socket("T/run")},
 		{"a type of tmpfs with ids of its own, whose source crun clones", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "tmpfs", Source: s.path("run"),
+				Destination: "/x", Type: "tmpfs", Source: s.Path("run"),
 				Options: []string{"idmap=uids=0-0-1;gids=0-0-1"}})
 		}, socket("T/run")},
 		{"the same, and all below", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "mqueue", Source: s.path("run"), Options: []string{"ridmap"}})
+				Destination: "/x", Type: "mqueue", Source: s.Path("run"), Options: []string{"ridmap"}})
 		}, socket("T/run")},
 		{"the same, its ids in fields", func(s *scene) {
 			ids := []specs.LinuxIDMapping{{Size: 1}}
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "sysfs", Source: s.path("run"), UIDMappings: ids, GIDMappings: ids})
+				Destination: "/x", Type: "sysfs", Source: s.Path("run"), UIDMappings: ids, GIDMappings: ids})
 		}, socket("T/run")},
 		{"no type, with options of an overlay, which nobody mounts", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.path("state")}})
+				Destination: "/x", Type: "none", Options: []string{"lowerdir=" + s.Path("state")}})
 		}, nil},
 		{"another stacked file system", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "ecryptfs", Source: s.path("state")})
+				Destination: "/x", Type: "ecryptfs", Source: s.Path("state")})
 		}, socket("T/state")},
 		{"another stacked file system by an option", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "aufs", Source: "none",
-				Options: []string{"br:/usr=rr:" + s.path("state")}})
+				Options: []string{"br:/usr=rr:" + s.Path("state")}})
 		}, []string{"gpu-socket | mount:/x | br:/usr=rr:T/state | never"}},
 		{"a network file system", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
@@ -327,21 +331,21 @@ func TestMountsOfWhatGovernsGPUs(t *testing.T) {
 				Options: []string{"addr=10.0.0.1", "vers=4"}})
 		}, nil},
 		{"through an own link that leads nowhere yet", func(s *scene) {
-			s.bind(s.link("run/later", "link"), "/x")
+			s.bind(s.Link("run/later", "link"), "/x")
 		}, socket("T/link")},
 		{"through a link in the middle that leads nowhere yet", func(s *scene) {
-			s.bind(s.link("run/later", "link")+"/a/b", "/x")
+			s.bind(s.Link("run/later", "link")+"/a/b", "/x")
 		}, socket("T/link/a/b")},
 		{"a path of thousands of directories below it", func(s *scene) {
-			s.bind(s.path("run")+strings.Repeat("/a", 1500), "/x")
+			s.bind(s.Path("run")+strings.Repeat("/a", 1500), "/x")
 		}, socket("T/run" + strings.Repeat("/a", 1500))},
 		{"a path that is longer than paths can be", func(s *scene) {
-			s.bind(s.path("run")+strings.Repeat("/a", 5000), "/x")
+			s.bind(s.Path("run")+strings.Repeat("/a", 5000), "/x")
 		}, socket("T/run" + strings.Repeat("/a", 5000))},
 		{"a root file system in run_dir", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.mkdir("run/x")}
+			s.spec.Root = &specs.Root{Path: s.Mkdir("run/x")}
 		}, []string{"gpu-socket | root | T/run/x | never"}},
-		{"a file called control", func(s *scene) { s.bind(s.touch("bundle/control"), "/x") }, nil},
+		{"a file called control", func(s *scene) { s.bind(s.Touch("bundle/control"), "/x") }, nil},
 	})
 }
 
@@ -390,7 +394,7 @@ func TestHarmlessContainersHitNothing(t *testing.T) {
 			s.bind("/var/run", "/var/run", "ro")
 			s.bind("/sys", "/sys", "ro")
 			s.bind("/var/lib/docker", "/var/lib/docker", "ro")
-			s.bind(s.path("dev"), "/dev/disk", "ro")
+			s.bind(s.Path("dev"), "/dev/disk", "ro")
 			s.device("/dev/kmsg", "c", 1, 11)
 			s.addRules("allow c 1:11 rwm")
 		}, nil},
@@ -407,7 +411,7 @@ func TestHarmlessContainersHitNothing(t *testing.T) {
 			s.caps("CAP_SYS_ADMIN")
 			s.bind("/var/lib/kubelet/plugins/csi.example", "/csi")
 			s.bind("/var/lib/kubelet/pods", "/var/lib/kubelet/pods", "rshared")
-			s.bind(s.path("dev"), "/dev")
+			s.bind(s.Path("dev"), "/dev")
 			s.addRules("allow b *:* rwm")
 		}, nil},
 		{"a log collector", func(s *scene) {

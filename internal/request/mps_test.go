@@ -14,42 +14,44 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // mps makes the pipe directory of an MPS daemon, with its socket, on which this process listens.
 func (s *scene) mps(dir string) string {
-	s.mkdir(dir)
+	s.Mkdir(dir)
 	s.socket(dir + "/" + controlSocket)
-	s.touch(dir + "/" + mpsFiles[0])
-	return s.path(dir)
+	s.Touch(dir + "/" + mpsFiles[0])
+	return s.Path(dir)
 }
 
 // deadMPS makes one on whose socket nobody listens.
 func (s *scene) deadMPS(dir string) string {
-	s.mkdir(dir)
-	s.must(unix.Mknod(s.path(dir+"/"+controlSocket), unix.S_IFSOCK|0o666, 0))
-	s.touch(dir + "/" + mpsFiles[0])
-	return s.path(dir)
+	s.Mkdir(dir)
+	s.Must(unix.Mknod(s.Path(dir+"/"+controlSocket), unix.S_IFSOCK|0o666, 0))
+	s.Touch(dir + "/" + mpsFiles[0])
+	return s.Path(dir)
 }
 
 // socket listens at a path of any length: bind(2) takes 108 bytes.
 func (s *scene) socket(name string) string {
-	s.t.Helper()
-	dir, err := os.Open(s.path(filepath.Dir(name)))
-	s.must(err)
+	s.T.Helper()
+	dir, err := os.Open(s.Path(filepath.Dir(name)))
+	s.Must(err)
 	defer dir.Close()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix",
 		Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(name))})
-	s.must(err)
+	s.Must(err)
 	l.SetUnlinkOnClose(false)
-	s.t.Cleanup(func() { _ = l.Close() })
+	s.T.Cleanup(func() { _ = l.Close() })
 	for _, process := range []string{"self", strconv.Itoa(os.Getpid())} {
 		if err := os.Symlink("/proc/"+strconv.Itoa(os.Getpid()),
-			s.path("proc/"+process)); !errors.Is(err, fs.ErrExist) {
-			s.must(err)
+			s.Path("proc/"+process)); !errors.Is(err, fs.ErrExist) {
+			s.Must(err)
 		}
 	}
-	return s.path(name)
+	return s.Path(name)
 }
 
 const listens, bound = "00010000", "00000000"
@@ -58,20 +60,20 @@ const listens, bound = "00010000", "00000000"
 func (s *scene) listens(paths ...string) { s.sockets(listens, paths...) }
 
 func (s *scene) sockets(flags string, paths ...string) {
-	s.mkdir("proc/net")
+	s.Mkdir("proc/net")
 	text := "Num       RefCount Protocol Flags    Type St Inode Path\n0000000000000000: 00000002 00000000 " +
 		"00010000 0001 01 20000 @/abstract/control\n0000000000000000: 00000003 00000000 00000000 " +
 		"0001 03 20001\n"
 	for _, path := range paths {
 		text += "0000000000000000: 00000002 00000000 " + flags + " 0001 01 20002 " + path + "\n"
 	}
-	s.must(os.WriteFile(s.path("proc/net/unix"), []byte(text), 0o644))
+	s.Must(os.WriteFile(s.Path("proc/net/unix"), []byte(text), 0o644))
 }
 
 // daemon is a pipe directory on whose socket a process listens.
 func (s *scene) daemon(dir string) string {
 	s.listens(s.mps(dir) + "/control")
-	return s.path(dir)
+	return s.Path(dir)
 }
 
 func TestMountsOfMPSDaemons(t *testing.T) {
@@ -93,32 +95,32 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 		}, mounted("/run/nvidia/mps/nvidia.com/gpu/pipe")},
 		{"what is called alike", func(s *scene) { s.bind("/tmp/nvidia-mps-logs", "/x") }, nil},
 		{"udev's socket, which is called the same", func(s *scene) {
-			s.mkdir("data/udev")
+			s.Mkdir("data/udev")
 			s.listens(s.socket("data/udev/control"))
-			s.bind(s.path("data/udev"), "/x")
+			s.bind(s.Path("data/udev"), "/x")
 		}, nil},
 		{"files of a daemon's names, made by a neighbour", func(s *scene) {
-			s.mkdir("data/mps")
-			s.listens(s.touch("data/mps/control"))
-			s.touch("data/mps/control_lock")
-			s.bind(s.path("data/mps"), "/x")
+			s.Mkdir("data/mps")
+			s.listens(s.Touch("data/mps/control"))
+			s.Touch("data/mps/control_lock")
+			s.bind(s.Path("data/mps"), "/x")
 		}, nil},
 		{"the same below a mount", func(s *scene) {
-			s.mkdir("data/mps")
-			s.listens(s.touch("data/mps/control"))
-			s.touch("data/mps/control_lock")
-			s.bind(s.path("data"), "/x")
+			s.Mkdir("data/mps")
+			s.listens(s.Touch("data/mps/control"))
+			s.Touch("data/mps/control_lock")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 		{"a link to a daemon's socket, made by a neighbour", func(s *scene) {
 			s.daemon("mps")
-			s.mkdir("data")
-			s.link("../mps/control", "data/control")
-			s.touch("data/control_lock")
-			s.bind(s.path("data"), "/x")
+			s.Mkdir("data")
+			s.Link("../mps/control", "data/control")
+			s.Touch("data/control_lock")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 		{"a socket on which nobody listens", func(s *scene) {
 			s.sockets(bound, s.deadMPS("data/mps")+"/control")
-			s.bind(s.path("data/mps"), "/x")
+			s.bind(s.Path("data/mps"), "/x")
 		}, nil},
 		{"a socket that nobody has", func(s *scene) {
 			s.listens()
@@ -134,75 +136,75 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 		}, mounted("T/data/mps")},
 		{"a name in the list that a dead socket has", func(s *scene) {
 			s.listens(s.deadMPS("data/mps") + "/control")
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 		{"a usual place that a link leads to, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
-			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
-			s.mkdir("data/mps")
+			s.T.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			s.Mkdir("data/mps")
 			s.socket("data/mps/control")
-			mpsDefaults = []string{s.link("data/mps", "nvidia-mps")}
+			mpsDefaults = []string{s.Link("data/mps", "nvidia-mps")}
 			s.listens(mpsDefaults[0] + "/control")
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, mounted("T/data")},
 		{"a file at a usual place", func(s *scene) {
 			was := mpsDefaults
-			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
-			mpsDefaults = []string{s.mkdir("nvidia-mps")}
-			s.bind(s.touch("nvidia-mps/log"), "/x")
+			s.T.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			mpsDefaults = []string{s.Mkdir("nvidia-mps")}
+			s.bind(s.Touch("nvidia-mps/log"), "/x")
 		}, mounted("T/nvidia-mps/log")},
 		{"its control socket", func(s *scene) { s.bind(s.daemon("data/mps")+"/control", "/x") },
 			mounted("T/data/mps/control")},
-		{"its log", func(s *scene) { s.daemon("data/mps"); s.bind(s.touch("data/mps/log"), "/x") }, nil},
-		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.link("data/mps", "link"), "/x") },
+		{"its log", func(s *scene) { s.daemon("data/mps"); s.bind(s.Touch("data/mps/log"), "/x") }, nil},
+		{"a link to it", func(s *scene) { s.daemon("data/mps"); s.bind(s.Link("data/mps", "link"), "/x") },
 			mounted("T/link")},
 		{"a parent, while a daemon listens", func(s *scene) {
 			s.listens(s.mps("data/a/b/mps") + "/control")
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, mounted("T/data")},
 		{"a link to a parent", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
-			s.bind(s.link("data", "link"), "/x")
+			s.bind(s.Link("data", "link"), "/x")
 		}, mounted("T/link")},
 		{"a parent, of a daemon that was told a link", func(s *scene) {
 			s.mps("data/a/mps")
-			s.listens(s.link("data/a/mps", "pipe") + "/control")
-			s.bind(s.path("data"), "/x")
+			s.listens(s.Link("data/a/mps", "pipe") + "/control")
+			s.bind(s.Path("data"), "/x")
 		}, mounted("T/data")},
 		{"a parent of two, once", func(s *scene) {
 			s.listens(s.mps("data/a")+"/control", s.mps("data/b")+"/control")
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, mounted("T/data")},
 		{"a parent of the socket's name", func(s *scene) {
 			s.listens(s.mps("data/control/mps") + "/control")
-			s.bind(s.path("data/control"), "/x")
+			s.bind(s.Path("data/control"), "/x")
 		}, mounted("T/data/control")},
 		{"a parent that the engine has made for it", func(s *scene) {
 			s.listens(s.mps("bundle/a/mps") + "/control")
-			s.bind(s.path("bundle/a"), "/x")
+			s.bind(s.Path("bundle/a"), "/x")
 		}, nil},
 		{"a directory beside it", func(s *scene) {
 			s.listens(s.mps("data/mps") + "/control")
-			s.bind(s.mkdir("data/other"), "/x")
+			s.bind(s.Mkdir("data/other"), "/x")
 		}, nil},
 		{"a directory whose name only begins alike", func(s *scene) {
 			s.listens(s.mps("data/mps") + "/control")
-			s.bind(s.mkdir("data/mpsx"), "/x")
+			s.bind(s.Mkdir("data/mpsx"), "/x")
 		}, nil},
 		{"a parent, when the daemon has gone", func(s *scene) {
-			s.listens(s.mkdir("data/mps") + "/control")
-			s.bind(s.path("data"), "/x")
+			s.listens(s.Mkdir("data/mps") + "/control")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 		{"a parent of another program's socket of the name", func(s *scene) {
-			s.mkdir("data/x")
+			s.Mkdir("data/x")
 			s.listens(s.socket("data/x/control"))
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 		{"a host directory, no daemon at all", func(s *scene) {
 			s.listens()
-			s.bind(s.mkdir("tmp"), "/tmp")
+			s.bind(s.Mkdir("tmp"), "/tmp")
 		}, nil},
-		{"a host directory, and no list of sockets", func(s *scene) { s.bind(s.mkdir("tmp"), "/tmp") }, nil},
+		{"a host directory, and no list of sockets", func(s *scene) { s.bind(s.Mkdir("tmp"), "/tmp") }, nil},
 		{"host / is an agent's: recorded", func(s *scene) {
 			s.listens(s.mps("data/mps") + "/control")
 			s.bind("/", "/x")
@@ -211,16 +213,16 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 			s.listens(s.mps("data/a/mps") + "/control")
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 				Destination: "/x", Type: "overlay", Options: []string{
-					"lowerdir=" + s.path("data") + ":/usr"}})
+					"lowerdir=" + s.Path("data") + ":/usr"}})
 		}, mounted("lowerdir=T/data:/usr")},
 		{"a root file system that holds one", func(s *scene) {
 			s.listens(s.mps("data/a/mps") + "/control")
-			s.spec.Root = &specs.Root{Path: s.path("data")}
+			s.spec.Root = &specs.Root{Path: s.Path("data")}
 		}, socket("root", "T/data")},
 
 		{"the client's variable below a mount", func(s *scene) {
 			s.mps("data/a/mps")
-			s.bind(s.path("data"), "/mnt")
+			s.bind(s.Path("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt//a/./mps/")
 		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt//a/./mps/")},
 		{"the client's variable at a mount that is found itself", func(s *scene) {
@@ -229,25 +231,25 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 		}, mounted("T/data/mps")},
 		{"the client's variable below the last of two mounts at one place", func(s *scene) {
 			s.mps("data/mps")
-			s.bind(s.mkdir("other"), "/mnt")
-			s.bind(s.path("data"), "/mnt")
+			s.bind(s.Mkdir("other"), "/mnt")
+			s.bind(s.Path("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps")
 		}, socket("env:CUDA_MPS_PIPE_DIRECTORY", "/mnt/mps")},
 		{"the client's variable below a mount, with nothing there", func(s *scene) {
-			s.bind(s.mkdir("data"), "/mnt")
+			s.bind(s.Mkdir("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt/mps")
 		}, nil},
 		{"the client's variable in the image", func(s *scene) {
-			s.bind(s.mkdir("data"), "/mnt")
+			s.bind(s.Mkdir("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mntx/mps")
 		}, nil},
 		{"the client's variable, empty", func(s *scene) {
-			s.bind(s.mkdir("data"), "/mnt")
+			s.bind(s.Mkdir("data"), "/mnt")
 			s.env("CUDA_MPS_PIPE_DIRECTORY=")
 		}, nil},
 		{"a path of a hundred thousand directories over a thousand mounts", func(s *scene) {
 			for range 1000 {
-				s.bind(s.dir+"/bundle"+strings.Repeat("/b", 1000), "/mnt")
+				s.bind(s.Dir+"/bundle"+strings.Repeat("/b", 1000), "/mnt")
 			}
 			s.env("CUDA_MPS_PIPE_DIRECTORY=/mnt" + strings.Repeat("/a", 100_000))
 		}, nil},
@@ -257,7 +259,7 @@ func TestMountsOfMPSDaemons(t *testing.T) {
 // TestADaemonOfOurs: its directory is on a mount of its own, and who mounts a parent gets it all
 // the same.
 func TestADaemonOfOurs(t *testing.T) {
-	ownMounts(t)
+	hostpathtest.OwnMounts(t)
 	found := []string{"gpu-socket | mount:/x | T/data | never"}
 	for _, c := range []struct {
 		run, link, dir string // run_dir, or the link to it that is configured; the daemon's
@@ -271,17 +273,17 @@ func TestADaemonOfOurs(t *testing.T) {
 		{"data/run", "var", "data/other/0a1b2c3d4e5f/pipe", "data/other/0a1b2c3d4e5f/pipe", nil},
 	} {
 		s := newScene(t)
-		s.mkdir(c.run)
-		if s.node.Policy.RunDir = s.path(c.run); c.link != "" {
-			s.node.Policy.RunDir = s.link(c.run, c.link)
+		s.Mkdir(c.run)
+		if s.node.Policy.RunDir = s.Path(c.run); c.link != "" {
+			s.node.Policy.RunDir = s.Link(c.run, c.link)
 		}
-		s.must(unix.Mount("tmpfs", s.mkdir(c.dir), "tmpfs", 0, "size=64k"))
+		s.Must(unix.Mount("tmpfs", s.Mkdir(c.dir), "tmpfs", 0, "size=64k"))
 		s.deadMPS(c.dir) // which of the node's processes listens is not asked there
-		s.listens(s.path(c.told) + "/control")
-		s.bind(s.path("data"), "/x")
+		s.listens(s.Path(c.told) + "/control")
+		s.bind(s.Path("data"), "/x")
 		t.Log(c)
 		s.wantHits(c.want...)
-		s.must(unix.Unmount(s.path(c.dir), 0))
+		s.Must(unix.Unmount(s.Path(c.dir), 0))
 	}
 }
 
@@ -290,7 +292,7 @@ func TestAnMPSDaemonBelowTheNodesRootIsRecorded(t *testing.T) {
 	s.listens(s.mps("data/mps") + "/control")
 	s.spec.Process.User.UID = 65534
 	s.bind("/", "/host", "ro")
-	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/host with the MPS daemon of "+s.path("data/mps")) {
+	if r := s.find(); !slices.Contains(r.NodeRoot, "mount:/host with the MPS daemon of "+s.Path("data/mps")) {
 		t.Errorf("node-root %q", r.NodeRoot)
 	}
 }
@@ -307,24 +309,24 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 		}, true},
 		"one on which nobody listens": {func(s *scene) {
 			s.sockets(bound, s.deadMPS("data/mps")+"/control")
-			s.bind(s.path("data/mps"), "/x")
+			s.bind(s.Path("data/mps"), "/x")
 		}, true},
 		"files alone": {func(s *scene) {
-			s.bind(s.mkdir("data/mps"), "/x")
-			s.touch("data/mps/control")
-			s.touch("data/mps/control_lock")
+			s.bind(s.Mkdir("data/mps"), "/x")
+			s.Touch("data/mps/control")
+			s.Touch("data/mps/control_lock")
 		}, false},
 		"a daemon": {func(s *scene) { s.bind(s.daemon("data/mps"), "/x") }, false},
 		"an ordinary directory": {func(s *scene) {
 			s.daemon("data/mps")
-			s.bind(s.mkdir("data/other"), "/x")
+			s.bind(s.Mkdir("data/other"), "/x")
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			c.setup(s)
 			r := s.find()
-			want := []string{"mount:/x has what may be an MPS daemon's socket in " + s.path("data/mps")}
+			want := []string{"mount:/x has what may be an MPS daemon's socket in " + s.Path("data/mps")}
 			if c.want != slices.Equal(r.Noted, want) || !c.want && r.Noted != nil || len(r.NodeRoot) > 0 {
 				t.Errorf("noted %q, node-root %q", r.Noted, r.NodeRoot)
 			}
@@ -335,10 +337,10 @@ func TestWhatLooksLikeAnMPSDaemonIsRecorded(t *testing.T) {
 		s := newScene(t)
 		s.env(variable)
 		s.bind(s.deadMPS("data/mps"), "/")
-		s.mkdir("data/mps/other")
-		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.path("data/mps"),
+		s.Mkdir("data/mps/other")
+		want := []string{"mount:/ has what may be an MPS daemon's socket in " + s.Path("data/mps"),
 			"env:CUDA_MPS_PIPE_DIRECTORY leads to what may be an MPS daemon's socket in " +
-				s.path("data/mps")}
+				s.Path("data/mps")}
 		if variable != "CUDA_MPS_PIPE_DIRECTORY=/" {
 			want = want[:1]
 		}

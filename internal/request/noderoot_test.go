@@ -16,7 +16,7 @@ import (
 
 func TestMountsThatMakeRoot(t *testing.T) {
 	bind := func(source string, options ...string) func(*scene) {
-		return func(s *scene) { s.bind(strings.Replace(source, "T", s.dir, 1), "/x", options...) }
+		return func(s *scene) { s.bind(strings.Replace(source, "T", s.Dir, 1), "/x", options...) }
 	}
 	mount := func(m specs.Mount) func(*scene) {
 		m.Destination = "/x"
@@ -36,7 +36,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"a parent, read only at its top", bind("T/sys", "ro"), true},
 		{"a parent, read only all the way down", bind("T/sys", "rro"), false},
 		{"the cgroup file system, read only", func(s *scene) {
-			s.touch("sys/fs/cgroup/cgroup.controllers")
+			s.Touch("sys/fs/cgroup/cgroup.controllers")
 			bind("T/sys/fs/cgroup", "ro")(s)
 		}, false},
 		{"the file systems of version 1, read only at their top", bind("T/sys/fs/cgroup", "ro"), true},
@@ -87,12 +87,12 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"the configuration", bind("/etc/gpuledger/config.toml"), true},
 		{"the configuration, read only", bind("/etc/gpuledger/config.toml", "ro"), false},
 		{"a configuration elsewhere", func(s *scene) {
-			s.node.Config = s.path("conf/gpu.toml")
-			s.bind(s.mkdir("conf"), "/x")
+			s.node.Config = s.Path("conf/gpu.toml")
+			s.bind(s.Mkdir("conf"), "/x")
 		}, true},
 		{"the same, read only", func(s *scene) {
-			s.node.Config = s.path("conf/gpu.toml")
-			s.bind(s.mkdir("conf"), "/x", "ro")
+			s.node.Config = s.Path("conf/gpu.toml")
+			s.bind(s.Mkdir("conf"), "/x", "ro")
 		}, false},
 		{"what a cluster sets, beside it", func(s *scene) {
 			s.node.Config = s.path("conf/gpu.toml")
@@ -170,10 +170,10 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"containerd's shim", bind("/usr/bin/containerd-shim-runc-v2"), true},
 		{"the monitor of Podman and CRI-O", bind("/usr/bin/conmon"), true},
 		{"the real runtime, that a link leads to", func(s *scene) {
-			s.mkdir("opt")
-			s.touch("opt/crun-1.2")
-			s.node.Policy.Runtime.Path = []string{s.link("crun-1.2", "opt/crun")}
-			s.bind(s.path("opt/crun-1.2"), "/x")
+			s.Mkdir("opt")
+			s.Touch("opt/crun-1.2")
+			s.node.Policy.Runtime.Path = []string{s.Link("crun-1.2", "opt/crun")}
+			s.bind(s.Path("opt/crun-1.2"), "/x")
 		}, true},
 		{"Docker's state", bind("/var/lib/docker"), true},
 		{"Docker's state, read only", bind("/var/lib/docker", "ro"), false},
@@ -202,7 +202,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"an overlay over it, which only reads", mount(specs.Mount{
 			Type: "overlay", Options: []string{"lowerdir=/etc/cdi", "upperdir=/u", "workdir=/w"}}), false},
 		{"an overlay over a parent of our directories", func(s *scene) {
-			mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.dir}})(s)
+			mount(specs.Mount{Type: "overlay", Options: []string{"lowerdir=" + s.Dir}})(s)
 		}, true},
 		{"host / in a user namespace", func(s *scene) { bind("/")(s); s.userNamespace() }, false},
 		{"host / in a user namespace that has the node's root in it", func(s *scene) {
@@ -234,12 +234,12 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		}, false},
 		{"host / in a joined user namespace that tells nothing", func(s *scene) {
 			joined(s, 0)
-			s.node.Host.Proc = s.path("proc")
+			s.node.Host.Proc = s.Path("proc")
 			bind("/")(s)
 		}, true},
 		{"the same, as an engine that pins one describes it", func(s *scene) {
 			joined(s, 100000)
-			s.node.Host.Proc = s.path("proc")
+			s.node.Host.Proc = s.Path("proc")
 			bind("/")(s)
 			s.spec.Linux.UIDMappings = others
 		}, false},
@@ -274,7 +274,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		}, false},
 		{"a parent of our directories as nobody of their group", func(s *scene) {
 			bind("T")(s)
-			s.must(os.Chown(s.path("state"), 0, 64000))
+			s.Must(os.Chown(s.Path("state"), 0, 64000))
 			s.nobody(64000)
 		}, true},
 		{"a parent of our directories as nobody", func(s *scene) { bind("T")(s); s.nobody() }, false},
@@ -287,7 +287,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.nobody()
 		}, false},
 		{"an ordinary volume as a user without noNewPrivileges, in root's group", func(s *scene) {
-			s.bind(s.mkdir("data"), "/x")
+			s.bind(s.Mkdir("data"), "/x")
 			s.spec.Process.User = specs.User{UID: 1000, GID: 0}
 		}, false},
 	} {
@@ -451,16 +451,16 @@ var others = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536
 
 // joined has the container join the user namespace of a process, whose root is a user of the node.
 func joined(s *scene, root int) {
-	s.t.Helper()
+	s.T.Helper()
 	cmd := exec.Command("sleep", "1000")
 	maps := []syscall.SysProcIDMap{{ContainerID: 5, HostID: 5, Size: 1},
 		{ContainerID: 0, HostID: root, Size: 1}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
 		UidMappings: maps, GidMappings: maps}
 	if err := cmd.Start(); err != nil {
-		s.t.Skipf("misses the right to make user namespaces: %v", err)
+		s.T.Skipf("misses the right to make user namespaces: %v", err)
 	}
-	s.t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	s.T.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	s.node.Host.Proc = "/proc"
 	s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
 		specs.LinuxNamespace{Type: specs.UserNamespace,

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/hostpath"
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // TestAMountThatNamesNoGPU costs no memory.
@@ -39,7 +40,7 @@ func TestDaemonsThatWereSeenHold(t *testing.T) {
 func TestWhatCannotBeToldFails(t *testing.T) {
 	for name, setup := range map[string]func(*scene){
 		"a mount's source":              func(s *scene) { s.bind("/broken", "/x") },
-		"a mount's source, among sound": func(s *scene) { s.bind("/broken", "/x"); s.bind(s.mkdir("data"), "/y") },
+		"a mount's source, among sound": func(s *scene) { s.bind("/broken", "/x"); s.bind(s.Mkdir("data"), "/y") },
 		"an overlay's layer":            fileSystem("overlay", "overlay", "lowerdir=/broken"),
 		"a device's path":               func(s *scene) { s.userNamespace(); s.device("/broken", "c", 1, 3) },
 	} {
@@ -53,10 +54,10 @@ func TestWhatCannotBeToldFails(t *testing.T) {
 	}
 	s := newScene(t)
 	s.rooted()
-	s.bind(s.mkdir("data"), "/broken")
-	s.bind(s.path("data"), "/mnt")
+	s.bind(s.Mkdir("data"), "/broken")
+	s.bind(s.Path("data"), "/mnt")
 	s.bind("rootfs/mnt/a", "/x")
-	s.broken(s.path("bundle/rootfs/broken"))
+	s.broken(s.Path("bundle/rootfs/broken"))
 	if found := s.find().Hits; len(found) != 1 || found[0].Value != "rootfs/mnt/a ("+grant.UnknownTarget+")" {
 		t.Errorf("behind a mount of which it cannot be told where it lies: %v", found)
 	}
@@ -89,15 +90,15 @@ func TestOneMountIsToldOnce(t *testing.T) {
 			[]string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"a directory of nodes that no rule opens, and behind a link one of ours",
 			mounted("a/../../dev", func(s *scene) {
-				s.mkdir("data/deep/a")
-				s.link("../data/deep/a", "bundle/a")
-				s.link("../run", "data/dev")
+				s.Mkdir("data/deep/a")
+				s.Link("../data/deep/a", "bundle/a")
+				s.Link("../run", "data/dev")
 			}), []string{"gpu-socket | mount:/x | a/../../dev | never"}},
 		{"a directory of nodes", mounted("./../dev", func(s *scene) { s.addRules("allow c 195:* rw") }),
 			[]string{every, "gpu-bind-mount | mount:/x | ./../dev | drop"}},
 		{"an absolute source without a bundle", func(s *scene) {
 			s.caller.Container.Bundle = ""
-			s.bind(s.mkdir("data"), "/x")
+			s.bind(s.Mkdir("data"), "/x")
 		}, nil},
 	})
 }
@@ -123,10 +124,10 @@ func TestAFileIsNoDirectoryOfSockets(t *testing.T) {
 	for _, kind := range []string{"file", "device", "directory"} {
 		s := newScene(t)
 		s.node.Seen = &Seen{}
-		s.touch("file")
+		s.Touch("file")
 		s.mknod("device", 1, 3)
-		s.mkdir("directory")
-		s.bind(s.path(kind), "/x")
+		s.Mkdir("directory")
+		s.bind(s.Path(kind), "/x")
 		if s.find(); (s.node.Seen.daemons == nil) != (kind != "directory") {
 			t.Errorf("for a %s it has asked: %v", kind, s.node.Seen.daemons != nil)
 		}
@@ -141,7 +142,7 @@ func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 		return func(s *scene) {
 			s.rooted()
 			s.mountType(kind, on, options...)
-			s.bind(s.mkdir("data"), on+"/a")
+			s.bind(s.Mkdir("data"), on+"/a")
 			s.bind("rootfs/data/a", "/x")
 		}
 	}
@@ -153,7 +154,7 @@ func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 		{"a bind mount with the type of an empty one", func(s *scene) {
 			s.rooted()
 			s.mountType("tmpfs", "/mnt", "rbind")
-			s.spec.Mounts[4].Source = s.dir
+			s.spec.Mounts[4].Source = s.Dir
 			s.bind("rootfs/mnt/run", "/x")
 		}, []string{"gpu-socket | mount:/x | rootfs/mnt/run | never"}},
 		{"a sysfs", behind("sysfs", "/mnt"), nil},
@@ -164,8 +165,8 @@ func TestBehindFileSystemsOfOtherKinds(t *testing.T) {
 func TestTheNodesRootWithOpenRules(t *testing.T) {
 	s := newScene(t)
 	s.spec.Root = &specs.Root{Path: "/"}
-	s.bind(s.mkdir("other"), s.mkdir("mnt"))
-	s.bind(s.mkdir("data"), "/x")
+	s.bind(s.Mkdir("other"), s.Mkdir("mnt"))
+	s.bind(s.Mkdir("data"), "/x")
 	s.addRules("allow c 195:* rw")
 	s.wantHits("gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*")
 }
@@ -173,13 +174,13 @@ func TestTheNodesRootWithOpenRules(t *testing.T) {
 // TestWhatIsMountedElsewhereToo by somebody else than the kubelet: other mounts of a source, and
 // what is mounted in it.
 func TestWhatIsMountedElsewhereToo(t *testing.T) {
-	ownMounts(t, "/var/lib", "/run")
+	hostpathtest.OwnMounts(t, "/var/lib", "/run")
 	plain := func(s *scene, source string, options ...string) {
 		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 			Destination: "/x", Type: "bind", Source: source, Options: options})
 	}
 	s := newScene(t)
-	s.must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755),
+	s.Must(errors.Join(os.MkdirAll("/run/nvidia-mps", 0o755),
 		unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0)))
 	s.listens() // in this network namespace nobody does
 	s.bind("/run", "/x")
@@ -188,18 +189,18 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run/nvidia-mps") {
 		t.Errorf("a daemon of another network namespace: %q", got)
 	}
-	s.must(os.RemoveAll("/run/nvidia-mps"))
+	s.Must(os.RemoveAll("/run/nvidia-mps"))
 	s = newScene(t)
-	s.mkdir("data")
+	s.Mkdir("data")
 	s.socket("data/other")
 	l, err := net.Listen("unix", "/run/control")
-	s.must(errors.Join(err, os.WriteFile("/run/control_lock", nil, 0o600)))
+	s.Must(errors.Join(err, os.WriteFile("/run/control_lock", nil, 0o600)))
 	s.bind("/run", "/x")
 	s.wantHits()
 	if got := s.find().NodeRoot; !slices.Contains(got, "mount:/x with the MPS daemon of /run") {
 		t.Errorf("a daemon in /run itself: %q", got)
 	}
-	s.must(errors.Join(l.Close(), os.Remove("/run/control_lock")))
+	s.Must(errors.Join(l.Close(), os.Remove("/run/control_lock")))
 	for _, c := range []struct {
 		name        string
 		setup       func(*scene)
@@ -207,97 +208,97 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		root        bool
 	}{
 		{"run_dir in a volume, which is mounted alone", func(s *scene) {
-			s.mkdir("data/inner")
-			s.mount(s.path("data"), subPath, "")
-			s.mount(s.path("run"), subPath+"/inner", "")
+			s.Mkdir("data/inner")
+			s.Mount(s.Path("data"), subPath, "")
+			s.Mount(s.Path("run"), subPath+"/inner", "")
 			plain(s, subPath, "bind")
 		}, nil, nil, false},
 		{"a socket that governs, on a file system of its own", func(s *scene) {
-			s.node.Config = s.mount("tmpfs", s.path("own"), "tmpfs") + "/socket"
+			s.node.Config = s.Mount("tmpfs", s.Path("own"), "tmpfs") + "/socket"
 			l, err := net.Listen("unix", s.node.Config)
-			s.must(err)
-			s.t.Cleanup(func() { _ = l.Close() })
-			plain(s, s.mount(s.node.Config, subPath, ""), "bind")
+			s.Must(err)
+			s.T.Cleanup(func() { _ = l.Close() })
+			plain(s, s.Mount(s.node.Config, subPath, ""), "bind")
 		}, nil, nil, true},
 		{"an MPS daemon's directory on a file system of its own, by its own path", func(s *scene) {
-			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.Mount("tmpfs", s.Path("own"), "tmpfs")
 			plain(s, s.daemon("own"), "bind")
 		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
 		{"root's usual one, on a file system of its own, with nobody that is seen to listen", func(s *scene) {
-			s.must(os.MkdirAll("/run/nvidia-mps", 0o755))
-			s.mount("tmpfs", "/run/nvidia-mps", "tmpfs")
-			s.must(errors.Join(unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0),
+			s.Must(os.MkdirAll("/run/nvidia-mps", 0o755))
+			s.Mount("tmpfs", "/run/nvidia-mps", "tmpfs")
+			s.Must(errors.Join(unix.Mknod("/run/nvidia-mps/control", unix.S_IFSOCK|0o666, 0),
 				os.WriteFile("/run/nvidia-mps/control_lock", nil, 0o600)))
-			plain(s, s.mount("/run/nvidia-mps", subPath, ""), "bind")
+			plain(s, s.Mount("/run/nvidia-mps", subPath, ""), "bind")
 		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is /run/nvidia-mps) | never"},
 			[]string{"mount:/x has what may be an MPS daemon's socket in " + subPath}, false},
 		{"a file system on which one listens", func(s *scene) {
-			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.Mount("tmpfs", s.Path("own"), "tmpfs")
 			s.daemon("own/mps")
-			plain(s, s.path("own"), "bind")
+			plain(s, s.Path("own"), "bind")
 		}, []string{"gpu-socket | mount:/x | T/own | never"}, nil, false},
 		{"a file system on which nobody listens", func(s *scene) {
-			s.mount("tmpfs", s.path("own"), "tmpfs")
+			s.Mount("tmpfs", s.Path("own"), "tmpfs")
 			s.listens(s.deadMPS("own/mps") + "/control")
-			plain(s, s.path("own"), "bind")
+			plain(s, s.Path("own"), "bind")
 		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/own/mps"}, false},
 		{"a file system on which another program listens", func(s *scene) {
-			s.mount("tmpfs", s.path("own"), "tmpfs")
-			s.mkdir("own/udev")
+			s.Mount("tmpfs", s.Path("own"), "tmpfs")
+			s.Mkdir("own/udev")
 			s.listens(s.socket("own/udev/control"))
-			plain(s, s.path("own"), "bind")
+			plain(s, s.Path("own"), "bind")
 		}, nil, nil, false},
 		{"a file system that lacks what the list says", func(s *scene) {
-			s.mount("tmpfs", s.path("own"), "tmpfs")
-			s.listens(s.path("own/mps/control"))
-			plain(s, s.path("own"), "bind")
+			s.Mount("tmpfs", s.Path("own"), "tmpfs")
+			s.listens(s.Path("own/mps/control"))
+			plain(s, s.Path("own"), "bind")
 		}, nil, nil, false},
 		{"a parent of it, which may bring it along", func(s *scene) {
-			s.mount("tmpfs", s.path("data/own"), "tmpfs")
+			s.Mount("tmpfs", s.Path("data/own"), "tmpfs")
 			s.daemon("data/own")
-			plain(s, s.path("data"), "rbind")
+			plain(s, s.Path("data"), "rbind")
 		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/data/own"}, false},
 		{"a parent of it that looks like another's", func(s *scene) {
 			s.deadMPS("data")
-			s.mount("tmpfs", s.path("data/own"), "tmpfs")
+			s.Mount("tmpfs", s.Path("data/own"), "tmpfs")
 			s.daemon("data/own")
-			plain(s, s.path("data"), "rbind")
+			plain(s, s.Path("data"), "rbind")
 		}, nil, []string{"mount:/x has what may be an MPS daemon's socket in T/data/own"}, false},
 		{"anybody's directory, which is mounted in run_dir", func(s *scene) {
-			s.mount(s.mkdir("data"), s.path("run/inner"), "")
-			plain(s, s.mount(s.path("data"), subPath, ""), "bind")
+			s.Mount(s.Mkdir("data"), s.Path("run/inner"), "")
+			plain(s, s.Mount(s.Path("data"), subPath, ""), "bind")
 		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is T/run/inner) | never"}, nil, false},
 		{"a directory beside the pods', which is mounted at /run", func(s *scene) {
-			s.must(os.MkdirAll("/var/lib/x/ledger", 0o755))
-			s.must(os.MkdirAll("/var/lib/kubelet/pods", 0o755))
-			s.mount("/var/lib/x", "/run", "")
+			s.Must(os.MkdirAll("/var/lib/x/ledger", 0o755))
+			s.Must(os.MkdirAll("/var/lib/kubelet/pods", 0o755))
+			s.Mount("/var/lib/x", "/run", "")
 			s.node.Policy.RunDir = "/run/ledger"
 			plain(s, "/var/lib/x/ledger", "bind")
 		}, []string{"gpu-socket | mount:/x | /var/lib/x/ledger (which is /run/ledger) | never"}, nil, true},
 		{"the same by two readings of a path, told once", func(s *scene) {
-			s.mount(s.mkdir("data"), s.path("run/inner"), "")
-			plain(s, "./"+strings.Repeat("../", 20)+s.mount(s.path("data"), subPath, "")[1:], "bind")
+			s.Mount(s.Mkdir("data"), s.Path("run/inner"), "")
+			plain(s, "./"+strings.Repeat("../", 20)+s.Mount(s.Path("data"), subPath, "")[1:], "bind")
 		}, []string{"gpu-socket | mount:/x | ./" + strings.Repeat("../", 20) + subPath[1:] +
 			" (which is T/run/inner) | never"}, nil, false},
 		{"a directory of the ledger's that is mounted in another one, told once", func(s *scene) {
-			s.mount(s.mkdir("state/a"), s.path("run/inner"), "")
-			plain(s, s.mount(s.path("state/a"), subPath, ""), "bind")
+			s.Mount(s.Mkdir("state/a"), s.Path("run/inner"), "")
+			plain(s, s.Mount(s.Path("state/a"), subPath, ""), "bind")
 		}, []string{"gpu-socket | mount:/x | " + subPath + " (which is T/state/a) | never"}, nil, false},
 		{"a pod's directory, in which run_dir is mounted, as nobody", func(s *scene) {
-			s.mount(s.path("run"), subPath, "")
+			s.Mount(s.Path("run"), subPath, "")
 			s.nobody()
 			plain(s, pod, "rbind")
 		}, nil, nil, false},
 		{"a root file system that is a daemon's directory", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.mount(s.daemon("data/mps"), subPath, "")}
+			s.spec.Root = &specs.Root{Path: s.Mount(s.daemon("data/mps"), subPath, "")}
 		}, []string{"gpu-socket | root | " + subPath + " | never"}, nil, false},
 		{"a root file system, of which a directory is mounted in run_dir", func(s *scene) {
-			s.mkdir("data/inner")
-			s.spec.Root = &specs.Root{Path: s.mount(s.path("data"), subPath, "")}
-			s.mount(s.path("data/inner"), s.path("run/inner"), "")
+			s.Mkdir("data/inner")
+			s.spec.Root = &specs.Root{Path: s.Mount(s.Path("data"), subPath, "")}
+			s.Mount(s.Path("data/inner"), s.Path("run/inner"), "")
 		}, nil, nil, false},
 		{"a file system of its own that is nowhere else", func(s *scene) {
-			plain(s, s.mount("tmpfs", s.path("own"), "tmpfs"), "bind")
+			plain(s, s.Mount("tmpfs", s.Path("own"), "tmpfs"), "bind")
 		}, nil, nil, false},
 	} {
 		s := newScene(t)
@@ -308,12 +309,12 @@ func TestWhatIsMountedElsewhereToo(t *testing.T) {
 		}
 		r := s.find()
 		for i, text := range r.Noted {
-			r.Noted[i] = strings.ReplaceAll(text, s.dir, "T")
+			r.Noted[i] = strings.ReplaceAll(text, s.Dir, "T")
 		}
 		if slices.Contains(r.NodeRoot, "mount:/x") != c.root || !slices.Equal(r.Noted, c.noted) {
 			t.Errorf("%s: node-root %q, noted %q", c.name, r.NodeRoot, r.Noted)
 		}
-		s.unmount()
+		s.Unmount()
 	}
 }
 
@@ -327,8 +328,8 @@ func TestRecursiveMounts(t *testing.T) {
 	}
 	s := newScene(t)
 	f := s.facts()
-	if !f.isPrivate("/var/lib/kubelet/pods/u") || !f.isPrivate(s.path("bundle/x")) ||
-		f.isPrivate(s.path("data")) {
+	if !f.isPrivate("/var/lib/kubelet/pods/u") || !f.isPrivate(s.Path("bundle/x")) ||
+		f.isPrivate(s.Path("data")) {
 		t.Error("a pod's directory and the bundle are the container's own, and nothing else")
 	}
 	mps := grant.MPSDir(s.node.Policy.RunDir, "")
@@ -367,26 +368,26 @@ func TestClientsOfMPS(t *testing.T) {
 	const variable = "CUDA_MPS_PIPE_DIRECTORY"
 	check(t, []row{
 		{"a directory without a socket", func(s *scene) {
-			s.bind(s.mkdir("data"), "/x")
+			s.bind(s.Mkdir("data"), "/x")
 			s.env(variable + "=/x")
 		}, nil},
 		{"a daemon's in the place of the root, of which nothing is said",
-			func(s *scene) { s.mps("data/mps"); s.bind(s.path("data"), "/") }, nil},
+			func(s *scene) { s.mps("data/mps"); s.bind(s.Path("data"), "/") }, nil},
 		{"the same, said", func(s *scene) {
 			s.mps("data/mps")
-			s.bind(s.path("data"), "/")
+			s.bind(s.Path("data"), "/")
 			s.env(variable + "=/mps")
 		}, []string{"gpu-socket | env:" + variable + " | /mps | never"}},
 		{"udev's socket, which is called the same", func(s *scene) {
-			s.mkdir("data/udev")
+			s.Mkdir("data/udev")
 			s.socket("data/udev/control")
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 			s.env(variable + "=/x/udev")
 		}, nil},
 		{"a link through what is not there", func(s *scene) {
 			s.mps("data/mps")
-			s.link("none/../mps", "data/link")
-			s.bind(s.path("data"), "/x")
+			s.Link("none/../mps", "data/link")
+			s.bind(s.Path("data"), "/x")
 			s.env(variable + "=/x/link")
 		}, nil},
 		{"another socket beside a daemon's", func(s *scene) {
@@ -396,15 +397,15 @@ func TestClientsOfMPS(t *testing.T) {
 		{"a socket that nobody listens on, above a daemon", func(s *scene) {
 			s.deadMPS("data/mps")
 			s.daemon("data/mps/deep")
-			s.bind(s.path("data/mps/control"), "/x")
+			s.bind(s.Path("data/mps/control"), "/x")
 		}, nil},
 		{"a usual place that everybody can make, when its parent is mounted", func(s *scene) {
 			was := mpsDefaults
-			s.t.(*testing.T).Cleanup(func() { mpsDefaults = was })
-			s.mkdir("data/mps")
+			s.T.(*testing.T).Cleanup(func() { mpsDefaults = was })
+			s.Mkdir("data/mps")
 			mpsDefaults = []string{filepath.Dir(s.socket("data/mps/control"))}
 			s.listens()
-			s.bind(s.path("data"), "/x")
+			s.bind(s.Path("data"), "/x")
 		}, nil},
 	})
 }

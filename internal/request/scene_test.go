@@ -2,8 +2,6 @@ package request
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -13,18 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // scene is a node with a driver, and a container about to be created on it.
 type scene struct {
-	t      testing.TB
-	dir    string
+	*hostpathtest.NodeDir
 	spec   Spec
 	caller Caller
 	node   NodeFacts
-
-	mounted []string
 }
 
 // The majors that the driver has on this node beside 195.
@@ -33,20 +28,14 @@ const majorUVM, majorCaps, majorIMEX, majorSwitch = 508, 509, 510, 507
 // newScene gives an ordinary container without any GPU, as containerd starts it. DRM minors 0 and
 // 128 are NVIDIA's, 1 and 129 are not.
 func newScene(t testing.TB) *scene {
-	dir := t.TempDir()
-	s := &scene{t: t, dir: dir}
-	for _, sub := range []string{"dev", "sys/fs/cgroup", "state", "run", "bundle", "proc"} {
-		s.mkdir(sub)
-	}
-	s.link("/proc/thread-self", "proc/thread-self")
+	s := &scene{NodeDir: hostpathtest.New(t)}
 	s.spec = containerdSpec()
 	s.caller = Caller{Container: grant.Container{Engine: grant.Containerd, ID: "c1",
-		Bundle: filepath.Join(dir, "bundle")}}
+		Bundle: s.Path("bundle")}}
 	s.node = NodeFacts{
-		Host: host.Host{Dev: filepath.Join(dir, "dev"), Sys: filepath.Join(dir, "sys"),
-			Proc: filepath.Join(dir, "proc")},
+		Host: s.Host(),
 		Policy: grant.Policy{
-			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
+			StateDir: s.Path("state"), RunDir: s.Path("run"),
 			Rules: grant.Rules{DeviceEnv: []string{"NVIDIA_VISIBLE_DEVICES"}},
 			Annotations: grant.Annotations{Dialects: []grant.Dialect{
 				grant.DialectGPULedger, grant.DialectGPUShare}},
@@ -63,42 +52,15 @@ func newScene(t testing.TB) *scene {
 	return s
 }
 
-func (s *scene) path(name string) string { return filepath.Join(s.dir, name) }
-
-func (s *scene) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *scene) mkdir(name string) string {
-	s.t.Helper()
-	s.must(os.MkdirAll(s.path(name), 0o755))
-	return s.path(name)
-}
-
-func (s *scene) touch(name string) string {
-	s.t.Helper()
-	s.must(os.WriteFile(s.path(name), nil, 0o644))
-	return s.path(name)
-}
-
-func (s *scene) link(to, name string) string {
-	s.t.Helper()
-	s.must(os.Symlink(to, s.path(name)))
-	return s.path(name)
-}
-
 // mknod makes a real device node; it needs root, as all of this project's tests do.
 func (s *scene) mknod(name string, major, minor uint32) string {
-	s.t.Helper()
-	err := unix.Mknod(s.path(name), unix.S_IFCHR|0o600, int(unix.Mkdev(major, minor)))
+	s.T.Helper()
+	err := unix.Mknod(s.Path(name), unix.S_IFCHR|0o600, int(unix.Mkdev(major, minor)))
 	if err == unix.EPERM {
-		s.t.Skip("misses the right to make device nodes: run it as root")
+		s.T.Skip("misses the right to make device nodes: run it as root")
 	}
-	s.must(err)
-	return s.path(name)
+	s.Must(err)
+	return s.Path(name)
 }
 
 func (s *scene) env(entries ...string) { s.spec.Process.Env = append(s.spec.Process.Env, entries...) }
@@ -138,16 +100,16 @@ func (s *scene) userNamespace() {
 
 // unruled has the runtime run in a user namespace: any that is not the machine's first one.
 func (s *scene) unruled() {
-	s.mkdir("proc/self/ns")
-	s.touch("proc/self/ns/user")
+	s.Mkdir("proc/self/ns")
+	s.Touch("proc/self/ns/user")
 }
 
 // rules puts device rules in place of the engine's: "allow c 195:* rwm", "deny a". A "-" leaves the
 // access out.
-func (s *scene) rules(texts ...string) { s.spec.Linux.Resources.Devices = parseRules(s.t, texts...) }
+func (s *scene) rules(texts ...string) { s.spec.Linux.Resources.Devices = parseRules(s.T, texts...) }
 
 func (s *scene) addRules(texts ...string) {
-	s.spec.Linux.Resources.Devices = append(s.spec.Linux.Resources.Devices, parseRules(s.t, texts...)...)
+	s.spec.Linux.Resources.Devices = append(s.spec.Linux.Resources.Devices, parseRules(s.T, texts...)...)
 }
 
 func parseRules(t testing.TB, texts ...string) []specs.LinuxDeviceCgroup {
@@ -182,31 +144,31 @@ func parseNumber(t testing.TB, text string) *int64 {
 
 // facts are what the vectors know of the scene's container.
 func (s *scene) facts() *containerFacts {
-	s.t.Helper()
+	s.T.Helper()
 	f, err := readFacts(s.spec, s.caller, s.node)
-	s.must(err)
+	s.Must(err)
 	return f
 }
 
 func (s *scene) find() grant.Request {
-	s.t.Helper()
+	s.T.Helper()
 	r, err := Find(s.spec, s.caller, s.node)
-	s.must(err)
+	s.Must(err)
 	return r
 }
 
 // sameAgain looks as a container's first look does, and as its second one, which must find the
 // same.
 func (s *scene) sameAgain(first grant.Request) {
-	s.t.Helper()
+	s.T.Helper()
 	node := s.node
 	node.Seen = &Seen{}
 	for range 2 {
 		again, err := Find(s.spec, s.caller, node)
-		s.must(err)
+		s.Must(err)
 		again.Devices.Majors = first.Devices.Majors // known from the first look on
 		if !reflect.DeepEqual(again, first) {
-			s.t.Errorf("with what was seen before it finds\n%+v\nand without\n%+v", again, first)
+			s.T.Errorf("with what was seen before it finds\n%+v\nand without\n%+v", again, first)
 		}
 	}
 }
@@ -214,12 +176,12 @@ func (s *scene) sameAgain(first grant.Request) {
 // hits gives what was found as lines: code, vector, value, cover, removal; the scene's directory is
 // called T.
 func (s *scene) hits() []string {
-	s.t.Helper()
+	s.T.Helper()
 	lines := []string{}
 	found := s.find()
 	s.sameAgain(found)
 	for _, h := range found.Hits {
-		lines = append(lines, strings.ReplaceAll(line(h), s.dir, "T"))
+		lines = append(lines, strings.ReplaceAll(line(h), s.Dir, "T"))
 	}
 	return lines
 }
@@ -241,9 +203,9 @@ func line(h grant.Hit) string {
 }
 
 func (s *scene) wantHits(want ...string) {
-	s.t.Helper()
+	s.T.Helper()
 	if got := s.hits(); !slices.Equal(got, want) {
-		s.t.Errorf("found\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+		s.T.Errorf("found\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 func fileSystem(kind, source string, options ...string) func(*scene) {
 	return func(s *scene) {
 		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-			Destination: "/x", Type: kind, Source: strings.Replace(source, "T", s.dir, 1), Options: options})
+			Destination: "/x", Type: kind, Source: strings.Replace(source, "T", s.Dir, 1), Options: options})
 	}
 }
 
@@ -30,7 +30,7 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 				Destination: destination, Type: "none", Options: append([]string{"remount"}, options...)})
 		}
 	}
-	disk := func(s *scene) { s.must(unix.Mknod(s.path("disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0)))) }
+	disk := func(s *scene) { s.Must(unix.Mknod(s.Path("disk"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0)))) }
 	mapsRoot := func(s *scene) {
 		s.userNamespace()
 		s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: 0, Size: 1}}
@@ -108,7 +108,7 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 
 		{"the node's root as its own", func(s *scene) { s.spec.Root = &specs.Root{Path: "/"} }, "root"},
 		{"a parent of the ledger as its own root", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.dir}
+			s.spec.Root = &specs.Root{Path: s.Dir}
 		}, "root"},
 		{"an image as its own root", (*scene).rooted, ""},
 		{"the node's root as its own, as nobody", func(s *scene) {
@@ -121,10 +121,10 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 		{"/proc, writable again", remount("/proc/sys", "rw"), "mount:/proc/sys"},
 		{"/proc, read only once more", remount("/proc/sys", "ro"), ""},
 		{"a cgroup file system, whose source is a name", fileSystem("cgroup2", "/", "ro"), ""},
-		{"a disk, as a volume of blocks", func(s *scene) { disk(s); s.bind(s.path("disk"), "/x") }, ""},
+		{"a disk, as a volume of blocks", func(s *scene) { disk(s); s.bind(s.Path("disk"), "/x") }, ""},
 		{"a parent of the cgroups, mounted alone", func(s *scene) {
 			s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
-				Destination: "/x", Type: "bind", Source: s.path("sys"), Options: []string{"bind"}})
+				Destination: "/x", Type: "bind", Source: s.Path("sys"), Options: []string{"bind"}})
 		}, ""},
 		{"cgroups as nobody in root's group", func(s *scene) {
 			fileSystem("cgroup2", "cgroup")(s)
@@ -137,16 +137,16 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 		}, "mount:/x"},
 		{"a program", func(s *scene) { s.bind("/usr/local/sbin/conmon", "/x") }, "mount:/x"},
 		{"an overlay over the ledger as nobody of its group", func(s *scene) {
-			s.must(os.Chown(s.path("state"), 0, 64000))
+			s.Must(os.Chown(s.Path("state"), 0, 64000))
 			s.nobody(64000)
 			fileSystem("overlay", "overlay", "lowerdir=T")(s)
-			s.spec.Mounts[4].Options[0] = "lowerdir=" + s.dir
+			s.spec.Mounts[4].Options[0] = "lowerdir=" + s.Dir
 		}, "mount:/x"},
 		{"a parent of the ledger as nobody, in its group alone", func(s *scene) {
-			s.must(os.Chown(s.path("state"), 0, 64000))
+			s.Must(os.Chown(s.Path("state"), 0, 64000))
 			s.nobody()
 			s.spec.Process.User.GID = 64000
-			s.bind(s.dir, "/x")
+			s.bind(s.Dir, "/x")
 		}, "mount:/x"},
 		{"another file system as nobody of a disk's group", func(s *scene) {
 			disk(s)
@@ -154,12 +154,12 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			s.nobody(6)
 		}, ""},
 		{"the cgroups of version 2", func(s *scene) {
-			s.touch("sys/fs/cgroup/cgroup.controllers")
-			s.bind(s.path("sys/fs/cgroup"), "/x")
+			s.Touch("sys/fs/cgroup/cgroup.controllers")
+			s.bind(s.Path("sys/fs/cgroup"), "/x")
 		}, "mount:/x"},
 		{"the cgroups of version 2, read only", func(s *scene) {
-			s.touch("sys/fs/cgroup/cgroup.controllers")
-			s.bind(s.path("sys/fs/cgroup"), "/x", "ro")
+			s.Touch("sys/fs/cgroup/cgroup.controllers")
+			s.bind(s.Path("sys/fs/cgroup"), "/x", "ro")
 		}, ""},
 		{"a program as nobody", func(s *scene) { s.bind("/usr/local/sbin/conmon", "/x"); s.nobody() }, ""},
 		{"a program, read only", func(s *scene) { s.bind("/usr/local/sbin/conmon", "/x", "ro") }, ""},
@@ -179,10 +179,10 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 		{"a chain of links without an end", func(s *scene) {
 			to := "data"
 			for i := range 100 {
-				s.link(to, fmt.Sprintf("l%d", i))
+				s.Link(to, fmt.Sprintf("l%d", i))
 				to = fmt.Sprintf("l%d", i)
 			}
-			s.bind(s.path(to), "/x")
+			s.bind(s.Path(to), "/x")
 		}, ""},
 		{"a tmpfs, whose source is a name", func(s *scene) { disk(s); fileSystem("tmpfs", "T/disk")(s) }, ""},
 		{"a devtmpfs, whose source is a name", func(s *scene) {
@@ -190,11 +190,11 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			fileSystem("devtmpfs", "T/disk")(s)
 		}, ""},
 		{"the real runtime, by its name", func(s *scene) {
-			s.mkdir("bin")
-			s.must(os.Chmod(s.touch("bin/tool"), 0o755))
-			s.t.(*testing.T).Setenv("PATH", s.path("bin"))
+			s.Mkdir("bin")
+			s.Must(os.Chmod(s.Touch("bin/tool"), 0o755))
+			s.T.(*testing.T).Setenv("PATH", s.Path("bin"))
 			s.node.Policy.Runtime.Path = []string{"none-such", "tool"}
-			s.bind(s.path("bin/tool"), "/x")
+			s.bind(s.Path("bin/tool"), "/x")
 		}, "mount:/x"},
 		{"its own data, writable again", remount("/data", "rw"), ""},
 		{"a disk of the node", func(s *scene) { disk(s); fileSystem("ext4", "T/disk")(s) }, "mount:/x"},
@@ -208,12 +208,12 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			s.nobody()
 		}, ""},
 		{"a file system in a file", func(s *scene) {
-			s.touch("image")
+			s.Touch("image")
 			fileSystem("squashfs", "T/image")(s)
 		}, ""},
 		{"a server's", fileSystem("nfs", "server:/export"), ""},
 		{"an ordinary directory, with a tracer's capability", func(s *scene) {
-			s.bind(s.mkdir("data"), "/x")
+			s.bind(s.Mkdir("data"), "/x")
 			s.caps("CAP_SYS_PTRACE")
 		}, ""},
 		{"its own bundle among containerd's", func(s *scene) {
@@ -225,17 +225,17 @@ func TestWaysToTheNodesRoot(t *testing.T) {
 			s.bind("/run/containerd/io.containerd.runtime.v2.task/k8s.io/c11", "/x")
 		}, "mount:/x"},
 		{"a directory again, behind a file of it", func(s *scene) {
-			s.bind(s.touch("file"), "/a")
-			s.bind(s.dir+"/.", "/x")
+			s.bind(s.Touch("file"), "/a")
+			s.bind(s.Dir+"/.", "/x")
 		}, "mount:/x"},
 		{"a parent, behind a file of a directory in it", func(s *scene) {
-			s.mkdir("data")
-			s.bind(s.touch("data/file"), "/a")
-			s.bind(s.dir+"/data/..", "/x")
+			s.Mkdir("data")
+			s.bind(s.Touch("data/file"), "/a")
+			s.bind(s.Dir+"/data/..", "/x")
 		}, "mount:/x"},
 		{"a directory with a slash, behind a file of it", func(s *scene) {
-			s.bind(s.touch("file"), "/a")
-			s.bind(s.dir+"/", "/x")
+			s.bind(s.Touch("file"), "/a")
+			s.bind(s.Dir+"/", "/x")
 		}, "mount:/x"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 		{"one of ours", fileSystem("ecryptfs", "T/state"), socket("T/state")},
 		{"one of ours, from the bundle on", fileSystem("ecryptfs", "../state"), socket("../state")},
 		{"one of ours, from the root on", func(s *scene) {
-			s.spec.Root = &specs.Root{Path: s.mkdir("r/o/o/t")}
+			s.spec.Root = &specs.Root{Path: s.Mkdir("r/o/o/t")}
 			fileSystem("ecryptfs", "../../../../state")(s)
 		}, socket("../../../../state")},
 		{"one of ours, from a bundle on that nobody knows", func(s *scene) {
@@ -274,30 +274,30 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 			[]string{"gpu-bind-mount | mount:/x | lowerdir=../state (" + grant.UnknownTarget + ") | never"}},
 		{"none", fileSystem("ecryptfs", ""), nil},
 		{"a layer's name in an option of another kind", func(s *scene) {
-			s.link("../run", "bundle/link")
+			s.Link("../run", "bundle/link")
 			fileSystem("nfs", "server:/export", "lowerdir=link")(s)
 		}, nil},
 		{"no layer, of a bundle among ours", func(s *scene) {
-			s.caller.Container.Bundle = s.mkdir("run/bundle")
+			s.caller.Container.Bundle = s.Mkdir("run/bundle")
 			fileSystem("overlay", "overlay", "lowerdir=")(s)
 		}, nil},
 		{"none, of a bundle among ours", func(s *scene) {
-			s.caller.Container.Bundle = s.mkdir("run/bundle")
+			s.caller.Container.Bundle = s.Mkdir("run/bundle")
 			fileSystem("ecryptfs", "")(s)
 		}, nil},
 		{"an option that is no layer", func(s *scene) {
-			s.link("../run", "bundle/link")
+			s.Link("../run", "bundle/link")
 			fileSystem("overlay", "overlay", "xino=link")(s)
 		}, nil},
 		{"a layer that ends in a backslash", fileSystem("overlay", "overlay", `lowerdir=/usr\`), nil},
 		{"an overlay's, which the kernel does not look at",
 			fileSystem("overlay", "T/state", "lowerdir=/usr"), nil},
 		{"a word of an option, which is no path", func(s *scene) {
-			s.link("../run", "bundle/link")
+			s.Link("../run", "bundle/link")
 			fileSystem("nfs", "server:/export", "addr=link", "link")(s)
 		}, nil},
 		{"a layer's", func(s *scene) {
-			s.link("../run", "bundle/link")
+			s.Link("../run", "bundle/link")
 			fileSystem("overlay", "overlay", "lowerdir=link")(s)
 		}, socket("lowerdir=link")},
 		{"two layers of ours, told once", fileSystem("overlay", "overlay",
@@ -312,7 +312,7 @@ func TestFileSystemsAndTheirSources(t *testing.T) {
 func TestMountsBehindWhatCannotBeTold(t *testing.T) {
 	s := newScene(t)
 	s.rooted()
-	s.bind(s.dir, "/a/../mnt")
+	s.bind(s.Dir, "/a/../mnt")
 	s.bind("rootfs/mnt/run", "/x")
 	s.bind("rootfs/mnt/run", "/y")
 	s.bind("rootfs/mnt/state", "/z")
@@ -340,10 +340,10 @@ func TestALongChainOfLinks(t *testing.T) {
 	s := newScene(t)
 	to := "run"
 	for i := range 41 {
-		s.link(to, fmt.Sprintf("l%d", i))
+		s.Link(to, fmt.Sprintf("l%d", i))
 		to = fmt.Sprintf("l%d", i)
 	}
-	s.bind(s.path(to), "/x")
+	s.bind(s.Path(to), "/x")
 	s.wantHits("gpu-socket | mount:/x | T/l40 | never")
 }
 
@@ -352,9 +352,9 @@ func TestDirectoriesOfDevices(t *testing.T) {
 	every := "gpu-device-rule | rule:13 | c 195:* rw | never | -rule:c 195:*"
 	of := func(dir string, major, minor uint32) func(*scene) {
 		return func(s *scene) {
-			s.mkdir(dir)
+			s.Mkdir(dir)
 			s.mknod(dir+"/node", major, minor)
-			s.bind(s.path(dir), "/x")
+			s.bind(s.Path(dir), "/x")
 			s.addRules("allow c 195:* rw")
 		}
 	}
@@ -362,7 +362,7 @@ func TestDirectoriesOfDevices(t *testing.T) {
 		{"of sound cards", of("dev/snd", 116, 1), []string{every}},
 		{"of GPUs", of("dev/nvidia-caps", majorCaps, 1), []string{every, "gpu-bind-mount | mount:/x | T/dev/nvidia-caps | drop"}},
 		{"elsewhere, whoever made the node there", of("data", 195, 0), []string{every}},
-		{"a file of /dev", func(s *scene) { s.bind(s.touch("dev/file"), "/x"); s.addRules("allow c 195:* rw") }, []string{every}},
+		{"a file of /dev", func(s *scene) { s.bind(s.Touch("dev/file"), "/x"); s.addRules("allow c 195:* rw") }, []string{every}},
 	})
 }
 
@@ -491,7 +491,7 @@ func TestRecordsOfAGrant(t *testing.T) {
 	const id = grant.ID("g-abcdefghijkl")
 	dir := s.node.Policy.LimitsDir(id)
 	for _, m := range s.node.Policy.RecordMounts(id) {
-		s.must(os.MkdirAll(dir, 0o755))
+		s.Must(os.MkdirAll(dir, 0o755))
 		s.spec.Mounts = append(s.spec.Mounts, specs.Mount{
 			Destination: m.ContainerPath, Type: "bind", Source: m.HostPath, Options: m.Options})
 	}
