@@ -53,10 +53,10 @@ type Connection struct {
 	reserved map[string]bool // ids of containers for which this process holds grants
 }
 
-// New returns a manager that is not connected yet.
+// New returns a connection that is not made yet.
 func New(o Options) *Connection { return &Connection{Options: o, reserved: map[string]bool{}} }
 
-// Name is the manager's name in logs.
+// Name is its name in logs.
 func (m *Connection) Name() string { return "nri" }
 
 // The waits between attempts to connect to an engine that does not listen.
