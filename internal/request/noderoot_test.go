@@ -95,7 +95,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.bind(s.Mkdir("conf"), "/x", "ro")
 		}, false},
 		{"what a cluster sets, beside it", func(s *scene) {
-			s.node.Config = s.path("conf/gpu.toml")
+			s.node.Config = s.Path("conf/gpu.toml")
 			s.mkdir("conf")
 			s.bind(s.touch("conf/cluster.toml"), "/x")
 		}, true},

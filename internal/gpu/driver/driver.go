@@ -84,7 +84,11 @@ type search struct {
 }
 
 func (s *search) run() error {
-	candidates, err := s.candidates(libraryDirs)
+	dirs, err := s.withAlternatives(libraryDirs)
+	if err != nil {
+		return err
+	}
+	candidates, err := s.candidates(dirs)
 	if known, _ := versions(candidates); err == nil && len(known) == 0 {
 		candidates, err = s.candidates(s.cachedDirs())
 	}

@@ -99,7 +99,7 @@ func TestDebian(t *testing.T) {
 		"library video 64 "+dir+"/libnvidia-opticalflow.so.580.142 at "+dir+
 			" as libnvidia-opticalflow.so libnvidia-opticalflow.so.1",
 		"library video 64 "+dir+"/vdpau/libvdpau_nvidia.so.580.142 at "+dir+" as vdpau/libvdpau_nvidia.so.1",
-		"library ngx 64 "+dir+"/libnvidia-ngx.so.580.142 at "+dir+" as libnvidia-ngx.so.1",
+		"library ngx 64 "+dir+"/libnvidia-ngx.so.580.142 at "+dir+" as libnvidia-ngx.so libnvidia-ngx.so.1",
 		"library  64 "+dir+"/libnvidia-brandnew.so.580.142 at "+dir+" as libnvidia-brandnew.so.1",
 		"library compute 32 /usr/lib/i386-linux-gnu/libcuda.so.580.142 at /usr/lib/i386-linux-gnu as "+
 			"libcuda.so libcuda.so.1",
@@ -142,6 +142,50 @@ func TestRHEL(t *testing.T) {
 			"/usr/lib64/xorg/modules/extensions as libglxserver_nvidia.so",
 		"config graphics /usr/share/vulkan/icd.d/nvidia_icd.x86_64.json at "+
 			"/etc/vulkan/icd.d/nvidia_icd.x86_64.json")
+}
+
+// TestDebiansOwnPackages: driver 470 among Debian's packages of several drivers, reached by
+// alternatives, and without them.
+func TestDebiansOwnPackages(t *testing.T) {
+	const lib, tesla = "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/tesla-470"
+	loaded := func(w *driver.Where) { w.Version = "470.256.02" }
+	found := look(t, debianTesla(true), loaded)
+	wantLines(t, found,
+		"library compute 64 "+tesla+"/libcuda.so.470.256.02 at "+lib+" as libcuda.so libcuda.so.1",
+		"library utility 64 "+tesla+"/libnvidia-ml.so.470.256.02 at "+lib+" as libnvidia-ml.so libnvidia-ml.so.1",
+		"library video 64 "+tesla+"/libnvidia-encode.so.470.256.02 at "+tesla+
+			" as libnvidia-encode.so libnvidia-encode.so.1",
+		"library graphics 64 "+tesla+"/libnvidia-fbc.so.470.256.02 at "+tesla+
+			" as libnvidia-fbc.so libnvidia-fbc.so.1",
+		"library ngx 64 "+tesla+"/libnvidia-ngx.so.470.256.02 at "+tesla+" as libnvidia-ngx.so libnvidia-ngx.so.1",
+		"library compute 64 "+lib+"/libnvidia-nvvm.so.4.0.0 at "+lib+" as libnvidia-nvvm.so.4",
+		"binary compute /usr/bin/nvidia-cuda-mps-control",
+		"binary compute /usr/sbin/nvidia-cuda-mps-server",
+		"binary utility /usr/lib/nvidia/tesla-470/nvidia-smi at /usr/bin/nvidia-smi")
+	for _, f := range found.Files {
+		if strings.Contains(f.Path, "535") {
+			t.Errorf("%s is of another driver", f.Path)
+		}
+	}
+	wantLines(t, look(t, debianTesla(false), loaded),
+		"library utility 64 "+tesla+"/libnvidia-ml.so.470.256.02 at "+tesla+
+			" as libnvidia-ml.so libnvidia-ml.so.1")
+}
+
+// TestTheInstaller: the layout of NVIDIA's own installer (.run), with what an older driver left.
+func TestTheInstaller(t *testing.T) {
+	const lib = "/usr/lib/x86_64-linux-gnu"
+	found := look(t, installer())
+	wantLines(t, found,
+		"library compute 64 "+lib+"/libcuda.so.580.142 at "+lib+" as libcuda.so libcuda.so.1",
+		"library utility 64 "+lib+"/libnvidia-ml.so.580.142 at "+lib+" as libnvidia-ml.so libnvidia-ml.so.1",
+		"library compute 64 "+lib+"/libnvidia-nvvm.so.580.142 at "+lib+" as libnvidia-nvvm.so libnvidia-nvvm.so.4",
+		"binary compute /usr/bin/nvidia-cuda-mps-control", "binary compute /usr/bin/nvidia-cuda-mps-server")
+	for _, f := range found.Files {
+		if strings.Contains(f.Path, "nvvm.so.4.0.0") || strings.Contains(f.Path, "470") {
+			t.Errorf("%s is of another driver", f.Path)
+		}
+	}
 }
 
 // TestOtherLayouts: Debian's own packages, NixOS, GKE's, and a driver container whose absolute

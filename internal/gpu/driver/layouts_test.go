@@ -108,3 +108,51 @@ func rhel() root {
 			"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x",
 		})
 }
+
+// debianTesla is Debian's own packages of driver 470 for old cards (tesla-470) beside its current
+// one: each driver has a directory, and alternatives lead from the loader's to the chosen one's.
+// The server of MPS is in /usr/sbin. Without links, only the directories are there.
+func debianTesla(links bool) root {
+	const lib = "usr/lib/x86_64-linux-gnu"
+	of := func(dir, version string) root {
+		r := libraries("so", lib+"/nvidia/"+dir, version)
+		delete(r, lib+"/nvidia/"+dir+"/libnvidia-nvvm.so."+version)
+		delete(r, lib+"/nvidia/"+dir+"/libnvidia-nvvm.so.4")
+		return r
+	}
+	r := together(of("tesla-470", "470.256.02"), of("current", "535.183.01"), root{
+		lib + "/nvidia/xorg/nvidia_drv.so":    "so nvidia_drv.so",
+		lib + "/libnvidia-nvvm.so.4.0.0":      "so libnvidia-nvvm.so.4",
+		lib + "/libnvidia-nvvm.so.4":          "-> libnvidia-nvvm.so.4.0.0",
+		"usr/lib/nvidia/tesla-470/nvidia-smi": "#!",
+		"usr/bin/nvidia-cuda-mps-control":     "#!",
+		"usr/sbin/nvidia-cuda-mps-server":     "#!",
+		"etc/alternatives/nvidia--nvidia-smi": "-> /usr/lib/nvidia/tesla-470/nvidia-smi",
+		"usr/bin/nvidia-smi":                  "-> /etc/alternatives/nvidia--nvidia-smi",
+	})
+	if !links {
+		return r
+	}
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		r[lib+"/"+name] = "-> /etc/alternatives/nvidia--" + name
+		r["etc/alternatives/nvidia--"+name] = "-> /" + lib + "/nvidia/tesla-470/" + name
+	}
+	return r
+}
+
+// installer is an installation by NVIDIA's own installer: each library with a link of its SONAME and
+// one without a version. An older driver's libraries were left behind.
+func installer() root {
+	const lib = "usr/lib/x86_64-linux-gnu"
+	r := together(libraries("so", lib, version), root{
+		lib + "/libcuda.so.470.256.02":   "so libcuda.so.1",
+		lib + "/libnvidia-nvvm.so.4.0.0": "so libnvidia-nvvm.so.4",
+		"usr/bin/nvidia-smi":             "#!", "usr/bin/nvidia-cuda-mps-control": "#!",
+		"usr/bin/nvidia-cuda-mps-server": "#!",
+	})
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-encode.so.1", "libnvidia-nvvm.so.4"} {
+		plain, _, _ := strings.Cut(name, ".so.")
+		r[lib+"/"+plain+".so"] = "-> " + name
+	}
+	return r
+}

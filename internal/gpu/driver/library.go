@@ -60,6 +60,36 @@ func (s *search) candidates(dirs []string) ([]candidate, error) {
 	return all, nil
 }
 
+// withAlternatives adds to each directory of one driver among several (nvidia/current) those of the
+// others, behind it.
+func (s *search) withAlternatives(dirs []string) (all []string, err error) {
+	for _, dir := range dirs {
+		all = append(all, dir)
+		above := filepath.Dir(dir)
+		if filepath.Base(above) != alternatives {
+			continue
+		}
+		names, err := s.list(above)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			other := filepath.Join(above, name)
+			if slices.Contains(dirs, other) {
+				continue
+			}
+			libraries, err := s.list(other) // beside drivers there are modules of the X server
+			if err != nil {
+				return nil, err
+			}
+			if slices.Contains(libraries, "libcuda.so.1") || slices.Contains(libraries, "libnvidia-ml.so.1") {
+				all = append(all, other)
+			}
+		}
+	}
+	return all, nil
+}
+
 // inDirectory lists the candidates in one. Most libraries there are not the driver's, and are told
 // by name alone.
 func (s *search) inDirectory(dir, part string) ([]candidate, error) {
@@ -142,7 +172,7 @@ func byNumber(a, b string) int {
 // it from the directory in which it was found first.
 func (s *search) libraries(all []candidate) {
 	for _, c := range all {
-		if s.seen[c.path] || !s.isDrivers(c.path) {
+		if s.seen[c.path] || !s.isDrivers(c.path, all) {
 			continue
 		}
 		names := []string{}
@@ -162,10 +192,23 @@ func (s *search) libraries(all []candidate) {
 	}
 }
 
-// isDrivers tells the driver's libraries by the suffix of the file that the links end at.
-func (s *search) isDrivers(path string) bool {
-	return suffix(path) == s.found.Version && strings.HasPrefix(filepath.Base(path), "lib") ||
-		slices.Contains(ownVersions, stem(path)) && suffix(path) != ""
+// isDrivers tells the driver's libraries by the suffix of the file that the links end at. One with a
+// version of its own counts if there is none of the driver's version.
+func (s *search) isDrivers(path string, all []candidate) bool {
+	if suffix(path) == s.found.Version && strings.HasPrefix(filepath.Base(path), "lib") {
+		return true
+	}
+	return slices.Contains(ownVersions, stem(path)) && suffix(path) != "" && !isDriverVersion(suffix(path)) &&
+		!slices.ContainsFunc(all, func(c candidate) bool {
+			return c.stem() == stem(path) && suffix(c.path) == s.found.Version
+		})
+}
+
+// isDriverVersion reports whether a suffix is the version of a driver, of whichever: all have three
+// digits.
+func isDriverVersion(suffix string) bool {
+	major, _, _ := strings.Cut(suffix, ".")
+	return release.MatchString(suffix) && len(major) >= 3
 }
 
 // library describes a library. Its SONAME stands in the file itself; it is what the loader looks

@@ -24,6 +24,10 @@ var libraryDirs = []string{
 	"/lib/i386-linux-gnu", "/run/opengl-driver-32/lib",
 }
 
+// alternatives is the directory below which Debian has a directory for each driver that it can have
+// installed: current, tesla-470. The loader's directory has links to the chosen one.
+const alternatives = "nvidia"
+
 // libraryParts are the directories below those that programs look into by name.
 var libraryParts = []string{"", "vdpau", "gbm"}
 
@@ -65,14 +69,17 @@ var libraries = map[string]grant.Capability{
 	"libnvidia-ngx": grant.NGX,
 }
 
-// ownVersions are libraries of the driver whose suffix is a version of their own.
-var ownVersions = []string{"libnvidia-nvvm70", "libnvidia-egl-gbm", "libnvidia-egl-wayland",
+// ownVersions are libraries of the driver whose suffix can be a version of their own, which is
+// smaller than any driver's. R470 has a libnvidia-nvvm.so.4.0.0.
+var ownVersions = []string{"libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-egl-gbm", "libnvidia-egl-wayland",
 	"libnvidia-egl-wayland2", "libnvidia-egl-xcb",
 	"libnvidia-egl-xlib", "libnvidia-api"}
 
 // moreNames are names that programs look for and that not every installation has a link for
 // (NVIDIA's toolkit makes the same).
-var moreNames = map[string]string{"libcuda": "libcuda.so",
+var moreNames = map[string]string{"libcuda": "libcuda.so", "libnvidia-ml": "libnvidia-ml.so",
+	"libnvidia-encode": "libnvidia-encode.so", "libnvidia-fbc": "libnvidia-fbc.so",
+	"libnvidia-ngx":         "libnvidia-ngx.so",
 	"libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",
 	"libnvidia-allocator":       "gbm/nvidia-drm_gbm.so",
 	"libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so"}

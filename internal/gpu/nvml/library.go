@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -24,7 +25,7 @@ const hint = "is the NVIDIA driver installed? " + advice
 // the process after the first call (the loader resolves each of its functions once), so one process
 // can't scan two driver roots.
 func Refresh(h host.Host, driverRoot string) (grant.Inventory, error) {
-	path, err := libraryPath(driverRoot)
+	path, err := libraryPath(driverRoot, h)
 	if err != nil {
 		return grant.Inventory{}, fmt.Errorf("cannot load NVML: %w; %s", err, hint)
 	}
@@ -50,10 +51,11 @@ func initError(path string, ret nvml.Return) error {
 }
 
 // libraryPath finds NVML below a driver root. On the host's own root the loader knows best.
-// Elsewhere the places are those that NVIDIA's container toolkit searches. Debian's alternatives
-// are absolute links, which lead out of the root: such a link is no find, and the next place has
-// the file itself.
-func libraryPath(driverRoot string) (string, error) {
+// Elsewhere the places are those that NVIDIA's container toolkit searches, and those of Debian's other
+// drivers (nvidia/tesla-470). Debian's alternatives are absolute links, which lead out of the root:
+// such a link is no find, and the next place has the file itself. Of several, NVML works with the
+// loaded driver's alone.
+func libraryPath(driverRoot string, h host.Host) (string, error) {
 	if driverRoot == "/" || driverRoot == "" {
 		return soname, nil
 	}
@@ -62,19 +64,44 @@ func libraryPath(driverRoot string) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	for _, dir := range []string{
-		".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current", "lib64", "lib/" +
-			triplet, "usr/lib", "lib",
-	} {
+	triplet := triplet()
+	dirs := []string{".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current", "lib64",
+		"lib/" + triplet, "usr/lib", "lib"}
+	others, _ := fs.Glob(root.FS(), "usr/lib/"+triplet+"/nvidia/*") // the pattern is valid
+	first, version := "", loaded(h)
+	for _, dir := range append(dirs, others...) {
 		path := filepath.Join(dir, soname)
-		if info, err := root.Stat(path); err == nil && info.Mode().IsRegular() {
-			// With a slash in it the loader takes it as a path and searches nowhere.
-			return filepath.Abs(filepath.Join(driverRoot, path))
+		if info, err := root.Stat(path); err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if target, _ := root.Readlink(path); version != "" && strings.HasSuffix(target, ".so."+version) {
+			first = path
+			break
+		}
+		if first == "" {
+			first = path
 		}
 	}
-	return "", fmt.Errorf("there is no %s below the driver root %s", soname, driverRoot)
+	if first == "" {
+		return "", fmt.Errorf("there is no %s below the driver root %s", soname, driverRoot)
+	}
+	// With a slash in it the loader takes it as a path and searches nowhere.
+	return filepath.Abs(filepath.Join(driverRoot, first))
 }
+
+// triplet is what Debian calls this architecture in paths.
+func triplet() string {
+	return map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+}
+
+// loaded is the version of the kernel's driver; "" if it is unknown.
+func loaded(h host.Host) string {
+	text, _ := host.ReadFile(filepath.Join(h.Sys, "module/nvidia/version"), maxVersion)
+	return strings.TrimSpace(string(text))
+}
+
+// maxVersion bounds a version, in bytes.
+const maxVersion = 64
 
 // symbols are functions of the C library that one Go function may call, the newest first.
 type symbols []string

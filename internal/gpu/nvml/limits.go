@@ -37,6 +37,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // The calls by which the driver limits what a cgroup has of a GPU.
@@ -69,7 +70,7 @@ type CgroupLimiter struct{ byUUID, set, get, words unsafe.Pointer }
 // OpenCgroupLimiter loads the NVML below driverRoot. It looks the calls up by name: a library
 // without them is an error here and not a crash later.
 func OpenCgroupLimiter(driverRoot string) (*CgroupLimiter, error) {
-	path, err := libraryPath(driverRoot)
+	path, err := libraryPath(driverRoot, host.Default())
 	if err != nil {
 		return nil, fmt.Errorf("cannot load NVML: %w; %s", err, hint)
 	}

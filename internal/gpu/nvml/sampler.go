@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Sampler reads the use of GPUs through an NVML that stays loaded. NVML can hang in the kernel and
@@ -25,7 +26,7 @@ type Sampler struct {
 
 // OpenSampler loads the NVML that lies below driverRoot.
 func OpenSampler(driverRoot string) (*Sampler, error) {
-	path, err := libraryPath(driverRoot)
+	path, err := libraryPath(driverRoot, host.Default())
 	if err != nil {
 		return nil, fmt.Errorf("cannot load NVML: %w; %s", err, hint)
 	}
