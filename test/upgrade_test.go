@@ -21,7 +21,7 @@ import (
 func TestMPSOutlivesUpgrades(t *testing.T) {
 	rig.More(t)
 	bin := oldest(t)
-	now := newMPSNode(t, rig.Setup{})
+	now := newMPSNode(t, rig.Setup{Memory: "40GiB"})
 	was := mpsNode{Node: now.Of(bin), t: t, program: now.program}
 	var clients []*rig.Bundle
 	var grants []grant.Reference
