@@ -72,6 +72,9 @@ func serveControl(driver release, anybody bool) error {
 	if err := makeLog(); err != nil {
 		return err
 	}
+	if err := makeLock(); err != nil {
+		return err
+	}
 	mode := os.FileMode(0o666)
 	if in("narrow") {
 		mode = 0o600
@@ -87,6 +90,15 @@ func serveControl(driver release, anybody bool) error {
 	say("Starting control daemon using socket %s/%s", pipes(), openSocket)
 	go func() { _ = accept(privileged, c.answer) }()
 	return accept(open, c.answer)
+}
+
+// makeLock makes the file that everybody opens who asks the daemon.
+func makeLock() error {
+	path := pipes() + "/control_lock"
+	if err := os.WriteFile(path, nil, 0o666); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o666)
 }
 
 // makeLog makes the FIFO beside the sockets, to which every user may write.

@@ -163,8 +163,6 @@ func (s standIn) limitsAre(r release) {
 // default thread percentage.
 func (s standIn) usersAre(r release) {
 	s.t.Helper()
-	s.must(os.WriteFile(s.pipe+"/control_lock", nil, 0o666))
-	s.must(os.Chmod(s.pipe+"/control_lock", 0o666))
 	if got := s.ask(65534, "get_server_list"); got != "" {
 		s.t.Errorf("others are told %q of the servers", got)
 	}
@@ -180,8 +178,6 @@ func (s standIn) usersAre(r release) {
 // TestRootConnectsToItsOwnSocketFirst: root asks whatever listens there, others do not.
 func TestRootConnectsToItsOwnSocketFirst(t *testing.T) {
 	s := start(t, "550.54.15", "-f")
-	s.must(os.WriteFile(s.pipe+"/control_lock", nil, 0o666))
-	s.must(os.Chmod(s.pipe+"/control_lock", 0o666))
 	s.must(os.Rename(s.pipe+"/control", s.pipe+"/elsewhere"))
 	if got := s.ask(0, "get_default_active_thread_percentage"); got != "100.0" {
 		t.Errorf("root is answered %q", got)
