@@ -91,7 +91,7 @@ unit_is active || fail "$unit is $(inside systemctl is-active "$unit")"
 [ "$(main_pid "$unit")" = "$(state .daemon.pid)" ] || fail "the unit's process is $(main_pid "$unit"), gpuledgerd's word is $(state .daemon.pid)"
 for pid in $(state '.daemon.pid, .servers[].pid'); do
   inside cat "/proc/$pid/cgroup" | grep -q 'gpuledger-mps' || fail "process $pid is not in the unit's cgroup"
-  [ "$(inside readlink "/proc/$pid/exe")" = /opt/driver/usr/bin/nvidia-cuda-mps-control ] || fail "process $pid is another program"
+  [[ $(inside readlink "/proc/$pid/exe") == /opt/driver/usr/bin/nvidia-cuda-mps-@(control|server) ]] || fail "process $pid is another program"
 done
 [ "$(inside readlink "/proc/$(state .daemon.pid)/ns/mnt")" != "$(inside readlink /proc/1/ns/mnt)" ] || fail "the daemon has the node's /dev/shm"
 for whose in 1 "$(main_pid gpuledgerd)" "$(state .daemon.pid)"; do

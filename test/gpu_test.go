@@ -34,10 +34,13 @@ func TestMakeTestGPU(t *testing.T) {
 		"product loop, a second", "train loop, a second", "its strength: `library`",
 		"**0 bytes beyond the grant**", "with a share of 30 %", "with a share of 70 %",
 		"MPS, its sockets and FIFO: `srw-rw-rw- control; srwxr-xr-x control_privileged; prwxrwxrwx log`",
-		"0005 control", "0005 control_privileged", "asked get_server_status PID (1536M and 50 % are set): `ACTIVE`",
+		"0005 control", "0005 control_privileged",
+		"asked get_server_status PID (1536M and 50 % are set): `ACTIVE`",
 		"asked get_default_device_pinned_mem_limit 0 (1536M and 50 % are set): `1G`",
-		"asked nonsense (1536M and 50 % are set): `Unknown command`", "the server's parent is the daemon: `yes`",
-		"another user sets the default percentage to 33: `Permission denied`", "and the daemon: `runs`", "after quit there are still: `control; control_privileged",
+		"asked nonsense (1536M and 50 % are set): `Unknown command`",
+		"the server's parent is the daemon: `yes`",
+		"another user sets the default percentage to 33: `Permission denied`",
+		"and the daemon: `runs`", "after quit there are still: `control; control_privileged",
 		"the multi-user server: `serves all users: true`",
 		"**not shown**: PyTorch", "refused (visible-devices-all)"} {
 		if !strings.Contains(report, want) {

@@ -89,8 +89,8 @@ func TestMPSOfDrivers(t *testing.T) {
 // does.
 func TestMPSUsersOfDrivers(t *testing.T) {
 	for version, problem := range map[string]string{
-		"535.183.01": "driver 535 does not know -multiuser-server, which enforcement.mps_users = \"all\" needs; " +
-			"driver 580 does",
+		"535.183.01": "driver 535 does not know -multiuser-server, which enforcement.mps_users = " +
+			"\"all\" needs; driver 580 does",
 		"550.54.15": "driver 550 does not know -multiuser-server",
 		"565.57.01": "this driver does not know -multiuser-server, and driver 580 does", // it is tried
 	} {
@@ -141,7 +141,8 @@ func TestMPSBelowAForeignRoot(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build fakemps with the C library: %v\n%s", err, out)
 	}
-	if out, _ := exec.Command("ldd", n.program).CombinedOutput(); !strings.Contains(string(out), "libc.so.6") {
+	if out, _ := exec.Command("ldd", n.program).CombinedOutput(); !strings.Contains(string(out),
+		"libc.so.6") {
 		t.Fatalf("the stand-in does not need a C library:\n%s", out)
 	}
 	server := filepath.Join(filepath.Dir(n.program), grant.MPSServer)

@@ -207,7 +207,8 @@ var answers = []struct {
 		"cannot be used on this node: the driver's files in the inventory have no nvidia-cuda-mps-server"},
 	{"MPS that limits no memory", func(f *Facts) {
 		f.Inventory.Driver.Files, f.Inventory.Driver.Version = control, "470.256.02"
-	}, "strength", OK, "driver 470.256.02 does not limit the memory of MPS clients, as driver 495 and newer do"},
+	}, "strength", OK,
+		"driver 470.256.02 does not limit the memory of MPS clients, as driver 495 and newer do"},
 	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK,
 		"mode mps has strength server; docs/strength.md"},
 	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength",

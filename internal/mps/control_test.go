@@ -19,7 +19,8 @@ func TestIsLimit(t *testing.T) {
 		mib    grant.Bytes
 		want   bool
 	}{
-		{"512M", 512, true}, {"1023M", 1023, true}, {"1G", 1024, true}, {"1G", 1536, true}, {"1536M", 1536, true},
+		{"512M", 512, true}, {"1023M", 1023, true}, {"1G", 1024, true}, {"1G", 1536, true},
+		{"1536M", 1536, true},
 		{"15G", 16160, true}, {"2G", 1536, false}, {"1G", 2048, false}, {"16G", 16160, false},
 		{"0M", 512, false}, {"0G", 512, false}, {"", 512, false}, {"unlimited", 2048, false},
 	} {
@@ -37,7 +38,8 @@ func TestErrorsOnStandardOutput(t *testing.T) {
 		"Server not found": true, "Permission denied": true,
 		"": false, "25.0": false, "1G": false, "ACTIVE": false, "INITIALIZING": false, "1234": false} {
 		must(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\necho %q\n", answer), 0o755))
-		got, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(), "start_server")
+		c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}}
+		got, err := c.ask(context.Background(), "start_server")
 		if isError != (err != nil) || err == nil && got != answer ||
 			isError && !strings.Contains(err.Error(), answer) {
 			t.Errorf("%q: %q, %v", answer, got, err)
@@ -69,16 +71,20 @@ func TestDriverProblem(t *testing.T) {
 		want   string
 	}{
 		{0, []string{foreground, multiUser}, ""},
-		{470, []string{foreground}, "driver 470 does not limit the memory of MPS clients, as driver 495 and newer do"},
+		{470, []string{foreground},
+			"driver 470 does not limit the memory of MPS clients, as driver 495 and newer do"},
 		{495, []string{foreground}, ""},
 		{550, []string{foreground, multiUser}, `driver 550 does not know -multiuser-server, which ` +
 			`enforcement.mps_users = "all" needs; driver 580 does`},
 		{551, []string{foreground, multiUser}, ""}, // not known: it is tried
 		{580, []string{foreground, multiUser}, ""},
 	} {
-		if err := (control{driver: c.driver}).driverProblem(c.args); fmt.Sprint(err) != c.want && (err != nil ||
-			c.want != "") {
-			t.Errorf("%d %v: %v", c.driver, c.args, err)
+		got := ""
+		if err := (control{driver: c.driver}).driverProblem(c.args); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%d %v: %s", c.driver, c.args, got)
 		}
 	}
 }
@@ -103,7 +109,8 @@ func TestLogReason(t *testing.T) {
 	d := s.again("0123")
 	must(t, os.MkdirAll(filepath.Join(d.dir, "log"), 0o700))
 	path := filepath.Join(d.dir, logFile)
-	const old, failed, last = "an old one Failed\n", "Failed to start : invalid argument\n", "Server 7 exited\n"
+	const old, last = "an old one Failed\n", "Server 7 exited\n"
+	const failed = "Failed to start : invalid argument\n"
 	for name, c := range map[string]struct {
 		text string
 		read int
@@ -132,7 +139,8 @@ func TestLogReason(t *testing.T) {
 	}
 }
 
-// TestDriverLinks: the programs by their names wherever they lie, and of libraries the driver's own.
+// TestDriverLinks: the programs by their names wherever they lie, and of libraries the driver's
+// own.
 func TestDriverLinks(t *testing.T) {
 	library := func(path string, bits int, names ...string) grant.DriverFile {
 		return grant.DriverFile{Kind: grant.FileLibrary, Path: path, Bits: bits, Names: names}
@@ -148,8 +156,10 @@ func TestDriverLinks(t *testing.T) {
 	path, err := linkDriver(dir, d)
 	must(t, err)
 	for name, want := range map[string]string{
-		"bin/" + grant.MPSControl: "/drv/usr/bin/" + grant.MPSControl, "bin/" + grant.MPSServer: "/drv/usr/lib/nvidia/mps",
-		"lib/libcuda.so": "/drv/usr/lib/libcuda.so.550", "lib/libcuda.so.1": "/drv/usr/lib/libcuda.so.550",
+		"bin/" + grant.MPSControl:        "/drv/usr/bin/" + grant.MPSControl,
+		"bin/" + grant.MPSServer:         "/drv/usr/lib/nvidia/mps",
+		"lib/libcuda.so":                 "/drv/usr/lib/libcuda.so.550",
+		"lib/libcuda.so.1":               "/drv/usr/lib/libcuda.so.550",
 		"lib/libcuda.so.550":             "/drv/usr/lib/libcuda.so.550",
 		"lib/libnvidia-allocator.so.550": "/drv/usr/lib/libnvidia-allocator.so.550",
 	} {
@@ -170,7 +180,8 @@ func TestDriverLinks(t *testing.T) {
 		t.Errorf("on the node's own root: %s with %v", other, names)
 	}
 	d.Files = d.Files[:1]
-	if _, err := linkDriver(dir, d); err == nil || err.Error() != "the driver's files have no "+grant.MPSServer {
+	if _, err := linkDriver(dir, d); err == nil ||
+		err.Error() != "the driver's files have no "+grant.MPSServer {
 		t.Error(err)
 	}
 }

@@ -279,8 +279,8 @@ func TestSocketIsTheDaemons(t *testing.T) {
 			}
 			back()
 			must(t, s.pass(ctx, d, true))
-			if state, _ := mpsstate.Read(s.node.Host, d.dir); state.Problem != "" || state.Privileged != own ||
-				own == [2]uint64{} {
+			state, _ := mpsstate.Read(s.node.Host, d.dir)
+			if state.Problem != "" || state.Privileged != own || own == [2]uint64{} {
 				t.Errorf("with its own back: %+v", state)
 			}
 			must(t, os.Remove(filepath.Join(d.dir, "pipe", name)))
@@ -393,8 +393,8 @@ func answersOfAnotherThatIsGone(t *testing.T, socket string) {
 	d := s.daemon("GPU-0")
 	trick := filepath.Join(d.dir, "trick")
 	play := func() {
-		must(t, os.WriteFile(trick, fmt.Appendf(nil, "(cd $dir/pipe; mv %[1]s elsewhere; mv elsewhere %[1]s)\n",
-			socket), 0o600))
+		move := fmt.Sprintf("(cd $dir/pipe; mv %[1]s elsewhere; mv elsewhere %[1]s)\n", socket)
+		must(t, os.WriteFile(trick, []byte(move), 0o600))
 	}
 	play()
 	if err := s.pass(ctx, d, true); err == nil || !strings.Contains(err.Error(), errMoved.Error()) ||

@@ -72,9 +72,10 @@ func logSize(dir string) int64 {
 	return info.Size()
 }
 
-// logReason is why the daemon or its server does not work, as the log says since the daemon was last
-// ready; "" if it says nothing. The last line that reports a failure counts, because other lines
-// follow it: that a server ended, that the daemon ends. Without such a line it is the last one.
+// logReason is why the daemon or its server does not work, as the log says since the daemon was
+// last ready; "" if it says nothing. The last line that reports a failure counts, because other
+// lines follow it: that a server ended, that the daemon ends. Without such a line it is the last
+// one.
 func (d *daemon) logReason() string {
 	log, err := os.Open(filepath.Join(d.dir, logFile))
 	if err != nil {

@@ -82,7 +82,8 @@ func makeLinks(dir string, links []link) error {
 	}
 	for _, l := range links {
 		// two files can have one name; the first is the one that programs find elsewhere, too
-		if err := os.Symlink(l.target, filepath.Join(dir, l.name)); err != nil && !errors.Is(err, os.ErrExist) {
+		err := os.Symlink(l.target, filepath.Join(dir, l.name))
+		if err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
 	}

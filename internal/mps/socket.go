@@ -33,13 +33,13 @@ func (d *daemon) checkSocket(state *grant.MPSDaemon) error {
 	return err
 }
 
-// sockets are the daemon's, by device and inode. Clients connect to control. NVIDIA's program, which
-// gpuledgerd runs as root, connects to privileged first.
+// sockets are the daemon's, by device and inode. Clients connect to control. NVIDIA's program,
+// which gpuledgerd runs as root, connects to privileged first.
 type sockets struct{ control, privileged [2]uint64 }
 
-// ownSockets are the daemon's sockets, if the kernel says that it listens on them, or a process that
-// it has started. The state file proves nothing: the daemon may have been started again, and its
-// clients can replace the sockets.
+// ownSockets are the daemon's sockets, if the kernel says that it listens on them, or a process
+// that it has started. The state file proves nothing: the daemon may have been started again, and
+// its clients can replace the sockets.
 func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err error) {
 	own, mode, err = d.findSockets()
 	if err != nil || d.proven == (provenSockets{p, own}) {
@@ -55,7 +55,8 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 	} {
 		pid, listens, err := host.Listener(s.path)
 		if err != nil {
-			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", filepath.Base(s.path), err)
+			name := filepath.Base(s.path)
+			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", name, err)
 		}
 		if _, parent, err := d.node.Host.Process(pid); listens != s.socket || pid != p.PID &&
 			(err != nil || parent != p.PID) {
@@ -66,8 +67,8 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 	return own, mode, nil
 }
 
-// findSockets finds the sockets where programs look for them. Both have to be there: in the place of
-// a missing one a client could put its own.
+// findSockets finds the sockets where programs look for them. Both have to be there: in the place
+// of a missing one a client could put its own.
 func (d *daemon) findSockets() (own sockets, mode uint32, err error) {
 	control, mode, is := mpsstate.Socket(d.dir)
 	privileged, both := mpsstate.PrivilegedSocket(d.dir)
@@ -91,9 +92,9 @@ func stampsOf(dir string) stamps {
 	return stamps{host.StampOf(mpsstate.SocketPath(dir)), host.StampOf(mpsstate.PrivilegedPath(dir))}
 }
 
-// socketStamps are taken when each is old enough to be unique. A process that moves another socket to
-// a socket's place and then the daemon's back changes the time of its last change; connecting does
-// not.
+// socketStamps are taken when each is old enough to be unique. A process that moves another socket
+// to a socket's place and then the daemon's back changes the time of its last change; connecting
+// does not.
 func socketStamps(ctx context.Context, dir string) (stamps, error) {
 	for range 2 {
 		s, now := stampsOf(dir), time.Now()

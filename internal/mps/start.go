@@ -98,17 +98,17 @@ const multiUser = "-multiuser-server"
 // noMultiUser the last one that was seen without it.
 const multiUserSince, noMultiUser = 580, 550
 
-// driverProblem says why no daemon of this driver can serve grants with these arguments: it limits no
-// memory, or takes -multiuser-server for a question to another daemon.
+// driverProblem says why no daemon of this driver can serve grants with these arguments: it limits
+// no memory, or takes -multiuser-server for a question to another daemon.
 func (c control) driverProblem(args []string) error {
 	switch {
 	case c.driver == 0:
 	case c.driver < grant.MPSSince:
-		return fmt.Errorf("driver %d does not limit the memory of MPS clients, as driver %d and newer do", c.driver,
-			grant.MPSSince)
+		return fmt.Errorf("driver %d does not limit the memory of MPS clients, as driver %d and newer do",
+			c.driver, grant.MPSSince)
 	case c.driver <= noMultiUser && slices.Contains(args, multiUser):
-		return fmt.Errorf("driver %d does not know %s, which enforcement.mps_users = %q needs; driver %d does",
-			c.driver, multiUser, grant.MPSAll, multiUserSince)
+		return fmt.Errorf("driver %d does not know %s, which enforcement.mps_users = %q needs; "+
+			"driver %d does", c.driver, multiUser, grant.MPSAll, multiUserSince)
 	}
 	return nil
 }

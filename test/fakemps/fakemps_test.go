@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,7 +42,8 @@ func start(t *testing.T, version string, args ...string) standIn {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cannot build fakemps: %v\n%s", err, out)
 	}
-	s.must(os.Link(filepath.Join(root, "usr/bin", controlProgram), filepath.Join(root, "usr/sbin", serverProgram)))
+	s.must(os.Link(filepath.Join(root, "usr/bin", controlProgram),
+		filepath.Join(root, "usr/sbin", serverProgram)))
 	s.daemon = s.command(args...)
 	s.must(s.daemon.Start())
 	t.Cleanup(func() { _ = s.daemon.Process.Kill(); _ = s.daemon.Wait() })
@@ -81,8 +83,8 @@ func (s standIn) ask(uid uint32, command string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestStandInIsLikeTheDrivers: sockets, modes, commands and answers, as they were seen of drivers 535
-// and 550, and as documented for the others.
+// TestStandInIsLikeTheDrivers: sockets, modes, commands and answers, as they were seen of drivers
+// 535 and 550, and as documented for the others.
 func TestStandInIsLikeTheDrivers(t *testing.T) {
 	for version, r := range map[string]release{"470.256.02": releases[0], "535.183.01": releases[1],
 		"550.54.15": releases[2], "580.65.06": releases[3]} {
@@ -97,7 +99,8 @@ func TestStandInIsLikeTheDrivers(t *testing.T) {
 			sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", s.daemon.Process.Pid))
 			s.must(err)
 			for _, name := range []string{"control", "control_privileged"} { // type 5 is SOCK_SEQPACKET
-				if !strings.Contains(string(sockets), " 0005 01 ") || !strings.Contains(string(sockets), name+"\n") {
+				if listens := regexp.MustCompile(`(?m)^\S+ \d+ \d+ 00010000 0005 01 +\d+ ` + name +
+					`$`); !listens.Match(sockets) {
 					t.Errorf("%s is no SOCK_SEQPACKET socket that listens", name)
 				}
 			}

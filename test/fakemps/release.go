@@ -34,7 +34,8 @@ func installed() release {
 		return newest
 	}
 	usr := filepath.Join(filepath.Dir(self), "..")
-	for _, pattern := range []string{"lib*/libcuda.so.*.*", "lib/*/libcuda.so.*.*", "lib/*/nvidia/*/libcuda.so.*.*"} {
+	for _, pattern := range []string{"lib*/libcuda.so.*.*", "lib/*/libcuda.so.*.*",
+		"lib/*/nvidia/*/libcuda.so.*.*"} {
 		found, _ := filepath.Glob(filepath.Join(usr, pattern))
 		for _, path := range found {
 			_, version, _ := strings.Cut(filepath.Base(path), ".so.")

@@ -152,12 +152,14 @@ func TestDebiansOwnPackages(t *testing.T) {
 	found := look(t, debianTesla(true), loaded)
 	wantLines(t, found,
 		"library compute 64 "+tesla+"/libcuda.so.470.256.02 at "+lib+" as libcuda.so libcuda.so.1",
-		"library utility 64 "+tesla+"/libnvidia-ml.so.470.256.02 at "+lib+" as libnvidia-ml.so libnvidia-ml.so.1",
+		"library utility 64 "+tesla+"/libnvidia-ml.so.470.256.02 at "+lib+
+			" as libnvidia-ml.so libnvidia-ml.so.1",
 		"library video 64 "+tesla+"/libnvidia-encode.so.470.256.02 at "+tesla+
 			" as libnvidia-encode.so libnvidia-encode.so.1",
 		"library graphics 64 "+tesla+"/libnvidia-fbc.so.470.256.02 at "+tesla+
 			" as libnvidia-fbc.so libnvidia-fbc.so.1",
-		"library ngx 64 "+tesla+"/libnvidia-ngx.so.470.256.02 at "+tesla+" as libnvidia-ngx.so libnvidia-ngx.so.1",
+		"library ngx 64 "+tesla+"/libnvidia-ngx.so.470.256.02 at "+tesla+
+			" as libnvidia-ngx.so libnvidia-ngx.so.1",
 		"library compute 64 "+lib+"/libnvidia-nvvm.so.4.0.0 at "+lib+" as libnvidia-nvvm.so.4",
 		"binary compute /usr/bin/nvidia-cuda-mps-control",
 		"binary compute /usr/sbin/nvidia-cuda-mps-server",
@@ -179,7 +181,8 @@ func TestTheInstaller(t *testing.T) {
 	wantLines(t, found,
 		"library compute 64 "+lib+"/libcuda.so.580.142 at "+lib+" as libcuda.so libcuda.so.1",
 		"library utility 64 "+lib+"/libnvidia-ml.so.580.142 at "+lib+" as libnvidia-ml.so libnvidia-ml.so.1",
-		"library compute 64 "+lib+"/libnvidia-nvvm.so.580.142 at "+lib+" as libnvidia-nvvm.so libnvidia-nvvm.so.4",
+		"library compute 64 "+lib+"/libnvidia-nvvm.so.580.142 at "+lib+
+			" as libnvidia-nvvm.so libnvidia-nvvm.so.4",
 		"binary compute /usr/bin/nvidia-cuda-mps-control", "binary compute /usr/bin/nvidia-cuda-mps-server")
 	for _, f := range found.Files {
 		if strings.Contains(f.Path, "nvvm.so.4.0.0") || strings.Contains(f.Path, "470") {

@@ -140,8 +140,8 @@ func debianTesla(links bool) root {
 	return r
 }
 
-// installer is an installation by NVIDIA's own installer: each library with a link of its SONAME and
-// one without a version. An older driver's libraries were left behind.
+// installer is an installation by NVIDIA's own installer: each library with a link of its SONAME,
+// and some with one without a version. An older driver's libraries were left behind.
 func installer() root {
 	const lib = "usr/lib/x86_64-linux-gnu"
 	r := together(libraries("so", lib, version), root{
@@ -150,7 +150,8 @@ func installer() root {
 		"usr/bin/nvidia-smi":             "#!", "usr/bin/nvidia-cuda-mps-control": "#!",
 		"usr/bin/nvidia-cuda-mps-server": "#!",
 	})
-	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-encode.so.1", "libnvidia-nvvm.so.4"} {
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-encode.so.1",
+		"libnvidia-nvvm.so.4"} {
 		plain, _, _ := strings.Cut(name, ".so.")
 		r[lib+"/"+plain+".so"] = "-> " + name
 	}

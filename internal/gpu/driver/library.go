@@ -192,8 +192,8 @@ func (s *search) libraries(all []candidate) {
 	}
 }
 
-// isDrivers tells the driver's libraries by the suffix of the file that the links end at. One with a
-// version of its own counts if there is none of the driver's version.
+// isDrivers tells the driver's libraries by the suffix of the file that the links end at. One with
+// a version of its own counts if there is none of the driver's version.
 func (s *search) isDrivers(path string, all []candidate) bool {
 	if suffix(path) == s.found.Version && strings.HasPrefix(filepath.Base(path), "lib") {
 		return true

@@ -51,10 +51,10 @@ func initError(path string, ret nvml.Return) error {
 }
 
 // libraryPath finds NVML below a driver root. On the host's own root the loader knows best.
-// Elsewhere the places are those that NVIDIA's container toolkit searches, and those of Debian's other
-// drivers (nvidia/tesla-470). Debian's alternatives are absolute links, which lead out of the root:
-// such a link is no find, and the next place has the file itself. Of several, NVML works with the
-// loaded driver's alone.
+// Elsewhere the places are those that NVIDIA's container toolkit searches, and those of Debian's
+// other drivers (nvidia/tesla-470). Debian's alternatives are absolute links, which lead out of the
+// root: such a link is no find, and the next place has the file itself. Of several, only the loaded
+// driver's works.
 func libraryPath(driverRoot string, h host.Host) (string, error) {
 	if driverRoot == "/" || driverRoot == "" {
 		return soname, nil
@@ -65,8 +65,8 @@ func libraryPath(driverRoot string, h host.Host) (string, error) {
 	}
 	defer root.Close()
 	triplet := triplet()
-	dirs := []string{".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current", "lib64",
-		"lib/" + triplet, "usr/lib", "lib"}
+	dirs := []string{".", "usr/lib64", "usr/lib/" + triplet, "usr/lib/" + triplet + "/nvidia/current",
+		"lib64", "lib/" + triplet, "usr/lib", "lib"}
 	others, _ := fs.Glob(root.FS(), "usr/lib/"+triplet+"/nvidia/*") // the pattern is valid
 	first, version := "", loaded(h)
 	for _, dir := range append(dirs, others...) {

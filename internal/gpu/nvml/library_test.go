@@ -11,13 +11,13 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// TestLibraryPath: NVML where drivers install it, also Debian's other drivers; of several the loaded
-// driver's.
+// TestLibraryPath: NVML where drivers install it, also Debian's other drivers; of several the
+// loaded driver's.
 func TestLibraryPath(t *testing.T) {
 	const lib = "usr/lib/" + "TRIPLET"
 	tesla := map[string]string{lib + "/nvidia/tesla-470/libnvidia-ml.so.470.256.02": "",
 		lib + "/nvidia/tesla-470/libnvidia-ml.so.1": "libnvidia-ml.so.470.256.02",
-		lib + "/libnvidia-ml.so.1":                  "/etc/alternatives/glx--libnvidia-ml.so.1-x86_64-linux-gnu"}
+		lib + "/libnvidia-ml.so.1":                  "/etc/alternatives/nvidia--libnvidia-ml.so.1"}
 	current := map[string]string{lib + "/nvidia/current/libnvidia-ml.so.535.183.01": "",
 		lib + "/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.535.183.01"}
 	for name, c := range map[string]struct {
@@ -51,7 +51,8 @@ func TestLibraryPath(t *testing.T) {
 				if err := os.MkdirAll(sys+"/module/nvidia", 0o755); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(sys+"/module/nvidia/version", []byte(c.loaded+"\n"), 0o644); err != nil {
+				if err := os.WriteFile(sys+"/module/nvidia/version", []byte(c.loaded+"\n"),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
