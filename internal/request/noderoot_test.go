@@ -96,8 +96,8 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		}, false},
 		{"what a cluster sets, beside it", func(s *scene) {
 			s.node.Config = s.Path("conf/gpu.toml")
-			s.mkdir("conf")
-			s.bind(s.touch("conf/cluster.toml"), "/x")
+			s.Mkdir("conf")
+			s.bind(s.Touch("conf/cluster.toml"), "/x")
 		}, true},
 		{"our program", func(s *scene) {
 			s.node.Program = "/srv/gpuledger-runtime"
