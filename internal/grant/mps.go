@@ -56,30 +56,39 @@ func (d Driver) Program(name string) (DriverFile, bool) {
 }
 
 // Major is the driver's major version; 0 if it is unknown.
-func (d Driver) Major() int {
+func (d *Driver) Major() int {
 	text, _, _ := strings.Cut(d.Version, ".")
 	major, _ := strconv.Atoi(text)
 	return major
 }
 
 // MPSMissing is the program of MPS that the driver's files lack; "" if they have both.
-func (d Driver) MPSMissing() string {
-	for _, name := range []string{MPSControl, MPSServer} {
-		if _, is := d.Program(name); !is {
-			return name
+func (d *Driver) MPSMissing() string {
+	control, server := MPSControl, MPSServer
+	for i := range d.Files {
+		if d.Files[i].Kind != FileBinary {
+			continue
+		}
+		switch filepath.Base(d.Files[i].Target) {
+		case MPSControl:
+			control = ""
+		case MPSServer:
+			server = ""
 		}
 	}
-	return ""
+	if control != "" {
+		return control
+	}
+	return server
 }
 
 // MPSProblem says why mode mps cannot work with this driver; "" if no reason is known.
-func (d Driver) MPSProblem() string {
+func (d *Driver) MPSProblem() string {
 	if name := d.MPSMissing(); name != "" {
 		return "the driver's files in the inventory have no " + name
 	}
 	if major := d.Major(); major > 0 && major < MPSSince {
-		return "driver " + d.Version + " does not limit the memory of MPS clients, as driver " +
-			strconv.Itoa(MPSSince) + " and newer do"
+		return "driver " + d.Version + " does not limit the memory of MPS clients, as driver 495 and newer do"
 	}
 	return ""
 }

@@ -209,7 +209,7 @@ func TestSocketIsTheDaemons(t *testing.T) {
 		"another gpuledgerd, to which the one before says that it is the daemon's": func(s stage, d *daemon,
 			_ func()) *daemon {
 			state, _ := mpsstate.Read(s.node.Host, d.dir)
-			state.Socket, _, _ = mpsstate.Socket(d.dir)
+			state.Socket, _, _ = mpsstate.Socket(mpsstate.SocketPath(d.dir))
 			must(t, mpsstate.Write(s.node.Host, d.dir, state))
 			return s.again(d.name)
 		},

@@ -70,8 +70,8 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 // findSockets finds the sockets where programs look for them. Both have to be there: in the place
 // of a missing one a client could put its own.
 func (d *daemon) findSockets() (own sockets, mode uint32, err error) {
-	control, mode, is := mpsstate.Socket(d.dir)
-	privileged, both := mpsstate.PrivilegedSocket(d.dir)
+	control, mode, is := mpsstate.Socket(mpsstate.SocketPath(d.dir))
+	privileged, _, both := mpsstate.Socket(mpsstate.PrivilegedPath(d.dir))
 	own = sockets{control, privileged}
 	switch {
 	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
@@ -117,10 +117,10 @@ func isSettled(s host.Stamp, now time.Time) bool {
 
 // stillThere is an error if a socket was replaced, or was moved since it had the stamp.
 func (d *daemon) stillThere(own sockets, before stamps, p grant.Process) error {
-	if now, _, is := mpsstate.Socket(d.dir); !is || now != own.control {
+	if now, _, is := mpsstate.Socket(mpsstate.SocketPath(d.dir)); !is || now != own.control {
 		return otherSocketError(mpsstate.OtherSocket, p)
 	}
-	if now, is := mpsstate.PrivilegedSocket(d.dir); !is || now != own.privileged {
+	if now, _, is := mpsstate.Socket(mpsstate.PrivilegedPath(d.dir)); !is || now != own.privileged {
 		return otherSocketError(mpsstate.OtherPrivileged, p)
 	}
 	if stampsOf(d.dir) != before {

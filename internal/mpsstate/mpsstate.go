@@ -125,8 +125,8 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 			m.Problem = fmt.Sprintf("its process %d has ended", p.PID)
 		}
 	}
-	privileged, _ := PrivilegedSocket(dir)
-	switch socket, mode, is := Socket(dir); {
+	privileged, _, _ := Socket(PrivilegedPath(dir))
+	switch socket, mode, is := Socket(SocketPath(dir)); {
 	case !is:
 		// A client that finds no daemon goes on without one, with the whole GPU (NVIDIA's
 		// documentation of MPS).
@@ -149,19 +149,9 @@ const OtherSocket = "its control socket was replaced by another"
 // OtherPrivileged is the same of the socket to which programs of root connect first.
 const OtherPrivileged = "its control socket for root was replaced by another"
 
-// Socket tells which file the control socket of the daemon in a directory is, by device and inode,
-// and its mode. The daemon keeps the inode from being another file's for as long as it lives.
-func Socket(dir string) (which [2]uint64, mode uint32, is bool) {
-	return socketAt(SocketPath(dir))
-}
-
-// PrivilegedSocket tells which file the daemon's socket for root is.
-func PrivilegedSocket(dir string) (which [2]uint64, is bool) {
-	which, _, is = socketAt(PrivilegedPath(dir))
-	return which, is
-}
-
-func socketAt(path string) (which [2]uint64, mode uint32, is bool) {
+// Socket tells which file a socket of a daemon is, by device and inode, and its mode. The daemon
+// keeps the inode from being another file's for as long as it lives.
+func Socket(path string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK

@@ -78,23 +78,23 @@ func TestTheStateOfAnMPSDaemonIsVerified(t *testing.T) {
 		{"half a file", func() { rewrite("}", "") }, "no daemon runs"},
 		{"the control socket that it was", func() {
 			known := good
-			known.Socket, _, _ = mpsstate.Socket(dir)
+			known.Socket, _, _ = mpsstate.Socket(mpsstate.SocketPath(dir))
 			m.must(mpsstate.Write(m.node.Host, dir, known))
 		}, ""},
 		{"another control socket", func() {
 			other := good
-			other.Socket, _, _ = mpsstate.Socket(dir)
+			other.Socket, _, _ = mpsstate.Socket(mpsstate.SocketPath(dir))
 			other.Socket[1]++
 			m.must(mpsstate.Write(m.node.Host, dir, other))
 		}, "its control socket was replaced by another"},
 		{"the control socket for root that it was", func() {
 			known := good
-			known.Privileged, _ = mpsstate.PrivilegedSocket(dir)
+			known.Privileged, _, _ = mpsstate.Socket(mpsstate.PrivilegedPath(dir))
 			m.must(mpsstate.Write(m.node.Host, dir, known))
 		}, ""},
 		{"another control socket for root", func() {
 			other := good
-			other.Privileged, _ = mpsstate.PrivilegedSocket(dir)
+			other.Privileged, _, _ = mpsstate.Socket(mpsstate.PrivilegedPath(dir))
 			other.Privileged[1]++
 			m.must(mpsstate.Write(m.node.Host, dir, other))
 		}, "its control socket for root was replaced by another"},
