@@ -269,10 +269,11 @@ func TestHotBinariesAreSmallAndStatic(t *testing.T) {
 // manyMethods is the number of methods from which a type does too much.
 const manyMethods = 30
 
-// TestVectorsShareNoObject: in the packages that read a spec, no type is an object with all of the
-// code as methods.
-func TestVectorsShareNoObject(t *testing.T) {
-	for _, dir := range []string{"../internal/request", "../internal/hostpath"} {
+// TestNoObjectHoldsAllCode: in the packages that read a spec, and in those of configure, no type is
+// an object with all of the code as methods.
+func TestNoObjectHoldsAllCode(t *testing.T) {
+	for _, dir := range []string{"../internal/request", "../internal/hostpath", "../internal/configure",
+		"../internal/configfile", "../internal/engines", "../internal/filetree"} {
 		entries, err := os.ReadDir(dir)
 		must(t, err)
 		methods := map[string]int{}
