@@ -3,6 +3,7 @@ package hook
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,24 +15,30 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/inject"
 	"github.com/gpuledger/gpuledger/internal/node"
-	"github.com/gpuledger/gpuledger/internal/order"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
 // changes translates the edits of a spec into changes of the container that was made from that
 // spec. What CDI or the wrapper has already put into the spec is not a change. The error says what
 // cannot be changed any more.
-func changes(spec request.Spec, d node.Decision) (inject.Change, error) {
+//
+// servers says whose limits a client of the grant's MPS daemon has that sets none of its own.
+func changes(spec request.Spec, d node.Decision, asks []string, servers node.ServerLimits) (inject.Change,
+	error) {
 	var c inject.Change
-	if err := unchangeable(spec, d.Edits); err != nil {
+	if err := unchangeable(spec, d, servers); err != nil {
 		return c, err
 	}
+	hook, acts := request.AskingHook(spec, asks)
 	for _, r := range d.Removed {
+		if r.Kind == grant.RemoveHook && request.IsAskingHook(r.Name) && !acts {
+			continue // it does nothing for this container
+		}
 		if err := remove(&c, r); err != nil {
 			return c, err
 		}
 	}
-	if hook := request.AskingHook(spec); hook != "" && asksByEnv(spec, d) {
+	if acts && asksByEnv(spec, d) {
 		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, "+
 			"and the runtime has read both", grant.Printable(hook))
 	}
@@ -69,13 +76,27 @@ func asksByEnv(spec request.Spec, d node.Decision) bool {
 		})
 }
 
-// unchangeable returns an error if edits need something that only a spec can set: the runtime has
-// read it.
-func unchangeable(spec request.Spec, e cdispec.ContainerEdits) error {
+// unchangeable returns an error if a decision needs something that only a spec can set: the runtime
+// has read it.
+func unchangeable(spec request.Spec, d node.Decision, servers node.ServerLimits) error {
+	e := d.Edits
 	for _, entry := range e.Env {
 		name, wanted, _ := strings.Cut(entry, "=")
-		if value, set := lastOf(spec, name); name != visibleDevices && (!set || value != wanted) {
-			return fmt.Errorf("its environment must say %s, and a hook cannot change that", name)
+		value, set := lastOf(spec, name)
+		switch {
+		case name == visibleDevices || set && value == wanted:
+		case set || !servers.Replace(name, d.Limited):
+			return fmt.Errorf("its environment must say %s, and a hook cannot change that",
+				grant.Printable(entry))
+		}
+	}
+	for _, m := range spec.Mounts {
+		at := filepath.Clean("/" + m.Destination)
+		if i := slices.IndexFunc(e.Mounts, func(o *cdispec.Mount) bool {
+			return o.ContainerPath == grant.PipeInContainer && o.HostPath != m.Source
+		}); i >= 0 && strings.HasPrefix(at+"/", grant.PipeInContainer+"/") {
+			return fmt.Errorf("it has a mount of its own at %s, where clients look for their MPS daemon",
+				grant.Printable(at))
 		}
 	}
 	for _, h := range e.Hooks {
@@ -138,6 +159,10 @@ func remove(c *inject.Change, r grant.Removal) error {
 		c.Close = append(c.Close, rule)
 		return err
 	}
+	if r.Kind == grant.RemoveHook && request.IsAskingHook(r.Name) {
+		return fmt.Errorf("its hook %s, usually of oci-nvidia-hook.json, acts on its environment or mounts, "+
+			"and the runtime has read it", grant.Printable(r.Name))
+	}
 	return fmt.Errorf("its spec must not have the %s %s, and the runtime has read it",
 		r.Kind, grant.Printable(r.Name))
 }
@@ -167,21 +192,18 @@ func ruleNumber(text string) (int64, error) {
 // mknod alone opens no device.
 func gpus(devices grant.DeviceMap) []grant.DeviceRule {
 	var rules []grant.DeviceRule
-	for major := range devices.Majors {
-		rules = append(rules, grant.DeviceRule{Type: 'c', Major: int64(major), Minor: -1, Access: "rw"})
+	add := func(major, minor int) {
+		rules = append(rules, grant.DeviceRule{Type: 'c', Major: int64(major), Minor: int64(minor),
+			Access: "rw"})
 	}
-	for minor, nvidia := range devices.DRM {
-		if nvidia {
-			rules = append(rules, grant.DeviceRule{Type: 'c', Major: grant.MajorDRM,
-				Minor: int64(minor), Access: "rw"})
+	for _, major := range slices.Sorted(maps.Keys(devices.Majors)) {
+		add(major, -1)
+	}
+	for _, minor := range slices.Sorted(maps.Keys(devices.DRM)) {
+		if devices.DRM[minor] {
+			add(grant.MajorDRM, minor)
 		}
 	}
-	order.Stable(rules, func(a, b grant.DeviceRule) int {
-		if a.Major != b.Major {
-			return int(a.Major - b.Major)
-		}
-		return int(a.Minor - b.Minor)
-	})
 	return rules
 }
 
@@ -237,8 +259,6 @@ func possible(spec request.Spec, c inject.Change, r caller) error {
 		return errors.New("it has no mount namespace of its own")
 	case len(c.Nodes)+len(c.Remove) > 0 && !ownDev(spec):
 		return errors.New("its /dev is no tmpfs of its own")
-	case c.ChangesRules() && r.Systemd:
-		return errors.New("systemd keeps its device rules, and would undo ours at its next reload")
 	}
 	return nil
 }

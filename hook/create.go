@@ -113,7 +113,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	if err != nil {
 		return impossible(err)
 	}
-	change, err := changes(spec, d)
+	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, c.node.ServerLimits(d.Grant))
 	if err == nil && !change.Empty() {
 		err = asked.Live.Unknown
 	}
@@ -124,7 +124,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 		return impossible(err)
 	}
 	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
-		Rootfs: rootfs(spec, asked.Container.Bundle)}, change)
+		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}, change)
 	if err != nil {
 		return impossible(err)
 	}

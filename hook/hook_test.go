@@ -82,6 +82,10 @@ func given(devices []specs.LinuxDevice, rules ...specs.LinuxDeviceCgroup) reques
 				rules...)}}}
 }
 
+func edits(e cdispec.ContainerEdits) node.Decision {
+	return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Edits: e}}
+}
+
 func TestChanges(t *testing.T) {
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, Permissions: "rw"}
 	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1",
@@ -90,9 +94,6 @@ func TestChanges(t *testing.T) {
 	device := specs.LinuxDevice{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0}
 	rule := specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195),
 		Minor: number(0), Access: "rwm"}
-	edits := func(e cdispec.ContainerEdits) node.Decision {
-		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit, Edits: e}}
-	}
 	removes := func(kind grant.RemovalKind, name string) node.Decision {
 		return node.Decision{Verdict: grant.Verdict{Kind: grant.Admit,
 			Removed: []grant.Removal{{Kind: kind, Name: name}}}}
@@ -144,8 +145,8 @@ func TestChanges(t *testing.T) {
 		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow,
 			inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
 				{Type: 'c', Major: 195, Minor: -1, Access: "rw"},
-				{Type: 'c', Major: 226, Minor: 128, Access: "rw"},
-				{Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
+				{Type: 'c', Major: 508, Minor: -1, Access: "rw"},
+				{Type: 'c', Major: 226, Minor: 128, Access: "rw"}}}, ""},
 		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{
 			Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
 		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}),
@@ -180,7 +181,7 @@ func TestChanges(t *testing.T) {
 		{"an annotation", given(nil), removes(grant.RemoveAnnotation, "a"), inject.Change{}, "annotation"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := changes(c.spec, c.d)
+			got, err := changes(c.spec, c.d, nil, node.ServerLimits{})
 			if c.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fails) {
 					t.Errorf("got %v, want an error about %s", err, c.fails)
@@ -191,6 +192,103 @@ func TestChanges(t *testing.T) {
 				t.Errorf("%v, got\n%+v\nwant\n%+v", err, got, c.want)
 			}
 		})
+	}
+}
+
+// TestBesideNVIDIAsHook: the hook that NVIDIA's toolkit puts into every container of a node keeps
+// no container from its grant that it does nothing for. What it does was read in the toolkit's
+// source.
+func TestBesideNVIDIAsHook(t *testing.T) {
+	const theirs = "/usr/bin/nvidia-container-runtime-hook"
+	d := node.Decision{Verdict: grant.Verdict{Kind: grant.Admit,
+		Edits:   cdispec.ContainerEdits{Env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}},
+		Removed: []grant.Removal{{Kind: grant.RemoveHook, Name: theirs}}}}
+	for _, c := range []struct {
+		env     []string
+		mounted string
+		acts    bool
+	}{
+		{env: []string{"PATH=/bin"}},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES="}},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=void"}},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=void", "CUDA_VERSION=11.0"}},
+		{env: []string{"CUDA_VERSION=11.0", "NVIDIA_REQUIRE_CUDA=cuda>=11.0"}},
+		{env: []string{"NVIDIA_DRIVER_CAPABILITIES=all", "NVIDIA_GDS=enabled"}},
+		{env: []string{"SWARM_GPU=void"}},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=none"}, acts: true}, // it gives the driver's files
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-0"}, acts: true},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=void"}, acts: true},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=0"}, acts: true},
+		{env: []string{"NVIDIA_VISIBLE_DEVICES=void,0"}, acts: true},
+		{env: []string{"SWARM_GPU=0"}, acts: true},
+		{env: []string{"CUDA_VERSION=9.0"}, acts: true},
+		{env: []string{"CUDA_VERSION=9.0", "NVIDIA_REQUIRE_CUDA="}, acts: true},
+		{env: []string{"CUDA_VERSION=9.0", "NVIDIA_REQUIRE_CUDA=cuda>=9.0", "NVIDIA_REQUIRE_CUDA="}, acts: true},
+		{env: []string{"no variable"}, acts: true},
+		{mounted: "/var/run/nvidia-container-devices/0", acts: true},
+	} {
+		s := given(nil)
+		s.Process.Env = c.env
+		//lint:ignore SA1019 what NVIDIA's toolkit writes
+		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: theirs, Args: []string{theirs, "prestart"}}}}
+		if c.mounted != "" {
+			s.Mounts = []specs.Mount{{Destination: c.mounted, Source: "/dev/null"}}
+		}
+		_, err := changes(s, d, []string{"SWARM_GPU"}, node.ServerLimits{})
+		if (err != nil) != c.acts || err != nil && !strings.Contains(err.Error(), theirs) {
+			t.Errorf("%v %s: %v", c.env, c.mounted, err)
+		}
+	}
+	d.Removed[0].Name = "/usr/bin/nvidia-ctk"
+	if _, err := changes(given(nil), d, nil, node.ServerLimits{}); err == nil {
+		t.Error("a hook that injects what it was made for may stay")
+	}
+}
+
+// TestMPSWithoutVariables: a client needs no variable that says what its daemon does without it.
+func TestMPSWithoutVariables(t *testing.T) {
+	pipe := &cdispec.Mount{HostPath: "/run/gpuledger/mps/x/pipe", ContainerPath: grant.PipeInContainer}
+	d := edits(cdispec.ContainerEdits{Mounts: []*cdispec.Mount{pipe}, Env: []string{
+		"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M",
+		"CUDA_MPS_PIPE_DIRECTORY=" + grant.PipeInContainer, "NVIDIA_VISIBLE_DEVICES=GPU-0"}})
+	all := node.ServerLimits{Known: true, Threads: true, Memory: true}
+	for _, c := range []struct {
+		name    string
+		servers node.ServerLimits
+		shim    bool
+		env, at string
+		fails   string
+	}{
+		{name: "the largest grant", servers: all},
+		{name: "a smaller share of compute", servers: node.ServerLimits{Known: true, Memory: true},
+			fails: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"},
+		{name: "less memory", servers: node.ServerLimits{Known: true, Threads: true},
+			fails: "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"},
+		{name: "less memory, which the shim limits", servers: node.ServerLimits{Known: true, Threads: true},
+			shim: true},
+		{name: "no daemon", fails: "CUDA_MPS_"},
+		{name: "what the grant says", servers: all, env: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
+		{name: "a variable of its own", servers: all, env: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50",
+			fails: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"},
+		{name: "a directory of its own", servers: all, env: "CUDA_MPS_PIPE_DIRECTORY=/tmp/mine",
+			fails: "CUDA_MPS_PIPE_DIRECTORY"},
+		{name: "a volume there", servers: all, at: "/tmp/nvidia-mps/", fails: "/tmp/nvidia-mps"},
+		{name: "a volume below", servers: all, at: "/tmp/nvidia-mps/x", fails: "/tmp/nvidia-mps/x"},
+		{name: "a volume beside", servers: all, at: "/tmp/nvidia-mps2"},
+		{name: "a volume above", servers: all, at: "/tmp"},
+	} {
+		s := given(nil)
+		if c.env != "" {
+			s.Process.Env = append(s.Process.Env, c.env)
+		}
+		if c.at != "" {
+			s.Mounts = []specs.Mount{{Destination: c.at, Source: "/srv"}}
+		}
+		d.Limited = c.shim
+		_, err := changes(s, d, nil, c.servers)
+		if (err != nil) != (c.fails != "") || err != nil && !strings.Contains(err.Error(), c.fails) {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }
 
@@ -216,7 +314,7 @@ func TestPossible(t *testing.T) {
 		{"nodes under systemd", spec(func(*request.Spec) {}), nodes,
 			oci.Command{Name: "create", Systemd: true}, true},
 		{"rules under systemd", spec(func(*request.Spec) {}), rules,
-			oci.Command{Name: "create", Systemd: true}, false},
+			oci.Command{Name: "create", Systemd: true}, true},
 		{"restore", spec(func(*request.Spec) {}), rules, oci.Command{Name: "restore"}, false},
 		{"a user namespace", spec(func(s *request.Spec) {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})

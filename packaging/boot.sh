@@ -6,6 +6,7 @@
 # the network or the machine's devices.
 set -euo pipefail
 root=$1 group=$2 pidfile=$3
+: "${SYSTEMD_OPTIONS:=}" # what the kernel's command line would tell systemd
 
 hierarchies() { awk '$3 == "cgroup" || $3 == "cgroup2" { print $2, $3, $4 }' /proc/self/mounts; }
 
@@ -45,7 +46,7 @@ inside() {
   cd "$root"
   pivot_root . packages/machine
   umount -l /packages/machine
-  exec /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
+  exec /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target $SYSTEMD_OPTIONS
 }
 
 clean() {

@@ -37,7 +37,7 @@ bootstrap() {
 
 make_debian() {
   bootstrap bookworm http://deb.debian.org/debian main /usr/share/keyrings/debian-archive-keyring.gpg \
-    runc busybox-static systemd systemd-sysv dbus udev jq containerd podman conmon libseccomp2 bash-completion zsh fish
+    runc crun busybox-static systemd systemd-sysv dbus udev jq containerd podman conmon libseccomp2 bash-completion zsh fish
 }
 
 # Debian does not have the keys of Ubuntu's archive. They come from that archive, and their checksum

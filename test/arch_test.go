@@ -64,7 +64,7 @@ var layers = map[string][]string{
 		"internal/admission", "internal/cgmem", "internal/failpoint", "internal/host", "internal/grant"},
 	"internal/oci":    {"internal/grant"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
-	"hook": {"internal/order", "internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host",
+	"hook": {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host",
 		"internal/policy", "internal/request", "internal/failpoint"},
 	"runtime": {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy",
 		"internal/request", "internal/failpoint"},

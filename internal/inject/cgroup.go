@@ -5,26 +5,34 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // rules is a container's device cgroup: v1's lists or v2's programs.
 type rules interface {
-	set(Change) error
+	// save reads what set has to know of the rules before systemd was told of the change.
+	save() (saved, error)
+	set(Change, saved) error
 	// read gives the rules as they are now; nil where the kernel does not tell them.
 	read() ([]specs.LinuxDeviceCgroup, error)
 }
 
+// saved is v1's list, or the ids of v2's programs.
+type saved struct {
+	list []grant.DeviceRule
+	ids  []uint32
+}
+
 // findRules finds the container's device cgroup. It must be the container's alone: rules that are
 // changed would be another's too.
-func (c *container) findRules(Change) error {
-	dir, v2, err := c.deviceCgroup()
+func (c *container) findRules(change Change) error {
+	dir, v2, err := c.deviceCgroup(change)
 	if err != nil {
 		return fmt.Errorf("cannot change the container's device rules: %w", err)
 	}
@@ -34,15 +42,23 @@ func (c *container) findRules(Change) error {
 	return nil
 }
 
+// setRules sets systemd's rules first: what it sets replaces what is there.
 func (c *container) setRules(change Change) error {
-	if err := c.rules.set(change); err != nil {
+	before, err := c.rules.save()
+	if err == nil {
+		err = c.allowInUnit(change)
+	}
+	if err == nil {
+		err = c.rules.set(change, before)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot change the container's device rules: %w", err)
 	}
 	return nil
 }
 
 // deviceCgroup is the directory of the init's cgroup, in the hierarchy that guards devices.
-func (c *container) deviceCgroup() (dir string, v2 bool, err error) {
+func (c *container) deviceCgroup(change Change) (dir string, v2 bool, err error) {
 	root := filepath.Join(c.Host.Sys, "fs/cgroup")
 	var st unix.Statfs_t
 	if err := unix.Statfs(root, &st); err != nil {
@@ -65,12 +81,11 @@ func (c *container) deviceCgroup() (dir string, v2 bool, err error) {
 		strings.Contains(path, "/../") {
 		return "", v2, errors.New("it has no device cgroup of its own")
 	}
-	if ownedBySystemd(path) {
-		return "", v2, fmt.Errorf("its cgroup %s is a unit of systemd, which would undo them at its "+
-			"next reload", path)
+	above, err := c.findUnit(path, v2, change)
+	if err != nil {
+		return "", v2, err
 	}
-	dir = filepath.Join(root, path)
-	return dir, v2, c.isAlone(dir)
+	return filepath.Join(root, path), v2, c.isAlone(filepath.Join(root, above))
 }
 
 // cgroupPath reads /proc/PID/cgroup: "5:devices:/a/b", and v2's "0::/a/b" for no controller.
@@ -87,22 +102,4 @@ func cgroupPath(text, controller string) string {
 		}
 	}
 	return ""
-}
-
-// ownedBySystemd tells a cgroup that systemd keeps, by the name that it gives to a container's:
-// PREFIX-ID.scope.
-func ownedBySystemd(path string) bool {
-	return strings.HasSuffix(path, ".scope") || strings.HasSuffix(path, ".service")
-}
-
-// isAlone is nil where only the init is in the cgroup, and nothing below it.
-func (c *container) isAlone(dir string) error {
-	procs, err := host.ReadFile(filepath.Join(dir, "cgroup.procs"), maxProc)
-	if err != nil {
-		return err
-	}
-	if strings.TrimSpace(string(procs)) != strconv.Itoa(c.PID) {
-		return fmt.Errorf("others than the container's init are in its cgroup %s", dir)
-	}
-	return nil
 }

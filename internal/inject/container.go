@@ -18,6 +18,9 @@ type Target struct {
 	PID    int    // of its init, which waits
 	Parent int    // the process that must be the init's parent: the runtime that makes the container
 	Rootfs string // where its root file system lies in its own mount namespace, before pivot_root
+
+	Systemd bool   // its runtime was told to have systemd make its cgroup
+	Socket  string // of systemd; "" is the usual one
 }
 
 // container is an opened Target. All is reached through proc, which belongs to the init and to
@@ -26,6 +29,7 @@ type container struct {
 	Target
 	proc, rootfs, dev int // file descriptors; -1: not opened
 	rules             rules
+	unit              *unit // of systemd; nil: none
 }
 
 // open holds the container fast and makes sure that it is one, and only the runtime's: its init is
@@ -82,6 +86,9 @@ func (c *container) close() {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}
+	}
+	if c.unit != nil {
+		c.unit.close()
 	}
 }
 

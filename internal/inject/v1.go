@@ -23,10 +23,21 @@ type write struct {
 	file, line string
 }
 
-func (c v1) set(change Change) error {
+func (c v1) save() (s saved, err error) {
+	s.list, err = c.list()
+	return s, err
+}
+
+func (c v1) set(change Change, before saved) error {
 	now, err := c.list()
 	if err != nil {
 		return err
+	}
+	// what only the runtime allows, systemd has taken away
+	for _, r := range before.list {
+		if !allows(now, r) && !tooWide(r, change) {
+			change.Allow = append(slices.Clip(change.Allow), r)
+		}
 	}
 	for _, w := range v1Writes(now, change) {
 		if err := c.write(w); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -15,8 +16,26 @@ import (
 // rules before it: the runtime's own stay as they are, and need not be guessed.
 type v2Programs struct{ dir string }
 
-func (c v2Programs) set(change Change) error {
-	cgroup, err := unix.Open(c.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func (c v2Programs) save() (s saved, err error) {
+	cgroup, err := c.open()
+	if err != nil {
+		return s, err
+	}
+	defer unix.Close(cgroup)
+	if s.ids, _, err = attachedPrograms(cgroup); err != nil {
+		err = fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
+	}
+	return s, err
+}
+
+func (c v2Programs) open() (int, error) {
+	return unix.Open(c.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// set changes the programs that were there before systemd was told. systemd has put a new one in
+// place of its own, which has the change already, and will do so again.
+func (c v2Programs) set(change Change, before saved) error {
+	cgroup, err := c.open()
 	if err != nil {
 		return err
 	}
@@ -25,10 +44,12 @@ func (c v2Programs) set(change Change) error {
 	if err != nil {
 		return fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
 	}
-	if len(ids) == 0 && len(change.Close) == 0 {
+	guarded := len(ids) > 0
+	ids = slices.DeleteFunc(ids, func(id uint32) bool { return !slices.Contains(before.ids, id) })
+	if !guarded && len(change.Close) == 0 {
 		return errors.New("no device program guards it, so what is not to be opened is open")
 	}
-	if len(ids) == 0 {
+	if len(ids) == 0 && len(change.Close) > 0 {
 		return attachBefore(cgroup, 0, unix.BPF_F_ALLOW_MULTI, change)
 	}
 	for _, id := range ids {

@@ -42,19 +42,56 @@ func hooks(f *containerFacts) (found vectorResult) {
 	return found
 }
 
-// AskingHook returns a hook of the spec that injects what its config.json asks for when the hook
-// runs; "" without one.
-func AskingHook(s Spec) string {
+// AskingHook returns the path of a hook of the spec that injects what its config.json asks for when
+// the hook runs; "" without one. acts reports whether it does anything for this container. It does
+// nothing (nvidia-container-toolkit 1.0 to 1.20, cmd/nvidia-container-runtime-hook) where neither
+// NVIDIA_VISIBLE_DEVICES nor another variable of names asks, the image is not one from before that
+// variable, and no mount names a device. "none" asks: it gives the driver's files.
+func AskingHook(s Spec, names []string) (hook string, acts bool) {
 	if s.Hooks == nil {
-		return ""
+		return "", false
 	}
 	//lint:ignore SA1019 Prestart is deprecated and still what NVIDIA's toolkit writes.
-	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer) {
-		if slices.Contains(askingHooks, program(hook)) {
-			return hook.Path
+	for _, stage := range [][]specs.Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer,
+		s.Hooks.StartContainer, s.Hooks.Poststart, s.Hooks.Poststop} {
+		for _, h := range stage {
+			if IsAskingHook(h.Path) {
+				return h.Path, asks(s, names)
+			}
 		}
 	}
-	return ""
+	return "", false
+}
+
+// IsAskingHook reports whether a hook's program injects only what its config.json asks for.
+func IsAskingHook(path string) bool {
+	return slices.Contains(askingHooks, program(specs.Hook{Path: path}))
+}
+
+// asks reports whether such a hook could find a request in a spec. Of an odd environment it takes
+// the worse: whether a reader takes the first or the last entry of a name does not matter.
+func asks(s Spec, names []string) bool {
+	if s.Process == nil {
+		return true
+	}
+	var set, version, required, unrequired bool
+	for _, entry := range s.Process.Env {
+		name, value, pair := strings.Cut(entry, "=")
+		switch isList := name == visibleDevices || slices.Contains(names, name); {
+		case !pair, isList && value != "" && value != voidDevices:
+			return true
+		case name == visibleDevices:
+			set = true
+		case name == "CUDA_VERSION":
+			version = version || value != ""
+		case name == "NVIDIA_REQUIRE_CUDA":
+			required, unrequired = true, unrequired || value == ""
+		}
+	}
+	old := version && (!required || unrequired) && !set // such an image gets all GPUs
+	return old || slices.ContainsFunc(s.Mounts, func(m specs.Mount) bool {
+		return strings.Contains(m.Destination, "nvidia-container-devices")
+	})
 }
 
 // program returns the name of what a hook runs. NVIDIA's operator installs its programs behind

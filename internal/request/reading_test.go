@@ -169,11 +169,11 @@ func TestHooksThatInjectByThemselves(t *testing.T) {
 		"prestart":         {&specs.Hooks{Prestart: hook(toolkit)}, toolkit},
 		"createRuntime":    {&specs.Hooks{CreateRuntime: hook(toolkit + ".real")}, toolkit + ".real"},
 		"createContainer":  {&specs.Hooks{CreateContainer: hook("/usr/bin/nvidia-container-toolkit")}, "/usr/bin/nvidia-container-toolkit"},
-		"after the start":  {&specs.Hooks{Poststart: hook(toolkit)}, ""},
+		"after the start":  {&specs.Hooks{Poststart: hook(toolkit)}, toolkit},
 		"somebody else's":  {&specs.Hooks{CreateRuntime: hook("/usr/bin/nvidia-container-runtime-hooks")}, ""},
 		"one that it made": {&specs.Hooks{CreateRuntime: hook("/usr/bin/nvidia-cdi-hook")}, ""},
 	} {
-		if got := AskingHook(Spec{Hooks: c.hooks}); got != c.want {
+		if got, _ := AskingHook(Spec{Hooks: c.hooks}, nil); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 		s := newScene(t)

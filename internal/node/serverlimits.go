@@ -1,0 +1,45 @@
+package node
+
+import (
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
+)
+
+// ServerLimits says which of a grant's limits the servers of its MPS daemon keep by themselves, for
+// a client without settings of its own. They have the limits of the largest grant over their GPUs.
+type ServerLimits struct {
+	Known           bool // there is such a daemon
+	Threads, Memory bool // they have no more than the grant
+}
+
+// ServerLimits reads what gpuledgerd has set; a grant of another mode has none.
+func (n *Node) ServerLimits(g *grant.Grant) ServerLimits {
+	if g == nil || g.Mode != grant.MPS {
+		return ServerLimits{}
+	}
+	for _, m := range mpsstate.Of(n.Host, n.Policy.RunDir, []grant.Grant{*g}) {
+		s := ServerLimits{Known: true, Threads: g.Compute == 0 || m.Threads <= g.Compute, Memory: true}
+		for _, share := range g.GPUs {
+			s.Memory = s.Memory && m.Limits[share.UUID] <= share.Memory
+		}
+		return s
+	}
+	return ServerLimits{}
+}
+
+// Replace reports whether a client needs no variable of this name: the directory is at the place
+// where clients look without it, and what the servers or the shim limit needs no setting.
+func (s ServerLimits) Replace(variable string, shim bool) bool {
+	setting, is := strings.CutPrefix(variable, "CUDA_MPS_")
+	switch {
+	case !is:
+		return false
+	case setting == "ACTIVE_THREAD_PERCENTAGE":
+		return s.Threads
+	case setting == "PINNED_DEVICE_MEM_LIMIT":
+		return s.Memory || s.Known && shim
+	}
+	return s.Known && setting == "PIPE_DIRECTORY"
+}
