@@ -192,11 +192,12 @@ test-packages: ## two builds compared; their life in Debian, Ubuntu and rpm; doc
 	@packaging/test.sh
 
 .PHONY: test-systemd
-test-systemd: ## MPS daemons and units of containers under a real systemd, in a Debian 12 of their own (root)
+test-systemd: ## MPS daemons, units of containers and the hook alone under a real systemd, in a Debian 12 of their own (root)
 	@test/setup.sh test-systemd
 	$(MAKE) --no-print-directory build
 	@packaging/systemd.sh
 	@packaging/units.sh
+	@packaging/hook.sh
 
 .PHONY: test-setup
 test-setup: ## the set-up of a cluster's node, ten times and back, on containerd and CRI-O in a booted Debian 12, in some minutes (root)

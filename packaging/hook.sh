@@ -1,8 +1,8 @@
 #!/bin/bash
-# packaging/hook.sh [ENGINE...]: tests gpuledger-hook alone, in front of runc and crun as systemd makes
-# their cgroups, on cgroup v1 and on v2. ENGINE is podman or crio (default: both). It boots a Debian
-# 12 with its own systemd and has it reload, execute itself again and change properties of units
-# while containers run. The GPUs, their driver and NVIDIA's MPS are stand-ins: a node that the cgroup
+# packaging/hook.sh [ENGINE...]: tests gpuledger-hook alone, in front of runc and crun, on cgroup v1
+# and on v2, with cgroups that systemd makes and without. ENGINE is podman or crio (default: both).
+# It boots a Debian 12 with its own systemd and has it reload, execute itself again and change
+# properties of units while containers run. What it finds is the table of docs/hook.md. The GPUs, their driver and NVIDIA's MPS are stand-ins: a node that the cgroup
 # lets through has no driver (ENXIO). However this ends, all that it has started ends with it.
 # shellcheck disable=SC2015 # fail ends it
 set -euo pipefail
@@ -40,8 +40,8 @@ clean() {
 }
 trap clean EXIT
 trap 'exit 130' INT TERM HUP
-engine='' runtime=''
-step() { printf '== %3d s: %s, %s, %s: %s\n' "$SECONDS" "$layout" "$engine" "$runtime" "$*"; }
+engine=- runtime=- manager=-
+step() { printf '== %3d s: %s, %s, %s, %s: %s\n' "$SECONDS" "$layout" "$engine" "$runtime" "$manager" "$*"; }
 
 # node: a Debian with both engines at their defaults but for what this machine's root lacks.
 node() {
@@ -113,7 +113,7 @@ for word; do
   case \$word in --bundle=*) bundle=\${word#*=} ;; create) create=yes ;; esac
   previous=\$word
 done
-if [ -n "\$create" ] && grep -q '"ociVersion":"1.[^0]' "\$bundle/config.json"; then
+if [ -n "\$create" ] && grep -q '"ociVersion": *"1[.][^0]' "\$bundle/config.json"; then
   jq -c '$edit' "\$bundle/config.json" >"\$bundle/config.json.new" && mv "\$bundle/config.json.new" "\$bundle/config.json"
 fi
 $($weak && [ "$name $layout" = "crun v2" ] && echo 'export LD_PRELOAD=/opt/runtimes/limit.so')
@@ -147,6 +147,8 @@ monitor_path = "/usr/bin/conmon"
 runtime_path = "/opt/runtimes/crun"
 runtime_root = "/run/crun"
 monitor_path = "/usr/bin/conmon"
+[crio.nri]
+enable_nri = false # gpuledgerd would be the first to see a container
 [crio.image]
 pause_image = "localhost/image:1"
 pause_command = "/bin/busybox sleep 36000"
@@ -159,20 +161,21 @@ CONFIG
 # The engines. run NAME REFERENCE SCRIPT [VARIABLE]: starts a container that runs the script, by the
 # name of the runtime in $runtime; the words of the engine are in $work/said. id_of, ends NAME.
 podman_run() {
-  inside podman --runtime "/opt/runtimes/$runtime" run --detach --name "$1" --network none --cap-add MKNOD --annotation "gpuledger.dev/grant=$2" ${4:+--env "$4"} \
+  inside podman --runtime "/opt/runtimes/$runtime" --cgroup-manager "$manager" run --detach --name "$1" --network none --cap-add MKNOD --annotation "gpuledger.dev/grant=$2" ${4:+--env "$4"} \
     --volume "/srv/out/$1:/out" --volume /srv/book:/run/fakedriver --rootfs /srv/image /bin/sh -c "$3" >"$work/said" 2>&1
 }
 podman_id() { inside podman inspect --format '{{.Id}}' "$1"; }
 podman_ends() { inside podman rm --force --time 0 "$1" >/dev/null; }
 podman_scope() { echo "libpod-$(podman_id "$1").scope"; }
-readonly podman_hooks=/usr/share/containers/oci/hooks.d
 
 declare -A pods=() ids=()
 crio_run() {
   local dir=$root/srv/pods
   mkdir -p "$dir" "$root/var/log/pods/$1"
-  jq -n --arg n "$1" '{metadata: {name: $n, namespace: "team", uid: ("uid-" + $n), attempt: 0}, log_directory: ("/var/log/pods/" + $n),
-    linux: {cgroup_parent: "pods.slice", security_context: {namespace_options: {network: 2, pid: 1}}}}' >"$dir/pod.json"
+  local parent=pods.slice
+  [ "$manager" = systemd ] || parent=/pods
+  jq -n --arg n "$1" --arg parent "$parent" '{metadata: {name: $n, namespace: "team", uid: ("uid-" + $n), attempt: 0}, log_directory: ("/var/log/pods/" + $n),
+    linux: {cgroup_parent: $parent, security_context: {namespace_options: {network: 2, pid: 1}}}}' >"$dir/pod.json"
   jq -n --arg n "$1" --arg grant "$2" --arg script "$3" --arg variable "${4:-}" '{metadata: {name: $n}, image: {image: "localhost/image:1"}, log_path: "log", command: ["/bin/sh", "-c", $script],
     envs: ([{key: "GPULEDGER_GRANT", value: $grant}, ($variable | select(. != "") | {key: (. / "=" | .[0]), value: (. / "=" | .[1])})] | map(select(.value != ""))),
     mounts: [{container_path: "/out", host_path: ("/srv/out/" + $n)}, {container_path: "/run/fakedriver", host_path: "/srv/book"}],
@@ -182,9 +185,9 @@ crio_run() {
     inside crictl start "${ids[$1]}" >/dev/null 2>"$work/said" || { inside crictl rmp --force "${pods[$1]}" >/dev/null; return 1; }
 }
 crio_id() { echo "${ids[$1]}"; }
-crio_ends() { inside crictl rmp --force "${pods[$1]}" >/dev/null; }
+crio_ends() { inside crictl stop --timeout 0 "${ids[$1]}" >/dev/null && inside crictl rmp --force "${pods[$1]}" >/dev/null; }
 crio_scope() { echo "crio-${ids[$1]}.scope"; }
-readonly crio_hooks=/usr/share/containers/oci/hooks.d
+readonly hooks=/usr/share/containers/oci/hooks.d # of both engines
 
 run() { mkdir -p "$root/srv/out/$1"; chmod 777 "$root/srv/out/$1"; rm -f "$root/srv/out/$1"/*; "${engine}_run" "$@"; }
 starts() { run "$@" || { cat "$work/said" >&2; inside tail -n 3 /var/log/gpuledger/audit.jsonl >&2 || true; fail "container $1 does not start"; }; }
@@ -219,11 +222,16 @@ devices_of() { inside systemctl show --property DeviceAllow --value "$("${engine
 everybody() {
   sees stranger "closed closed closed" "$1"
   sees one "closed open open" "$1"
-  ! devices_of one | grep -q 'char/195:0' || fail "$1: the unit lists another GPU"
+  [ "$manager" = cgroupfs ] || ! devices_of one | grep -q 'char/195:0' || fail "$1: the unit lists another GPU"
 }
 
 mps_is_ready() { inside sh -c 'cat /run/gpuledger/mps/*/state.json 2>/dev/null' | jq -e '.problem == ""' >/dev/null 2>&1; }
 mps_is_gone() { [ -z "$(inside ls /run/gpuledger/mps 2>/dev/null)" ]; }
+
+reload() {
+  inside systemctl daemon-reload
+  everybody daemon-reload
+}
 
 story() {
   local one two how unit
@@ -238,7 +246,7 @@ story() {
   refused visible-devices-all greedy "" "exec /bin/probe" NVIDIA_VISIBLE_DEVICES=all
 
   step "systemd reloads, executes itself again, changes the unit"
-  for how in "daemon-reload" "daemon-reexec" "set-property --runtime UNIT TasksMax=1000" "set-property UNIT TasksMax=900" "set-property --runtime UNIT DeviceAllow=/dev/char/10:229\ rw" "daemon-reload"; do
+  [ "$manager" = cgroupfs ] || for how in "daemon-reload" "daemon-reexec" "set-property --runtime UNIT TasksMax=1000" "set-property UNIT TasksMax=900" "set-property --runtime UNIT DeviceAllow=/dev/char/10:229\ rw" "daemon-reload"; do
     for unit in one stranger; do
       unit=$("${engine}_scope" "$unit")
       # crun lists no devices: a unit that lists one opens no other, as its administrator asks
@@ -247,6 +255,10 @@ story() {
     done
     everybody "$how"
   done
+  # with runc an update sets all properties of the unit that the runtime knows
+  inside "$runtime" --root "/run/$runtime" update --resources /srv/nothing.json "$("${engine}_id" one)" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "update"; }
+  everybody update
+  reload
   ends one
   [ "$(state_of "$one")" = free ] || fail "after its end the grant is $(state_of "$one")"
   starts one "$one" "exec /bin/probe"
@@ -255,7 +267,7 @@ story() {
   release "$one"
 
   step "two GPUs"
-  two=$(grant --memory 1GiB --gpus 2)
+  two=$(grant --mode exclusive --gpus 2)
   starts two "$two" "exec /bin/probe"
   sees two "open open open" "two GPUs"
   inside systemctl daemon-reload
@@ -266,7 +278,7 @@ story() {
 
   step "mode limit, with the shim"
   one=$(grant --mode limit --memory 1GiB --gpu 0)
-  starts limited "$one" "gpu total 900 200 >/out/said 2>&1; exec /bin/probe"
+  starts limited "$one" "gpu total 900 200 >/out/new 2>&1; busybox mv /out/new /out/said; exec /bin/probe"
   says limited "total 1024 MiB"
   says limited "900 MiB: 0"
   says limited "200 MiB: 2"
@@ -298,23 +310,21 @@ story() {
   step "beside NVIDIA's hook"
   printf '#!/bin/sh\nexit 0\n' >"$root/usr/bin/nvidia-container-runtime-hook"
   chmod 755 "$root/usr/bin/nvidia-container-runtime-hook"
-  local hooks=${engine}_hooks
-  printf '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"], "env": ["PATH=/usr/bin"]}, "when": {"always": true}, "stages": ["prestart"]}\n' >"$root${!hooks}/oci-nvidia-hook.json"
+  printf '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"], "env": ["PATH=/usr/bin"]}, "when": {"always": true}, "stages": ["prestart"]}\n' >"$root$hooks/oci-nvidia-hook.json"
   [ "$engine" != crio ] || inside systemctl restart crio
   one=$(grant --memory 1GiB --gpu 1)
   starts one "$one" "exec /bin/probe"
   everybody "beside NVIDIA's hook"
   ends one
   refused injection-impossible asking "$one" "exec /bin/probe" NVIDIA_VISIBLE_DEVICES=1
-  rm "$root${!hooks}/oci-nvidia-hook.json"
+  rm "$root$hooks/oci-nvidia-hook.json"
   [ "$engine" != crio ] || inside systemctl restart crio
   release "$one"
 
-  step "systemd does not answer"
   one=$(grant --memory 1GiB --gpu 1)
-  if [ "$layout" = v2 ] || [ "$runtime" = runc ]; then
+  if [ "$manager" = systemd ]; then
+    step "systemd does not answer"
     sed -i 's|^exec |mv /run/systemd/private /run/systemd/private.away; exec |' "$root/opt/runtimes/$runtime"
-    : # the runtime itself uses the system bus
     refused injection-impossible deaf "$one" "exec /bin/probe"
     sed -i 's|^mv .*; exec |exec |' "$root/opt/runtimes/$runtime"
     inside mv /run/systemd/private.away /run/systemd/private 2>/dev/null || true
@@ -324,16 +334,20 @@ story() {
   ends one
   release "$one"
   ends stranger
+
+  local row="| ${names[$engine]}, ${names[$runtime]} | $manager, $layout | yes | yes | yes | refused |"
+  grep -qF -- "$row" docs/hook.md || fail "docs/hook.md does not have what was seen: $row"
 }
+declare -A names=([podman]="Podman 4.3" [crio]="CRI-O 1.34" [runc]="runc 1.1" [crun]="crun 1.8")
 
 node
-engine=- runtime=-
 step "boot"
 boot
 inside mount --make-rshared / # as systemd does where it is not in a container
 inside gpuledger inventory simulate --gpus 2 --memory 16GiB --out /etc/gpuledger/node.json
 inside gpuledger inventory refresh >/dev/null
 mkdir -p "$root/srv/book"
+echo '{}' >"$root/srv/nothing.json"
 jq -r '.gpus[] | "\(.uuid) 16384 Stand-in"' "$root/var/lib/gpuledger/inventory.json" >"$root/srv/book/devices"
 echo "context 1" >>"$root/srv/book/devices"
 chmod -R 777 "$root/srv/book"
@@ -341,19 +355,22 @@ inside systemctl start gpuledgerd || { inside journalctl --no-pager -n 30 >&2; f
 inside tar -C /srv/image -cf /packages/image.tar .
 inside podman import --quiet --change CMD=/bin/sh /packages/image.tar localhost/image:1 >/dev/null
 
+answers() { inside crictl version >/dev/null 2>&1; }
 for engine in "${engines[@]}"; do
-  rm -f "$root/usr/share/containers/oci/hooks.d"/*
+  rm -f "$root$hooks"/*
   case $engine in
-    podman) cp configs/hooks.d/podman/*-{create,poststop}.json "$root$podman_hooks/" ;; # what its precreate does a spec's editor does
-    crio)
-      cp configs/hooks.d/cri-o/*.json "$root$crio_hooks/"
-      inside systemctl start crio || { inside journalctl --no-pager -u crio -n 30 >&2; fail "CRI-O does not start"; }
-      answers() { inside crictl version >/dev/null 2>&1; }
-      eventually "CRI-O answers" answers
-      ;;
+    podman) cp configs/hooks.d/podman/*-{create,poststop}.json "$root$hooks/" ;; # precreate is no hook alone: it edits the spec
+    crio) cp configs/hooks.d/cri-o/*.json "$root$hooks/" ;;
   esac
-  for runtime in runc crun; do
-    story
+  for manager in systemd cgroupfs; do
+    if [ "$engine" = crio ]; then
+      sed -i "s/^cgroup_manager = .*/cgroup_manager = \"$manager\"/; s/^conmon_cgroup = .*/conmon_cgroup = \"$([ $manager = systemd ] && echo system.slice || echo pod)\"/" "$root/etc/crio/crio.conf"
+      inside systemctl restart crio || { inside journalctl --no-pager -u crio -n 30 >&2; fail "CRI-O does not start"; }
+      eventually "CRI-O answers" answers
+    fi
+    for runtime in runc crun; do
+      story
+    done
   done
 done
 step "all of it"

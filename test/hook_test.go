@@ -117,7 +117,8 @@ func hookRefusesPartialEdits(t *testing.T, runtime string) {
 			s.Mounts = s.Mounts[:2]
 		}},
 		{"another's grant", grant.GrantNotFound, rig.Env("GPULEDGER_GRANT=g-abcdefghijkl")},
-		{"another injector's hook", grant.InjectionImpossible, func(s *specs.Spec) {
+		{"another injector's hook that acts", grant.InjectionImpossible, func(s *specs.Spec) {
+			s.Process.Env = append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES=none") // the driver's files
 			s.Hooks.Poststop = append(s.Hooks.Poststop, specs.Hook{
 				Path: "/usr/bin/nvidia-container-runtime-hook", Env: []string{"A=B"}})
 		}},
