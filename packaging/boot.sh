@@ -46,6 +46,7 @@ inside() {
   cd "$root"
   pivot_root . packages/machine
   umount -l /packages/machine
+  # shellcheck disable=SC2086 # words
   exec /usr/bin/env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target $SYSTEMD_OPTIONS
 }
 

@@ -91,7 +91,7 @@ PROBE
   echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$root/etc/containers/policy.json"
   # A root without CAP_SYS_RESOURCE cannot raise limits, as crun does for its device rules, or give a
   # negative OOM score; on v2 such a machine may have no controllers. crun 1.8 refuses the version that
-  # CRI-O 1.34 writes.
+  # CRI-O 1.34 writes, and on v1 its way to say "no limit".
   gcc -shared -fPIC -o "$root/opt/runtimes/limit.so" -x c - <<'LIMIT'
 #define _GNU_SOURCE
 #include <sys/resource.h>
@@ -101,7 +101,7 @@ int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit) {
   return resource == RLIMIT_MEMLOCK ? 0 : (int)syscall(SYS_prlimit64, 0, resource, limit, 0);
 }
 LIMIT
-  local name edit='.ociVersion = "1.0.2"'
+  local name edit='.ociVersion = "1.0.2" | if (.linux.resources.pids.limit // 1) <= 0 then del(.linux.resources.pids) else . end'
   $weak && edit+=' | if (.process.oomScoreAdj // 0) < 0 then .process.oomScoreAdj = 0 else . end | (.process.capabilities // empty) |= map_values(map(select(. != "CAP_SYS_RESOURCE")))'
   [ "$layout" = v1 ] || ! $weak || edit+=' | .linux.resources |= {devices}'
   for name in runc crun; do
