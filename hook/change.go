@@ -3,7 +3,6 @@ package hook
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -42,11 +41,10 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, "+
 			"and the runtime has read both", grant.Printable(hook))
 	}
-	for _, n := range d.Edits.DeviceNodes {
-		if !hasNode(spec, n) {
+	for i, r := range nodeRules(d.Edits) {
+		if n := d.Edits.DeviceNodes[i]; !hasNode(spec, n) {
 			c.Nodes = append(c.Nodes, n)
 		}
-		r := grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor, Access: n.Permissions}
 		if d.Narrow || !hasRule(spec, r) {
 			c.Allow = append(c.Allow, r)
 		}
@@ -60,6 +58,16 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		c.Close, c.Others = append(c.Close, gpus(d.Devices)...), d.Others
 	}
 	return c, nil
+}
+
+// nodeRules returns the device rules of the nodes of edits, one for each.
+func nodeRules(e cdispec.ContainerEdits) []grant.DeviceRule {
+	var rules []grant.DeviceRule
+	for _, n := range e.DeviceNodes {
+		rules = append(rules, grant.DeviceRule{Allow: true, Type: 'c', Major: n.Major, Minor: n.Minor,
+			Access: n.Permissions})
+	}
+	return rules
 }
 
 // visibleDevices is read only by injectors. None of them runs after the hook if its value differs.
@@ -191,21 +199,25 @@ func ruleNumber(text string) (int64, error) {
 // gpus returns rules for all GPU nodes of this machine. They cover reading and writing, because
 // mknod alone opens no device.
 func gpus(devices grant.DeviceMap) []grant.DeviceRule {
-	var rules []grant.DeviceRule
-	add := func(major, minor int) {
-		rules = append(rules, grant.DeviceRule{Type: 'c', Major: int64(major), Minor: int64(minor),
-			Access: "rw"})
+	var numbers []int // a major and, of one minor, that plus one
+	for major := range devices.Majors {
+		numbers = append(numbers, major<<minorBits)
 	}
-	for _, major := range slices.Sorted(maps.Keys(devices.Majors)) {
-		add(major, -1)
-	}
-	for _, minor := range slices.Sorted(maps.Keys(devices.DRM)) {
-		if devices.DRM[minor] {
-			add(grant.MajorDRM, minor)
+	for minor, nvidia := range devices.DRM {
+		if nvidia {
+			numbers = append(numbers, grant.MajorDRM<<minorBits+minor+1)
 		}
+	}
+	slices.Sort(numbers)
+	rules := make([]grant.DeviceRule, len(numbers))
+	for i, n := range numbers {
+		rules[i] = grant.DeviceRule{Type: 'c', Major: int64(n >> minorBits),
+			Minor: int64(n&(1<<minorBits-1)) - 1, Access: "rw"}
 	}
 	return rules
 }
+
+const minorBits = 21 // the kernel's minors have 20
 
 func hasNode(spec request.Spec, n *cdispec.DeviceNode) bool {
 	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {

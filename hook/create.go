@@ -106,12 +106,17 @@ func (c *call) limit() error {
 // inject changes the live container into what the edited spec would have made, and verifies the
 // result.
 func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
-	if bytes.Equal(d.Config, asked.Config) { // the wrapper has already edited it
-		return nil
-	}
 	spec, err := request.Parse(asked.Config)
 	if err != nil {
 		return impossible(err)
+	}
+	target := inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
+		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}
+	if bytes.Equal(d.Config, asked.Config) { // the wrapper, CDI or NRI has already edited it
+		if rules := nodeRules(d.Edits); len(rules) > 0 && asked.Live.Unknown == nil {
+			_ = inject.List(target, rules) // else it has what the runtime gave it, until systemd reloads
+		}
+		return nil
 	}
 	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, c.node.ServerLimits(d.Grant))
 	if err == nil && !change.Empty() {
@@ -123,8 +128,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	if err != nil || change.Empty() {
 		return impossible(err)
 	}
-	found, err := inject.Into(inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
-		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}, change)
+	found, err := inject.Into(target, change)
 	if err != nil {
 		return impossible(err)
 	}

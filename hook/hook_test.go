@@ -145,8 +145,8 @@ func TestChanges(t *testing.T) {
 		{"rules too wide", given([]specs.LinuxDevice{device}, rule), narrow,
 			inject.Change{Allow: []grant.DeviceRule{allow}, Others: narrow.Others, Close: []grant.DeviceRule{
 				{Type: 'c', Major: 195, Minor: -1, Access: "rw"},
-				{Type: 'c', Major: 508, Minor: -1, Access: "rw"},
-				{Type: 'c', Major: 226, Minor: 128, Access: "rw"}}}, ""},
+				{Type: 'c', Major: 226, Minor: 128, Access: "rw"},
+				{Type: 'c', Major: 508, Minor: -1, Access: "rw"}}}, ""},
 		{"GPUs hidden", given(nil), edits(cdispec.ContainerEdits{
 			Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}}), inject.Change{}, ""},
 		{"a variable that is there", given(nil), edits(cdispec.ContainerEdits{Env: []string{"A=2"}}),

@@ -233,6 +233,17 @@ reload() {
   everybody daemon-reload
 }
 
+# nri true|false: CRI-O with NRI, and gpuledgerd at it, or without.
+nri() {
+  connected() { [ "$(inside journalctl --no-pager -u gpuledgerd | grep -c 'in step with cri-o')" -gt "$before" ]; }
+  local before
+  before=$(inside journalctl --no-pager -u gpuledgerd | grep -c 'in step with cri-o' || true)
+  sed -i "s/^enable_nri = [a-z]*/enable_nri = $1/" "$root/etc/crio/crio.conf"
+  inside systemctl restart crio
+  eventually "CRI-O answers" answers
+  [ "$1" = false ] || eventually "gpuledgerd is at CRI-O's NRI" connected
+}
+
 story() {
   local one two how unit
   step "a container without a GPU, a grant, and what is not granted"
@@ -322,6 +333,16 @@ story() {
   release "$one"
 
   one=$(grant --memory 1GiB --gpu 1)
+  if [ "$engine $manager" = "crio systemd" ]; then
+    step "beside NRI, which edits the spec: runc leaves devices out of the unit that have no name in /dev/char"
+    nri true
+    starts one "$one" "exec /bin/probe"
+    everybody "beside NRI"
+    inside cat "/run/containers/storage/overlay-containers/${ids[one]}/userdata/config.json" | jq -e '.linux.devices | length > 0' >/dev/null || fail "NRI has edited nothing, so this shows nothing"
+    reload
+    ends one
+    nri false
+  fi
   if [ "$manager" = systemd ]; then
     step "systemd does not answer"
     sed -i 's|^exec |mv /run/systemd/private /run/systemd/private.away; exec |' "$root/opt/runtimes/$runtime"

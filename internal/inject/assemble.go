@@ -126,8 +126,8 @@ func leave(tests []instruction) []instruction {
 
 func accessBits(access string) int32 {
 	var bits int32
-	for letter, bit := range map[string]int32{"m": accessMknod, "r": accessRead, "w": accessWrite} {
-		if strings.Contains(access, letter) {
+	for i, bit := range []int32{accessMknod, accessRead, accessWrite} {
+		if strings.IndexByte(access, "mrw"[i]) >= 0 {
 			bits |= bit
 		}
 	}

@@ -44,17 +44,22 @@ func (c *container) findRules(change Change) error {
 
 // setRules sets systemd's rules first: what it sets replaces what is there.
 func (c *container) setRules(change Change) error {
+	if err := c.setBoth(change, change); err != nil {
+		return fmt.Errorf("cannot change the container's device rules: %w", err)
+	}
+	return nil
+}
+
+// setBoth has systemd list what one change allows, and then makes another.
+func (c *container) setBoth(listed, change Change) error {
 	before, err := c.rules.save()
 	if err == nil {
-		err = c.allowInUnit(change)
+		err = c.allowInUnit(listed)
 	}
 	if err == nil {
 		err = c.rules.set(change, before)
 	}
-	if err != nil {
-		return fmt.Errorf("cannot change the container's device rules: %w", err)
-	}
-	return nil
+	return err
 }
 
 // deviceCgroup is the directory of the init's cgroup, in the hierarchy that guards devices.

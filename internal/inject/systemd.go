@@ -174,6 +174,16 @@ func unitDevices(has []unitDevice, rules []grant.DeviceRule) []unitDevice {
 	return devices
 }
 
+// lists reports whether the unit's list has all devices of rules.
+func (u *unit) lists(rules []grant.DeviceRule) bool {
+	for _, d := range unitDevices(u.allow, rules) {
+		if !slices.Contains(u.allow, d) {
+			return !u.closed
+		}
+	}
+	return true
+}
+
 // busLabel writes a name as a part of an object's path: all but letters and digits as _xx, and a
 // digit at the beginning.
 func busLabel(name string) string {

@@ -35,6 +35,9 @@ func (c v2Programs) open() (int, error) {
 // set changes the programs that were there before systemd was told. systemd has put a new one in
 // place of its own, which has the change already, and will do so again.
 func (c v2Programs) set(change Change, before saved) error {
+	if !change.ChangesRules() {
+		return nil
+	}
 	cgroup, err := c.open()
 	if err != nil {
 		return err
