@@ -161,9 +161,10 @@ CONFIG
 # The engines. run NAME REFERENCE SCRIPT [VARIABLE]: starts a container that runs the script, by the
 # name of the runtime in $runtime; the words of the engine are in $work/said. id_of, ends NAME.
 podman_run() {
-  inside podman --runtime "/opt/runtimes/$runtime" --cgroup-manager "$manager" run --detach --name "$1" --network none --cap-add MKNOD --annotation "gpuledger.dev/grant=$2" ${4:+--env "$4"} \
+  inside podman --runtime "/opt/runtimes/$runtime" --cgroup-manager "$manager" run --detach --name "$1" --network none "${options[@]}" --annotation "gpuledger.dev/grant=$2" ${4:+--env "$4"} \
     --volume "/srv/out/$1:/out" --volume /srv/book:/run/fakedriver --rootfs /srv/image /bin/sh -c "$3" >"$work/said" 2>&1
 }
+options=(--cap-add MKNOD)
 podman_id() { inside podman inspect --format '{{.Id}}' "$1"; }
 podman_ends() { inside podman rm --force --time 0 "$1" >/dev/null; }
 podman_scope() { echo "libpod-$(podman_id "$1").scope"; }
@@ -342,6 +343,22 @@ story() {
     reload
     ends one
     nri false
+  fi
+  if [ "$engine $manager" = "podman systemd" ]; then
+    step "a privileged container that is stripped"
+    printf '[policy]\nprivileged = "strip"\n' >>"$root/etc/gpuledger/config.toml"
+    options=(--privileged)
+    if [ "$layout $runtime" = "v1 runc" ]; then # systemd would open all again
+      refused injection-impossible privileged "" "exec /bin/probe"
+    else
+      starts privileged "" "exec /bin/probe"
+      sees privileged "closed closed closed" "privileged and stripped"
+      inside systemctl daemon-reload
+      sees privileged "closed closed closed" "privileged and stripped, daemon-reload"
+      ends privileged
+    fi
+    options=(--cap-add MKNOD)
+    sed -i '/^.policy.$/,$d' "$root/etc/gpuledger/config.toml"
   fi
   if [ "$manager" = systemd ]; then
     step "systemd does not answer"

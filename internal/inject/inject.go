@@ -80,8 +80,8 @@ func Into(t Target, change Change) (found Found, err error) {
 	return c.found()
 }
 
-// List has systemd list devices that the container's spec opens already, where the container is in a
-// unit that opens only what it lists. runc up to 1.1 leaves out those that have no name in the
+// List has systemd list devices that the container's spec opens already, where the container is in
+// a unit that opens only what it lists. runc up to 1.1 leaves out those that have no name in the
 // node's /dev/char, and systemd closes them at its next reload. Nothing is changed that is open or
 // closed now, and without systemd there is nothing to do.
 func List(t Target, rules []grant.DeviceRule) error {
