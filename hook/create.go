@@ -112,10 +112,8 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	}
 	target := inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
 		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}
-	if bytes.Equal(d.Config, asked.Config) { // the wrapper, CDI or NRI has already edited it
-		if rules := nodeRules(d.Edits); len(rules) > 0 && asked.Live.Unknown == nil {
-			_ = inject.List(target, rules) // else it has what the runtime gave it, until systemd reloads
-		}
+	if bytes.Equal(d.Config, asked.Config) {
+		list(asked, d, target)
 		return nil
 	}
 	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, c.node.ServerLimits(d.Grant))
@@ -124,6 +122,9 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 	}
 	if err == nil && !change.Empty() {
 		err = possible(spec, change, r)
+	}
+	if err == nil && change.Empty() {
+		list(asked, d, target)
 	}
 	if err != nil || change.Empty() {
 		return impossible(err)
@@ -136,6 +137,14 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 		found.Nodes = spec.Linux.Devices
 	}
 	return impossible(c.node.Verify(asked, d, found.Nodes, found.Rules))
+}
+
+// list has systemd list the nodes that the spec has already, by the wrapper, CDI or NRI. If that
+// fails, the container has what the runtime gave it, until systemd reloads.
+func list(asked node.Create, d node.Decision, target inject.Target) {
+	if rules := nodeRules(d.Edits); len(rules) > 0 && asked.Live.Unknown == nil {
+		_ = inject.List(target, rules)
+	}
 }
 
 func rootfs(spec request.Spec, bundle string) string {
