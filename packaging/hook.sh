@@ -320,7 +320,7 @@ story() {
   eventually "the daemon has ended" mps_is_gone
 
   step "beside NVIDIA's hook"
-  printf '#!/bin/sh\nexit 0\n' >"$root/usr/bin/nvidia-container-runtime-hook"
+  printf '#!/bin/sh\nexec cat >/dev/null\n' >"$root/usr/bin/nvidia-container-runtime-hook"
   chmod 755 "$root/usr/bin/nvidia-container-runtime-hook"
   printf '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"], "env": ["PATH=/usr/bin"]}, "when": {"always": true}, "stages": ["prestart"]}\n' >"$root$hooks/oci-nvidia-hook.json"
   [ "$engine" != crio ] || inside systemctl restart crio
