@@ -100,7 +100,7 @@ func TestManifestsAreValidAPIObjects(t *testing.T) {
 }
 
 func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
-	for _, dir := range []string{"base", "dra", "device-plugin"} {
+	for _, dir := range []string{"base", "dra", "device-plugin", "setup", "cluster-dra", "cluster-device-plugin"} {
 		content, err := os.ReadFile(filepath.Join("manifests", dir, "kustomization.yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -165,6 +165,10 @@ func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 	}
 }
 
+// setUp is the DaemonSet that is no agent. packaging/tools/manifests has the tests of its account and
+// its containers.
+const setUp = "gpuledger-setup"
+
 // The agents must not reach more of their nodes either. A test in cmd/gpuledger-kube shows that
 // this is enough.
 func TestAgentsReachOnlyWhatTheyNeed(t *testing.T) {
@@ -177,7 +181,7 @@ func TestAgentsReachOnlyWhatTheyNeed(t *testing.T) {
 	for _, list := range objects(t) {
 		for _, object := range list {
 			set, is := object.(*appsv1.DaemonSet)
-			if !is {
+			if !is || set.Name == setUp {
 				continue
 			}
 			spec := set.Spec.Template.Spec
@@ -229,7 +233,9 @@ func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {
 			case *networkingv1.NetworkPolicy:
 				policies = append(policies, o)
 			case *appsv1.DaemonSet:
-				agents[o.Name] = o.Spec.Template.Labels
+				if o.Name != setUp {
+					agents[o.Name] = o.Spec.Template.Labels
+				}
 			}
 		}
 	}
@@ -259,7 +265,7 @@ func TestAnUpdateWaitsForAStablePod(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
 		for _, object := range list {
-			if set, is := object.(*appsv1.DaemonSet); is {
+			if set, is := object.(*appsv1.DaemonSet); is && set.Name != setUp {
 				seen++
 				if set.Spec.MinReadySeconds < 10 {
 					t.Errorf("daemon set %s takes a pod for a good one after %d s", set.Name,

@@ -226,7 +226,8 @@ exited() { [ "$(inside crictl inspect --output go-template --template '{{.status
 told() { inside journalctl --no-pager -u gpuledgerd | grep -q -- "$1"; }
 pid_of() { inside crictl inspect --output go-template --template '{{.info.pid}}' "$1"; }
 
-readonly nodes_files='{"linux": {"security_context": {"privileged": true, "namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/", "container_path": "/host", "propagation": 1}]}'
+readonly nodes_files='{"linux": {"security_context": {"privileged": true, "namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/", "container_path": "/host", "propagation": 1}, {"host_path": "/srv/cluster", "container_path": "/cluster", "readonly": true}]}'
+readonly cluster_files='{"mounts": [{"host_path": "/etc/gpuledger", "container_path": "/etc/gpuledger"}, {"host_path": "/srv/cluster", "container_path": "/cluster", "readonly": true}]}'
 readonly ledgers='{"linux": {"security_context": {"namespace_options": {"pid": 2}}}, "mounts": [{"host_path": "/etc/gpuledger", "container_path": "/etc/gpuledger", "readonly": true}, {"host_path": "/run/gpuledger", "container_path": "/run/gpuledger"},
   {"host_path": "/var/lib/gpuledger", "container_path": "/var/lib/gpuledger"}, {"host_path": "/run/runc", "container_path": "/run/runc", "readonly": true}]}'
 
@@ -239,19 +240,28 @@ set_up() {
   inside crictl rmp --force "$pod" >/dev/null || fail "the pod $1 cannot be removed"
 }
 installs() {
-  set_up gpuledger-setup-x7k2p install install "--engine=$name" --as-default
+  set_up gpuledger-setup-x7k2p install install --engine=auto --as-default --cluster=/cluster/cluster.toml
   [ "$status" = 0 ] || { cat "$work/log" >&2; fail "the set-up ends with status $status"; }
 }
 
+# sets MODE: writes what the cluster sets, as the kubelet brings a ConfigMap.
+sets() {
+  mkdir -p "$root/srv/cluster"
+  printf '[policy]\n  mode = "%s"\n\n  [[policy.exempt]]\n    container = "install"\n    namespace = "gpuledger-system"\n    pod = "gpuledger-setup-?????"\n\n  [[policy.exempt]]\n    container = "agent"\n    namespace = "gpuledger-system"\n    pod = "gpuledger-dra-?????"\n' "$1" >"$root/srv/cluster/draft"
+  mv "$root/srv/cluster/draft" "$root/srv/cluster/cluster.toml"
+}
+has() { cmp -s "$root/srv/cluster/cluster.toml" "$root/etc/gpuledger/cluster.toml"; }
+probe() { inside crictl exec "$1" /gpuledger-setup ready --cluster=/cluster/cluster.toml >"$work/said" 2>&1; }
+
 # engine_files: prints the checksums of everything that the engine reads, and of files that the
 # set-up must not change.
-engine_files() { (cd "$root" && mkdir -p var/lib/rancher && find etc var/lib/rancher -xdev -path '*/agent/containerd' -prune -o -type f ! -path etc/gpuledger/config.toml ! -path etc/default/gpuledgerd ! -name resolv.conf -print0 | sort -z | xargs -0 sha256sum); }
+engine_files() { (cd "$root" && mkdir -p var/lib/rancher && find etc var/lib/rancher -xdev -path '*/agent/containerd' -prune -o -type f ! -path 'etc/gpuledger/*.toml' ! -path etc/tmpfiles.d/gpuledger-setup.conf ! -path etc/default/gpuledgerd ! -name resolv.conf -print0 | sort -z | xargs -0 sha256sum); }
 same_files() { diff <(echo "$1") <(engine_files) || fail "$2"; }
 # shellcheck disable=SC2154 # boot's init
 lives() { local what; for what; do [ "$(pid_of "${what%:*}")" = "${what#*:}" ] && [ -d "/proc/$init/root/proc/${what#*:}" ] || fail "container ${what%:*} does not run any more"; done; }
 
 one() {
-  local name unit socket before after attempt=0 i was daemon calls other=
+  local name unit socket before after attempt=0 i was daemon calls follows other=
   case $engine in
     containerd-*) name=containerd unit=containerd socket=/run/containerd/containerd.sock ;;
     k3s) name=containerd unit=k3s socket=/run/k3s/containerd/containerd.sock ;;
@@ -280,14 +290,30 @@ one() {
   was=$(property "$unit" MainPID)
 
   step "the set-up: files, default handler, one restart, gpuledgerd"
+  sets report
   installs
   [ "$(property "$unit" MainPID)" != "$was" ] || fail "the engine was not restarted"
   grep -q '^# .*--restart$' "$work/log" || fail "the pod's log does not say that the engine was restarted"
   [ "$(property gpuledgerd.service ActiveState) $(property gpuledgerd.service UnitFileState)" = "active enabled" ] || fail "gpuledgerd does not run"
   lives "${calls[@]}"
-  inside sed -i 's/^mode = "report"/mode = "enforce"/' /etc/gpuledger/config.toml
-  grep -q '^mode = "enforce"' "$root/etc/gpuledger/config.toml" || { cat "$root/etc/gpuledger/config.toml" >&2; fail "the first policy is not report"; }
-  after=$(engine_files; sha256sum "$root/etc/gpuledger/config.toml")
+  grep -q '^mode = "report"' "$root/etc/gpuledger/config.toml" || { cat "$root/etc/gpuledger/config.toml" >&2; fail "the first policy is not report"; }
+  ! grep -q gpuledger-dra "$root/etc/gpuledger/config.toml" || fail "the node's own file exempts what the cluster's exempts"
+
+  step "the node follows the cluster, and says what it does not take"
+  pod gpuledger-system gpuledger-setup-x7k2p config setup "$cluster_files" config --cluster=/cluster/cluster.toml || { cat "$work/said" >&2; fail "the pod that follows the cluster does not start"; }
+  follows=$pod
+  probe "$id" || { cat "$work/said" >&2; fail "it is not ready"; }
+  sets enforce
+  eventually "the node enforces" has
+  probe "$id" || { cat "$work/said" >&2; fail "it is not ready after a change"; }
+  sets maybe
+  ! probe "$id" || fail "it is ready with a text that it cannot take"
+  grep -q 'does not take what the cluster sets, and stays as it is: /etc/gpuledger/cluster.toml:2: policy.mode: want enforce or report, not "maybe"' "$work/said" || { cat "$work/said" >&2; fail "it does not say why it is not ready"; }
+  grep -q enforce "$root/etc/gpuledger/cluster.toml" || fail "it has taken the text"
+  sets enforce
+  probe "$id" || { cat "$work/said" >&2; fail "it is not ready after a rollback"; }
+  inside crictl rmp --force "$follows" >/dev/null
+  after=$(engine_files; sha256sum "$root"/etc/gpuledger/*.toml)
   pod team later main busybox '{}' || { cat "$work/said" >&2; fail "a container does not start behind gpuledger"; }
   calls+=("$id:$(pid_of "$id")")
 
@@ -298,7 +324,7 @@ one() {
     ! grep -q -e '--restart' -e ' restart ' "$work/log" || { cat "$work/log" >&2; fail "start $((i + 2)) restarts something"; }
   done
   [ "$(property "$unit" MainPID) $(property gpuledgerd.service MainPID)" = "$was $daemon" ] || fail "something was restarted"
-  diff <(echo "$after") <(engine_files; sha256sum "$root/etc/gpuledger/config.toml") || fail "something was written"
+  diff <(echo "$after") <(engine_files; sha256sum "$root"/etc/gpuledger/*.toml) || fail "something was written"
   lives "${calls[@]}"
 
   step "our own agents start under enforce, and nobody else with their mounts"
@@ -328,21 +354,21 @@ one() {
   [ ! -e "$work/ours" ] || mv "$work/ours" "$other"
   eventually "it is over" told 'over: .*finding=handler-changed'
   [ "$(grep -c '"finding":"handler-changed"' "$root/var/log/gpuledger/audit.jsonl")" = 2 ] || fail "it is told again and again"
-  diff <(echo "$after") <(engine_files; sha256sum "$root/etc/gpuledger/config.toml") || fail "something was written"
+  diff <(echo "$after") <(engine_files; sha256sum "$root"/etc/gpuledger/*.toml) || fail "something was written"
 
   step "a removal that cannot undo all keeps the programs"
   case $name in
     containerd) printf '# gpuledger-runtime\n[hand]\nBinaryName = "/usr/bin/gpuledger-runtime"\n' >"$root/etc/containerd/hand.toml" ;;
     crio) printf '{"version": "1.0.0", "hook": {"path": "/usr/bin/gpuledger-hook"}, "when": {"always": false}, "stages": ["createRuntime"]}\n' >"$root/etc/crio/crio.conf.d/hand" && mkdir -p "$root/etc/containers/oci/hooks.d" && mv "$root/etc/crio/crio.conf.d/hand" "$root/etc/containers/oci/hooks.d/hand.json" ;;
   esac
-  set_up gpuledger-remove-x7k2p remove remove "--engine=$name"
+  set_up gpuledger-setup-x7k2p install remove --engine=auto
   [ "$status" = 1 ] && grep -q 'they stay until nothing names them' "$work/log" || { cat "$work/log" >&2; fail "it ends with status $status"; }
   inside test -x /usr/bin/gpuledger -a -x /usr/bin/gpuledger-runtime -a -x /usr/bin/gpuledger-hook || fail "programs are gone that somebody names"
   rm "$root/etc/containerd/hand.toml" "$root/etc/containers/oci/hooks.d/hand.json" 2>/dev/null || true
   rmdir "$root/etc/containers/oci/hooks.d" "$root/etc/containers/oci" 2>/dev/null || true
 
   step "the removal: as it was to the byte; what runs lives on and can be ended"
-  set_up gpuledger-remove-x7k2p remove remove "--engine=$name"
+  set_up gpuledger-setup-x7k2p install remove --engine=auto
   [ "$status" = 0 ] || { cat "$work/log" >&2; fail "the removal ends with status $status"; }
   same_files "$before" "the node's configuration is not as it was"
   [ "$(property gpuledgerd.service ActiveState)" = inactive ] || fail "gpuledgerd still runs"
@@ -352,6 +378,9 @@ one() {
   for i in "${calls[@]%:*}" "$id"; do
     inside crictl stop --timeout 1 "$i" >/dev/null && inside crictl rm "$i" >/dev/null || fail "container $i cannot be ended"
   done
+  ! [ -e "$root/etc/gpuledger/cluster.toml" ] || fail "what the cluster sets stays behind"
+  inside systemd-tmpfiles --remove --boot gpuledger-setup.conf || fail "systemd-tmpfiles"
+  ! inside sh -c 'ls -d /usr/bin/gpuledger* /usr/lib/gpuledger /etc/tmpfiles.d/gpuledger* 2>/dev/null || true' | grep . || fail "this stays behind after a boot"
   shut
   umount -R "$root" 2>/dev/null || umount -R -l "$root"
   rm -rf --one-file-system "$root"

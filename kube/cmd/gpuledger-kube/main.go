@@ -38,7 +38,7 @@ func run(args []string) int {
 		Usage:       "a node's agent in a Kubernetes cluster: grants what the cluster decides",
 		Description: "Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:     version.Version,
-		Commands:    []*cli.Command{draCommand(), devicePluginCommand()},
+		Commands:    []*cli.Command{draCommand(), devicePluginCommand(), uninstallCommand()},
 	}
 	usage.Strict(app)
 	err := app.RunContext(ctx, cmdline.Ordered(app, args))

@@ -13,6 +13,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/kubernetes/pkg/apis/apps"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -80,6 +81,22 @@ func kustomized(t *testing.T, which string) []manifest {
 	return objects
 }
 
+// hooks are what Helm makes only at a certain time, apart from the rest.
+func hooks(all []manifest) (rest, hooks []manifest) {
+	for _, o := range all {
+		named, err := meta.Accessor(o.value)
+		if err != nil {
+			panic(err)
+		}
+		if named.GetAnnotations()["helm.sh/hook"] != "" {
+			hooks = append(hooks, o)
+		} else {
+			rest = append(rest, o)
+		}
+	}
+	return rest, hooks
+}
+
 // byName has an order that does not count taken out.
 func byName(objects []manifest) map[string]manifest {
 	all := map[string]manifest{}
@@ -90,9 +107,12 @@ func byName(objects []manifest) map[string]manifest {
 }
 
 func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
-	for _, which := range []string{"dra", "device-plugin"} {
+	for which, values := range map[string]string{"cluster-dra": "agent: dra",
+		"cluster-device-plugin": "agent: device-plugin", "dra": "{agent: dra, setup: {enabled: false}}",
+		"device-plugin": "{agent: device-plugin, setup: {enabled: false}}"} {
 		t.Run(which, func(t *testing.T) {
-			chart, err := rendered(t, namespace, "v1.36.0", "agent: "+which)
+			all, err := rendered(t, namespace, "v1.36.2", values)
+			chart, _ := hooks(all)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,11 +194,11 @@ func TestAnAPIServerWouldNotTakeIt(t *testing.T) {
 	}
 }
 
-// agentOf is the daemon set among objects, and its container.
+// agentOf is the agent's daemon set among objects, and its container.
 func agentOf(t *testing.T, objects []manifest) (*apps.DaemonSet, core.Container) {
 	t.Helper()
 	for _, o := range objects {
-		if set, is := o.value.(*apps.DaemonSet); is {
+		if set, is := o.value.(*apps.DaemonSet); is && !strings.HasPrefix(o.name, "gpuledger-setup") {
 			return set, set.Spec.Template.Spec.Containers[0]
 		}
 	}
@@ -192,7 +212,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := map[string]func(t *testing.T, objects []manifest, set *apps.DaemonSet, c core.Container){
-		"registry.yaml": func(t *testing.T, _ []manifest, set *apps.DaemonSet, c core.Container) {
+		"registry.yaml": func(t *testing.T, objects []manifest, set *apps.DaemonSet, c core.Container) {
 			spec := set.Spec.Template.Spec
 			if c.Image != "registry.example.com/team/gpuledger-kube@sha256:"+strings.Repeat("0a", 32) ||
 				c.ImagePullPolicy != core.PullIfNotPresent || spec.ImagePullSecrets[0].Name != "registry" ||
@@ -200,6 +220,14 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				spec.NodeSelector["gpuledger.dev/node"] != "shared" ||
 				spec.Tolerations[0].Key != "nvidia.com/gpu" || spec.PriorityClassName != "" {
 				t.Errorf("got image %q (%s), %+v", c.Image, c.ImagePullPolicy, spec)
+			}
+			setup := byName(objects)["DaemonSet/gpuledger-setup"].value.(*apps.DaemonSet)
+			install := setup.Spec.Template.Spec.InitContainers[0]
+			if install.Image != "registry.example.com/team/gpuledger-setup@sha256:"+strings.Repeat("0b", 32) ||
+				!slices.Equal(install.Args, []string{"install", "--engine=crio", "--cluster=/cluster/cluster.toml"}) ||
+				setup.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 3 ||
+				setup.Spec.Template.Spec.Tolerations[0].Key != "nvidia.com/gpu" {
+				t.Errorf("the set-up is %+v", setup.Spec)
 			}
 		},
 		"gpushare.yaml": func(t *testing.T, objects []manifest, _ *apps.DaemonSet, c core.Container) {
@@ -244,7 +272,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			objects, err := rendered(t, namespace, "v1.36.0", string(text))
+			objects, err := rendered(t, namespace, "v1.36.2", string(text))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -256,7 +284,7 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 
 // The policy names the driver's account: in another namespace it has to be that one's.
 func TestAnotherNamespace(t *testing.T) {
-	objects, err := rendered(t, "gpus", "v1.36.0", "{}")
+	objects, err := rendered(t, "gpus", "v1.36.2", "kinds: [{name: h100, nodeSelector: {gpu: h100}}]")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,20 +302,32 @@ func TestAnotherNamespace(t *testing.T) {
 
 func TestBadValuesGetASentence(t *testing.T) {
 	for values, want := range map[string]string{
-		"agent: both":                         "at '/agent': value must be one of 'dra', 'device-plugin'",
-		"agnet: dra":                          "additional properties 'agnet' not allowed",
-		"devicePlugin: {unit: 100KB}":         "at '/devicePlugin/unit': '100KB' does not match pattern",
-		"devicePlugin: {mode: exclusive}":     "at '/devicePlugin/mode': value must be one of '', 'limit', 'timeslice', 'mps'",
-		"devicePlugin: {resources: [cores]}":  "at '/devicePlugin/resources/0': value must be one of 'memory', 'gpu', 'gpushare'",
-		"devicePlugin: {resources: []}":       "at '/devicePlugin/resources': minItems: got 0, want 1",
-		"image: {digest: 0123}":               "at '/image/digest'",
-		"image: {pullPolicy: Sometimes}":      "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'",
-		"runtimeRoots: [/run]":                "at '/runtimeRoots/0': '/run' does not match pattern",
-		"kubeletDir: var/lib/kubelet":         "at '/kubeletDir': 'var/lib/kubelet' does not match pattern",
-		"nodeSelector: null":                  "missing property 'nodeSelector'",
-		"tolerations: [{operater: Exists}]":   "additional properties 'operater' not allowed",
-		"networkPolicy: 'yes'":                "at '/networkPolicy': got string, want boolean",
-		"dra: {classes: true, polices: true}": "additional properties 'polices' not allowed",
+		"agent: both":                                    "at '/agent': value must be one of 'auto', 'dra', 'device-plugin'",
+		"agnet: dra":                                     "additional properties 'agnet' not allowed",
+		"devicePlugin: {unit: 100KB}":                    "at '/devicePlugin/unit': '100KB' does not match pattern",
+		"devicePlugin: {mode: exclusive}":                "at '/devicePlugin/mode': value must be one of '', 'limit', 'timeslice', 'mps'",
+		"devicePlugin: {resources: [cores]}":             "at '/devicePlugin/resources/0': value must be one of 'memory', 'gpu', 'gpushare'",
+		"devicePlugin: {resources: []}":                  "at '/devicePlugin/resources': minItems: got 0, want 1",
+		"image: {digest: 0123}":                          "at '/image/digest'",
+		"image: {pullPolicy: Sometimes}":                 "at '/image/pullPolicy': value must be one of 'Always', 'IfNotPresent', 'Never'",
+		"runtimeRoots: [/run]":                           "at '/runtimeRoots/0': '/run' does not match pattern",
+		"kubeletDir: var/lib/kubelet":                    "at '/kubeletDir': 'var/lib/kubelet' does not match pattern",
+		"nodeSelector: null":                             "missing property 'nodeSelector'",
+		"tolerations: [{operater: Exists}]":              "additional properties 'operater' not allowed",
+		"policy: {mode: off}":                            "at '/policy/mode'",
+		"policy: {mod: report}":                          "additional properties 'mod' not allowed",
+		"policy: {exempt: [{}]}":                         "at '/policy/exempt/0': minProperties: got 0, want 1",
+		"config: {state_dir: /x}":                        "additional properties 'state_dir' not allowed",
+		"config: {audit: {keep: 0}}":                     "at '/config/audit/keep': minimum: got 0, want 1",
+		"config: {pool: [{modes: [limit]}]}":             "at '/config/pool/0': missing property 'gpus'",
+		"kinds: [{name: a}]":                             "at '/kinds/0': missing property 'nodeSelector'",
+		"kinds: [{name: default, nodeSelector: {a: b}}]": "at '/kinds/0/name': 'not' failed",
+		"kinds: [{name: a, nodeSelector: {a: b, c: d}}]": "at '/kinds/0/nodeSelector': maxProperties",
+		"setup: {engine: podman}":                        "at '/setup/engine': value must be one of",
+		"setup: {maxUnavailable: 0%}":                    "at '/setup/maxUnavailable'",
+		"uninstall: {timeout: soon}":                     "at '/uninstall/timeout'",
+		"networkPolicy: 'yes'":                           "at '/networkPolicy': got string, want boolean",
+		"dra: {classes: true, polices: true}":            "additional properties 'polices' not allowed",
 	} {
 		if _, err := rendered(t, namespace, "v1.36.0", values); err == nil ||
 			!strings.Contains(err.Error(), want) {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -19,6 +21,9 @@ import (
 	"k8s.io/kubernetes/pkg/apis/apps"
 	_ "k8s.io/kubernetes/pkg/apis/apps/install"
 	appsvalidation "k8s.io/kubernetes/pkg/apis/apps/validation"
+	"k8s.io/kubernetes/pkg/apis/batch"
+	_ "k8s.io/kubernetes/pkg/apis/batch/install"
+	batchvalidation "k8s.io/kubernetes/pkg/apis/batch/validation"
 	"k8s.io/kubernetes/pkg/apis/core"
 	_ "k8s.io/kubernetes/pkg/apis/core/install"
 	corevalidation "k8s.io/kubernetes/pkg/apis/core/validation"
@@ -90,11 +95,20 @@ func validated(text []byte) ([]manifest, error) {
 
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
-	case *apps.DaemonSet, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
+	case *apps.DaemonSet, *core.ConfigMap, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
 		*resource.ResourceClaimTemplate:
 		return "default"
 	}
 	return ""
+}
+
+// selected gives a Job the selector that an API server makes for it.
+func selected(job *batch.Job) {
+	job.UID = "u"
+	made := map[string]string{batch.ControllerUidLabel: "u", batch.JobNameLabel: job.Name,
+		batch.LegacyControllerUidLabel: "u", batch.LegacyJobNameLabel: job.Name}
+	maps.Copy(job.Spec.Template.Labels, made)
+	job.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{batch.ControllerUidLabel: "u"}}
 }
 
 // judge is the API server's validation of what we ship. A kind that is not here we do not ship.
@@ -104,6 +118,8 @@ func judge(value runtime.Object) field.ErrorList {
 		return corevalidation.ValidateNamespace(o)
 	case *core.ServiceAccount:
 		return corevalidation.ValidateServiceAccount(o)
+	case *core.ConfigMap:
+		return corevalidation.ValidateConfigMap(o)
 	case *core.Pod:
 		return corevalidation.ValidatePodCreate(o, corevalidation.PodValidationOptions{})
 	case *apps.DaemonSet:
@@ -112,6 +128,13 @@ func judge(value runtime.Object) field.ErrorList {
 		return nodevalidation.ValidateRuntimeClass(o)
 	case *networking.NetworkPolicy:
 		return networkvalidation.ValidateNetworkPolicy(o, networkvalidation.NetworkPolicyValidationOptions{})
+	case *batch.Job:
+		selected(o)
+		return batchvalidation.ValidateJob(o, batchvalidation.JobValidationOptions{RequirePrefixedLabels: true})
+	case *rbac.Role:
+		return rbacvalidation.ValidateRole(o)
+	case *rbac.RoleBinding:
+		return rbacvalidation.ValidateRoleBinding(o)
 	case *rbac.ClusterRole:
 		return rbacvalidation.ValidateClusterRole(o, rbacvalidation.ClusterRoleValidationOptions{})
 	case *rbac.ClusterRoleBinding:

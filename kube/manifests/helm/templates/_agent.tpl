@@ -58,3 +58,13 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
         - {name: state, hostPath: {path: /var/lib/gpuledger, type: Directory}}
         - {name: run, hostPath: {path: /run/gpuledger, type: DirectoryOrCreate}}
 {{- end -}}
+
+{{- /* agent is the agent to install: an agent is never changed under the pods that it serves. */ -}}
+{{- define "agent" -}}
+{{- if ne .Values.agent "auto" }}{{ .Values.agent }}
+{{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-device-plugin" }}device-plugin
+{{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-dra" }}dra
+{{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (semverCompare ">=1.36.2-0" .Capabilities.KubeVersion.Version) }}dra
+{{- else }}device-plugin
+{{- end }}
+{{- end -}}

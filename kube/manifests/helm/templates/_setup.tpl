@@ -1,0 +1,102 @@
+{{- /* toml is the text that a kind of nodes gets: root, kind ({} for the default). */ -}}
+{{- define "toml" -}}
+{{- $policy := mergeOverwrite (deepCopy .root.Values.policy) (get .kind "policy" | default dict | deepCopy) }}
+{{- $tables := mergeOverwrite (deepCopy .root.Values.config) (get .kind "config" | default dict | deepCopy) }}
+{{- $own := list }}
+{{- range concat (list "setup") .root.Values.kinds }}
+{{- $pod := "gpuledger-setup-?????" }}{{ if kindIs "map" . }}{{ $pod = printf "gpuledger-setup-%s-?????" .name }}{{ end }}
+{{- $own = append $own (dict "namespace" $.root.Release.Namespace "pod" $pod "container" "install") }}
+{{- end }}
+{{- range list "gpuledger-dra-?????" "gpuledger-device-plugin-?????" }}
+{{- $own = append $own (dict "namespace" $.root.Release.Namespace "pod" . "container" "agent") }}
+{{- end }}
+{{- $_ := set $policy "exempt" (concat $own (get $policy "exempt" | default list)) }}
+{{- /* Helm reads each number of a file as one with a fraction */ -}}
+{{- with get $tables "audit" }}{{ if hasKey . "keep" }}{{ $_ := set . "keep" (int .keep) }}{{ end }}{{ end }}
+{{- toToml (merge (dict "policy" $policy) $tables) }}
+{{- end -}}
+
+{{- define "whileUninstalling" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: "-1"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}
+
+{{- /* setupDaemonSet is the set-up's DaemonSet of a kind of nodes: root, name, key, nodeSelector, not (nodes of other kinds). */ -}}
+{{- define "setupDaemonSet" -}}
+{{- $v := .root.Values.setup -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+spec:
+  selector:
+    matchLabels: {app.kubernetes.io/name: {{ .name }}}
+  updateStrategy:
+    rollingUpdate: {maxUnavailable: {{ $v.maxUnavailable }}}
+  template:
+    metadata:
+      labels: {app.kubernetes.io/name: {{ .name }}, app.kubernetes.io/component: setup}
+    spec:
+      {{- with .root.Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}
+      nodeSelector: {{ toJson .nodeSelector }}
+      {{- with .not }}
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions: {{ toJson . }}
+      {{- end }}
+      tolerations: {{ toJson .root.Values.tolerations }}
+      {{- with .root.Values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- if $v.install }}
+      hostPID: true # the node's programs are run in the node's namespaces
+      {{- end }}
+      automountServiceAccountToken: false # it connects to nothing
+      {{- if $v.install }}
+      initContainers:
+        - name: install
+          image: {{ include "image" $v.image | quote }}
+          imagePullPolicy: {{ $v.image.pullPolicy }}
+          args: {{ concat (list "install" (printf "--engine=%s" $v.engine)) ($v.asDefault | ternary (list "--as-default") list) (list "--cluster=/cluster/cluster.toml") | toJson }}
+          securityContext: {privileged: true} # it installs on the node's own file system
+          resources:
+            requests: {cpu: 10m, memory: 32Mi}
+            limits: {memory: 256Mi}
+          volumeMounts:
+            - {name: node, mountPath: /host, mountPropagation: HostToContainer}
+            - {name: cluster, mountPath: /cluster, readOnly: true}
+      {{- end }}
+      containers:
+        - name: config
+          image: {{ include "image" $v.image | quote }}
+          imagePullPolicy: {{ $v.image.pullPolicy }}
+          args: [config, --cluster=/cluster/cluster.toml]
+          readinessProbe: # its output is in the pod's events
+            exec: {command: [/gpuledger-setup, ready, --cluster=/cluster/cluster.toml]}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 2 # the probe may run before the container has looked at a change
+          securityContext: # root without capabilities: it writes one file in /etc/gpuledger
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities: {drop: [ALL]}
+            seccompProfile: {type: RuntimeDefault}
+          resources:
+            requests: {cpu: 1m, memory: 16Mi}
+            limits: {memory: 64Mi}
+          volumeMounts:
+            - {name: etc, mountPath: /etc/gpuledger}
+            - {name: cluster, mountPath: /cluster, readOnly: true}
+      volumes:
+        {{- if $v.install }}
+        - {name: node, hostPath: {path: /, type: Directory}}
+        {{- end }}
+        - {name: etc, hostPath: {path: /etc/gpuledger, type: DirectoryOrCreate}}
+        - {name: cluster, configMap: {name: gpuledger-config, items: [{key: {{ .key }}, path: cluster.toml}]}}
+{{- end -}}

@@ -1,0 +1,201 @@
+package uninstall
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+const ours = "gpuledger-system"
+
+func set(name string, pod corev1.PodSpec) *appsv1.DaemonSet {
+	pod.NodeSelector = map[string]string{"gpuledger.dev/node": "shared"}
+	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ours},
+		Spec: appsv1.DaemonSetSpec{Template: corev1.PodTemplateSpec{Spec: pod}}}
+}
+
+func setup(name string) *appsv1.DaemonSet {
+	return set(name, corev1.PodSpec{
+		InitContainers: []corev1.Container{{Name: "install", Image: "i",
+			Args: []string{"install", "--engine=crio", "--as-default", "--cluster=/cluster/cluster.toml"}}},
+		Containers: []corev1.Container{{Name: "config", Image: "i", Args: []string{"config", "--cluster=x"},
+			ReadinessProbe: &corev1.Probe{}}}})
+}
+
+func config(annotations map[string]string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: configMap, Namespace: ours,
+		Annotations: annotations}}
+}
+
+func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team"}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver}}}}
+	for _, pod := range pods {
+		c.Status.ReservedFor = append(c.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod})
+	}
+	return c
+}
+
+// cluster is a fake API whose DaemonSets have one node, at once where node is true.
+type cluster struct {
+	*testing.T
+	client *fake.Clientset
+	said   []string
+}
+
+func newCluster(t *testing.T, node bool, objects ...runtime.Object) *cluster {
+	c := &cluster{T: t, client: fake.NewClientset(objects...)}
+	c.client.PrependReactor("get", "daemonsets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		name := a.(clienttesting.GetAction).GetName()
+		o, err := c.client.Tracker().Get(a.GetResource(), ours, name)
+		if err != nil {
+			return true, nil, err
+		}
+		s := o.(*appsv1.DaemonSet).DeepCopy()
+		if s.Spec.Template.Spec.NodeSelector["gpuledger.dev/node"] == "shared" {
+			s.Status.DesiredNumberScheduled, s.Status.CurrentNumberScheduled = 1, 1
+			if node {
+				s.Status.UpdatedNumberScheduled, s.Status.NumberAvailable = 1, 1
+			}
+		}
+		return true, s, nil
+	})
+	return c
+}
+
+func (c *cluster) run(setups ...string) error {
+	ctx, stop := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer stop()
+	return Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: time.Millisecond,
+		Say: func(format string, args ...any) { c.said = append(c.said, fmt.Sprintf(format, args...)) }}.Run(ctx)
+}
+
+func (c *cluster) set(name string) *appsv1.DaemonSet {
+	c.Helper()
+	s, err := c.client.AppsV1().DaemonSets(ours).Get(c.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return s
+}
+
+// The agents go first, and the nodes are given back then.
+func TestNodesAreGivenBack(t *testing.T) {
+	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"),
+		setup("gpuledger-setup-h100"), claim("other", "gpu.nvidia.com", "a"))
+	if err := c.run("gpuledger-setup", "gpuledger-setup-h100"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector; !maps.Equal(got,
+		map[string]string{"gpuledger.dev/node": nowhere}) {
+		t.Errorf("the agent is on nodes with %v", got)
+	}
+	for _, name := range []string{"gpuledger-setup", "gpuledger-setup-h100"} {
+		pod := c.set(name).Spec.Template.Spec
+		if !slices.Equal(pod.InitContainers[0].Args, []string{"remove", "--engine=crio"}) ||
+			!slices.Equal(pod.Containers[0].Args, []string{"leave"}) || pod.Containers[0].ReadinessProbe != nil ||
+			pod.Containers[0].Image != "i" || pod.NodeSelector["gpuledger.dev/node"] != "shared" {
+			t.Errorf("%s: %+v", name, pod)
+		}
+	}
+	if err := c.run("gpuledger-setup", "gpuledger-setup-h100"); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// Where only the configuration is set, there is nothing installed to remove.
+func TestNodesWithPackagesKeepThem(t *testing.T) {
+	only := setup("gpuledger-setup")
+	only.Spec.Template.Spec.InitContainers = nil
+	c := newCluster(t, true, config(nil), only)
+	if err := c.run("gpuledger-setup"); err != nil {
+		t.Fatal(err)
+	}
+	if pod := c.set("gpuledger-setup").Spec.Template.Spec; len(pod.InitContainers) > 0 ||
+		!slices.Equal(pod.Containers[0].Args, []string{"leave"}) {
+		t.Errorf("got %+v", pod)
+	}
+}
+
+// Nothing changes while a claim or a pod has GPUs, unless an administrator forces it.
+func TestRefusedWhilePodsHaveGPUs(t *testing.T) {
+	units := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "units", Namespace: "team"},
+		Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse("4")}}}}}}
+	for agent, c := range map[string]struct {
+		user runtime.Object
+		want string
+	}{
+		"gpuledger-dra":           {claim("share", "gpuledger.dev", "a", "b"), "claim team/share of a and b"},
+		"gpuledger-device-plugin": {units, "pod team/units"},
+	} {
+		t.Run(agent, func(t *testing.T) {
+			k := newCluster(t, true, config(nil), set(agent, corev1.PodSpec{}), setup("gpuledger-setup"), c.user)
+			err := k.run("gpuledger-setup")
+			if err == nil || !strings.HasPrefix(err.Error(), "refused: these have GPUs, which only the agent can "+
+				"give back: "+c.want+". ") || !strings.Contains(err.Error(), "annotate configmap/gpuledger-config "+
+				"gpuledger.dev/uninstall=force") {
+				t.Errorf("got %v", err)
+			}
+			for _, a := range k.client.Actions() {
+				if a.GetVerb() == "patch" {
+					t.Errorf("it changes %v", a)
+				}
+			}
+			k = newCluster(t, true, config(map[string]string{force: "force"}), set(agent, corev1.PodSpec{}),
+				setup("gpuledger-setup"), c.user)
+			if err := k.run("gpuledger-setup"); err != nil || !strings.Contains(k.said[0], c.want) ||
+				k.set("gpuledger-setup").Spec.Template.Spec.InitContainers[0].Args[0] != "remove" {
+				t.Errorf("forced: %v, %q", err, k.said)
+			}
+		})
+	}
+}
+
+// A claim that came while the agent left brings the agent back.
+func TestAClaimThatComesMeanwhile(t *testing.T) {
+	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
+	c.client.PrependReactor("patch", "daemonsets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		_ = c.client.Tracker().Add(claim("late", "gpuledger.dev", "a"))
+		return false, nil, nil
+	})
+	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(), "claim team/late of a") {
+		t.Errorf("got %v", err)
+	}
+	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != "shared" {
+		t.Errorf("the agent is on nodes with %q", got)
+	}
+	if c.set("gpuledger-setup").Spec.Template.Spec.InitContainers[0].Args[0] != "install" {
+		t.Error("the nodes are given back")
+	}
+}
+
+// A node that does not come is named.
+func TestANodeThatDoesNotCome(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "gpuledger-setup-abcde", Namespace: ours,
+		Labels: map[string]string{"app.kubernetes.io/component": "setup"}}, Spec: corev1.PodSpec{NodeName: "node-7"}}
+	c := newCluster(t, false, config(nil), setup("gpuledger-setup"), pod)
+	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(),
+		"cannot wait any longer for the nodes (gpuledger-setup): gpuledger-setup-abcde on node node-7") {
+		t.Errorf("got %v", err)
+	}
+	c = newCluster(t, false, config(map[string]string{force: "force"}), setup("gpuledger-setup"), pod)
+	if err := c.run("gpuledger-setup"); err != nil || !strings.Contains(c.said[len(c.said)-1], "node-7") {
+		t.Errorf("forced: %v, %q", err, c.said)
+	}
+}
