@@ -259,8 +259,8 @@ func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {
 	}
 }
 
-// The agents have no probe: an agent that cannot work ends, and a running container counts as
-// ready. A version that ends at once may replace a working one on the first node only.
+// An agent that cannot work ends. A version that ends soon may replace a working one on the first
+// node only.
 func TestAnUpdateWaitsForAStablePod(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,6 +34,8 @@ type Plugin struct {
 	PodResources string // the kubelet's socket that lists pods with their devices; "" if there is none
 	Cgroups      string // the root of the node's cgroup tree
 	Self         string // namespace/name of the plugin's own pod; "" outside a pod
+	// Intercept is called for each call of the kubelet, if it is set.
+	Intercept grpc.UnaryServerInterceptor
 
 	mu      sync.Mutex
 	server  *grpc.Server
@@ -43,11 +46,13 @@ type Plugin struct {
 	held    []string      // devices of containers, by the ledger
 	changed chan struct{} // closed when the devices change
 
-	done     chan struct{}  // closed when the service ends
-	ties     sync.WaitGroup // the goroutine of tieSoon
-	tieUntil time.Time      // when tieSoon gives up
-	tying    bool           // the goroutine of tieSoon runs
-	unable   sync.Once      // logs once that grants cannot be tied here
+	done       chan struct{}  // closed when the service ends
+	ties       sync.WaitGroup // the goroutine of tieSoon
+	tieUntil   time.Time      // when tieSoon gives up
+	tying      bool           // the goroutine of tieSoon runs
+	registered atomic.Bool    // with a kubelet, at any time
+
+	unable sync.Once // logs once that grants cannot be tied here
 }
 
 // wait is the time limit of a call to the kubelet.
@@ -149,8 +154,17 @@ func (p *Plugin) ensureRegistered(ctx context.Context) error {
 		return err
 	}
 	p.kubelet = kubelet
+	p.registered.Store(true)
 	p.Allocator.Log.Info("registered with the kubelet", "resource", p.Allocator.Resource.Name)
 	return nil
+}
+
+// Registered returns an error if no kubelet knows this plugin yet.
+func (p *Plugin) Registered() error {
+	if p.registered.Load() {
+		return nil
+	}
+	return fmt.Errorf("%s is not registered with the kubelet yet", p.Allocator.Resource.Name)
 }
 
 // sameSocket tells a socket from a new one at the same path. The new one may have the same inode,
@@ -172,7 +186,11 @@ func (p *Plugin) serve() error {
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
-	p.server, p.done = grpc.NewServer(), make(chan struct{})
+	var server []grpc.ServerOption
+	if p.Intercept != nil {
+		server = append(server, grpc.UnaryInterceptor(p.Intercept))
+	}
+	p.server, p.done = grpc.NewServer(server...), make(chan struct{})
 	api.RegisterDevicePluginServer(p.server, p)
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(p.server)
 	return nil

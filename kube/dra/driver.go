@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -28,6 +29,8 @@ type Driver struct {
 	// Broken is called when the driver cannot go on: the kubelet cannot reach it any more, or the
 	// cluster has another Node of this name. Then another process may start. It may be nil.
 	Broken func(error)
+	// Intercept is called for each call of the kubelet, if it is set.
+	Intercept grpc.UnaryServerInterceptor
 
 	// last has the last configuration that could be read; nil: none yet.
 	last   atomic.Pointer[nodeledger.Ledger]

@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // Service is a driver that serves the kubelet.
@@ -42,9 +44,48 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 	s.Helper, err = kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(DriverName),
 		kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry),
-		kubeletplugin.RollingUpdate(pod),
+		kubeletplugin.RollingUpdate(pod), kubeletplugin.GRPCInterceptor(d.intercept()),
 		kubeletplugin.PluginListener(listen), kubeletplugin.RegistrarListener(listen))
 	return s, err
+}
+
+func (d *Driver) intercept() grpc.UnaryServerInterceptor {
+	if d.Intercept != nil {
+		return d.Intercept
+	}
+	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		return handle(ctx, request)
+	}
+}
+
+// Failed reports whether an answer to the kubelet refuses a claim.
+func Failed(answer any) bool {
+	switch a := answer.(type) {
+	case *drapb.NodePrepareResourcesResponse:
+		for _, c := range a.Claims {
+			if c.Error != "" {
+				return true
+			}
+		}
+	case *drapb.NodeUnprepareResourcesResponse:
+		for _, c := range a.Claims {
+			if c.Error != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Registered returns an error if the kubelet has not accepted this driver.
+func (s *Service) Registered() error {
+	switch status := s.RegistrationStatus(); {
+	case status == nil:
+		return errors.New("the kubelet has not registered this driver yet")
+	case !status.PluginRegistered:
+		return fmt.Errorf("the kubelet does not register this driver: %s", status.Error)
+	}
+	return nil
 }
 
 // Lost returns an error if the kubelet can no longer reach this service. A server is not notified

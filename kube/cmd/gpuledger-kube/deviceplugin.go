@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
+	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -42,20 +43,34 @@ func serveDevices(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	state := &health.State{Now: time.Now, Metric: "device_plugin_operations_duration_seconds",
+		Driver: "gpuledger.dev"}
 	var all sync.WaitGroup
+	var plugins []*deviceplugin.Plugin
 	for _, r := range resources {
 		p := &deviceplugin.Plugin{Allocator: &deviceplugin.Allocator{
 			Ledger: b, Resource: r, Log: log, Now: time.Now},
 			Dir:          filepath.Join(c.String("kubelet-dir"), "device-plugins"),
 			PodResources: filepath.Join(c.String("kubelet-dir"), "pod-resources/kubelet.sock"),
-			Cgroups:      "/sys/fs/cgroup", Self: c.String("pod")}
+			Cgroups:      "/sys/fs/cgroup", Self: c.String("pod"),
+			Intercept: state.Intercept}
+		plugins = append(plugins, p)
 		all.Go(func() {
 			defer p.Stop()
-			repeat(c.Context, c.Duration("interval"), log, r.Name, p.Ensure)
+			repeat(c.Context, state, c.Duration("interval"), log, r.Name, p.Ensure)
 		})
 	}
+	state.Ready = func() error {
+		for _, p := range plugins {
+			if err := p.Registered(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err = serveHealth(c, state, "device-plugin", log)
 	all.Wait()
-	return nil
+	return err
 }
 
 // wanted returns the resources that the arguments name.

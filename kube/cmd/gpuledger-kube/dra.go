@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -65,7 +66,10 @@ func serveDRA(c *cli.Context) error {
 	b.References = filepath.Join(data, "references")
 	ctx, broken := context.WithCancelCause(c.Context)
 	defer broken(nil)
-	driver := &dra.Driver{Ledger: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken}
+	state := &health.State{Now: time.Now, Metric: "dra_operations_duration_seconds", Driver: dra.DriverName,
+		Failed: dra.Failed}
+	driver := &dra.Driver{Ledger: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken,
+		Intercept: state.Intercept}
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)
 	}
@@ -75,10 +79,14 @@ func serveDRA(c *cli.Context) error {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
 	defer plugin.Stop()
+	state.Ready = plugin.Registered
+	if err := serveHealth(c, state, "dra", log); err != nil {
+		return err
+	}
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
 	var all sync.WaitGroup
 	all.Go(func() {
-		repeat(ctx, c.Duration("interval"), log, "sockets", func(context.Context) error {
+		repeat(ctx, state, c.Duration("interval"), log, "sockets", func(context.Context) error {
 			if err := plugin.Lost(); err != nil {
 				broken(err)
 			}
@@ -86,12 +94,12 @@ func serveDRA(c *cli.Context) error {
 		})
 	})
 	all.Go(func() {
-		repeat(ctx, c.Duration("interval"), log, "slices",
+		repeat(ctx, state, c.Duration("interval"), log, "slices",
 			func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
 	})
 	all.Go(func() { driver.Follow(ctx, 10*c.Duration("interval")) })
-	all.Go(func() { repeat(ctx, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
-	all.Go(func() { repeat(ctx, c.Duration("reclaim"), log, "node", driver.SameNode) })
+	all.Go(func() { repeat(ctx, state, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
+	all.Go(func() { repeat(ctx, state, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()
 	if c.Context.Err() == nil {
 		// The kubelet or the service manager starts the driver again.

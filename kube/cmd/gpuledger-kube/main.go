@@ -23,6 +23,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/version"
+	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
@@ -38,7 +39,8 @@ func run(args []string) int {
 		Usage:       "a node's agent in a Kubernetes cluster: grants what the cluster decides",
 		Description: "Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:     version.Version,
-		Commands:    []*cli.Command{draCommand(), devicePluginCommand(), uninstallCommand()},
+		Commands: []*cli.Command{draCommand(), devicePluginCommand(), probeCommand(),
+			uninstallCommand()},
 	}
 	usage.Strict(app)
 	err := app.RunContext(ctx, cmdline.Ordered(app, args))
@@ -56,6 +58,8 @@ func common() []cli.Flag {
 		&cli.StringFlag{Name: "kubelet-dir", Usage: "the kubelet's `DIR`ectory", Value: "/var/lib/kubelet"},
 		&cli.DurationFlag{Name: "interval", Usage: "interval between two readings of the ledger",
 			Value: time.Second},
+		&cli.StringFlag{Name: "listen",
+			Usage: "the `ADDRESS` at which metrics are served, as :9838; empty: nowhere"},
 	}
 }
 
@@ -101,8 +105,9 @@ func restrict(dir string) error {
 
 // repeat calls do at once and at every interval, until the context ends. It logs an error when it
 // differs from the last one.
-func repeat(ctx context.Context, interval time.Duration, log *slog.Logger, what string,
+func repeat(ctx context.Context, s *health.State, interval time.Duration, log *slog.Logger, what string,
 	do func(context.Context) error) {
+	do = watched(s, what, interval, do)
 	for last := ""; ctx.Err() == nil; {
 		err := do(ctx)
 		now := ""

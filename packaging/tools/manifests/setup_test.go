@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/apps"
 	"k8s.io/kubernetes/pkg/apis/batch"
 	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/networking"
 	"k8s.io/kubernetes/pkg/apis/rbac"
 	"sigs.k8s.io/yaml"
 
@@ -311,6 +312,35 @@ func TestHelmLints(t *testing.T) {
 	for _, m := range lint.All(manifests+"helm", nil, namespace, true).Messages {
 		if m.Severity > support.InfoSev {
 			t.Error(m)
+		}
+	}
+}
+
+// The agents serve metrics where that is asked for, and only then may pods connect to them.
+func TestMetricsOfTheAgents(t *testing.T) {
+	for agent, name := range map[string]string{"dra": "gpuledger-dra", "device-plugin": "gpuledger-device-plugin"} {
+		off := mustRender(t, namespace, "v1.36.2", "agent: "+agent)
+		on := mustRender(t, namespace, "v1.36.2", "{agent: "+agent+
+			", metrics: {enabled: true, podMonitor: true, from: [{namespaceSelector: {matchLabels: {a: b}}}]}, resourceQuota: 300}")
+		for objects, want := range map[*map[string]object]bool{&off: false, &on: true} {
+			c := (*objects)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+			rules := (*objects)["NetworkPolicy/gpuledger"].value.(*networking.NetworkPolicy).Spec.Ingress
+			_, quota := (*objects)["ResourceQuota/gpuledger"]
+			if slices.Contains(c.Args, "--listen=:9838") != want || (len(c.Ports) == 1) != want || quota != want ||
+				(len(rules) == 1) != want || want && (len(rules[0].From) != 1 || rules[0].Ports[0].Port.IntValue() != 9838) {
+				t.Errorf("%s, metrics %v: %v %v %v", agent, want, c.Args, c.Ports, rules)
+			}
+		}
+	}
+}
+
+// A hang of an agent is seen, and each probe asks the agent that runs there.
+func TestTheAgentsAreProbed(t *testing.T) {
+	for agent, name := range map[string]string{"dra": "gpuledger-dra", "device-plugin": "gpuledger-device-plugin"} {
+		c := mustRender(t, namespace, "v1.36.2", "agent: "+agent)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+		if got := append(c.LivenessProbe.Exec.Command, c.ReadinessProbe.Exec.Command...); !slices.Equal(got, []string{
+			"/usr/bin/gpuledger-kube", "probe", agent, "alive", "/usr/bin/gpuledger-kube", "probe", agent, "ready"}) {
+			t.Errorf("got %q", got)
 		}
 	}
 }

@@ -95,7 +95,7 @@ func validated(text []byte) ([]manifest, error) {
 
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
-	case *apps.DaemonSet, *core.ConfigMap, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
+	case *apps.DaemonSet, *core.ConfigMap, *core.ResourceQuota, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
 		*resource.ResourceClaimTemplate:
 		return "default"
 	}
@@ -120,6 +120,8 @@ func judge(value runtime.Object) field.ErrorList {
 		return corevalidation.ValidateServiceAccount(o)
 	case *core.ConfigMap:
 		return corevalidation.ValidateConfigMap(o)
+	case *core.ResourceQuota:
+		return corevalidation.ValidateResourceQuota(o)
 	case *core.Pod:
 		return corevalidation.ValidatePodCreate(o, corevalidation.PodValidationOptions{})
 	case *apps.DaemonSet:

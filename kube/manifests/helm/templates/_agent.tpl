@@ -20,14 +20,27 @@
 {{- end -}}
 
 {{- define "container" }}
-          image: {{ include "image" .Values.image | quote }}
-          imagePullPolicy: {{ .Values.image.pullPolicy }}
+          image: {{ include "image" .root.Values.image | quote }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+          {{- if .root.Values.metrics.enabled }}
+          ports: [{name: metrics, containerPort: 9838}]
+          {{- end }}
+          livenessProbe: # a loop or a call that hangs; its output is in the pod's events
+            exec: {command: [/usr/bin/gpuledger-kube, probe, {{ .agent }}, alive]}
+            initialDelaySeconds: 30
+            periodSeconds: 30
+            timeoutSeconds: 10
+            failureThreshold: 4
+          readinessProbe: # the kubelet has registered it
+            exec: {command: [/usr/bin/gpuledger-kube, probe, {{ .agent }}, ready]}
+            periodSeconds: 10
+            timeoutSeconds: 10
           securityContext:
             allowPrivilegeEscalation: false
             readOnlyRootFilesystem: true
             capabilities: {drop: [ALL]}
             seccompProfile: {type: RuntimeDefault}
-          resources: {{ toJson .Values.resources }}
+          resources: {{ toJson .root.Values.resources }}
 {{- end -}}
 
 {{- /* root is a volume's name for a runtime's directory: containerd-runc of /run/containerd/runc. */ -}}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuledger/gpuledger/kube/health"
+	"github.com/gpuledger/gpuledger/kube/usage"
+)
+
+// probeCommand is what a pod's probes run. Its error is in the pod's events.
+func probeCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "probe",
+		Usage:     "ask the agent in this pod whether it is alive or ready",
+		ArgsUsage: "dra|device-plugin alive|ready",
+		Action: func(c *cli.Context) error {
+			what, known := map[string]string{"alive": "healthz", "ready": "readyz"}[c.Args().Get(1)]
+			agent := c.Args().First()
+			if c.NArg() != 2 || !known || agent != "dra" && agent != "device-plugin" {
+				return usage.Error(c, "cannot probe %q: want dra or device-plugin, and alive or ready", c.Args().Slice())
+			}
+			return health.Probe(c.Context, agent, what)
+		},
+	}
+}
+
+// serveHealth answers the pod's probes, and Prometheus at the address of --listen. Without it the
+// agent works as well, so a failure is only logged.
+func serveHealth(c *cli.Context, s *health.State, agent string, log *slog.Logger) error {
+	probes, err := net.Listen("unix", health.Socket(agent))
+	if err != nil {
+		log.Warn("probes", "error", err)
+	} else {
+		go s.Serve(c.Context, probes)
+	}
+	if c.String("listen") == "" {
+		return nil
+	}
+	metrics, err := net.Listen("tcp", c.String("listen"))
+	if err != nil {
+		return fmt.Errorf("cannot serve metrics: %w", err)
+	}
+	go s.Serve(c.Context, metrics)
+	return nil
+}
+
+// watched is do with its passes noted.
+func watched(s *health.State, name string, interval time.Duration,
+	do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		end := s.Pass(name, interval)
+		err := do(ctx)
+		end(err)
+		return err
+	}
+}
