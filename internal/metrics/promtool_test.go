@@ -15,7 +15,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rule is an alert of packaging/monitoring/alerts.yaml.
+// ruleFiles are the rules in packaging/monitoring.
+var ruleFiles = []string{"alerts.yaml", "alerts-kubernetes.yaml"}
+
+// rule is an alert of one of them.
 type rule struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string
@@ -23,12 +26,14 @@ type rule struct {
 
 func alertRules(t *testing.T) (rules []rule) {
 	t.Helper()
-	var file struct{ Groups []struct{ Rules []rule } }
-	if err := yaml.Unmarshal(read(t, "alerts.yaml"), &file); err != nil {
-		t.Fatal(err)
-	}
-	for _, g := range file.Groups {
-		rules = append(rules, g.Rules...)
+	for _, name := range ruleFiles {
+		var file struct{ Groups []struct{ Rules []rule } }
+		if err := yaml.Unmarshal(read(t, name), &file); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range file.Groups {
+			rules = append(rules, g.Rules...)
+		}
 	}
 	return rules
 }
@@ -72,6 +77,10 @@ var occasions = []occasion{
 	{"GPULedgerUnreadable", `gpuledger_ledger_readable{instance="n1"}`, "0x20", "1x20", 2, nil, "", nil},
 	{"GPULedgerInventoryUnusable", `gpuledger_inventory_usable{instance="n1"}`, "0x20", "1x20", 5, nil, "", nil},
 	{"GPULedgerNotEnforcing", `gpuledger_policy_mode{instance="n1",mode="disabled"}`, "1x90", "0x90", 60, map[string]string{"mode": "disabled"}, "", nil},
+	{"GPULedgerReportsOnly", `gpuledger_policy_mode{instance="n1",mode="report"}`, "1x20200", "0x20200", 20160, map[string]string{"mode": "report"}, "", nil},
+	{"GPULedgerSetupFailed", `kube_daemonset_status_number_unavailable{instance="n1",daemonset="gpuledger-setup-h100"}`, "2x30", "0x30", 15, map[string]string{"daemonset": "gpuledger-setup-h100"}, "2", nil},
+	{"GPULedgerAgentAbsent", `kube_daemonset_status_number_unavailable{instance="n1",daemonset="gpuledger-dra"}`, "1x30", "0x30", 10, map[string]string{"daemonset": "gpuledger-dra"}, "1", nil},
+	{"GPULedgerAgentFailing", `gpuledger_agent_loop_failing{instance="n1",node="a",loop="slices"}`, "1x30", "0x30", 10, map[string]string{"node": "a", "loop": "slices"}, "", nil},
 	{"GPULedgerRefusing", `gpuledger_refusals_total{instance="n1",code="gpu-env",mode="enforced"}`, "0x20 11+0x10", "0x20 10+0x10", 21, map[string]string{"code": "gpu-env"}, "11", nil},
 	{"GPULedgerOutsideUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="outside-ledger"}`, "2x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "outside-ledger"}, "", nil},
 	{"GPULedgerOverGrant", `gpuledger_grant_memory_used_bytes{instance="n1",gpu="GPU-0",grant="g-a"}`, "1702887425x20", "1702887424x20", 5, map[string]string{"gpu": "GPU-0", "grant": "g-a"}, "", over},
@@ -129,11 +138,15 @@ func TestEveryAlertHasAnOccasion(t *testing.T) {
 // TestAlertsFire at the right minute and not before, with the right text.
 func TestAlertsFire(t *testing.T) {
 	needPromtool(t)
-	rules, err := filepath.Abs(monitoring + "alerts.yaml")
-	if err != nil {
-		t.Fatal(err)
+	var rules []string
+	for _, name := range ruleFiles {
+		path, err := filepath.Abs(monitoring + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		promtool(t, "check", "rules", path)
+		rules = append(rules, path)
 	}
-	promtool(t, "check", "rules", rules)
 	type object map[string]any
 	var tests []object
 	for _, o := range occasions {
@@ -157,7 +170,7 @@ func TestAlertsFire(t *testing.T) {
 				"alert_rule_test": []object{at(o.minute), at(o.minute + 5)}})
 		}
 	}
-	text, err := json.Marshal(object{"rule_files": []string{rules},
+	text, err := json.Marshal(object{"rule_files": rules,
 		"evaluation_interval": "1m", "tests": tests})
 	if err != nil {
 		t.Fatal(err)
@@ -234,6 +247,12 @@ func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 	}
 }
 
+// othersLabels are the labels of metrics that come from other programs than gpuledgerd.
+var othersLabels = map[string][]string{
+	"kube_daemonset_status_number_unavailable": {"daemonset"}, // kube-state-metrics
+	"gpuledger_agent_loop_failing":             {"loop", "node"},
+}
+
 // TestQueriesNameKnownLabels: every label that a query of an alert or dashboard selects or groups
 // by, or that a text or legend shows, is one that a metric of the query has.
 func TestQueriesNameKnownLabels(t *testing.T) {
@@ -270,6 +289,11 @@ func TestQueriesNameKnownLabels(t *testing.T) {
 		has := []string{"instance", "job", "le"}
 		for _, name := range metric.FindAllString(q.expr, -1) {
 			has = append(has, labels[strings.TrimSuffix(name, "_bucket")]...)
+		}
+		for name, of := range othersLabels {
+			if strings.Contains(q.expr, name) {
+				has = append(has, of...)
+			}
 		}
 		var asked []string
 		for _, m := range selected.FindAllStringSubmatch(q.expr, -1) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	helmchart "helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
@@ -28,6 +29,12 @@ const (
 
 // rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
 func rendered(t *testing.T, into, kubernetes, values string) ([]manifest, error) {
+	t.Helper()
+	return renderedWith(t, nil, into, kubernetes, values)
+}
+
+// renderedWith is rendered for a cluster that has objects already.
+func renderedWith(t *testing.T, cluster engine.ClientProvider, into, kubernetes, values string) ([]manifest, error) {
 	t.Helper()
 	log.SetOutput(io.Discard) // Helm logs each link in files/
 	chart, err := loader.LoadDir(manifests + "helm")
@@ -49,7 +56,13 @@ func rendered(t *testing.T, into, kubernetes, values string) ([]manifest, error)
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	render := engine.Engine{Strict: true}.Render
+	if cluster != nil {
+		render = func(c *helmchart.Chart, v chartutil.Values) (map[string]string, error) {
+			return engine.RenderWithClientProvider(c, v, cluster)
+		}
+	}
+	files, err := render(chart, all)
 	if err != nil {
 		return nil, err
 	}

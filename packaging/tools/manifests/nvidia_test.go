@@ -1,0 +1,110 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/kubernetes/pkg/apis/admissionregistration"
+	"sigs.k8s.io/yaml"
+)
+
+// cluster has objects that the chart looks up.
+type cluster struct{ objects []runtime.Object }
+
+func having(t *testing.T, documents ...string) cluster {
+	t.Helper()
+	var c cluster
+	for _, text := range documents {
+		u := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(text), u); err != nil {
+			t.Fatal(err)
+		}
+		c.objects = append(c.objects, u)
+	}
+	return c
+}
+
+func (c cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	kinds := map[schema.GroupVersionResource]string{
+		{Version: "v1", Resource: "nodes"}:                     "NodeList",
+		{Group: "apps", Version: "v1", Resource: "daemonsets"}: "DaemonSetList"}
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, c.objects...)
+	version, err := schema.ParseGroupVersion(apiVersion)
+	return client.Resource(version.WithResource(strings.ToLower(kind) + "s")), kind == "DaemonSet", err
+}
+
+func aNode(name, labels, allocatable string) string {
+	return "{apiVersion: v1, kind: Node, metadata: {name: " + name + ", labels: " + labels +
+		"}, status: {allocatable: " + allocatable + "}}"
+}
+
+// The chart does not enforce on nodes whose GPUs NVIDIA's plugin hands out, too.
+func TestTwoPluginsOnOneNode(t *testing.T) {
+	const shared, enforce = "{gpuledger.dev/node: shared}", "policy: {mode: enforce}"
+	all := having(t, aNode("a", shared, `{nvidia.com/gpu: "8", cpu: "4"}`), aNode("b", shared, `{nvidia.com/gpu: "0"}`),
+		aNode("c", "{}", `{nvidia.com/gpu: "8"}`), aNode("d", shared, `{cpu: "4"}`))
+	_, err := renderedWith(t, all, namespace, "v1.36.2", enforce)
+	if err == nil || !strings.Contains(err.Error(), "refused to enforce: NVIDIA's device plugin hands out GPUs of "+
+		"these nodes, too, and its pods would be refused there: a (nvidia.com/gpu). ") {
+		t.Errorf("got %v", err)
+	}
+	for _, values := range []string{"{}", "{policy: {mode: enforce}, nvidia: {allowBoth: true}}",
+		"{policy: {mode: enforce}, nodeSelector: {other: label}}"} {
+		if _, err := renderedWith(t, all, namespace, "v1.36.2", values); err != nil {
+			t.Errorf("%s: %v", values, err)
+		}
+	}
+	others := having(t, aNode("b", shared, `{nvidia.com/gpu: "0"}`), aNode("c", "{}", `{nvidia.com/gpu: "8"}`))
+	if _, err := renderedWith(t, others, namespace, "v1.36.2", enforce); err != nil {
+		t.Error(err)
+	}
+}
+
+// An agent is not changed by an upgrade of the cluster, under the pods that it serves.
+func TestTheAgentStays(t *testing.T) {
+	for have, want := range map[string]string{"gpuledger-dra": "gpuledger-dra",
+		"gpuledger-device-plugin": "gpuledger-device-plugin"} {
+		c := having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: "+have+", namespace: "+namespace+"}}")
+		for _, version := range []string{"v1.36.2", "v1.37.0"} {
+			objects, err := renderedWith(t, c, namespace, version, "{}")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, found := byName(objects)["DaemonSet/"+want]; !found {
+				t.Errorf("%s: %s becomes another agent", version, have)
+			}
+		}
+	}
+}
+
+func TestTheRuntimeClassOfNVIDIA(t *testing.T) {
+	p := mustRender(t, namespace, "v1.36.2",
+		"nvidia: {policy: true, namespaces: [gpu-operator, monitoring]}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].
+		value.(*admissionregistration.ValidatingAdmissionPolicy).Spec
+	for pod, want := range map[string]string{"team/{}": "", "team/{runtimeClassName: gpuledger}": "",
+		"gpu-operator/{runtimeClassName: nvidia}": "", "team/{runtimeClassName: nvidia-cdi}": "runtimeClassName nvidia-cdi is only " +
+			"for pods in gpu-operator, monitoring: request GPUs from gpuledger instead"} {
+		namespace, spec, _ := strings.Cut(pod, "/")
+		var object any
+		if err := yaml.Unmarshal([]byte(spec), &object); err != nil {
+			t.Fatal(err)
+		}
+		given := map[string]any{"object": map[string]any{"spec": object}, "request": map[string]any{"namespace": namespace}}
+		said := ""
+		if evaluated(t, p.MatchConditions[0].Expression, given) == true &&
+			evaluated(t, p.Validations[0].Expression, given) == false {
+			said = evaluated(t, p.Validations[0].MessageExpression, given).(string)
+		}
+		if said != want {
+			t.Errorf("%s: got %q, want %q", pod, said, want)
+		}
+	}
+	if mustRender(t, namespace, "v1.36.2", "{}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].value != nil {
+		t.Error("it is there without being asked for")
+	}
+}
