@@ -100,7 +100,8 @@ func TestManifestsAreValidAPIObjects(t *testing.T) {
 }
 
 func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
-	for _, dir := range []string{"base", "dra", "device-plugin", "setup", "cluster-dra", "cluster-device-plugin"} {
+	for _, dir := range []string{"base", "dra", "device-plugin", "setup", "cluster-dra",
+		"cluster-device-plugin"} {
 		content, err := os.ReadFile(filepath.Join("manifests", dir, "kustomization.yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -165,8 +166,8 @@ func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 	}
 }
 
-// setUp is the DaemonSet that is no agent. packaging/tools/manifests has the tests of its account and
-// its containers.
+// setUp is the DaemonSet that is no agent. packaging/tools/manifests has the tests of its account
+// and its containers.
 const setUp = "gpuledger-setup"
 
 // The agents must not reach more of their nodes either. A test in cmd/gpuledger-kube shows that

@@ -30,9 +30,11 @@ func configCheckCommand() *cli.Command {
 		Usage: "say what is wrong with a configuration file",
 		UsageText: "gpuledger config check /etc/gpuledger/config.toml\ngpuledger config check --cluster " +
 			"cluster.toml\ngpuledger config check --json - <config.toml",
-		Description: "FILE is a configuration, as /etc/gpuledger/config.toml; - is standard input. Prints the " +
+		Description: "FILE is a configuration, as /etc/gpuledger/config.toml; - is standard input. Prints " +
+			"the " +
 			"first problem with\n" +
-			"its line and key. With --cluster, FILE is what a cluster sets for its nodes: it is checked over " +
+			"its line and key. With --cluster, FILE is what a cluster sets for its nodes: it is checked " +
+			"over " +
 			"the\n" +
 			"configuration of this node (--config), as gpuledger reads it. Nothing is changed. Exit status " +
 			"0: gpuledger\ntakes it; 1: it does not.",
@@ -47,7 +49,8 @@ func configCheckCommand() *cli.Command {
 
 func checkConfig(c *cli.Context) error {
 	if c.NArg() != 1 {
-		return &grant.UsageError{Message: "cannot check a configuration without one FILE: give its path, or - " +
+		return &grant.UsageError{Message: "cannot check a configuration without one FILE: give its path, " +
+			"or - " +
 			"for standard input; see `gpuledger config check --help`"}
 	}
 	file := c.Args().First()

@@ -70,7 +70,8 @@ func (s *configManager) Ensure(context.Context) error {
 		return nil
 	}
 	err := s.reload()
-	if s.stamp, s.cluster, s.read = is, cluster, now; err != nil { // the cause may end without a change of the file
+	// the cause may end without a change of the file
+	if s.stamp, s.cluster, s.read = is, cluster, now; err != nil {
 		s.read = time.Time{}
 	}
 	return err

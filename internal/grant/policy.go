@@ -26,7 +26,8 @@ type Policy struct {
 	Audit       Audit       `toml:"audit"`
 }
 
-// ClusterFile is the name of the file beside the configuration with what a cluster sets for the node.
+// ClusterFile is the name of the file beside the configuration with what a cluster sets for the
+// node.
 const ClusterFile = "cluster.toml"
 
 // Engine is the container engine. It determines which of a container's annotations can be trusted.

@@ -47,7 +47,8 @@ func TestOwnGuards(t *testing.T) {
 		"one that is not there": {[]string{"crun"}, "", nil},
 		"no configuration":      {nil, "", nil},
 		"one behind a link": {nil, s.Link("runc", "config"),
-			[]guard{{path: s.Path("config"), write: true}, {path: program, write: true}}},
+			[]guard{{path: s.Path("config"), write: true}, {path: program, write: true},
+				{path: s.Path("cluster.toml"), write: true}}},
 	} {
 		node := s.node
 		node.Config = c.config

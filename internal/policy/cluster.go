@@ -19,8 +19,9 @@ func ClusterPath(config string) string { return filepath.Join(filepath.Dir(confi
 // with the engine and the runtime alone, and reads no second file for that.
 var ofNode = []string{"state_dir", "run_dir", "engine", "runtime", "cdi"}
 
-// overlay parses the cluster's file over a policy. A key that it sets replaces that of the node, with
-// two exceptions: exemptions are added to the node's, and pools replace the node's only if it has any.
+// overlay parses the cluster's file over a policy. A key that it sets replaces that of the node,
+// with two exceptions: exemptions are added to the node's, and pools replace the node's only if it
+// has any.
 func overlay(text []byte, p *grant.Policy) error {
 	for _, key := range ofNode {
 		if row := lineOf(text, key); row > 0 {

@@ -65,8 +65,8 @@ func TestTheClustersPoolsReplaceTheNodes(t *testing.T) {
 	}
 }
 
-// An error names the file that is to be corrected. Until then no container gets a GPU, and the others
-// get the node's runtime.
+// An error names the file that is to be corrected. Until then no container gets a GPU, and the
+// others get the node's runtime.
 func TestErrorsOfTheClustersFileNameIt(t *testing.T) {
 	const node = "[runtime]\npath = [\"/opt/runc\"]\n[audit]\nkeep = 9\n"
 	for text, want := range map[string]string{
@@ -104,7 +104,8 @@ func TestTheClusterNeverSetsWhatIsTheNodes(t *testing.T) {
 			t.Errorf("there is no key %s", key)
 		}
 	}
-	for _, text := range []string{"\"state_dir\" = \"/x\"\n", "'run_dir' = \"/x\"\n", "runtime.path = [\"x\"]\n",
+	for _, text := range []string{"\"state_dir\" = \"/x\"\n", "'run_dir' = \"/x\"\n",
+		"runtime.path = [\"x\"]\n",
 		"[ runtime ]\npath = [\"x\"]\n", "[\"cdi\"]\ndir = \"/x\"\n", "cdi = { dir = \"/x\" }\n",
 		"\"r\\u0075n_dir\" = \"/x\"\n"} {
 		p, _, err := beside(t, "", text)

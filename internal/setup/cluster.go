@@ -20,8 +20,8 @@ var clusterFile = policy.ClusterPath(configFile)
 // a minute or so.
 const look = 2 * time.Second
 
-// follow keeps the node's cluster.toml as the cluster sets it, in the file from, until it is told to
-// end. It runs in a container of its own, in which only the node's /etc/gpuledger is the node's.
+// follow keeps the node's cluster.toml as the cluster sets it, in the file from, until it is told
+// to end. It runs in a container of its own, in which only the node's /etc/gpuledger is the node's.
 func follow(ctx context.Context, from string, every time.Duration) {
 	for last := ""; ; {
 		now := "takes what the cluster sets"
@@ -44,8 +44,8 @@ func follow(ctx context.Context, from string, every time.Duration) {
 	}
 }
 
-// take makes text the node's cluster.toml, if gpuledger takes it over the node's own file. Otherwise
-// what the node has stays.
+// take makes text the node's cluster.toml, if gpuledger takes it over the node's own file.
+// Otherwise what the node has stays.
 func take(text []byte) (changed bool, err error) {
 	if _, err := policy.Over(configFile, text); err != nil {
 		return false, fmt.Errorf("this node does not take what the cluster sets, and stays as it is: %w", err)
@@ -63,8 +63,8 @@ func take(text []byte) (changed bool, err error) {
 	return true, nil
 }
 
-// ready returns an error if the node does not have what the cluster sets. The kubelet shows its text
-// in the pod's events.
+// ready returns an error if the node does not have what the cluster sets. The kubelet shows its
+// text in the pod's events.
 func ready(from string) error {
 	text, err := os.ReadFile(from)
 	if err != nil {

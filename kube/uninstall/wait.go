@@ -19,7 +19,8 @@ func gone(s appsv1.DaemonSetStatus) bool {
 
 // returned reports whether each pod is ready with the newest template.
 func returned(s appsv1.DaemonSetStatus) bool {
-	return s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled
+	return s.UpdatedNumberScheduled == s.DesiredNumberScheduled &&
+		s.NumberAvailable == s.DesiredNumberScheduled
 }
 
 // wait waits until the DaemonSets of these names are as wanted, or the context ends.

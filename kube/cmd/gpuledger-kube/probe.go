@@ -23,7 +23,8 @@ func probeCommand() *cli.Command {
 			what, known := map[string]string{"alive": "healthz", "ready": "readyz"}[c.Args().Get(1)]
 			agent := c.Args().First()
 			if c.NArg() != 2 || !known || agent != "dra" && agent != "device-plugin" {
-				return usage.Error(c, "cannot probe %q: want dra or device-plugin, and alive or ready", c.Args().Slice())
+				return usage.Error(c, "cannot probe %q: want dra or device-plugin, and alive or ready",
+					c.Args().Slice())
 			}
 			return health.Probe(c.Context, agent, what)
 		},

@@ -18,7 +18,8 @@ func uninstallCommand() *cli.Command {
 		Name:      "uninstall",
 		Usage:     "take gpuledger from the cluster's nodes; `helm uninstall` runs it",
 		ArgsUsage: "DAEMONSET...",
-		Description: "DAEMONSET is a DaemonSet of the set-up. Refuses while pods have GPUs of gpuledger. Then " +
+		Description: "DAEMONSET is a DaemonSet of the set-up. Refuses while pods have GPUs of gpuledger. " +
+			"Then " +
 			"the agents leave the\nnodes, and each node is given back as it was.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "namespace", Usage: "the `NAMESPACE` of gpuledger's objects",
@@ -26,7 +27,8 @@ func uninstallCommand() *cli.Command {
 			&cli.StringFlag{Name: "kubeconfig",
 				Usage:   "kubeconfig file for the API; without one, the account of the pod",
 				EnvVars: []string{"KUBECONFIG"}},
-			&cli.DurationFlag{Name: "timeout", Usage: "how long to wait for the nodes", Value: 10 * time.Minute},
+			&cli.DurationFlag{Name: "timeout", Usage: "how long to wait for the nodes",
+				Value: 10 * time.Minute},
 		},
 		Action: uninstallAll,
 	}

@@ -239,8 +239,10 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 			}
 			setup := byName(objects)["DaemonSet/gpuledger-setup"].value.(*apps.DaemonSet)
 			install := setup.Spec.Template.Spec.InitContainers[0]
-			if install.Image != "registry.example.com/team/gpuledger-setup@sha256:"+strings.Repeat("0b", 32) ||
-				!slices.Equal(install.Args, []string{"install", "--engine=crio", "--cluster=/cluster/cluster.toml"}) ||
+			if install.Image != "registry.example.com/team/gpuledger-setup@sha256:"+strings.Repeat("0b",
+				32) ||
+				!slices.Equal(install.Args, []string{"install", "--engine=crio",
+					"--cluster=/cluster/cluster.toml"}) ||
 				setup.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 3 ||
 				setup.Spec.Template.Spec.Tolerations[0].Key != "nvidia.com/gpu" {
 				t.Errorf("the set-up is %+v", setup.Spec)

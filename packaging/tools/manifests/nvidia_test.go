@@ -46,11 +46,13 @@ func aNode(name, labels, allocatable string) string {
 // The chart does not enforce on nodes whose GPUs NVIDIA's plugin hands out, too.
 func TestTwoPluginsOnOneNode(t *testing.T) {
 	const shared, enforce = "{gpuledger.dev/node: shared}", "policy: {mode: enforce}"
-	all := having(t, aNode("a", shared, `{nvidia.com/gpu: "8", cpu: "4"}`), aNode("b", shared, `{nvidia.com/gpu: "0"}`),
+	all := having(t, aNode("a", shared, `{nvidia.com/gpu: "8", cpu: "4"}`), aNode("b", shared,
+		`{nvidia.com/gpu: "0"}`),
 		aNode("c", "{}", `{nvidia.com/gpu: "8"}`), aNode("d", shared, `{cpu: "4"}`))
 	_, err := renderedWith(t, all, namespace, "v1.36.2", enforce)
-	if err == nil || !strings.Contains(err.Error(), "refused to enforce: NVIDIA's device plugin hands out GPUs of "+
-		"these nodes, too, and its pods would be refused there: a (nvidia.com/gpu). ") {
+	if err == nil || !strings.Contains(err.Error(),
+		"refused to enforce: NVIDIA's device plugin hands out GPUs of "+
+			"these nodes, too, and its pods would be refused there: a (nvidia.com/gpu). ") {
 		t.Errorf("got %v", err)
 	}
 	for _, values := range []string{"{}", "{policy: {mode: enforce}, nvidia: {allowBoth: true}}",
@@ -59,7 +61,8 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 			t.Errorf("%s: %v", values, err)
 		}
 	}
-	others := having(t, aNode("b", shared, `{nvidia.com/gpu: "0"}`), aNode("c", "{}", `{nvidia.com/gpu: "8"}`))
+	others := having(t, aNode("b", shared, `{nvidia.com/gpu: "0"}`), aNode("c", "{}",
+		`{nvidia.com/gpu: "8"}`))
 	if _, err := renderedWith(t, others, namespace, "v1.36.2", enforce); err != nil {
 		t.Error(err)
 	}
@@ -69,7 +72,8 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 func TestTheAgentStays(t *testing.T) {
 	for have, want := range map[string]string{"gpuledger-dra": "gpuledger-dra",
 		"gpuledger-device-plugin": "gpuledger-device-plugin"} {
-		c := having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: "+have+", namespace: "+namespace+"}}")
+		c := having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: "+have+", namespace: "+
+			""+namespace+"}}")
 		for _, version := range []string{"v1.36.2", "v1.37.0"} {
 			objects, err := renderedWith(t, c, namespace, version, "{}")
 			if err != nil {
@@ -84,17 +88,20 @@ func TestTheAgentStays(t *testing.T) {
 
 func TestTheRuntimeClassOfNVIDIA(t *testing.T) {
 	p := mustRender(t, namespace, "v1.36.2",
-		"nvidia: {policy: true, namespaces: [gpu-operator, monitoring]}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].
+		"nvidia: {policy: true, namespaces: [gpu-operator, "+
+			"monitoring]}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].
 		value.(*admissionregistration.ValidatingAdmissionPolicy).Spec
 	for pod, want := range map[string]string{"team/{}": "", "team/{runtimeClassName: gpuledger}": "",
-		"gpu-operator/{runtimeClassName: nvidia}": "", "team/{runtimeClassName: nvidia-cdi}": "runtimeClassName nvidia-cdi is only " +
+		"gpu-operator/{runtimeClassName: nvidia}": "",
+		"team/{runtimeClassName: nvidia-cdi}": "runtimeClassName nvidia-cdi is only " +
 			"for pods in gpu-operator, monitoring: request GPUs from gpuledger instead"} {
 		namespace, spec, _ := strings.Cut(pod, "/")
 		var object any
 		if err := yaml.Unmarshal([]byte(spec), &object); err != nil {
 			t.Fatal(err)
 		}
-		given := map[string]any{"object": map[string]any{"spec": object}, "request": map[string]any{"namespace": namespace}}
+		given := map[string]any{"object": map[string]any{"spec": object},
+			"request": map[string]any{"namespace": namespace}}
 		said := ""
 		if evaluated(t, p.MatchConditions[0].Expression, given) == true &&
 			evaluated(t, p.Validations[0].Expression, given) == false {
@@ -104,7 +111,8 @@ func TestTheRuntimeClassOfNVIDIA(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", pod, said, want)
 		}
 	}
-	if mustRender(t, namespace, "v1.36.2", "{}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].value != nil {
+	if mustRender(t, namespace, "v1.36.2",
+		"{}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].value != nil {
 		t.Error("it is there without being asked for")
 	}
 }

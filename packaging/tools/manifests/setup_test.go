@@ -92,7 +92,8 @@ kinds:
 func TestKindsOfNodesDiffer(t *testing.T) {
 	objects := mustRender(t, namespace, "v1.36.2", kinds)
 	want := policy.Default()
-	want.Rules.Reserve, want.Audit.Keep, want.Inventory.DriverRoot = grant.Size(grant.GiB), 8, "/run/nvidia/driver"
+	want.Rules.Reserve, want.Audit.Keep, want.Inventory.DriverRoot = grant.Size(grant.GiB), 8,
+		"/run/nvidia/driver"
 	for kind, change := range map[string]func(*grant.Policy){
 		"default": func(*grant.Policy) {}, "old": func(*grant.Policy) {},
 		"h100": func(p *grant.Policy) {
@@ -130,7 +131,8 @@ func TestANodeIsOfOneKind(t *testing.T) {
 		labels["gpuledger.dev/node"] = "shared"
 		var got []string
 		for name, o := range objects {
-			if set, is := o.value.(*apps.DaemonSet); is && strings.HasPrefix(name, "DaemonSet/gpuledger-setup") &&
+			if set, is := o.value.(*apps.DaemonSet); is && strings.HasPrefix(name,
+				"DaemonSet/gpuledger-setup") &&
 				runsOn(set.Spec.Template.Spec, labels) {
 				got = append(got, set.Name)
 				key := strings.TrimPrefix(strings.TrimPrefix(set.Name, "gpuledger-setup"), "-")
@@ -162,7 +164,8 @@ func runsOn(pod core.PodSpec, labels map[string]string) bool {
 	}
 	terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	for _, e := range terms[0].MatchExpressions {
-		if value, has := labels[e.Key]; e.Operator != core.NodeSelectorOpNotIn || has && slices.Contains(e.Values, value) {
+		if value, has := labels[e.Key]; e.Operator != core.NodeSelectorOpNotIn || has &&
+			slices.Contains(e.Values, value) {
 			return false
 		}
 	}
@@ -229,8 +232,10 @@ func compare(t *testing.T, name string, is reflect.Type, has schemaPart) {
 
 // The agent is the one that the cluster can have.
 func TestTheAgentIsChosen(t *testing.T) {
-	for version, want := range map[string]string{"v1.36.2": "gpuledger-dra", "v1.37.0-gke.100": "gpuledger-dra",
-		"v1.36.2-eks-1": "gpuledger-dra", "v1.36.1": "gpuledger-device-plugin", "v1.34.4": "gpuledger-device-plugin"} {
+	for version, want := range map[string]string{"v1.36.2": "gpuledger-dra",
+		"v1.37.0-gke.100": "gpuledger-dra",
+		"v1.36.2-eks-1":   "gpuledger-dra", "v1.36.1": "gpuledger-device-plugin",
+		"v1.34.4": "gpuledger-device-plugin"} {
 		objects := mustRender(t, namespace, version, "{}")
 		for _, name := range []string{"gpuledger-dra", "gpuledger-device-plugin"} {
 			if _, found := objects["DaemonSet/"+name]; found != (name == want) {
@@ -252,14 +257,15 @@ func TestNodesWithPackages(t *testing.T) {
 			t.Errorf("it mounts %s", v.HostPath.Path)
 		}
 	}
-	if objects := mustRender(t, namespace, "v1.36.2", "setup: {enabled: false}"); objects["Job/gpuledger-uninstall"].value != nil ||
+	if objects := mustRender(t, namespace, "v1.36.2",
+		"setup: {enabled: false}"); objects["Job/gpuledger-uninstall"].value != nil ||
 		objects["ConfigMap/gpuledger-config"].value != nil {
 		t.Error("without a set-up there is something to undo")
 	}
 }
 
-// No account of the set-up reaches the API. That of the removal exists only for it, and may change no
-// more than it does.
+// No account of the set-up reaches the API. That of the removal exists only for it, and may change
+// no more than it does.
 func TestWhatTheSetUpMayDo(t *testing.T) {
 	for agent, sees := range map[string]string{"dra": "resourceclaims", "device-plugin": "pods"} {
 		all, err := rendered(t, namespace, "v1.36.2", kinds+"\nagent: "+agent)
@@ -274,21 +280,24 @@ func TestWhatTheSetUpMayDo(t *testing.T) {
 		}
 		objects := byName(made)
 		cluster := objects["ClusterRole/gpuledger-uninstall"].value.(*rbac.ClusterRole).Rules
-		if got := fmt.Sprint(cluster[0].Resources, cluster[0].Verbs); len(cluster) != 1 || got != "["+sees+"] [list]" {
+		if got := fmt.Sprint(cluster[0].Resources, cluster[0].Verbs); len(cluster) != 1 ||
+			got != "["+sees+"] [list]" {
 			t.Errorf("%s: in all namespaces it may %v", agent, cluster)
 		}
 		var got []string
 		for _, rule := range objects["Role/gpuledger-uninstall"].value.(*rbac.Role).Rules {
 			got = append(got, fmt.Sprint(rule.Resources, rule.ResourceNames, rule.Verbs))
 		}
-		want := []string{"[daemonsets] [gpuledger-dra gpuledger-device-plugin gpuledger-setup gpuledger-setup-h100 " +
+		want := []string{"[daemonsets] [gpuledger-dra gpuledger-device-plugin gpuledger-setup " +
+			"gpuledger-setup-h100 " +
 			"gpuledger-setup-old] [get patch]", "[configmaps] [gpuledger-config] [get]", "[pods] [] [list]"}
 		if !slices.Equal(got, want) {
 			t.Errorf("in its namespace it may\n%s", strings.Join(got, "\n"))
 		}
 		job := objects["Job/gpuledger-uninstall"].value.(*batch.Job).Spec.Template.Spec
 		c := job.Containers[0]
-		if !slices.Equal(c.Args, []string{"uninstall", "--timeout=10m", "gpuledger-setup", "gpuledger-setup-h100",
+		if !slices.Equal(c.Args, []string{"uninstall", "--timeout=10m", "gpuledger-setup",
+			"gpuledger-setup-h100",
 			"gpuledger-setup-old"}) || len(job.Volumes) > 0 || !*c.SecurityContext.RunAsNonRoot {
 			t.Errorf("got %+v", c)
 		}
@@ -318,7 +327,8 @@ func TestHelmLints(t *testing.T) {
 
 // The agents serve metrics where that is asked for, and only then may pods connect to them.
 func TestMetricsOfTheAgents(t *testing.T) {
-	for agent, name := range map[string]string{"dra": "gpuledger-dra", "device-plugin": "gpuledger-device-plugin"} {
+	for agent, name := range map[string]string{"dra": "gpuledger-dra",
+		"device-plugin": "gpuledger-device-plugin"} {
 		off := mustRender(t, namespace, "v1.36.2", "agent: "+agent)
 		on := mustRender(t, namespace, "v1.36.2", "{agent: "+agent+
 			", metrics: {enabled: true, podMonitor: true, from: [{namespaceSelector: {matchLabels: {a: b}}}]}, resourceQuota: 300}")
@@ -326,8 +336,10 @@ func TestMetricsOfTheAgents(t *testing.T) {
 			c := (*objects)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
 			rules := (*objects)["NetworkPolicy/gpuledger"].value.(*networking.NetworkPolicy).Spec.Ingress
 			_, quota := (*objects)["ResourceQuota/gpuledger"]
-			if slices.Contains(c.Args, "--listen=:9838") != want || (len(c.Ports) == 1) != want || quota != want ||
-				(len(rules) == 1) != want || want && (len(rules[0].From) != 1 || rules[0].Ports[0].Port.IntValue() != 9838) {
+			if slices.Contains(c.Args, "--listen=:9838") != want || (len(c.Ports) == 1) != want ||
+				quota != want ||
+				(len(rules) == 1) != want || want && (len(rules[0].From) != 1 ||
+				rules[0].Ports[0].Port.IntValue() != 9838) {
 				t.Errorf("%s, metrics %v: %v %v %v", agent, want, c.Args, c.Ports, rules)
 			}
 		}
@@ -336,10 +348,14 @@ func TestMetricsOfTheAgents(t *testing.T) {
 
 // A hang of an agent is seen, and each probe asks the agent that runs there.
 func TestTheAgentsAreProbed(t *testing.T) {
-	for agent, name := range map[string]string{"dra": "gpuledger-dra", "device-plugin": "gpuledger-device-plugin"} {
-		c := mustRender(t, namespace, "v1.36.2", "agent: "+agent)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
-		if got := append(c.LivenessProbe.Exec.Command, c.ReadinessProbe.Exec.Command...); !slices.Equal(got, []string{
-			"/usr/bin/gpuledger-kube", "probe", agent, "alive", "/usr/bin/gpuledger-kube", "probe", agent, "ready"}) {
+	for agent, name := range map[string]string{"dra": "gpuledger-dra",
+		"device-plugin": "gpuledger-device-plugin"} {
+		c := mustRender(t, namespace, "v1.36.2", "agent: "+
+			""+agent)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+		if got := append(c.LivenessProbe.Exec.Command, c.ReadinessProbe.Exec.Command...); !slices.Equal(got,
+			[]string{
+				"/usr/bin/gpuledger-kube", "probe", agent, "alive", "/usr/bin/gpuledger-kube", "probe", agent,
+				"ready"}) {
 			t.Errorf("got %q", got)
 		}
 	}

@@ -95,7 +95,8 @@ func validated(text []byte) ([]manifest, error) {
 
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
-	case *apps.DaemonSet, *core.ConfigMap, *core.ResourceQuota, *core.Pod, *core.ServiceAccount, *networking.NetworkPolicy,
+	case *apps.DaemonSet, *core.ConfigMap, *core.ResourceQuota, *core.Pod, *core.ServiceAccount,
+		*networking.NetworkPolicy,
 		*resource.ResourceClaimTemplate:
 		return "default"
 	}
@@ -132,7 +133,8 @@ func judge(value runtime.Object) field.ErrorList {
 		return networkvalidation.ValidateNetworkPolicy(o, networkvalidation.NetworkPolicyValidationOptions{})
 	case *batch.Job:
 		selected(o)
-		return batchvalidation.ValidateJob(o, batchvalidation.JobValidationOptions{RequirePrefixedLabels: true})
+		return batchvalidation.ValidateJob(o,
+			batchvalidation.JobValidationOptions{RequirePrefixedLabels: true})
 	case *rbac.Role:
 		return rbacvalidation.ValidateRole(o)
 	case *rbac.RoleBinding:
