@@ -30,7 +30,12 @@ type control struct {
 
 // noDaemon is what the program prints if it reaches no daemon, and for options that it does not
 // know.
-const noDaemon = "Cannot find MPS control daemon process"
+const noDaemon answer = "Cannot find MPS control daemon process"
+
+// answer is an error in NVIDIA's words.
+type answer string
+
+func (a answer) Error() string { return string(a) }
 
 // The sockets of the daemon. Every user may connect to the first, and root to the second.
 const (
@@ -43,7 +48,7 @@ func runControl(args []string) error {
 	driver := installed()
 	for _, arg := range args {
 		if arg != "-f" && (arg != "-multiuser-server" || !driver.users) {
-			return errors.New(noDaemon)
+			return noDaemon
 		}
 	}
 	if len(args) > 0 {
@@ -149,7 +154,7 @@ func askControl() error {
 	for input.Scan() {
 		conn, answer, err := dialControl()
 		if err != nil {
-			return errors.New(noDaemon)
+			return noDaemon
 		}
 		fmt.Fprintln(conn, input.Text())
 		if _, err := io.Copy(os.Stdout, answer); err != nil {

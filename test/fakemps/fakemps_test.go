@@ -129,14 +129,14 @@ func TestStandInIsLikeTheDrivers(t *testing.T) {
 			if logs, _ := os.ReadDir(s.root + "/log"); len(logs) > 0 {
 				t.Errorf("the log directory has %v", logs)
 			}
-			if got := s.ask(0, "get_server_list"); got != noDaemon {
+			if got := s.ask(0, "get_server_list"); got != noDaemon.Error() {
 				t.Errorf("without a daemon: %q", got)
 			}
 			if r.users {
 				return // it would start another daemon
 			}
 			if out, err := s.command("-f", "-multiuser-server").Output(); err != nil ||
-				strings.TrimSpace(string(out)) != noDaemon {
+				strings.TrimSpace(string(out)) != noDaemon.Error() {
 				t.Errorf("-multiuser-server: %s, %v", out, err)
 			}
 		})
@@ -185,7 +185,7 @@ func TestRootConnectsToItsOwnSocketFirst(t *testing.T) {
 	if got := s.ask(0, "get_default_active_thread_percentage"); got != "100.0" {
 		t.Errorf("root is answered %q", got)
 	}
-	if got := s.ask(65534, "get_default_active_thread_percentage"); got != noDaemon {
+	if got := s.ask(65534, "get_default_active_thread_percentage"); got != noDaemon.Error() {
 		t.Errorf("others are answered %q", got)
 	}
 	s.must(os.Rename(s.pipe+"/elsewhere", s.pipe+"/control"))
