@@ -89,9 +89,9 @@ func TestMPSOfDrivers(t *testing.T) {
 // does.
 func TestMPSUsersOfDrivers(t *testing.T) {
 	for version, problem := range map[string]string{
-		"535.183.01": "driver 535 does not know -multiuser-server, which enforcement.mps_users = " +
+		"535.183.01": "driver 535.183.01 does not know -multiuser-server, which enforcement.mps_users = " +
 			"\"all\" needs; driver 580 does",
-		"550.54.15": "driver 550 does not know -multiuser-server",
+		"550.54.15": "driver 550.54.15 does not know -multiuser-server",
 		"565.57.01": "this driver does not know -multiuser-server, and driver 580 does", // it is tried
 	} {
 		t.Run(version, func(t *testing.T) {

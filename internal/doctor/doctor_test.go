@@ -211,6 +211,11 @@ var answers = []struct {
 		"driver 470.256.02 does not limit the memory of MPS clients, as driver 495 and newer do"},
 	{"MPS", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 7 }, "strength", OK,
 		"mode mps has strength server; docs/strength.md"},
+	{"MPS for all users", func(f *Facts) {
+		f.Inventory.Driver.Files, f.Inventory.Driver.Version, f.Daemon = control, "550.54.15", 7
+		f.Policy.Enforcement.MPSUsers = grant.MPSAll
+	}, "strength", Warning, "containers of mode mps are refused (mps-not-ready): driver 550.54.15 does not " +
+		"know -multiuser-server"},
 	{"MPS without gpuledgerd", func(f *Facts) { f.Inventory.Driver.Files, f.Daemon = control, 0 }, "strength",
 		OK, "needs gpuledgerd, which does not run"},
 	{"MPS is too weak", func(f *Facts) {

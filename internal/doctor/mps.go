@@ -28,6 +28,12 @@ func mps(f Facts) []Line {
 				Message: "mode mps has strength server, and needs gpuledgerd, which does not run: its " +
 					"grants are refused (mps-not-ready)"}}
 	}
+	if users := f.Inventory.Driver.MPSUsersProblem(); users != "" &&
+		f.Policy.Enforcement.MPSUsers == grant.MPSAll {
+		return []Line{{Status: Warning,
+			Message: "containers of mode mps are refused (mps-not-ready): " + users,
+			Hint:    `install a newer driver, or set enforcement.mps_users to "root"`}}
+	}
 	return []Line{
 		{Status: OK, Message: "mode mps has strength server; docs/strength.md says what that does not hold"}}
 }

@@ -344,3 +344,38 @@ func message(err error) string {
 	}
 	return err.Error()
 }
+
+// TestMPSOfADriver: a driver that cannot serve what is wanted is named, with one that can.
+func TestMPSOfADriver(t *testing.T) {
+	programs := []DriverFile{{Kind: FileBinary, Target: "/usr/bin/" + MPSControl},
+		{Kind: FileBinary, Target: "/usr/sbin/" + MPSServer},
+		{Kind: FileLibrary, Target: "/usr/lib/" + MPSServer}}
+	const old = "does not limit the memory of MPS clients, as driver 495 and newer do"
+	const single = `does not know -multiuser-server, which enforcement.mps_users = "all" needs; ` +
+		`driver 580 does`
+	for _, c := range []struct {
+		version    string
+		files      []DriverFile
+		mps, users string
+	}{
+		{"", programs, "", ""},
+		{"470.256.02", programs, "driver 470.256.02 " + old, "driver 470.256.02 " + single},
+		{"495.29", programs, "", "driver 495.29 " + single},
+		{"550.54.15", programs, "", "driver 550.54.15 " + single},
+		{"565.57.01", programs, "", ""}, // not known: it is tried
+		{"580.65.06", programs, "", ""},
+		{"580.65.06", nil, "the driver's files in the inventory have no " + MPSControl, ""},
+		{"580.65.06", programs[1:], "the driver's files in the inventory have no " + MPSControl, ""},
+		{"580.65.06", programs[:1], "the driver's files in the inventory have no " + MPSServer, ""},
+		{"470.256.02", programs[:1], "the driver's files in the inventory have no " + MPSServer,
+			"driver 470.256.02 " + single},
+	} {
+		d := Driver{Version: c.version, Files: c.files}
+		if got := d.MPSProblem(); got != c.mps {
+			t.Errorf("%s: %q, want %q", c.version, got, c.mps)
+		}
+		if got := d.MPSUsersProblem(); got != c.users {
+			t.Errorf("%s: %q, want %q", c.version, got, c.users)
+		}
+	}
+}

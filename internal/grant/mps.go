@@ -93,6 +93,19 @@ func (d *Driver) MPSProblem() string {
 	return ""
 }
 
+// MPSUsersSince is the first major version of the driver that is known to have MPS' multi-user
+// server, and lastWithoutMPSUsers the last one that was seen without it.
+const MPSUsersSince, lastWithoutMPSUsers = 580, 550
+
+// MPSUsersProblem says why this driver cannot serve clients of all users; "" if no reason is known.
+func (d *Driver) MPSUsersProblem() string {
+	if major := d.Major(); major > 0 && major <= lastWithoutMPSUsers {
+		return "driver " + d.Version + " does not know -multiuser-server, which enforcement.mps_users = " +
+			"\"all\" needs; driver " + strconv.Itoa(MPSUsersSince) + " does"
+	}
+	return ""
+}
+
 // MPSName returns the name of the daemon for these GPUs. It is short, because the path of a socket
 // may have 107 bytes.
 func MPSName(uuids []string) string {

@@ -63,32 +63,6 @@ func TestCommandsOfADriver(t *testing.T) {
 	}
 }
 
-// TestDriverProblem: a driver that cannot serve what is wanted is named, with one that can.
-func TestDriverProblem(t *testing.T) {
-	for _, c := range []struct {
-		driver int
-		args   []string
-		want   string
-	}{
-		{0, []string{foreground, multiUser}, ""},
-		{470, []string{foreground},
-			"driver 470 does not limit the memory of MPS clients, as driver 495 and newer do"},
-		{495, []string{foreground}, ""},
-		{550, []string{foreground, multiUser}, `driver 550 does not know -multiuser-server, which ` +
-			`enforcement.mps_users = "all" needs; driver 580 does`},
-		{551, []string{foreground, multiUser}, ""}, // not known: it is tried
-		{580, []string{foreground, multiUser}, ""},
-	} {
-		got := ""
-		if err := (control{driver: c.driver}).driverProblem(c.args); err != nil {
-			got = err.Error()
-		}
-		if got != c.want {
-			t.Errorf("%d %v: %s", c.driver, c.args, got)
-		}
-	}
-}
-
 // TestServersOfOthers: a process that the daemon has not started is not its server.
 func TestServersOfOthers(t *testing.T) {
 	s := newStage(t)

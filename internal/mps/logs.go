@@ -97,7 +97,8 @@ func (d *daemon) logReason() string {
 	}
 	reason = grant.Printable(reason)
 	if strings.Contains(reason, notADaemon) && slices.Contains(d.args(), multiUser) {
-		reason += fmt.Sprintf("; this driver does not know %s, and driver %d does", multiUser, multiUserSince)
+		reason += fmt.Sprintf("; this driver does not know %s, and driver %d does", multiUser,
+			grant.MPSUsersSince)
 	}
 	return reason
 }

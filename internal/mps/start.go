@@ -66,7 +66,7 @@ func (d *daemon) launch(w want) error {
 	if err != nil {
 		return err
 	}
-	if err := c.driverProblem(d.args()); err != nil {
+	if err := d.driverProblem(); err != nil {
 		return err
 	}
 	d.logRead = 0
@@ -94,21 +94,16 @@ func (d *daemon) launch(w want) error {
 // MPS, "Architecture").
 const multiUser = "-multiuser-server"
 
-// multiUserSince is the first major version of the driver that is known to have that option, and
-// noMultiUser the last one that was seen without it.
-const multiUserSince, noMultiUser = 580, 550
-
-// driverProblem says why no daemon of this driver can serve grants with these arguments: it limits
-// no memory, or takes -multiuser-server for a question to another daemon.
-func (c control) driverProblem(args []string) error {
-	switch {
-	case c.driver == 0:
-	case c.driver < grant.MPSSince:
-		return fmt.Errorf("driver %d does not limit the memory of MPS clients, as driver %d and newer do",
-			c.driver, grant.MPSSince)
-	case c.driver <= noMultiUser && slices.Contains(args, multiUser):
-		return fmt.Errorf("driver %d does not know %s, which enforcement.mps_users = %q needs; "+
-			"driver %d does", c.driver, multiUser, grant.MPSAll, multiUserSince)
+// driverProblem says why no daemon of the inventory's driver can serve grants: it limits no memory,
+// or takes -multiuser-server for a question to another daemon.
+func (d *daemon) driverProblem() error {
+	inv, _ := d.node.Inventory()
+	problem := inv.Driver.MPSProblem()
+	if problem == "" && slices.Contains(d.args(), multiUser) {
+		problem = inv.Driver.MPSUsersProblem()
+	}
+	if problem != "" {
+		return errors.New(problem)
 	}
 	return nil
 }
