@@ -7,9 +7,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// RemoveDeadBinding removes a container's binding if the container has ended: at its delete, and before another
-// one of its id starts. It waits for the lock no longer than removalWait and never fails: the next
-// reader finds that a binding left behind is dead. It returns the bundle of what it removed.
+// RemoveDeadBinding removes a container's binding if the container has ended: at its delete, and
+// before another one of its id starts. It waits for the lock no longer than removalWait and never
+// fails: the next reader finds that a binding left behind is dead. It returns the bundle of what it
+// removed.
 func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) {
 	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
 		return ""
@@ -33,9 +34,9 @@ func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) 
 // removalWait is how long a delete or a create may be held up.
 const removalWait = 100 * time.Millisecond
 
-// RemoveDeadBindings removes the bindings of containers that are gone, and with them the grants that these
-// adopted, and tells how many there were. It reads bindings only, and takes the lock only for
-// those.
+// RemoveDeadBindings removes the bindings of containers that are gone, and with them the grants
+// that these adopted, and tells how many there were. It reads bindings only, and takes the lock
+// only for those.
 func (n *Node) RemoveDeadBindings() int {
 	dead := n.Ledger.Bindings.Dead()
 	for _, b := range dead {

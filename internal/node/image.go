@@ -54,8 +54,8 @@ func tree(i layout.Image, bundle string) rootfs.Tree {
 	return rootfs.Tree{Root: i.Root, Bundle: bundle, Mounts: i.Mounts}
 }
 
-// Delete does what RemoveDeadBinding does, at a container's delete. It also removes what was made in
-// the container's root file system for the mounts of the driver's files.
+// Delete does what RemoveDeadBinding does, at a container's delete. It also removes what was made
+// in the container's root file system for the mounts of the driver's files.
 func (n *Node) Delete(runtimeRoot, container string) {
 	if bundle := n.RemoveDeadBinding(runtimeRoot, container); bundle != "" {
 		removeMountPoints(n, bundle)

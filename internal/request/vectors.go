@@ -39,8 +39,8 @@ func Find(spec Spec, caller Caller, node NodeFacts) (grant.Request, error) {
 	return r, f.devices.err
 }
 
-// vectorResult is what one vector found, each kind in its order. grant.Request says what they mean. The
-// methods that add to them are not inlined: gpuledger-hook would be 6 kB larger.
+// vectorResult is what one vector found, each kind in its order. grant.Request says what they mean.
+// The methods that add to them are not inlined: gpuledger-hook would be 6 kB larger.
 type vectorResult struct {
 	hits, doubtful  []grant.Hit
 	notes, nodeRoot []string
