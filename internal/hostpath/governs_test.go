@@ -65,7 +65,8 @@ func TestWhomAFileIsOpenTo(t *testing.T) {
 	paths := New(s.node)
 	paths.Known["/usr/bin/runc"] = Place{Exists: true,
 		ResolvedFile: host.ResolvedFile{Path: "/usr/bin/runc", GID: 7}}
-	paths.Known["/usr/bin/crun"] = Place{ResolvedFile: host.ResolvedFile{Path: "/usr/bin/crun"}} // is not there
+	// is not there
+	paths.Known["/usr/bin/crun"] = Place{ResolvedFile: host.ResolvedFile{Path: "/usr/bin/crun"}}
 	for _, c := range []struct {
 		name, path string
 		by         Access

@@ -387,18 +387,22 @@ func TestChangesOfAGrant(t *testing.T) {
 		err     string
 	}{
 		{"nothing", g.ID, grants.Terms{}, 4 * grant.GiB, 0, 0, ""},
-		{"more memory, for an hour", g.ID, grants.Terms{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)}, 6 * grant.GiB, 0, time.Hour, ""},
+		{"more memory, for an hour", g.ID, grants.Terms{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)},
+			6 * grant.GiB, 0, time.Hour, ""},
 		{"less memory", g.ID, grants.Terms{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
 		{"for ever, with compute", g.ID, grants.Terms{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB,
 			50, 0, ""},
 		{"less compute", g.ID, grants.Terms{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
-		{"memory that does not divide", g.ID, grants.Terms{Memory: memory(grant.MiB)}, 0, 0, 0, "usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
+		{"memory that does not divide", g.ID, grants.Terms{Memory: memory(grant.MiB)}, 0, 0, 0,
+			"usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
 		{"more than there is", g.ID, grants.Terms{Memory: memory(20 * grant.GiB)}, 0, 0, 0,
 			"no-capacity: ..."},
-		{"more of all than there is", whole.ID, grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0, "usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
+		{"more of all than there is", whole.ID, grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0,
+			"usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
 		{"an exclusive one's time", whole.ID, grants.Terms{TTL: last(time.Hour)}, 8 * grant.GiB, 0,
 			time.Hour, ""},
-		{"no such grant", "g-nonenonenone", grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0, "not found: the ledger has no grant g-nonenonenone"},
+		{"no such grant", "g-nonenonenone", grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0,
+			"not found: the ledger has no grant g-nonenonenone"},
 	} {
 		got, err := grants.Update(m.node, c.id, c.change)
 		if wants(t, c.name, err, c.err); err != nil {

@@ -135,20 +135,34 @@ func TestFilesOfTheDriverAreNotLookedAt(t *testing.T) {
 		"| -mount:/x"}
 	check(t, []row{
 		{"as an admission writes it", file(func(*scene, *specs.Mount) {}), nil},
-		{"before there was an admission", file(func(s *scene, _ *specs.Mount) { s.node.Files = grant.Sources{} }), found},
-		{"another file", file(func(s *scene, m *specs.Mount) { s.node.Files = driverOf(m.Source + "2") }), found},
-		{"writable", file(func(_ *scene, m *specs.Mount) { m.Options = []string{"rw", "nosuid", "nodev", "bind"} }), found},
-		{"with an option more", file(func(_ *scene, m *specs.Mount) { m.Options = append(slices.Clone(m.Options), "rbind") }), found},
+		{"before there was an admission", file(func(s *scene, _ *specs.Mount) {
+			s.node.Files = grant.Sources{}
+		}), found},
+		{"another file", file(func(s *scene, m *specs.Mount) {
+			s.node.Files = driverOf(m.Source + "2")
+		}), found},
+		{"writable", file(func(_ *scene, m *specs.Mount) {
+			m.Options = []string{"rw", "nosuid", "nodev", "bind"}
+		}), found},
+		{"with an option more", file(func(_ *scene, m *specs.Mount) {
+			m.Options = append(slices.Clone(m.Options), "rbind")
+		}), found},
 		{"of another type", file(func(_ *scene, m *specs.Mount) { m.Type = "" }), found},
-		{"with ids of its own", file(func(_ *scene, m *specs.Mount) { m.UIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
+		{"with ids of its own", file(func(_ *scene, m *specs.Mount) {
+			m.UIDMappings = []specs.LinuxIDMapping{{Size: 1}}
+		}), found},
 		{"in the container's own root", file(func(s *scene, _ *specs.Mount) {
 			s.spec.Root = &specs.Root{Path: s.Path("bundle")}
 		}), found},
-		{"where the root is the node's", file(func(s *scene, _ *specs.Mount) { s.spec.Root = &specs.Root{Path: "/"} }), found},
+		{"where the root is the node's", file(func(s *scene, _ *specs.Mount) {
+			s.spec.Root = &specs.Root{Path: "/"}
+		}), found},
 		{"beside the container's own root", file(func(s *scene, _ *specs.Mount) {
 			s.spec.Root = &specs.Root{Path: s.Mkdir("bundle/rootfs")}
 		}), nil},
-		{"with ids of a group's", file(func(_ *scene, m *specs.Mount) { m.GIDMappings = []specs.LinuxIDMapping{{Size: 1}} }), found},
+		{"with ids of a group's", file(func(_ *scene, m *specs.Mount) {
+			m.GIDMappings = []specs.LinuxIDMapping{{Size: 1}}
+		}), found},
 		{"a rootless spec", file(func(s *scene, _ *specs.Mount) { s.spec.Root = nil }), nil},
 	})
 }

@@ -150,7 +150,8 @@ func TestSourcesBehindOtherMounts(t *testing.T) {
 		{"behind an overlay", own(func(s *scene) { s.mountType("overlay", "/mnt", "lowerdir=/usr:/opt") },
 			"rootfs/mnt/a"), untold("rootfs/mnt/a")},
 		{"behind a process's link", own(func(s *scene) { s.bind("/proc/self/cwd", "/mnt") }, "rootfs/mnt"),
-			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.UnknownTarget + ") | never"},
+			append([]string{"gpu-bind-mount | mount:/mnt | /proc/self/cwd (" + grant.UnknownTarget +
+				") | never"},
 				untold("rootfs/mnt")...)},
 		{"behind very many mounts", own(func(s *scene) {
 			for i := range maxBefore {

@@ -85,7 +85,8 @@ func TestOneMountIsToldOnce(t *testing.T) {
 		{"one of ours", mounted("./../run", func(*scene) {}),
 			[]string{"gpu-socket | mount:/x | ./../run | never"}},
 		{"one that leads elsewhere", mounted("./rootfs/proc/self/cwd", func(*scene) {}),
-			[]string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.UnknownTarget + ") | never"}},
+			[]string{"gpu-bind-mount | mount:/x | ./rootfs/proc/self/cwd (" + grant.UnknownTarget +
+				") | never"}},
 		{"a GPU's node", mounted("./../dev/nvidia0", func(s *scene) { s.mknod("dev/nvidia0", 195, 0) }),
 			[]string{"gpu-bind-mount | mount:/x | ./../dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"}},
 		{"a directory of nodes that no rule opens, and behind a link one of ours",

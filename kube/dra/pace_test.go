@@ -36,7 +36,8 @@ func newPaced(t *testing.T) *pacedSite {
 // of publishings.
 func (p *pacedSite) second(t *testing.T, outside grant.Bytes) int {
 	t.Helper()
-	if err := p.SimulatedNode.Open().Ledger.SetFound(map[string]grant.Bytes{p.UUID(0): outside}, nil); err != nil {
+	found := map[string]grant.Bytes{p.UUID(0): outside}
+	if err := p.SimulatedNode.Open().Ledger.SetFound(found, nil); err != nil {
 		t.Fatal(err)
 	}
 	p.now = p.now.Add(time.Second)

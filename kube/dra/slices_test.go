@@ -94,7 +94,8 @@ func TestPublishedDevices(t *testing.T) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive})
 		}, nil},
 		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.SimulatedNode) {
-			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source,
+				Owner: "claim:u"})
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 			"0 limit memory=16Gi compute=100"}},
 		"but not where the claim is over, and a container of it is left": {"",
@@ -102,17 +103,20 @@ func TestPublishedDevices(t *testing.T) {
 				left(n, n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40,
 					Mode: grant.Limit, Source: Source,
 					Owner: "claim:over"}))
-				n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+				n.Grant(admission.Ask{Memory: 3 * grant.GiB, Mode: grant.Limit, Source: Source,
+					Owner: "claim:u"})
 			}, []string{"0 limit memory=11Gi compute=60"}},
 		"nor where that has the whole": {"", func(n *nodeledgertest.SimulatedNode) {
 			left(n, n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:over"}))
 		}, nil},
 		"nor where the pool has other modes now": {"", func(n *nodeledgertest.SimulatedNode) {
-			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u"})
+			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source,
+				Owner: "claim:u"})
 			configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n")
 		}, nil},
 		"nor if the GPU is partitioned": {"", func(n *nodeledgertest.SimulatedNode) {
-			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source, Owner: "claim:u"})
+			n.Grant(admission.Ask{Mode: grant.Exclusive, Source: Source,
+				Owner: "claim:u"})
 			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
 				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
 			})
@@ -179,7 +183,8 @@ func TestPublishedDevices(t *testing.T) {
 func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 	n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
 	n.Grant(admission.Ask{Memory: 10 * grant.GiB, GPUs: 2, Mode: grant.Limit,
-		Source: Source, Owner: "claim:u"})
+		Source: Source,
+		Owner:  "claim:u"})
 	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
 		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
 	if got, want := published(t, n), []string{"1 exclusive memory=16Gi",

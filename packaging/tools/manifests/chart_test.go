@@ -28,13 +28,15 @@ const (
 )
 
 // rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
-func rendered(t *testing.T, into, kubernetes, values string) ([]manifest, error) {
+func rendered(t *testing.T, into, kubernetes,
+	values string) ([]manifest, error) {
 	t.Helper()
 	return renderedWith(t, nil, into, kubernetes, values)
 }
 
 // renderedWith is rendered for a cluster that has objects already.
-func renderedWith(t *testing.T, cluster engine.ClientProvider, into, kubernetes, values string) ([]manifest, error) {
+func renderedWith(t *testing.T, cluster engine.ClientProvider, into, kubernetes,
+	values string) ([]manifest, error) {
 	t.Helper()
 	log.SetOutput(io.Discard) // Helm logs each link in files/
 	chart, err := loader.LoadDir(manifests + "helm")

@@ -331,7 +331,8 @@ func TestMetricsOfTheAgents(t *testing.T) {
 		"device-plugin": "gpuledger-device-plugin"} {
 		off := mustRender(t, namespace, "v1.36.2", "agent: "+agent)
 		on := mustRender(t, namespace, "v1.36.2", "{agent: "+agent+
-			", metrics: {enabled: true, podMonitor: true, from: [{namespaceSelector: {matchLabels: {a: b}}}]}, resourceQuota: 300}")
+			", metrics: {enabled: true, podMonitor: true, "+
+			"from: [{namespaceSelector: {matchLabels: {a: b}}}]}, resourceQuota: 300}")
 		for objects, want := range map[*map[string]manifest]bool{&off: false, &on: true} {
 			c := (*objects)["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
 			rules := (*objects)["NetworkPolicy/gpuledger"].value.(*networking.NetworkPolicy).Spec.Ingress
