@@ -19,14 +19,16 @@ func (n *Node) ServerLimits(g *grant.Grant) ServerLimits {
 	if g == nil || g.Mode != grant.MPS {
 		return ServerLimits{}
 	}
-	for _, m := range mpsstate.Of(n.Host, n.Policy.RunDir, []grant.Grant{*g}) {
-		s := ServerLimits{Known: true, Threads: g.Compute == 0 || m.Threads <= g.Compute, Memory: true}
-		for _, share := range g.GPUs {
-			s.Memory = s.Memory && m.Limits[share.UUID] <= share.Memory
-		}
-		return s
+	daemons := mpsstate.Of(n.Host, n.Policy.RunDir, []grant.Grant{*g})
+	if len(daemons) == 0 {
+		return ServerLimits{}
 	}
-	return ServerLimits{}
+	m := daemons[0]
+	s := ServerLimits{Known: true, Threads: g.Compute == 0 || m.Threads <= g.Compute, Memory: true}
+	for _, share := range g.GPUs {
+		s.Memory = s.Memory && m.Limits[share.UUID] <= share.Memory
+	}
+	return s
 }
 
 // Replace reports whether a client needs no variable of this name: the directory is at the place
