@@ -199,6 +199,10 @@ test-systemd: ## MPS daemons, units of containers and the hook alone under a rea
 	@packaging/units.sh
 	@packaging/hook.sh
 
+.PHONY: test-chart
+test-chart: ## the chart with the real Helm on a real control plane: install, enforce, uninstall and back, in some two minutes (root)
+	@packaging/chart.sh
+
 .PHONY: test-setup
 test-setup: ## the set-up of a cluster's node, ten times and back, on containerd and CRI-O in a booted Debian 12, in some minutes (root)
 	@test/setup.sh test-packages
