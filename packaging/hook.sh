@@ -13,7 +13,7 @@ engines=(podman crio)
 [ $# = 0 ] || engines=("$@")
 if [ -z "${GPULEDGER_TEST_LAYOUT:-}" ]; then
   [ "$(id -u)" = 0 ] || { echo "packaging/hook.sh: it takes root" >&2; exit 1; }
-  test/engines/build.sh crictl crio
+  test/engines/build.sh crictl crio runc
   private=(unshare --mount --pid --fork --kill-child --mount-proc --propagation private)
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     echo "packaging/hook.sh: this machine has no cgroup v1: the hook on it is not tested"
@@ -43,6 +43,9 @@ trap 'exit 130' INT TERM HUP
 engine=- runtime=- manager=-
 step() { printf '== %3d s: %s, %s, %s, %s: %s\n' "$SECONDS" "$layout" "$engine" "$runtime" "$manager" "$*"; }
 
+declare -A names=([podman]="Podman 4.3" [crio]="CRI-O 1.34" [runc]="runc 1.1" [crun]="crun 1.8" [newest]="runc 1.5")
+declare -A programs=([runc]=/usr/sbin/runc [crun]=/usr/bin/crun [newest]=/opt/newest/runc) states=([runc]=/run/runc [crun]=/run/crun [newest]=/run/runc)
+
 # node: a Debian with both engines at their defaults but for what this machine's root lacks.
 node() {
   local weak=false loader library
@@ -51,9 +54,10 @@ node() {
   mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
   rm -f "$root/etc/systemd/system/multi-user.target.wants/containerd.service"
   cp bin/gpuledger bin/gpuledger-hook bin/gpuledgerd .cache/engines/crio/{crio,pinns} .cache/engines/crictl/crictl "$root/usr/bin/"
+  install -D -t "$root/opt/newest" .cache/engines/runc/runc
   cp packaging/systemd/* "$root/usr/lib/systemd/system/"
   install -D -m 644 -t "$root/usr/lib/gpuledger/shim" bin/shim/*
-  mkdir -p "$root"/{etc/gpuledger,etc/containers,etc/crio,opt/runtimes,packages,srv/out,srv/image/{bin,dev,proc,sys,tmp,run,etc,lib64}} "$root/usr/share/containers/oci/hooks.d"
+  mkdir -p "$root"/{etc/gpuledger,etc/containers,etc/crio,opt/runtimes,opt/newest,packages,srv/out,srv/image/{bin,dev,proc,sys,tmp,run,etc,lib64}} "$root/usr/share/containers/oci/hooks.d"
   test/fakedriver/build.sh "$root/opt/driver"
   CGO_ENABLED=0 go build -p 2 -trimpath -o "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps
   # the image: a shell, a client of CUDA and one of MPS, and a C library for the first
@@ -104,7 +108,7 @@ LIMIT
   local name edit='.ociVersion = "1.0.2" | if (.linux.resources.pids.limit // 1) <= 0 then del(.linux.resources.pids) else . end'
   $weak && edit+=' | if (.process.oomScoreAdj // 0) < 0 then .process.oomScoreAdj = 0 else . end | (.process.capabilities // empty) |= map_values(map(select(. != "CAP_SYS_RESOURCE")))'
   [ "$layout" = v1 ] || ! $weak || edit+=' | .linux.resources |= {devices}'
-  for name in runc crun; do
+  for name in runc crun newest; do
     cat >"$root/opt/runtimes/$name" <<RUNTIME
 #!/bin/sh
 bundle=. previous= create=
@@ -117,7 +121,7 @@ if [ -n "\$create" ] && grep -q '"ociVersion": *"1[.][^0]' "\$bundle/config.json
   jq -c '$edit' "\$bundle/config.json" >"\$bundle/config.json.new" && mv "\$bundle/config.json.new" "\$bundle/config.json"
 fi
 $($weak && [ "$name $layout" = "crun v2" ] && echo 'export LD_PRELOAD=/opt/runtimes/limit.so')
-exec $name "\$@"
+exec ${programs[$name]} "\$@"
 RUNTIME
     chmod 755 "$root/opt/runtimes/$name"
   done
@@ -141,6 +145,10 @@ pinns_path = "/usr/bin/pinns"
 default_capabilities = ["CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "SETGID", "SETUID", "SETPCAP", "NET_BIND_SERVICE", "KILL", "MKNOD"]
 [crio.runtime.runtimes.runc]
 runtime_path = "/opt/runtimes/runc"
+runtime_root = "/run/runc"
+monitor_path = "/usr/bin/conmon"
+[crio.runtime.runtimes.newest]
+runtime_path = "/opt/runtimes/newest"
 runtime_root = "/run/runc"
 monitor_path = "/usr/bin/conmon"
 [crio.runtime.runtimes.crun]
@@ -262,13 +270,13 @@ story() {
     for unit in one stranger; do
       unit=$("${engine}_scope" "$unit")
       # crun lists no devices: a unit that lists one opens no other, as its administrator asks
-      case $how in *DeviceAllow*) [ "$runtime" = runc ] || continue ;; esac
+      case $how in *DeviceAllow*) [ "$runtime" != crun ] || continue ;; esac
       eval "inside systemctl ${how/UNIT/$unit}" || fail "$how"
     done
     everybody "$how"
   done
   # with runc an update sets all properties of the unit that the runtime knows
-  inside "$runtime" --root "/run/$runtime" update --resources /srv/nothing.json "$("${engine}_id" one)" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "update"; }
+  inside "${programs[$runtime]}" --root "${states[$runtime]}" update --resources /srv/nothing.json "$("${engine}_id" one)" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "update"; }
   everybody update
   reload
   ends one
@@ -348,7 +356,7 @@ story() {
     step "a privileged container that is stripped"
     printf '[policy]\nprivileged = "strip"\n' >>"$root/etc/gpuledger/config.toml"
     options=(--privileged)
-    if [ "$layout $runtime" = "v1 runc" ]; then # systemd would open all again
+    if [ "$layout" = v1 ] && [ "$runtime" != crun ]; then # systemd would open all again
       refused injection-impossible privileged "" "exec /bin/probe"
     else
       starts privileged "" "exec /bin/probe"
@@ -378,7 +386,6 @@ story() {
   local row="| ${names[$engine]}, ${names[$runtime]} | $manager, $layout | yes | yes | yes | refused |"
   grep -qF -- "$row" docs/hook.md || fail "docs/hook.md does not have what was seen: $row"
 }
-declare -A names=([podman]="Podman 4.3" [crio]="CRI-O 1.34" [runc]="runc 1.1" [crun]="crun 1.8")
 
 node
 step "boot"
@@ -408,8 +415,8 @@ for engine in "${engines[@]}"; do
       inside systemctl restart crio || { inside journalctl --no-pager -u crio -n 30 >&2; fail "CRI-O does not start"; }
       eventually "CRI-O answers" answers
     fi
-    for runtime in runc crun; do
-      story
+    for runtime in runc crun newest; do
+      [ "$runtime $manager" = "newest cgroupfs" ] || story
     done
   done
 done
