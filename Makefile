@@ -186,6 +186,11 @@ packages: ## deb and rpm for amd64 and arm64, and the image of the Kubernetes se
 	@test/setup.sh packages
 	@packaging/build.sh dist
 
+.PHONY: release
+release: ## everything a release has, in dist/: packages, repositories, images, chart, kubectl plugins, sums; RELEASE_KEY signs (packaging/release.sh)
+	@test/setup.sh release
+	@packaging/release.sh dist
+
 .PHONY: test-packages
 test-packages: ## two builds compared; their life in Debian, Ubuntu and rpm; docs/install.md typed in a booted Debian (root)
 	@test/setup.sh test-packages

@@ -9,3 +9,7 @@
 // It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing
 // that starts containers may link them. docs/kubernetes.md explains the installation.
 package kube
+
+// DriverName is the name of the DRA driver in slices, classes and claims, and the domain of its
+// attributes.
+const DriverName = "gpuledger.dev"

@@ -14,19 +14,7 @@ git() { command git -c safe.directory="$PWD" "$@"; }
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-# version: v1.2.3 is 1.2.3; five commits later it is 1.2.3+5.gabcdef. v1.2.3-rc.1 is 1.2.3~rc.1,
-# which is older than 1.2.3. Before the first tag it is 0.0.0+<time of the commit>.gabcdef. The
-# version of an uncommitted tree shows that.
-version() {
-  local v
-  if v=$(git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null); then
-    sed -E 's/^v//; s/-dirty$/.dirty/; s/-([0-9]+)-(g[0-9a-f]+)/+\1.\2/; s/-(alpha|beta|rc)/~\1/' <<<"$v"
-  else
-    v=$(git describe --always --match=NoSuchTag --dirty)
-    echo "0.0.0+$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).g${v/-dirty/.dirty}"
-  fi
-}
-VERSION=$(version)
+VERSION=$(packaging/version.sh)
 export VERSION
 
 work=$(mktemp -d)
@@ -120,7 +108,7 @@ image() {
   find "$to/node/usr/share" -mindepth 1 -maxdepth 1 ! -name doc -exec rm -r {} +
   find "$to/node/usr/share/doc" -type f ! -name copyright -delete
   CGO_ENABLED=0 GOARCH=$1 go build -p 2 -trimpath -ldflags "-s -w -buildid=" -o "$to/gpuledger-setup" ./cmd/gpuledger-setup
-  "$work/bin/image" -root "$to" -arch "$1" -entrypoint /gpuledger-setup -tag gpuledger.dev/setup:latest -time "$SOURCE_DATE_EPOCH" \
+  "$work/bin/image" pack -root "$to" -arch "$1" -entrypoint /gpuledger-setup -name gpuledger.dev/setup:latest -time "$SOURCE_DATE_EPOCH" \
     -out "$out/gpuledger-setup_${VERSION}_$1.tar"
 }
 
@@ -133,7 +121,7 @@ agents() {
     -o "$to/usr/bin/gpuledger-kube" ./cmd/gpuledger-kube
   install -m 644 packaging/copyright "$to/usr/share/doc/gpuledger/copyright"
   chmod -R u=rwX,go=rX "$to"
-  "$work/bin/image" -root "$to" -arch "$1" -entrypoint /usr/bin/gpuledger-kube -tag gpuledger.dev/kube:latest -time "$SOURCE_DATE_EPOCH" \
+  "$work/bin/image" pack -root "$to" -arch "$1" -entrypoint /usr/bin/gpuledger-kube -name gpuledger.dev/kube:latest -time "$SOURCE_DATE_EPOCH" \
     -out "$out/gpuledger-kube_${VERSION}_$1.tar"
   "$work/bin/sbom" -name gpuledger-kube -version "$VERSION" -time "$SOURCE_DATE_EPOCH" -root "$to" >"$out/gpuledger-kube_${VERSION}_$1.cdx.json"
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # packaging/test.sh [DIRECTORY]: tests the packages in DIRECTORY, a path from the repository's root.
 # Without it, the script builds them twice, compares, and tests those.
-# STEPS="programs debian ..." runs only these: build programs lint debian ubuntu rpm walk.
+# STEPS="programs debian ..." runs only these: build programs lint debian ubuntu rpm walk release.
 # Each system is unpacked from packaging/roots.sh's cache, in mount and pid namespaces of their own,
 # and removed again. However this ends, every container and service that it has started ends with
 # it.
@@ -33,7 +33,7 @@ trap 'exit 130' INT TERM HUP
 
 step() { printf '== %3d s: %s\n' "$SECONDS" "$*"; }
 fail() { echo "FAIL: $*" >&2; exit 1; }
-wanted() { [[ " ${STEPS:-build programs lint debian ubuntu rpm walk} " = *" $1 "* ]]; }
+wanted() { [[ " ${STEPS:-build programs lint debian ubuntu rpm walk release} " = *" $1 "* ]]; }
 
 # make_root NAME: unpacks it to $root.
 make_root() {
@@ -413,10 +413,72 @@ test_walk() {
   leave_root
 }
 
+# test_release: a signed release, used as users would: by apt, dnf, krew, helm and containerd.
+test_release() {
+  local to=$work/release key=release@example.com file program version
+  version=$(packaging/version.sh)
+  step "a release, signed by a key of this test's"
+  export GNUPGHOME=$work/gnupg
+  mkdir -m 700 "$GNUPGHOME"
+  gpg --batch --quiet --passphrase '' --quick-generate-key "$key" ed25519 sign never 2>"$work/log" || { cat "$work/log" >&2; fail "gpg makes no key"; }
+  ! RELEASE_KEY=nobody@example.com packaging/release.sh "$to" 2>"$work/log" || fail "it signs with a key that is not there"
+  grep -q 'cannot sign: gpg has no secret key nobody@example.com' "$work/log" || fail "it does not say that it has no such key"
+  [ ! -e "$to" ] || fail "it builds what it cannot sign"
+  RELEASE_KEY=$key RELEASE_REGISTRY=registry.example.com/gpuledger RELEASE_URL=https://example.com/release packaging/release.sh "$to"
+  (cd "$to" && sha256sum --quiet -c SHA256SUMS && [ "$(find . -maxdepth 1 -type f ! -name 'SHA256SUMS*' ! -name gpuledger.asc | wc -l)" = "$(wc -l <SHA256SUMS)" ]) || fail "SHA256SUMS is of other files"
+  gpg --batch --quiet --verify "$to/SHA256SUMS.asc" "$to/SHA256SUMS" 2>/dev/null || fail "the signature of SHA256SUMS"
+  grep -q '^# gpuledger ' "$to/RELEASE-NOTES.md" && grep -q '^- ' "$to/RELEASE-NOTES.md" || fail "the release notes say nothing"
+
+  step "release: apt installs from its repository, and refuses a changed one"
+  make_root debian
+  live_in_root
+  cp -r "$to/apt" "$root/packages/"
+  cp "$to/gpuledger.asc" "$root/packages/"
+  echo "deb [signed-by=/packages/gpuledger.asc] file:/packages/apt stable main" >"$root/packages/gpuledger.list"
+  apts() { in_root apt-get -qq -o Dir::Etc::SourceList=/packages/gpuledger.list -o Dir::Etc::SourceParts=- -o APT::Sandbox::User=root "$@"; }
+  apts update >"$work/log" 2>&1 && apts install --yes --no-install-recommends gpuledger >>"$work/log" 2>&1 || { cat "$work/log" >&2; fail "apt-get install from the release"; }
+  [ "$(in_root gpuledger --version)" = "gpuledger version $version" ] || fail "apt has installed another version"
+  sed -i 's/^Suite: stable/Suite: stable\nChanged: yes/' "$root/packages/apt/dists/stable/InRelease"
+  rm "$root/packages/apt/dists/stable/Release.gpg"
+  ! apts update >"$work/log" 2>&1 || fail "apt takes a repository whose signature is of another text"
+  leave_root
+
+  step "release: dnf installs from its repository, by its signature"
+  make_root rpm
+  mount -t proc proc "$root/proc"
+  mkdir -p "$root"/{var/tmp,var/cache,etc/dnf/modules.d} "$work/dnf"
+  mknod -m 666 "$root/dev/null" c 1 3
+  printf '%%_dbpath /var/lib/rpm\n' >"$work/dnf/.rpmmacros"
+  dnf_release() { HOME=$work/dnf dnf --quiet --assumeyes --installroot="$root" --releasever=1 --setopt=reposdir=/nowhere --setopt=cachedir=/var/cache/dnf --repofrompath="release,file://$1" --repo=release \
+    --setopt=release.gpgcheck=0 --setopt=release.repo_gpgcheck=1 --setopt="release.gpgkey=file://$to/gpuledger.asc" install gpuledger >"$work/log" 2>&1; }
+  dnf_release "$to/rpm" || { cat "$work/log" >&2; fail "dnf install from the release"; }
+  [ "$(chroot "$root" /usr/bin/gpuledger --version)" = "gpuledger version $version" ] || fail "dnf has installed another version"
+  leave_root
+
+  step "release: kubectl gpuledger for five platforms, as the manifest for krew has them"
+  for file in "$to"/kubectl-gpuledger_*.tar.gz; do
+    grep -A1 "^      uri: https://example.com/release/${file##*/}\$" "$to/krew.yaml" | grep -qx "      sha256: $(sha256sum "$file" | cut -d ' ' -f 1)" || fail "krew.yaml has another sum of ${file##*/}"
+    program=$(tar -tzf "$file" | grep kubectl)
+    case $file in
+      *_windows_*) [ "$(tar -xzOf "$file" "$program" | head -c 2)" = MZ ] ;;
+      *_darwin_*) [ "$(tar -xzOf "$file" "$program" | head -c 4 | od -An -tx1 | tr -d ' ')" = cffaedfe ] ;;
+      *) [ "$(tar -xzOf "$file" "$program" | head -c 4 | tail -c 3)" = ELF ] ;;
+    esac || fail "${file##*/} is a program for something else"
+  done
+  [ "$(grep -c '^      uri: ' "$to/krew.yaml")" = 5 ] || fail "krew.yaml has another number of platforms"
+  tar -xzC "$work" -f "$(ls "$to"/kubectl-gpuledger_*_linux_"$native".tar.gz)" kubectl-gpuledger
+  [ "$("$work/kubectl-gpuledger" --version)" = "kubectl gpuledger version $version" ] || fail "kubectl-gpuledger is of another version"
+
+  step "release: the chart and the images, read by helm and by containerd's and Docker's libraries"
+  RELEASE=$to go test -C packaging/tools/image -count=1 -run '^TestRelease' ./...
+  RELEASE=$to go test -C packaging/tools/manifests -count=1 -run '^TestRelease' ./...
+}
+
 ! wanted programs || test_programs
 ! wanted lint || test_lint
 ! wanted debian || test_deb debian
 ! wanted ubuntu || test_deb ubuntu
 ! wanted rpm || test_rpm
 ! wanted walk || test_walk
+! wanted release || test_release
 step ok

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|test-runc|test-crun|test-podman|e2e|torture|bench|pictures|test-monitoring|packages|test-packages|test-systemd|shim-arm64|check-go
+# setup.sh demo|test|test-runc|test-crun|test-podman|e2e|torture|bench|pictures|test-monitoring|packages|release|test-packages|test-systemd|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +30,8 @@ case $(uname -m) in
   *) cross="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross" ;;
 esac
 needs[packages]="/etc/ssl/certs/ca-certificates.crt:ca-certificates gcc:gcc /usr/include/stdio.h:libc6-dev git:git $cross"
-needs[test-packages]="${needs[packages]} debootstrap:debootstrap rpm:rpm rpmbuild:rpm dnf:dnf pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev readelf:binutils unshare:util-linux jq:jq lintian:lintian rpmlint:rpmlint systemd-analyze:systemd"
+needs[release]="${needs[packages]} dpkg-scanpackages:dpkg-dev createrepo_c:createrepo-c gpg:gpg"
+needs[test-packages]="${needs[release]} debootstrap:debootstrap rpm:rpm rpmbuild:rpm dnf:dnf pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev readelf:binutils unshare:util-linux jq:jq lintian:lintian rpmlint:rpmlint systemd-analyze:systemd"
 
 # check_go: fails with what to do when go cannot build this module. Debian 12's own go (1.19) is too old.
 check_go() {
@@ -102,7 +103,7 @@ if [ -z "$target" ] || [ -z "${needs[$target]:-}" ]; then
   sed -n 2,3p "$0" >&2
   exit 2
 fi
-[ "$target" = packages ] || [ "$(id -u)" = 0 ] || die "make $target needs root, because it starts real containers; run: sudo make $target"
+[[ " packages release " = *" $target "* ]] || [ "$(id -u)" = 0 ] || die "make $target needs root, because it starts real containers; run: sudo make $target"
 check_go
 read -ra pairs <<<"${needs[$target]}"
 mapfile -t packages < <(missing "${pairs[@]}")

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube"
 )
 
 // Node is a node with GPUs.
@@ -87,7 +87,7 @@ func Read(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 // offered returns the slices that the nodes have published.
 func offered(ctx context.Context, client kubernetes.Interface) ([]resourceapi.ResourceSlice, error) {
 	list, err := client.ResourceV1().ResourceSlices().List(ctx,
-		metav1.ListOptions{FieldSelector: "spec.driver=" + dra.DriverName})
+		metav1.ListOptions{FieldSelector: "spec.driver=" + kube.DriverName})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -137,12 +137,12 @@ func devicesOf(node string, published []resourceapi.ResourceSlice) []resourceapi
 	var devices []resourceapi.Device
 	newest := int64(-1)
 	for _, s := range published {
-		if s.Spec.Pool.Name == node && s.Spec.Driver == dra.DriverName {
+		if s.Spec.Pool.Name == node && s.Spec.Driver == kube.DriverName {
 			newest = max(newest, s.Spec.Pool.Generation)
 		}
 	}
 	for _, s := range published {
-		if s.Spec.Pool.Name == node && s.Spec.Driver == dra.DriverName && s.Spec.Pool.Generation == newest {
+		if s.Spec.Pool.Name == node && s.Spec.Driver == kube.DriverName && s.Spec.Pool.Generation == newest {
 			devices = append(devices, s.Spec.Devices...)
 		}
 	}
@@ -188,7 +188,7 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 		return
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != dra.DriverName || result.Pool != n.Name {
+		if result.Driver != kube.DriverName || result.Pool != n.Name {
 			continue
 		}
 		i := slices.IndexFunc(devices, func(d resourceapi.Device) bool { return d.Name == result.Device })

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube"
 )
 
 // Explanation is what the API knows of one pod's GPUs.
@@ -189,7 +189,7 @@ func (c *Claim) addShares(claim resourceapi.ResourceClaim, nodes []Node) {
 		}
 	}
 	if c.Problem == "" && c.Allocated && len(c.Shares) == 0 {
-		c.Problem = "nothing of it is " + dra.DriverName + "'s, or its GPU is gone"
+		c.Problem = "nothing of it is " + kube.DriverName + "'s, or its GPU is gone"
 	}
 }
 
@@ -200,7 +200,7 @@ func devicesIn(claim resourceapi.ResourceClaim) []string {
 	}
 	var list []string
 	for _, r := range claim.Status.Allocation.Devices.Results {
-		if r.Driver != dra.DriverName {
+		if r.Driver != kube.DriverName {
 			continue
 		}
 		text := fmt.Sprintf("%s on %s", r.Device, r.Pool)

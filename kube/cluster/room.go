@@ -6,7 +6,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpuledger/gpuledger/kube/dra"
+	"github.com/gpuledger/gpuledger/kube"
 )
 
 // wantedShare is what a request asks for.
@@ -22,7 +22,7 @@ func wantOf(r resourceapi.DeviceRequest) (w wantedShare, ok bool) {
 	if r.Exactly == nil || r.Exactly.AllocationMode == resourceapi.DeviceAllocationModeAll {
 		return w, false
 	}
-	mode, ok := strings.CutSuffix(r.Exactly.DeviceClassName, "."+dra.DriverName)
+	mode, ok := strings.CutSuffix(r.Exactly.DeviceClassName, "."+kube.DriverName)
 	w = wantedShare{mode: mode, count: max(1, int(r.Exactly.Count))}
 	if r.Exactly.Capacity != nil {
 		amount := r.Exactly.Capacity.Requests["memory"]

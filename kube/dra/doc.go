@@ -3,10 +3,13 @@
 // when a claim is prepared.
 package dra
 
-import "github.com/gpuledger/gpuledger/internal/grant"
+import (
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube"
+)
 
-// DriverName is the driver's name in slices, classes and claims, and the domain of its attributes.
-const DriverName = "gpuledger.dev"
+// DriverName is the driver's name.
+const DriverName = kube.DriverName
 
 // Source is the source of the grants that the driver enters.
 const Source = "dra"
