@@ -54,6 +54,7 @@ source = "simulated"
 file = "/etc/gpuledger/node.json"
 CONFIG
   inside gpuledger inventory simulate --gpus 2 --memory 16GiB --out /etc/gpuledger/node.json
+  inside sh -c 'for gpu in 0 1; do [ -e /dev/nvidia$gpu ] || mknod /dev/nvidia$gpu c 195 $gpu; done'
   inside gpuledger inventory refresh >/dev/null
 }
 
@@ -88,6 +89,11 @@ said() { eventually "$1 says what it opens" test -s "$root/srv/$1/tmp/out"; grep
 closed() { said "$1" 'Operation not permitted' "$1 opens a GPU"; }
 opens() { said "$1" 'No such device' "$1 does not open its GPU"; }
 active() { [ "$(inside systemctl is-active "$1" || true)" = active ] || fail "unit $1 is $(inside systemctl is-active "$1")"; }
+# now_opens ID TEXT: whether a process that joins the container opens the GPU now.
+now_opens() {
+  inside gpuledger-runtime --root /run/test exec "$1" /bin/busybox sh -c ': </tmp/gpu' >"$work/said" 2>&1 || true
+  grep -q "$2" "$work/said" || { cat "$work/said" >&2; return 1; }
+}
 has_failed() { [ "$(inside systemctl is-active "$1" || true)" = failed ]; }
 
 for runc in runc-debian runc-newest; do
@@ -140,6 +146,18 @@ for runc in runc-debian runc-newest; do
     refused stranger injection-impossible
     active docker-holder.scope
   done
+  inside systemctl daemon-reload
+  now_opens holder 'No such device' || fail "a reload of systemd has taken the GPU away"
+  ends holder
+  if [ "$runc" = runc-debian ]; then # newer ones list devices without a name, too
+    ends holder
+    inside rm /dev/char/195:0
+    rm -f "$root/srv/holder/tmp/out"
+    starts holder
+    inside systemctl daemon-reload
+    now_opens holder 'Operation not permitted' || fail "systemd closes nothing without the name in /dev/char, so this shows nothing"
+    inside gpuledger inventory refresh >/dev/null
+  fi
   ends holder
 
   step "a slice takes no container"

@@ -50,6 +50,9 @@ func refresh(c *cli.Context) error {
 		return err
 	}
 	tendCDI(c, n)
+	if err := driver.NameNodes(n.Host); err != nil {
+		warn(c.App.ErrWriter, []string{err.Error()})
+	}
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, inv)
 	}
