@@ -4,12 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// This file is all that is spoken of D-Bus ("D-Bus Specification", Message Protocol), on systemd's
-// own socket, behind which there is no bus (docs/adr/0085).
+// This file speaks the part of D-Bus ("D-Bus Specification", Message Protocol) that the hook needs,
+// on systemd's own socket, behind which there is no bus (docs/adr/0085).
 
 // systemdSocket is where systemd accepts calls of root.
 const systemdSocket = "/run/systemd/private"
@@ -127,7 +128,8 @@ func (b *bus) call(object, in, method, signature string, body message) (message,
 	if err := b.write(append(head, body...)); err != nil {
 		return nil, err
 	}
-	for { // until the answer: systemd sends all that changes to who is connected
+	// systemd also sends every change of a unit to each connection.
+	for until := time.Now().Add(answerTime * time.Second); time.Now().Before(until); {
 		kind, to, body, err := b.next()
 		if err != nil || to == b.serial && kind == methodReturn {
 			return body, err
@@ -136,6 +138,7 @@ func (b *bus) call(object, in, method, signature string, body message) (message,
 			return nil, fmt.Errorf("systemd says: %s", (&reply{data: body}).text())
 		}
 	}
+	return nil, errors.New("it does not answer in time")
 }
 
 // next reads a message: its kind, the serial number of the call that it answers, and its body.
