@@ -175,6 +175,8 @@ func TestCorpus(t *testing.T) {
 	majors := simulateMajors(t)
 	rig.Mount(t, "tmpfs", "/var/lib", "tmpfs", 0, "mode=755") // for pods and volumes of the stages
 	simulateUnit(t, "docker-busy.scope")
+	must(t, os.Mkdir("/var/lib/toolkit", 0o755))
+	copyTo(t, "/bin/true", "/var/lib/toolkit/nvidia-container-runtime-hook")
 	for policy, rows := range all {
 		for part := range slices.Chunk(rows, 150) { // a node each, so that they run beside each other
 			t.Run(policy, func(t *testing.T) {

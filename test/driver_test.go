@@ -223,7 +223,8 @@ func TestAReadOnlyRootFileSystem(t *testing.T) {
 	rig.Eventually(t, "the grant is free", func() bool { return n.State(reference.ID) == "free" })
 	if r := start("prepared", func(rootfs string) {
 		for _, place := range []string{"usr/bin/nvidia-smi", "lib/x86_64-linux-gnu/libcuda.so",
-			"lib/x86_64-linux-gnu/libcuda.so.1", "lib/x86_64-linux-gnu/libnvidia-ml.so.1"} {
+			"lib/x86_64-linux-gnu/libcuda.so.1", "lib/x86_64-linux-gnu/libnvidia-ml.so",
+			"lib/x86_64-linux-gnu/libnvidia-ml.so.1"} {
 			must(t, os.MkdirAll(filepath.Dir(filepath.Join(rootfs, place)), 0o755))
 			must(t, os.WriteFile(filepath.Join(rootfs, place), nil, 0o644))
 		}

@@ -147,9 +147,25 @@ func impossibleLive(from, to specs.Spec) bool {
 		}
 	}
 	return (nodes || rules) && (user || !own) || nodes && (dev < 0 || from.Mounts[dev].Type != "tmpfs") ||
-		loses(hooksIn(from), hooksIn(to)) ||
+		loses(actingHooks(from), hooksIn(to)) ||
 		loses(mountsIn(from), mountsIn(to)) || loses(keysIn(from), keysIn(to)) ||
 		loses(cudaIn(from), cudaIn(to))
+}
+
+// actingHooks returns the hooks of a spec but for those of NVIDIA's toolkit, if the container asks
+// them for nothing: no variable names devices, the image is no older CUDA image, and no device list
+// is mounted (docs/hook.md).
+func actingHooks(spec specs.Spec) []string {
+	asks := slices.ContainsFunc(spec.Process.Env, func(variable string) bool {
+		name, value, _ := strings.Cut(variable, "=")
+		return name == "NVIDIA_VISIBLE_DEVICES" && value != "" && value != "void" || name == "CUDA_VERSION" ||
+			strings.HasPrefix(name, "NVIDIA_REQUIRE_")
+	}) || slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool {
+		return strings.HasPrefix(m.Destination, "/var/run/nvidia-container-devices")
+	})
+	return slices.DeleteFunc(hooksIn(spec), func(path string) bool {
+		return !asks && strings.HasSuffix(path, `/nvidia-container-runtime-hook"`)
+	})
 }
 
 // loses reports whether a list loses an entry.

@@ -22,7 +22,7 @@ import (
 var editors = []struct{ file, begins, mistake string }{
 	{"internal/edit/oci.go", "func OCI(config []byte, v grant.Verdict) ([]byte, error) {\n", "v = mistaken.Verdict(v, false)"},
 	{"internal/edit/adjust/adjust.go", "func (e Support) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {\n", "v = mistaken.Verdict(v, false)"},
-	{"hook/change.go", "func changes(spec request.Spec, d node.Decision) (inject.Change, error) {\n", "d.Verdict = mistaken.Verdict(d.Verdict, true)"},
+	{"hook/change.go", "func changes(spec request.Spec, d node.Decision, asks []string, servers node.ServerLimits) (inject.Change,\n\terror) {\n", "d.Verdict = mistaken.Verdict(d.Verdict, true)"},
 }
 
 // withMistakes builds the programs of the entry points with editors that make the mistake of
