@@ -64,15 +64,16 @@ func (c *call) create() error {
 	if d.Config == nil {
 		return nil
 	}
-	refusal := c.inject(asked, d, pid, r)
+	changed, refusal := c.inject(asked, d, pid, r)
 	if refusal == nil {
 		return nil
 	}
-	if d.Bound {
+	// If not enforced, it starts. It keeps the binding where something of its grant may be open.
+	if d.Bound && !(changed && c.node.Mode() != grant.Enforce) {
 		_ = c.node.Unbind(asked.Container) // it would end with the runtime
 	}
 	c.node.Fails(asked, d, refusal)
-	return c.enforced(refusal) // if not enforced, it starts without its grant
+	return c.enforced(refusal)
 }
 
 // enforced returns the error if the policy is enforced, otherwise nil: then containers start in
@@ -104,17 +105,18 @@ func (c *call) limit() error {
 }
 
 // inject changes the live container into what the edited spec would have made, and verifies the
-// result.
-func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *grant.Refusal {
+// result. If it fails, changed says whether it has begun to.
+func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) (changed bool,
+	refusal *grant.Refusal) {
 	spec, err := request.Parse(asked.Config)
 	if err != nil {
-		return impossible(err)
+		return false, impossible(err)
 	}
 	target := inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
 		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}
 	if bytes.Equal(d.Config, asked.Config) {
 		list(asked, d, target)
-		return nil
+		return false, nil
 	}
 	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, c.node.ServerLimits(d.Grant))
 	if err == nil && !change.Empty() {
@@ -127,16 +129,19 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) *gr
 		list(asked, d, target)
 	}
 	if err != nil || change.Empty() {
-		return impossible(err)
+		return false, impossible(err)
 	}
 	found, err := inject.Into(target, change)
 	if err != nil {
-		return impossible(err)
+		return true, impossible(err)
+	}
+	if !change.ChangesRules() { // the spec opened the devices
+		list(asked, d, target)
 	}
 	if found.Nodes == nil && spec.Linux != nil { // /dev is unchanged
 		found.Nodes = spec.Linux.Devices
 	}
-	return impossible(c.node.Verify(asked, d, found.Nodes, found.Rules))
+	return true, impossible(c.node.Verify(asked, d, found.Nodes, found.Rules))
 }
 
 // list has systemd list the nodes that the spec has already, by the wrapper, CDI or NRI. If that

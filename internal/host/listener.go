@@ -135,22 +135,38 @@ func sameRoot(a, b string) bool {
 		roots[0].Dev_minor == roots[1].Dev_minor
 }
 
-// holdsListener reports whether a process has a listening socket of this name open. The kernel
-// names the process that called listen; that one may have ended, and its pid may belong to another.
+// HoldsListener reports whether a process holds a listening socket that was bound to this name. The
+// kernel still names a process that called listen when it has ended, and its number may be
+// another's by then (SO_PEERCRED): such a process does not hold it.
+func (h Host) HoldsListener(pid int, name string) bool {
+	return holdsListener(filepath.Join(h.Proc, strconv.Itoa(pid)), name)
+}
+
+// holdsListener reports whether a process has a listening socket open that was bound to this name,
+// in any directory. The kernel lists the sockets of the process's network namespace.
 func holdsListener(process, name string) bool {
 	sockets, err := ReadFile(filepath.Join(process, "net/unix"), MaxSockets)
 	if err != nil {
 		return false
 	}
 	var held []string
-	for _, s := range Listening(sockets, name) {
-		held = append(held, "socket:["+s.Inode+"]")
+	for line := range bytes.Lines(sockets) {
+		words := strings.SplitN(strings.Join(strings.Fields(string(line)), " "), " ", 8)
+		if len(words) == 8 && filepath.Base(words[7]) == name && accepts(words[3]) {
+			held = append(held, "socket:["+words[6]+"]")
+		}
 	}
 	fds, _ := Names(filepath.Join(process, "fd")) // unreadable: none is held
 	return slices.ContainsFunc(fds, func(fd string) bool {
 		target, err := os.Readlink(filepath.Join(process, "fd", fd))
 		return err == nil && slices.Contains(held, target)
 	})
+}
+
+// accepts reports whether flags of /proc/net/unix are those of a listening socket.
+func accepts(flags string) bool {
+	n, err := strconv.ParseUint(flags, 16, 64)
+	return err == nil && n&acceptsConnections != 0
 }
 
 // MaxSockets is the largest size of the kernel's list of sockets that is read, in bytes. A busy
@@ -178,7 +194,7 @@ func Listening(sockets []byte, name string) (found []ListeningSocket) {
 		if len(words) != 7 {
 			continue
 		}
-		if flags, err := strconv.ParseUint(words[3], 16, 64); err == nil && flags&acceptsConnections != 0 {
+		if accepts(words[3]) {
 			found = append(found,
 				ListeningSocket{filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n")))), words[6]})
 		}

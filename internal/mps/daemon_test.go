@@ -2,6 +2,7 @@ package mps
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -28,7 +30,18 @@ import (
 // input ends, as another process than the test's.
 const listenHere = "GPULEDGER_TEST_LISTENS"
 
+// listenOnce is set for a process that calls listen on its descriptor 3 and closes it.
+const listenOnce = "GPULEDGER_TEST_LISTEN_ONCE"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(listenOnce) != "" {
+		if err := errors.Join(unix.Listen(3, 8), unix.Close(3)); err != nil {
+			fmt.Println(err)
+		}
+		fmt.Println("listens")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
 	name := os.Getenv(listenHere)
 	if name == "" {
 		os.Exit(m.Run())
@@ -161,6 +174,37 @@ func (s stage) replace(d *daemon, name string, thief *exec.Cmd) (back func()) {
 		s.t.Fatalf("the thief says %s", line)
 	}
 	return func() { must(s.t, os.Rename(filepath.Join(pipe, "elsewhere"), filepath.Join(pipe, name))) }
+}
+
+// TestSocketIsHeldByItsListener: the kernel names the process that called listen on a socket, even
+// if that number belongs to a server of the daemon's by now, and another process has the socket.
+func TestSocketIsHeldByItsListener(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	s.serve(d)
+	must(t, s.pass(context.Background(), d, true))
+	control := filepath.Join(d.dir, "pipe/control")
+	must(t, os.Rename(control, control+".real"))
+	thief, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	must(t, err, unix.Bind(thief, &unix.SockaddrUnix{Name: control}))
+	held := os.NewFile(uintptr(thief), "thief")
+	defer held.Close()
+	server := exec.Command(os.Args[0])
+	server.Env, server.ExtraFiles = append(os.Environ(), listenOnce+"=yes"), []*os.File{held}
+	in, err := server.StdinPipe()
+	must(t, err)
+	out, err := server.StdoutPipe()
+	must(t, err, server.Start())
+	defer func() { _ = in.Close(); _ = server.Wait() }()
+	if line, _ := io.ReadAll(io.LimitReader(out, 8)); string(line) != "listens\n" {
+		t.Fatalf("it says %q", line)
+	}
+	if pid, _, err := host.Listener(control); err != nil || pid != server.Process.Pid {
+		t.Fatalf("the kernel names process %d (%v), not the daemon's child %d", pid, err, server.Process.Pid)
+	}
+	if _, _, err := d.ownSockets(s.self()); err == nil {
+		t.Error("it is taken for the daemon's")
+	}
 }
 
 // asked is what the program was asked about a daemon since the last call.

@@ -58,8 +58,9 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 			name := filepath.Base(s.path)
 			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", name, err)
 		}
-		if _, parent, err := d.node.Host.Process(pid); listens != s.socket || pid != p.PID &&
-			(err != nil || parent != p.PID) {
+		_, parent, err := d.node.Host.Process(pid)
+		if listens != s.socket || pid != p.PID && (err != nil || parent != p.PID) ||
+			!d.node.Host.HoldsListener(pid, filepath.Base(s.path)) {
 			return own, mode, otherSocketError(s.other, p)
 		}
 	}

@@ -23,10 +23,12 @@ func (n *Node) ServerLimits(g *grant.Grant) ServerLimits {
 	if len(daemons) == 0 {
 		return ServerLimits{}
 	}
-	m := daemons[0]
-	s := ServerLimits{Known: true, Threads: g.Compute == 0 || m.Threads <= g.Compute, Memory: true}
+	m := daemons[0] // while it is not ready, it says nothing of its limits
+	s := ServerLimits{Known: true, Memory: true}
+	s.Threads = g.Compute == 0 || m.Threads > 0 && m.Threads <= g.Compute
 	for _, share := range g.GPUs {
-		s.Memory = s.Memory && m.Limits[share.UUID] <= share.Memory
+		limit, set := m.Limits[share.UUID]
+		s.Memory = s.Memory && set && limit <= share.Memory
 	}
 	return s
 }

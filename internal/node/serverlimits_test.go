@@ -44,6 +44,14 @@ func TestServerLimits(t *testing.T) {
 			t.Errorf("%+v: %+v", c, got)
 		}
 	}
+	broken := grant.MPSDaemon{GPUs: g.UUIDs(), Problem: "its control socket was moved"}
+	if err := mpsstate.Write(n.Host, dir, broken); err != nil {
+		t.Fatal(err)
+	}
+	g.Compute = 25
+	if got := n.ServerLimits(&g); got != (ServerLimits{Known: true}) {
+		t.Errorf("a daemon that is not ready: %+v", got)
+	}
 	g.Mode = grant.Limit
 	if n.ServerLimits(&g) != (ServerLimits{}) || n.ServerLimits(nil) != (ServerLimits{}) {
 		t.Error("a daemon limits a grant of another mode")

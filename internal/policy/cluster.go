@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -24,23 +25,34 @@ var ofNode = []string{"state_dir", "run_dir", "engine", "runtime", "cdi"}
 // has any.
 func overlay(text []byte, p *grant.Policy) error {
 	for _, key := range ofNode {
-		if row := lineOf(text, key); row > 0 {
+		if row := lineBelow(text, key); row > 0 {
 			return fmt.Errorf("%d: %s: only the node's own file sets this", row, key)
 		}
 	}
 	state, run, engine, runtime, cdi := p.StateDir, p.RunDir, p.Engine, p.Runtime, p.CDI
 	exempt, pools := p.Rules.Exempt, p.Pools
-	p.Rules.Exempt, p.Pools, p.Runtime.Path = nil, nil, nil // the library writes into a slice that there is
+	// the library writes into slices and maps that are there
+	p.Rules.Exempt, p.Pools, p.Runtime = nil, nil, grant.Runtime{}
 	if err := decode(text, p, true); err != nil {
 		return located(err, text)
 	}
-	// lineOf does not know all forms of a key in TOML
+	// lineBelow does not know all forms of a key in TOML
 	p.StateDir, p.RunDir, p.Engine, p.Runtime, p.CDI = state, run, engine, runtime, cdi
 	p.Rules.Exempt = append(exempt[:len(exempt):len(exempt)], p.Rules.Exempt...)
-	if p.Pools == nil {
+	if len(p.Pools) == 0 {
 		p.Pools = pools
 	}
 	return nil
+}
+
+// lineBelow returns the line of a key or of the first key of its table, 0 if there is none.
+func lineBelow(text []byte, key string) (row int) {
+	keys(text, func(r int, k string) {
+		if row == 0 && (k == key || strings.HasPrefix(k, key+".")) {
+			row = r
+		}
+	})
+	return row
 }
 
 // Over returns the policy of the configuration at path with text as the cluster's file. Only

@@ -114,3 +114,27 @@ func TestTheClusterNeverSetsWhatIsTheNodes(t *testing.T) {
 		}
 	}
 }
+
+// TestTheNodesRuntimesStay: in whatever form the cluster's file names one.
+func TestTheNodesRuntimesStay(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	const own = "[runtime.unjudged]\ncontainerd = \"/usr/bin/runc\"\n[[pool]]\ngpus = [\"0\"]\n"
+	if err := os.WriteFile(path, []byte(own), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for text, refused := range map[string]bool{
+		"runtime.unjudged.containerd = \"/other\"\n":                true,
+		"runtime.unjudged.podman = \"/other\"\n":                    true,
+		"[runtime.unjudged]\ncontainerd = \"/other\"\n":             true,
+		"\"runtime\" = {unjudged = {containerd = \"/other\"}}\n":    false,
+		"\"runtime\".unjudged.containerd = \"/other\"\npool = []\n": false,
+	} {
+		p, err := Over(path, []byte(text))
+		if refused != (err != nil) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if err == nil && (p.Runtime.UnjudgedOf(grant.Containerd) != "/usr/bin/runc" || len(p.Pools) != 1) {
+			t.Errorf("%q: unjudged %q, %d pools", text, p.Runtime.UnjudgedOf(grant.Containerd), len(p.Pools))
+		}
+	}
+}

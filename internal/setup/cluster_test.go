@@ -197,6 +197,14 @@ func TestTheEngineIsFound(t *testing.T) {
 			"/var/lib/kubelet/config.yaml": "a: b\ncontainerRuntimeEndpoint: " +
 				"\"unix:///var/run/crio/crio.sock\" # ours\n",
 			"/proc/7/cmdline": "/usr/bin/kubelet\x00--config\x00/var/lib/kubelet/config.yaml\x00"}, "crio"},
+		"a tenant's process of that name before it": {map[string]string{"/run/crio/crio.sock": "",
+			"/run/cri-dockerd.sock": "",
+			"/proc/10/cmdline":      "kubelet\x00--container-runtime-endpoint=/x/cri-dockerd.sock\x00",
+			"/proc/7/cmdline": "kubelet\x00--container-runtime-endpoint=" +
+				"/run/crio/crio.sock\x00"}, "crio"},
+		"a kubelet's that is not there": {map[string]string{"/run/crio/crio.sock": "",
+			"/proc/7/cmdline": "kubelet\x00--container-runtime-endpoint=" +
+				"/run/containerd/containerd.sock\x00"}, "crio"},
 		"none": {nil, "cannot find the engine of this node"},
 		"two": {map[string]string{"/run/containerd/containerd.sock": "", "/run/crio/crio.sock": ""},
 			"there are sockets of containerd and crio; name the engine"},
@@ -205,6 +213,15 @@ func TestTheEngineIsFound(t *testing.T) {
 			s := newMachine(t)
 			for file, text := range c.files {
 				s.write("node"+file, text)
+			}
+			for process, namespace := range map[string]string{"1": "node's", "7": "node's", "10": "another"} {
+				dir := filepath.Join(s.dir, "node/proc", process, "ns")
+				for _, kind := range []string{"mnt", "pid", "user"} {
+					if err := errors.Join(os.MkdirAll(dir, 0o755),
+						os.Symlink(namespace, filepath.Join(dir, kind))); err != nil {
+						t.Fatal(err)
+					}
+				}
 			}
 			status, out := s.run("install", "--engine=auto")
 			if status == 0 && !slices.Contains(s.calls(), "gpuledger configure "+c.engine) ||

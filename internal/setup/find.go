@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -27,7 +28,7 @@ var sockets = []struct{ path, engine string }{
 func foundEngine() (string, error) {
 	if endpoint := kubeletsEndpoint(); endpoint != "" {
 		for _, s := range sockets {
-			if strings.HasSuffix(endpoint, filepath.Base(s.path)) {
+			if strings.HasSuffix(endpoint, filepath.Base(s.path)) && exists(s.path) {
 				return s.engine, nil
 			}
 		}
@@ -49,13 +50,14 @@ func foundEngine() (string, error) {
 		"name the engine (--engine=containerd|crio|docker)", strings.Join(found, " and "))
 }
 
-// kubeletsEndpoint is the engine's endpoint that the kubelet was started with, or "".
+// kubeletsEndpoint returns the engine's endpoint that the node's kubelet was started with, or "". A
+// process in a container can have any name, so only those in the node's namespaces count.
 func kubeletsEndpoint() string {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		text, _ := os.ReadFile(file) // a process may be gone
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, process := range processes {
+		text, _ := host.ReadFile(filepath.Join(process, "cmdline"), maxCommandLine) // it may be gone
 		args := strings.Split(string(bytes.TrimRight(text, "\x00")), "\x00")
-		if filepath.Base(args[0]) != "kubelet" {
+		if filepath.Base(args[0]) != "kubelet" || !isNodes(process) {
 			continue
 		}
 		if endpoint := optionOf(args, "container-runtime-endpoint"); endpoint != "" {
@@ -64,6 +66,20 @@ func kubeletsEndpoint() string {
 		return endpointIn(optionOf(args, "config"))
 	}
 	return ""
+}
+
+// maxCommandLine and maxKubeletConfig bound what is read of a kubelet, in bytes.
+const maxCommandLine, maxKubeletConfig = 1 << 20, 1 << 20
+
+// isNodes reports whether a process has the mount, pid and user namespaces of process 1.
+func isNodes(process string) bool {
+	for _, kind := range []string{"mnt", "pid", "user"} {
+		own, err := os.Readlink(filepath.Join(process, "ns", kind))
+		if first, bad := os.Readlink("/proc/1/ns/" + kind); err != nil || bad != nil || own != first {
+			return false
+		}
+	}
+	return true
 }
 
 // optionOf is the value of an option in a command line, as --name=value or --name value.
@@ -83,7 +99,7 @@ func optionOf(args []string, name string) (value string) {
 
 // endpointIn is the engine's endpoint in a kubelet's configuration.
 func endpointIn(file string) string {
-	text, _ := os.ReadFile(file)
+	text, _ := host.ReadFile(file, maxKubeletConfig)
 	for line := range strings.Lines(string(text)) {
 		if value, is := strings.CutPrefix(line, "containerRuntimeEndpoint:"); is {
 			value, _, _ = strings.Cut(value, " #")

@@ -14,7 +14,7 @@ import (
 func TestNodesHaveNamesByNumber(t *testing.T) {
 	dev := t.TempDir()
 	for name, device := range map[string]uint64{"nvidia0": unix.Mkdev(195, 0),
-		"nvidiactl": unix.Mkdev(195, 255),
+		"nvidiactl":               unix.Mkdev(195, 255),
 		"nvidia-caps/nvidia-cap3": unix.Mkdev(240, 3), "nvidia-uvm": unix.Mkdev(511, 0),
 		"sda": unix.Mkdev(8, 0)} {
 		path := filepath.Join(dev, name)
