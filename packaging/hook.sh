@@ -60,6 +60,7 @@ node() {
   mkdir -p "$root"/{etc/gpuledger,etc/containers,etc/crio,opt/runtimes,opt/newest,packages,srv/out,srv/image/{bin,dev,proc,sys,tmp,run,etc,lib64}} "$root/usr/share/containers/oci/hooks.d"
   test/fakedriver/build.sh "$root/opt/driver"
   CGO_ENABLED=0 go build -p 2 -trimpath -o "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" ./test/fakemps
+  ln "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" "$root/opt/driver/usr/bin/nvidia-cuda-mps-server"
   # the image: a shell, a client of CUDA and one of MPS, and a C library for the first
   cp "$root/bin/busybox" "$root/srv/image/bin/"
   cp "$root/opt/driver/usr/bin/nvidia-cuda-mps-control" "$root/srv/image/bin/client"
