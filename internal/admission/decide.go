@@ -1,6 +1,7 @@
 // Package admission decides with values. Decide returns the verdict on a container, and Place
 // chooses the GPUs of a new grant. Neither reads a file, a clock or the system. All facts come in
-// as arguments, so every case is a row of a table in a test.
+// as arguments, so every case is a row of a table in a test. Package node gathers the facts and
+// puts a verdict into force; in report mode it only records it.
 package admission
 
 import (
