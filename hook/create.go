@@ -118,7 +118,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) (ch
 		list(asked, d, target)
 		return false, nil
 	}
-	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, c.node.ServerLimits(d.Grant))
+	change, err := changes(spec, d, c.node.Policy.Rules.DeviceEnv, node.ServerLimitsOf(c.node, d.Grant))
 	if err == nil && !change.Empty() {
 		err = asked.Live.Unknown
 	}

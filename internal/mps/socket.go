@@ -41,7 +41,7 @@ type sockets struct{ control, privileged [2]uint64 }
 // that it has started. The state file proves nothing: the daemon may have been started again, and
 // its clients can replace the sockets.
 func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err error) {
-	own, mode, err = d.findSockets()
+	own, mode, err = findSockets(d.dir)
 	if err != nil || d.proven == (provenSockets{p, own}) {
 		return own, mode, err
 	}
@@ -70,18 +70,18 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 
 // findSockets finds the sockets where programs look for them. Both have to be there: in the place
 // of a missing one a client could put its own.
-func (d *daemon) findSockets() (own sockets, mode uint32, err error) {
-	control, mode, is := mpsstate.Socket(mpsstate.SocketPath(d.dir))
-	privileged, _, both := mpsstate.Socket(mpsstate.PrivilegedPath(d.dir))
+func findSockets(dir string) (own sockets, mode uint32, err error) {
+	control, mode, is := mpsstate.Socket(mpsstate.SocketPath(dir))
+	privileged, _, both := mpsstate.Socket(mpsstate.PrivilegedPath(dir))
 	own = sockets{control, privileged}
 	switch {
-	case !is && !isMountPoint(filepath.Join(d.dir, "pipe")):
+	case !is && !isMountPoint(filepath.Join(dir, "pipe")):
 		err = errors.New("it has no control socket, and its directory is not mounted where gpuledgerd looks")
 	case !is:
 		err = errors.New("it has no control socket")
 	case !both:
 		err = fmt.Errorf("it has no socket %s, to which programs of root connect first",
-			filepath.Base(mpsstate.PrivilegedPath(d.dir)))
+			filepath.Base(mpsstate.PrivilegedPath(dir)))
 	}
 	return own, mode, err
 }

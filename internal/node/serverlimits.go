@@ -14,8 +14,8 @@ type ServerLimits struct {
 	Threads, Memory bool // they have no more than the grant
 }
 
-// ServerLimits reads what gpuledgerd has set; a grant of another mode has none.
-func (n *Node) ServerLimits(g *grant.Grant) ServerLimits {
+// ServerLimitsOf reads what gpuledgerd has set for a grant; a grant of another mode has none.
+func ServerLimitsOf(n *Node, g *grant.Grant) ServerLimits {
 	if g == nil || g.Mode != grant.MPS {
 		return ServerLimits{}
 	}

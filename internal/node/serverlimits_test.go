@@ -16,7 +16,7 @@ func TestServerLimits(t *testing.T) {
 	n.Policy.RunDir = t.TempDir()
 	g := grant.Grant{Mode: grant.MPS, Compute: 25,
 		GPUs: []grant.Share{{UUID: "GPU-0", Memory: grant.GiB}, {UUID: "GPU-1", Memory: grant.GiB}}}
-	if got := n.ServerLimits(&g); got != (ServerLimits{}) {
+	if got := ServerLimitsOf(n, &g); got != (ServerLimits{}) {
 		t.Errorf("without a daemon: %+v", got)
 	}
 	dir := grant.MPSDir(n.Policy.RunDir, grant.MPSName(g.UUIDs()))
@@ -40,7 +40,7 @@ func TestServerLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.Compute = c.compute
-		if got := n.ServerLimits(&g); got != c.want {
+		if got := ServerLimitsOf(n, &g); got != c.want {
 			t.Errorf("%+v: %+v", c, got)
 		}
 	}
@@ -49,11 +49,11 @@ func TestServerLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.Compute = 25
-	if got := n.ServerLimits(&g); got != (ServerLimits{Known: true}) {
+	if got := ServerLimitsOf(n, &g); got != (ServerLimits{Known: true}) {
 		t.Errorf("a daemon that is not ready: %+v", got)
 	}
 	g.Mode = grant.Limit
-	if n.ServerLimits(&g) != (ServerLimits{}) || n.ServerLimits(nil) != (ServerLimits{}) {
+	if ServerLimitsOf(n, &g) != (ServerLimits{}) || ServerLimitsOf(n, nil) != (ServerLimits{}) {
 		t.Error("a daemon limits a grant of another mode")
 	}
 	all := ServerLimits{true, true, true}
