@@ -4,7 +4,8 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
 // and knows nothing of what another one finds. A new one is a row here and such a file; a new kind
-// of mount is a case of mounts. Package admission decides what a grant covers (hits.go).
+// of mount is a case of mounts (mount.go), a new kind of device one of devices.class (device.go).
+// Package admission decides what a grant covers (hits.go).
 var vectors = [...]struct {
 	name string
 	find func(*containerFacts) vectorResult
