@@ -1,4 +1,4 @@
-# booted.sh: functions with which walk.sh and systemd.sh boot the Debian in $root with its own
+# booted.sh: functions with which the tests of this directory boot the Debian in $root with its own
 # systemd, and run commands in it. The callers set $root, $work and $group.
 # shellcheck shell=bash disable=SC2154
 
