@@ -1,6 +1,10 @@
 // Package gpuledger is the root of the module: gpuledger keeps a ledger of the GPUs that containers
 // on a node may use, and enforces it when a container is created.
 //
+// Whether a container may start is decided in internal/admission/decide.go. The ways to a GPU are
+// the table in internal/request/vectors.go, and a new way is added there. docs/ARCHITECTURE.md
+// shows how the packages meet.
+//
 // The words below mean the same in code, command line, logs and documentation.
 //
 // What the node has, and who may use it:
@@ -68,6 +72,4 @@
 //   - Reconcile: the pass over the ledger that removes what has ended and repairs what a crash has
 //     left.
 //   - Agent: the Kubernetes driver or device plugin on a node; it makes grants for pods.
-//
-// docs/ARCHITECTURE.md shows how the packages meet.
 package gpuledger
