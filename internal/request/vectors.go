@@ -5,7 +5,8 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
 // and knows nothing of what another one finds. A new one is a row here and such a file; a new kind
 // of mount is a case of mounts (mount.go), a new kind of device one of devices.class (device.go).
-// Package admission decides what a grant covers (hits.go).
+// Each has rows in the corpus (test/testdata/corpus). What a grant covers of its hits is decided
+// in internal/admission/hits.go.
 var vectors = [...]struct {
 	name string
 	find func(*containerFacts) vectorResult
