@@ -2,8 +2,9 @@
 # packaging/hook.sh [ENGINE...]: tests gpuledger-hook alone, in front of runc and crun, on cgroup v1
 # and on v2, with cgroups that systemd makes and without. ENGINE is podman or crio (default: both).
 # It boots a Debian 12 with its own systemd and has it reload, execute itself again and change
-# properties of units while containers run. What it finds is the table of docs/hook.md. The GPUs, their driver and NVIDIA's MPS are stand-ins: a node that the cgroup
-# lets through has no driver (ENXIO). However this ends, all that it has started ends with it.
+# properties of units while containers run. What it finds is the table of docs/hook.md. The GPUs,
+# their driver and NVIDIA's MPS are stand-ins: a node that the cgroup lets through has no driver
+# (ENXIO). However this ends, all that it has started ends with it.
 # shellcheck disable=SC2015 # fail ends it
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,18 +29,8 @@ if [ -z "${GPULEDGER_TEST_LAYOUT:-}" ]; then
 fi
 layout=$GPULEDGER_TEST_LAYOUT
 
-work=$(mktemp -d)
-root=$work/root
-# shellcheck disable=SC2034 # booted.sh's
-group=gpuledger-hook-${work##*.}
 . packaging/booted.sh
-clean() {
-  [ -z "${booted:-}" ] || shut
-  ! mountpoint -q "$root" || umount -R "$root" 2>/dev/null || umount -R -l "$root"
-  rm -rf --one-file-system "$work"
-}
-trap clean EXIT
-trap 'exit 130' INT TERM HUP
+directory hook
 engine=- runtime=- manager=-
 step() { printf '== %3d s: %s, %s, %s, %s: %s\n' "$SECONDS" "$layout" "$engine" "$runtime" "$manager" "$*"; }
 
@@ -50,8 +41,7 @@ declare -A programs=([runc]=/usr/sbin/runc [crun]=/usr/bin/crun [newest]=/opt/ne
 node() {
   local weak=false loader library
   [ $((0x$(awk '$1 == "CapEff:" { print $2 }' /proc/self/status) >> 24 & 1)) = 1 ] || weak=true
-  packaging/roots.sh debian "$root"
-  mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
+  debian
   rm -f "$root/etc/systemd/system/multi-user.target.wants/containerd.service"
   cp bin/gpuledger bin/gpuledger-hook bin/gpuledgerd .cache/engines/crio/{crio,pinns} .cache/engines/crictl/crictl "$root/usr/bin/"
   install -D -t "$root/opt/newest" .cache/engines/runc/runc

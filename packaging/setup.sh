@@ -26,18 +26,8 @@ if [ -z "${GPULEDGER_TEST_PRIVATE:-}" ]; then
   GPULEDGER_TEST_PRIVATE=1 exec unshare --mount --pid --fork --kill-child --mount-proc --propagation private "packaging/setup.sh" "${engines[@]}"
 fi
 
-work=$(mktemp -d)
-root=$work/root
-# shellcheck disable=SC2034 # boot's
-group=gpuledger-setup-${work##*.}
 . packaging/booted.sh
-clean() {
-  [ -z "${booted:-}" ] || shut
-  ! mountpoint -q "$root" || umount -R "$root" 2>/dev/null || umount -R -l "$root"
-  rm -rf --one-file-system "$work"
-}
-trap clean EXIT
-trap 'exit 130' INT TERM HUP
+directory setup
 step() { printf '== %3d s: %s: %s\n' "$SECONDS" "$engine" "$*"; }
 
 # image NAME TREE CONFIG: makes an image as `docker save` writes one, in the node's /packages.
@@ -269,8 +259,7 @@ one() {
     *) fail "there is no engine $engine" ;;
   esac
   step "a node that works"
-  packaging/roots.sh debian "$root"
-  mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
+  debian
   mkdir -p "$root/packages"
   images
   node

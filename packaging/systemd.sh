@@ -1,7 +1,7 @@
 #!/bin/bash
-# packaging/systemd.sh: tests MPS daemons under a real systemd. It makes a Debian 12 by debootstrap,
-# installs bin/ and the units as the packages do, and boots it in namespaces of its own. It checks
-# which process starts, keeps and ends the daemons. The GPUs and NVIDIA's MPS are stand-ins.
+# packaging/systemd.sh: tests MPS daemons under a real systemd. It installs bin/ and the units in a
+# Debian 12 as the packages do, and boots it in namespaces of its own. It checks which process
+# starts, keeps and ends the daemons. The GPUs and NVIDIA's MPS are stand-ins.
 # However this ends, every container and service that it has started ends with it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,22 +12,11 @@ if [ -z "${GPULEDGER_TEST_PRIVATE:-}" ]; then
   GPULEDGER_TEST_PRIVATE=1 exec unshare --mount --pid --fork --kill-child --mount-proc --propagation private "packaging/systemd.sh" "$@"
 fi
 
-work=$(mktemp -d)
-root=$work/root
-group=gpuledger-systemd-${work##*.}
 . packaging/booted.sh
-clean() {
-  [ -z "${booted:-}" ] || shut
-  ! mountpoint -q "$root" || umount -R "$root" 2>/dev/null || umount -R -l "$root"
-  rm -rf --one-file-system "$work"
-}
-trap clean EXIT
-trap 'exit 130' INT TERM HUP
+directory systemd
 step() { echo "== $*"; }
 
-step "debootstrap"
-debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,libseccomp2 bookworm "$root" >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; fail "debootstrap"; }
-mount --bind "$root" "$root" # a runtime's pivot_root asks for a mount point above it
+debian
 cp "$(command -v runc)" "$(command -v busybox)" "$root/usr/bin/"
 cp bin/gpuledger bin/gpuledger-runtime bin/gpuledgerd "$root/usr/bin/"
 cp packaging/systemd/* "$root/usr/lib/systemd/system/"
