@@ -41,13 +41,15 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, "+
 			"and the runtime has read both", grant.Printable(hook))
 	}
-	for i, r := range nodeRules(d.Edits) {
+	rules, lacks := nodeRules(d.Edits), d.Narrow
+	for i, r := range rules {
 		if n := d.Edits.DeviceNodes[i]; !hasNode(spec, n) {
 			c.Nodes = append(c.Nodes, n)
 		}
-		if d.Narrow || !hasRule(spec, r) {
-			c.Allow = append(c.Allow, r)
-		}
+		lacks = lacks || !hasRule(spec, r)
+	}
+	if lacks { // all of them, because a unit of systemd must list all
+		c.Allow = rules
 	}
 	for _, m := range d.Edits.Mounts {
 		if !hasMount(spec, m) {

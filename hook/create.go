@@ -135,7 +135,7 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) (ch
 	if err != nil {
 		return true, impossible(err)
 	}
-	if !change.ChangesRules() { // the spec opened the devices
+	if len(change.Allow) == 0 { // the spec opened the devices
 		list(asked, d, target)
 	}
 	if found.Nodes == nil && spec.Linux != nil { // /dev is unchanged

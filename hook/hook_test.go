@@ -88,6 +88,7 @@ func edits(e cdispec.ContainerEdits) node.Decision {
 
 func TestChanges(t *testing.T) {
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, Permissions: "rw"}
+	control := &cdispec.DeviceNode{Path: "/dev/nvidiactl", Type: "c", Major: 195, Minor: 255, Permissions: "rw"}
 	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1",
 		Options: []string{"ro", "bind"}}
 	allow := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}
@@ -135,6 +136,10 @@ func TestChanges(t *testing.T) {
 		{"the rule lacks an access", given([]specs.LinuxDevice{device},
 			specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: number(195), Minor: number(0),
 				Access: "r"}), granted, inject.Change{Allow: []grant.DeviceRule{allow}}, ""},
+		{"one of two rules is there", given([]specs.LinuxDevice{device}, rule),
+			edits(cdispec.ContainerEdits{DeviceNodes: []*cdispec.DeviceNode{gpu, control}}),
+			inject.Change{Nodes: []*cdispec.DeviceNode{control}, Allow: []grant.DeviceRule{allow,
+				{Allow: true, Type: 'c', Major: 195, Minor: 255, Access: "rw"}}}, ""},
 		{"the path is another node", given([]specs.LinuxDevice{
 			{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 1}}, rule), granted,
 			inject.Change{Nodes: []*cdispec.DeviceNode{gpu}}, ""},

@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,6 +38,8 @@ func TestHook(t *testing.T) {
 		{"strips privileged containers", hookStripsPrivileged},
 		{"hides nothing from another injector", hookHidesNothingFromAnotherInjector},
 		{"adopts", hookAdopts},
+		{"keeps the binding of a half-changed container", hookKeepsTheBinding},
+		{"lists in the unit what the spec opens", hookListsInTheUnit},
 	}
 	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -386,6 +389,56 @@ func hookStripsPrivileged(t *testing.T, runtime string) {
 	if want := "/dev/fuse\n/dev/nvidia1\n/dev/nvidiactl\n" + denied + allowed + allowed + allowed +
 		"end\n"; r.Stdout != want {
 		t.Errorf("with a grant of GPU 1: got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
+	}
+}
+
+// hookKeepsTheBinding: a container that is not refused, because the policy is not enforced, has
+// what the hook gave it before it failed. So its grant is nobody else's.
+func hookKeepsTheBinding(t *testing.T, runtime string) {
+	rig.Need(t, "gcc")
+	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
+	withDriver(t, n)
+	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
+	enforced := read(t, n.Config)
+	for i, c := range []struct {
+		name, gpu1 string
+		edit       rig.Edit
+		fill       func(rootfs string)
+		want       grant.State
+	}{
+		{"it fails at its mounts", "No such device or address", func(*specs.Spec) {}, func(rootfs string) {
+			must(t, os.MkdirAll(rootfs+"/usr/bin/nvidia-smi", 0o755))
+		}, grant.Bound},
+		{"it has not begun", "No such file or directory", userNamespace, func(string) {}, grant.Free},
+	} {
+		for _, mode := range []string{"enforce", "report"} {
+			n.Write("config.toml", enforced+"[policy]\nmode = \""+mode+"\"\n")
+			b := n.Bundle(fmt.Sprint(mode, i), with(reference), n.Hooked, c.edit)
+			dynamic(t, b)
+			c.fill(filepath.Join(b.Dir, "rootfs"))
+			r := b.RealCreate()
+			if mode == "enforce" {
+				isRefusedByHook(t, r, grant.InjectionImpossible)
+				wantState(t, n, reference.ID, c.name, grant.Free)
+				continue
+			}
+			if r.Code != 0 {
+				t.Fatalf("%s: %+v", c.name, r)
+			}
+			wantState(t, n, reference.ID, c.name, c.want)
+			must(t, n.Real("start", b.ID).Run())
+			if got := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "head", "-c0", "/dev/nvidia1")); !strings.Contains(
+				got.Stderr, c.gpu1) {
+				t.Errorf("%s: the container opens its GPU: %+v", c.name, got)
+			}
+			log := lines(t, n)
+			if last := log[len(log)-1]; last.Verdict != "refuse" || last.Mode != "report" ||
+				last.Code != "injection-impossible" {
+				t.Errorf("%s: recorded is %+v", c.name, last)
+			}
+			b.RealDelete()
+			wantState(t, n, reference.ID, c.name+", at its end", grant.Free)
+		}
 	}
 }
 
