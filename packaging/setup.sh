@@ -163,6 +163,7 @@ CONFIG
       ! $weak || printf '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n' >"$root/etc/containers/containers.conf"
       mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
       ln -s ../crio.service "$root/etc/systemd/system/multi-user.target.wants/crio.service"
+      rm -f "$root/etc/systemd/system/multi-user.target.wants/containerd.service" # Debian's, and no kubelet's
       ;;
   esac
   printf 'runtime-endpoint: unix://%s\nimage-endpoint: unix://%s\ntimeout: 60\n' "$socket" "$socket" >"$root/etc/crictl.yaml"
