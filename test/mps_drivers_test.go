@@ -266,7 +266,7 @@ func TestMPSSocketOfRootIsReplaced(t *testing.T) {
 
 // TestMPSInTheNodesNamespaces: the pod of ACK's page on MPS has hostIPC and hostPID, so its engine
 // mounts the node's shared memory. With a grant in mode mps it is a client as others are, with the
-// daemon's shared memory.
+// daemon's shared memory, behind the wrapper and with the hook alone.
 func TestMPSInTheNodesNamespaces(t *testing.T) {
 	n := newMPSNode(t, rig.Setup{})
 	n.Daemon("--nri", "off")
@@ -283,9 +283,18 @@ func TestMPSInTheNodesNamespaces(t *testing.T) {
 			specs.Mount{Destination: "/dev/shm", Type: "bind", Source: "/dev/shm",
 				Options: []string{"rbind", "ro"}})
 	}
-	n.wants(n.client("ack", g, "0:2048 0:1", hostIPCAndPID),
-		"mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	const want = "mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n"
+	n.wants(n.client("wrapper", g, "0:2048 0:1", hostIPCAndPID), want)
 	if strength := n.Grants()[0].Strength; strength != grant.StrengthServer {
 		t.Errorf("its strength is %q", strength)
 	}
+	b := n.client("hook", g, "0:2048 0:1", hostIPCAndPID, n.Hooked)
+	if got := b.RealRun(); got.Stdout != want || got.Code != 0 {
+		t.Errorf("with the hook alone: %+v", got)
+	}
+	own := n.client("own", g, "0:1", hostIPCAndPID, n.Hooked, func(s *specs.Spec) {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/tmp/nvidia-mps", Type: "bind", Source: n.Dir,
+			Options: []string{"rbind"}})
+	})
+	isRefusedByHook(t, own.RealRun(), grant.InjectionImpossible)
 }
