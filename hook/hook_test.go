@@ -88,7 +88,8 @@ func edits(e cdispec.ContainerEdits) node.Decision {
 
 func TestChanges(t *testing.T) {
 	gpu := &cdispec.DeviceNode{Path: "/dev/nvidia0", Type: "c", Major: 195, Minor: 0, Permissions: "rw"}
-	control := &cdispec.DeviceNode{Path: "/dev/nvidiactl", Type: "c", Major: 195, Minor: 255, Permissions: "rw"}
+	control := &cdispec.DeviceNode{Path: "/dev/nvidiactl", Type: "c", Major: 195, Minor: 255,
+		Permissions: "rw"}
 	file := &cdispec.Mount{HostPath: "/lib/libcuda.so.1", ContainerPath: "/usr/lib/libcuda.so.1",
 		Options: []string{"ro", "bind"}}
 	allow := grant.DeviceRule{Allow: true, Type: 'c', Major: 195, Minor: 0, Access: "rw"}

@@ -132,7 +132,7 @@ func (w *wrapper) create() error {
 		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
 			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
-		Patience: node.LatePatience,
+		Patience: node.MostPatience,
 	}
 	d := w.node.Admit(asked)
 	if d.Mode != "" {

@@ -427,8 +427,8 @@ func hookKeepsTheBinding(t *testing.T, runtime string) {
 			}
 			wantState(t, n, reference.ID, c.name, c.want)
 			must(t, n.Real("start", b.ID).Run())
-			if got := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "head", "-c0", "/dev/nvidia1")); !strings.Contains(
-				got.Stderr, c.gpu1) {
+			got := rig.Run(n.Real("exec", b.ID, "/bin/busybox", "head", "-c0", "/dev/nvidia1"))
+			if !strings.Contains(got.Stderr, c.gpu1) {
 				t.Errorf("%s: the container opens its GPU: %+v", c.name, got)
 			}
 			log := lines(t, n)

@@ -17,38 +17,40 @@ func checkMPS(q *question, u *grantUse) (found findings) {
 	if u.grant.Mode != grant.MPS {
 		return nil
 	}
-	if why := daemonUnready(q.view.MPS, u.grant, q.request.UID); why != "" {
+	if why, late := daemonUnready(q.view.MPS, u.grant, q.request.UID); why != "" {
 		found.add(grant.MPSNotReady, "mps", why)
+		found[0].late = late
 	}
 	return found
 }
 
 // daemonUnready says why the grant's daemon cannot take processes of a user as clients; "" if it
-// can. A limit that the daemon does not have would be the whole GPU.
-func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) string {
+// can. late: it may be able to in a moment, because it is being started. A limit that the daemon
+// does not have would be the whole GPU.
+func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why string, late bool) {
 	name := grant.MPSName(g.UUIDs())
 	i := slices.IndexFunc(daemons, func(m grant.MPSDaemon) bool { return grant.MPSName(m.GPUs) == name })
 	if i < 0 {
-		return "no daemon runs for its GPUs"
+		return "no daemon runs for its GPUs", true
 	}
 	daemon := daemons[i]
 	switch {
 	case daemon.Problem != "":
-		return daemon.Problem
+		return daemon.Problem, daemon.Starting
 	case daemon.Threads < threads(g):
 		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%",
-			daemon.Threads, threads(g))
+			daemon.Threads, threads(g)), false
 	case !daemon.Anybody && uid != daemon.UID:
 		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node",
-			daemon.UID, userName(uid))
+			daemon.UID, userName(uid)), false
 	}
 	for _, s := range g.GPUs {
 		if limit := daemon.Limits[s.UUID]; limit < s.Memory {
 			return fmt.Sprintf("the daemon limits clients on GPU %d to %s, and the grant has %s",
-				s.Index, limit, s.Memory)
+				s.Index, limit, s.Memory), false
 		}
 	}
-	return ""
+	return "", false
 }
 
 func userName(uid int) string {

@@ -13,7 +13,7 @@ type finding struct {
 	message string // what follows the container's name; "": the sentence of the code says it
 	hint    string
 	onNode  bool // the node is the reason: message is a whole sentence that does not name the container
-	late    bool // the ledger may learn in a moment that the grant is for this container's pod
+	late    bool // it may be over in a moment (grant.Verdict.Late)
 }
 
 // findings collects reasons to refuse a container, in the order in which they are found. Each check
@@ -62,8 +62,7 @@ func refuse(q *question, resolved resolution, found findings) grant.Verdict {
 	v := grant.Verdict{Kind: grant.Refused, Code: first.Code, Grant: resolved.grant,
 		Strength: grant.StrengthNone, Recorded: resolved.recorded}
 	v.Message, v.Hint = first.text(q.request.Container, resolved.grant)
-	v.Late = first.Code == grant.GrantOwnerMismatch &&
-		slices.ContainsFunc(found, func(f finding) bool { return f.late })
+	v.Late = slices.ContainsFunc(found, func(f finding) bool { return f.late && f.Code == first.Code })
 	v.Details = make([]grant.Detail, len(found))
 	for i := range found {
 		v.Details[i] = found[i].Detail

@@ -23,8 +23,8 @@ type Verdict struct {
 	Limited   bool // the edits bring the shim: the grant's records must exist before the container
 	Throttled bool // and with it the proxy that throttles launches
 	Driven    bool // the edits bring the hook with which the driver limits the container's cgroup
-	// of a refusal: a claim's grant may become the container's in a moment, when the ledger learns
-	// of its pod
+	// of a refusal: it may be over in a moment, when the ledger learns of the pod of a claim's
+	// grant, or the grant's MPS daemon is ready
 	Late bool
 	// what passed and belongs into the audit log: "node-root mount:/host", "exempt ..."
 	Recorded []string

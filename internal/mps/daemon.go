@@ -23,7 +23,8 @@ const (
 	firstWait  = time.Second
 	lastWait   = 10 * time.Second
 	lookEvery  = 10 * time.Second
-	allAnswers = 4 * answerTime // for all answers of one daemon in a pass
+	allAnswers = 4 * answerTime  // for all answers of one daemon in a pass
+	startTime  = 5 * time.Second // for how long a daemon that was started counts as starting
 )
 
 // restAfterSilence is for how long a daemon that did not answer is not asked again, as a multiple
@@ -42,6 +43,7 @@ type daemon struct {
 	proven     provenSockets   // the sockets by which it may be asked
 	nextStart  time.Time       // no start before
 	backoff    time.Duration
+	started    time.Time // when it was last started, if it was ready before or never started
 	askedAgain time.Time // not asked before, because it did not answer
 	looked     time.Time // when its limits were checked
 	logRead    int64     // how much was in its log when it was last ready, in bytes
@@ -157,6 +159,7 @@ func (d *daemon) lostContexts() error {
 
 // writeState writes the state if it differs from the file.
 func (d *daemon) writeState(state grant.MPSDaemon) error {
+	state.Starting = state.Problem != "" && time.Since(d.started) < startTime
 	if written, known := mpsstate.Read(d.node.Host, d.dir); known && equalState(state, written) {
 		d.state = state
 		return nil
@@ -268,6 +271,9 @@ func (d *daemon) start(w want) error {
 	now := time.Now()
 	if now.Before(d.nextStart) {
 		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
+	}
+	if d.backoff == 0 {
+		d.started = now
 	}
 	d.backoff = min(max(firstWait, 2*d.backoff), lastWait)
 	d.nextStart = now.Add(d.backoff)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -122,6 +123,45 @@ func TestTheStateOfAnMPSDaemonIsVerified(t *testing.T) {
 				t.Errorf("%s %s: %s, want %q", d.Kind, d.Code, d.Message, c.want)
 			}
 		})
+	}
+}
+
+// TestACreateWaitsForItsMPSDaemon: a container may come with the first grant of its GPU. A daemon
+// that does not work, and one that no gpuledgerd starts, are not waited for.
+func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
+	m := newModel(t)
+	_, reference, err := grants.Enter(m.node, admission.Ask{
+		Mode: grant.MPS, Owner: grant.Bearer, Memory: grant.GiB})
+	m.must(err)
+	c := m.referring("early", reference)
+	refused := func(why string, late bool) {
+		t.Helper()
+		if d := m.node.Admit(c); d.Code != grant.MPSNotReady || d.Late != late {
+			t.Errorf("%s: %s (%s) %s, late: %v", why, d.Kind, d.Code, d.Message, d.Late)
+		}
+	}
+	c.Patience = 1 << 62 // it would hang
+	refused("no gpuledgerd", true)
+	lock := filepath.Join(m.node.Policy.RunDir, "gpuledgerd.lock")
+	m.must(os.WriteFile(lock, []byte("7\n"), 0o600))
+	var held syscall.Stat_t
+	m.must(syscall.Stat(lock, &held))
+	m.must(os.WriteFile(filepath.Join(m.node.Host.Proc, "locks"),
+		fmt.Appendf(nil, "1: FLOCK  ADVISORY  WRITE 7 fe:00:%d 0 EOF\n", held.Ino), 0o600))
+	m.serve(&holding{gpus: []int{0}})
+	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName([]string{uuid(0)}))
+	state, _ := mpsstate.Read(m.node.Host, dir)
+	state.Problem = "cannot find a GPU"
+	m.must(mpsstate.Write(m.node.Host, dir, state))
+	refused("a daemon that does not work", false)
+	state.Starting = true
+	m.must(mpsstate.Write(m.node.Host, dir, state))
+	c.Patience = 0
+	refused("without patience", true)
+	c.Patience = time.Hour
+	c.OnReading(func() { go m.serve(&holding{gpus: []int{0}}) })
+	if d := m.node.Admit(c); !d.Bound {
+		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 }
 

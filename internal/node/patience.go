@@ -6,21 +6,39 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
+// Some refusals are over in a moment, so a create waits.
+//
 // A pod may come to a claim that other pods have already: the scheduler reserves the claim for it
 // before it binds the pod to the node, and the node's driver is told at the same time as the
 // kubelet, which needs longer. Where the driver was slower after all, a create waits.
+//
+// A GPU's first grant in mode mps starts a daemon. A container that comes with the grant would be
+// refused, and a pod that may not restart would have failed.
 const (
-	LatePatience = 2 * time.Second // how long a create may wait if the engine sets no limit
+	MostPatience = 5 * time.Second // how long a create may wait if the engine sets no limit
+	tiePatience  = 2 * time.Second // of it, for a tie
 	lateLook     = 50 * time.Millisecond
 )
 
 // bindPatiently decides about a create, again and again where it is refused and may be admitted in
 // a moment.
 func bindPatiently(n *Node, f createFacts) Decision {
-	for until := time.Now().Add(f.Patience); ; time.Sleep(lateLook) {
+	for began := time.Now(); ; time.Sleep(lateLook) {
 		d := bind(n, f)
-		if d.Kind != grant.Refused || !d.Late || !time.Now().Add(lateLook).Before(until) {
+		if d.Kind != grant.Refused || !d.Late || time.Since(began)+lateLook >= patienceWith(n, f, d.Code) {
 			return d
 		}
 	}
+}
+
+// patienceWith returns how long a create waits in all that is refused with a code. Without
+// gpuledgerd no MPS daemon comes.
+func patienceWith(n *Node, f createFacts, code grant.Code) time.Duration {
+	switch {
+	case code != grant.MPSNotReady:
+		return min(f.Patience, tiePatience)
+	case n.Daemon() == 0:
+		return 0
+	}
+	return f.Patience
 }
