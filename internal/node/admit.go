@@ -28,8 +28,9 @@ type Create struct {
 	// the spec.
 	Hooked, Restored bool
 
-	// Patience is how long Admit may wait for what comes in a moment (patience.go): a tie of a claim's
-	// grant to the container's pod, or the daemon of a grant in mode mps. 0: it does not wait.
+	// Patience is how long Admit may wait for what comes in a moment (patience.go): a tie of a
+	// claim's grant to the container's pod, or the daemon of a grant in mode mps. 0: it does not
+	// wait.
 	Patience time.Duration
 
 	// AnyRoot (Settle, Explain): the runtime's root is a guess, so a binding of this id is the
