@@ -41,7 +41,7 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 	}
 	var err error
 	// The library must not log each call: its answers contain references of claims.
-	s.Helper, err = kubeletplugin.Start(ctx, d, kubeletplugin.DriverName(DriverName),
+	s.Helper, err = kubeletplugin.Start(ctx, plugin{Driver: d}, kubeletplugin.DriverName(DriverName),
 		kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(pod), kubeletplugin.GRPCInterceptor(d.intercept()),

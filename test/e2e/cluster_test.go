@@ -31,6 +31,7 @@ func cluster(t *testing.T, s *site) {
 		{"the scheduler sees the GPUs", func(s *site, _ **daemon) { s.seesGPUs() }},
 		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
 		{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
+		{"the status of a pod says that its GPU is unhealthy", func(s *site, _ **daemon) { s.unhealthy() }},
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
 		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
@@ -286,6 +287,35 @@ func (s *site) excluding() {
 	s.removed("share", "w2")
 	s.runs("w3")
 	s.runs("slice")
+}
+
+// unhealthy wants the kubelet to write the health of a pod's GPU into the pod's status (KEP 4680).
+func (s *site) unhealthy() {
+	s.applied(claiming("watched", "limit", 1, object{"memory": "1Gi"}, false)...)
+	s.runs("watched")
+	status := func(health string) func() bool {
+		return func() bool {
+			out := s.kubectl("get", "pod", "watched", "-n", "team", "-o",
+				"jsonpath={.status.containerStatuses[*].allocatedResourcesStatus}").Stdout
+			return strings.Contains(out, `"health":"`+health+`"`)
+		}
+	}
+	eventually(s.T, "the GPU is healthy", status("Healthy"))
+	file := filepath.Join(s.Dir, "node.json")
+	before, err := os.ReadFile(file)
+	must(s.T, err)
+	set := func(description string) {
+		must(s.T, os.WriteFile(file, []byte(description), 0o644))
+		s.Must("inventory", "refresh")
+	}
+	broken := strings.ReplaceAll(string(before), `"health": "ok"`, `"health": "fell off the bus"`)
+	if broken == string(before) {
+		s.T.Fatalf("no GPU is healthy in %s", before)
+	}
+	set(broken)
+	eventually(s.T, "the GPU is unhealthy", status("Unhealthy"))
+	set(string(before))
+	eventually(s.T, "the GPU is healthy again", status("Healthy"))
 }
 
 func (s *site) distinct() {

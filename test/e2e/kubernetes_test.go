@@ -29,6 +29,13 @@ const (
 	clusterNode   = "localhost" // a name that the API server resolves
 )
 
+// The version of Kubernetes, such as 1.35, of those that test/engines/build.sh names kubernetes-1.35
+// and so on ("": the newest of the table), and feature gates for all its programs.
+const (
+	versionVar = "KUBERNETES"
+	gatesVar   = "KUBERNETES_GATES"
+)
+
 // kubeconfig is the configuration for access to the API with a token.
 const kubeconfig = `apiVersion: v1
 kind: Config
@@ -79,11 +86,19 @@ func kubernetes(s *site, socket string) []client {
 	writeFile(s.T, etcKubernetes+"/kubelet.yaml", fmt.Sprintf(kubeletConfig, socket))
 	writeFile(s.T, etcKubernetes+"/sa.key", signingKey(s.T))
 	must(s.T, os.MkdirAll("/var/lib/etcd", 0o700), os.MkdirAll(staticPods, 0o755))
-	program := func(name string) string { return built("kubernetes/" + name) }
+	var gates []string
+	if set := os.Getenv(gatesVar); set != "" {
+		gates = []string{"--feature-gates=" + set}
+	}
+	version := strings.TrimSuffix("kubernetes-"+os.Getenv(versionVar), "-")
+	program := func(name string) string { return built(version + "/" + name) }
+	start := func(ready func() bool, name string, args ...string) {
+		s.daemon(ready, program(name), append(args, gates...)...)
+	}
 	ready := func() bool { return s.kubectl("get", "--raw", "/readyz").Code == 0 }
 	s.daemon(func() bool { return exists("/var/lib/etcd/data/member/snap/db") }, built("etcd/etcd"),
 		"--data-dir", "/var/lib/etcd/data", "--log-level=warn")
-	s.daemon(ready, program("kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379",
+	start(ready, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", "--cert-dir="+etcKubernetes+"/certs", "--token-auth-file="+
 			etcKubernetes+"/tokens.csv", "--anonymous-auth=false",
@@ -93,13 +108,13 @@ func kubernetes(s *site, socket string) []client {
 			etcKubernetes+"/sa.key",
 		"--service-account-signing-key-file="+etcKubernetes+"/sa.key",
 		"--service-cluster-ip-range=10.96.0.0/24")
-	s.daemon(ready, program("kube-controller-manager"), "--kubeconfig="+adminConfig,
+	start(ready, "kube-controller-manager", "--kubeconfig="+adminConfig,
 		"--bind-address=127.0.0.1", "--cert-dir="+etcKubernetes+"/certs",
 		"--leader-elect=false", "--service-account-private-key-file="+etcKubernetes+"/sa.key")
-	s.daemon(ready, program("kube-scheduler"), "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1",
+	start(ready, "kube-scheduler", "--kubeconfig="+adminConfig, "--bind-address=127.0.0.1",
 		"--cert-dir="+etcKubernetes+"/certs", "--leader-elect=false")
-	s.daemon(func() bool { return strings.Contains(s.kubectl("get", "node", clusterNode).Stdout, " Ready") },
-		program("kubelet"), "--config="+etcKubernetes+"/kubelet.yaml",
+	start(func() bool { return strings.Contains(s.kubectl("get", "node", clusterNode).Stdout, " Ready") },
+		"kubelet", "--config="+etcKubernetes+"/kubelet.yaml",
 		"--kubeconfig="+adminConfig, "--cert-dir="+etcKubernetes+"/certs", "--hostname-override="+clusterNode)
 	return nil
 }

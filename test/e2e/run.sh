@@ -3,7 +3,8 @@
 # Runs the end-to-end tests on these engines (default: all), building those that Debian does not have. ENGINE is a name of
 # the table below or its beginning: containerd2, containerd1.7, containerd1.6, containerd, crio, podman, docker, kubernetes.
 # STORM=300 creates and deletes so many pods while the cluster's parts are killed (default: 24); OLD_KUBE=FILE is an older
-# gpuledger-kube to update from (default: the same).
+# gpuledger-kube to update from (default: the same). KUBERNETES=1.35 takes kubernetes-1.35 of test/engines/build.sh, and
+# KUBERNETES_GATES=GATE=true,... sets feature gates of all its programs.
 # E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -36,6 +37,7 @@ for want in "${wanted[@]}"; do
   [ -n "$found" ] || { echo "run.sh: there is no engine $want; there are: $(awk 'NF { print $1 }' <<<"$table" | xargs)" >&2; exit 2; }
 done
 mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
+case " ${names[*]} " in *" kubernetes-"*) [ -z "${KUBERNETES:-}" ] || builds+=("kubernetes-$KUBERNETES") ;; esac
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
 for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
   [ -x bin/$program ] || { echo "run.sh: bin/$program is not there; run make build first" >&2; exit 1; }

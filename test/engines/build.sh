@@ -24,6 +24,9 @@ table='
          dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
          etcd           go.etcd.io/etcd/server/v3           v3.6.16          .                                                     -
          kubernetes     k8s.io/kubernetes                   v1.36.3          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler,cmd/kubectl -
+         kubernetes-1.36.0 k8s.io/kubernetes                   v1.36.0          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
+         kubernetes-1.35 k8s.io/kubernetes                   v1.35.8          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
+         kubernetes-1.34 k8s.io/kubernetes                   v1.34.10         cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
 '
 
 say() { echo "engines: $*" >&2; }
@@ -74,7 +77,7 @@ build() (
   rm -rf "$out.new"
   mkdir -p "$out.new"
   flags='-s -w'
-  [ "$name" != kubernetes ] || flags+=" -X k8s.io/component-base/version.gitVersion=$version" # else it has no version at all
+  [[ $name != kubernetes* ]] || flags+=" -X k8s.io/component-base/version.gitVersion=$version" # else it has no version at all
   go build -p 2 -trimpath -buildvcs=false -tags "$tags" -ldflags "$flags" -o "$out.new/" tool || die "cannot build $name $version"
   [ "$name" != etcd ] || mv "$out.new/server" "$out.new/etcd" # go names it after its import path
   if [ "$name" = crio ]; then # a helper of its own, in C
@@ -97,8 +100,10 @@ pin() (
   theirs=$(go mod edit -json "$(jq -r .GoMod <<<"$info")")
   go mod init "github.com/gpuledger/gpuledger/test/engines/$name"
   go mod edit -go="$(jq -r .Go <<<"$theirs")" # decides the defaults of GODEBUG, too
-  jq -r '(.Exclude[]? | "-exclude=\(.Path)@\(.Version)"),
+  # Kubernetes replaces its libraries by directories of its own; they are published as v0.X.Y.
+  jq -r --arg staging "v0.${version#v1.}" '(.Exclude[]? | "-exclude=\(.Path)@\(.Version)"),
     (.Replace[]? | select(.New.Version) | "-replace=\(.Old.Path)\(if .Old.Version then "@" + .Old.Version else "" end)=\(.New.Path)@\(.New.Version)"),
+    (.Replace[]? | select(.New.Path | startswith("./staging/")) | "-replace=\(.Old.Path)=\(.Old.Path)@\($staging)"),
     (.Godebug[]? | "-godebug=\(.Key)=\(.Value)")' <<<"$theirs" | xargs -r go mod edit
   if ! go get -tool "${packages[@]/%/@$version}"; then
     # The checksum database does not know every module. The engine's own zip is verified, so its go.sum is as good.

@@ -1,0 +1,54 @@
+package dra
+
+import (
+	"strings"
+	"testing"
+
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
+)
+
+// TestDeviceHealth: each published device has the health of its GPU, and so has the device of a
+// grant whose GPU is gone.
+func TestDeviceHealth(t *testing.T) {
+	n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
+	gone := n.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit, Source: Source, Owner: "claim:u",
+		Names: []string{"1"}})
+	health := func() map[string]*drahealth.DeviceHealth {
+		p, err := n.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]*drahealth.DeviceHealth{}
+		for _, d := range deviceHealth(p, "node") {
+			if d.Device.PoolName != "node" || d.LastUpdatedTime != p.Now.Unix() {
+				t.Errorf("got %v", d)
+			}
+			all[d.Device.DeviceName] = d
+		}
+		return all
+	}
+	all := health()
+	for _, s := range slicesOf(t, n) {
+		for _, d := range s.Devices {
+			if all[d.Name].GetHealth() != drahealth.HealthStatus_HEALTHY {
+				t.Errorf("%s is published, and its health is %v", d.Name, all[d.Name])
+			}
+		}
+	}
+	n.SetGPUs(1, 16*grant.GiB, func(all []simulated.GPUDescription) { all[0].Health = "fell off the bus" })
+	all = health()
+	for _, d := range slicesOf(t, n)[0].Devices {
+		if h := all[d.Name]; h.GetHealth() != drahealth.HealthStatus_UNHEALTHY || h.Message != "fell off the bus" {
+			t.Errorf("the GPU of %s is unhealthy, and its health is %v", d.Name, h)
+		}
+	}
+	if h := all[deviceName(gone.GPUs[0].UUID, grant.Limit)]; h.GetHealth() != drahealth.HealthStatus_UNHEALTHY ||
+		!strings.Contains(h.Message, "no such GPU") {
+		t.Errorf("the grant's GPU is gone, and its health is %v", h)
+	}
+}
