@@ -120,7 +120,7 @@ mode() { kubectl -n gpuledger-system get configmap gpuledger-config -o "jsonpath
 step "the second command enforces, but not beside NVIDIA's plugin"
 kubectl patch node a --subresource=status --type=merge -p '{"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}' >/dev/null
 ! helm upgrade "$chart" --reuse-values --set policy.mode=enforce || fail "it enforces beside NVIDIA's plugin"
-says "refused to enforce: NVIDIA's device plugin hands out GPUs of these nodes, too, and its pods would be refused there: a (nvidia.com/gpu)."
+says "refused to enforce: NVIDIA's device plugin or DRA driver hands out GPUs of these nodes, too, and its pods would be refused there: a (nvidia.com/gpu)."
 kubectl patch node a --subresource=status --type=json -p '[{"op": "remove", "path": "/status/allocatable/nvidia.com~1gpu"}, {"op": "remove", "path": "/status/capacity/nvidia.com~1gpu"}]' >/dev/null
 helm upgrade "$chart" --reuse-values --set policy.mode=enforce || { cat "$work/said" >&2; fail "helm upgrade"; }
 [ "$(mode default) $(mode h100)" = '"enforce" "enforce"' ] || fail "it does not enforce"

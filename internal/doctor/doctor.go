@@ -48,6 +48,7 @@ var Checks = []Check{
 	{"hooks", hooks},
 	{"cdi", cdi},
 	{"toolkit", toolkit},
+	{"plugins", plugins},
 	{"daemon", daemon},
 }
 

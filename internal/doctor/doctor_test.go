@@ -328,6 +328,14 @@ var answers = []struct {
 		func(f *Facts) { f.Engines[0].Handlers["nvidia"] = "/usr/bin/nvidia-container-runtime.cdi" },
 		"toolkit", Warning, "choose handler nvidia"},
 
+	{"no other plugin", func(*Facts) {}, "plugins", OK, "no other program"},
+	{"NVIDIA's plugin, in report mode", func(f *Facts) {
+		f.Mode, f.Plugins = grant.Report, []string{"/var/lib/kubelet/device-plugins/nvidia-gpu.sock"}
+	}, "plugins", Warning, "at /var/lib/kubelet/device-plugins/nvidia-gpu.sock"},
+	{"NVIDIA's plugin, enforced", func(f *Facts) {
+		f.Mode, f.Plugins = grant.Enforce, []string{"/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"}
+	}, "plugins", Problem, "so its pods are refused"},
+
 	{"a daemon", func(f *Facts) { f.Daemon = 7 }, "daemon", OK, "process 7"},
 	{"another at its address", func(f *Facts) {
 		f.Daemon, f.Policy.Daemon.Listen, f.Listening = 7, "127.0.0.1:9836",

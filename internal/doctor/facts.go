@@ -48,6 +48,7 @@ type Facts struct {
 	Hooks   []Hook
 	CDI     []CDIFacts
 	Toolkit []string // those programs of NVIDIA's container toolkit that exist
+	Plugins []string // sockets of programs that offer the GPUs to a kubelet, beside gpuledger's
 	Daemon  int      // pid of gpuledgerd; 0 if none runs
 
 	Listening Listening // at the address of daemon.listen

@@ -49,6 +49,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	f.gatherLedger(n)
 	f.gatherInjectors()
 	f.Limitless, f.Driverless, f.Unkept = grants.Limitless(n), grants.Driverless(n), grants.ComputeUnkept(n)
+	f.Plugins = pluginsBelow("/")
 	f.Daemon = n.Daemon()
 	f.Listening = listening(p.Daemon.Listen, f.Daemon, n.Host)
 	return f, nil

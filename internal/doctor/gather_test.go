@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -128,5 +129,31 @@ func TestCgroup(t *testing.T) {
 	}
 	if deviceProgramsOf(t.TempDir()) == nil {
 		t.Error("a directory that is no cgroup has no device programs")
+	}
+}
+
+// TestOnlyPluginsThatListenCount: a plugin that was killed leaves its socket.
+func TestOnlyPluginsThatListenCount(t *testing.T) {
+	root := t.TempDir()
+	socket := func(name string) *net.UnixListener {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	socket("var/lib/kubelet/device-plugins/kubelet.sock")
+	socket("var/lib/kubelet/device-plugins/gpuledger-memory.sock")
+	socket("var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock")
+	socket("var/lib/k0s/kubelet/device-plugins/nvidia-gpu.sock").Close()
+	want := []string{filepath.Join(root, "var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock")}
+	if got := pluginsBelow(root); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

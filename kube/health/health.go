@@ -33,11 +33,17 @@ type State struct {
 	Metric, Driver string
 	// Failed reports whether an answer without an error says that the call failed.
 	Failed func(answer any) bool
+	// Code returns the code of the refusal that an error of a call is; "": it is none.
+	Code func(error) string
+	// Codes are counted from zero: Prometheus' increase does not see the first of a new series.
+	Codes []string
 
 	mu    sync.Mutex
 	loops map[string]*loop
 	calls map[*time.Time]string // that have begun and not ended
 	took  map[operation]*histogram
+
+	refused map[string]int // calls, by the code of their refusal
 }
 
 type loop struct {
@@ -101,6 +107,12 @@ func (s *State) Intercept(ctx context.Context, request any, info *grpc.UnaryServ
 	i, _ := slices.BinarySearch(bounds, seconds)
 	h.counts[i]++
 	h.sum += seconds
+	if err != nil && s.Code != nil && s.Code(err) != "" {
+		if s.refused == nil {
+			s.refused = map[string]int{}
+		}
+		s.refused[s.Code(err)]++
+	}
 	return answer, err
 }
 
@@ -182,6 +194,15 @@ func (s *State) write(w io.Writer) {
 	for _, name := range loops {
 		fmt.Fprintf(w, "gpuledger_agent_loop_timestamp_seconds{loop=%q} %d\n", name,
 			s.loops[name].last.Unix())
+	}
+	if s.Code != nil {
+		fmt.Fprint(w, "# HELP gpuledger_agent_refusals_total Calls of the kubelet that the ledger refused.\n"+
+			"# TYPE gpuledger_agent_refusals_total counter\n")
+		codes := slices.AppendSeq(slices.Clone(s.Codes), maps.Keys(s.refused))
+		slices.Sort(codes)
+		for _, code := range slices.Compact(codes) {
+			fmt.Fprintf(w, "gpuledger_agent_refusals_total{code=%q} %d\n", code, s.refused[code])
+		}
 	}
 	s.writeDurations(w)
 }

@@ -74,7 +74,9 @@ func TestAProbe(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	now := time.Unix(1000, 0)
 	s := &State{Now: func() time.Time { return now }, Metric: "dra_operations_duration_seconds",
-		Driver: "gpuledger.dev", Failed: func(answer any) bool { return answer == "refused" }}
+		Driver: "gpuledger.dev", Failed: func(answer any) bool { return answer == "refused" },
+		Code:  func(err error) string { return strings.TrimPrefix(err.Error(), "plain") },
+		Codes: []string{"mode-conflict", "no-capacity"}}
 	s.Pass("slices", time.Second)(errors.New("x"))
 	for took, answer := range map[time.Duration]string{20 * time.Millisecond: "done",
 		50 * time.Millisecond: "done",
@@ -83,12 +85,19 @@ func TestMetrics(t *testing.T) {
 			&grpc.UnaryServerInfo{FullMethod: "/v1.DRAPlugin/NodePrepareResources"},
 			func(context.Context, any) (any, error) { now = now.Add(took); return answer, nil })
 	}
+	for _, err := range []string{"no-capacity", "plain", "no-capacity"} {
+		_, _ = s.Intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/v1beta1.DevicePlugin/Allocate"},
+			func(context.Context, any) (any, error) { return nil, errors.New(err) })
+	}
 	var out strings.Builder
 	s.write(&out)
 	const begin = `dra_operations_duration_seconds_`
 	const labels = `{driver_name="gpuledger.dev",operation_name="PrepareResources",is_error=`
 	for _, want := range []string{"gpuledger_agent_ready 1\n",
 		`gpuledger_agent_loop_failing{loop="slices"} 1`,
+		"TYPE gpuledger_agent_refusals_total counter\n" +
+			"gpuledger_agent_refusals_total{code=\"mode-conflict\"} 0\n" +
+			"gpuledger_agent_refusals_total{code=\"no-capacity\"} 2\n# ",
 		`gpuledger_agent_loop_timestamp_seconds{loop="slices"} 1000`,
 		begin + `bucket` + labels + `"false",le="0.01"} 0`,
 		`operation_name="PrepareResources",is_error="false",le="0.05"} 2`,

@@ -45,7 +45,7 @@ row() {
 }
 
 # stamp: what the result depends on.
-stamp() { (echo "$module $version $commands $tags $(go env GOVERSION GOARCH)" && cat go.mod go.sum ../build.sh) | sha256sum | cut -d ' ' -f 1; }
+stamp() { (echo "$module $version $commands $tags $(go env GOVERSION GOARCH)" && cat go.mod go.sum && declare -f build) | sha256sum | cut -d ' ' -f 1; }
 
 # fetch: everything the build needs, so that the compiler never waits for a server. The only step that a network can fail.
 fetch() {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,7 +45,8 @@ func serveDevices(c *cli.Context) error {
 		return err
 	}
 	state := &health.State{Now: time.Now, Metric: "device_plugin_operations_duration_seconds",
-		Driver: "gpuledger.dev"}
+		Driver: "gpuledger.dev", Code: refusalCode,
+		Codes: []string{string(grant.NoCapacity)}}
 	var all sync.WaitGroup
 	var plugins []*deviceplugin.Plugin
 	for _, r := range resources {
@@ -101,4 +103,13 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 		list = append(list, r)
 	}
 	return list, nil
+}
+
+// refusalCode returns the code of the refusal that an error is, or "".
+func refusalCode(err error) string {
+	var refusal *grant.Refusal
+	if errors.As(err, &refusal) {
+		return string(refusal.Code)
+	}
+	return ""
 }

@@ -31,11 +31,17 @@ func having(t *testing.T, documents ...string) cluster {
 
 func (c cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
 	kinds := map[schema.GroupVersionResource]string{
-		{Version: "v1", Resource: "nodes"}:                     "NodeList",
-		{Group: "apps", Version: "v1", Resource: "daemonsets"}: "DaemonSetList"}
+		{Version: "v1", Resource: "nodes"}:                                    "NodeList",
+		{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}: "ResourceSliceList",
+		{Group: "apps", Version: "v1", Resource: "daemonsets"}:                "DaemonSetList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, c.objects...)
 	version, err := schema.ParseGroupVersion(apiVersion)
 	return client.Resource(version.WithResource(strings.ToLower(kind) + "s")), kind == "DaemonSet", err
+}
+
+func aSlice(driver, node, devices string) string {
+	return "{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: " + driver + "-" + node +
+		"}, spec: {driver: " + driver + ", nodeName: " + node + ", devices: " + devices + "}}"
 }
 
 func aNode(name, labels, allocatable string) string {
@@ -48,11 +54,12 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 	const shared, enforce = "{gpuledger.dev/node: shared}", "policy: {mode: enforce}"
 	all := having(t, aNode("a", shared, `{nvidia.com/gpu: "8", cpu: "4"}`), aNode("b", shared,
 		`{nvidia.com/gpu: "0"}`),
-		aNode("c", "{}", `{nvidia.com/gpu: "8"}`), aNode("d", shared, `{cpu: "4"}`))
+		aNode("c", "{}", `{nvidia.com/gpu: "8"}`), aNode("d", shared, `{cpu: "4"}`),
+		aNode("e", shared, `{cpu: "4"}`), aSlice("gpu.nvidia.com", "e", "[{name: gpu-0}]"))
 	_, err := renderedWith(t, all, namespace, "v1.36.2", enforce)
 	if err == nil || !strings.Contains(err.Error(),
-		"refused to enforce: NVIDIA's device plugin hands out GPUs of "+
-			"these nodes, too, and its pods would be refused there: a (nvidia.com/gpu). ") {
+		"refused to enforce: NVIDIA's device plugin or DRA driver hands out GPUs of these nodes, too, "+
+			"and its pods would be refused there: a (nvidia.com/gpu); e (gpu.nvidia.com). ") {
 		t.Errorf("got %v", err)
 	}
 	for _, values := range []string{"{}", "{policy: {mode: enforce}, nvidia: {allowBoth: true}}",
@@ -62,7 +69,8 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 		}
 	}
 	others := having(t, aNode("b", shared, `{nvidia.com/gpu: "0"}`), aNode("c", "{}",
-		`{nvidia.com/gpu: "8"}`))
+		`{nvidia.com/gpu: "8"}`), aSlice("gpu.nvidia.com", "c", "[{name: gpu-0}]"),
+		aSlice("gpu.nvidia.com", "b", "[]"), aSlice("gpuledger.dev", "b", "[{name: gpu-0}]"))
 	if _, err := renderedWith(t, others, namespace, "v1.36.2", enforce); err != nil {
 		t.Error(err)
 	}

@@ -347,6 +347,25 @@ func TestMetricsOfTheAgents(t *testing.T) {
 	}
 }
 
+// TestOpenShift: the constraint is bound, and the pods have the SELinux context, where that is asked
+// for.
+func TestOpenShift(t *testing.T) {
+	const asked = "{openshift: true, seLinuxOptions: {type: spc_t}}"
+	for values, want := range map[string]bool{"{}": false, asked: true} {
+		objects := mustRender(t, namespace, "v1.36.2", values)
+		if _, bound := objects["RoleBinding/gpuledger-privileged"]; bound != want {
+			t.Errorf("%s: a binding is there: %v", values, bound)
+		}
+		for _, name := range []string{"gpuledger-setup", "gpuledger-dra"} {
+			context := objects["DaemonSet/"+name].value.(*apps.DaemonSet).Spec.Template.Spec.SecurityContext
+			if has := context != nil && context.SELinuxOptions != nil &&
+				context.SELinuxOptions.Type == "spc_t"; has != want {
+				t.Errorf("%s: %s has the context %+v", values, name, context)
+			}
+		}
+	}
+}
+
 // A hang of an agent is seen, and each probe asks the agent that runs there.
 func TestTheAgentsAreProbed(t *testing.T) {
 	for agent, name := range map[string]string{"dra": "gpuledger-dra",

@@ -16,6 +16,9 @@
       {{- with .Values.priorityClassName }}
       priorityClassName: {{ . }}
       {{- end }}
+      {{- with .Values.seLinuxOptions }}
+      securityContext: {seLinuxOptions: {{ toJson . }}}
+      {{- end }}
       hostPID: true # the ledger reads from the node's processes whether a container runs
 {{- end -}}
 

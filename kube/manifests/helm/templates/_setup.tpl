@@ -54,6 +54,9 @@ spec:
       {{- with .root.Values.priorityClassName }}
       priorityClassName: {{ . }}
       {{- end }}
+      {{- with .root.Values.seLinuxOptions }}
+      securityContext: {seLinuxOptions: {{ toJson . }}}
+      {{- end }}
       {{- if $v.install }}
       hostPID: true # the node's programs are run in the node's namespaces
       {{- end }}
