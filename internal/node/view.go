@@ -38,11 +38,13 @@ func ledgerView(n *Node, tx *ledger.Tx, f createFacts) grant.View {
 			Hint: "correct the configuration; containers without GPUs start meanwhile"})
 	}
 	if owner := f.request.Container.Pod.Owner(); owner != "" {
-		f.add(&v)(tx.ByOwner(owner))
+		g, err := tx.ByOwner(owner)
+		f.add(&v, g, err)
 	}
 	for _, m := range f.request.References {
 		if m.Malformed == "" {
-			f.add(&v)(tx.Get(m.ID))
+			g, err := tx.Get(m.ID)
+			f.add(&v, g, err)
 		}
 	}
 	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode == grant.Exclusive }) {
@@ -65,27 +67,25 @@ func ledgerView(n *Node, tx *ledger.Tx, f createFacts) grant.View {
 	return v
 }
 
-// add gives a function that adds a grant, as the ledger returned it, to a view.
-func (f createFacts) add(v *grant.View) func(grant.Grant, error) {
-	return func(g grant.Grant, err error) {
-		if err == nil && g.Orphaned() {
-			return
-		}
-		if f.AnyRoot && f.holds(g) { // it keeps what it was created with after the grant has expired
-			g.Draining, g.Expires = false, time.Time{}
-		}
-		// A binding of this container does not keep it from its grant. Whether its id is in use is
-		// checked elsewhere.
-		g.Bindings = slices.DeleteFunc(g.Bindings, f.isOwn)
-		var damaged *ledger.DamagedError
-		switch {
-		case err == nil && !slices.ContainsFunc(v.Grants, func(o grant.Grant) bool { return o.ID == g.ID }):
-			v.Grants = append(v.Grants, g)
-		case errors.As(err, &damaged):
-			v.Damaged = append(v.Damaged, damaged.Damage)
-		case err != nil && !errors.Is(err, ledger.ErrNotFound):
-			v.Problems = append(v.Problems, unreadable(err))
-		}
+// add adds a grant, as the ledger returned it, to a view.
+func (f createFacts) add(v *grant.View, g grant.Grant, err error) {
+	if err == nil && g.Orphaned() {
+		return
+	}
+	if f.AnyRoot && f.holds(g) { // it keeps what it was created with after the grant has expired
+		g.Draining, g.Expires = false, time.Time{}
+	}
+	// A binding of this container does not keep it from its grant. Whether its id is in use is
+	// checked elsewhere.
+	g.Bindings = slices.DeleteFunc(g.Bindings, f.isOwn)
+	var damaged *ledger.DamagedError
+	switch {
+	case err == nil && !slices.ContainsFunc(v.Grants, func(o grant.Grant) bool { return o.ID == g.ID }):
+		v.Grants = append(v.Grants, g)
+	case errors.As(err, &damaged):
+		v.Damaged = append(v.Damaged, damaged.Damage)
+	case err != nil && !errors.Is(err, ledger.ErrNotFound):
+		v.Problems = append(v.Problems, unreadable(err))
 	}
 }
 
