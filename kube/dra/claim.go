@@ -50,7 +50,7 @@ func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Conte
 		if result.Driver != DriverName || result.Pool != pool {
 			continue
 		}
-		part, err := partOf(result, claim.Status.Allocation.Devices.Config, seats, p)
+		part, err := partOf(claim, result, seats, p)
 		if err != nil {
 			return w, err
 		}
@@ -70,9 +70,9 @@ type allocatedPart struct {
 	compute int
 }
 
-func partOf(result resourceapi.DeviceRequestAllocationResult,
-	configs []resourceapi.DeviceAllocationConfiguration, seats []admission.Seat,
-	p nodeledger.Content) (allocatedPart, error) {
+func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult,
+	seats []admission.Seat, p nodeledger.Content) (allocatedPart, error) {
+	configs := claim.Status.Allocation.Devices.Config
 	if result.AdminAccess != nil && *result.AdminAccess {
 		return allocatedPart{}, fmt.Errorf(
 			"request %q wants adminAccess, which would reach GPUs that are others'; watch them through the "+
@@ -87,6 +87,13 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 	if err != nil {
 		return allocatedPart{}, err
 	}
+	amount, found := result.ConsumedCapacity[memory]
+	if config.Mode == grant.Exclusive && slices.Contains(shared, mode) {
+		if mode = grant.Exclusive; found && namesAmount(claim, result.Request) &&
+			grant.Bytes(amount.Value()) < seat.Free-seat.Free%grant.MiB {
+			return allocatedPart{}, notAll(result.Request, amount.String())
+		}
+	}
 	if err := config.allows(result.Request, mode, p.Offer(anyClaim, mode, seat).Strength); err != nil {
 		return allocatedPart{}, err
 	}
@@ -94,7 +101,6 @@ func partOf(result resourceapi.DeviceRequestAllocationResult,
 	if mode == grant.Exclusive || mode == grant.MIG {
 		return of, nil
 	}
-	amount, found := result.ConsumedCapacity[memory]
 	if !found {
 		return allocatedPart{}, fmt.Errorf(
 			"the allocation of request %q says no amount of memory: this cluster lacks consumable capacity "+

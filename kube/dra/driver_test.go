@@ -578,6 +578,7 @@ func TestSlicesArePublishedWhenTheyChange(t *testing.T) {
 // again when the process has ended.
 func TestGPUsInUseByEndedClaimsAreNotPublished(t *testing.T) {
 	s, to := newSite(t, 1), &recorder{}
+	configure(s.SimulatedNode, several)
 	publish := func() []resourceapi.Device {
 		t.Helper()
 		if err := s.Publish(context.Background(), to); err != nil {

@@ -51,6 +51,23 @@ type reserved struct {
 	version uint64 // the claim's resource version
 	pods    []grant.Tie
 	empty   bool
+	// memory that the claim has of this driver's devices, by their names
+	consumed map[string]grant.Bytes
+}
+
+// consumedBy returns what a claim has of each device.
+func consumedBy(claim *resourceapi.ResourceClaim) map[string]grant.Bytes {
+	consumed := map[string]grant.Bytes{}
+	if claim.Status.Allocation == nil {
+		return consumed
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == DriverName {
+			amount := r.ConsumedCapacity[memory]
+			consumed[r.Device] += grant.Bytes(amount.Value())
+		}
+	}
+	return consumed
 }
 
 // learn records a claim unless a newer version is known. It returns the newest.
@@ -59,7 +76,7 @@ func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	defer p.mu.Unlock()
 	// versions are ordered for one resource (KEP 5504)
 	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
-	now := reserved{version, tiesOf(claim), len(claim.Status.ReservedFor) == 0}
+	now := reserved{version, tiesOf(claim), len(claim.Status.ReservedFor) == 0, consumedBy(claim)}
 	if before, known := p.claims[claim.UID]; known && before.version > version {
 		return before
 	}
@@ -75,6 +92,12 @@ func (p *pods) known(claim types.UID) (reserved, bool) {
 	defer p.mu.Unlock()
 	r, known := p.claims[claim]
 	return r, known
+}
+
+// consumed returns what a claim has of each device; see Allocations.
+func (p *pods) consumed(claim types.UID) (map[string]grant.Bytes, bool) {
+	r, known := p.known(claim)
+	return r.consumed, known
 }
 
 // keep removes all claims but these. A claim that is being prepared is learned again when it is
@@ -189,10 +212,14 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 	held = map[types.UID]grant.Grant{}
 	for _, g := range p.EnteredBy(Source) {
 		uid, is := claimOf(g)
-		if !is || g.Draining || !d.ties(p) {
+		// What a claim for a whole GPU has of its device must be known for publishing, too.
+		if !is || g.Draining || !d.ties(p) && g.Mode != grant.Exclusive {
 			continue
 		}
 		held[uid] = g
+		if !d.ties(p) {
+			continue
+		}
 		r, known := d.pods.known(uid)
 		// If the last pods are gone, the ties stay: without ties every pod could use the grant.
 		if !known || r.empty && len(g.For) > 0 {

@@ -21,25 +21,28 @@ const (
 	maxCounters = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// Slices returns the node's GPUs and MIG devices for the scheduler. A GPU is one counter and one
-// device for each possible mode. Each device takes the whole counter, so a GPU is in one mode at a
-// time.
+// Slices returns the node's GPUs and MIG devices for the scheduler.
 //
-// A GPU with a single possible mode has no counter. For each node that they try, the schedulers of
-// Kubernetes 1.36 go through the counters of all nodes (kubernetes/kubernetes#138917). A cluster
-// without counters is scheduled many times as fast. The configuration decides whether there is a
-// counter, not the present grants. A counter that changed with grants would be published to the
-// whole cluster each time. It would also not count the existing claims.
+// A GPU that can be had whole and in one shared mode is one device. A claim for the whole GPU
+// consumes all of its memory, so the scheduler places no other claim on it. A GPU of several shared
+// modes is one counter and one device for each mode. Each device takes the whole counter, so a GPU
+// is in one mode at a time.
+//
+// For each node that they try, the schedulers of Kubernetes 1.36 go through the counters of all
+// nodes (kubernetes/kubernetes#138917). A cluster without counters is scheduled many times as fast.
+// The configuration decides whether there is a counter, not the present grants. A counter that
+// changed with grants would be published to the whole cluster each time. It would also not count
+// the existing claims.
 //
 // Several claims can have a device of a shared mode, and the scheduler adds up what they consume.
 // So the driver's own grants are not subtracted, except those that the scheduler does not count;
 // see seatsOf.
-func Slices(p nodeledger.Content) ([]resourceslice.Slice, error) {
-	seats, err := seatsOf(p)
+func Slices(p nodeledger.Content, claims Allocations) ([]resourceslice.Slice, error) {
+	plans, err := plansOf(p)
 	if err != nil {
 		return nil, err
 	}
-	empty, err := admission.Seats(grant.View{}, p.Inventory, p.Node.Policy)
+	seats, err := seatsOf(p, plans, claims)
 	if err != nil {
 		return nil, err
 	}
@@ -49,9 +52,9 @@ func Slices(p nodeledger.Content) ([]resourceslice.Slice, error) {
 		devices  []resourceapi.Device
 	)
 	for i, s := range seats {
-		of := devicesOf(p, s, unserved)
+		of := devicesOf(p, plans[i], s, unserved)
 		// even while none of its devices is offered
-		if len(empty[i].Modes) > 1 && s.MIG == nil && !partitioned(s) {
+		if plans[i].counter {
 			counters = append(counters, counterOf(s.GPU))
 			for i := range of {
 				of[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{
@@ -81,7 +84,7 @@ func Slices(p nodeledger.Content) ([]resourceslice.Slice, error) {
 // because the configuration now has other modes for its GPU. These grants are subtracted like those
 // of other users. A grant that was released by hand while its claim still exists counts twice until
 // its last container ends. Then too little is offered, never too much.
-func seatsOf(p nodeledger.Content) ([]admission.Seat, error) {
+func seatsOf(p nodeledger.Content, plans []plan, claims Allocations) ([]admission.Seat, error) {
 	seats, err := p.Seats(Source)
 	if err != nil {
 		return nil, err
@@ -89,21 +92,15 @@ func seatsOf(p nodeledger.Content) ([]admission.Seat, error) {
 	p.Grants = slices.Clone(p.Grants)
 	for i := range p.Grants {
 		if g := &p.Grants[i]; g.Source == Source && !g.Draining {
-			g.GPUs = slices.DeleteFunc(slices.Clone(g.GPUs),
-				func(s grant.Share) bool { return offered(s.UUID, g.Mode, seats) })
+			g.GPUs = slices.DeleteFunc(slices.Clone(g.GPUs), func(share grant.Share) bool {
+				at := slices.IndexFunc(seats,
+					func(s admission.Seat) bool { return s.UUID() == share.UUID })
+				return at >= 0 && counted(*g, plans[at], seats[at], claims)
+			})
 		}
 	}
 	return p.Seats("")
 }
-
-// offered reports whether a device of this mode is published, or would be if any of it were free.
-func offered(uuid string, mode grant.Mode, seats []admission.Seat) bool {
-	i := slices.IndexFunc(seats, func(s admission.Seat) bool { return s.UUID() == uuid })
-	return i >= 0 && !partitioned(seats[i]) && slices.Contains(seats[i].Modes, mode)
-}
-
-// partitioned reports whether only the MIG devices of a GPU are published.
-func partitioned(s admission.Seat) bool { return s.MIG == nil && len(s.GPU.MIG) > 0 }
 
 // whole is the one counter of a GPU. The device that takes it sets the GPU's mode.
 const whole = "gpu"
@@ -121,31 +118,64 @@ func deviceName(uuid string, mode grant.Mode) string {
 	return strings.ToLower(uuid) + "-" + string(mode)
 }
 
-// devicesOf returns a GPU's devices, one for each mode. A mode without room for a grant has none. A
-// MIG device is a device of its own, because the hardware separates it from the others of its GPU.
-// unserved says what mode mps lacks on this node.
-func devicesOf(p nodeledger.Content, s admission.Seat, unserved string) []resourceapi.Device {
+// devicesOf returns a GPU's devices: one for all its claims, or one for each mode. A mode without
+// room for a grant has none. A MIG device is a device of its own, because the hardware separates it
+// from the others of its GPU. unserved says what mode mps lacks on this node.
+func devicesOf(p nodeledger.Content, to plan, s admission.Seat, unserved string) []resourceapi.Device {
 	var devices []resourceapi.Device
-	if partitioned(s) {
-		return nil
-	}
-	for _, mode := range s.Modes {
-		offer := p.Offer(anyClaim, mode, s)
-		d := resourceapi.Device{Name: deviceName(s.UUID(), mode),
-			Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
+	modes := to.offered(s)
+	for _, mode := range modes {
 		switch {
+		case mode == to.joint && s.Free >= 2*grant.MiB: // a range needs room for one step
+			devices = append(devices,
+				jointDevice(p, s, mode, slices.Contains(modes, grant.Exclusive), unserved))
+		case to.joint != "":
 		case mode == grant.Exclusive, mode == grant.MIG && s.MIG != nil:
+			d := deviceOf(p, s, mode, unserved)
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 				memory: {Value: *quantity(s.Space)}}
-		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB: // a range needs room for one step
-			several := true
-			d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, sharesCompute(p, mode))
-		default:
-			continue
+			devices = append(devices, d)
+		case slices.Contains(shared, mode) && s.Free >= 2*grant.MiB:
+			devices = append(devices, sharedDevice(p, s, mode, unserved))
 		}
-		devices = append(devices, d)
 	}
 	return devices
+}
+
+// deviceOf returns a GPU's device for a mode, without capacity.
+func deviceOf(p nodeledger.Content, s admission.Seat, mode grant.Mode, unserved string) resourceapi.Device {
+	offer := p.Offer(anyClaim, mode, s)
+	return resourceapi.Device{Name: deviceName(s.UUID(), mode),
+		Attributes: attributes(p, s, mode, offer.Strength), Taints: taints(p, s, mode, offer, unserved)}
+}
+
+// sharedDevice returns a GPU's device for shares in a mode.
+func sharedDevice(p nodeledger.Content, s admission.Seat, mode grant.Mode,
+	unserved string) resourceapi.Device {
+	d, several := deviceOf(p, s, mode, unserved), true
+	d.AllowMultipleAllocations, d.Capacity = &several, consumable(s, sharesCompute(p, mode))
+	return d
+}
+
+// jointDevice returns the device of a GPU for shares and for the whole GPU. exclusive says that
+// nothing of it is granted outside the scheduler's count, so that it can be granted whole. A taint
+// that concerns only shares must not keep claims for the whole GPU away. Instead the device then
+// has the mode exclusive, and the attribute unshared has the reason.
+func jointDevice(p nodeledger.Content, s admission.Seat, mode grant.Mode, exclusive bool,
+	unserved string) resourceapi.Device {
+	d := sharedDevice(p, s, mode, unserved)
+	d.Attributes[wholeAttribute] = boolean(exclusive && s.Outside == 0)
+	i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Key == taintUnserved || t.Key == taintWeak
+	})
+	if exclusive && i >= 0 {
+		_, reason, _ := strings.Cut(d.Taints[i].Key, "/")
+		reason += ": " + d.Taints[i].Value
+		alone := deviceOf(p, s, grant.Exclusive, unserved)
+		d.Attributes, d.Taints = alone.Attributes, alone.Taints
+		d.Attributes["unshared"] = text(reason)
+	}
+	return d
 }
 
 // anyClaim stands for the owner of any claim's grant. The verdict depends on the kind of owner,
@@ -192,6 +222,7 @@ func attributes(p nodeledger.Content, s admission.Seat, mode grant.Mode,
 		"numa": integer(s.GPU.NUMA),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
 	}
+	all[wholeAttribute] = boolean(mode == grant.Exclusive)
 	// a simulated GPU has none
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(s.GPU.PCI); err == nil {
 		all[root.Name] = root.Value
@@ -213,6 +244,11 @@ func text(s string) resourceapi.DeviceAttribute {
 	}
 	return resourceapi.DeviceAttribute{StringValue: &s}
 }
+
+// wholeAttribute says whether a claim of mode exclusive can have the device. Each device has it.
+const wholeAttribute = "whole"
+
+func boolean(is bool) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{BoolValue: &is} }
 
 func integer(n int) resourceapi.DeviceAttribute {
 	value := int64(n)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -18,6 +19,9 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
+// several lets all GPUs be in each mode.
+const several = "[[pool]]\ngpus = [\"0-63\"]\nmodes = [\"exclusive\", \"timeslice\", \"limit\", \"mps\", \"mig\"]\n"
+
 // slicesOf returns the present slices of a node.
 func slicesOf(t *testing.T, n *nodeledgertest.SimulatedNode) []resourceslice.Slice {
 	t.Helper()
@@ -25,7 +29,7 @@ func slicesOf(t *testing.T, n *nodeledgertest.SimulatedNode) []resourceslice.Sli
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := Slices(p)
+	list, err := Slices(p, nothingKnown)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,16 +88,16 @@ func TestPublishedDevices(t *testing.T) {
 		make   func(n *nodeledgertest.SimulatedNode)
 		want   []string
 	}{
-		"a free GPU can be in each mode": {"", func(*nodeledgertest.SimulatedNode) {},
+		"a free GPU can be in each mode of its pool": {several, func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100"}},
-		"what others hold is taken off, in their mode": {"", func(n *nodeledgertest.SimulatedNode) {
+		"what others hold is taken off, in their mode": {several, func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Compute: 40, Mode: grant.Timeslice})
 		}, []string{"0 timeslice memory=11Gi compute=60"}},
 		"a GPU that is granted whole is not published": {"", func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Mode: grant.Exclusive})
 		}, nil},
-		"what the driver has granted the scheduler counts": {"", func(n *nodeledgertest.SimulatedNode) {
+		"what the driver has granted the scheduler counts": {several, func(n *nodeledgertest.SimulatedNode) {
 			n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Source: Source,
 				Owner: "claim:u"})
 		}, []string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
@@ -122,7 +126,7 @@ func TestPublishedDevices(t *testing.T) {
 			})
 		}, nil},
 		"what is used outside the ledger is subtracted, and the whole GPU is not offered": {
-			"", func(n *nodeledgertest.SimulatedNode) {
+			several, func(n *nodeledgertest.SimulatedNode) {
 				if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{
 					n.UUID(0): 3 * grant.GiB}, nil); err != nil {
 					n.T.Fatal(err)
@@ -130,26 +134,26 @@ func TestPublishedDevices(t *testing.T) {
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
 				"0 timeslice memory=13Gi compute=100",
 				"0 limit memory=13Gi compute=100"}},
-		"a reserve is taken off": {"[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.SimulatedNode) {},
+		"a reserve is taken off": {several + "[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
 		"nor if launches must be throttled and cannot be": {
-			"[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
+			several + "[enforcement]\ncompute = \"throttle\"\nshim = \"/nowhere\"\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"no share of compute in a mode that keeps none, where the policy wants that": {
-			"[enforcement]\ncompute = \"refuse\"\n",
+			several + "[enforcement]\ncompute = \"refuse\"\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi"}},
 		"nor if it requires more strength than none, and no share whose containers would never start": {
-			"[policy]\nminimum_strength = \"library\"\n",
+			several + "[policy]\nminimum_strength = \"library\"\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100 gpuledger.dev/weak=none",
 				"0 limit memory=16Gi gpuledger.dev/weak=none"}},
 		"a claim's containers share a limit, so the driver's own does not apply": {
-			"[enforcement]\nlimit = \"driver\"\n",
+			several + "[enforcement]\nlimit = \"driver\"\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=16Gi", "0 timeslice memory=16Gi compute=100",
 				"0 limit memory=16Gi compute=100 gpuledger.dev/weak=none"}},
@@ -186,8 +190,8 @@ func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 		Source: Source,
 		Owner:  "claim:u"})
 	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
-		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\"]\n")
-	if got, want := published(t, n), []string{"1 exclusive memory=16Gi",
+		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\", \"timeslice\"]\n")
+	if got, want := published(t, n), []string{"1 exclusive memory=16Gi", "1 timeslice memory=16Gi compute=100",
 		"1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -195,7 +199,7 @@ func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 
 // A container of mode mps starts only if gpuledgerd has started NVIDIA's daemon.
 func TestModeMPSNeedsGPUledgerd(t *testing.T) {
-	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, several)
 	taints := func() (found []string) {
 		for _, line := range published(t, n) {
 			if _, taints, tainted := strings.Cut(line, " "+taintUnserved+"="); tainted {
@@ -227,6 +231,7 @@ func TestModeMPSNeedsGPUledgerd(t *testing.T) {
 // ends, a pod that the scheduler placed there would hang.
 func TestAGPUOfAnotherGPUsMPSDaemonIsTainted(t *testing.T) {
 	s := newSite(t, 3)
+	configure(s.SimulatedNode, several)
 	s.HasMPS()
 	served := func() (gpus []int64) {
 		for _, slice := range slicesOf(t, s.SimulatedNode) {
@@ -268,12 +273,12 @@ func TestAGPUOfAnotherGPUsMPSDaemonIsTainted(t *testing.T) {
 // The API refuses a slice that breaks one of these rules, and only the driver's log shows it.
 func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 	for _, gpus := range []int{1, 8, 16, 64} {
-		n := nodeledgertest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, "")
+		n := nodeledgertest.New(t, gpus, 80*grant.GiB+17*grant.MiB+5*grant.KiB, several)
 		p, err := n.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := Slices(p)
+		list, err := Slices(p, nothingKnown)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,7 +316,8 @@ func TestSlicesKeepTheRulesOfTheAPI(t *testing.T) {
 func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 	n := nodeledgertest.New(t, 3, 80*grant.GiB,
 		"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n"+
-			"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n")
+			"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\"]\n[[pool]]\ngpus = [\"2-3\"]\n"+
+			"modes = [\"exclusive\", \"limit\", \"timeslice\", \"mig\"]\n")
 	n.SetGPUs(4, 80*grant.GiB, func(all []simulated.GPUDescription) {
 		all[2].MIG = []string{"3g.40gb",
 			"1g.10gb"}
@@ -347,13 +353,13 @@ func TestAGPUOfOneModeHasNoCounter(t *testing.T) {
 
 // minimumStrength in a class or a claim is compared with what is published.
 func TestTheStrengthOfEachMode(t *testing.T) {
-	n := nodeledgertest.New(t, 2, 80*grant.GiB, "")
+	n := nodeledgertest.New(t, 2, 80*grant.GiB, several)
 	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPUDescription) { all[1].MIG = []string{"1g.10gb"} })
 	p, err := n.Read()
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := Slices(p)
+	list, err := Slices(p, nothingKnown)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,3 +401,6 @@ func TestTaintsAreLabels(t *testing.T) {
 		}
 	}
 }
+
+// nothingKnown is what a driver knows of claims before the API has answered it.
+func nothingKnown(types.UID) (map[string]grant.Bytes, bool) { return nil, false }

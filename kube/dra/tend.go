@@ -28,7 +28,7 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	p, err := d.read()
 	var list []resourceslice.Slice
 	if err == nil {
-		list, err = Slices(p)
+		list, err = Slices(p, d.pods.consumed)
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot offer the node's GPUs: %w", err)

@@ -93,6 +93,8 @@ func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
 		same     = `, constraints: [{matchAttribute: gpuledger.dev/uuid}]`
 		twice    = "several shares of GPUs need the constraint"
 		together = "a GPU has one MPS daemon"
+		amount   = ", capacity: {requests: {memory: 40Gi}}"
+		partly   = `select by device.capacity["gpuledger.dev"].memory.compareTo(quantity("40Gi")) >= 0`
 	)
 	one := func(class, more string) string {
 		return `{name: a, exactly: {deviceClassName: ` + class + `.gpuledger.dev` + more + `}}`
@@ -106,6 +108,10 @@ func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
 		"another driver's":                 {`{requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]}`, ""},
 		"a share":                          {`{requests: [` + one("limit", ", count: 1") + `]}`, ""},
 		"whole GPUs":                       {`{requests: [` + one("exclusive", ", count: 2") + `]}`, ""},
+		"whole GPUs of an amount":          {`{requests: [` + one("exclusive", amount) + `]}`, partly},
+		"a share of an amount":             {`{requests: [` + one("limit", amount) + `]}`, ""},
+		"that, or a share":                 {`{requests: [{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev` + amount + `}]}]}`, partly},
+		"whole, or a share of an amount":   {`{requests: [` + first("limit", amount) + `]}`, ""},
 		"shares of several GPUs":           {`{requests: [` + one("limit", ", count: 2") + `]` + distinct + `}`, ""},
 		"several shares":                   {`{requests: [` + one("limit", ", count: 2") + `]}`, twice},
 		"several shares, or whole GPUs":    {`{requests: [` + first("limit", ", count: 2") + `]}`, twice},
