@@ -41,6 +41,58 @@ func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error
 	return withStrength(n, g), reference, err
 }
 
+// Entered is the outcome of one of several asks.
+type Entered struct {
+	Grant     grant.Grant
+	Reference grant.Reference
+	Err       error
+}
+
+// EnterAll enters a grant for each ask, in this order, with one writing of the ledger. An ask that is
+// refused does not keep the others from their grants. If the ledger cannot be written, there is none
+// of them.
+func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
+	all := make([]Entered, len(asks))
+	for i, ask := range asks {
+		e := &all[i]
+		if e.Err = n.Broken; e.Err == nil {
+			e.Err = checkTies(n, ask.For)
+		}
+		if e.Err == nil {
+			e.Grant, e.Reference, e.Err = node.NewGrant(n, ask)
+		}
+	}
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := readForPlacement(n, tx)
+		if err != nil {
+			return err
+		}
+		var placed []grant.Grant
+		for i, ask := range asks {
+			e := &all[i]
+			if e.Err == nil {
+				e.Err = onlyOne(ask.Owner, v)
+			}
+			if e.Err == nil {
+				e.Grant.GPUs, e.Err = admission.Place(ask, "", v, inv, n.Policy)
+			}
+			if e.Err == nil {
+				placed, v.Grants = append(placed, e.Grant), append(v.Grants, e.Grant)
+			}
+		}
+		return tx.PutNew(placed)
+	})
+	for i := range all {
+		if all[i].Err == nil {
+			all[i].Err = err
+		}
+		if all[i].Err == nil {
+			all[i].Grant = withStrength(n, all[i].Grant)
+		}
+	}
+	return all
+}
+
 // withStrength adds to a grant what holds its containers to it on this node now.
 func withStrength(n *node.Node, g grant.Grant) grant.Grant {
 	inv, _ := n.Inventory()

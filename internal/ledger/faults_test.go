@@ -62,6 +62,11 @@ func TestAFullDiskChangesNothing(t *testing.T) {
 			t.Errorf("%s: the ledger was\n%s\nand is\n%s", name, before, after)
 		}
 	}
+	if err := b.Update(func(tx *Tx) error {
+		return tx.PutNew([]grant.Grant{sample(2), sample(3)})
+	}); !errors.Is(err, unix.ENOSPC) || b.tree() != before {
+		t.Errorf("two new grants: %v, want ENOSPC; the ledger was\n%s\nand is\n%s", err, before, b.tree())
+	}
 	if g, err := b.byOwner(sample(1).Owner); err != nil || g.Label != "" {
 		t.Errorf("the old grant: %+v, %v", g, err)
 	}
@@ -94,6 +99,7 @@ func TestAReadOnlyDiskChangesNothing(t *testing.T) {
 	changed.Label = "changed"
 	for name, write := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(sample(2)) },
+		"PutNew": func(tx *Tx) error { return tx.PutNew([]grant.Grant{sample(2), sample(3)}) },
 		"change": func(tx *Tx) error { return tx.Put(changed) },
 		"Delete": func(tx *Tx) error { return tx.Delete(id(1)) },
 	} {
@@ -121,6 +127,7 @@ func TestADirectoryThatDoesNotSyncChangesNothing(t *testing.T) {
 	changed.Owner, changed.GPUs = "claim:other", []grant.Share{{UUID: gpu1, Memory: 1}}
 	for name, write := range map[string]func(*Tx) error{
 		"Put":    func(tx *Tx) error { return tx.Put(sample(2)) },
+		"PutNew": func(tx *Tx) error { return tx.PutNew([]grant.Grant{sample(2), sample(3)}) },
 		"change": func(tx *Tx) error { return tx.Put(changed) },
 		"Delete": func(tx *Tx) error { return tx.Delete(id(1)) },
 	} {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -55,25 +56,86 @@ func replaceDurably(path string, data []byte) (err error) {
 	return nil
 }
 
+// createDurably makes new files in a directory so that they survive a power cut. The file systems
+// write what is synced at the same time in one go. On an error there is none of the files.
+func createDurably(dir string, content map[string][]byte) (err error) {
+	defer func() {
+		for path := range content {
+			if err != nil {
+				_ = os.Remove(temporary(path))
+				_ = os.Remove(path)
+			}
+		}
+	}()
+	var drafts []*os.File
+	for path, data := range content {
+		f, e := writeNew(temporary(path), data)
+		if f != nil {
+			drafts = append(drafts, f)
+		}
+		if err = e; err != nil {
+			break
+		}
+	}
+	if err = errors.Join(err, syncAndClose(drafts)); err != nil {
+		return err
+	}
+	failpoint.Hit("ledger/put-written")
+	for path := range content {
+		if err := os.Rename(temporary(path), path); err != nil {
+			return err
+		}
+	}
+	failpoint.Hit("ledger/put-renamed")
+	if err := syncDir(dir); err != nil {
+		return err
+	}
+	failpoint.Hit("ledger/put-synced")
+	return nil
+}
+
 // syncDir is host.SyncDir; a test makes it fail.
 var syncDir = host.SyncDir
 
-// writeDurably makes a new file: what a crash left at path may be a second name of a file that
-// readers use.
+// writeDurably makes a new file.
 func writeDurably(path string, data []byte) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
+	f, err := writeNew(path, data)
 	if err == nil {
 		err = f.Sync()
 	}
-	if e := f.Close(); err == nil {
-		err = e
+	if f != nil {
+		if e := f.Close(); err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// writeNew makes a new file: what a crash left at path may be a second name of a file that readers
+// use. It returns the file, which is not synced yet, also with an error of writing.
+func writeNew(path string, data []byte) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.Write(data)
+	return f, err
+}
+
+// syncAndClose syncs files at the same time.
+func syncAndClose(files []*os.File) (err error) {
+	var all sync.WaitGroup
+	failed := make(chan error, len(files))
+	for _, f := range files {
+		all.Go(func() { failed <- errors.Join(f.Sync(), f.Close()) })
+	}
+	all.Wait()
+	close(failed)
+	for e := range failed {
+		err = errors.Join(err, e)
 	}
 	return err
 }

@@ -135,6 +135,47 @@ func (tx *Tx) Put(g grant.Grant) error {
 	return nil
 }
 
+// PutNew creates grants that the ledger does not have. They are durable when it returns. Their files
+// are written at the same time, so many take hardly longer than one. On an error there is none of
+// them.
+func (tx *Tx) PutNew(all []grant.Grant) (err error) {
+	if !tx.writes {
+		return errReadOnly
+	}
+	var undo []func()
+	defer func() {
+		for _, f := range slices.Backward(undo) {
+			if err != nil {
+				f()
+			}
+		}
+	}()
+	content := map[string][]byte{}
+	for _, g := range all {
+		if err := validate(g); err != nil {
+			return fmt.Errorf("internal error: cannot write grant %q: %w", g.ID, err)
+		}
+		if _, err := tx.read(g.ID); !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("internal error: cannot make grant %s: there is one (%w)", g.ID, err)
+		}
+		data, err := grantFormat.encode(g, record{})
+		if err != nil {
+			return fmt.Errorf("internal error: cannot encode grant %s: %w", g.ID, err)
+		}
+		unlink, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
+		undo = append(undo, unlink)
+		if err != nil {
+			return fmt.Errorf("cannot write grant %s: %w", g.ID, err)
+		}
+		content[tx.files.grants.path(g.ID)] = data
+	}
+	failpoint.Hit("ledger/put-linked")
+	if err := createDurably(string(tx.files.grants), content); err != nil {
+		return fmt.Errorf("cannot write %d grants: %w", len(all), err)
+	}
+	return nil
+}
+
 // hidesLive reports whether the owner of a grant that is over has a live one: an expired grant is
 // kept for a day, and must not hide its owner's next.
 func (tx *Tx) hidesLive(g grant.Grant) bool {

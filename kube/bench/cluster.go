@@ -271,6 +271,8 @@ func (c *cluster) schedule(ctx context.Context, name string, n int,
 	defer progress.Stop()
 	for len(took) < n {
 		select {
+		case <-ctx.Done():
+			return took, fmt.Errorf("%d of %d pods are bound: %w", len(took), n, ctx.Err())
 		case <-progress.C:
 			fmt.Fprintf(os.Stderr, "%s: %d of %d are bound after %.0f s\n", name, len(took), n,
 				time.Since(began).Seconds())

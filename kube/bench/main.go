@@ -29,6 +29,9 @@ type options struct {
 	wobble, patience          time.Duration
 	qps                       int
 	profile                   string
+	prepares, rounds          int
+	curve                     string
+	limit                     time.Duration
 }
 
 func main() {
@@ -39,8 +42,8 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 100, "how many nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of 16 GiB in each")
 	flag.StringVar(&o.modes, "modes", "",
-		"the modes of all GPUs, separated by commas, as a pool of the node's configuration says "+
-			"them; none: all")
+		"the modes of all GPUs, separated by commas, as a pool of the node's configuration lists "+
+			"them, such as "+counted+", which take counters; none: without a pool")
 	flag.IntVar(&o.claims, "claims", 1000, "claims of 4 GiB, each with a pod, made at once")
 	flag.IntVar(&o.lone, "lone", 50, "claims made one after another, before those")
 	flag.DurationVar(&o.wobble, "wobble", 30*time.Second,
@@ -50,10 +53,21 @@ func main() {
 	flag.StringVar(&o.profile, "profile", "",
 		"the `FILE` for a profile of the scheduler's CPU, of 20 seconds while claims are made at once")
 	flag.IntVar(&o.qps, "scheduler-qps", 0, "requests a second that the scheduler may make; 0: its default")
+	flag.IntVar(&o.prepares, "prepares", 64, "claims that the kubelet of one node prepares at once; 0: none")
+	flag.IntVar(&o.rounds, "rounds", 5, "how often it does that")
+	flag.StringVar(&o.curve, "curve", "",
+		"numbers of nodes, separated by commas, such as 50,100,250,500: measure claims on clusters of "+
+			"these sizes with and without counters, and nothing else")
+	flag.DurationVar(&o.limit, "limit", 2*time.Minute,
+		"how long the claims of one point of the curve may take, one after another and at once")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := run(ctx, o); err != nil {
+	measure := run
+	if o.curve != "" {
+		measure = curve
+	}
+	if err := measure(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -90,7 +104,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	drivers.stop()
-	return nil
+	return preparing(ctx, o, c, dir)
 }
 
 // publishing measures from the start of all drivers until the API has all their slices.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -25,7 +24,10 @@ type Driver struct {
 	Ledger nodeledger.Ledger
 	Node   string // the node's name in the cluster, and the pool's
 	Client kubernetes.Interface
-	Log    *slog.Logger
+	// Watch is a client with a limit of its own, for watching claims: many that are prepared at once
+	// are then also watched at once, and no call of the kubelet must wait for that. nil: Client.
+	Watch kubernetes.Interface
+	Log   *slog.Logger
 	// Broken is called when the driver cannot go on: the kubelet cannot reach it any more, or the
 	// cluster has another Node of this name. Then another process may start. It may be nil.
 	Broken func(error)
@@ -35,23 +37,11 @@ type Driver struct {
 	// last has the last configuration that could be read; nil: none yet.
 	last   atomic.Pointer[nodeledger.Ledger]
 	pods   pods                  // of the claims with grants
-	mu     sync.Mutex            // one claim is prepared or given up at a time; see lockClaims
+	locks  claimLocks            // of claims that are prepared, given up or reclaimed
 	pace   pace                  // of publishing
 	failed atomic.Bool           // the API may not have taken the last publishing
 	known  []resourceslice.Slice // the last slices that could be made; nil: none yet
 	node   types.UID             // UID of the Node that owns the slices; "": not known yet
-}
-
-// lockClaims waits until no other call prepares or gives up a claim of this node, in this process
-// or another. An update starts the new driver before it stops the old one.
-func (d *Driver) lockClaims() (unlock func(), err error) {
-	d.mu.Lock()
-	end, err := d.Ledger.Lock()
-	if err != nil {
-		d.mu.Unlock()
-		return nil, err
-	}
-	return func() { end(); d.mu.Unlock() }, nil
 }
 
 // read returns the ledger and the inventory.
@@ -96,7 +86,7 @@ func (d *Driver) PrepareResourceClaims(_ context.Context,
 }
 
 func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
-	unlock, err := d.lockClaims()
+	unlock, err := d.lockClaim(claim.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +144,7 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context,
 }
 
 func (d *Driver) unprepare(uid string) error {
-	unlock, err := d.lockClaims()
+	unlock, err := d.lockClaim(types.UID(uid))
 	if err != nil {
 		return err
 	}

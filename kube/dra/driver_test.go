@@ -28,6 +28,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
@@ -41,7 +42,7 @@ type site struct {
 
 func newSite(t *testing.T, gpus int) site {
 	n := nodeledgertest.New(t, gpus, 16*grant.GiB, "")
-	n.References = n.Dir + "/references"
+	n.References, n.Together = n.Dir+"/references", &nodeledger.Together{}
 	return site{n, &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
 		Log: slog.New(slog.DiscardHandler)}}
 }

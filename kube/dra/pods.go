@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
@@ -268,11 +269,18 @@ func (d *Driver) lookUp(ctx context.Context, g grant.Grant) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	if claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name,
+	if claim, err := d.watcher().ResourceV1().ResourceClaims(namespace).Get(ctx, name,
 		metav1.GetOptions{}); err == nil {
 		d.pods.learn(claim)
 		d.pods.signal()
 	}
+}
+
+func (d *Driver) watcher() kubernetes.Interface {
+	if d.Watch != nil {
+		return d.Watch
+	}
+	return d.Client
 }
 
 // watchClaim records the state of a claim and each change, until the API ends the watch.
@@ -281,7 +289,7 @@ func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
 	if !ok {
 		return nil
 	}
-	w, err := d.Client.ResourceV1().ResourceClaims(namespace).Watch(ctx,
+	w, err := d.watcher().ResourceV1().ResourceClaims(namespace).Watch(ctx,
 		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
 	if err != nil {
 		return err

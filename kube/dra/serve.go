@@ -45,6 +45,7 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 		kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry),
 		kubeletplugin.RollingUpdate(pod), kubeletplugin.GRPCInterceptor(d.intercept()),
+		kubeletplugin.Serialize(false), // see claimLocks
 		kubeletplugin.PluginListener(listen), kubeletplugin.RegistrarListener(listen))
 	return s, err
 }

@@ -21,6 +21,9 @@ type Ledger struct {
 	Config string            // absolute path of the configuration, for the hook in CDI files
 
 	References string // directory of references that survive a boot; "": none is kept
+
+	// serves callers that come at the same time; nil: each is served alone
+	Together *Together
 }
 
 // Content is the content of the ledger at one moment.
@@ -33,6 +36,15 @@ type Content struct {
 // be placed without one. Content returned with an error still has the node. If its Problem is the
 // error, it also has the content of the ledger.
 func (l Ledger) Read() (Content, error) {
+	if l.Together == nil {
+		return l.read()
+	}
+	r := l.Together.reads.do(l, readAll)
+	r.content.Grants = slices.Clone(r.content.Grants)
+	return r.content, r.err
+}
+
+func (l Ledger) read() (Content, error) {
 	n := l.Open()
 	if n.Broken != nil {
 		return Content{Node: n}, n.Broken
@@ -55,6 +67,7 @@ func ReadNode(n *node.Node) (grants.Overview, error) { return grants.Read(n) }
 // the file has changed since.
 func (l Ledger) WithConfigOf(c Content) Ledger {
 	l.Open = func() *node.Node { return c.Node }
+	l.Together = nil // the others have the present configuration
 	return l
 }
 
@@ -94,13 +107,20 @@ func (c Content) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) 
 
 // Enter makes a grant. Its errors may appear in a pod's events, so they name no other tenant.
 func (l Ledger) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
-	n := l.Open()
-	g, reference, err := grants.Enter(n, ask)
+	g, reference, err := l.enter(ask)
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
 		return g, reference, l.noCapacity(ask, refusal.Code)
 	}
 	return g, reference, err
+}
+
+func (l Ledger) enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+	if l.Together == nil {
+		return grants.Enter(l.Open(), ask)
+	}
+	e := l.Together.enters.do(entry{l, ask}, enterAll)
+	return e.Grant, e.Reference, e.Err
 }
 
 // SetMemory gives a grant more memory on its GPUs. Its errors are as those of Enter.

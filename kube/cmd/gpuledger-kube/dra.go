@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/kube/dra"
 	"github.com/gpuledger/gpuledger/kube/health"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -56,19 +57,24 @@ func serveDRA(c *cli.Context) error {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
 	// The kubelet's own limits. A driver that starts watches all claims that it has prepared, and
-	// must prepare others meanwhile.
+	// must prepare others meanwhile, so it has a client for each.
 	config.QPS, config.Burst = 50, 100
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("cannot find the API: %w", err)
 	}
+	watch, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("cannot find the API: %w", err)
+	}
 	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
-	b.References = filepath.Join(data, "references")
+	b.References, b.Together = filepath.Join(data, "references"), &nodeledger.Together{}
 	ctx, broken := context.WithCancelCause(c.Context)
 	defer broken(nil)
 	state := &health.State{Now: time.Now, Metric: "dra_operations_duration_seconds", Driver: dra.DriverName,
 		Failed: dra.Failed}
-	driver := &dra.Driver{Ledger: b, Node: c.String("node-name"), Client: client, Log: log, Broken: broken,
+	driver := &dra.Driver{Ledger: b, Node: c.String("node-name"), Client: client, Watch: watch, Log: log,
+		Broken:    broken,
 		Intercept: state.Intercept}
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return fmt.Errorf("cannot make the driver's directory: %w", err)

@@ -1,0 +1,92 @@
+package nodeledger
+
+import (
+	"sync"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grants"
+)
+
+// Together serves callers that come at the same time by one reading of the ledger, and by one
+// writing. A disk takes hardly longer to keep many grants than to keep one, but each for itself
+// would wait for all before it.
+type Together struct {
+	reads  combined[Ledger, reading]
+	enters combined[entry, grants.Entered]
+}
+
+type reading struct {
+	content Content
+	err     error
+}
+
+// entry is an ask with the ledger that it is for.
+type entry struct {
+	ledger Ledger
+	ask    admission.Ask
+}
+
+// readAll reads once. All readings began after their callers had come.
+func readAll(ledgers []Ledger) []reading {
+	content, err := ledgers[0].read()
+	all := make([]reading, len(ledgers))
+	for i := range all {
+		all[i] = reading{content, err}
+	}
+	return all
+}
+
+func enterAll(all []entry) []grants.Entered {
+	asks := make([]admission.Ask, len(all))
+	for i, e := range all {
+		asks[i] = e.ask
+	}
+	return grants.EnterAll(all[0].ledger.Open(), asks)
+}
+
+// combined runs a function for all callers that have come while it ran for those before them.
+type combined[In, Out any] struct {
+	mu      sync.Mutex
+	waiting []*caller[In, Out]
+	running bool
+}
+
+type caller[In, Out any] struct {
+	in   In
+	out  Out
+	done chan struct{}
+}
+
+// do returns what the function gives for in.
+func (c *combined[In, Out]) do(in In, function func([]In) []Out) Out {
+	own := &caller[In, Out]{in: in, done: make(chan struct{})}
+	c.mu.Lock()
+	c.waiting = append(c.waiting, own)
+	if !c.running {
+		c.running = true
+		go c.run(function)
+	}
+	c.mu.Unlock()
+	<-own.done
+	return own.out
+}
+
+func (c *combined[In, Out]) run(function func([]In) []Out) {
+	for {
+		c.mu.Lock()
+		now := c.waiting
+		c.waiting, c.running = nil, len(now) > 0
+		c.mu.Unlock()
+		if len(now) == 0 {
+			return
+		}
+		in := make([]In, len(now))
+		for i, one := range now {
+			in[i] = one.in
+		}
+		for i, out := range function(in) {
+			now[i].out = out
+			close(now[i].done)
+		}
+	}
+}
