@@ -6,7 +6,9 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,6 +44,38 @@ type kubeletNode struct {
 	client kubernetes.Interface
 	driver drapb.DRAPluginClient
 	close  func()
+
+	reading timed // what the driver's calls take to read claims from the API
+}
+
+// timed collects how long requests took, by their path.
+type timed struct {
+	mu  sync.Mutex
+	all map[string]time.Duration
+}
+
+type timedTransport struct {
+	*timed
+	http.RoundTripper
+}
+
+func (t timedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	began := time.Now()
+	answer, err := t.RoundTripper.RoundTrip(r)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.all == nil {
+		t.all = map[string]time.Duration{}
+	}
+	t.all[path.Base(r.URL.Path)] = time.Since(began)
+	return answer, err
+}
+
+// of returns how long the last request for an object took.
+func (t *timed) of(name string) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.all[name]
 }
 
 // throttle is how long the driver's client takes until it may make as many requests at once again.
@@ -80,6 +114,7 @@ func newKubeletNode(ctx context.Context, dir string, c *cluster, o options) (*ku
 	}
 	own := rest.CopyConfig(c.config)
 	own.QPS, own.Burst = 50, 100 // as gpuledger-kube
+	own.Wrap(func(t http.RoundTripper) http.RoundTripper { return timedTransport{&n.reading, t} })
 	client, err := kubernetes.NewForConfig(own)
 	if err != nil {
 		return nil, err
@@ -185,19 +220,21 @@ func preparing(ctx context.Context, o options, c *cluster, dir string) error {
 		do   func(context.Context, *drapb.Claim) (string, error)
 	}
 	calls, took := []call{{"prepare", prepare}, {"unprepare", unprepare}}, map[string][]time.Duration{}
+	const without = " without the API"
 	one := func(call call, width int) error {
 		time.Sleep(throttle)
-		each := make([]time.Duration, len(claims))
+		each, alone := make([]time.Duration, len(claims)), make([]time.Duration, len(claims))
 		err := together(len(claims), width, func(i int) error {
 			began := time.Now()
 			problem, err := call.do(ctx, claims[i])
 			if each[i] = time.Since(began); err == nil && problem != "" {
 				err = fmt.Errorf("%s: %s", call.name, problem)
 			}
+			alone[i] = each[i] - n.reading.of(claims[i].Name)
 			return err
 		})
 		key := fmt.Sprintf("%s %d at once", call.name, width)
-		took[key] = append(took[key], each...)
+		took[key], took[key+without] = append(took[key], each...), append(took[key+without], alone...)
 		return err
 	}
 	for _, width := range []int{1, o.prepares} {
@@ -209,17 +246,21 @@ func preparing(ctx context.Context, o options, c *cluster, dir string) error {
 			}
 		}
 		for _, call := range calls {
-			all := took[fmt.Sprintf("%s %d at once", call.name, width)]
-			slices.Sort(all)
-			fmt.Printf("%s: %d claims of one node, %d at once, in %d rounds: %s\n", call.name, o.prepares, width,
-				o.rounds, percentiles(all))
+			key := fmt.Sprintf("%s %d at once", call.name, width)
+			fmt.Printf("%s: %d claims of one node, %d at once, in %d rounds: %s", call.name, o.prepares, width,
+				o.rounds, percentiles(took[key]))
+			if call.name == "prepare" {
+				fmt.Printf("; without the API server's answer: %s", percentiles(took[key+without]))
+			}
+			fmt.Println()
 		}
 	}
 	return nil
 }
 
-// percentiles describes sorted durations.
+// percentiles sorts durations and describes them.
 func percentiles(all []time.Duration) string {
+	slices.Sort(all)
 	at := func(q float64) float64 {
 		i := int(math.Ceil(q*float64(len(all)))) - 1
 		return float64(all[max(0, i)].Microseconds()) / 1000

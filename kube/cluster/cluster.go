@@ -5,6 +5,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,6 +41,8 @@ type GPU struct {
 
 	// The modes that take new claims, each with the bytes that its claims can have in total.
 	modes map[string]int64
+	// The modes in which the node offers the GPU, also those that take no new claims now.
+	offered []string
 }
 
 // ClaimShare is a claim's part of a GPU.
@@ -159,13 +162,45 @@ func (n *Node) addDevice(d resourceapi.Device) {
 		i = len(n.GPUs) - 1
 	}
 	n.GPUs[i].Total = max(n.GPUs[i].Total, total.Value())
+	modes := modesOf(d)
+	n.GPUs[i].offered = append(n.GPUs[i].offered, modes...)
 	if !slices.ContainsFunc(d.Taints,
 		func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
 		if n.GPUs[i].modes == nil {
 			n.GPUs[i].modes = map[string]int64{}
 		}
-		n.GPUs[i].modes[word(d, "mode")] = total.Value()
+		for _, mode := range modes {
+			n.GPUs[i].modes[mode] = total.Value()
+		}
 	}
+}
+
+// modesOf returns the modes in which claims can have a device. A device for shares can also be had
+// whole.
+func modesOf(d resourceapi.Device) []string {
+	modes := []string{word(d, "mode")}
+	if a := d.Attributes["whole"]; a.BoolValue != nil && *a.BoolValue && modes[0] != exclusive {
+		modes = append(modes, exclusive)
+	}
+	return modes
+}
+
+const exclusive = "exclusive"
+
+// askedMode returns the mode that a request of an allocated claim has from its class or its own
+// parameters; "": that of the device.
+func askedMode(claim resourceapi.ResourceClaim, request string) string {
+	main, _, _ := strings.Cut(request, "/")
+	for _, c := range claim.Status.Allocation.Devices.Config {
+		var parameters struct{ Mode string }
+		if c.Opaque != nil && c.Opaque.Driver == kube.DriverName &&
+			(len(c.Requests) == 0 || slices.Contains(c.Requests, request) ||
+				slices.Contains(c.Requests, main)) &&
+			json.Unmarshal(c.Opaque.Parameters.Raw, &parameters) == nil && parameters.Mode != "" {
+			return plain(parameters.Mode)
+		}
+	}
+	return ""
 }
 
 func word(d resourceapi.Device, name resourceapi.QualifiedName) string {
@@ -195,8 +230,8 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 		if i < 0 {
 			continue // its GPU is gone
 		}
-		share := ClaimShare{Namespace: claim.Namespace, Claim: claim.Name, Mode: word(devices[i], "mode"),
-			Pods: users(claim)}
+		share := ClaimShare{Namespace: claim.Namespace, Claim: claim.Name,
+			Mode: cmp.Or(askedMode(claim, result.Request), word(devices[i], "mode")), Pods: users(claim)}
 		amount, several := result.ConsumedCapacity["memory"]
 		if !several {
 			amount = devices[i].Capacity["memory"].Value

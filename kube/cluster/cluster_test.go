@@ -275,7 +275,7 @@ func TestExplainADeviceThatNoNodeHas(t *testing.T) {
 		`{"deviceClassName":"limit.gpuledger.dev","count":2,"capacity":{"requests":{"memory":"1Gi"}}}`: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has more than 1 of them free",
 		`{"deviceClassName":"limit.gpuledger.dev"}`:                                                    "it wants all the memory of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode",
 		`{"deviceClassName":"exclusive.gpuledger.dev","count":3}`:                                      "it wants all the memory of each of 3 GPUs in mode exclusive, and none has anything free in that mode",
-		`{"deviceClassName":"mps.gpuledger.dev","capacity":{"requests":{"memory":"1Gi"}}}`:             "it wants 1 GiB of a GPU in mode mps, and no GPU takes new claims in that mode",
+		`{"deviceClassName":"mps.gpuledger.dev","capacity":{"requests":{"memory":"1Gi"}}}`:             "it wants 1 GiB of a GPU in mode mps, and no node offers that mode; an administrator lists the modes of GPUs in the pools of a node's configuration",
 		`{"deviceClassName":"others.example.com"}`:                                                     "",
 		`{"deviceClassName":"limit.gpuledger.dev","allocationMode":"All"}`:                             "",
 	} {
@@ -302,6 +302,46 @@ func TestExplainADeviceThatNoNodeHas(t *testing.T) {
 	if got := (wantedShare{"limit", 1 << 30, 1}).missing([]Node{n}); !strings.Contains(got,
 		"no GPU takes new claims") {
 		t.Errorf("a GPU that takes no grants: %q", got)
+	}
+}
+
+// One device can be had whole and in shares. The claim says how it has it.
+func TestADeviceForWholeAndShares(t *testing.T) {
+	joint := func(gpu, index string) string {
+		return strings.Replace(device(gpu, index, "limit", "16Gi"), `"health"`, `"whole":{"bool":true},"health"`, 1)
+	}
+	answers := maps.Clone(whole2)
+	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[{"spec":{"driver":"gpuledger.dev",` +
+		`"pool":{"name":"gpu-1","generation":1},"devices":[` + joint("a", "0") + `,` + joint("b", "1") + `]}}]}`
+	claim := `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{"devices":{"config":[` +
+		`{"source":"FromClass","requests":["other"],"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"mps"}}},` +
+		`{"source":"FromClass","requests":["gpu"],"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"exclusive"}}}],` +
+		`"results":[` + result("b-limit", `,"consumedCapacity":{"memory":"16Gi","compute":"0"}`) + `]}}}}`
+	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[` + claim + `]}`
+	answers["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share"] = claim
+	nodes, err := Read(context.Background(), api(t, answers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g := nodes[0].GPUs[1]; g.Mode != "exclusive" || g.Allocated != 16<<30 || g.Shares[0].Mode != "exclusive" {
+		t.Errorf("got %+v, want it whole", g)
+	}
+	for w, want := range map[wantedShare]string{
+		{"exclusive", 0, 1}: "", {"limit", 1 << 30, 1}: "",
+		{"exclusive", 0, 2}: "it wants all the memory of each of 2 GPUs in mode exclusive, and no node has " +
+			"more than 1 of them free",
+		{"limit", 1 << 30, 2}: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has more than 1 " +
+			"of them free",
+	} {
+		if got := w.missing(nodes); got != want {
+			t.Errorf("%v: got %q, want %q", w, got, want)
+		}
+	}
+	answers["/apis/resource.k8s.io/v1/resourceslices"] = forbidden
+	e, err := Explain(context.Background(), api(t, answers), "team", "train")
+	if want := "16 GiB of b-limit on gpu-1, the whole GPU"; err != nil || len(e.Claims[0].Devices) != 1 ||
+		e.Claims[0].Devices[0] != want {
+		t.Errorf("got %+v (%v), want %q", e.Claims, err, want)
 	}
 }
 

@@ -206,6 +206,9 @@ func devicesIn(claim resourceapi.ResourceClaim) []string {
 		text := fmt.Sprintf("%s on %s", r.Device, r.Pool)
 		if amount, found := r.ConsumedCapacity["memory"]; found {
 			text = fmt.Sprintf("%s GiB of %s", gib(amount.Value()), text)
+			if askedMode(claim, r.Request) == exclusive {
+				text += ", the whole GPU"
+			}
 		}
 		list = append(list, text)
 	}

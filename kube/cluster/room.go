@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -45,7 +46,7 @@ func (w wantedShare) String() string {
 // room returns the free bytes of a GPU in a mode, and whether the GPU offers that mode.
 func (g GPU) room(mode string) (free int64, offered bool) {
 	capacity, offered := g.modes[mode]
-	if g.Mode != "" && (g.Mode != mode || mode == "exclusive" || mode == "mig") {
+	if g.Mode != "" && (g.Mode != mode || mode == exclusive || mode == "mig") {
 		return 0, offered
 	}
 	return max(0, capacity-g.Allocated), offered
@@ -55,12 +56,12 @@ func (g GPU) room(mode string) (free int64, offered bool) {
 // alone does not show why.
 func (w wantedShare) missing(nodes []Node) string {
 	var most int64
-	best, somewhere := 0, false
+	best, somewhere, offers := 0, false, false
 	for _, n := range nodes {
 		fitting := 0
 		for _, g := range n.GPUs {
 			free, offered := g.room(w.mode)
-			somewhere = somewhere || offered
+			somewhere, offers = somewhere || offered, offers || slices.Contains(g.offered, w.mode)
 			most = max(most, free)
 			if offered && free > 0 && (free >= w.memory && w.memory > 0 ||
 				w.memory == 0 && g.Allocated == 0) {
@@ -72,6 +73,9 @@ func (w wantedShare) missing(nodes []Node) string {
 	switch {
 	case best >= w.count:
 		return ""
+	case !offers:
+		return fmt.Sprintf("it wants %s, and no node offers that mode; an administrator lists the modes of "+
+			"GPUs in the pools of a node's configuration", w)
 	case !somewhere:
 		return fmt.Sprintf("it wants %s, and no GPU takes new claims in that mode", w)
 	case most == 0:
