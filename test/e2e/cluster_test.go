@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,7 @@ func cluster(t *testing.T, s *site) {
 		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
 		{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
 		{"the status of a pod says that its GPU is unhealthy", func(s *site, _ **daemon) { s.unhealthy() }},
+		{"several shared modes, where a pool lists them", func(s *site, _ **daemon) { s.severalModes() }},
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
 		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
@@ -212,18 +214,68 @@ func (s *site) claimOf(name string) rig.Listed {
 }
 
 func (s *site) seesGPUs() {
-	eventually(s.T, "two GPUs are published, with counters that separate their modes", func() bool {
-		out := s.kubectl("get", "resourceslices",
-			"-o",
-			`jsonpath={range `+
-				`.items[*].spec.devices[*]}{.attributes.uuid.string}={.attributes.mode.string} {end}`).Stdout
-		return strings.Count(out, "=exclusive ") == 2 && strings.Count(out, "=limit ") == 2 &&
-			strings.Count(out, "=timeslice ") == 2
-	})
+	s.offers("two GPUs, whole or in shares of one mode, without counters", "limit true  limit true  ")
 	s.applied(clusterPod("plain", nil))
 	if out := s.runs("plain"); out != nothing {
 		s.T.Errorf("a pod without a request reaches\n%s", out)
 	}
+}
+
+// offers waits until the node's devices have these modes, attributes whole and counters.
+func (s *site) offers(what, want string) {
+	s.T.Helper()
+	eventually(s.T, what, func() bool {
+		return s.kubectl("get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}`+
+			`{.attributes.mode.string} {.attributes.whole.bool} {.consumesCounters[*].counters.gpu.value} {end}`,
+		).Stdout == want
+	})
+}
+
+// pools writes the modes of both GPUs into the node's configuration, and takes them back at the end.
+func (s *site) pools(gpu0, gpu1 string) (end func()) {
+	s.T.Helper()
+	before, err := os.ReadFile(s.Config)
+	must(s.T, err)
+	writeFile(s.T, s.Config, fmt.Sprintf("%s\n[[pool]]\ngpus = [\"0\"]\nmodes = [%s]\n[[pool]]\ngpus = [\"1\"]\n"+
+		"modes = [%s]\n", before, gpu0, gpu1))
+	return func() { writeFile(s.T, s.Config, string(before)) }
+}
+
+const (
+	oneShared     = `"exclusive", "limit"`
+	severalShared = `"exclusive", "timeslice", "limit"`
+)
+
+// severalModes has claims of two shared modes. A claim for a whole GPU that was made before stays.
+func (s *site) severalModes() {
+	explains := func(name, want string) {
+		s.T.Helper()
+		program, err := filepath.Abs("../../bin/kubectl-gpuledger")
+		must(s.T, err)
+		if r := rig.Run(s.Command(program, "explain", "--kubeconfig", adminConfig, "-n", "team",
+			name)); r.Code != 0 || !strings.Contains(r.Stdout, want) {
+			s.T.Errorf("kubectl gpuledger explain: %+v, want %q", r, want)
+		}
+	}
+	s.applied(append(claiming("whole", "exclusive", 1, nil, false),
+		claiming("slice", "timeslice", 1, object{"memory": "1Gi"}, false)...)...)
+	s.runs("whole")
+	s.waits("slice")
+	explains("slice", "and no node offers that mode")
+	defer s.offers("one shared mode again", "limit true  limit true  ")
+	defer s.pools(severalShared, severalShared)()
+	all := "exclusive true 1 timeslice false 1 limit false 1 "
+	s.offers("each GPU in three modes, with a counter", all+all)
+	s.runs("slice")
+	s.applied(claiming("share", "limit", 1, object{"memory": "1Gi"}, false)...)
+	s.waits("share") // one GPU is whole, and on the other nothing limits the memory
+	s.removed("slice")
+	s.runs("share")
+	s.applied(claiming("another", "exclusive", 1, nil, false)...)
+	s.waits("another")
+	s.removed("whole")
+	s.runs("another")
+	s.removed("another", "share")
 }
 
 const only0 = let + absent + let + let + denied
@@ -282,11 +334,18 @@ func (s *site) excluding() {
 	s.runs("share")
 	s.applied(claiming("w3", "exclusive", 1, nil, false)...)
 	s.waits("w3")
-	s.applied(claiming("slice", "timeslice", 1, object{"memory": "1Gi"}, false)...)
-	s.waits("slice") // one GPU is whole, and on the other the memory is limited
+	s.applied(claiming("all", "limit", 1, nil, false)...) // all the memory, but not the whole GPU
+	s.waits("all")
 	s.removed("share", "w2")
 	s.runs("w3")
-	s.runs("slice")
+	s.runs("all")
+	if g := s.claimOf("all"); g.Mode != grant.Limit {
+		s.T.Errorf("got %+v, want a share of all the memory", g)
+	}
+	if r := s.apply(claiming("part", "exclusive", 1, object{"memory": "1Gi"}, false)...); r.Code == 0 ||
+		!strings.Contains(r.Stderr, "names no capacity") {
+		s.T.Errorf("got %+v, want a whole GPU of an amount refused before it is scheduled", r)
+	}
 }
 
 // unhealthy wants the kubelet to write the health of a pod's GPU into the pod's status (KEP 4680).
@@ -382,6 +441,8 @@ func (s *site) rollingUpdate(before *daemon) {
 	}
 	share("stays")
 	share("goes")
+	s.applied(claiming("whole", "exclusive", 1, nil, false)...)
+	s.runs("whole")
 	pod, granted := s.podNamed("stays"), s.claimOf("stays")
 	newer := s.startDRA("--pod-uid", "uid-2")
 	share("between")
@@ -393,7 +454,12 @@ func (s *site) rollingUpdate(before *daemon) {
 	share("last")
 	s.removed("between")
 	eventually(s.T, "the grants are those of the pods that are there",
-		func() bool { return len(s.Grants()) == 3 })
+		func() bool { return len(s.Grants()) == 4 })
+	if g := s.claimOf("whole"); g.Mode != grant.Exclusive || g.State != grant.Bound {
+		s.T.Errorf("the pod with a whole GPU has %+v", g)
+	}
+	s.removed("whole")
+	s.offers("both GPUs after the last claim on an older driver's device", "limit true  limit true  ")
 	p := s.podNamed("stays")
 	if g := s.claimOf("stays"); g.ID != granted.ID || g.State != grant.Bound || p.Status.Phase != "Running" ||
 		!slices.Equal(p.Status.ContainerStatuses, pod.Status.ContainerStatuses) {

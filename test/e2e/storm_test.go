@@ -430,6 +430,7 @@ func claimPodKinds(s *storm) []podKind {
 func (s *site) claimStorm() {
 	storm := s.newStorm(nil, s.victims()...)
 	storm.podKinds = claimPodKinds(storm)
+	defer s.pools(oneShared, severalShared)() // without a counter, and with one
 	s.daemons["gpuledger-kube"] = s.startDRA()
 	defer delete(s.daemons, "gpuledger-kube")
 	storm.run()
@@ -445,6 +446,9 @@ func (s *site) victims() []string {
 		"kube-apiserver"}
 }
 
+// wholeMemory is what a claim for a whole GPU consumes.
+const wholeMemory = "16160Mi"
+
 // agree reports whether each allocated claim is a grant, each grant an allocated claim, and both
 // have the same values.
 func (s *storm) agree() bool {
@@ -459,7 +463,11 @@ func (s *storm) agree() bool {
 		}
 		var parts []string
 		for _, r := range c.Status.Allocation.Devices.Results {
-			parts = append(parts, r.Device+" "+r.ConsumedCapacity.Memory)
+			device, amount := r.Device, r.ConsumedCapacity.Memory
+			if amount == wholeMemory { // of a device that others could share
+				device, amount = device[:strings.LastIndex(device, "-")]+"-exclusive", ""
+			}
+			parts = append(parts, device+" "+amount)
 		}
 		slices.Sort(parts)
 		want["claim:"+c.Metadata.UID] = strings.Join(parts, ", ")
