@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -258,7 +259,13 @@ func TestAWholeGPUIsNotPublishedAgain(t *testing.T) {
 // Also where grants are not tied to pods, what a claim for a whole GPU has must stay known.
 func TestClaimsForWholeGPUsAreFollowed(t *testing.T) {
 	s := newSite(t, 2)
-	configure(s.SimulatedNode, "")
+	text, err := os.ReadFile(s.Config)
+	if err == nil {
+		err = os.WriteFile(s.Config, append([]byte("engine = \"none\"\n"), text...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.has(t, s.whole("u-whole", 0, "16Gi", ""))
 	s.has(t, claim("u-share", s.result("gpu", 1, grant.Limit, "1Gi", "0")))
 	held, err := s.retie()
@@ -269,8 +276,8 @@ func TestClaimsForWholeGPUsAreFollowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, is := held[types.UID("u-whole")]; !is || len(held) == 1 == p.CanTie() {
-		t.Errorf("follows %v where grants can be tied (%v)", held, p.CanTie())
+	if _, is := held[types.UID("u-whole")]; !is || len(held) != 1 || p.CanTie() {
+		t.Errorf("follows %v, want the claim for a whole GPU; grants can be tied: %v", held, p.CanTie())
 	}
 }
 
