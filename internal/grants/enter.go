@@ -82,13 +82,12 @@ func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
 		}
 		return tx.PutNew(placed)
 	})
+	inv, _ := n.Inventory()
 	for i := range all {
 		if all[i].Err == nil {
 			all[i].Err = err
 		}
-		if all[i].Err == nil {
-			all[i].Grant = withStrength(n, all[i].Grant)
-		}
+		all[i].Grant = strengthened(n, inv, all[i].Grant)
 	}
 	return all
 }
@@ -96,6 +95,10 @@ func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
 // withStrength adds to a grant what holds its containers to it on this node now.
 func withStrength(n *node.Node, g grant.Grant) grant.Grant {
 	inv, _ := n.Inventory()
+	return strengthened(n, inv, g)
+}
+
+func strengthened(n *node.Node, inv grant.Inventory, g grant.Grant) grant.Grant {
 	g.Strength = admission.Strength(g, inv, n.Policy)
 	g.ComputeStrength = admission.ComputeStrength(g, inv, n.Policy)
 	return g

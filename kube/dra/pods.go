@@ -194,10 +194,15 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 		case <-ctx.Done():
 			return
 		case <-d.pods.signals():
+			time.Sleep(gather)
 		case <-time.After(interval):
 		}
 	}
 }
+
+// gather is how long Follow waits for more changes before it reads the ledger. The kubelet prepares
+// many claims at once, and their pods' containers come later. A create waits two seconds for a tie.
+const gather = 100 * time.Millisecond
 
 // retie updates the grants' ties to what is known of their claims. It returns the grants by claim.
 func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
