@@ -208,6 +208,11 @@ test-systemd: ## MPS daemons, units of containers and the hook alone under a rea
 test-chart: ## the chart with the real Helm on a real control plane: install, enforce, uninstall and back, in some two minutes (root)
 	@packaging/chart.sh
 
+.PHONY: test-quickstart
+test-quickstart: ## docs/kubernetes-quickstart.md typed into a real cluster in a booted Debian 12, then an upgrade, a reboot in its middle, and the uninstall; some ten minutes (root)
+	@test/setup.sh test-quickstart
+	@packaging/quickstart.sh
+
 .PHONY: test-setup
 test-setup: ## the set-up of a cluster's node, ten times and back, on containerd and CRI-O in a booted Debian 12, in some minutes (root)
 	@test/setup.sh test-packages

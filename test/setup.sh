@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|test-runc|test-crun|test-podman|e2e|torture|bench|pictures|test-monitoring|packages|release|test-packages|test-systemd|shim-arm64|check-go
+# setup.sh demo|test|test-runc|test-crun|test-podman|e2e|torture|bench|pictures|test-monitoring|packages|release|test-packages|test-systemd|test-quickstart|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +23,7 @@ needs[pictures]="${needs[test]} chromium:chromium /usr/share/fonts/truetype/deja
 needs[test-monitoring]="${needs[test]} promtool:prometheus"
 needs[e2e]="${needs[test]} dockerd:docker.io"
 needs[test-systemd]="$base debootstrap:debootstrap pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
+needs[test-quickstart]="${needs[test-systemd]} openssl:openssl /usr/lib/cni/bridge:containernetworking-plugins"
 needs[shim-arm64]="gcc:gcc aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64-static:qemu-user-static"
 # gpuledger itself is linked with C, so the other architecture takes a compiler for it.
 case $(uname -m) in

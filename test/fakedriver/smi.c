@@ -1,8 +1,10 @@
 /* nvidia-smi of the stand-in: what NVML says of each GPU, one line a GPU. It looks for NVML where programs do.
+ * nvidia-smi --query-gpu=memory.total --format=csv,noheader: each GPU's memory alone, as NVIDIA's prints it.
  * nvidia-smi memory-limits INDEX CGROUP [MiB|max]: sets the hard limit, if given, and prints both in bytes. */
 #include "../../shim/nvml_abi.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +40,17 @@ static int show(unsigned int index)
         return 1;
     }
     printf("GPU %u: %s (UUID: %s) %lluMiB / %lluMiB\n", index, name, uuid, m.used >> 20, m.total >> 20);
+    return 0;
+}
+
+static int total(unsigned int index)
+{
+    nvmlDevice_t device;
+    nvmlMemory_t m;
+    nvmlReturn_t r;
+
+    if ((r = get_handle(index, &device)) || (r = get_memory(device, &m))) return fprintf(stderr, "GPU %u: NVML error %d\n", index, r), 1;
+    printf("%llu MiB\n", m.total >> 20);
     return 0;
 }
 
@@ -79,6 +92,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc > 3 && strcmp(argv[1], "memory-limits") == 0) return limits(lib, argv + 2);
-    for (unsigned int i = 0; i < count; i++) failed |= show(i);
+    bool query = argc > 1 && strcmp(argv[1], "--query-gpu=memory.total") == 0;
+    for (unsigned int i = 0; i < count; i++) failed |= query ? total(i) : show(i);
     return failed;
 }
