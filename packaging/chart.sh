@@ -15,7 +15,7 @@ if [ -z "${GPULEDGER_TEST_PRIVATE:-}" ]; then
 fi
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null; wait; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
 step() { printf '== %3d s: %s\n' "$SECONDS" "$*"; }
 fail() { echo "FAIL: $*" >&2; tail -n 3 "$work"/*.log >&2; exit 1; }
@@ -119,10 +119,10 @@ mode() { kubectl -n gpuledger-system get configmap gpuledger-config -o "jsonpath
 
 step "the second command enforces, but not beside NVIDIA's plugin"
 kubectl patch node a --subresource=status --type=merge -p '{"status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}}}' >/dev/null
-! helm upgrade "$chart" --reuse-values --set policy.mode=enforce || fail "it enforces beside NVIDIA's plugin"
+! helm upgrade "$chart" --reset-then-reuse-values --set policy.mode=enforce || fail "it enforces beside NVIDIA's plugin"
 says "refused to enforce: NVIDIA's device plugin or DRA driver hands out GPUs of these nodes, too, and its pods would be refused there: a (nvidia.com/gpu)."
 kubectl patch node a --subresource=status --type=json -p '[{"op": "remove", "path": "/status/allocatable/nvidia.com~1gpu"}, {"op": "remove", "path": "/status/capacity/nvidia.com~1gpu"}]' >/dev/null
-helm upgrade "$chart" --reuse-values --set policy.mode=enforce || { cat "$work/said" >&2; fail "helm upgrade"; }
+helm upgrade "$chart" --reset-then-reuse-values --set policy.mode=enforce || { cat "$work/said" >&2; fail "helm upgrade"; }
 [ "$(mode default) $(mode h100)" = '"enforce" "enforce"' ] || fail "it does not enforce"
 revision=$(command helm history -n gpuledger-system gpuledger -o json | jq 'map(select(.status == "deployed"))[0].revision')
 

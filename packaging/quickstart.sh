@@ -134,6 +134,9 @@ available() { [ "$(kubectl -n gpuledger-system get "daemonset/$1" -o 'jsonpath={
   "1 1 $(kubectl -n gpuledger-system get "daemonset/$1" -o 'jsonpath={.metadata.generation}' 2>/dev/null)" ]; }
 is_set_up() { available gpuledger-setup && available gpuledger-dra; }
 replaced() { ! cmp -s "$work/old/gpuledger" "$root/usr/bin/gpuledger"; }
+mode() { sed -n 's/^  mode = "\(.*\)"/\1/p' "$root/etc/gpuledger/cluster.toml"; }
+enforces() { [ "$(mode)" = enforce ]; }
+refused() { kubectl describe pod refused | grep -q 'gpuledger: refused (visible-devices-all)'; }
 helm() { near helm "$@" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "helm $*"; }; }
 
 # given_back: fails unless the node is as it was, at once but for what the engine still needs, and
@@ -176,12 +179,32 @@ upgrade() {
 
   step "the upgrade, and a reboot in its middle"
   images . "$work/new" 2
+  kubectl -n gpuledger-system delete daemonset gpuledger-setup >/dev/null # a container of it would stay
   helm install gpuledger kube/manifests/helm --namespace gpuledger-system --take-ownership
   eventually "the set-up replaces a program" replaced
   goes_on
   [ "$(container_of tenant)" = "$tenant" ] || fail "the pod with a share was $tenant and is $(container_of tenant)"
   reboots
   eventually "the node is set up" is_set_up
+  eventually "the pod with a share runs again" runs tenant
+  [ "$(kubectl logs tenant)" = "4096 MiB" ] || fail "after the boot the pod with a share sees $(kubectl logs tenant)"
+  tenant=$(container_of tenant)
+  [ "$(kubectl -n gpuledger-system get daemonset gpuledger-setup -o 'jsonpath={.spec.template.spec.containers[*].name}')" = config ] ||
+    fail "the set-up has containers of the last release"
+
+  step "from report to enforce"
+  [ "$(mode)" = report ] || fail "it does not begin in report mode"
+  typed "On nodes that others use"
+  eventually "the node enforces" enforces
+  sed -n '/^---/h; //!H; $!d; x; p' kube/manifests/examples/quickstart.yaml | kubectl create -f - >/dev/null
+  eventually "a pod is refused, and its events have the reason" refused
+  goes_on
+  [ "$(container_of tenant)" = "$tenant" ] || fail "the pod with a share was $tenant and is $(container_of tenant)"
+
+  step "and back"
+  kubectl delete pod tenant refused >/dev/null
+  helm uninstall gpuledger --namespace gpuledger-system --timeout 15m
+  given_back
 }
 
 readonly last=46e0f1b # the last version whose chart did not set up the nodes
@@ -232,4 +255,3 @@ for part in "${parts[@]}"; do
   esac
 done
 step "all of it"
-[ -z "${DEBUG:-}" ] || sleep infinity

@@ -3,9 +3,9 @@
 //
 //	walk README.md SECTION[,SECTION...] -- COMMAND...
 //
-// COMMAND is the shell: it reads commands from its standard input until that ends. A command that only
-// looks at a cluster is typed again until it says what is shown, as a reader does. In the end walk says
-// how many commands it typed, and the seconds that they took.
+// COMMAND is the shell: it reads commands from its standard input until that ends. A command that
+// only looks at a cluster is typed again until it says what is shown, as a reader does. In the end
+// walk says how many commands it typed, and the seconds that they took.
 package main
 
 import (
