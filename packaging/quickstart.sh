@@ -116,14 +116,15 @@ readonly until_boot='gpuledger-runtime|usr/lib/gpuledger|etc/tmpfiles.d|usr/(bin
 
 container_of() { kubectl get pod "$1" -o 'jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount} {.status.phase}' 2>/dev/null; }
 runs() { [[ $(container_of "$1") = *" Running" ]]; }
-# restarted: the pod of somebody else runs again, after a boot. The API has its old state for a while.
-restarted() { runs bystander && [ "$(container_of bystander)" != "$bystander" ]; }
+# restarted NAME CONTAINER: a pod runs again, in another container, after a boot. The API has its old
+# state for a while.
+restarted() { runs "$1" && [ "$(container_of "$1")" != "$2" ]; }
 # reboots: ends all processes of the node at once, and boots it again.
 reboots() {
   local restarts=${bystander#* }
   shut
   boot
-  eventually "the pod of somebody else runs again" restarted
+  eventually "the pod of somebody else runs again" restarted bystander "$bystander"
   eventually "the node is ready" node_is_ready
   bystander=$(container_of bystander)
   [[ $bystander = *" $((${restarts% *} + 1)) Running" ]] || fail "the boot made the pod of somebody else $bystander"
@@ -186,7 +187,7 @@ upgrade() {
   [ "$(container_of tenant)" = "$tenant" ] || fail "the pod with a share was $tenant and is $(container_of tenant)"
   reboots
   eventually "the node is set up" is_set_up
-  eventually "the pod with a share runs again" runs tenant
+  eventually "the pod with a share runs again" restarted tenant "$tenant"
   [ "$(kubectl logs tenant)" = "4096 MiB" ] || fail "after the boot the pod with a share sees $(kubectl logs tenant)"
   tenant=$(container_of tenant)
   [ "$(kubectl -n gpuledger-system get daemonset gpuledger-setup -o 'jsonpath={.spec.template.spec.containers[*].name}')" = config ] ||
