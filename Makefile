@@ -205,7 +205,8 @@ test-systemd: ## MPS daemons, units of containers and the hook alone under a rea
 	@packaging/hook.sh
 
 .PHONY: test-chart
-test-chart: ## the chart with the real Helm on a real control plane: install, enforce, uninstall and back, in some two minutes (root)
+test-chart: ## the chart with the real Helm: for each minor version of Kubernetes, then on a real control plane: install, enforce, uninstall and back (root)
+	@packaging/minors.sh
 	@packaging/chart.sh
 
 .PHONY: test-quickstart

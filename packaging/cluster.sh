@@ -72,7 +72,7 @@ makeIPTablesUtilChains: false
 oomScoreAdj: 0
 resolvConf: ""
 clusterDNS: [10.96.0.10]
-evictionHard: {imagefs.available: "1%", nodefs.available: "1%", memory.available: 50Mi}
+evictionHard: {imagefs.available: 50Mi, nodefs.available: 50Mi, memory.available: 50Mi}
 CONFIG
   # the kubelet finds its address by the default route, and reads the kernel's messages
   cat >"$root/usr/local/sbin/node-network" <<'NETWORK'

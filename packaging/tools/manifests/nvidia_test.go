@@ -123,4 +123,8 @@ func TestTheRuntimeClassOfNVIDIA(t *testing.T) {
 		"{}")["ValidatingAdmissionPolicy/runtimeclasses.gpuledger.dev"].value != nil {
 		t.Error("it is there without being asked for")
 	}
+	if _, err := rendered(t, namespace, "v1.29.9", "nvidia: {policy: true}"); err == nil ||
+		!strings.Contains(err.Error(), "nvidia.policy needs Kubernetes 1.30 or later") {
+		t.Errorf("a cluster whose API has no admission policies: got %v", err)
+	}
 }
