@@ -1,8 +1,9 @@
 #!/bin/bash
-# packaging/minors.sh [MINOR...]: helm lint and helm template of the chart, with the real Helm, for each minor version of
-# Kubernetes that Chart.yaml allows (26 to 37 unless given), with several values. What is rendered is read with that
-# version's own API types: an unknown kind or field is an error. Or the chart has to refuse the version with a sentence.
-# The API server's further validation is that of 1.36: packaging/tools/manifests.
+# packaging/minors.sh [MINOR...]: helm lint and helm template of the chart, with the real Helm, for each
+# minor version of Kubernetes that Chart.yaml allows (26 to 37 unless given), with several values. What
+# is rendered is read with that version's own API types: an unknown kind or field is an error. Or the
+# chart has to refuse the version with a sentence. The further validation of an API server, of names,
+# selectors and expressions, is that of 1.36 (packaging/tools/manifests).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin LC_ALL=C
@@ -21,8 +22,8 @@ metrics: {enabled: true}
 resourceQuota: 300
 VALUES
 
-# reader MINOR: builds packaging/tools/minors with that version's types, once. Go checks what it fetches by its checksum
-# database.
+# reader MINOR: builds packaging/tools/minors with that version's types, once. Go checks what it
+# fetches by its checksum database.
 reader() {
   local dir=$cache/1.$1 stamp
   stamp=$(cat packaging/tools/minors/*.go | sha256sum)
@@ -38,7 +39,7 @@ reader() {
   echo "$stamp" >"$dir/stamp"
 }
 
-# render MINOR VALUE...: what `helm install` would send to such a cluster. Its version is one with what the agent needs.
+# render MINOR VALUE...: what `helm install` would send to such a cluster.
 render() {
   local api=()
   [ "$1" -lt 34 ] || api=(--api-versions resource.k8s.io/v1)

@@ -1,6 +1,7 @@
 // Command minors reads manifests with the types of one minor version of Kubernetes, that of the
-// k8s.io/api that it is built with: each kind and each field must be in that version's API. It says
-// how many objects there are. packaging/minors.sh builds one for each version that the chart allows.
+// k8s.io/api that it is built with: each kind and each field must be in that version's API. It
+// prints how many objects there are. packaging/minors.sh builds one for each version that the chart
+// allows.
 package main
 
 import (
