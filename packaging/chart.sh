@@ -15,7 +15,12 @@ if [ -z "${GPULEDGER_TEST_PRIVATE:-}" ]; then
 fi
 
 work=$(mktemp -d)
-trap 'jobs -p | xargs -r kill 2>/dev/null; wait; rm -rf "$work"' EXIT
+# clean: a kubectl of a loop that was killed can still write to its cache for a moment.
+clean() {
+  { jobs -p | xargs -r kill -KILL && wait; } 2>/dev/null || true
+  rm -rf "$work" 2>/dev/null || { sleep 2; rm -rf "$work"; }
+}
+trap clean EXIT
 trap 'exit 130' INT TERM HUP
 step() { printf '== %3d s: %s\n' "$SECONDS" "$*"; }
 fail() { echo "FAIL: $*" >&2; tail -n 3 "$work"/*.log >&2; exit 1; }
@@ -153,4 +158,19 @@ step "the uninstall"
 helm uninstall --timeout 90s || { cat "$work/said" "$work/job.log" >&2; fail "helm uninstall"; }
 left() { kubectl get daemonset,job,configmap,serviceaccount,role,rolebinding,networkpolicy -n gpuledger-system -o name && kubectl get clusterrole,clusterrolebinding,deviceclass,runtimeclass,validatingadmissionpolicy,validatingadmissionpolicybinding -o name; }
 ! left | grep gpuledger || fail "this is left"
+step "from the chart and the set-up of the last release"
+last=46e0f1b # the last version whose chart did not set up the nodes
+if git cat-file -e "$last^{commit}" 2>/dev/null; then
+  mkdir "$work/last"
+  git archive "$last" kube/manifests packaging/kubernetes | tar -x -C "$work/last"
+  kubectl apply -f "$work/last/packaging/kubernetes/install.yaml" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "the set-up of the last release"; }
+  helm install "$work/last/kube/manifests/helm" --set runtimeClass=false --wait --timeout 90s || { cat "$work/said" >&2; fail "the chart of the last release"; }
+  kubectl -n gpuledger-system delete daemonset gpuledger-setup >/dev/null
+  helm upgrade "$chart" --reset-then-reuse-values --take-ownership --set runtimeClass=true --wait --timeout 90s || { cat "$work/said" >&2; fail "helm upgrade from the last release"; }
+  [ "$(of gpuledger-dra '{.status.numberAvailable}') $(of gpuledger-setup '{.spec.template.spec.containers[*].name}') $(mode default)" = '2 config "report"' ] || fail "the upgrade"
+  helm uninstall --timeout 90s || { cat "$work/said" "$work/job.log" >&2; fail "helm uninstall after the upgrade"; }
+  ! left | grep gpuledger || fail "this is left after the upgrade"
+else
+  echo "SKIPPED: this clone does not have $last (a shallow clone)"
+fi
 step "all of it"
