@@ -262,12 +262,14 @@ const secret = "00112233445566778899aabbccddeeff"
 func TestGrantsOfCDIDevices(t *testing.T) {
 	s := newScene(t)
 	s.spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
-		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_CONFIG=/x", "GPULEDGER_GRANT=g-aaaaaaaaaaaa"}},
+		{Path: "/usr/bin/gpuledger-hook",
+			Env: []string{"GPULEDGER_CONFIG=/x", "GPULEDGER_GRANT=g-aaaaaaaaaaaa"}},
 		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_CONFIG=/x"}},
 		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-bbbbbbbbbbbb"}},
 		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-aaaaaaaaaaaa"}}},
 		Poststop: []specs.Hook{{Path: "/bin/x", Env: []string{"GPULEDGER_GRANT=g-cccccccccccc"}}}}
-	if got, want := s.find().Injected, []grant.ID{"g-aaaaaaaaaaaa", "g-bbbbbbbbbbbb"}; !slices.Equal(got, want) {
+	want := []grant.ID{"g-aaaaaaaaaaaa", "g-bbbbbbbbbbbb"}
+	if got := s.find().Injected; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

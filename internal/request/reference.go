@@ -30,9 +30,9 @@ func references(f *containerFacts) (all []grant.Mention) {
 	return all
 }
 
-// injected reads the grants whose CDI devices the engine has added. Each device sets the same variable
-// in the environment, so the last one replaces the reference of the others. Its hook remains, and has
-// the grant's id in its own environment.
+// injected reads the grants whose CDI devices the engine has added. Each device sets the same
+// variable in the environment, so the last one replaces the references of the others. Their hooks
+// remain, and each has its grant's id in its own environment.
 func injected(f *containerFacts) (all []grant.ID) {
 	if f.spec.Hooks == nil {
 		return nil

@@ -172,13 +172,15 @@ func TestRequestsAreNamed(t *testing.T) {
 	of := func(request, result string) string {
 		return strings.Replace(result, `"request":"gpu"`, `"request":"`+request+`"`, 1)
 	}
-	claim := `{"metadata":{"namespace":"team","name":"p-extended-resources-x"},"status":{"allocation":{"devices":{"results":[` +
+	claim := `{"metadata":{"namespace":"team","name":"p-extended-resources-x"},` +
+		`"status":{"allocation":{"devices":{"results":[` +
 		of("train", result("a-limit", `,"consumedCapacity":{"memory":"6Gi"}`)) + "," +
 		of("serve/small", result("a-limit", `,"consumedCapacity":{"memory":"2Gi"}`)) + "," +
 		of("serve/small", result("b-limit", `,"consumedCapacity":{"memory":"2Gi"}`)) + `]}}}}`
 	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[` + claim + `]}`
 	answers["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/p-extended-resources-x"] = claim
-	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[{"spec":{"driver":"gpuledger.dev","pool":{"name":"gpu-1","generation":1},"devices":[` +
+	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[{"spec":{"driver":"gpuledger.dev",` +
+		`"pool":{"name":"gpu-1","generation":1},"devices":[` +
 		device("a", "0", "limit", "16Gi") + `,` + device("b", "1", "limit", "16Gi") + `]}}]}`
 	answers["/api/v1/namespaces/team/pods/p"] = `{"metadata":{"namespace":"team","name":"p","uid":"1"},
 		"spec":{"nodeName":"gpu-1","containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}},{"name":"units","resources":{"limits":{"gpuledger.dev/gpu-memory":"1"}}}]},

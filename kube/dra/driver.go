@@ -79,8 +79,8 @@ func (d *Driver) readable() (nodeledger.Ledger, error) {
 	return d.Ledger, broken
 }
 
-// PrepareResourceClaims enters the grants of each claim and makes each a CDI device. Each claim that
-// fails has its own error, which the kubelet shows in the pod's events.
+// PrepareResourceClaims enters the grants of each claim and makes each a CDI device. Each claim
+// that fails has its own error, which the kubelet shows in the pod's events.
 func (d *Driver) PrepareResourceClaims(_ context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
@@ -153,9 +153,9 @@ type step struct {
 	held *grant.Grant // entered by an earlier Prepare; nil: not yet
 }
 
-// plan compares what a claim asks for with the grants that it has. It returns the grants to take, and
-// those that are over because the claim was allocated again: the kubelet missed the end of the old
-// allocation. An earlier Prepare may have been killed after some of the grants.
+// plan compares what a claim asks for with the grants that it has. It returns the grants to take,
+// and those that are over because the claim was allocated again: the kubelet missed the end of the
+// old allocation. An earlier Prepare may have been killed after some of the grants.
 func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, over []grant.ID, err error) {
 	if whole := together(uid, asks); slices.ContainsFunc(held, func(g grant.Grant) bool {
 		return g.Owner == whole.ask.Owner && whole.is(g)
@@ -169,7 +169,8 @@ func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, ove
 		i := slices.IndexFunc(steps, func(s step) bool { return s.ask.Owner == g.Owner })
 		switch {
 		case i >= 0 && g.Draining:
-			return nil, nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it", g.ID)
+			return nil, nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it",
+				g.ID)
 		case i >= 0 && steps[i].is(g):
 			steps[i].held = &g
 		case g.Draining, len(g.Bindings) > 0:

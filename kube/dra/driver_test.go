@@ -397,7 +397,8 @@ func TestRefusedClaims(t *testing.T) {
 				s.result("b", 1, grant.Limit, "2Gi", "0"))
 			c.Status.Allocation.Devices.Config = params(`{` + head + `,"grant":"claim"}`)
 			return c
-		}, "the grant of the claim has 1GiB and 0% on one GPU, and 2GiB and 0% on another: a grant is the same on each"},
+		}, "the grant of the claim has 1GiB and 0% on one GPU, and 2GiB and 0% on another: a grant is the " +
+			"same on each"},
 		"two modes in one grant": {func(s site) *resourceapi.ResourceClaim {
 			c := claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
 				s.result("b", 1, grant.Timeslice, "1Gi", "0"))

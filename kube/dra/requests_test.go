@@ -27,8 +27,8 @@ func oneGrant(requests ...string) []resourceapi.DeviceAllocationConfiguration {
 					`{"apiVersion":"gpuledger.dev/v1","kind":"GrantConfig","grant":"claim"}`)}}}}}
 }
 
-// names prepares a claim without an error. It returns the CDI names for each request, as the kubelet
-// gives them to a container that names the request.
+// names prepares a claim without an error. It returns the CDI names for each request, as the
+// kubelet gives them to a container that names the request.
 func (s site) names(t *testing.T, c *resourceapi.ResourceClaim) map[string][]string {
 	t.Helper()
 	r := s.prepares(t, c)
@@ -71,8 +71,8 @@ func (s site) owners() []grant.Owner {
 
 func TestEachRequestIsAGrant(t *testing.T) {
 	s := newSite(t, 2)
-	c := claim("u-1", s.result("train", 0, grant.Limit, "4Gi", "30"), s.result("serve", 0, grant.Limit, "2Gi", "0"),
-		s.result("whole/large", 1, grant.Exclusive))
+	c := claim("u-1", s.result("train", 0, grant.Limit, "4Gi", "30"),
+		s.result("serve", 0, grant.Limit, "2Gi", "0"), s.result("whole/large", 1, grant.Exclusive))
 	names := s.names(t, c)
 	for request, want := range map[string]struct {
 		owner  grant.Owner
@@ -86,8 +86,8 @@ func TestEachRequestIsAGrant(t *testing.T) {
 		"whole": {"claim:u-1.whole", "team/claim-u-1/whole", grant.Exclusive, 1, 16 * grant.GiB},
 	} {
 		g := s.grantNamed(t, names[request])
-		if g.Owner != want.owner || g.Label != want.label || g.Mode != want.mode || !g.Has(s.UUID(want.gpu)) ||
-			len(g.GPUs) != 1 || g.Memory() != want.memory || g.Source != Source ||
+		if g.Owner != want.owner || g.Label != want.label || g.Mode != want.mode ||
+			!g.Has(s.UUID(want.gpu)) || len(g.GPUs) != 1 || g.Memory() != want.memory || g.Source != Source ||
 			!slices.Equal(g.For, teams("pod-of-u-1")) {
 			t.Errorf("request %s got %+v, want %+v", request, g, want)
 		}
@@ -98,7 +98,8 @@ func TestEachRequestIsAGrant(t *testing.T) {
 	}
 	s.unprepares(t, "u-1")
 	s.unprepares(t, "u-1")
-	if kept, err := os.ReadDir(s.Dir + "/references"); err != nil || len(s.Grants())+s.cdiFiles(t)+len(kept) > 0 {
+	if kept, err := os.ReadDir(s.Dir + "/references"); err != nil ||
+		len(s.Grants())+s.cdiFiles(t)+len(kept) > 0 {
 		t.Errorf("given up: %v, %d CDI files, %v is kept (%v)", s.Grants(), s.cdiFiles(t), kept, err)
 	}
 }
@@ -129,7 +130,8 @@ func TestRequestsCanBeOneGrant(t *testing.T) {
 		s.result("c", 1, grant.Limit, "2Gi", "0"))
 	c.Status.Allocation.Devices.Config = oneGrant("a", "b")
 	s.names(t, c)
-	if got, want := s.owners(), []grant.Owner{"claim:u-1", "claim:u-2", "claim:u-2.c"}; !slices.Equal(got, want) {
+	if got, want := s.owners(), []grant.Owner{"claim:u-1", "claim:u-2",
+		"claim:u-2.c"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -178,12 +180,15 @@ func TestAPrepareThatWasKilledGoesOn(t *testing.T) {
 				t.Errorf("got %+v, want grant %s", g, before.ID)
 			}
 		},
-		"given up": func(t *testing.T, s site, c *resourceapi.ResourceClaim) { s.unprepares(t, string(c.UID)) },
-		"gone":     func(t *testing.T, s site, c *resourceapi.ResourceClaim) {},
+		"given up": func(t *testing.T, s site, c *resourceapi.ResourceClaim) {
+			s.unprepares(t, string(c.UID))
+		},
+		"gone": func(t *testing.T, s site, c *resourceapi.ResourceClaim) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 2)
-			c := claim("u-1", s.result("a", 0, grant.Limit, "4Gi", "0"), s.result("b", 1, grant.Limit, "2Gi", "0"))
+			c := claim("u-1", s.result("a", 0, grant.Limit, "4Gi", "0"),
+				s.result("b", 1, grant.Limit, "2Gi", "0"))
 			asks, err := translate(c, pool, contentOf(t, s.Driver))
 			if err != nil {
 				t.Fatal(err)
@@ -203,13 +208,14 @@ func TestAPrepareThatWasKilledGoesOn(t *testing.T) {
 	}
 }
 
-// The version before made a claim with several requests one grant. The kubelet has its name, and does
-// not forget it over a boot.
+// The version before made a claim with several requests one grant. The kubelet has its name, and
+// does not forget it over a boot.
 func TestAClaimOfTheVersionBeforeKeepsItsGrant(t *testing.T) {
 	s := newSite(t, 2)
 	c := claim("u-1", s.result("a", 0, grant.Limit, "4Gi", "0"), s.result("b", 1, grant.Limit, "4Gi", "0"))
-	reference, err := s.EnterExposed(admission.Ask{Owner: "claim:u-1", Source: Source, Label: "team/claim-u-1",
-		Names: []string{s.UUID(1), s.UUID(0)}, Mode: grant.Limit, Memory: 8 * grant.GiB})
+	reference, err := s.EnterExposed(admission.Ask{Owner: "claim:u-1", Source: Source,
+		Label: "team/claim-u-1", Names: []string{s.UUID(1), s.UUID(0)}, Mode: grant.Limit,
+		Memory: 8 * grant.GiB})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,8 +248,8 @@ func TestARequestThatIsAllocatedAgain(t *testing.T) {
 		s.result("b", 0, grant.Limit, "2Gi", "0")))
 	after := s.names(t, claim("u-1", s.result("a", 0, grant.Limit, "4Gi", "0"),
 		s.result("b", 1, grant.Limit, "2Gi", "0")))
-	if !slices.Equal(before["a"], after["a"]) || slices.Equal(before["b"], after["b"]) || len(s.Grants()) != 2 ||
-		s.cdiFiles(t) != 2 {
+	if !slices.Equal(before["a"], after["a"]) || slices.Equal(before["b"], after["b"]) ||
+		len(s.Grants()) != 2 || s.cdiFiles(t) != 2 {
 		t.Errorf("got %v after %v, want another name for b alone; %+v", after, before, s.Grants())
 	}
 	used := s.grantNamed(t, after["b"])
@@ -265,7 +271,8 @@ func TestARequestThatIsAllocatedAgain(t *testing.T) {
 func TestGrantsOfADeletedClaimsRequests(t *testing.T) {
 	s := newSite(t, 2)
 	two := func(uid string) *resourceapi.ResourceClaim {
-		return claim(uid, s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Limit, "2Gi", "0"))
+		return claim(uid, s.result("a", 0, grant.Limit, "1Gi", "0"),
+			s.result("b", 1, grant.Limit, "2Gi", "0"))
 	}
 	there := two("u-there")
 	s.names(t, there)
@@ -303,11 +310,12 @@ func TestEachGrantOfAClaimIsForItsPods(t *testing.T) {
 	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
 }
 
-// Another driver of the version before may run beside this one, and reclaims what it does not know.
-// It looks up the claim that the label names, and releases nothing of a claim that it cannot look up.
+// A driver of the version before may run beside this one, and reclaims what it does not know. It
+// looks up the claim that the label names, and releases nothing of a claim that it cannot look up.
 func TestTheVersionBeforeFindsNoClaimByTheLabelOfARequest(t *testing.T) {
 	s := newSite(t, 2)
-	s.names(t, claim("u-1", s.result("a", 0, grant.Limit, "1Gi", "0"), s.result("b", 1, grant.Limit, "2Gi", "0")))
+	s.names(t, claim("u-1", s.result("a", 0, grant.Limit, "1Gi", "0"),
+		s.result("b", 1, grant.Limit, "2Gi", "0")))
 	for _, g := range s.Grants() {
 		namespace, name, _ := strings.Cut(g.Label, "/") // as it did
 		if namespace != "team" || !strings.Contains(name, "/") {

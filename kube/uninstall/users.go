@@ -80,7 +80,8 @@ func (u Uninstall) pods(ctx context.Context) (users []string, err error) {
 // hasDevices leaves out what a container has by a claim: claims names that one.
 func hasDevices(pod *corev1.Pod, c corev1.Container) bool {
 	for name := range c.Resources.Limits {
-		if strings.HasPrefix(string(name), "gpuledger.dev/") && !cluster.ByClaim(pod, c.Name, name) || name == "aliyun.com/gpu-mem" {
+		if strings.HasPrefix(string(name), "gpuledger.dev/") && !cluster.ByClaim(pod, c.Name, name) ||
+			name == "aliyun.com/gpu-mem" {
 			return true
 		}
 	}

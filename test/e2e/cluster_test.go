@@ -155,7 +155,8 @@ func (s *site) runsIn(name, container string) string {
 		if p.Status.Phase == "Failed" {
 			s.T.Fatalf("pod %s has failed: %+v\n%s", name, p, s.eventsOf(name))
 		}
-		files, _ := filepath.Glob("/var/log/pods/team_" + name + "_" + p.Metadata.UID + "/" + container + "/0.log")
+		files, _ := filepath.Glob("/var/log/pods/team_" + name + "_" + p.Metadata.UID + "/" + container +
+			"/0.log")
 		if len(files) == 0 || p.Metadata.UID == "" {
 			return false
 		}
