@@ -125,20 +125,27 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 			return nil, err
 		}
 	}
+	for i := range steps {
+		steps[i].ask.For = to
+	}
+	return d.takeAll(claim, steps)
+}
+
+// takeAll takes all grants of a claim, or enters none.
+func (d *Driver) takeAll(claim *resourceapi.ResourceClaim, steps []step) ([]kubeletplugin.Device, error) {
 	var devices []kubeletplugin.Device
-	var entered []grant.ID
+	var fresh []grant.ID
 	for _, s := range steps {
-		s.ask.For = to
 		reference, err := d.take(s)
 		if err != nil {
 			// The kubelet gets no name, so what this call has entered would serve no container.
-			for _, id := range entered {
+			for _, id := range fresh {
 				err = errors.Join(err, d.Ledger.Withdraw(id))
 			}
 			return nil, err
 		}
 		if s.held == nil {
-			entered = append(entered, reference.ID)
+			fresh = append(fresh, reference.ID)
 			d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID,
 				"grant", reference.ID, "owner", s.ask.Owner)
 		}
@@ -157,12 +164,7 @@ type step struct {
 // and those that are over because the claim was allocated again: the kubelet missed the end of the
 // old allocation. An earlier Prepare may have been killed after some of the grants.
 func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, over []grant.ID, err error) {
-	if whole := together(uid, asks); slices.ContainsFunc(held, func(g grant.Grant) bool {
-		return g.Owner == whole.ask.Owner && whole.is(g)
-	}) {
-		asks = []claimAsk{whole} // the kubelet has its name
-	}
-	for _, w := range asks {
+	for _, w := range entered(uid, asks, held) {
 		steps = append(steps, step{claimAsk: w})
 	}
 	for _, g := range held {
@@ -181,6 +183,19 @@ func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, ove
 		}
 	}
 	return steps, over, nil
+}
+
+// entered returns what a claim asks for as an older version has entered it. Such a version made all
+// requests one grant, and the kubelet has its name.
+func entered(uid types.UID, asks []claimAsk, held []grant.Grant) []claimAsk {
+	whole := together(uid, asks)
+	if slices.ContainsFunc(asks, func(w claimAsk) bool { return w.ask.Owner == whole.ask.Owner }) ||
+		!slices.ContainsFunc(held, func(g grant.Grant) bool {
+			return g.Owner == whole.ask.Owner && whole.is(g)
+		}) {
+		return asks
+	}
+	return []claimAsk{whole}
 }
 
 // take returns the reference of a grant that the claim has, or enters the grant.

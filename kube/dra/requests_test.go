@@ -3,19 +3,22 @@ package dra
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
 // oneGrant returns a claim's parameters that make these requests, or all, one grant.
@@ -130,9 +133,13 @@ func TestRequestsCanBeOneGrant(t *testing.T) {
 		s.result("c", 1, grant.Limit, "2Gi", "0"))
 	c.Status.Allocation.Devices.Config = oneGrant("a", "b")
 	s.names(t, c)
-	if got, want := s.owners(), []grant.Owner{"claim:u-1", "claim:u-2",
-		"claim:u-2.c"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	before := s.owners()
+	if want := []grant.Owner{"claim:u-1", "claim:u-2", "claim:u-2.c"}; !slices.Equal(before, want) {
+		t.Errorf("got %v, want %v", before, want)
+	}
+	s.names(t, c)
+	if after := s.owners(); !slices.Equal(after, before) {
+		t.Errorf("prepared again: %v, want %v", after, before)
 	}
 }
 
@@ -316,16 +323,26 @@ func TestTheVersionBeforeFindsNoClaimByTheLabelOfARequest(t *testing.T) {
 	s := newSite(t, 2)
 	s.names(t, claim("u-1", s.result("a", 0, grant.Limit, "1Gi", "0"),
 		s.result("b", 1, grant.Limit, "2Gi", "0")))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound",` +
+			`"code":404}`))
+	}))
+	defer server.Close()
+	api, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := api.ResourceV1().ResourceClaims("team")
+	if _, err := claims.Get(context.Background(), "claim-u-1", metav1.GetOptions{}); !gone(err) {
+		t.Errorf("a claim that there is not: %v", err)
+	}
 	for _, g := range s.Grants() {
 		namespace, name, _ := strings.Cut(g.Label, "/") // as it did
-		if namespace != "team" || !strings.Contains(name, "/") {
-			t.Errorf("grant %s has the label %s: no claim's name has a slash", g.ID, g.Label)
-		}
-		if _, err := grants.Update(s.Open(), g.ID, grants.Terms{Memory: new(3 * grant.GiB)}); err != nil {
-			t.Errorf("the ledger reads %s: %v", g.Owner, err)
-		}
-		if uid, is := claimOf(g); !is || uid != types.UID("u-1") {
-			t.Errorf("%s is of claim %s", g.Owner, uid)
+		_, err := claims.Get(context.Background(), name, metav1.GetOptions{})
+		if namespace != "team" || err == nil || gone(err) {
+			t.Errorf("the claim of %s: %v, want an error that does not say that it is gone", g.Label, err)
 		}
 	}
 }
