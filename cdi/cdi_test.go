@@ -223,7 +223,9 @@ func TestEveryFileHasTheContainerChecked(t *testing.T) {
 	m := newMachine(t)
 	reference := m.grant(grant.Bearer, 0)
 	m.generate()
-	for _, path := range []string{m.files.Path(), m.files.GrantPath(reference.ID)} {
+	config := "GPULEDGER_CONFIG=" + m.files.Config
+	for path, env := range map[string][]string{m.files.Path(): {config},
+		m.files.GrantPath(reference.ID): {config, "GPULEDGER_GRANT=" + string(reference.ID)}} {
 		spec := m.read(path)
 		hooks := spec.ContainerEdits.Hooks
 		for _, d := range spec.Devices {
@@ -235,7 +237,7 @@ func TestEveryFileHasTheContainerChecked(t *testing.T) {
 		h := hooks[0]
 		if h.HookName != "createRuntime" || h.Path != "/usr/bin/gpuledger-hook" ||
 			!slices.Equal(h.Args, []string{"gpuledger-hook", "createRuntime"}) ||
-			!slices.Equal(h.Env, []string{"GPULEDGER_CONFIG=" + m.files.Config}) {
+			!slices.Equal(h.Env, env) {
 			t.Errorf("%s: hook %+v", path, h)
 		}
 	}

@@ -88,7 +88,10 @@ func (f Files) Grant(r grant.Reference) (*cdispec.Spec, error) {
 		return nil, err
 	}
 	edits.Env = append([]string{grant.ReferenceEnv + "=" + r.String()}, edits.Env...)
-	edits.Hooks = append(edits.Hooks, f.hook())
+	hook := f.hook()
+	// The hooks of two grants' devices are both in the spec. Of the variable above only one is.
+	hook.Env = append(hook.Env, grant.ReferenceEnv+"="+string(r.ID))
+	edits.Hooks = append(edits.Hooks, hook)
 	spec := &cdispec.Spec{Kind: grant.CDIKindGrant,
 		Devices: []cdispec.Device{{Name: r.String(), ContainerEdits: edits}}}
 	spec.Version, err = cdispec.MinimumRequiredVersion(spec)

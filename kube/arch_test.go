@@ -30,7 +30,7 @@ var layers = map[string][]string{
 	"deviceplugin": {"kube/nodeledger", "internal/admission", "internal/grant"},
 	"cluster":      {"kube"},
 	"health":       {},
-	"uninstall":    {"kube/dra"},
+	"uninstall":    {"kube/cluster", "kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},
 	"bench": {"kube/nodeledger", "kube/dra", "internal/gpu", "internal/gpu/simulated",
 		"internal/grant", "internal/host", "internal/node"},

@@ -1,7 +1,7 @@
 // Package kube connects each node's ledger with the cluster's scheduler.
 //
 //   - nodeledger: the node's ledger for the packages below, with errors that a tenant may read
-//   - dra: the DRA driver: slices from the inventory, a grant for each prepared claim
+//   - dra: the DRA driver: slices from the inventory, a grant for each request of a prepared claim
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
 //   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger

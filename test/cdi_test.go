@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -194,5 +195,33 @@ func TestTheHookChecksWithoutTheWrapper(t *testing.T) {
 	must(t, json.Unmarshal([]byte("{"+state), &s))
 	if s.ID != "c" || s.Bundle != b.Dir {
 		t.Errorf("state %+v", s)
+	}
+}
+
+// TestTwoCDINamesOfGrantsAreRefused: a container uses one grant, and the environment has the
+// reference of the last name alone. So a container that names a claim with several requests would
+// start with the last one's, if these are shares of one GPU.
+func TestTwoCDINamesOfGrantsAreRefused(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	realHook(t, n)
+	name := func(gpu string, args ...string) string {
+		return grant.CDIKindGrant + "=" + n.Grant(append([]string{"--memory", "2GiB", "--gpu", gpu, "--cdi"},
+			args...)...).String()
+	}
+	a, b, c := name("0", "--owner", "claim:c-1.a"), name("0", "--owner", "claim:c-1.b"),
+		name("1", "--owner", "claim:c-1.c")
+	for i, names := range [][]string{{a, b}, {b, a}, {a, c}, {a, b, c}, {name("0"), name("0")}} {
+		edits := injected(t, n, names...)
+		id := func(part string) string { return fmt.Sprintf("%s-%d", part, i) }
+		wantRefused(t, n.Bundle(id("c"), edits).Create(), "annotation-mismatch")
+		isRefusedByHook(t, n.Bundle(id("h"), edits).RealCreate(), grant.AnnotationMismatch)
+	}
+	r := n.Bundle("text", injected(t, n, a, b)).Create()
+	if !strings.Contains(r.Stderr, "and a container uses one grant") ||
+		!strings.Contains(r.Stderr, "name one request of the claim") {
+		t.Errorf("got %+v", r)
+	}
+	if r := n.Bundle("one", injected(t, n, a), rig.Shell("true")).Run(); r.Code != 0 {
+		t.Errorf("one name: %+v", r)
 	}
 }

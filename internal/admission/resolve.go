@@ -31,6 +31,13 @@ func resolveGrant(q *question) resolution {
 			resolved.found.add(grant.AnnotationMismatch, m.Source, string(m.ID))
 		}
 	}
+	for _, id := range q.request.Injected {
+		if resolved.grant != nil && resolved.grant.ID != id {
+			resolved.found.explain(grant.AnnotationMismatch, "hook:gpuledger-hook", string(id),
+				"has the CDI names of grant "+grant.Printable(string(id))+" and of grant "+
+					string(resolved.grant.ID)+", and a container uses one grant", hintOneGrant)
+		}
+	}
 	for _, a := range q.request.Allocations {
 		if a.Malformed != "" {
 			resolved.found.add(grant.AnnotationMalformed, a.Source, a.Malformed)

@@ -25,6 +25,9 @@ const (
 		"or present the reference of a grant without ties (" + requesting + ")"
 	hintMode = "a GPU is in one mode at a time, until its last grant is released; " +
 		"ask for that mode, or for another GPU"
+	hintOneGrant = "of a claim with several requests, name one request of the claim in the " +
+		"container's resources.claims, or make the claim one grant (" + grant.Docs +
+		"kubernetes.md#each-request-is-a-grant)"
 	hintInside = "a container reaches what its grant lists and nothing else; " +
 		"remove it from the spec or ask for a larger grant"
 )

@@ -6,7 +6,7 @@ import (
 )
 
 // Owner is who may use a grant: "pod:UID/CONTAINER", "claim:UID" or "bearer". An owner other than
-// bearer has at most one live grant.
+// bearer has at most one live grant. The DRA driver names a request of a claim "claim:UID.REQUEST".
 type Owner string
 
 // Bearer is the owner of a grant that any container can use which presents its id and secret.

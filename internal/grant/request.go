@@ -15,9 +15,11 @@ type Request struct {
 	Hits       []Hit
 	// hits that may undo what enforces a grant; they do not ask for a GPU, but no grant is given
 	// together with them
-	Doubtful    []Hit
-	Dropped     []Removal // what does not ask for a GPU and is removed when a grant is admitted
-	References  []Mention
+	Doubtful   []Hit
+	Dropped    []Removal // what does not ask for a GPU and is removed when a grant is admitted
+	References []Mention
+	// the grants whose CDI devices the engine has added: References has only the last of them
+	Injected    []ID
 	Allocations []Allocation
 	Devices     DeviceMap // the device map with which GPU nodes were found
 	// the user id of its first process in the node's ids; -1 if a user namespace maps it to none

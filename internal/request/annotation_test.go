@@ -257,6 +257,23 @@ func TestTheLegacyHookAsksForNothingByItself(t *testing.T) {
 
 const secret = "00112233445566778899aabbccddeeff"
 
+// The variable in the environment is that of the last CDI device, and each device's hook names its
+// grant.
+func TestGrantsOfCDIDevices(t *testing.T) {
+	s := newScene(t)
+	s.spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
+		{Path: "/usr/bin/gpuledger-hook",
+			Env: []string{"GPULEDGER_CONFIG=/x", "GPULEDGER_GRANT=g-aaaaaaaaaaaa"}},
+		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_CONFIG=/x"}},
+		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-bbbbbbbbbbbb"}},
+		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-aaaaaaaaaaaa"}}},
+		Poststop: []specs.Hook{{Path: "/bin/x", Env: []string{"GPULEDGER_GRANT=g-cccccccccccc"}}}}
+	want := []grant.ID{"g-aaaaaaaaaaaa", "g-bbbbbbbbbbbb"}
+	if got := s.find().Injected; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 func TestReferencesToGrants(t *testing.T) {
 	const id = "g-abcdefghijkl"
 	ref := grant.Reference{ID: id, Secret: secret}

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -25,6 +26,24 @@ func references(f *containerFacts) (all []grant.Mention) {
 	}
 	if value := f.env[grant.ReferenceEnv]; value != "" {
 		all = withMention(all, "env:"+grant.ReferenceEnv, value, true)
+	}
+	return all
+}
+
+// injected reads the grants whose CDI devices the engine has added. Each device sets the same
+// variable in the environment, so the last one replaces the references of the others. Their hooks
+// remain, and each has its grant's id in its own environment.
+func injected(f *containerFacts) (all []grant.ID) {
+	if f.spec.Hooks == nil {
+		return nil
+	}
+	for _, hook := range f.spec.Hooks.CreateRuntime {
+		for _, entry := range hook.Env {
+			id, found := strings.CutPrefix(entry, grant.ReferenceEnv+"=")
+			if found && !slices.Contains(all, grant.ID(id)) {
+				all = append(all, grant.ID(id))
+			}
+		}
 	}
 	return all
 }

@@ -49,6 +49,7 @@ type GPU struct {
 type ClaimShare struct {
 	Namespace string   `json:"namespace"`
 	Claim     string   `json:"claim"`
+	Request   string   `json:"request,omitempty"` // of a claim with several
 	Pods      []string `json:"pods,omitempty"`
 	Mode      string   `json:"mode"`
 	Memory    int64    `json:"memory"` // bytes
@@ -231,7 +232,8 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 			continue // its GPU is gone
 		}
 		share := ClaimShare{Namespace: claim.Namespace, Claim: claim.Name,
-			Mode: cmp.Or(askedMode(claim, result.Request), word(devices[i], "mode")), Pods: users(claim)}
+			Mode: cmp.Or(askedMode(claim, result.Request), word(devices[i], "mode")), Pods: users(claim),
+			Request: requestOf(claim, result)}
 		amount, several := result.ConsumedCapacity["memory"]
 		if !several {
 			amount = devices[i].Capacity["memory"].Value
@@ -240,6 +242,26 @@ func (n *Node) addClaim(claim resourceapi.ResourceClaim, devices []resourceapi.D
 		share.Memory, share.Compute = amount.Value(), percent.Value()
 		n.give(word(devices[i], "uuid"), share)
 	}
+}
+
+// requestOf returns the request of an allocated device if its claim has several with devices of
+// gpuledger. Each of them is a grant.
+func requestOf(claim resourceapi.ResourceClaim, of resourceapi.DeviceRequestAllocationResult) string {
+	name, _, _ := strings.Cut(of.Request, "/")
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if other, _, _ := strings.Cut(result.Request, "/"); result.Driver == of.Driver && other != name {
+			return name
+		}
+	}
+	return ""
+}
+
+// name returns the name of the claim, with the request if it has several.
+func (s ClaimShare) name() string {
+	if s.Request == "" {
+		return s.Claim
+	}
+	return s.Claim + "/" + s.Request
 }
 
 func (n *Node) give(uuid string, share ClaimShare) {

@@ -166,6 +166,58 @@ GPU  NAMESPACE  CLAIM  PODS  MODE   MEMORY(GiB)  COMPUTE
 	}
 }
 
+// Each request of a claim is a grant, and two of them may have shares of one GPU.
+func TestRequestsAreNamed(t *testing.T) {
+	answers := maps.Clone(whole2)
+	of := func(request, result string) string {
+		return strings.Replace(result, `"request":"gpu"`, `"request":"`+request+`"`, 1)
+	}
+	claim := `{"metadata":{"namespace":"team","name":"p-extended-resources-x"},` +
+		`"status":{"allocation":{"devices":{"results":[` +
+		of("train", result("a-limit", `,"consumedCapacity":{"memory":"6Gi"}`)) + "," +
+		of("serve/small", result("a-limit", `,"consumedCapacity":{"memory":"2Gi"}`)) + "," +
+		of("serve/small", result("b-limit", `,"consumedCapacity":{"memory":"2Gi"}`)) + `]}}}}`
+	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[` + claim + `]}`
+	answers["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/p-extended-resources-x"] = claim
+	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[{"spec":{"driver":"gpuledger.dev",` +
+		`"pool":{"name":"gpu-1","generation":1},"devices":[` +
+		device("a", "0", "limit", "16Gi") + `,` + device("b", "1", "limit", "16Gi") + `]}}]}`
+	answers["/api/v1/namespaces/team/pods/p"] = `{"metadata":{"namespace":"team","name":"p","uid":"1"},
+		"spec":{"nodeName":"gpu-1","containers":[{"name":"main","resources":{"limits":{"gpuledger.dev/gpu":"1"}}},{"name":"units","resources":{"limits":{"gpuledger.dev/gpu-memory":"1"}}}]},
+		"status":{"phase":"Running","extendedResourceClaimStatus":{"resourceClaimName":"p-extended-resources-x","requestMappings":[{"containerName":"main","resourceName":"gpuledger.dev/gpu","requestName":"train"}]}}}`
+	nodes, err := Read(context.Background(), api(t, answers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := Print(&out, nodes[:1], true); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"0    team       p-extended-resources-x/train        limit  6            -",
+		"0    team       p-extended-resources-x/serve        limit  2            -",
+		"1    team       p-extended-resources-x/serve        limit  2            -"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("no line %q in\n%s", line, out.String())
+		}
+	}
+	answers["/api/v1/namespaces/team/events"] = `{"items":[]}`
+	e, err := Explain(context.Background(), api(t, answers), "team", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	e.Write(&out)
+	const want = `pod team/p is Running on gpu-1
+claim p-extended-resources-x/train has 6 GiB of GPU 0 in mode limit
+claim p-extended-resources-x/serve has 2 GiB of GPU 0 in mode limit
+claim p-extended-resources-x/serve has 2 GiB of GPU 1 in mode limit
+container units: 1 gpuledger.dev/gpu-memory by the device plugin
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
 func TestAClusterWithoutDynamicResourceAllocation(t *testing.T) {
 	nodes, err := Read(context.Background(),
 		api(t, map[string]string{"/api/v1/nodes": whole2["/api/v1/nodes"],

@@ -75,6 +75,16 @@ func Explain(ctx context.Context, client kubernetes.Interface, namespace, name s
 	return e, nil
 }
 
+// claimsOf returns the pod's claims, with the one that the scheduler has made for the extended
+// resources of its containers.
+func claimsOf(pod *corev1.Pod) []corev1.PodResourceClaim {
+	list := slices.Clone(pod.Spec.ResourceClaims)
+	if made := pod.Status.ExtendedResourceClaimStatus; made != nil {
+		list = append(list, corev1.PodResourceClaim{ResourceClaimName: &made.ResourceClaimName})
+	}
+	return list
+}
+
 // unseen records what the user may not read. It returns any other error.
 func (e *Explanation) unseen(what string, err error) error {
 	if !apierrors.IsForbidden(err) {
@@ -88,7 +98,7 @@ func (e *Explanation) unseen(what string, err error) error {
 func (e *Explanation) readClaims(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	var own []resourceapi.ResourceClaim
 	waits := false
-	for _, entry := range pod.Spec.ResourceClaims {
+	for _, entry := range claimsOf(pod) {
 		c, claim, err := claimOf(ctx, client, pod, entry)
 		if err != nil {
 			if err := e.unseen("claim "+c.Name, err); err != nil {
@@ -144,13 +154,24 @@ func asked(pod *corev1.Pod) []string {
 	var list []string
 	for _, c := range append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...) {
 		for name, amount := range c.Resources.Limits {
-			if strings.HasPrefix(string(name), "gpuledger.dev/") || name == "aliyun.com/gpu-mem" {
+			if strings.HasPrefix(string(name), "gpuledger.dev/") && !ByClaim(pod, c.Name, name) ||
+				name == "aliyun.com/gpu-mem" {
 				list = append(list, fmt.Sprintf("%s: %s %s", c.Name, amount.String(), name))
 			}
 		}
 	}
 	slices.Sort(list)
 	return list
+}
+
+// ByClaim reports whether a container has an extended resource by a claim, and not from a device
+// plugin.
+func ByClaim(pod *corev1.Pod, container string, resource corev1.ResourceName) bool {
+	made := pod.Status.ExtendedResourceClaimStatus
+	return made != nil && slices.ContainsFunc(made.RequestMappings,
+		func(m corev1.ContainerExtendedResourceRequest) bool {
+			return m.ContainerName == container && m.ResourceName == string(resource)
+		})
 }
 
 // claimOf reads one of the pod's claims. If it sets Problem, nothing more is known.
@@ -247,7 +268,7 @@ func (e Explanation) Write(w io.Writer) {
 			fmt.Fprintf(w, "claim %s has %s\n", c.Name, d)
 		}
 		for i, s := range c.Shares {
-			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", c.Name,
+			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", s.name(),
 				gib(s.Memory), c.GPUs[i], s.Mode)
 			if s.Compute > 0 {
 				text += fmt.Sprintf(", with %d%% of its compute", s.Compute)

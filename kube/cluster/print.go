@@ -143,7 +143,7 @@ func printShares(w io.Writer, nodes []Node) error {
 				if s.Compute > 0 {
 					compute = fmt.Sprintf("%d%%", s.Compute)
 				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.Claim,
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.name(),
 					strings.Join(s.Pods, ","),
 					s.Mode, gib(s.Memory), compute)
 			}

@@ -15,50 +15,130 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
-// claimAsk is what the ledger is asked for a claim.
+// claimAsk is what the ledger is asked for one grant of a claim.
 type claimAsk struct {
 	ask     admission.Ask
 	devices []kubeletplugin.Device // without CDI names yet
 }
 
-// owner returns the owner of a claim's grant.
-func owner(uid string) grant.Owner { return grant.Owner(claimOwner + uid) }
+// owner returns the owner of a claim's grant. A claim has one grant for each of its requests. If it
+// is one grant, for example because it has one request, no request is named. Programs of versions
+// that know only one grant a claim read this owner too: to them it is a claim like any other.
+func owner(uid types.UID, request string) grant.Owner {
+	if request == "" {
+		return grant.Owner(claimOwner + string(uid))
+	}
+	return grant.Owner(claimOwner + string(uid) + ownerRequest + request)
+}
 
-const claimOwner = "claim:"
+// ownerRequest is between UID and request. Neither contains it.
+const (
+	claimOwner   = "claim:"
+	ownerRequest = "."
+)
 
 // claimOf returns the UID of the claim that owns a grant.
 func claimOf(g grant.Grant) (types.UID, bool) {
 	rest, is := strings.CutPrefix(string(g.Owner), claimOwner)
-	uid, _, _ := strings.Cut(rest, "/")
+	uid, _, _ := strings.Cut(rest, ownerRequest)
 	return types.UID(uid), is
 }
 
-// translate turns a claim's allocation into a request to the ledger. A claim is one grant, because
-// a container uses one grant. So the claim has one mode, and the same amount on each of its GPUs.
-func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Content) (claimAsk, error) {
-	w := claimAsk{ask: admission.Ask{Owner: owner(string(claim.UID)), Source: Source,
-		Label: claim.Namespace + "/" + claim.Name}}
+// grantsOf returns the grants of a claim.
+func grantsOf(uid types.UID, all []grant.Grant) []grant.Grant {
+	return slices.DeleteFunc(slices.Clone(all), func(g grant.Grant) bool {
+		of, is := claimOf(g)
+		return !is || of != uid
+	})
+}
+
+// translate turns a claim's allocation into requests to the ledger. A container uses one grant, and
+// it can name one request of a claim. So each request is a grant, with a mode and amounts of its
+// own. Requests whose parameters say so are one grant together.
+func translate(claim *resourceapi.ResourceClaim, pool string, p nodeledger.Content) ([]claimAsk, error) {
 	if claim.Status.Allocation == nil {
-		return w, errors.New("the claim is not allocated")
+		return nil, errors.New("the claim is not allocated")
 	}
 	seats, err := p.Seats(Source)
 	if err != nil {
-		return w, err
+		return nil, err
 	}
-	var parts []allocatedPart
+	var groups []requestGroup
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver != DriverName || result.Pool != pool {
 			continue
 		}
 		part, err := partOf(claim, result, seats, p)
 		if err != nil {
-			return w, err
+			return nil, err
 		}
-		parts = append(parts, part)
-		w.devices = append(w.devices, kubeletplugin.Device{Requests: []string{result.Request},
+		config, err := configFor(result.Request, claim.Status.Allocation.Devices.Config)
+		if err != nil {
+			return nil, err
+		}
+		name := mainRequest(result.Request)
+		if config.Grant == GrantPerClaim {
+			name = ""
+		}
+		i := slices.IndexFunc(groups, func(g requestGroup) bool { return g.name == name })
+		if i < 0 {
+			groups, i = append(groups, requestGroup{name: name}), len(groups)
+		}
+		groups[i].parts = append(groups[i].parts, part)
+		groups[i].devices = append(groups[i].devices, kubeletplugin.Device{Requests: []string{result.Request},
 			PoolName: result.Pool, DeviceName: result.Device, ShareID: result.ShareID})
 	}
-	return w, sum(parts, &w.ask)
+	switch len(groups) {
+	case 0:
+		return nil, fmt.Errorf("nothing of the claim is allocated from %s on this node", DriverName)
+	case 1:
+		groups[0].name = ""
+	}
+	asks := make([]claimAsk, len(groups))
+	for i, g := range groups {
+		if asks[i], err = g.ask(claim); err != nil {
+			return nil, err
+		}
+	}
+	return asks, nil
+}
+
+// requestGroup is what one grant of a claim is for: a request with its subrequests.
+type requestGroup struct {
+	name    string // "": the requests that are one grant together
+	parts   []allocatedPart
+	devices []kubeletplugin.Device
+}
+
+func (g requestGroup) ask(claim *resourceapi.ResourceClaim) (claimAsk, error) {
+	w := claimAsk{devices: g.devices, ask: admission.Ask{Owner: owner(claim.UID, g.name), Source: Source,
+		Label: claim.Namespace + "/" + claim.Name}}
+	if g.name != "" {
+		w.ask.Label += "/" + g.name
+	}
+	return w, sum(g.parts, &w.ask)
+}
+
+// mainRequest returns the request of a subrequest, or the request itself.
+func mainRequest(name string) string {
+	main, _, _ := strings.Cut(name, "/")
+	return main
+}
+
+// together returns all requests as one grant. Versions before this one prepared a claim with
+// several requests so.
+func together(uid types.UID, asks []claimAsk) claimAsk {
+	w := claimAsk{ask: admission.Ask{Owner: owner(uid, ""), Mode: asks[0].ask.Mode}}
+	for _, one := range asks {
+		w.ask.Names = append(w.ask.Names, one.ask.Names...)
+		w.devices = append(w.devices, one.devices...)
+		if one.ask.Mode != w.ask.Mode {
+			w.ask.Mode = "" // no grant is so
+		}
+	}
+	slices.Sort(w.ask.Names)
+	w.ask.Names = slices.Compact(w.ask.Names)
+	return w
 }
 
 // allocatedPart is one allocated device.
@@ -113,20 +193,17 @@ func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 	return of, nil
 }
 
-// sum merges all parts into one request. Two shares of one GPU become one share if they belong to
-// different requests. A request that has a GPU twice asked for two GPUs, so that is an error.
+// sum merges the parts of a grant into one request to the ledger. Two shares of one GPU become one
+// share if they belong to different requests. A request that has a GPU twice asked for two GPUs, so
+// that is an error.
 func sum(parts []allocatedPart, ask *admission.Ask) error {
-	if len(parts) == 0 {
-		return fmt.Errorf("nothing of the claim is allocated from %s on this node", DriverName)
-	}
 	var merged []allocatedPart
 	for _, p := range parts {
 		i := slices.IndexFunc(merged, func(m allocatedPart) bool { return m.uuid == p.uuid })
 		switch {
 		case p.mode != parts[0].mode:
 			return fmt.Errorf(
-				"the claim has GPUs in mode %s and in mode %s: a claim is one grant, and a grant "+
-					"has one mode",
+				"%s has GPUs in mode %s and in mode %s, and a grant has one mode", subject(parts),
 				parts[0].mode, p.mode)
 		case i < 0:
 			merged = append(merged, p)
@@ -143,15 +220,24 @@ func sum(parts []allocatedPart, ask *admission.Ask) error {
 	for _, m := range merged {
 		if m.memory != merged[0].memory || m.compute != merged[0].compute {
 			return fmt.Errorf(
-				"the claim has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on "+
+				"%s has %s and %d%% on one GPU, and %s and %d%% on another: a grant is the same on "+
 					"each of its GPUs",
-				merged[0].memory, merged[0].compute, m.memory, m.compute)
+				subject(parts), merged[0].memory, merged[0].compute, m.memory, m.compute)
 		}
 		ask.Names = append(ask.Names, m.uuid)
 		ask.Memory += m.memory
 	}
 	ask.Mode, ask.Compute = merged[0].mode, merged[0].compute
 	return nil
+}
+
+// subject names what a grant is for.
+func subject(parts []allocatedPart) string {
+	first := mainRequest(parts[0].request)
+	if slices.ContainsFunc(parts, func(p allocatedPart) bool { return mainRequest(p.request) != first }) {
+		return "the grant of the claim"
+	}
+	return fmt.Sprintf("request %q", first)
 }
 
 // is reports whether a grant is what the claim asks for, so that an earlier Prepare made it. It
@@ -163,7 +249,7 @@ func (w claimAsk) is(g grant.Grant) bool {
 }
 
 // named returns the devices with the grant's CDI name. Only the first device has the name, for all
-// requests: some engines apply a name twice if it is listed twice.
+// requests of the grant: some engines apply a name twice if it is listed twice.
 func (w claimAsk) named(r grant.Reference) []kubeletplugin.Device {
 	devices := slices.Clone(w.devices)
 	for _, d := range devices[1:] {
@@ -175,5 +261,10 @@ func (w claimAsk) named(r grant.Reference) []kubeletplugin.Device {
 	return devices
 }
 
-// claimName returns a claim's namespace and name from the label of its grant.
-func claimName(g grant.Grant) (namespace, name string, ok bool) { return strings.Cut(g.Label, "/") }
+// claimName returns a claim's namespace and name from the label of its grant:
+// NAMESPACE/NAME[/REQUEST].
+func claimName(g grant.Grant) (namespace, name string, ok bool) {
+	namespace, rest, ok := strings.Cut(g.Label, "/")
+	name, _, _ = strings.Cut(rest, "/")
+	return namespace, name, ok
+}

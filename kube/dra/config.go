@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -22,7 +21,18 @@ type Config struct {
 	Mode grant.Mode `json:"mode,omitempty"`
 	// the least strength that must hold the containers to the grant
 	MinimumStrength grant.Strength `json:"minimumStrength,omitempty"`
+	// what is one grant: GrantPerRequest, the default, or GrantPerClaim
+	Grant Granting `json:"grant,omitempty"`
 }
+
+// Granting says what of a claim is one grant. A container uses one grant.
+type Granting string
+
+// The values of Granting.
+const (
+	GrantPerRequest Granting = "request" // each request is a grant
+	GrantPerClaim   Granting = "claim"   // all requests with this value are one grant together
+)
 
 // The identity of a Config.
 const (
@@ -47,12 +57,16 @@ func ParseConfig(raw []byte) (Config, error) {
 			"not %q and %q",
 			DriverName, ConfigVersion, ConfigKind, c.APIVersion, c.Kind)
 	}
+	if c.Grant != "" && c.Grant != GrantPerRequest && c.Grant != GrantPerClaim {
+		return c, fmt.Errorf("cannot read the parameters for %s: grant: want %s or %s, not %q",
+			DriverName, GrantPerRequest, GrantPerClaim, c.Grant)
+	}
 	return c, nil
 }
 
 // configFor merges all configurations for a request. The class's come first in an allocation, and
 // the claim's can only make them stricter. Another mode is an error, and of two strengths the
-// greater counts.
+// greater counts. What is one grant is no limit, so there the last one counts.
 func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) (Config, error) {
 	var sum Config
 	for _, a := range all {
@@ -74,6 +88,9 @@ func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) 
 		if c.MinimumStrength.AtLeast(sum.MinimumStrength) {
 			sum.MinimumStrength = c.MinimumStrength
 		}
+		if c.Grant != "" {
+			sum.Grant = c.Grant
+		}
 	}
 	return sum, nil
 }
@@ -81,8 +98,8 @@ func configFor(request string, all []resourceapi.DeviceAllocationConfiguration) 
 // concerns reports whether a configuration for these requests applies to one request. The name
 // before a slash stands for all its subrequests.
 func concerns(requests []string, request string) bool {
-	main, _, _ := strings.Cut(request, "/")
-	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, main)
+	return len(requests) == 0 || slices.Contains(requests, request) ||
+		slices.Contains(requests, mainRequest(request))
 }
 
 // allows returns nil if the configuration permits a device in this mode with this strength.

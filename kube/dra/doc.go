@@ -1,6 +1,6 @@
 // Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1). The
 // scheduler counts bytes by the slices that the node publishes. The node's ledger decides last,
-// when a claim is prepared.
+// when a claim is prepared. Each request of a claim is a grant.
 package dra
 
 import (

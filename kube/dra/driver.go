@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
@@ -67,8 +69,8 @@ func (d *Driver) readable() (nodeledger.Ledger, error) {
 	return d.Ledger, broken
 }
 
-// PrepareResourceClaims enters a grant for each claim and makes it a CDI device. Each claim that
-// fails has its own error, which the kubelet shows in the pod's events.
+// PrepareResourceClaims enters the grants of each claim and makes each a CDI device. Each claim
+// that fails has its own error, which the kubelet shows in the pod's events.
 func (d *Driver) PrepareResourceClaims(_ context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
@@ -95,42 +97,106 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 	if err != nil {
 		return nil, err
 	}
-	w, err := translate(claim, d.Node, p)
+	asks, err := translate(claim, d.Node, p)
 	if err != nil {
 		return nil, err
 	}
-	if w.ask.For, err = d.mayUse(claim, p); err != nil {
+	to, err := d.mayUse(claim, p)
+	if err != nil {
+		return nil, err
+	}
+	steps, over, err := plan(claim.UID, asks, grantsOf(claim.UID, p.Grants))
+	if err != nil {
 		return nil, err
 	}
 	defer d.pods.signal() // from now on other pods can be added to the claim
-	g, held := p.GrantOf(w.ask.Owner)
-	switch {
-	case held && g.Draining:
-		return nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it", g.ID)
-	case held && w.is(g):
-		if err := d.tie(g, w.ask.For); err != nil {
+	for _, id := range over {
+		if err := d.Ledger.Withdraw(id); err != nil {
 			return nil, err
 		}
-		reference, err := d.Ledger.ExposeAgain(g)
+	}
+	for i := range steps {
+		steps[i].ask.For = to
+	}
+	return d.takeAll(claim, steps)
+}
+
+// takeAll takes all grants of a claim, or enters none.
+func (d *Driver) takeAll(claim *resourceapi.ResourceClaim, steps []step) ([]kubeletplugin.Device, error) {
+	var devices []kubeletplugin.Device
+	var fresh []grant.ID
+	for _, s := range steps {
+		reference, err := d.take(s)
 		if err != nil {
+			// The kubelet gets no name, so what this call has entered would serve no container.
+			for _, id := range fresh {
+				err = errors.Join(err, d.Ledger.Withdraw(id))
+			}
 			return nil, err
 		}
-		return w.named(reference), nil
-	case held && len(g.Bindings) > 0:
-		return nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s", g.ID)
-	// Allocated again; the kubelet missed the end of the old allocation.
-	case held:
-		if err := d.Ledger.Withdraw(g.ID); err != nil {
-			return nil, err
+		if s.held == nil {
+			fresh = append(fresh, reference.ID)
+			d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID,
+				"grant", reference.ID, "owner", s.ask.Owner)
+		}
+		devices = append(devices, s.named(reference)...)
+	}
+	return devices, nil
+}
+
+// step is one grant of a claim that is prepared.
+type step struct {
+	claimAsk
+	held *grant.Grant // entered by an earlier Prepare; nil: not yet
+}
+
+// plan compares what a claim asks for with the grants that it has. It returns the grants to take,
+// and those that are over because the claim was allocated again: the kubelet missed the end of the
+// old allocation. An earlier Prepare may have been killed after some of the grants.
+func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, over []grant.ID, err error) {
+	for _, w := range entered(uid, asks, held) {
+		steps = append(steps, step{claimAsk: w})
+	}
+	for _, g := range held {
+		i := slices.IndexFunc(steps, func(s step) bool { return s.ask.Owner == g.Owner })
+		switch {
+		case i >= 0 && g.Draining:
+			return nil, nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it",
+				g.ID)
+		case i >= 0 && steps[i].is(g):
+			steps[i].held = &g
+		case g.Draining, len(g.Bindings) > 0:
+			return nil, nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s",
+				g.ID)
+		default:
+			over = append(over, g.ID)
 		}
 	}
-	reference, err := d.Ledger.EnterExposed(w.ask)
-	if err != nil {
-		return nil, err
+	return steps, over, nil
+}
+
+// entered returns what a claim asks for as an older version has entered it. Such a version made all
+// requests one grant, and the kubelet has its name.
+func entered(uid types.UID, asks []claimAsk, held []grant.Grant) []claimAsk {
+	whole := together(uid, asks)
+	if slices.ContainsFunc(asks, func(w claimAsk) bool { return w.ask.Owner == whole.ask.Owner }) ||
+		!slices.ContainsFunc(held, func(g grant.Grant) bool {
+			return g.Owner == whole.ask.Owner && whole.is(g)
+		}) {
+		return asks
 	}
-	d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID, "grant",
-		reference.ID)
-	return w.named(reference), nil
+	return []claimAsk{whole}
+}
+
+// take returns the reference of a grant that the claim has, or enters the grant.
+func (d *Driver) take(s step) (grant.Reference, error) {
+	if s.held == nil {
+		return d.Ledger.EnterExposed(s.ask)
+	}
+	if err := d.tie(*s.held, s.ask.For); err != nil {
+		return grant.Reference{}, err
+	}
+	return d.Ledger.ExposeAgain(*s.held)
 }
 
 // UnprepareResourceClaims releases the claims' grants. A claim without a grant needs nothing.
@@ -138,13 +204,13 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context,
 	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
-		results[claim.UID] = d.unprepare(string(claim.UID))
+		results[claim.UID] = d.unprepare(claim.UID)
 	}
 	return results, nil
 }
 
-func (d *Driver) unprepare(uid string) error {
-	unlock, err := d.lockClaim(types.UID(uid))
+func (d *Driver) unprepare(uid types.UID) error {
+	unlock, err := d.lockClaim(uid)
 	if err != nil {
 		return err
 	}
@@ -158,15 +224,15 @@ func (d *Driver) unprepare(uid string) error {
 	if err != nil {
 		return err
 	}
-	g, held := nodeledger.Content{Overview: o, Node: n}.GrantOf(owner(uid))
-	if !held {
-		return nil
+	var failed error
+	for _, g := range grantsOf(uid, o.Grants) {
+		if err := b.Withdraw(g.ID); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("gpuledger: %w", err))
+			continue
+		}
+		d.Log.Info("released", "uid", uid, "grant", g.ID)
 	}
-	if err := b.Withdraw(g.ID); err != nil {
-		return fmt.Errorf("gpuledger: %w", err)
-	}
-	d.Log.Info("released", "uid", uid, "grant", g.ID)
-	return nil
+	return failed
 }
 
 // HandleError logs errors of the library's background work. If the API refuses slices the driver

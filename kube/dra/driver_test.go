@@ -393,14 +393,32 @@ func TestRefusedClaims(t *testing.T) {
 			return claim("u", s.result("gpu", 1, grant.Limit, "1Gi", "0"),
 				s.result("gpu", 1, grant.Limit, "1Gi", "0"))
 		}, "distinctAttribute: gpuledger.dev/uuid"},
-		"different amounts": {func(s site) *resourceapi.ResourceClaim {
-			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
+		"different amounts in one grant": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
 				s.result("b", 1, grant.Limit, "2Gi", "0"))
-		}, "the same on each of its GPUs"},
-		"two modes": {func(s site) *resourceapi.ResourceClaim {
-			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"grant":"claim"}`)
+			return c
+		}, "the grant of the claim has 1GiB and 0% on one GPU, and 2GiB and 0% on another: a grant is the " +
+			"same on each"},
+		"two modes in one grant": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
 				s.result("b", 1, grant.Timeslice, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"grant":"claim"}`)
+			return c
 		}, "a grant has one mode"},
+		"two modes in one request": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
+				s.result("a", 1, grant.Timeslice, "1Gi", "0"), s.result("b", 1, grant.Timeslice, "1Gi", "0"))
+		}, `request "a" has GPUs in mode limit and in mode timeslice, and a grant has one mode`},
+		"one of two requests does not fit": {func(s site) *resourceapi.ResourceClaim {
+			return claim("u", s.result("a", 1, grant.Limit, "1Gi", "0"),
+				s.result("b", 0, grant.Limit, "13Gi", "0"))
+		}, "refused (no-capacity): cannot grant 13GiB on a GPU in mode limit"},
+		"a grant for what there is not": {func(s site) *resourceapi.ResourceClaim {
+			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
+			c.Status.Allocation.Devices.Config = params(`{` + head + `,"grant":"pod"}`)
+			return c
+		}, `grant: want request or claim, not "pod"`},
 		"a mode that its device is not in": {func(s site) *resourceapi.ResourceClaim {
 			c := claim("u", s.result("gpu", 0, grant.Limit, "1Gi", "0"))
 			c.Status.Allocation.Devices.Config = params(`{` + head + `,"mode":"timeslice"}`)
@@ -453,8 +471,10 @@ func TestSharesOverSeveralGPUs(t *testing.T) {
 	if g := s.Grants()[0]; len(g.GPUs) != 2 || g.Memory() != 8*grant.GiB {
 		t.Errorf("got %+v, want 4 GiB on each of two GPUs", g)
 	}
-	s.has(t, claim("u-2", s.result("a", 0, grant.Limit, "1Gi", "5"),
-		s.result("b", 0, grant.Limit, "2Gi", "5")))
+	both := claim("u-2", s.result("a", 0, grant.Limit, "1Gi", "5"),
+		s.result("b", 0, grant.Limit, "2Gi", "5"))
+	both.Status.Allocation.Devices.Config = oneGrant()
+	s.has(t, both)
 	for _, g := range s.Grants() {
 		if g.Owner == "claim:u-2" && (len(g.GPUs) != 1 || g.Memory() != 3*grant.GiB || g.Compute != 10) {
 			t.Errorf("got %+v, want both requests' shares of one GPU in one grant", g)

@@ -15,29 +15,29 @@ import (
 // the node itself can be in any mode.
 var standard = []grant.Mode{grant.Exclusive, grant.Limit, grant.MIG}
 
-// plan says how a GPU or MIG device is published. The configuration decides it, whatever is granted
+// devicePlan says how a GPU or MIG device is published. The configuration decides it, whatever is granted
 // of the GPU at present.
-type plan struct {
+type devicePlan struct {
 	modes   []grant.Mode // that the cluster is offered
 	joint   grant.Mode   // the shared mode of the one device for shares and for the whole GPU; "": none
 	counter bool         // there is a device for each mode, and a counter keeps them apart
 }
 
 // plansOf returns a plan for each GPU and MIG device, in the order of the seats.
-func plansOf(p nodeledger.Content) ([]plan, error) {
+func plansOf(p nodeledger.Content) ([]devicePlan, error) {
 	empty, err := admission.Seats(grant.View{}, p.Inventory, p.Node.Policy)
 	if err != nil {
 		return nil, err
 	}
-	plans := make([]plan, len(empty))
+	plans := make([]devicePlan, len(empty))
 	for i, s := range empty {
 		plans[i] = planOf(s, p.Node.Policy.Pools)
 	}
 	return plans, nil
 }
 
-func planOf(s admission.Seat, pools []grant.Pool) plan {
-	var to plan
+func planOf(s admission.Seat, pools []grant.Pool) devicePlan {
+	var to devicePlan
 	if partitioned(s) {
 		return to
 	}
@@ -66,7 +66,7 @@ func planOf(s admission.Seat, pools []grant.Pool) plan {
 func partitioned(s admission.Seat) bool { return s.MIG == nil && len(s.GPU.MIG) > 0 }
 
 // offered returns the modes in which a GPU is offered to the cluster beside what is granted of it.
-func (to plan) offered(s admission.Seat) []grant.Mode {
+func (to devicePlan) offered(s admission.Seat) []grant.Mode {
 	return slices.DeleteFunc(slices.Clone(to.modes),
 		func(m grant.Mode) bool { return !slices.Contains(s.Modes, m) })
 }
@@ -80,7 +80,7 @@ type Allocations func(claim types.UID) (consumed map[string]grant.Bytes, known b
 // whole GPU's device may be the one for all claims, or one that an older driver or configuration
 // has published. Its claim says so. A claim that is not known yet counts only where just one device
 // is possible. Of the device for all claims it must have all the memory.
-func counted(g grant.Grant, to plan, s admission.Seat, claims Allocations) bool {
+func counted(g grant.Grant, to devicePlan, s admission.Seat, claims Allocations) bool {
 	modes := to.offered(s)
 	if !slices.Contains(modes, g.Mode) {
 		return false

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
-// tiesOf returns the ties of a claim's grant: its namespace, and the pods that the claim is
+// tiesOf returns the ties of a claim's grants: its namespace, and the pods that the claim is
 // reserved for. A claim can also be reserved for others, such as a group of pods, whose members are
 // not known here. Then the namespace is the only tie.
 func tiesOf(claim *resourceapi.ResourceClaim) []grant.Tie {
@@ -103,7 +103,7 @@ func (p *pods) consumed(claim types.UID) (map[string]grant.Bytes, bool) {
 
 // keep removes all claims but these. A claim that is being prepared is learned again when it is
 // watched.
-func (p *pods) keep(held map[types.UID]grant.Grant) {
+func (p *pods) keep(held map[types.UID][]grant.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.claims, func(uid types.UID, _ reserved) bool { _, is := held[uid]; return !is })
@@ -174,11 +174,11 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 			d.Log.Warn("pods of claims", "error", err)
 		}
 		last = fmt.Sprint(err)
-		for uid, g := range held {
+		for uid, of := range held {
 			if _, is := followed[uid]; !is {
 				one, end := context.WithCancel(ctx)
 				followed[uid] = end
-				all.Go(func() { d.follow(one, g) })
+				all.Go(func() { d.follow(one, of[0]) })
 			}
 		}
 		for uid, end := range followed {
@@ -205,7 +205,7 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 const gather = 100 * time.Millisecond
 
 // retie updates the grants' ties to what is known of their claims. It returns the grants by claim.
-func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
+func (d *Driver) retie() (held map[types.UID][]grant.Grant, failed error) {
 	n := d.Ledger.Open()
 	if n.Broken != nil {
 		return nil, n.Broken
@@ -215,14 +215,14 @@ func (d *Driver) retie() (held map[types.UID]grant.Grant, failed error) {
 		return nil, err
 	}
 	p := nodeledger.Content{Overview: o, Node: n}
-	held = map[types.UID]grant.Grant{}
+	held = map[types.UID][]grant.Grant{}
 	for _, g := range p.EnteredBy(Source) {
 		uid, is := claimOf(g)
 		// What a claim for a whole GPU has of its device must be known for publishing, too.
 		if !is || g.Draining || !d.ties(p) && g.Mode != grant.Exclusive {
 			continue
 		}
-		held[uid] = g
+		held[uid] = append(held[uid], g)
 		if !d.ties(p) {
 			continue
 		}
@@ -242,7 +242,7 @@ const (
 	longestWait  = 30 * time.Second
 )
 
-// follow watches one claim until the context ends.
+// follow watches the claim of a grant until the context ends.
 func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 	for wait, last := shortestWait, ""; ctx.Err() == nil; wait = min(2*wait, longestWait) {
 		began := time.Now()

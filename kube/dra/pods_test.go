@@ -281,7 +281,7 @@ func TestGrantsOfAnOlderVersionAreTied(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g := s.Grant(w.ask)
+			g := s.Grant(w[0].ask)
 			s.isFor(t, "as it was")
 			end := s.Use(g.ID, grant.Identity{UID: "p9", Namespace: "other", Pod: "thief", Container: "main"})
 			defer end()

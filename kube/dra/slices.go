@@ -84,7 +84,7 @@ func Slices(p nodeledger.Content, claims Allocations) ([]resourceslice.Slice, er
 // because the configuration now has other modes for its GPU. These grants are subtracted like those
 // of other users. A grant that was released by hand while its claim still exists counts twice until
 // its last container ends. Then too little is offered, never too much.
-func seatsOf(p nodeledger.Content, plans []plan, claims Allocations) ([]admission.Seat, error) {
+func seatsOf(p nodeledger.Content, plans []devicePlan, claims Allocations) ([]admission.Seat, error) {
 	seats, err := p.Seats(Source)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func deviceName(uuid string, mode grant.Mode) string {
 // devicesOf returns a GPU's devices: one for all its claims, or one for each mode. A mode without
 // room for a grant has none. A MIG device is a device of its own, because the hardware separates it
 // from the others of its GPU. unserved says what mode mps lacks on this node.
-func devicesOf(p nodeledger.Content, to plan, s admission.Seat, unserved string) []resourceapi.Device {
+func devicesOf(p nodeledger.Content, to devicePlan, s admission.Seat, unserved string) []resourceapi.Device {
 	var devices []resourceapi.Device
 	modes := to.offered(s)
 	for _, mode := range modes {

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -96,10 +97,14 @@ func refusalCode(p nodeledger.Content, err error) grant.Code {
 // cannot look up.
 func (d *Driver) Reclaim(ctx context.Context) error {
 	grants, failed := d.tidied()
+	free := map[types.UID][]grant.Grant{}
 	for _, g := range grants {
-		if g.Source == Source && len(g.Bindings) == 0 {
-			failed = errors.Join(failed, d.reclaim(ctx, g))
+		if uid, is := claimOf(g); is && g.Source == Source && len(g.Bindings) == 0 {
+			free[uid] = append(free[uid], g)
 		}
+	}
+	for uid, of := range free {
+		failed = errors.Join(failed, d.reclaim(ctx, uid, of))
 	}
 	return failed
 }
@@ -138,8 +143,9 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 // given up.
 const apiTimeout = 5 * time.Second
 
-func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
-	namespace, name, ok := claimName(g)
+// reclaim releases the free grants of a claim that is gone.
+func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant) error {
+	namespace, name, ok := claimName(free[0])
 	if !ok {
 		return nil
 	}
@@ -153,13 +159,17 @@ func (d *Driver) reclaim(ctx context.Context, g grant.Grant) error {
 	claim, err := d.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err != nil && !gone(err):
-		return fmt.Errorf("cannot tell whether the claim of grant %s is there: %w", g.ID, err)
-	case err == nil && owner(string(claim.UID)) == g.Owner && d.allocatedHere(claim):
+		return fmt.Errorf("cannot tell whether the claim of grant %s is there: %w", free[0].ID, err)
+	case err == nil && claim.UID == uid && d.allocatedHere(claim):
 		return nil
 	}
-	d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim",
-		name, "grant", g.ID)
-	return d.Ledger.Withdraw(g.ID)
+	var failed error
+	for _, g := range free {
+		d.Log.Info("the claim is gone; its grant is released", "namespace", namespace, "claim",
+			name, "grant", g.ID)
+		failed = errors.Join(failed, d.Ledger.Withdraw(g.ID))
+	}
+	return failed
 }
 
 // SameNode calls Broken if the cluster's Node of this name is another than at the first call.

@@ -87,15 +87,6 @@ func (c Content) Seats(without string) ([]admission.Seat, error) {
 	return admission.Seats(v, c.Inventory, c.Node.Policy)
 }
 
-// GrantOf returns an owner's grant, and whether there is one.
-func (c Content) GrantOf(owner grant.Owner) (grant.Grant, bool) {
-	i := slices.IndexFunc(c.Grants, func(g grant.Grant) bool { return g.Owner == owner })
-	if i < 0 {
-		return grant.Grant{}, false
-	}
-	return c.Grants[i], true
-}
-
 // Offer returns the verdict on a container of this owner with a grant of this mode, and the
 // strength that would hold it. Admission uses the same code, so an offer promises nothing that a
 // create would refuse.

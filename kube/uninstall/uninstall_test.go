@@ -51,15 +51,15 @@ func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// cluster is a fake API whose DaemonSets have one node, at once where node is true.
-type cluster struct {
+// fakeCluster is a fake API whose DaemonSets have one node, at once where node is true.
+type fakeCluster struct {
 	*testing.T
 	client *fake.Clientset
 	said   []string
 }
 
-func newCluster(t *testing.T, node bool, objects ...runtime.Object) *cluster {
-	c := &cluster{T: t, client: fake.NewClientset(objects...)}
+func newCluster(t *testing.T, node bool, objects ...runtime.Object) *fakeCluster {
+	c := &fakeCluster{T: t, client: fake.NewClientset(objects...)}
 	c.client.PrependReactor("get", "daemonsets", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		name := a.(clienttesting.GetAction).GetName()
 		o, err := c.client.Tracker().Get(a.GetResource(), ours, name)
@@ -78,7 +78,7 @@ func newCluster(t *testing.T, node bool, objects ...runtime.Object) *cluster {
 	return c
 }
 
-func (c *cluster) run(setups ...string) error {
+func (c *fakeCluster) run(setups ...string) error {
 	ctx, stop := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer stop()
 	return Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: time.Millisecond,
@@ -88,7 +88,7 @@ func (c *cluster) run(setups ...string) error {
 		}}.Run(ctx)
 }
 
-func (c *cluster) set(name string) *appsv1.DaemonSet {
+func (c *fakeCluster) set(name string) *appsv1.DaemonSet {
 	c.Helper()
 	s, err := c.client.AppsV1().DaemonSets(ours).Get(c.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -172,6 +172,27 @@ func TestRefusedWhilePodsHaveGPUs(t *testing.T) {
 				t.Errorf("forced: %v, %q", err, k.said)
 			}
 		})
+	}
+}
+
+// A pod that has whole GPUs by a claim is named once, by its claim.
+func TestAPodWithAClaimForItsResources(t *testing.T) {
+	pod := func(name string, by *corev1.PodExtendedResourceClaimStatus) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team"},
+			Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "main",
+				Resources: corev1.ResourceRequirements{
+					Limits: corev1.ResourceList{"gpuledger.dev/gpu": resource.MustParse("1")}}}}},
+			Status: corev1.PodStatus{ExtendedResourceClaimStatus: by}}
+	}
+	k := newCluster(t, true, config(nil), set("gpuledger-device-plugin", corev1.PodSpec{}),
+		set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"),
+		pod("whole", nil), claim("a-extended-resources-x", "gpuledger.dev", "a"),
+		pod("a", &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "a-extended-resources-x",
+			RequestMappings: []corev1.ContainerExtendedResourceRequest{{ContainerName: "main",
+				ResourceName: "gpuledger.dev/gpu", RequestName: "container-0-request-0"}}}))
+	if err := k.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(),
+		"give back: claim team/a-extended-resources-x of a, pod team/whole. ") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuledger/gpuledger/kube/cluster"
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
 
@@ -68,16 +69,19 @@ func (u Uninstall) pods(ctx context.Context) (users []string, err error) {
 		return nil, fmt.Errorf("cannot see which pods have GPUs: %w", err)
 	}
 	for _, pod := range list.Items {
-		if slices.ContainsFunc(append(pod.Spec.InitContainers, pod.Spec.Containers...), hasDevices) {
+		if slices.ContainsFunc(append(pod.Spec.InitContainers, pod.Spec.Containers...),
+			func(c corev1.Container) bool { return hasDevices(&pod, c) }) {
 			users = append(users, fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name))
 		}
 	}
 	return users, nil
 }
 
-func hasDevices(c corev1.Container) bool {
+// hasDevices leaves out what a container has by a claim: claims names that one.
+func hasDevices(pod *corev1.Pod, c corev1.Container) bool {
 	for name := range c.Resources.Limits {
-		if strings.HasPrefix(string(name), "gpuledger.dev/") || name == "aliyun.com/gpu-mem" {
+		if strings.HasPrefix(string(name), "gpuledger.dev/") && !cluster.ByClaim(pod, c.Name, name) ||
+			name == "aliyun.com/gpu-mem" {
 			return true
 		}
 	}

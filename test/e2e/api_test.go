@@ -88,8 +88,8 @@ type listed struct {
 			Allocation *struct {
 				Devices struct {
 					Results []struct {
-						Driver, Device   string
-						ConsumedCapacity struct{ Memory string }
+						Request, Driver, Device string
+						ConsumedCapacity        struct{ Memory string }
 					}
 				}
 			}

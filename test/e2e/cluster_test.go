@@ -35,6 +35,8 @@ func cluster(t *testing.T, s *site) {
 		{"the status of a pod says that its GPU is unhealthy", func(s *site, _ **daemon) { s.unhealthy() }},
 		{"several shared modes, where a pool lists them", func(s *site, _ **daemon) { s.severalModes() }},
 		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
+		{"each container has its own request of a claim", func(s *site, _ **daemon) { s.requests() }},
+		{"whole GPUs as the device plugin's resource", func(s *site, _ **daemon) { s.extended() }},
 		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
 		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
 		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
@@ -42,8 +44,9 @@ func cluster(t *testing.T, s *site) {
 		{"refused when it is prepared, with the reason in the pod's events",
 			func(s *site, d **daemon) { s.preparing(d) }},
 		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
-		{"pods come and go while all is killed", func(s *site, d **daemon) { (*d).kill(); s.claimStorm() }},
-		{"a device plugin", func(s *site, _ **daemon) { s.devicePlugin() }},
+		{"pods come and go while all is killed",
+			func(s *site, d **daemon) { (*d).kill(); *d = s.claimStorm() }},
+		{"a device plugin", func(s *site, d **daemon) { s.ends(*d); s.devicePlugin() }},
 		{"the device plugin's reference is good in its pod alone",
 			func(s *site, _ **daemon) { s.stolenUnits() }},
 		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
@@ -136,6 +139,12 @@ func (s *site) podNamed(name string) (p podSeen) {
 // runs waits until a pod has printed what it reaches, and returns that.
 func (s *site) runs(name string) string {
 	s.T.Helper()
+	return s.runsIn(name, "main")
+}
+
+// runsIn is runs for one container of a pod.
+func (s *site) runsIn(name, container string) string {
+	s.T.Helper()
 	var text string
 	defer func() {
 		if text == "" {
@@ -149,7 +158,8 @@ func (s *site) runs(name string) string {
 		if p.Status.Phase == "Failed" {
 			s.T.Fatalf("pod %s has failed: %+v\n%s", name, p, s.eventsOf(name))
 		}
-		files, _ := filepath.Glob("/var/log/pods/team_" + name + "_" + p.Metadata.UID + "/main/0.log")
+		files, _ := filepath.Glob("/var/log/pods/team_" + name + "_" + p.Metadata.UID + "/" + container +
+			"/0.log")
 		if len(files) == 0 || p.Metadata.UID == "" {
 			return false
 		}
@@ -211,6 +221,18 @@ func (s *site) claimOf(name string) rig.Listed {
 		s.T.Fatalf("claim %s has no grant: %+v", name, all)
 	}
 	return all[i]
+}
+
+// idsOf are the grants of a claim and its requests.
+func (s *site) idsOf(claim string) (ids []grant.ID) {
+	s.T.Helper()
+	for uid, all := s.uidOf(claim), s.Grants(); len(all) > 0; all = all[1:] {
+		if strings.HasPrefix(string(all[0].Owner), "claim:"+uid) {
+			ids = append(ids, all[0].ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 func (s *site) seesGPUs() {
@@ -443,6 +465,11 @@ func (s *site) rollingUpdate(before *daemon) {
 	share("goes")
 	s.applied(claiming("whole", "exclusive", 1, nil, false)...)
 	s.runs("whole")
+	// to a driver whose claims are one grant each, these requests are one
+	s.applied(twoRequests("pair", "limit", "1Gi", "limit", "1Gi"), ofRequests("pair", "pair", "main", "side"))
+	s.runsIn("pair", "main")
+	s.runsIn("pair", "side")
+	pair := s.idsOf("pair")
 	pod, granted := s.podNamed("stays"), s.claimOf("stays")
 	newer := s.startDRA("--pod-uid", "uid-2")
 	share("between")
@@ -452,7 +479,11 @@ func (s *site) rollingUpdate(before *daemon) {
 	newer.kill()
 	last := s.startDRA("--pod-uid", "uid-3")
 	share("last")
-	s.removed("between")
+	if ids := s.idsOf("pair"); !slices.Equal(ids, pair) {
+		s.T.Errorf("the claim of two requests had the grants %v and has %v", pair, ids)
+	}
+	s.T.Logf("a claim of two requests has the grants %v over the update", pair)
+	s.removed("between", "pair")
 	eventually(s.T, "the grants are those of the pods that are there",
 		func() bool { return len(s.Grants()) == 4 })
 	if g := s.claimOf("whole"); g.Mode != grant.Exclusive || g.State != grant.Bound {

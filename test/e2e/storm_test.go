@@ -423,21 +423,36 @@ func claimPodKinds(s *storm) []podKind {
 				})
 			}})
 	}
-	return all
+	// The containers of a pod have a request each.
+	pair := twoRequests("pair", "limit", "2Gi", "limit", "3Gi")
+	s.insists(s.T, http.MethodPost, templatesOfTeam,
+		object{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+			"metadata": object{"name": "pair"}, "spec": object{"spec": pair["spec"]}}, nil)
+	return append(all, podKind{name: "pair", mode: grant.Limit, gpus: 1,
+		memory: map[string]grant.Bytes{"main": 2 * grant.GiB, "side": 3 * grant.GiB},
+		pod: func(name string) object {
+			pod := ofRequests(name, "", "main", "side")
+			spec := pod["spec"].(object)
+			spec["restartPolicy"] = "Always"
+			spec["resourceClaims"] = []object{{"name": "gpu", "resourceClaimTemplateName": "pair"}}
+			return pod
+		}})
 }
 
-// claimStorm is a storm over the DRA driver.
-func (s *site) claimStorm() {
+// claimStorm is a storm over the DRA driver, which it returns.
+func (s *site) claimStorm() *daemon {
 	storm := s.newStorm(nil, s.victims()...)
 	storm.podKinds = claimPodKinds(storm)
 	defer s.pools(oneShared, severalShared)() // without a counter, and with one
-	s.daemons["gpuledger-kube"] = s.startDRA()
+	driver := s.startDRA()
+	s.daemons["gpuledger-kube"] = driver
 	defer delete(s.daemons, "gpuledger-kube")
 	storm.run()
 	eventually(s.T, "ledger and claims agree", storm.agree)
 	storm.over()
 	s.applied(claiming("both", "exclusive", 2, nil, true)...) // all GPUs can be allocated again
 	s.runs("both")
+	return driver
 }
 
 // victims are the daemons that a storm kills.
@@ -449,8 +464,8 @@ func (s *site) victims() []string {
 // wholeMemory is what a claim for a whole GPU consumes.
 const wholeMemory = "16160Mi"
 
-// agree reports whether each allocated claim is a grant, each grant an allocated claim, and both
-// have the same values.
+// agree reports whether each request of an allocated claim is a grant, each grant such a request,
+// and both have the same values.
 func (s *storm) agree() bool {
 	var claims listed
 	if status, _ := s.call(http.MethodGet, claimsOfTeam, nil, &claims); status != http.StatusOK {
@@ -461,16 +476,22 @@ func (s *storm) agree() bool {
 		if c.Status.Allocation == nil {
 			continue
 		}
-		var parts []string
+		parts := map[string][]string{} // by request
 		for _, r := range c.Status.Allocation.Devices.Results {
 			device, amount := r.Device, r.ConsumedCapacity.Memory
 			if amount == wholeMemory { // of a device that others could share
 				device, amount = device[:strings.LastIndex(device, "-")]+"-exclusive", ""
 			}
-			parts = append(parts, device+" "+amount)
+			parts[r.Request] = append(parts[r.Request], device+" "+amount)
 		}
-		slices.Sort(parts)
-		want["claim:"+c.Metadata.UID] = strings.Join(parts, ", ")
+		for request, of := range parts {
+			owner := "claim:" + c.Metadata.UID
+			if len(parts) > 1 {
+				owner += "." + request
+			}
+			slices.Sort(of)
+			want[owner] = strings.Join(of, ", ")
+		}
 	}
 	got := map[string]string{}
 	for _, g := range s.Grants() {

@@ -103,27 +103,38 @@ func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
 		return `{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev}, {name: y, ` +
 			`deviceClassName: ` + class + `.gpuledger.dev` + more + `}]}`
 	}
+	mps2 := one("mps", "") + `, {name: b, exactly: {deviceClassName: mps.gpuledger.dev}}`
+	oneGrant := func(of string) string {
+		return `, config: [{opaque: {driver: other.example.com, parameters: {}}}, {` + of +
+			`opaque: {driver: gpuledger.dev, parameters: {apiVersion: gpuledger.dev/v1, ` +
+			`kind: GrantConfig, grant: claim}}}]`
+	}
 	for name, c := range map[string]struct{ devices, want string }{
-		"nothing":                          {`{}`, ""},
-		"another driver's":                 {`{requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]}`, ""},
-		"a share":                          {`{requests: [` + one("limit", ", count: 1") + `]}`, ""},
-		"whole GPUs":                       {`{requests: [` + one("exclusive", ", count: 2") + `]}`, ""},
-		"whole GPUs of an amount":          {`{requests: [` + one("exclusive", amount) + `]}`, partly},
-		"a share of an amount":             {`{requests: [` + one("limit", amount) + `]}`, ""},
-		"that, or a share":                 {`{requests: [{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev` + amount + `}]}]}`, partly},
-		"whole, or a share of an amount":   {`{requests: [` + first("limit", amount) + `]}`, ""},
-		"shares of several GPUs":           {`{requests: [` + one("limit", ", count: 2") + `]` + distinct + `}`, ""},
-		"several shares":                   {`{requests: [` + one("limit", ", count: 2") + `]}`, twice},
-		"several shares, or whole GPUs":    {`{requests: [` + first("limit", ", count: 2") + `]}`, twice},
-		"two modes":                        {`{requests: [` + one("limit", "") + `, ` + one("exclusive", "") + `]}`, "not in those of limit.gpuledger.dev and exclusive.gpuledger.dev"},
-		"a share of mps":                   {`{requests: [` + one("mps", ", count: 1, allocationMode: ExactCount") + `]}`, ""},
-		"one of several alternatives":      {`{requests: [` + first("mps", ", count: 1") + `]}`, ""},
-		"several GPUs of mps":              {`{requests: [` + one("mps", ", count: 2") + `]` + distinct + `}`, together},
-		"all GPUs of mps":                  {`{requests: [` + one("mps", ", allocationMode: All") + `]}`, together},
-		"several GPUs of mps, or another":  {`{requests: [` + first("mps", ", count: 2") + `]` + distinct + `}`, together},
-		"all GPUs of mps, or another":      {`{requests: [` + first("mps", ", allocationMode: All") + `]}`, together},
-		"two requests for mps":             {`{requests: [` + one("mps", "") + `, ` + one("mps", "") + `]}`, together},
-		"two requests for mps, on one GPU": {`{requests: [` + one("mps", "") + `, ` + one("mps", "") + `]` + same + `}`, ""},
+		"nothing":                         {`{}`, ""},
+		"another driver's":                {`{requests: [{name: a, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}]}`, ""},
+		"a share":                         {`{requests: [` + one("limit", ", count: 1") + `]}`, ""},
+		"whole GPUs":                      {`{requests: [` + one("exclusive", ", count: 2") + `]}`, ""},
+		"shares of several GPUs":          {`{requests: [` + one("limit", ", count: 2") + `]` + distinct + `}`, ""},
+		"several shares":                  {`{requests: [` + one("limit", ", count: 2") + `]}`, twice},
+		"several shares, or whole GPUs":   {`{requests: [` + first("limit", ", count: 2") + `]}`, twice},
+		"two modes":                       {`{requests: [` + one("limit", "") + `, ` + one("exclusive", "") + `]}`, ""},
+		"a share of mps":                  {`{requests: [` + one("mps", ", count: 1, allocationMode: ExactCount") + `]}`, ""},
+		"one of several alternatives":     {`{requests: [` + first("mps", ", count: 1") + `]}`, ""},
+		"several GPUs of mps":             {`{requests: [` + one("mps", ", count: 2") + `]` + distinct + `}`, together},
+		"all GPUs of mps":                 {`{requests: [` + one("mps", ", allocationMode: All") + `]}`, together},
+		"several GPUs of mps, or another": {`{requests: [` + first("mps", ", count: 2") + `]` + distinct + `}`, together},
+		"all GPUs of mps, or another":     {`{requests: [` + first("mps", ", allocationMode: All") + `]}`, together},
+		"two requests for mps":            {`{requests: [` + mps2 + `]}`, ""},
+		"two in one grant":                {`{requests: [` + mps2 + `]` + oneGrant("") + `}`, together},
+		"two in one grant by their names": {`{requests: [` + mps2 + `]` + oneGrant("requests: [a, b], ") + `}`, together},
+		"one of two in one grant":         {`{requests: [` + mps2 + `]` + oneGrant("requests: [b], ") + `}`, ""},
+		"two in one grant on one GPU":     {`{requests: [` + mps2 + `]` + same + oneGrant("") + `}`, ""},
+		"parameters of another driver":    {`{requests: [` + mps2 + `]` + strings.ReplaceAll(oneGrant(""), "gpuledger.dev", "example.com") + `}`, ""},
+		"the scheduler's own claim":       {`{requests: [` + one("exclusive", ", count: 1, allocationMode: ExactCount") + `, {name: b, exactly: {deviceClassName: exclusive.gpuledger.dev, count: 2, allocationMode: ExactCount}}]}`, ""},
+		"whole GPUs of an amount":         {`{requests: [` + one("exclusive", amount) + `]}`, partly},
+		"a share of an amount":            {`{requests: [` + one("limit", amount) + `]}`, ""},
+		"that, or a share":                {`{requests: [{name: a, firstAvailable: [{name: x, deviceClassName: exclusive.gpuledger.dev` + amount + `}]}]}`, partly},
+		"whole, or a share of an amount":  {`{requests: [` + first("limit", amount) + `]}`, ""},
 	} {
 		for _, resource := range []string{"resourceclaims", "resourceclaimtemplates"} {
 			t.Run(name+"/"+resource, func(t *testing.T) {
