@@ -7,7 +7,7 @@
 # A pod of somebody else runs all the time, and in the end the node is as it was. A boot has new
 # namespaces and an empty /run, but the machine's boot id: nothing here tests that this one changes.
 # The machine has no GPU; the script installs the stand-in driver of the tests.
-# shellcheck disable=SC2015 # fail ends it
+# shellcheck disable=SC2015,SC2154 # fail ends it; cluster.sh's names
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin LC_ALL=C
@@ -134,7 +134,6 @@ goes_on() { [ "$(container_of bystander)" = "$bystander" ] || fail "the pod of s
 available() { [ "$(kubectl -n gpuledger-system get "daemonset/$1" -o 'jsonpath={.status.numberAvailable} {.status.updatedNumberScheduled} {.status.observedGeneration}' 2>/dev/null)" = \
   "1 1 $(kubectl -n gpuledger-system get "daemonset/$1" -o 'jsonpath={.metadata.generation}' 2>/dev/null)" ]; }
 is_set_up() { available gpuledger-setup && available gpuledger-dra; }
-replaced() { ! cmp -s "$work/old/gpuledger" "$root/usr/bin/gpuledger"; }
 mode() { sed -n 's/^  mode = "\(.*\)"/\1/p' "$root/etc/gpuledger/cluster.toml"; }
 enforces() { [ "$(mode)" = enforce ]; }
 refused() { kubectl describe pod refused | grep -q 'gpuledger: refused (visible-devices-all)'; }
@@ -162,7 +161,7 @@ page() {
 }
 
 upgrade() {
-  local tenant name
+  local tenant name until
   step "the objects of the last release ($last), and a pod with a share of theirs"
   mkdir -p "$work/last"
   git archive "$last" | tar -x -C "$work/last"
@@ -181,9 +180,13 @@ upgrade() {
   step "the upgrade, and a reboot in its middle"
   images . "$work/new" 2
   goes_on
+  ln -f "$root/usr/bin/gpuledger" "$root/packages/was"
   kubectl -n gpuledger-system delete daemonset gpuledger-setup >/dev/null # a container of it would stay
   helm install gpuledger kube/manifests/helm --namespace gpuledger-system --take-ownership
-  eventually "the set-up replaces a program" replaced
+  until=$((SECONDS + 120))
+  while [ "$root/usr/bin/gpuledger" -ef "$root/packages/was" ]; do # the first program that it replaces
+    [ $SECONDS -lt $until ] || fail "the set-up does not replace the programs"
+  done
   shut
   for name in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
     cmp -s "$work/old/$name" "$root/usr/bin/$name" && echo "$name is of the last release" || echo "$name is new"
