@@ -71,7 +71,7 @@ for minor in "${minors[@]}"; do
   has "$minor"
   has "$minor" --values "$work/many.yaml"
   has "$minor" --set agent=device-plugin,policy.mode=enforce --values "$work/many.yaml"
-  if [ "$minor" -ge 36 ]; then has "$minor" --set agent=dra; else refuses "$minor" "agent dra needs Kubernetes" --set agent=dra; fi
+  if [ "$minor" -ge 35 ]; then has "$minor" --set agent=dra; else refuses "$minor" "agent dra needs Kubernetes" --set agent=dra; fi
   if [ "$minor" -ge 30 ]; then has "$minor" --set nvidia.policy=true; else refuses "$minor" "nvidia.policy needs Kubernetes 1.30 or later" --set nvidia.policy=true; fi
 done
 refuses 25 "which is incompatible with Kubernetes v1.25.2"

@@ -356,12 +356,12 @@ func TestBadValuesGetASentence(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", values, err, want)
 		}
 	}
-	if _, err := rendered(t, namespace, "v1.35.2", "agent: dra"); err == nil ||
-		!strings.Contains(err.Error(), "agent dra needs Kubernetes 1.36 or later, and this cluster has "+
-			"v1.35.2: set agent to device-plugin") {
+	if _, err := rendered(t, namespace, "v1.34.2", "agent: dra"); err == nil ||
+		!strings.Contains(err.Error(), "agent dra needs Kubernetes 1.35 or later, and this cluster has "+
+			"v1.34.2: set agent to device-plugin") {
 		t.Errorf("an older cluster: got %v", err)
 	}
-	if _, err := rendered(t, namespace, "v1.35.2", "agent: device-plugin"); err != nil {
+	if _, err := rendered(t, namespace, "v1.34.2", "agent: device-plugin"); err != nil {
 		t.Errorf("the device plugin on an older cluster: %v", err)
 	}
 }

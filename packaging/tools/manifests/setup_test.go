@@ -234,8 +234,8 @@ func compare(t *testing.T, name string, is reflect.Type, has schemaPart) {
 func TestTheAgentIsChosen(t *testing.T) {
 	for version, want := range map[string]string{"v1.36.2": "gpuledger-dra",
 		"v1.37.0-gke.100": "gpuledger-dra",
-		"v1.36.2-eks-1":   "gpuledger-dra", "v1.36.1": "gpuledger-device-plugin",
-		"v1.34.4": "gpuledger-device-plugin"} {
+		"v1.36.2-eks-1":   "gpuledger-dra", "v1.36.0": "gpuledger-dra",
+		"v1.35.4": "gpuledger-device-plugin"} {
 		objects := mustRender(t, namespace, version, "{}")
 		for _, name := range []string{"gpuledger-dra", "gpuledger-device-plugin"} {
 			if _, found := objects["DaemonSet/"+name]; found != (name == want) {

@@ -80,7 +80,7 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
 {{- if ne .Values.agent "auto" }}{{ .Values.agent }}
 {{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-device-plugin" }}device-plugin
 {{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-dra" }}dra
-{{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (semverCompare ">=1.36.2-0" .Capabilities.KubeVersion.Version) }}dra
+{{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}dra
 {{- else }}device-plugin
 {{- end }}
 {{- end -}}
