@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -37,13 +38,14 @@ type Driver struct {
 	Intercept grpc.UnaryServerInterceptor
 
 	// last has the last configuration that could be read; nil: none yet.
-	last   atomic.Pointer[nodeledger.Ledger]
-	pods   pods                  // of the claims with grants
-	locks  claimLocks            // of claims that are prepared, given up or reclaimed
-	pace   pace                  // of publishing
-	failed atomic.Bool           // the API may not have taken the last publishing
-	known  []resourceslice.Slice // the last slices that could be made; nil: none yet
-	node   types.UID             // UID of the Node that owns the slices; "": not known yet
+	last       atomic.Pointer[nodeledger.Ledger]
+	pods       pods                  // of the claims with grants
+	locks      claimLocks            // of claims that are prepared, given up or reclaimed
+	pace       pace                  // of publishing
+	failed     atomic.Bool           // the API may not have taken the last publishing
+	known      []resourceslice.Slice // the last slices that could be made; nil: none yet
+	unreported sync.Once             // logs once that the status of claims cannot be written
+	node       types.UID             // UID of the Node that owns the slices; "": not known yet
 }
 
 // read returns the ledger and the inventory.

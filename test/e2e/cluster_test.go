@@ -315,6 +315,11 @@ func (s *site) sharing() {
 		a.GPUs[0].Memory != 6*grant.GiB || b.GPUs[0].Memory != 8*grant.GiB {
 		s.T.Errorf("got %+v, %+v and %+v", a, b, whole)
 	}
+	eventually(s.T, "the status of a claim says what it has", func() bool {
+		return s.kubectl("get", "resourceclaim", "a", "-n", "team", "-o",
+			"jsonpath={.status.devices[*].conditions[*].message}").Stdout ==
+			"6GiB and 30% of the compute in mode limit, strength none"
+	})
 	for _, g := range []rig.Listed{a, b, whole} {
 		if g.State != grant.Bound || g.Source != "dra" {
 			s.T.Errorf("got %+v, want it bound", g)

@@ -14,6 +14,11 @@ import (
 // claimsPolicy is what is asked of claims when they are made.
 func claimsPolicy(t *testing.T) *admissionregistration.ValidatingAdmissionPolicy {
 	t.Helper()
+	return policyNamed(t, "claims.gpuledger.dev")
+}
+
+func policyNamed(t *testing.T, name string) *admissionregistration.ValidatingAdmissionPolicy {
+	t.Helper()
 	text, err := os.ReadFile(manifests + "dra/policy.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -24,18 +29,18 @@ func claimsPolicy(t *testing.T) *admissionregistration.ValidatingAdmissionPolicy
 	}
 	for _, o := range all {
 		if p, is := o.value.(*admissionregistration.ValidatingAdmissionPolicy); is &&
-			o.name == "claims.gpuledger.dev" {
+			o.name == name {
 			return p
 		}
 	}
-	t.Fatal("there is no policy for claims")
+	t.Fatalf("there is no policy %s", name)
 	return nil
 }
 
 // evaluated is the value of an expression.
 func evaluated(t *testing.T, expression string, given map[string]any) any {
 	t.Helper()
-	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("request", cel.DynType),
+	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("oldObject", cel.DynType), cel.Variable("request", cel.DynType),
 		cel.Variable("variables", cel.DynType), ext.Strings())
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +72,15 @@ func answers(t *testing.T, resource, devices string) string {
 	if resource == "resourceclaimtemplates" {
 		spec = map[string]any{"spec": spec}
 	}
-	p, variables := claimsPolicy(t), map[string]any{}
-	given := map[string]any{"object": map[string]any{"spec": spec}, "request": map[string]any{
-		"resource": map[string]any{"resource": resource}}, "variables": variables}
+	return judged(t, claimsPolicy(t), map[string]any{"object": map[string]any{"spec": spec},
+		"request": map[string]any{"resource": map[string]any{"resource": resource}}})
+}
+
+// judged returns what a policy says against a change; "" if it may be made.
+func judged(t *testing.T, p *admissionregistration.ValidatingAdmissionPolicy, given map[string]any) string {
+	t.Helper()
+	variables := map[string]any{}
+	given["variables"] = variables
 	for _, v := range p.Spec.Variables {
 		variables[v.Name] = evaluated(t, v.Expression, given)
 	}
@@ -144,5 +155,47 @@ func TestClaimsThatAreRefusedWhenTheyAreMade(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A driver writes the status of its own devices on its own node, and nothing else of a claim.
+func TestADriverWritesTheStatusOfItsDevices(t *testing.T) {
+	const (
+		allocated = `allocation: {devices: {results: [{driver: gpuledger.dev, pool: a, device: x}]}}`
+		pod       = `, reservedFor: [{resource: pods, name: one, uid: u}]`
+		nic       = `{driver: nic.example.com, pool: a, device: n}`
+		own       = `{driver: gpuledger.dev, pool: a, device: x}`
+		elsewhere = `{driver: gpuledger.dev, pool: b, device: x}`
+		before    = allocated + pod + `, devices: [` + nic + `]`
+		mayNot    = "may not change what a claim is allocated"
+		others    = "node a may change only the status of its own devices"
+	)
+	p := policyNamed(t, "status.gpuledger.dev")
+	for name, c := range map[string]struct{ from, to, want string }{
+		"its own":            {before, allocated + pod + `, devices: [` + nic + `, ` + own + `]`, ""},
+		"the first":          {allocated + pod, allocated + pod + `, devices: [` + own + `]`, ""},
+		"away":               {allocated + `, devices: [` + own + `]`, allocated, ""},
+		"another node's":     {before, allocated + pod + `, devices: [` + nic + `, ` + elsewhere + `]`, others},
+		"another driver's":   {before, allocated + pod + `, devices: [{driver: nic.example.com, pool: a, device: m}]`, others},
+		"another's away":     {before, allocated + pod, others},
+		"another allocation": {before, strings.Replace(before, "device: x", "device: y", 1), mayNot},
+		"another pod":        {before, strings.Replace(before, "name: one", "name: two", 1), mayNot},
+		"no pod":             {before, allocated + `, devices: [` + nic + `]`, mayNot},
+		"not allocated":      {`reservedFor: []`, allocated, mayNot},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := func(status string) (o any) {
+				if err := yaml.Unmarshal([]byte(`{status: {`+status+`}}`), &o); err != nil {
+					t.Fatal(err)
+				}
+				return o
+			}
+			given := map[string]any{"oldObject": object(c.from), "object": object(c.to),
+				"request": map[string]any{"userInfo": map[string]any{"extra": map[string]any{
+					"authentication.kubernetes.io/node-name": []any{"a"}}}}}
+			if said := judged(t, p, given); !strings.Contains(said, c.want) || c.want == "" && said != "" {
+				t.Errorf("got %q, want %q", said, c.want)
+			}
+		})
 	}
 }
