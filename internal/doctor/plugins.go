@@ -13,8 +13,9 @@ import (
 var kubeletDirs = []string{"var/lib/kubelet", "var/lib/k0s/kubelet",
 	"var/snap/microk8s/common/var/lib/kubelet"}
 
-// pluginSockets match the sockets of programs that offer NVIDIA's GPUs to a kubelet: NVIDIA's device
-// plugin and those derived from it (HAMi), and NVIDIA's driver for dynamic resource allocation.
+// pluginSockets match the sockets of programs that offer NVIDIA's GPUs to a kubelet: NVIDIA's
+// device plugin and those derived from it (HAMi), and NVIDIA's driver for dynamic resource
+// allocation.
 var pluginSockets = []string{"device-plugins/nvidia*.sock", "plugins/gpu.nvidia.com/*.sock"}
 
 // pluginsBelow returns the sockets below root on which such a program listens. A program that has

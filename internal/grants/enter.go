@@ -48,9 +48,9 @@ type Entered struct {
 	Err       error
 }
 
-// EnterAll enters a grant for each ask, in this order, with one writing of the ledger. An ask that is
-// refused does not keep the others from their grants. If the ledger cannot be written, there is none
-// of them.
+// EnterAll enters a grant for each ask, in this order, with one writing of the ledger. An ask that
+// is refused does not keep the others from their grants. If the ledger cannot be written, there is
+// none of them.
 func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
 	all := make([]Entered, len(asks))
 	for i, ask := range asks {

@@ -135,9 +135,9 @@ func (tx *Tx) Put(g grant.Grant) error {
 	return nil
 }
 
-// PutNew creates grants that the ledger does not have. They are durable when it returns. Their files
-// are written at the same time, so many take hardly longer than one. On an error there is none of
-// them.
+// PutNew creates grants that the ledger does not have. They are durable when it returns. Their
+// files are written at the same time, so many take hardly longer than one. On an error there is
+// none of them.
 func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 	if !tx.writes {
 		return errReadOnly

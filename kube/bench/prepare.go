@@ -35,9 +35,9 @@ import (
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 )
 
-// kubeletNode is a node whose kubelet is this program: it calls the driver by its socket. The ledger
-// and the references are on the disk, with the driver's own durability. What is in /run on a node
-// is in memory.
+// kubeletNode is a node whose kubelet is this program: it calls the driver by its socket. The
+// ledger and the references are on the disk, with the driver's own durability. What is in /run on a
+// node is in memory.
 type kubeletNode struct {
 	name   string
 	gpus   []string // UUIDs
@@ -123,14 +123,16 @@ func newKubeletNode(ctx context.Context, dir string, c *cluster, o options) (*ku
 	if err != nil {
 		return nil, err
 	}
-	driver := &dra.Driver{Node: n.name, Client: client, Watch: watch, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	driver := &dra.Driver{Node: n.name, Client: client, Watch: watch,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Ledger: nodeledger.Ledger{Config: config, References: data + "/references",
 			Together: &nodeledger.Together{},
 			Open:     func() *node.Node { return node.Open(config, host.Default()) }}}
 	room := corev1.ResourceList{"cpu": resource.MustParse("1")}
-	if _, err := c.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name},
-		Spec: corev1.NodeSpec{Unschedulable: true}, Status: corev1.NodeStatus{Capacity: room, Allocatable: room}},
-		metav1.CreateOptions{}); err != nil {
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name},
+		Spec:   corev1.NodeSpec{Unschedulable: true},
+		Status: corev1.NodeStatus{Capacity: room, Allocatable: room}}
+	if _, err := c.client.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
 	serving, end := context.WithCancel(ctx)
@@ -177,10 +179,11 @@ func (n *kubeletNode) allocated(ctx context.Context, i int) (*drapb.Claim, error
 	}
 	share := types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i))
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: dra.DriverName, Pool: n.name, Request: "gpu",
+		Results: []resourceapi.DeviceRequestAllocationResult{{
+			Driver: dra.DriverName, Pool: n.name, Request: "gpu",
 			Device: strings.ToLower(n.gpus[i%len(n.gpus)]) + "-limit", ShareID: &share,
-			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1Gi"),
-				"compute": resource.MustParse("5")}}}}}
+			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse("1Gi"), "compute": resource.MustParse("5")}}}}}
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name,
 		UID: types.UID("pod-of-" + name)}}
 	if claim, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
@@ -210,7 +213,8 @@ func preparing(ctx context.Context, o options, c *cluster, dir string) error {
 		return err
 	}
 	prepare := func(ctx context.Context, c *drapb.Claim) (string, error) {
-		r, err := n.driver.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+		r, err := n.driver.NodePrepareResources(ctx,
+			&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
 		return r.GetClaims()[c.Uid].GetError(), err
 	}
 	unprepare := func(ctx context.Context, c *drapb.Claim) (string, error) {
@@ -250,8 +254,8 @@ func preparing(ctx context.Context, o options, c *cluster, dir string) error {
 		}
 		for _, call := range calls {
 			key := fmt.Sprintf("%s %d at once", call.name, width)
-			fmt.Printf("%s: %d claims of one node, %d at once, in %d rounds: %s", call.name, o.prepares, width,
-				o.rounds, percentiles(took[key]))
+			fmt.Printf("%s: %d claims of one node, %d at once, in %d rounds: %s", call.name, o.prepares,
+				width, o.rounds, percentiles(took[key]))
 			if call.name == "prepare" {
 				fmt.Printf("; without the API server's answer: %s", percentiles(took[key+without]))
 			}
@@ -261,8 +265,8 @@ func preparing(ctx context.Context, o options, c *cluster, dir string) error {
 	return nil
 }
 
-// disk measures what a small file takes to survive a power cut. Each grant takes two of them, and others
-// use the disk, too.
+// disk measures what a small file takes to survive a power cut. Each grant takes two of them, and
+// others use the disk, too.
 func disk(dir string) error {
 	all := make([]time.Duration, 200)
 	for i := range all {

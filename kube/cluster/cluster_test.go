@@ -360,14 +360,18 @@ func TestExplainADeviceThatNoNodeHas(t *testing.T) {
 // One device can be had whole and in shares. The claim says how it has it.
 func TestADeviceForWholeAndShares(t *testing.T) {
 	joint := func(gpu, index string) string {
-		return strings.Replace(device(gpu, index, "limit", "16Gi"), `"health"`, `"whole":{"bool":true},"health"`, 1)
+		return strings.Replace(device(gpu, index, "limit", "16Gi"),
+			`"health"`, `"whole":{"bool":true},"health"`, 1)
 	}
 	answers := maps.Clone(whole2)
 	answers["/apis/resource.k8s.io/v1/resourceslices"] = `{"items":[{"spec":{"driver":"gpuledger.dev",` +
-		`"pool":{"name":"gpu-1","generation":1},"devices":[` + joint("a", "0") + `,` + joint("b", "1") + `]}}]}`
+		`"pool":{"name":"gpu-1","generation":1},"devices":[` +
+		joint("a", "0") + `,` + joint("b", "1") + `]}}]}`
 	claim := `{"metadata":{"namespace":"team","name":"share"},"status":{"allocation":{"devices":{"config":[` +
-		`{"source":"FromClass","requests":["other"],"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"mps"}}},` +
-		`{"source":"FromClass","requests":["gpu"],"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"exclusive"}}}],` +
+		`{"source":"FromClass","requests":["other"],` +
+		`"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"mps"}}},` +
+		`{"source":"FromClass","requests":["gpu"],` +
+		`"opaque":{"driver":"gpuledger.dev","parameters":{"mode":"exclusive"}}}],` +
 		`"results":[` + result("b-limit", `,"consumedCapacity":{"memory":"16Gi","compute":"0"}`) + `]}}}}`
 	answers["/apis/resource.k8s.io/v1/resourceclaims"] = `{"items":[` + claim + `]}`
 	answers["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/share"] = claim
@@ -375,15 +379,16 @@ func TestADeviceForWholeAndShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g := nodes[0].GPUs[1]; g.Mode != "exclusive" || g.Allocated != 16<<30 || g.Shares[0].Mode != "exclusive" {
+	if g := nodes[0].GPUs[1]; g.Mode != "exclusive" || g.Allocated != 16<<30 ||
+		g.Shares[0].Mode != "exclusive" {
 		t.Errorf("got %+v, want it whole", g)
 	}
 	for w, want := range map[wantedShare]string{
 		{"exclusive", 0, 1}: "", {"limit", 1 << 30, 1}: "",
 		{"exclusive", 0, 2}: "it wants all the memory of each of 2 GPUs in mode exclusive, and no node has " +
 			"more than 1 of them free",
-		{"limit", 1 << 30, 2}: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has more than 1 " +
-			"of them free",
+		{"limit", 1 << 30, 2}: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has " +
+			"more than 1 of them free",
 	} {
 		if got := w.missing(nodes); got != want {
 			t.Errorf("%v: got %q, want %q", w, got, want)

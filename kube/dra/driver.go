@@ -27,8 +27,9 @@ type Driver struct {
 	Ledger nodeledger.Ledger
 	Node   string // the node's name in the cluster, and the pool's
 	Client kubernetes.Interface
-	// Watch is a client with a limit of its own, for watching claims: many that are prepared at once
-	// are then also watched at once, and no call of the kubelet must wait for that. nil: Client.
+	// Watch is a client with a limit of its own, for watching claims: many that are prepared at
+	// once are then also watched at once, and no call of the kubelet must wait for that. nil:
+	// Client.
 	Watch kubernetes.Interface
 	Log   *slog.Logger
 	// Broken is called when the driver cannot go on: the kubelet cannot reach it any more, or the

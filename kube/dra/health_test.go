@@ -43,12 +43,13 @@ func TestDeviceHealth(t *testing.T) {
 	n.SetGPUs(1, 16*grant.GiB, func(all []simulated.GPUDescription) { all[0].Health = "fell off the bus" })
 	all = health()
 	for _, d := range slicesOf(t, n)[0].Devices {
-		if h := all[d.Name]; h.GetHealth() != drahealth.HealthStatus_UNHEALTHY || h.Message != "fell off the bus" {
+		if h := all[d.Name]; h.GetHealth() != drahealth.HealthStatus_UNHEALTHY ||
+			h.Message != "fell off the bus" {
 			t.Errorf("the GPU of %s is unhealthy, and its health is %v", d.Name, h)
 		}
 	}
-	if h := all[deviceName(gone.GPUs[0].UUID, grant.Limit)]; h.GetHealth() != drahealth.HealthStatus_UNHEALTHY ||
-		!strings.Contains(h.Message, "no such GPU") {
+	if h := all[deviceName(gone.GPUs[0].UUID, grant.Limit)]; !strings.Contains(h.Message, "no such GPU") ||
+		h.GetHealth() != drahealth.HealthStatus_UNHEALTHY {
 		t.Errorf("the grant's GPU is gone, and its health is %v", h)
 	}
 }

@@ -15,8 +15,8 @@ import (
 // the node itself can be in any mode.
 var standard = []grant.Mode{grant.Exclusive, grant.Limit, grant.MIG}
 
-// devicePlan says how a GPU or MIG device is published. The configuration decides it, whatever is granted
-// of the GPU at present.
+// devicePlan says how a GPU or MIG device is published. The configuration decides it, whatever is
+// granted of the GPU at present.
 type devicePlan struct {
 	modes   []grant.Mode // that the cluster is offered
 	joint   grant.Mode   // the shared mode of the one device for shares and for the whole GPU; "": none
@@ -75,11 +75,11 @@ func (to devicePlan) offered(s admission.Seat) []grant.Mode {
 // consumes. known is false if the API has not said it yet.
 type Allocations func(claim types.UID) (consumed map[string]grant.Bytes, known bool)
 
-// counted reports whether the scheduler counts what a claim's grant has of a GPU: the claim's device
-// is published, or would be if any of it were free. A share's device has the name of its mode. A
-// whole GPU's device may be the one for all claims, or one that an older driver or configuration
-// has published. Its claim says so. A claim that is not known yet counts only where just one device
-// is possible. Of the device for all claims it must have all the memory.
+// counted reports whether the scheduler counts what a claim's grant has of a GPU: the claim's
+// device is published, or would be if any of it were free. A share's device has the name of its
+// mode. A whole GPU's device may be the one for all claims, or one that an older driver or
+// configuration has published. Its claim says so. A claim that is not known yet counts only where
+// just one device is possible. Of the device for all claims it must have all the memory.
 func counted(g grant.Grant, to devicePlan, s admission.Seat, claims Allocations) bool {
 	modes := to.offered(s)
 	if !slices.Contains(modes, g.Mode) {

@@ -58,8 +58,9 @@ func TestAGPUIsOneDeviceForWholeAndShares(t *testing.T) {
 		make   func(n *nodeledgertest.SimulatedNode)
 		want   []string
 	}{
-		"whole or in mode limit, if nothing is configured": {"", nil, []string{"0 limit whole shared by limit"}},
-		"a pool that lists no modes":                       {pool(""), nil, []string{"0 limit whole shared by limit"}},
+		"whole or in mode limit, if nothing is configured": {"", nil,
+			[]string{"0 limit whole shared by limit"}},
+		"a pool that lists no modes": {pool(""), nil, []string{"0 limit whole shared by limit"}},
 		"a pool of two modes": {pool(`modes = ["exclusive", "timeslice"]`), nil,
 			[]string{"0 timeslice whole shared by timeslice"}},
 		"of shares only": {pool(`modes = ["limit"]`), nil, []string{"0 limit shared by limit"}},
@@ -177,8 +178,10 @@ func TestWholeGPUsThatTheSchedulerDoesNotCount(t *testing.T) {
 		config string
 		want   []string
 	}{
-		"it counts all of the device for all claims": {s.whole("u", 0, "16Gi", ""), "", []string{limit}},
-		"not an older driver's device":               {claim("u", s.result("gpu", 0, grant.Exclusive)), "", nil},
+		"it counts all of the device for all claims": {s.whole("u", 0, "16Gi", ""), "",
+			[]string{limit}},
+		"not an older driver's device": {claim("u", s.result("gpu", 0, grant.Exclusive)), "",
+			nil},
 		"not if more became free, such as a reserve": {s.whole("u", 0, "15Gi", ""), "", nil},
 		"not if the device now has another mode": {s.whole("u", 0, "16Gi", ""),
 			"[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\", \"timeslice\"]\n", nil},

@@ -20,7 +20,8 @@ import (
 )
 
 // several lets all GPUs be in each mode.
-const several = "[[pool]]\ngpus = [\"0-63\"]\nmodes = [\"exclusive\", \"timeslice\", \"limit\", \"mps\", \"mig\"]\n"
+const several = "[[pool]]\ngpus = [\"0-63\"]\n" +
+	"modes = [\"exclusive\", \"timeslice\", \"limit\", \"mps\", \"mig\"]\n"
 
 // slicesOf returns the present slices of a node.
 func slicesOf(t *testing.T, n *nodeledgertest.SimulatedNode) []resourceslice.Slice {
@@ -134,7 +135,8 @@ func TestPublishedDevices(t *testing.T) {
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
 				"0 timeslice memory=13Gi compute=100",
 				"0 limit memory=13Gi compute=100"}},
-		"a reserve is taken off": {several + "[policy]\nreserve = \"1GiB\"\n", func(*nodeledgertest.SimulatedNode) {},
+		"a reserve is taken off": {several + "[policy]\nreserve = \"1GiB\"\n",
+			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
 				"0 limit memory=15Gi compute=100"}},
 		"nor if launches must be throttled and cannot be": {
@@ -191,8 +193,9 @@ func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 		Owner:  "claim:u"})
 	configure(n, "[[pool]]\ngpus = [\"0\"]\nmodes = [\"exclusive\"]\n"+
 		"[[pool]]\ngpus = [\"1\"]\nmodes = [\"exclusive\", \"limit\", \"timeslice\"]\n")
-	if got, want := published(t, n), []string{"1 exclusive memory=16Gi", "1 timeslice memory=16Gi compute=100",
-		"1 limit memory=16Gi compute=100"}; !slices.Equal(got, want) {
+	want := []string{"1 exclusive memory=16Gi", "1 timeslice memory=16Gi compute=100",
+		"1 limit memory=16Gi compute=100"}
+	if got := published(t, n); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }

@@ -86,7 +86,8 @@ func TestMetrics(t *testing.T) {
 			func(context.Context, any) (any, error) { now = now.Add(took); return answer, nil })
 	}
 	for _, err := range []string{"no-capacity", "plain", "no-capacity"} {
-		_, _ = s.Intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/v1beta1.DevicePlugin/Allocate"},
+		_, _ = s.Intercept(t.Context(), nil,
+			&grpc.UnaryServerInfo{FullMethod: "/v1beta1.DevicePlugin/Allocate"},
 			func(context.Context, any) (any, error) { return nil, errors.New(err) })
 	}
 	var out strings.Builder

@@ -248,18 +248,20 @@ func (s *site) offers(what, want string) {
 	s.T.Helper()
 	eventually(s.T, what, func() bool {
 		return s.kubectl("get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}`+
-			`{.attributes.mode.string} {.attributes.whole.bool} {.consumesCounters[*].counters.gpu.value} {end}`,
+			`{.attributes.mode.string} {.attributes.whole.bool} `+
+			`{.consumesCounters[*].counters.gpu.value} {end}`,
 		).Stdout == want
 	})
 }
 
-// pools writes the modes of both GPUs into the node's configuration, and takes them back at the end.
+// pools writes the modes of both GPUs into the node's configuration, and takes them back at the
+// end.
 func (s *site) pools(gpu0, gpu1 string) (end func()) {
 	s.T.Helper()
 	before, err := os.ReadFile(s.Config)
 	must(s.T, err)
-	writeFile(s.T, s.Config, fmt.Sprintf("%s\n[[pool]]\ngpus = [\"0\"]\nmodes = [%s]\n[[pool]]\ngpus = [\"1\"]\n"+
-		"modes = [%s]\n", before, gpu0, gpu1))
+	writeFile(s.T, s.Config, fmt.Sprintf("%s\n[[pool]]\ngpus = [\"0\"]\nmodes = [%s]\n"+
+		"[[pool]]\ngpus = [\"1\"]\nmodes = [%s]\n", before, gpu0, gpu1))
 	return func() { writeFile(s.T, s.Config, string(before)) }
 }
 

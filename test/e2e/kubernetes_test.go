@@ -29,8 +29,8 @@ const (
 	clusterNode   = "localhost" // a name that the API server resolves
 )
 
-// The version of Kubernetes, such as 1.35, of those that test/engines/build.sh names kubernetes-1.35
-// and so on ("": the newest of the table), and feature gates for all its programs.
+// The version of Kubernetes, such as 1.35, of those that test/engines/build.sh names
+// kubernetes-1.35 and so on ("": the newest of the table), and feature gates for all its programs.
 const (
 	versionVar = "KUBERNETES"
 	gatesVar   = "KUBERNETES_GATES"

@@ -26,8 +26,8 @@ func selecting(t *testing.T, attributes map[v1.QualifiedName]v1.DeviceAttribute)
 	}
 	for _, o := range all {
 		class := o.value.(*resource.DeviceClass)
-		compiled := cel.GetCompiler(cel.Features{}).CompileCELExpression(class.Spec.Selectors[0].CEL.Expression,
-			cel.Options{})
+		compiled := cel.GetCompiler(cel.Features{}).CompileCELExpression(
+			class.Spec.Selectors[0].CEL.Expression, cel.Options{})
 		if compiled.Error != nil {
 			t.Fatal(compiled.Error)
 		}
@@ -49,18 +49,17 @@ func selecting(t *testing.T, attributes map[v1.QualifiedName]v1.DeviceAttribute)
 func TestWhatClassesSelect(t *testing.T) {
 	word := func(s string) v1.DeviceAttribute { return v1.DeviceAttribute{StringValue: &s} }
 	truth := func(is bool) v1.DeviceAttribute { return v1.DeviceAttribute{BoolValue: &is} }
+	type attributes map[v1.QualifiedName]v1.DeviceAttribute
 	for name, c := range map[string]struct {
-		attributes map[v1.QualifiedName]v1.DeviceAttribute
+		attributes attributes
 		want       string
 	}{
-		"whole or in shares": {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("limit"),
-			"whole": truth(true)}, "exclusive limit"},
-		"shares":            {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("mps"), "whole": truth(false)}, "mps"},
-		"whole":             {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("exclusive"), "whole": truth(true)}, "exclusive"},
-		"of MIG":            {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("mig"), "whole": truth(false)}, "mig"},
-		"an older driver's": {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("timeslice")}, "timeslice"},
-		"an older one's whole GPU": {map[v1.QualifiedName]v1.DeviceAttribute{"mode": word("exclusive")},
-			"exclusive"},
+		"whole or in shares":       {attributes{"mode": word("limit"), "whole": truth(true)}, "exclusive limit"},
+		"shares":                   {attributes{"mode": word("mps"), "whole": truth(false)}, "mps"},
+		"whole":                    {attributes{"mode": word("exclusive"), "whole": truth(true)}, "exclusive"},
+		"of MIG":                   {attributes{"mode": word("mig"), "whole": truth(false)}, "mig"},
+		"an older driver's":        {attributes{"mode": word("timeslice")}, "timeslice"},
+		"an older one's whole GPU": {attributes{"mode": word("exclusive")}, "exclusive"},
 	} {
 		if got := strings.Join(selecting(t, c.attributes), " "); got != c.want {
 			t.Errorf("%s: selected by %q, want %q", name, got, c.want)

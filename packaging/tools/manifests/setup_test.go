@@ -347,8 +347,8 @@ func TestMetricsOfTheAgents(t *testing.T) {
 	}
 }
 
-// TestOpenShift: the constraint is bound, and the pods have the SELinux context, where that is asked
-// for.
+// TestOpenShift: the constraint is bound, and the pods have the SELinux context, where that is
+// asked for.
 func TestOpenShift(t *testing.T) {
 	const asked = "{openshift: true, seLinuxOptions: {type: spc_t}}"
 	for values, want := range map[string]bool{"{}": false, asked: true} {
