@@ -20,8 +20,8 @@ import (
 // statusManager is the field manager of what the driver writes into the status of claims.
 const statusManager = "gpuledger-dra"
 
-// PrepareResourceClaims prepares claims as the driver does, and then writes their status. The kubelet
-// does not wait for that.
+// PrepareResourceClaims prepares claims as the driver does, and then writes their status. The
+// kubelet does not wait for that.
 func (p plugin) PrepareResourceClaims(ctx context.Context,
 	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results, err := p.Driver.PrepareResourceClaims(ctx, claims)

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestTheStatusOfAClaimsDevices: each device of a claim says what its grant is, and another driver's
-// device stays as it was.
+// TestTheStatusOfAClaimsDevices: each device of a claim says what its grant is, and another
+// driver's device stays as it was.
 func TestTheStatusOfAClaimsDevices(t *testing.T) {
 	s := newSite(t, 2)
 	c := claim("both", s.result("one", 0, grant.Limit, "4Gi", "30"), s.result("two", 1, grant.Exclusive))

@@ -40,7 +40,8 @@ func policyNamed(t *testing.T, name string) *admissionregistration.ValidatingAdm
 // evaluated is the value of an expression.
 func evaluated(t *testing.T, expression string, given map[string]any) any {
 	t.Helper()
-	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("oldObject", cel.DynType), cel.Variable("request", cel.DynType),
+	env, err := cel.NewEnv(cel.Variable("object", cel.DynType), cel.Variable("oldObject", cel.DynType),
+		cel.Variable("request", cel.DynType),
 		cel.Variable("variables", cel.DynType), ext.Strings())
 	if err != nil {
 		t.Fatal(err)
