@@ -36,12 +36,13 @@ func (p plugin) PrepareResourceClaims(ctx context.Context,
 // report writes into the status of a claim what it has been granted of each device, so that its
 // user can read it there (KEP 4817). No pod waits for it, and a failure is only logged. A driver
 // with the role of an older version may not do it, and logs that once.
-func (d *Driver) report(claim *resourceapi.ResourceClaim) {
-	p, err := d.read()
+func (p plugin) report(claim *resourceapi.ResourceClaim) {
+	d := p.Driver
+	now, err := d.read()
 	if err != nil {
 		return
 	}
-	status := deviceStatus(claim, d.Node, p)
+	status := deviceStatus(claim, d.Node, now)
 	if status == nil {
 		return
 	}

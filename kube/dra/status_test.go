@@ -25,12 +25,12 @@ func TestTheStatusOfAClaimsDevices(t *testing.T) {
 	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, other)
 	api := fake.NewClientset(c)
 	s.Client = api
-	s.report(c)
+	plugin{Driver: s.Driver}.report(c)
 	if n := len(api.Actions()); n != 0 {
 		t.Errorf("before it is prepared there are %d calls", n)
 	}
 	s.prepares(t, c)
-	s.report(c)
+	plugin{Driver: s.Driver}.report(c)
 	after, err := api.ResourceV1().ResourceClaims(c.Namespace).Get(t.Context(), c.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -58,8 +58,8 @@ func TestAStatusThatMayNotBeWritten(t *testing.T) {
 	})
 	s.Client = api
 	s.prepares(t, c)
-	s.report(c)
-	s.report(c)
+	plugin{Driver: s.Driver}.report(c)
+	plugin{Driver: s.Driver}.report(c)
 	if len(s.Grants()) != 1 {
 		t.Errorf("got %+v", s.Grants())
 	}
