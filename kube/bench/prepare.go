@@ -81,8 +81,31 @@ func (t *timed) of(name string) time.Duration {
 // throttle is how long the driver's client takes until it may make as many requests at once again.
 const throttle = 3 * time.Second
 
+// writeNode writes the node's GPUs and configuration below dir. It returns the configuration's path
+// and the GPUs' UUIDs.
+func writeNode(dir, run string, o options) (config string, gpus []string, err error) {
+	d, err := simulated.Describe(o.gpus, memoryOfGPU, "Simulated GPU of the kubelet's node", nil)
+	if err != nil {
+		return "", nil, err
+	}
+	inv, err := simulated.Scan(d, host.Default(), "/")
+	if err != nil {
+		return "", nil, err
+	}
+	for _, g := range inv.GPUs {
+		gpus = append(gpus, g.UUID)
+	}
+	config = dir + "/config.toml"
+	if err := gpu.Write(gpu.Path(dir+"/state"), inv); err != nil {
+		return "", nil, err
+	}
+	return config, gpus, os.WriteFile(config, fmt.Appendf(nil,
+		"engine = \"containerd\"\nstate_dir = %q\nrun_dir = %q\n"+
+			"[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n[audit]\nfile = %q\n",
+		dir+"/state", run+"/gpuledger", run+"/cdi", dir+"/audit.log"), 0o600)
+}
+
 func newKubeletNode(ctx context.Context, dir string, c *cluster, o options) (*kubeletNode, error) {
-	n := &kubeletNode{name: "node-prepare", client: c.client}
 	run, data, registry := dir+"/run", dir+"/plugin", dir+"/registry"
 	for _, d := range []string{run, dir + "/state", data, registry} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -92,26 +115,11 @@ func newKubeletNode(ctx context.Context, dir string, c *cluster, o options) (*ku
 	if err := unix.Mount("tmpfs", run, "tmpfs", 0, "mode=700"); err != nil {
 		return nil, fmt.Errorf("cannot mount %s: %w", run, err)
 	}
-	d, err := simulated.Describe(o.gpus, memoryOfGPU, "Simulated GPU of the kubelet's node", nil)
+	config, gpus, err := writeNode(dir, run, o)
 	if err != nil {
 		return nil, err
 	}
-	inv, err := simulated.Scan(d, host.Default(), "/")
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range inv.GPUs {
-		n.gpus = append(n.gpus, g.UUID)
-	}
-	config := dir + "/config.toml"
-	if err := gpu.Write(gpu.Path(dir+"/state"), inv); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(config, fmt.Appendf(nil, "engine = \"containerd\"\nstate_dir = %q\nrun_dir = %q\n"+
-		"[inventory]\nsource = \"simulated\"\nfile = \"/nowhere\"\n[cdi]\ndir = %q\n[audit]\nfile = %q\n",
-		dir+"/state", run+"/gpuledger", run+"/cdi", dir+"/audit.log"), 0o600); err != nil {
-		return nil, err
-	}
+	n := &kubeletNode{name: "node-prepare", client: c.client, gpus: gpus}
 	own := rest.CopyConfig(c.config)
 	own.QPS, own.Burst = 50, 100 // as gpuledger-kube
 	own.Wrap(func(t http.RoundTripper) http.RoundTripper { return timedTransport{&n.reading, t} })
