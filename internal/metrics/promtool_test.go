@@ -80,6 +80,7 @@ var occasions = []occasion{
 	{"GPULedgerReportsOnly", `gpuledger_policy_mode{instance="n1",mode="report"}`, "1x20200", "0x20200", 20160, map[string]string{"mode": "report"}, "", nil},
 	{"GPULedgerSetupFailed", `kube_daemonset_status_number_unavailable{instance="n1",daemonset="gpuledger-setup-h100"}`, "2x30", "0x30", 15, map[string]string{"daemonset": "gpuledger-setup-h100"}, "2", nil},
 	{"GPULedgerAgentAbsent", `kube_daemonset_status_number_unavailable{instance="n1",daemonset="gpuledger-dra"}`, "1x30", "0x30", 10, map[string]string{"daemonset": "gpuledger-dra"}, "1", nil},
+	{"GPULedgerFragmented", `gpuledger_agent_refusals_total{instance="n1",node="a",code="no-capacity"}`, "0x5 1+0x20", "1x26", 6, map[string]string{"node": "a"}, "1", nil},
 	{"GPULedgerAgentFailing", `gpuledger_agent_loop_failing{instance="n1",node="a",loop="slices"}`, "1x30", "0x30", 10, map[string]string{"node": "a", "loop": "slices"}, "", nil},
 	{"GPULedgerRefusing", `gpuledger_refusals_total{instance="n1",code="gpu-env",mode="enforced"}`, "0x20 11+0x10", "0x20 10+0x10", 21, map[string]string{"code": "gpu-env"}, "11", nil},
 	{"GPULedgerOutsideUse", `gpuledger_findings{instance="n1",gpu="GPU-0",kind="outside-ledger"}`, "2x20", "0x20", 5, map[string]string{"gpu": "GPU-0", "kind": "outside-ledger"}, "", nil},
@@ -251,6 +252,7 @@ func TestPrometheusUnderstandsTheMetrics(t *testing.T) {
 var othersLabels = map[string][]string{
 	"kube_daemonset_status_number_unavailable": {"daemonset"}, // kube-state-metrics
 	"gpuledger_agent_loop_failing":             {"loop", "node"},
+	"gpuledger_agent_refusals_total":           {"code", "node"},
 }
 
 // TestQueriesNameKnownLabels: every label that a query of an alert or dashboard selects or groups
