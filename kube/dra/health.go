@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -43,28 +42,31 @@ func (p plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest,
 }
 
 // deviceHealth returns the health of all devices that pods of this node can have. A device has the
-// health of its GPU, whatever its mode. Devices of grants whose GPU is gone are unhealthy.
+// health of its GPU, whatever its mode: a claim for the whole GPU may have the device of a shared
+// mode. Devices of grants whose GPU is gone are unhealthy.
 func deviceHealth(now nodeledger.Content, pool string) []*drahealth.DeviceHealth {
 	var list []*drahealth.DeviceHealth
-	add := func(uuid string, mode grant.Mode, trouble string) {
+	add := func(uuid, trouble string) {
 		health := drahealth.HealthStatus_HEALTHY
 		if trouble != "" {
 			health = drahealth.HealthStatus_UNHEALTHY
 		}
-		list = append(list, &drahealth.DeviceHealth{
-			Device: &drahealth.DeviceIdentifier{PoolName: pool, DeviceName: deviceName(uuid, mode)},
-			Health: health, Message: trouble, LastUpdatedTime: now.Now.Unix()})
-	}
-	devices := now.Inventory.Devices()
-	for _, d := range devices {
 		for _, mode := range grant.Modes {
-			add(d.UUID(), mode, d.Trouble())
+			list = append(list, &drahealth.DeviceHealth{
+				Device: &drahealth.DeviceIdentifier{PoolName: pool, DeviceName: deviceName(uuid, mode)},
+				Health: health, Message: trouble, LastUpdatedTime: now.Now.Unix()})
 		}
+	}
+	known := map[string]bool{}
+	for _, d := range now.Inventory.Devices() {
+		known[d.UUID()] = true
+		add(d.UUID(), d.Trouble())
 	}
 	for _, g := range now.EnteredBy(Source) {
 		for _, share := range g.GPUs {
-			if !slices.ContainsFunc(devices, func(d grant.Device) bool { return d.UUID() == share.UUID }) {
-				add(share.UUID, g.Mode, "the node has no such GPU any more")
+			if !known[share.UUID] {
+				known[share.UUID] = true
+				add(share.UUID, "the node has no such GPU any more")
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,5 +52,20 @@ func TestDeviceHealth(t *testing.T) {
 	if h := all[deviceName(gone.GPUs[0].UUID, grant.Limit)]; !strings.Contains(h.Message, "no such GPU") ||
 		h.GetHealth() != drahealth.HealthStatus_UNHEALTHY {
 		t.Errorf("the grant's GPU is gone, and its health is %v", h)
+	}
+}
+
+// The device of a claim for a whole GPU can have the name of a shared mode. Its grant does not say
+// so.
+func TestTheDevicesOfAWholeGPUThatIsGone(t *testing.T) {
+	s := newSite(t, 2)
+	c := s.whole("u", 1, "16Gi", "")
+	s.has(t, c)
+	s.SetGPUs(1, 16*grant.GiB, func([]simulated.GPUDescription) {})
+	name := c.Status.Allocation.Devices.Results[0].Device
+	of := slices.DeleteFunc(deviceHealth(contentOf(t, s.Driver), pool),
+		func(d *drahealth.DeviceHealth) bool { return d.Device.DeviceName != name })
+	if len(of) != 1 || of[0].Health != drahealth.HealthStatus_UNHEALTHY {
+		t.Errorf("the health of %s is %v, want it unhealthy", name, of)
 	}
 }
