@@ -53,12 +53,15 @@ type Entered struct {
 // none of them.
 func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
 	all := make([]Entered, len(asks))
+	if n.Broken != nil { // it has the ledger of the defaults
+		for i := range all {
+			all[i].Err = n.Broken
+		}
+		return all
+	}
 	for i, ask := range asks {
 		e := &all[i]
-		if e.Err = n.Broken; e.Err == nil {
-			e.Err = checkTies(n, ask.For)
-		}
-		if e.Err == nil {
+		if e.Err = checkTies(n, ask.For); e.Err == nil {
 			e.Grant, e.Reference, e.Err = node.NewGrant(n, ask)
 		}
 	}

@@ -2,6 +2,8 @@ package nodeledger_test
 
 import (
 	"errors"
+	"io/fs"
+	"os"
 	"strings"
 	"testing"
 
@@ -9,6 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
@@ -83,5 +87,23 @@ func TestABrokenConfigurationIsAnError(t *testing.T) {
 	if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB,
 		Owner: grant.Bearer}); err == nil || !strings.Contains(err.Error(), "nonsense") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A node with a broken configuration has the ledger of the defaults, which nothing may write.
+func TestABrokenConfigurationWritesNothing(t *testing.T) {
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	broken := n.Open()
+	broken.Broken = errors.New("broken")
+	n.Open = func() *node.Node { return broken }
+	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
+		n.Together = together
+		if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB,
+			Owner: grant.Bearer}); err != broken.Broken {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if _, err := os.Lstat(n.Dir + "/state/grants"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the ledger was written (%v)", name, err)
+		}
 	}
 }
