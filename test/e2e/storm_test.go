@@ -574,11 +574,44 @@ func (s *site) unitStorm() {
 	storm.run()
 	// the kubelet forgets ended pods when it allocates
 	storm.create(storm.podKinds[len(storm.podKinds)-1], "single-last")
+	created := map[string]time.Time{}
 	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has
 	// no cgroup for.
 	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other",
-		storm.oneEach)
+		func() bool { s.endLeft(created); return storm.oneEach() })
 	storm.over()
+}
+
+// forgotten is what CRI-O logs at its start about a container that it cannot find any more.
+var forgotten = regexp.MustCompile(`Could not restore container ([0-9a-f]{64})`)
+
+// endLeft ends the containers that a killed CRI-O has left, as an administrator does: those that it
+// has forgotten, because it was killed before it had written them down, and those that it had
+// created and not started. Each keeps its grant, so the next container of its pod is refused.
+// created has when a created container was first seen: one that is about to be started is left
+// alone.
+func (s *site) endLeft(created map[string]time.Time) {
+	s.T.Helper()
+	said, err := os.ReadFile(filepath.Join(s.dir, "log", "crio"))
+	if err != nil {
+		return // another engine
+	}
+	for _, m := range forgotten.FindAllSubmatch(said, -1) {
+		id := string(m[1])
+		if _, err := os.Stat("/run/runc/" + id); err == nil {
+			s.T.Logf("CRI-O has forgotten container %s; runc delete: %+v", id,
+				s.command(s.engine.runtime, "--root", "/run/runc", "delete", "--force", id))
+		}
+	}
+	waiting := s.command(crictl, "ps", "--state", "Created", "-q", "--no-trunc").Stdout
+	for _, id := range strings.Fields(waiting) {
+		if first, seen := created[id]; !seen {
+			created[id] = time.Now()
+		} else if time.Since(first) > time.Minute {
+			s.T.Logf("CRI-O has not started container %s; crictl rm: %+v", id,
+				s.command(crictl, "rm", "--force", id))
+		}
+	}
 }
 
 // hasUnits waits until the kubelet knows the plugin: 15 whole GiB on each of two GPUs.
