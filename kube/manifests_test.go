@@ -137,6 +137,7 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 	roles := map[string]map[string]string{
 		"gpuledger-dra": {"resourceslices": "create delete list update watch", "resourceclaims": "get watch",
+			"resourceclaims/status": "patch", "resourceclaims/driver": "associated-node:patch",
 			"nodes": "get"},
 		"gpuledger-viewer": {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list",
 			"pods": "get list", "events": "get list"},
