@@ -62,14 +62,14 @@ func (d *Driver) read() (nodeledger.Content, error) {
 // readable returns the ledger with a configuration that can be read, the present or the last one. A
 // typing error in the configuration must not prevent pods from ending.
 func (d *Driver) readable() (nodeledger.Ledger, error) {
-	broken := d.Ledger.Open().Broken
-	if broken == nil {
-		return d.Ledger, nil
+	n := d.Ledger.Open()
+	if n.Broken == nil {
+		return d.Ledger.WithConfigOf(nodeledger.Content{Node: n}), nil
 	}
 	if last := d.last.Load(); last != nil {
 		return *last, nil
 	}
-	return d.Ledger, broken
+	return d.Ledger, n.Broken
 }
 
 // PrepareResourceClaims enters the grants of each claim and makes each a CDI device. Each claim

@@ -12,7 +12,11 @@ import (
 
 // EnterExposed makes a grant that engines find as a CDI device. It makes both or neither.
 func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
-	files := l.Files()
+	at, err := l.opened()
+	if err != nil {
+		return grant.Reference{}, err
+	}
+	files := at.Files()
 	if err := files.Ready(); err != nil {
 		return grant.Reference{}, err
 	}
@@ -20,12 +24,12 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if err != nil {
 		return grant.Reference{}, err
 	}
-	if err = l.keep(reference); err == nil {
+	if err = at.keep(reference); err == nil {
 		_, err = files.Expose(reference)
 	}
 	if err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
-		return grant.Reference{}, errors.Join(err, l.Withdraw(g.ID))
+		return grant.Reference{}, errors.Join(err, at.Withdraw(g.ID))
 	}
 	return reference, nil
 }
@@ -34,13 +38,16 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 // file nor the kept references have the secret, the grant gets a new one. After a boot there is no
 // CDI file.
 func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
+	l, err := l.opened()
+	if err != nil {
+		return grant.Reference{}, err
+	}
 	files := l.Files()
 	reference, found := files.Reference(g.ID)
 	if !found || !reference.Opens(g.Secret) {
 		reference, found = l.keptFor(g)
 	}
 	if !found {
-		var err error
 		if reference, err = grants.Renew(l.Open(), g.ID); err != nil {
 			return grant.Reference{}, err
 		}
@@ -48,7 +55,7 @@ func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	if err := l.keep(reference); err != nil {
 		return grant.Reference{}, err
 	}
-	_, err := files.Expose(reference)
+	_, err = files.Expose(reference)
 	return reference, err
 }
 
@@ -56,6 +63,10 @@ func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 // prepared claim again, so its containers could not be restarted without the file. A reference that
 // was not kept needs no file, because the kubelet does not have it.
 func (l Ledger) Restore(g grant.Grant) (restored bool, err error) {
+	l, err = l.opened()
+	if err != nil {
+		return false, err
+	}
 	files := l.Files()
 	if _, err := os.Lstat(files.GrantPath(g.ID)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -71,6 +82,10 @@ func (l Ledger) Restore(g grant.Grant) (restored bool, err error) {
 // Withdraw removes a grant, its CDI file and its kept reference. The files go first: after an
 // interruption the grant is still in the ledger, and the next call finishes the work.
 func (l Ledger) Withdraw(id grant.ID) error {
+	l, err := l.opened()
+	if err != nil {
+		return err
+	}
 	if err := errors.Join(l.Files().Forget(id), l.dropKept(id)); err != nil {
 		return err
 	}

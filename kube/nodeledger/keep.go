@@ -71,6 +71,10 @@ func (l Ledger) RemoveOrphans(v grant.View) error {
 	if l.References == "" {
 		return nil
 	}
+	l, err := l.opened()
+	if err != nil {
+		return err
+	}
 	since := time.Now().Add(-abandoned)
 	swept := errors.Join(l.Files().Sweep(since), host.RemoveDrafts(l.References, "g-", since))
 	entries, err := os.ReadDir(l.References)

@@ -71,6 +71,15 @@ func (l Ledger) WithConfigOf(c Content) Ledger {
 	return l
 }
 
+// opened returns the Ledger with the present configuration, which may change before the work is
+// done. A configuration that cannot be read is an error: its node would have the directories of the
+// defaults, with another ledger and other CDI files.
+func (l Ledger) opened() (Ledger, error) {
+	n := l.Open()
+	l.Open = func() *node.Node { return n }
+	return l, n.Broken
+}
+
 // EnteredBy returns the grants that one agent has entered; source names the agent.
 func (c Content) EnteredBy(source string) []grant.Grant {
 	return slices.DeleteFunc(slices.Clone(c.Grants), func(g grant.Grant) bool { return g.Source != source })
@@ -208,7 +217,11 @@ func (l Ledger) Files() cdi.Files { return cdi.Files{Node: l.Open(), Config: l.C
 // Release removes a grant. A missing grant is no error: an earlier release may have been
 // interrupted.
 func (l Ledger) Release(id grant.ID) error {
-	_, err := grants.Release(l.Open(), id, false)
+	l, err := l.opened()
+	if err != nil {
+		return err
+	}
+	_, err = grants.Release(l.Open(), id, false)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
 		return nil

@@ -20,6 +20,10 @@ func (l Ledger) Tie(g grant.Grant, to []grant.Tie, log *slog.Logger) error {
 	if slices.Equal(g.For, to) {
 		return nil
 	}
+	l, err := l.opened()
+	if err != nil {
+		return err
+	}
 	tied, err := grants.Tie(l.Open(), g.ID, to)
 	var gone *grant.NotFoundError
 	if errors.As(err, &gone) {
