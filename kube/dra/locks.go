@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// claimLocks keep a claim from being prepared or given up twice at a time. Different claims do not
-// wait for each other. No other process prepares any of them meanwhile: an update starts the new
-// driver before it stops the old one.
+// claimLocks keep a claim from being prepared, given up or reclaimed twice at a time. Different
+// claims do not wait for each other. No other process prepares any of them meanwhile: an update
+// starts the new driver before it stops the old one.
 type claimLocks struct {
 	all    sync.RWMutex // held for reading for one claim, and for writing for all of them
 	mu     sync.Mutex

@@ -4,11 +4,16 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -73,5 +78,46 @@ func TestManyClaimsAtOnce(t *testing.T) {
 	if len(names) != 1 || len(s.Grants()) != 1 {
 		t.Errorf("a claim that is prepared 8 times at once has the names %v and %d grants, want one", names,
 			len(s.Grants()))
+	}
+}
+
+// A claim that is looked up in a slow API keeps no other from being prepared or given up, and is
+// itself not prepared meanwhile.
+func TestOtherClaimsDoNotWaitForTheAPI(t *testing.T) {
+	s := newSite(t, 1)
+	s.has(t, claim("u-gone", s.result("gpu", 0, grant.Limit, "1Gi", "0")))
+	prepared := func(uid string) chan struct{} {
+		c, done := claim(uid, s.result("gpu", 0, grant.Limit, "1Gi", "0")), make(chan struct{})
+		go func() {
+			defer close(done)
+			r, err := s.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{c})
+			if err != nil || r[c.UID].Err != nil {
+				t.Error(err, r[c.UID].Err)
+			}
+		}()
+		return done
+	}
+	var same chan struct{}
+	s.Client.(*fake.Clientset).PrependReactor("get", "resourceclaims",
+		func(clienttesting.Action) (bool, runtime.Object, error) {
+			same = prepared("u-gone")
+			select {
+			case <-prepared("u-other"):
+			case <-time.After(time.Minute):
+				t.Error("another claim is not prepared meanwhile")
+			}
+			select {
+			case <-same:
+				t.Error("the claim itself is prepared meanwhile")
+			default:
+			}
+			return false, nil, nil
+		})
+	if err := s.Driver.Reclaim(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-same
+	if got, want := s.owners(), []grant.Owner{"claim:u-gone", "claim:u-other"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

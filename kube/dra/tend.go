@@ -139,8 +139,8 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 	return o.Grants, failed
 }
 
-// apiTimeout is how long the API may take to return a claim. Meanwhile nothing can be prepared or
-// given up.
+// apiTimeout is how long the API may take to return a claim. Meanwhile the claim can be neither
+// prepared nor given up.
 const apiTimeout = 5 * time.Second
 
 // reclaim releases the free grants of a claim that is gone.
@@ -149,7 +149,7 @@ func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant)
 	if !ok {
 		return nil
 	}
-	unlock, err := d.lockClaims() // no Prepare comes in between
+	unlock, err := d.lockClaim(uid) // no Prepare comes in between
 	if err != nil {
 		return err
 	}
