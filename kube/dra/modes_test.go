@@ -259,6 +259,27 @@ func TestAWholeGPUIsNotPublishedAgain(t *testing.T) {
 	}
 }
 
+// Follow may read the ledger after a claim was learned, and before its grant is entered. Then the
+// claim must stay known, or its GPU would not be offered until the claim is watched.
+func TestAClaimThatIsBeingPreparedStaysKnown(t *testing.T) {
+	s := newSite(t, 1)
+	held, err := s.retie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.has(t, s.whole("u", 0, "16Gi", ""))
+	s.pods.keep(held)
+	list, err := Slices(contentOf(t, s.Driver), s.pods.consumed)
+	if err != nil || len(list[0].Devices) != 1 {
+		t.Errorf("published %v (%v), want the GPU", list, err)
+	}
+	s.pods.keep(nil)
+	s.pods.keep(nil)
+	if _, known := s.pods.known("u"); known {
+		t.Error("given up: the claim stays known")
+	}
+}
+
 // Also where grants are not tied to pods, what a claim for a whole GPU has must stay known.
 func TestClaimsForWholeGPUsAreFollowed(t *testing.T) {
 	s := newSite(t, 2)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -54,6 +53,8 @@ type reserved struct {
 	empty   bool
 	// memory that the claim has of this driver's devices, by their names
 	consumed map[string]grant.Bytes
+	// no grant was found for the claim since
+	without bool
 }
 
 // consumedBy returns what a claim has of each device.
@@ -77,7 +78,8 @@ func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	defer p.mu.Unlock()
 	// versions are ordered for one resource (KEP 5504)
 	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
-	now := reserved{version, tiesOf(claim), len(claim.Status.ReservedFor) == 0, consumedBy(claim)}
+	now := reserved{version: version, pods: tiesOf(claim), empty: len(claim.Status.ReservedFor) == 0,
+		consumed: consumedBy(claim)}
 	if before, known := p.claims[claim.UID]; known && before.version > version {
 		return before
 	}
@@ -101,12 +103,20 @@ func (p *pods) consumed(claim types.UID) (map[string]grant.Bytes, bool) {
 	return r.consumed, known
 }
 
-// keep removes all claims but these. A claim that is being prepared is learned again when it is
-// watched.
+// keep removes the claims that were twice not among these. A claim that is being prepared is known
+// before its grant is in the ledger, and may be missing once.
 func (p *pods) keep(held map[types.UID][]grant.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.claims, func(uid types.UID, _ reserved) bool { _, is := held[uid]; return !is })
+	for uid, r := range p.claims {
+		_, is := held[uid]
+		if !is && r.without {
+			delete(p.claims, uid)
+			continue
+		}
+		r.without = !is
+		p.claims[uid] = r
+	}
 }
 
 func (p *pods) signals() chan struct{} {
