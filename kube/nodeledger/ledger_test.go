@@ -107,3 +107,16 @@ func TestABrokenConfigurationWritesNothing(t *testing.T) {
 		}
 	}
 }
+
+// Callers that come at once are served together, and an owner has one grant all the same.
+func TestAnOwnerTwiceAtOnce(t *testing.T) {
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "claim:u"}
+	all := grants.EnterAll(n.Open(), []admission.Ask{ask, ask, {Mode: grant.Limit, Memory: grant.GiB,
+		Owner: "claim:u.a"}})
+	var refusal *grant.Refusal
+	if all[0].Err != nil || !errors.As(all[1].Err, &refusal) || refusal.Code != grant.GrantInUse ||
+		all[2].Err != nil || len(n.Grants()) != 2 {
+		t.Errorf("got %+v and %+v, want the first and the third", all, n.Grants())
+	}
+}
