@@ -65,9 +65,11 @@ type storm struct {
 	ran      map[string]bool
 	failed   map[string]string
 	kills    map[string]int
-	down     sync.Mutex // held while a daemon is down on purpose
-	odds     string     // the differences in the last comparison
-	logged   int64      // the size of the agents' log before the storm; an older agent may have written it
+	down     sync.Mutex           // held while a daemon is down on purpose
+	odds     string               // the differences in the last comparison
+	created  map[string]time.Time // when containers were first seen that are created and not started
+	lookedAt time.Time            // when endLeft last looked
+	logged   int64                // the size of the agents' log before the storm; an older agent may write it
 }
 
 // newStorm makes a storm from a seed, which it prints. The seed shifts kills and deletions, and
@@ -77,7 +79,8 @@ func (s *site) newStorm(podKinds []podKind, victims ...string) *storm {
 	s.T.Logf("seed %d", seed)
 	st := &storm{site: s, api: newAPI(), podKinds: podKinds, victims: victims,
 		random: rand.New(rand.NewPCG(seed, 0)),
-		ran:    map[string]bool{}, failed: map[string]string{}, kills: map[string]int{}}
+		ran:    map[string]bool{}, failed: map[string]string{}, kills: map[string]int{},
+		created: map[string]time.Time{}}
 	if info, err := os.Stat(s.agentsLog()); err == nil {
 		st.logged = info.Size()
 	}
@@ -267,6 +270,7 @@ func (s *storm) podKindOf(pod string) *podKind {
 
 // look lists the pods and records their outcomes. A static pod's name ends with its node's name.
 func (s *storm) look() (all listed, ok bool) {
+	s.endLeft()
 	if status, _ := s.call(http.MethodGet, podsOfTeam, nil, &all); status != http.StatusOK {
 		return all, false
 	}
@@ -574,11 +578,10 @@ func (s *site) unitStorm() {
 	storm.run()
 	// the kubelet forgets ended pods when it allocates
 	storm.create(storm.podKinds[len(storm.podKinds)-1], "single-last")
-	created := map[string]time.Time{}
 	// The plugin waits ten minutes for a pod that the kubelet has noted in its checkpoint and has
 	// no cgroup for.
 	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other",
-		func() bool { s.endLeft(created); return storm.oneEach() })
+		storm.oneEach)
 	storm.over()
 }
 
@@ -588,10 +591,13 @@ var forgotten = regexp.MustCompile(`Could not restore container ([0-9a-f]{64})`)
 // endLeft ends the containers that a killed CRI-O has left, as an administrator does: those that it
 // has forgotten, because it was killed before it had written them down, and those that it had
 // created and not started. Each keeps its grant, so the next container of its pod is refused.
-// created has when a created container was first seen: one that is about to be started is left
-// alone.
-func (s *site) endLeft(created map[string]time.Time) {
+// One that is about to be started is left alone.
+func (s *storm) endLeft() {
 	s.T.Helper()
+	if time.Since(s.lookedAt) < 5*time.Second {
+		return
+	}
+	s.lookedAt = time.Now()
 	said, err := os.ReadFile(filepath.Join(s.dir, "log", "crio"))
 	if err != nil {
 		return // another engine
@@ -605,8 +611,8 @@ func (s *site) endLeft(created map[string]time.Time) {
 	}
 	waiting := s.command(crictl, "ps", "--state", "Created", "-q", "--no-trunc").Stdout
 	for _, id := range strings.Fields(waiting) {
-		if first, seen := created[id]; !seen {
-			created[id] = time.Now()
+		if first, seen := s.created[id]; !seen {
+			s.created[id] = time.Now()
 		} else if time.Since(first) > time.Minute {
 			s.T.Logf("CRI-O has not started container %s; crictl rm: %+v", id,
 				s.command(crictl, "rm", "--force", id))
