@@ -393,7 +393,7 @@ func hookStripsPrivileged(t *testing.T, runtime string) {
 }
 
 // hookKeepsTheBinding: a container that is not refused, because the policy is not enforced, has
-// what the hook gave it before it failed. So its grant is nobody else's.
+// what the hook gave it before it failed. So no other container gets its grant.
 func hookKeepsTheBinding(t *testing.T, runtime string) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
