@@ -107,8 +107,8 @@ func text(to []byte, s string) []byte {
 	return append(append(binary.LittleEndian.AppendUint32(to, uint32(len(s))), s...), 0)
 }
 
-// hookListsInTheUnit: systemd closes at its next reload what a unit does not list, whoever has
-// opened it. So all devices of a grant are listed, also those that the spec opens.
+// hookListsInTheUnit: at its next reload systemd closes what a unit does not list, whichever
+// program has opened it. So all devices of a grant are listed, also those that the spec opens.
 func hookListsInTheUnit(t *testing.T, runtime string) {
 	rig.Need(t, "gcc")
 	n := rig.NewNode(t, rig.Setup{Runtime: runtime})
