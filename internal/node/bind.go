@@ -16,7 +16,7 @@ const maxTries = 32
 
 // bind plans, and commits a plan that admits. The binding is recorded before anything is done with
 // it.
-func bind(n *Node, f createFacts) Decision {
+func bind(n *Node, f *createFacts) Decision {
 	for try := range maxTries {
 		view := grant.View{}
 		f, view = readLedger(n, f)
@@ -55,7 +55,7 @@ func examineOwn(n *Node, c grant.Container) {
 // commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
 // containers with one grant one is refused. It returns the decision as it is now. It is not settled
 // if other edits are needed than were planned, or facts that were not read.
-func commit(n *Node, f createFacts, p plan) (d Decision, settled bool, err error) {
+func commit(n *Node, f *createFacts, p plan) (d Decision, settled bool, err error) {
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
 		view := viewOf(n, tx, f)
 		if !f.suffice(view) {
@@ -77,7 +77,7 @@ func commit(n *Node, f createFacts, p plan) (d Decision, settled bool, err error
 
 // bindLocked records the binding of an admission, or refuses: another container has the id, or
 // something else is in the cgroup.
-func bindLocked(n *Node, tx *ledger.Tx, f createFacts, d *Decision) error {
+func bindLocked(n *Node, tx *ledger.Tx, f *createFacts, d *Decision) error {
 	if f.Live != nil {
 		return bindLive(n, tx, f, d)
 	}
@@ -116,7 +116,7 @@ func inUse(c grant.Container) *Decision {
 
 // record enters the grant if it is adopted, and records its binding in place of what was reserved
 // for the container.
-func record(n *Node, tx *ledger.Tx, f createFacts, d *Decision, creator grant.Process) error {
+func record(n *Node, tx *ledger.Tx, f *createFacts, d *Decision, creator grant.Process) error {
 	if d.Grant.ID == "" {
 		g, err := enter(n, tx, *d.Grant, f.fresh)
 		if err != nil {
@@ -161,16 +161,18 @@ func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
 // bindLive binds the grant to a container that the runtime has made. If the wrapper did so at the
 // beginning of this create, its binding stands: it names the same process, or for crun, which
 // forks, that process's parent.
-func bindLive(n *Node, tx *ledger.Tx, f createFacts, d *Decision) error {
+func bindLive(n *Node, tx *ledger.Tx, f *createFacts, d *Decision) error {
 	if f.Live.Unknown != nil {
 		return f.Live.Unknown
 	}
 	b, err := tx.Bindings.Of(f.Container.RuntimeRoot, f.Container.ID)
 	// this container is in the cgroup of the one before it, and so in one with what is left of that
 	if b.Left {
-		f.cgroups.known = append(slices.Clone(f.cgroups.known), b.Cgroups...)
-		slices.Sort(f.cgroups.known)
-		f.cgroups.known, b.Life = slices.Compact(f.cgroups.known), grant.Dead
+		more := *f
+		more.cgroups.known = append(slices.Clone(f.cgroups.known), b.Cgroups...)
+		slices.Sort(more.cgroups.known)
+		more.cgroups.known, b.Life = slices.Compact(more.cgroups.known), grant.Dead
+		f = &more
 	}
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):

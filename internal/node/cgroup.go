@@ -20,9 +20,9 @@ type cgroups struct {
 	crowded bool
 }
 
-// withCgroups adds to the facts where the container's cgroup will be. A cgroup that cannot be read
-// from here is not known: it could not be told later either when it is empty.
-func withCgroups(n *Node, f createFacts) createFacts {
+// withCgroups returns the facts with where the container's cgroup will be. A cgroup that cannot be
+// read from here is not known: it could not be told later either when it is empty.
+func withCgroups(n *Node, f *createFacts) *createFacts {
 	c := cgroups{possible: f.possibleCgroups()}
 	for _, path := range c.possible {
 		// Without a path these are guesses, by which it cannot be told that the container has
@@ -36,8 +36,9 @@ func withCgroups(n *Node, f createFacts) createFacts {
 		}
 		c.crowded = c.crowded || populated || isParent(path) || containers.HasBelow(n.Host, path)
 	}
-	f.cgroups = c
-	return f
+	more := *f
+	more.cgroups = c
+	return &more
 }
 
 // isParent reports whether engines and the kubelet make the cgroups of containers below a cgroup.
@@ -57,7 +58,7 @@ var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burs
 // A container without a GPU first announces its create, unless its cgroup bears its own id, and
 // then looks for bindings. One with a GPU is bound first, and then looks for announced creates. So
 // of two at the same time at least one finds the other.
-func withOwnCgroup(n *Node, f createFacts, d Decision) Decision {
+func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 	exempt := d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy)
 	bound := d.Kind == grant.Admit && d.Bound && f.Live == nil
 	if exempt || d.Kind != grant.Pass && !bound {
@@ -81,7 +82,7 @@ func withOwnCgroup(n *Node, f createFacts, d Decision) Decision {
 // sharesCgroup reports whether the container would be in the cgroup of a bound one, or below it; or
 // above it, where its device rules would take the GPU away. It also reports a create of the same
 // unit at the same time: one of the two would be outside its cgroup.
-func sharesCgroup(n *Node, f createFacts, announces bool) bool {
+func sharesCgroup(n *Node, f *createFacts, announces bool) bool {
 	possible, named := f.possibleCgroups(), f.namesItself()
 	// An announcement lasts as long as its process, which becomes the real runtime unless it
 	// reserves.
@@ -95,7 +96,9 @@ func sharesCgroup(n *Node, f createFacts, announces bool) bool {
 		return false
 	}
 	if !announces { // the caller only asks, and may not know the root
-		f.AnyRoot = true
+		anywhere := *f
+		anywhere.AnyRoot = true
+		f = &anywhere
 	}
 	return n.Ledger.Bindings.Occupied(possible, f.isOwn, f.mayBeBelow) ||
 		!named && n.Ledger.Bindings.OccupiedBelow(possible, f.isOwn)
@@ -103,7 +106,7 @@ func sharesCgroup(n *Node, f createFacts, announces bool) bool {
 
 // sharedSince reports whether another container came into the cgroup, or was about to, while this
 // one was bound.
-func sharedSince(n *Node, f createFacts) bool {
+func sharedSince(n *Node, f *createFacts) bool {
 	possible := f.possibleCgroups()
 	if n.Ledger.Creates.Announced(possible) {
 		return true
@@ -123,7 +126,7 @@ func sharedSince(n *Node, f createFacts) bool {
 // v2 without device rules. Newer ones fail, and stop the unit (docs/adr/0083). A unit that has
 // failed, as one whose container ran out of memory, stays until it is reset. It is reset here, as
 // newer runtimes do.
-func takenUnit(n *Node, f createFacts) string {
+func takenUnit(n *Node, f *createFacts) string {
 	if f.Live != nil { // it has the unit
 		return ""
 	}
@@ -138,7 +141,7 @@ func takenUnit(n *Node, f createFacts) string {
 	return ""
 }
 
-func outsideCgroup(f createFacts, unit string, pod grant.Identity) *Decision {
+func outsideCgroup(f *createFacts, unit string, pod grant.Identity) *Decision {
 	r := refusal(grant.RulesNotEnforced, "container %q would run outside its cgroup, where its device "+
 		"rules have no effect: the systemd unit %s is there already",
 		f.Container.Name(), grant.Printable(unit))
@@ -147,7 +150,7 @@ func outsideCgroup(f createFacts, unit string, pod grant.Identity) *Decision {
 	return r
 }
 
-func sharedCgroup(f createFacts, pod grant.Identity) *Decision {
+func sharedCgroup(f *createFacts, pod grant.Identity) *Decision {
 	r := refusal(grant.InjectionImpossible,
 		"container %q would share the cgroup %s, and by that GPUs, with others",
 		f.Container.Name(), grant.Printable(cmp.Or(f.request.Cgroup, f.Container.ID)))
@@ -157,16 +160,16 @@ func sharedCgroup(f createFacts, pod grant.Identity) *Decision {
 	return r
 }
 
-func (f createFacts) possibleCgroups() []string {
+func (f *createFacts) possibleCgroups() []string {
 	return possibleCgroups(f.request.Cgroup, f.Container.ID, f.finder.Host.Proc)
 }
 
-func (f createFacts) units() []string { return possibleUnits(f.request.Cgroup, f.Container.ID) }
+func (f *createFacts) units() []string { return possibleUnits(f.request.Cgroup, f.Container.ID) }
 
 // namesItself reports whether the container's cgroup is named for it, as engines name it. Nearly
 // all creates are so, and are not announced: no container of another id has a cgroup of that name
 // without being announced.
-func (f createFacts) namesItself() bool {
+func (f *createFacts) namesItself() bool {
 	return namedFor(cmp.Or(f.request.Cgroup, f.Container.ID)) == f.Container.ID
 }
 
@@ -174,6 +177,6 @@ func (f createFacts) namesItself() bool {
 // b. It may in two cases. First: the spec of b's container named no cgroup, so path is only a
 // guess. Second: path does not end with the id of b's container, and this container's cgroup is
 // named for it. Then engines may use path as a parent, and no grant closes a parent.
-func (f createFacts) mayBeBelow(b grant.Binding, path string) bool {
+func (f *createFacts) mayBeBelow(b grant.Binding, path string) bool {
 	return b.Unplaced || f.namesItself() && !bears(path, b.Container)
 }

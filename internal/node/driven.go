@@ -51,7 +51,7 @@ func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 
 // drivable reports whether the driver's limit can be set for the container: our hook is about to be
 // in its spec, or is.
-func (f createFacts) drivable(spec request.Spec) bool {
+func (f *createFacts) drivable(spec request.Spec) bool {
 	if f.CgroupsOff || f.Restored {
 		return false
 	}

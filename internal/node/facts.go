@@ -17,8 +17,7 @@ import (
 
 // createFacts are all that a create is decided by, except for the ledger. They are read before the
 // ledger is locked: a path of a tenant's may lead into a file system that never answers, and a
-// process that waits for one cannot be killed. While the ledger is locked, nothing is added to
-// them.
+// process that waits for one cannot be killed. They never change: what adds to them returns others.
 type createFacts struct {
 	Create
 	policy  grant.Policy
@@ -49,8 +48,8 @@ type gpuFacts struct {
 // readFacts reads the spec, and what is known of the container beside it. The second result is a
 // refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse
 // it.
-func readFacts(n *Node, c Create) (createFacts, *Decision) {
-	f := createFacts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
+func readFacts(n *Node, c Create) (*createFacts, *Decision) {
+	f := &createFacts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
 		if c.reading != nil {
 			c.reading()
@@ -75,7 +74,7 @@ func readFacts(n *Node, c Create) (createFacts, *Decision) {
 		f.env = spec.Process.Env
 	}
 	f.cover = coverOf(spec.Mounts)
-	if f.request, refused = f.find(spec); refused != nil {
+	if f.request, refused = f.find(spec, f.finder); refused != nil {
 		return f, refused
 	}
 	if admission.Adopts(f.request, grant.View{}, n.Policy) {
@@ -93,8 +92,8 @@ func parse(c grant.Container, config []byte) (request.Spec, *Decision) {
 }
 
 // find lists what a spec of the container reaches: of the one that was given, or of the edited one.
-func (f createFacts) find(spec request.Spec) (grant.Request, *Decision) {
-	r, err := request.Find(spec, f.Caller, f.finder)
+func (f *createFacts) find(spec request.Spec, finder request.NodeFacts) (grant.Request, *Decision) {
+	r, err := request.Find(spec, f.Caller, finder)
 	if err != nil {
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
@@ -133,12 +132,14 @@ func freshID() grant.ID {
 	return grant.NewID(random)
 }
 
-// gather adds to the facts what a decision by this view of the ledger needs. For a container that
-// asks for no GPU it reads nothing.
-func gather(f createFacts, view grant.View) createFacts {
+// gather returns the facts with what a decision by this view of the ledger needs. For a container
+// that asks for no GPU it reads nothing.
+func gather(f *createFacts, view grant.View) *createFacts {
 	if f.suffice(view) {
 		return f
 	}
+	more := *f
+	f = &more
 	if !f.gpu.gathered {
 		f.gpu.gathered = true
 		f.gpu.inventory, f.gpu.problem = f.load()
@@ -159,24 +160,24 @@ func gather(f createFacts, view grant.View) createFacts {
 }
 
 // suffice reports whether all has been read that a decision by this view of the ledger needs.
-func (f createFacts) suffice(view grant.View) bool {
+func (f *createFacts) suffice(view grant.View) bool {
 	if !admission.Asks(f.request, view) {
 		return true
 	}
 	return f.gpu.gathered && (f.gpu.libraries || !f.needsLibraries(view))
 }
 
-func (f createFacts) needsLibraries(view grant.View) bool {
+func (f *createFacts) needsLibraries(view grant.View) bool {
 	return f.gpu.inventory.Shim.Dir != "" && couldBeLimited(view)
 }
 
 // unseen reports whether nothing of the image can be seen or changed any more: the container runs,
 // or its create was reported by NRI, which does not know the root file system.
-func (f createFacts) unseen() bool { return f.image.Root == "" || f.Running }
+func (f *createFacts) unseen() bool { return f.image.Root == "" || f.Running }
 
 // isOwn reports whether a binding is this container's. A process that reserves, or that settles
 // after the create, may not know the runtime's root; ids that engines make up differ.
-func (f createFacts) isOwn(b grant.Binding) bool {
+func (f *createFacts) isOwn(b grant.Binding) bool {
 	return b.Container == f.Container.ID &&
 		(b.RuntimeRoot == f.Container.RuntimeRoot || b.Reserved || f.AnyRoot)
 }

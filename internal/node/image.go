@@ -20,7 +20,7 @@ import (
 // listed enters the driver's libraries into the image's ld.so.cache and returns the admission. If
 // that fails, the loader finds them all the same, and only programs that read the cache do not. So
 // a failure is recorded and refuses nothing.
-func listed(f createFacts, d Decision) Decision {
+func listed(f *createFacts, d Decision) Decision {
 	if d.Kind != grant.Admit || d.Known || len(d.Edits.Mounts) == 0 {
 		return d
 	}

@@ -62,7 +62,7 @@ func (n *Node) Verify(c Create, d Decision, nodes []specs.LinuxDevice,
 	if rules != nil {
 		spec.Linux.Resources = &request.Resources{Devices: rules}
 	}
-	if f.request, refused = f.find(spec); refused != nil {
+	if f.request, refused = f.find(spec, f.finder); refused != nil {
 		return errors.New(refused.Message)
 	}
 	second := decide(readLedger(n, f))

@@ -74,7 +74,7 @@ func TestLastMountOverTheRecords(t *testing.T) {
 		"without a limit": {free, cover{true, "/run", false}, false},
 		"without a grant": {pass, cover{true, "/run", false}, false},
 	} {
-		if refused := refuseCovered(createFacts{cover: c.over}, c.d); (refused != nil) != c.want ||
+		if refused := refuseCovered(&createFacts{cover: c.over}, c.d); (refused != nil) != c.want ||
 			c.want && refused.Code != grant.InjectionImpossible {
 			t.Errorf("%s: %+v", name, refused)
 		}
@@ -134,7 +134,7 @@ func TestCgroupNamesWithAContainersID(t *testing.T) {
 		{"/s/libpod-payload-c", "payload-c", false},
 		{"a.slice:other:c", "c", false}, {"/a/docker:c", "c", false},
 	} {
-		f := createFacts{request: grant.Request{Cgroup: c.path}}
+		f := &createFacts{request: grant.Request{Cgroup: c.path}}
 		f.Container.ID = c.id
 		if f.namesItself() != c.want {
 			t.Errorf("%s of %s: %v", c.path, c.id, !c.want)
@@ -184,7 +184,7 @@ func TestStrengthOfACreatedContainer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := createFacts{Create: Create{Config: spec}, policy: p,
+		f := &createFacts{Create: Create{Config: spec}, policy: p,
 			gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
 				own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {

@@ -22,7 +22,7 @@ const (
 
 // bindPatiently decides about a create, again and again where it is refused and may be admitted in
 // a moment.
-func bindPatiently(n *Node, f createFacts) Decision {
+func bindPatiently(n *Node, f *createFacts) Decision {
 	for began := time.Now(); ; time.Sleep(lateLook) {
 		d := bind(n, f)
 		if d.Kind != grant.Refused || !d.Late || time.Since(began)+lateLook >= patienceWith(n, f, d.Code) {
@@ -33,7 +33,7 @@ func bindPatiently(n *Node, f createFacts) Decision {
 
 // patienceWith returns how long a create waits in all that is refused with a code. Without
 // gpuledgerd no MPS daemon comes.
-func patienceWith(n *Node, f createFacts, code grant.Code) time.Duration {
+func patienceWith(n *Node, f *createFacts, code grant.Code) time.Duration {
 	switch {
 	case code != grant.MPSNotReady:
 		return min(f.Patience, tiePatience)

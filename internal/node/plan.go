@@ -23,13 +23,13 @@ type plan struct {
 }
 
 // decide gives the verdict alone.
-func decide(f createFacts, view grant.View) Decision {
+func decide(f *createFacts, view grant.View) Decision {
 	return Decision{Verdict: f.judge.Decide(f.request, view, f.gpu.inventory, f.policy),
 		pod: f.request.Container.Pod}
 }
 
 // planned gives the verdict, and the edited config.json where the verdict has edits.
-func planned(f createFacts, view grant.View) plan {
+func planned(f *createFacts, view grant.View) plan {
 	p := plan{Decision: decide(f, view)}
 	if !p.Touches() {
 		return p
@@ -67,10 +67,10 @@ func planned(f createFacts, view grant.View) plan {
 // edit applies the verdict and runs Find on the edited spec. This second Find takes the driver's
 // files and majors from the inventory, because the edits come from there. If the given spec named a
 // device that could be the driver's, the first Find has asked the kernel for the majors already.
-func (p *plan) edit(f createFacts) (err error) {
-	inventory := f.gpu.inventory
-	f.finder.Files = inventory.Driver.Sources()
-	f.finder.Majors = func() (map[string]int, error) { return inventory.Majors, nil }
+func (p *plan) edit(f *createFacts) (err error) {
+	inventory, finder := f.gpu.inventory, f.finder
+	finder.Files = inventory.Driver.Sources()
+	finder.Majors = func() (map[string]int, error) { return inventory.Majors, nil }
 	apply := f.Edit
 	if apply == nil {
 		apply = edit.OCI
@@ -80,7 +80,7 @@ func (p *plan) edit(f createFacts) (err error) {
 	}
 	spec, refused := parse(f.Container, p.Config)
 	if refused == nil {
-		p.left, refused = f.find(spec)
+		p.left, refused = f.find(spec, finder)
 	}
 	if refused != nil {
 		return errors.New(refused.Message)
@@ -94,7 +94,7 @@ func (p *plan) edit(f createFacts) (err error) {
 
 // sound returns nil if all that the edited spec still reaches is in the grant. (That editing it
 // again changes nothing is tested as a property.)
-func (p plan) sound(f createFacts, view grant.View) error {
+func (p plan) sound(f *createFacts, view grant.View) error {
 	second := f.judge.Decide(p.left, view, f.gpu.inventory, f.policy)
 	if second.Kind != p.Kind {
 		return fmt.Errorf("the edited spec would be judged %q (%s): %s", second.Kind,
@@ -132,7 +132,7 @@ func isSet(edits []string, name string, env []string) bool {
 
 // refuseUnmakeable returns a refusal if a runtime would have to make mount points in a root file
 // system that it cannot write to.
-func refuseUnmakeable(f createFacts, d Decision) *Decision {
+func refuseUnmakeable(f *createFacts, d Decision) *Decision {
 	l := f.request.Layout
 	if d.Kind != grant.Admit || l.Unseen || !l.ReadOnly && len(f.image.UIDs) == 0 {
 		return nil
@@ -168,7 +168,7 @@ type cover struct {
 
 // refuseCovered returns a refusal if a runtime would have to make mount points in a directory that
 // the container mounts, which may be the node's own /run.
-func refuseCovered(f createFacts, d Decision) *Decision {
+func refuseCovered(f *createFacts, d Decision) *Decision {
 	if d.Kind != grant.Admit || !d.Limited || !f.cover.exists || f.cover.volatile {
 		return nil
 	}

@@ -51,7 +51,7 @@ func settle(n *Node, c Create, holder grant.Process) Decision {
 }
 
 // standing judges the spec as it stands.
-func standing(n *Node, f createFacts, view grant.View) Decision {
+func standing(n *Node, f *createFacts, view grant.View) Decision {
 	d := decide(f, view)
 	if d.Kind == grant.Refused || d.Kind == grant.Pass && n.Mode() != grant.Enforce {
 		return d
@@ -81,7 +81,7 @@ func late(c grant.Container, what string, pod grant.Identity) *Decision {
 
 // unheld names what keeps the spec's container from being held to its memory by the shim; "" if
 // nothing does.
-func unheld(f createFacts, d Decision) string {
+func unheld(f *createFacts, d Decision) string {
 	spec, err := request.Parse(f.Config)
 	if err != nil {
 		return "its memory limit"
@@ -118,7 +118,7 @@ func unheld(f createFacts, d Decision) string {
 
 // commitSettled decides again with the ledger locked, and binds. It is not settled if facts are
 // needed that were not read.
-func commitSettled(n *Node, f createFacts, holder grant.Process) (d Decision, settled bool, err error) {
+func commitSettled(n *Node, f *createFacts, holder grant.Process) (d Decision, settled bool, err error) {
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {

@@ -13,7 +13,7 @@ import (
 
 // readLedger gives the facts with all that a decision needs, and the ledger as it is now. It waits
 // for no lock.
-func readLedger(n *Node, f createFacts) (createFacts, grant.View) {
+func readLedger(n *Node, f *createFacts) (*createFacts, grant.View) {
 	var v grant.View
 	_ = n.Ledger.View(func(tx *ledger.Tx) error {
 		v = ledgerView(n, tx, f)
@@ -24,14 +24,14 @@ func readLedger(n *Node, f createFacts) (createFacts, grant.View) {
 }
 
 // viewOf gives the ledger as a container sees it that has these facts.
-func viewOf(n *Node, tx *ledger.Tx, f createFacts) grant.View {
+func viewOf(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 	return withProblem(n, f, ledgerView(n, tx, f))
 }
 
 // ledgerView reads the grants that the container owns or names, and where it could adopt one the
 // whole ledger. What cannot be read is a problem of the view: it stops only containers that want a
 // GPU.
-func ledgerView(n *Node, tx *ledger.Tx, f createFacts) grant.View {
+func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 	v := grant.View{Now: n.Host.Now()}
 	if n.Broken != nil {
 		v.Problems = append(v.Problems, grant.Problem{Code: grant.ConfigInvalid, Message: n.Broken.Error(),
@@ -68,7 +68,7 @@ func ledgerView(n *Node, tx *ledger.Tx, f createFacts) grant.View {
 }
 
 // add adds a grant, as the ledger returned it, to a view.
-func (f createFacts) add(v *grant.View, g grant.Grant, err error) {
+func (f *createFacts) add(v *grant.View, g grant.Grant, err error) {
 	if err == nil && g.Orphaned() {
 		return
 	}
@@ -90,7 +90,7 @@ func (f createFacts) add(v *grant.View, g grant.Grant, err error) {
 }
 
 // holds reports whether the container's own create has bound the grant.
-func (f createFacts) holds(g grant.Grant) bool {
+func (f *createFacts) holds(g grant.Grant) bool {
 	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool {
 		return f.isOwn(b) && !b.Reserved && !b.Left
 	})
@@ -98,7 +98,7 @@ func (f createFacts) holds(g grant.Grant) bool {
 
 // withProblem adds to a view what keeps the inventory from being used, if the container asks for a
 // GPU.
-func withProblem(n *Node, f createFacts, v grant.View) grant.View {
+func withProblem(n *Node, f *createFacts, v grant.View) grant.View {
 	if !f.gpu.gathered || !admission.Asks(f.request, v) {
 		return v
 	}

@@ -3,6 +3,7 @@ package request
 import (
 	"bytes"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -100,10 +101,13 @@ func checkNames(config []byte, in []field) error {
 func resemblesField(name []byte) bool {
 	resembles := false
 	for _, known := range fieldNames {
-		if string(name) == known {
+		switch {
+		case len(name) == 0, name[0] < utf8.RuneSelf && name[0]|0x20 != known[0]: // most names
+		case string(name) == known:
 			return false
+		default:
+			resembles = resembles || bytes.EqualFold(name, []byte(known))
 		}
-		resembles = resembles || bytes.EqualFold(name, []byte(known))
 	}
 	return resembles
 }
