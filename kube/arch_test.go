@@ -29,6 +29,8 @@ var layers = map[string][]string{
 	"dra":          {"kube", "kube/nodeledger", "internal/admission", "internal/grant"},
 	"deviceplugin": {"kube/nodeledger", "internal/admission", "internal/grant"},
 	"cluster":      {"kube"},
+	"placement":    {"internal/grant"},
+	"nodestate":    {"internal/grant"},
 	"health":       {},
 	"uninstall":    {"kube/cluster", "kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},

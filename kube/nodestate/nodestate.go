@@ -1,0 +1,56 @@
+// Package nodestate is what a node's agent publishes about its GPUs for the scheduler: an
+// annotation of the Node object. The ledger of the node stays what decides.
+package nodestate
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Annotation is the key of the annotation on the Node object.
+const Annotation = "gpuledger.dev/ledger"
+
+// State is a node's GPUs and what is granted of them.
+type State struct {
+	Version int   `json:"version"` // 1
+	GPUs    []GPU `json:"gpus"`
+	// Adopted are the containers whose allocations are in the ledger, so that Free and Compute do
+	// not have them any more: POD_UID/CONTAINER.
+	Adopted []string `json:"adopted,omitempty"`
+	Closed  string   `json:"closed,omitempty"` // why the node can enter no grant; "": it can
+}
+
+// GPU is one GPU. Its amounts are for new grants.
+type GPU struct {
+	UUID    string       `json:"uuid"`
+	Index   int          `json:"index"`
+	Product string       `json:"product,omitempty"`
+	Memory  grant.Bytes  `json:"memory"`            // all that it has
+	Free    grant.Bytes  `json:"free"`              // after grants, reserve and use outside the ledger
+	Compute int          `json:"compute"`           // percent that is not granted
+	Modes   []grant.Mode `json:"modes"`             // those that a grant may have by the policy
+	Mode    grant.Mode   `json:"mode,omitempty"`    // of the grants that are on it; "": it has none
+	Closed  string       `json:"closed,omitempty"`  // why it takes no new grant
+	Outside grant.Bytes  `json:"outside,omitempty"` // used without a grant
+}
+
+// Encode returns the value of the annotation.
+func (s State) Encode() (string, error) {
+	s.Version = 1
+	text, err := json.Marshal(s)
+	return string(text), err
+}
+
+// Decode reads the value of the annotation.
+func Decode(text string) (State, error) {
+	var s State
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return State{}, fmt.Errorf("cannot read the annotation %s: %w", Annotation, err)
+	}
+	if s.Version != 1 {
+		return State{}, fmt.Errorf("cannot read the annotation %s: it has version %d, not 1", Annotation, s.Version)
+	}
+	return s, nil
+}
