@@ -24,6 +24,7 @@ import (
 // grant.
 const (
 	gpuFile     = "gpuledger.dev-gpu.json"
+	askFile     = "gpuledger.dev-ask.json"
 	grantPrefix = "gpuledger.dev-grant_"
 	suffix      = ".json"
 
@@ -131,6 +132,19 @@ func (f Files) plan() (files []cdiFile, notes []string, err error) {
 		}
 	}
 	files = append(files, gpus)
+	asks := inspect(filepath.Join(f.Node.Policy.CDI.Dir, askFile), gpuMode)
+	asked, err := f.Asks()
+	if err != nil {
+		return nil, nil, err
+	}
+	if asked != nil {
+		if asks.want, err = Encode(asked); err != nil {
+			return nil, nil, err
+		}
+	}
+	if asks.want != nil || asks.have != nil {
+		files = append(files, asks)
+	}
 	ids, err := f.exposed()
 	if err != nil {
 		return nil, nil, err

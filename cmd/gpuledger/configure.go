@@ -55,6 +55,7 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 			&cli.BoolFlag{Name: "restart", Usage: "then make the engine read its configuration (containers keep running)"},
 			&cli.StringFlag{Name: "mode", Usage: "write policy.mode: enforce or report"},
 			&cli.StringFlag{Name: "privileged", Usage: "write policy.privileged: refuse or strip"},
+			&cli.BoolFlag{Name: "ask", Usage: "let the engine's containers ask for a share when they are created (ask.engines)"},
 			&cli.StringFlag{Name: "file", Usage: "the engine's main configuration `FILE` (default: the engine's own default)"},
 			&cli.StringFlag{Name: "runtime", Usage: "`PATH` of gpuledger-runtime (default: beside gpuledger)"},
 			&cli.StringFlag{Name: "root", Usage: "configure the system in `DIR`, for example an image; all other paths are relative to it", Value: "/"},
@@ -81,12 +82,12 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 // configureOptions reads the flags. Below another root nothing is taken from this machine.
 func configureOptions(c *cli.Context, engine grant.Engine) (o configure.Options, err error) {
 	o = configure.Options{Engine: engine, File: c.String("file"), Runtime: c.String("runtime"),
-		Config: configFile(c), AsDefault: c.Bool("as-default")}
+		Config: configFile(c), AsDefault: c.Bool("as-default"), Ask: c.Bool("ask")}
 	if o.Root, err = filepath.Abs(c.String("root")); err != nil {
 		return o, fmt.Errorf("cannot find the root: %w", err)
 	}
-	if c.Bool("undo") && (o.AsDefault || c.IsSet("mode") || c.IsSet("privileged")) {
-		return o, usage("--undo restores everything: it takes neither --as-default nor --mode nor " +
+	if c.Bool("undo") && (o.AsDefault || o.Ask || c.IsSet("mode") || c.IsSet("privileged")) {
+		return o, usage("--undo restores everything: it takes neither --as-default nor --ask nor --mode nor " +
 			"--privileged")
 	}
 	if o.Root != "/" && c.Bool("restart") {

@@ -32,12 +32,41 @@ func Adopts(r grant.Request, v grant.View, p grant.Policy) bool {
 	return !r.Sandbox && adopts(&question{request: r, view: v, policy: p})
 }
 
-// adopts reports whether the allocations of a scheduler may become the container's grant: the
-// operator guarantees that only schedulers write them, one names this container, and the container
-// neither names nor owns a grant.
-func adopts(q *question) bool {
-	return q.policy.Annotations.Trust == grant.Adopt && len(q.request.References) == 0 &&
-		slices.ContainsFunc(q.request.Allocations, asksByAllocation) && ownedGrant(q) == nil
+// adopts reports whether the container's create may enter a grant for it.
+func adopts(q *question) bool { return entersAs(q) != "" }
+
+// entersAs returns the source of the grant that the container's create may enter: grant.Adopted if
+// the operator guarantees that only schedulers write the allocations, else grant.Asked if the
+// policy lets the container ask. It is "" if no allocation names this container, or if the
+// container names or owns a grant.
+func entersAs(q *question) string {
+	if len(q.request.References) > 0 || ownedGrant(q) != nil {
+		return ""
+	}
+	for _, source := range [...]string{grant.Adopted, grant.Asked} {
+		if slices.ContainsFunc(q.request.Allocations,
+			func(a grant.Allocation) bool { return a.Asks && counts(a, source) }) && enters(q, source) {
+			return source
+		}
+	}
+	return ""
+}
+
+// counts reports whether an allocation is part of a grant from a source. A scheduler writes no
+// variables, and what a container asks for is in gpuledger's own words.
+func counts(a grant.Allocation, source string) bool {
+	if source == grant.Asked {
+		return a.Own
+	}
+	return !a.Env
+}
+
+// enters reports whether the policy makes grants from a source.
+func enters(q *question, source string) bool {
+	if source == grant.Asked {
+		return slices.Contains(q.policy.Asks.Engines, q.policy.Engine)
+	}
+	return q.policy.Annotations.Trust == grant.Adopt
 }
 
 // adoptGrant makes the allocation that a scheduler wrote the container's grant, if it passes the
@@ -48,7 +77,7 @@ func adoptGrant(q *question) (adopted resolution) {
 		return resolution{}
 	}
 	ask, found := askOf(q)
-	if found = slices.Concat(found, checkOwner(q, ask.Owner), checkPodSum(q, ask)); len(found) > 0 {
+	if found = slices.Concat(found, checkOwner(q, ask), checkPodSum(q, ask), checkAsked(q, ask)); len(found) > 0 {
 		adopted.found = found
 		return adopted
 	}
@@ -62,25 +91,39 @@ func adoptGrant(q *question) (adopted resolution) {
 	}
 	shares, err := Place(ask, "", *q.view.Whole, q.inventory, q.policy)
 	if err != nil { // the error names holders, so only the audit log gets it
+		if ask.Source == grant.Asked {
+			adopted.found.notGranted(q, source, err)
+			return adopted
+		}
 		adopted.recorded = []string{"adopts nothing: " + err.Error()}
 		adopted.found.notPlaced(source, ask, err)
 		return adopted
 	}
 	adopted.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
 		Strength: StrengthOf(ask.Mode), GPUs: shares, Compute: ask.Compute, Source: ask.Source}
+	verb := "adopts"
+	if ask.Source == grant.Asked {
+		verb = "is granted"
+	}
 	adopted.recorded = []string{
-		fmt.Sprintf("adopts %s in mode %s from %s", labelsOf(shares), ask.Mode, source)}
+		fmt.Sprintf("%s %s in mode %s from %s", verb, labelsOf(shares), ask.Mode, source)}
 	return adopted
 }
 
 // askOf combines the allocations of the container. Each may state a part. If two state the same
 // part, they must agree.
 func askOf(q *question) (ask Ask, found findings) {
-	id := q.request.Container.Pod
-	ask = Ask{Owner: id.Owner(), Label: grant.Printable(id.Namespace + "/" + id.Pod), Source: grant.Adopted}
+	ask = askBy(q, entersAs(q))
 	for _, a := range q.request.Allocations {
+		if !counts(a, ask.Source) {
+			continue
+		}
 		switch names := sortedUUIDs(&q.inventory, a.GPUs); {
 		case names == nil:
+		case a.Number && ask.Source == grant.Asked:
+			if ask.GPUs, _ = strconv.Atoi(a.GPUs[0]); ask.GPUs == 0 {
+				found.add(grant.AnnotationMalformed, a.Source, "a container asks for at least 1 GPU, not for 0")
+			}
 		case ask.Names == nil:
 			ask.Names = names
 		case !slices.Equal(ask.Names, names):
@@ -94,14 +137,32 @@ func askOf(q *question) (ask Ask, found findings) {
 		}
 	}
 	for _, a := range q.request.Allocations { // units need the GPUs, which are known now
+		if !counts(a, ask.Source) {
+			continue
+		}
 		if memory := memoryOf(&q.inventory, a, ask); !merge(&ask.Memory, memory) {
 			found.add(grant.AnnotationMismatch, a.Source, memory.String())
 		}
 	}
-	if ask.Mode == "" {
+	switch {
+	case ask.Mode != "":
+	case ask.Source == grant.Asked:
+		ask.Mode = q.policy.Asks.Mode
+	default:
 		ask.Mode = grant.Limit
 	}
 	return ask, found
+}
+
+// askBy returns an ask from a source, without sizes. A grant that its container asks for needs no
+// owner: nobody gets its secret, and it ends with the container.
+func askBy(q *question, source string) Ask {
+	id := q.request.Container.Pod
+	if source == grant.Asked {
+		return Ask{Owner: grant.Bearer, Label: grant.Printable(q.request.Container.Name()), Source: source,
+			Part: q.policy.Asks.Total}
+	}
+	return Ask{Owner: id.Owner(), Label: grant.Printable(id.Namespace + "/" + id.Pod), Source: source}
 }
 
 // merge sets a value that is not set yet, and reports whether it agrees with the one before. The
@@ -148,7 +209,11 @@ func unitOf(inv *grant.Inventory, a grant.Allocation, gpu string) grant.Bytes {
 // checkOwner finds that the engine vouches for no identity, or that the owner has a grant already.
 // No container could use a grant without an owner, and any container could use a grant whose owner
 // need not be proven.
-func checkOwner(q *question, owner grant.Owner) (found findings) {
+func checkOwner(q *question, ask Ask) (found findings) {
+	owner := ask.Owner
+	if owner == grant.Bearer {
+		return nil
+	}
 	if _, err := grant.ParseOwner(string(owner)); err != nil {
 		source := allocationSource(q)
 		found.explain(grant.GrantNotFound, source, "",
@@ -228,7 +293,9 @@ func (f *findings) notPlaced(source string, ask Ask, err error) {
 // allocationSource returns the source of the first allocation that asks. The others are about the
 // same.
 func allocationSource(q *question) string {
-	i := slices.IndexFunc(q.request.Allocations, asksByAllocation)
+	by := entersAs(q)
+	i := slices.IndexFunc(q.request.Allocations,
+		func(a grant.Allocation) bool { return a.Asks && counts(a, by) })
 	return q.request.Allocations[i].Source
 }
 

@@ -21,6 +21,7 @@ type Ask struct {
 	TTL     time.Duration // 0: the grant does not expire
 	For     []grant.Tie   // which of the containers with its reference may use it; none: all of them
 	Source  string        // what asks: "cli", ...
+	Part    int           // percent of each GPU's memory for all grants from this source; 0: no bound
 }
 
 // maxGPUs is more than any node has, and small enough to multiply with.

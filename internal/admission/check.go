@@ -46,7 +46,15 @@ func ungrantedAllocations(q *question) (found findings) {
 		return nil
 	}
 	for _, a := range q.request.Allocations {
-		if a.Asks && a.Malformed == "" {
+		switch {
+		case !a.Asks || a.Malformed != "":
+		case a.Own && len(q.policy.Asks.Engines) > 0:
+			found.explain(grant.AskNotAllowed, a.Source, "", "asks by "+vectorName(a.Source)+
+				" for a share of a GPU, and this node lets no container of this engine ask", hintNoAsks)
+		case a.Own && q.request.Container.Pod == (grant.Identity{}):
+			found.explain(grant.GrantNotFound, a.Source, "", "asks by "+vectorName(a.Source)+
+				" for a share of a GPU, but holds no grant, and this node lets no container ask", hintNoAsks)
+		default:
 			found.explain(grant.GrantNotFound, a.Source, "", "says by "+vectorName(a.Source)+
 				" what its share of a GPU is, but holds no grant", hintAllocation)
 		}
@@ -84,7 +92,7 @@ func checkUsable(q *question, g *grant.Grant) (found findings) {
 // checkAllocations compares what a scheduler wrote with the grant.
 func checkAllocations(q *question, u *grantUse) (found findings) {
 	for _, a := range q.request.Allocations {
-		if a.Malformed == "" { // otherwise resolveGrant has found it
+		if a.Malformed == "" && !(a.Env && u.grant.Source != grant.Asked) { // otherwise resolveGrant has found it
 			found.disagreements(&q.inventory, u.grant, a)
 		}
 	}
@@ -94,7 +102,8 @@ func checkAllocations(q *question, u *grantUse) (found findings) {
 // disagreements adds what an allocation states differently from the grant.
 func (f *findings) disagreements(inv *grant.Inventory, g *grant.Grant, a grant.Allocation) {
 	disagrees := func(stated string) { f.add(grant.AnnotationMismatch, a.Source, stated) }
-	if a.GPUs != nil && !isExactly(inv, g, a.GPUs) {
+	isCount := a.Number && g.Source == grant.Asked && a.GPUs[0] == strconv.Itoa(len(g.GPUs))
+	if a.GPUs != nil && !isCount && !isExactly(inv, g, a.GPUs) {
 		disagrees(fmt.Sprintf("GPUs %v", a.GPUs))
 	}
 	// The memory of a MIG device is fixed, so it may be more than what was asked for.

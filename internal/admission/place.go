@@ -203,12 +203,22 @@ func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
 	case a.otherSize(s) != "":
 		return gpu + a.otherSize(s), false
+	case a.Part > 0 && a.on(s) > s.leftOf(a.Part):
+		return gpu + fmt.Sprintf("has %s left of the %d%% for which containers may ask", s.leftOf(a.Part), a.Part), false
 	case a.each() > s.free:
 		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
 	case a.Compute > s.compute:
 		return gpu + fmt.Sprintf("has %d%% of its compute free", s.compute), false
 	}
 	return "", false
+}
+
+// on returns how much of a seat the grant would have.
+func (a Ask) on(s seat) grant.Bytes {
+	if a.isWhole() {
+		return s.space
+	}
+	return a.each()
 }
 
 // ofKind returns the seats of the kind that the mode grants: MIG devices in mode mig, otherwise
@@ -267,10 +277,7 @@ func daemonConflict(chosen []seat) string {
 func (a Ask) shares(seats []seat) []grant.Share {
 	shares := make([]grant.Share, len(seats))
 	for i, s := range seats {
-		shares[i] = grant.Share{UUID: s.device.UUID(), Index: s.device.GPU.Index, Memory: a.each()}
-		if a.isWhole() {
-			shares[i].Memory = s.space
-		}
+		shares[i] = grant.Share{UUID: s.device.UUID(), Index: s.device.GPU.Index, Memory: a.on(s)}
 		if s.device.MIG != nil {
 			shares[i].Profile = s.device.MIG.Profile
 		}

@@ -15,8 +15,11 @@ type question struct {
 	policy    grant.Policy
 }
 
-// ownedGrant returns the grant that the container owns by its identity, or nil.
+// ownedGrant returns the grant that the container owns by its identity or has asked for, or nil.
 func ownedGrant(q *question) *grant.Grant {
+	if q.view.Asked != "" {
+		return grantByID(q.view.Grants, q.view.Asked)
+	}
 	owner := q.request.Container.Pod.Owner()
 	if owner == "" {
 		return nil

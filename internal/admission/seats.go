@@ -81,9 +81,10 @@ type seat struct {
 	held       bool        // a container has it that has no grant for it
 	space      grant.Bytes // what could be granted if there were no grants
 	free       grant.Bytes
-	compute    int      // percent that is not granted
-	siblings   int      // of a MIG device: how many others of its GPU are granted
-	daemonGPUs []string // in mode mps: the UUIDs of the GPUs of the daemon that serves it
+	asked      grant.Bytes // what containers have that asked for it at their create
+	compute    int         // percent that is not granted
+	siblings   int         // of a MIG device: how many others of its GPU are granted
+	daemonGPUs []string    // in mode mps: the UUIDs of the GPUs of the daemon that serves it
 }
 
 // allSeats adds up the grants of a view for each GPU and MIG device. It leaves the grant updated
@@ -117,6 +118,11 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 		related[i] = withRelated(s, seats)
 	}
 	return related, nil
+}
+
+// leftOf returns what containers may still ask for, if all of them may have a percentage of the seat.
+func (s seat) leftOf(percent int) grant.Bytes {
+	return subtract(s.space*grant.Bytes(percent)/100, s.asked)
 }
 
 // whyClosed says why a GPU or MIG device takes no grants, whatever is free on it; "" if it takes
@@ -157,6 +163,9 @@ func withGrant(s seat, g grant.Grant) seat {
 			s.daemonGPUs = g.UUIDs()
 		}
 		s.free = subtract(s.free, share.Memory)
+		if g.Source == grant.Asked {
+			s.asked += share.Memory
+		}
 		s.compute -= g.Compute
 		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))
 		if group := g.Owner.Group(); group != "" {

@@ -131,7 +131,21 @@ func setRules(d *configfile.TOML, o Options) error {
 			return err
 		}
 	}
-	return nil
+	return setAsk(d, o)
+}
+
+// setAsk adds the engine to those whose containers may ask for a share at their create.
+func setAsk(d *configfile.TOML, o Options) error {
+	if !o.Ask {
+		return nil
+	}
+	var before []string
+	present, _ := d.Get("ask", "engines")
+	list, _ := present.([]any)
+	for _, engine := range list {
+		before = append(before, fmt.Sprint(engine))
+	}
+	return d.Set(configfile.Union(before, string(o.Engine)), "ask", "engines")
 }
 
 // globs are patterns of the pod annotations that the wrapper must see. A '*' does not match '/'.

@@ -21,6 +21,7 @@ type Options struct {
 	// policy.mode to write; "": leave it, or with AsDefault write "report" if none is set
 	Mode       grant.RulesMode
 	Privileged grant.Privileged // policy.privileged to write; "": the same, with "strip"
+	Ask        bool             // add the engine to ask.engines
 }
 
 // FileChange is what a plan does to one file.

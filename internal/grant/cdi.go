@@ -8,6 +8,7 @@ const (
 	CDIVendor    = "gpuledger.dev"
 	CDIKindGPU   = CDIVendor + "/gpu"   // gpuledger.dev/gpu=UUID or =INDEX: a GPU of the node
 	CDIKindGrant = CDIVendor + "/grant" // gpuledger.dev/grant=REFERENCE: all that a grant gives
+	CDIKindAsk   = CDIVendor + "/ask"   // gpuledger.dev/ask=SIZE: the container asks for that much
 )
 
 // CDIName splits a CDI name: "gpuledger.dev/gpu=0" has the kind gpuledger.dev/gpu and the device 0.

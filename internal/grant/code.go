@@ -21,6 +21,7 @@ const (
 	GrantInUse                 Code = "grant-in-use"
 	GPUUnhealthy               Code = "gpu-unhealthy"
 	ModeConflict               Code = "mode-conflict"
+	AskNotAllowed              Code = "ask-not-allowed"
 	NoCapacity                 Code = "no-capacity"
 	LimitUnenforceable         Code = "limit-unenforceable"
 	MPSNotReady                Code = "mps-not-ready"
@@ -43,7 +44,7 @@ var Codes = []Code{
 	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale,
 	LedgerUnreadable, AnnotationMalformed,
 	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse,
-	GPUUnhealthy, ModeConflict, NoCapacity,
+	GPUUnhealthy, ModeConflict, AskNotAllowed, NoCapacity,
 	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll,
 	VisibleDevicesOutsideGrant, GPUEnv,
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,

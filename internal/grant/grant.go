@@ -65,19 +65,23 @@ func (g Grant) Has(uuid string) bool {
 // Expired reports whether the grant has expired at now.
 func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
 
-// Live reports whether the grant counts against its GPUs. An expired, released or adopted grant
-// counts only until its last container has ended.
+// Live reports whether the grant counts against its GPUs. An expired or released grant, or one that
+// its container's create entered, counts only until its last container has ended.
 func (g Grant) Live(now time.Time) bool {
-	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && g.Source != Adopted
+	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && !g.isContainers()
 }
 
-// Orphaned reports whether a grant that a container adopted has lost that container. No one could
-// release such a grant, so it ends then.
-func (g Grant) Orphaned() bool { return g.Source == Adopted && len(g.Bindings) == 0 }
+// Orphaned reports whether a grant that a container's create entered has lost that container. No
+// one could release such a grant, so it ends then.
+func (g Grant) Orphaned() bool { return g.isContainers() && len(g.Bindings) == 0 }
 
-// Adopted is the source of a grant that a container's create entered, from a scheduler's
-// annotations of the container.
-const Adopted = "adopted"
+func (g Grant) isContainers() bool { return g.Source == Adopted || g.Source == Asked }
+
+// The sources of grants that a container's create entered.
+const (
+	Adopted = "adopted" // from a scheduler's annotations of the container
+	Asked   = "asked"   // by what the container asked for (Policy.Asks)
+)
 
 // State is a grant's state as listings print it.
 type State string

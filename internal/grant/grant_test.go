@@ -174,7 +174,7 @@ func TestRefusalCodesAreAClosedList(t *testing.T) {
 	want := []Code{"internal", "rules-not-enforced", "config-invalid", "spec-invalid", "inventory-missing",
 		"inventory-stale", "ledger-unreadable", "annotation-malformed",
 		"annotation-mismatch", "grant-not-found", "grant-owner-mismatch", "grant-expired", "grant-in-use",
-		"gpu-unhealthy", "mode-conflict", "no-capacity",
+		"gpu-unhealthy", "mode-conflict", "ask-not-allowed", "no-capacity",
 		"limit-unenforceable", "mps-not-ready", "injection-impossible", "visible-devices-all",
 		"visible-devices-outside-grant", "gpu-env", "gpu-device-node",
 		"gpu-device-rule", "gpu-bind-mount", "gpu-socket", "gpu-hook",

@@ -19,6 +19,7 @@ type Policy struct {
 	Inventory   Source      `toml:"inventory"`
 	Rules       Rules       `toml:"policy"`
 	Annotations Annotations `toml:"annotations"`
+	Asks        Asks        `toml:"ask"`
 	Enforcement Enforcement `toml:"enforcement"`
 	Pools       []Pool      `toml:"pool"`
 	CDI         CDI         `toml:"cdi"`
@@ -112,6 +113,16 @@ type Exemption struct {
 type Annotations struct {
 	Trust    Trust     `toml:"trust"`
 	Dialects []Dialect `toml:"dialects"`
+}
+
+// Asks says what a container may ask for when it is created. It then gets a grant that ends with it.
+type Asks struct {
+	Engines   []Engine `toml:"engines"`    // whose containers may ask; none: nobody may
+	MaxMemory Size     `toml:"max_memory"` // for one container, over all its GPUs; 0: no limit of its own
+	MaxGPUs   int      `toml:"max_gpus"`   // for one container
+	Modes     []Mode   `toml:"modes"`
+	Mode      Mode     `toml:"mode"`  // for a container that names none
+	Total     int      `toml:"total"` // percent of each GPU's memory, for all that containers asked for
 }
 
 // Enforcement says how limits are enforced and which value NVIDIA_VISIBLE_DEVICES gets.

@@ -24,7 +24,7 @@ type Request struct {
 	// the annotation by which it must adopt an allocation, as "annotation:gpuledger.dev/grant"; "":
 	// none
 	MustAdopt string
-	Devices     DeviceMap // the device map with which GPU nodes were found
+	Devices   DeviceMap // the device map with which GPU nodes were found
 	// the user id of its first process in the node's ids; -1 if a user namespace maps it to none
 	UID    int
 	Cgroup string // the cgroup in the spec; "": the runtime chooses
@@ -197,12 +197,15 @@ type Mention struct {
 	Malformed string // the parse error, or ""
 }
 
-// Allocation is what a scheduler wrote about a container. It must agree with a grant and gives no
-// right by itself.
+// Allocation is what a scheduler wrote about a container, or what the container asks for itself. It
+// must agree with a grant and gives no right by itself.
 type Allocation struct {
 	Source  string   // dialect and key, as "annotation:gpuledger.dev/memory"
+	Own     bool     // it is of gpuledger's own dialect
+	Env     bool     // it is a variable, which an image can set: beside a grant it says nothing
 	Asks    bool     // it names this container, so it is a request
 	GPUs    []string // UUIDs or indexes; nil: not stated
+	Number  bool     // GPUs is one number: a container that asks means how many, not which
 	Memory  Bytes    // bytes in all; 0: not stated
 	Units   int      // gpushare's units on each GPU: GiB or MiB, which only the card's total distinguishes
 	Total   int      // gpushare's total of the card in the same unit; 0: not stated

@@ -13,9 +13,12 @@ type View struct {
 	// by UUID: GPUs that a container without a grant for them has; they cannot be granted
 	// exclusively meanwhile
 	Held map[string]bool
-	// the whole ledger, for a container that could adopt a grant; otherwise nil
+	// the whole ledger, for a container whose create could enter a grant; otherwise nil
 	Whole *View
-	Fresh ID // the id of a grant that is adopted now
+	Fresh ID // the id of a grant that the create enters now
+	// the grant, one of Grants, that this create has entered already because the container asked
+	// for it: another entry point was first
+	Asked ID
 	// daemons of the grants in mode mps; a daemon that is missing does not run
 	MPS []MPSDaemon
 	// why the node's state is unknown; with any of them, nothing that needs a GPU is admitted

@@ -41,6 +41,10 @@ func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 		g, err := tx.ByOwner(owner)
 		f.add(&v, g, err)
 	}
+	if g, asked := askedFor(tx, f); asked {
+		f.add(&v, g, nil)
+		v.Asked = g.ID
+	}
 	for _, m := range f.request.References {
 		if m.Malformed == "" {
 			g, err := tx.Get(m.ID)
@@ -65,6 +69,20 @@ func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 	v.Whole, v.Fresh = &whole, f.fresh
 	v.MPS = append(v.MPS, mpsstate.All(n.Host, n.Policy.RunDir)...)
 	return v
+}
+
+// askedFor returns the grant that this container's own create has entered already: another entry
+// point reserved it, or the runtime has made the container since.
+func askedFor(tx *ledger.Tx, f *createFacts) (g grant.Grant, asked bool) {
+	if !admission.MayAsk(f.request, f.policy) {
+		return g, false
+	}
+	b, err := tx.Bindings.Of(f.Container.RuntimeRoot, f.Container.ID)
+	if err != nil || !b.Reserved && f.Live == nil {
+		return g, false
+	}
+	g, err = tx.Get(b.Grant)
+	return g, err == nil && g.Source == grant.Asked
 }
 
 // add adds a grant, as the ledger returned it, to a view.

@@ -50,6 +50,7 @@ func Default() grant.Policy {
 			Trust:    grant.Verify,
 			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
 		},
+		Asks: grant.Asks{MaxGPUs: 1, Modes: []grant.Mode{grant.Limit}, Mode: grant.Limit, Total: 100},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare,
 			VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
 		CDI:    grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
@@ -278,6 +279,9 @@ func validate(p grant.Policy) error {
 	if p.Audit.Keep < 1 || p.Audit.Keep > maxKeep {
 		return fmt.Errorf("audit.keep: want 1 to %d files, not %d", maxKeep, p.Audit.Keep)
 	}
+	if err := validAsks(p.Asks); err != nil {
+		return err
+	}
 	for i, e := range p.Rules.Exempt {
 		if err := validExemption(e); err != nil {
 			return fmt.Errorf("policy.exempt[%d]: %w", i, err)
@@ -303,6 +307,19 @@ func validUnjudged(v any) error {
 		case strings.Contains(text, "/") && !filepath.IsAbs(text):
 			return fmt.Errorf("runtime.unjudged: want a name or an absolute path, not %q", text)
 		}
+	}
+	return nil
+}
+
+// validAsks checks what containers may ask for.
+func validAsks(a grant.Asks) error {
+	switch {
+	case a.MaxGPUs < 1:
+		return fmt.Errorf("ask.max_gpus: want at least 1, not %d", a.MaxGPUs)
+	case a.Total < 1 || a.Total > 100:
+		return fmt.Errorf("ask.total: want a percentage of each GPU from 1 to 100, not %d", a.Total)
+	case len(a.Engines) > 0 && !slices.Contains(a.Modes, a.Mode):
+		return fmt.Errorf("ask.mode: %s is not among ask.modes, %v", a.Mode, a.Modes)
 	}
 	return nil
 }

@@ -52,6 +52,13 @@ namespace = "gpu-operator"
 [annotations]
 trust = "adopt"
 dialects = ["gpushare"]
+[ask]
+engines = ["podman", "docker"]
+max_memory = "8GiB"
+max_gpus = 2
+modes = ["limit", "exclusive"]
+mode = "exclusive"
+total = 50
 [enforcement]
 limit = "library"
 compute = "refuse"
@@ -89,6 +96,8 @@ keep = 9
 			Exempt:          []grant.Exemption{{Namespace: "gpu-operator"}},
 		},
 		Annotations: grant.Annotations{Trust: grant.Adopt, Dialects: []grant.Dialect{grant.DialectGPUShare}},
+		Asks: grant.Asks{Engines: []grant.Engine{grant.Podman, grant.Docker}, MaxMemory: grant.Size(8 * grant.GiB),
+			MaxGPUs: 2, Modes: []grant.Mode{grant.Limit, grant.Exclusive}, Mode: grant.Exclusive, Total: 50},
 		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, Compute: grant.RefuseShare,
 			VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll},
 		Pools: []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"},

@@ -21,25 +21,39 @@ func allocations(f *containerFacts) (all []grant.Allocation) {
 	return all
 }
 
-// ownKeys are gpuledger.dev/{gpus,memory,compute,mode}, each a statement of its own about the
-// allocation.
+// ownKeys are gpuledger.dev/{gpus,gpu,memory,compute,mode}, each a statement of its own about the
+// allocation, and the variables by which a container asks for the same.
 var ownKeys = [...]struct {
-	name string
-	read func(*grant.Allocation, string) error
+	name, env string
+	read      func(*grant.Allocation, string) error
 }{
-	{"gpus", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
-	{"memory", func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
-	{"compute", func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
-	{"mode", func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
+	{"gpus", "GPULEDGER_GPUS", func(a *grant.Allocation, v string) (err error) {
+		a.GPUs, err = gpuList(v)
+		_, number := strconv.Atoi(v)
+		a.Number = number == nil
+		return
+	}},
+	{"gpu", "GPULEDGER_GPU", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
+	{"memory", "GPULEDGER_MEMORY",
+		func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
+	{"compute", "GPULEDGER_COMPUTE",
+		func(a *grant.Allocation, v string) (err error) { a.Compute, err = percent(v); return }},
+	{"mode", "GPULEDGER_MODE",
+		func(a *grant.Allocation, v string) (err error) { a.Mode, err = grant.ParseMode(v); return }},
 }
 
 func ownDialect(f *containerFacts) (all []grant.Allocation) {
 	for _, key := range ownKeys {
 		source, value, names, is := f.keyed(prefix + key.name)
+		env := false
+		if !is {
+			value = f.env[key.env]
+			source, names, is, env = "env:"+key.env, true, value != "", true
+		}
 		if !is {
 			continue
 		}
-		a := grant.Allocation{Source: source, Asks: names}
+		a := grant.Allocation{Source: source, Own: true, Env: env, Asks: names}
 		if err := key.read(&a, value); err != nil {
 			a.Malformed = err.Error()
 		}
@@ -54,7 +68,7 @@ func Names() []string {
 	names := []string{grantKey, grant.ReferenceEnv, shareIndex, sharePod, shareCard, shareContainer,
 		shareAllocation}
 	for _, key := range ownKeys {
-		names = append(names, prefix+key.name)
+		names = append(names, prefix+key.name, key.env)
 	}
 	return names
 }

@@ -374,24 +374,31 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 		{"none", own(), nil},
 		{"all four keys", own("gpuledger.dev/gpus", "GPU-a, 1", "gpuledger.dev/memory", "8GiB",
 			"gpuledger.dev/compute", "30", "gpuledger.dev/mode", "limit"), []grant.Allocation{
-			{Source: "annotation:gpuledger.dev/gpus", Asks: true, GPUs: []string{"GPU-a", "1"}},
-			{Source: "annotation:gpuledger.dev/memory", Asks: true, Memory: 8 * grant.GiB},
-			{Source: "annotation:gpuledger.dev/compute", Asks: true, Compute: 30},
-			{Source: "annotation:gpuledger.dev/mode", Asks: true, Mode: grant.Limit}}},
+			{Source: "annotation:gpuledger.dev/gpus", Own: true, Asks: true, GPUs: []string{"GPU-a", "1"}},
+			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true, Memory: 8 * grant.GiB},
+			{Source: "annotation:gpuledger.dev/compute", Own: true, Asks: true, Compute: 30},
+			{Source: "annotation:gpuledger.dev/mode", Own: true, Asks: true, Mode: grant.Limit}}},
 		{"malformed", own("gpuledger.dev/gpus", " ,", "gpuledger.dev/memory", "8192", "gpuledger.dev/compute",
 			"101", "gpuledger.dev/mode", "shared"), []grant.Allocation{
-			{Source: "annotation:gpuledger.dev/gpus", Asks: true, Malformed: `cannot read gpus " ,": want UUIDs or indexes, separated by commas`},
-			{Source: "annotation:gpuledger.dev/memory", Asks: true, Malformed: `cannot read size "8192": want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB`},
-			{Source: "annotation:gpuledger.dev/compute", Asks: true, Malformed: `cannot read compute "101": want a percentage from 1 to 100`},
-			{Source: "annotation:gpuledger.dev/mode", Asks: true, Malformed: `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "shared"`}}},
+			{Source: "annotation:gpuledger.dev/gpus", Own: true, Asks: true, Malformed: `cannot read gpus " ,": want UUIDs or indexes, separated by commas`},
+			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true, Malformed: `cannot read size "8192": want a whole number and a unit of 1024: KiB, MiB, GiB or TiB, as 4GiB`},
+			{Source: "annotation:gpuledger.dev/compute", Own: true, Asks: true, Malformed: `cannot read compute "101": want a percentage from 1 to 100`},
+			{Source: "annotation:gpuledger.dev/mode", Own: true, Asks: true, Malformed: `cannot read mode: want exclusive or timeslice or limit or mps or mig, not "shared"`}}},
+		{"variables, where no annotation says the same", func(s *scene) {
+			s.env("GPULEDGER_MEMORY=4GiB", "GPULEDGER_GPUS=2", "GPULEDGER_MODE=")
+			s.spec.Annotations = annotated("gpuledger.dev/memory", "8GiB", "gpuledger.dev/gpu", "1")
+		}, []grant.Allocation{
+			{Source: "env:GPULEDGER_GPUS", Own: true, Env: true, Asks: true, GPUs: []string{"2"}, Number: true},
+			{Source: "annotation:gpuledger.dev/gpu", Own: true, Asks: true, GPUs: []string{"1"}},
+			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true, Memory: 8 * grant.GiB}}},
 		{"no memory", own("gpuledger.dev/memory", "0GiB"), []grant.Allocation{
-			{Source: "annotation:gpuledger.dev/memory", Asks: true,
+			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true,
 				Malformed: `cannot read memory "0GiB": want more than 0`}}},
 		{"in a pod, named and for all", func(s *scene) {
 			s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/gpus.train", "0",
 				"gpuledger.dev/compute", "10", "gpuledger.dev/mode.sidecar", "mps"))
-		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Asks: true,
-			GPUs: []string{"0"}}, {Source: "annotation:gpuledger.dev/compute", Compute: 10}}},
+		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Own: true, Number: true, Asks: true,
+			GPUs: []string{"0"}}, {Source: "annotation:gpuledger.dev/compute", Own: true, Compute: 10}}},
 
 		{"gpushare in GiB", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "0",
 			"ALIYUN_COM_GPU_MEM_POD", "4", "ALIYUN_COM_GPU_MEM_DEV", "15"),

@@ -15,6 +15,7 @@ import (
 const (
 	grantByName = "CDI name of a grant"
 	gpuByName   = "CDI name of a GPU"
+	askByName   = "CDI name of a size"
 )
 
 // offerGPUs writes the node's CDI file into the engines' directory, and installs the hook at the

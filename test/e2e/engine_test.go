@@ -138,7 +138,7 @@ var entries = []entry{
 		}},
 	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", test: cluster},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
-		only: []string{"plain", grantByName, gpuByName},
+		only: []string{"plain", grantByName, gpuByName, askByName},
 		why:  "CDI alone sees only containers that use one of gpuledger's names"},
 }
 

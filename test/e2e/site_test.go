@@ -54,7 +54,8 @@ func newSite(t *testing.T) *site {
 		real = s.weakRoot(t, real)
 	}
 	witness(t, s.behind, filepath.Join(s.dir, "after"), real)
-	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: s.behind})
+	s.Node = rig.NewNode(t, rig.Setup{Engine: string(e.trust), Runtime: s.behind,
+		Config: "[ask]\nengines = [\"podman\", \"docker\"]\n"})
 	must(t, os.MkdirAll("/etc/gpuledger", 0o755))
 	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // so engines need not pass an environment on
 	s.offerGPUs()

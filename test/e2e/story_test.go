@@ -15,6 +15,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
 )
 
 // probe prints the result of opening a node. ENXIO means that the device cgroup allows it and there
@@ -113,11 +114,32 @@ var cases = []struct {
 			eventually(s.T, "its grant is free again", func() bool { return s.State(g.ID) == grant.Free })
 		}}
 	}},
+	{"asks", func(s *site, _ client, c container) storyCase {
+		c.env = []string{"GPULEDGER_MEMORY=4GiB", "GPULEDGER_GPU=1"}
+		return s.asks(c)
+	}},
+	{askByName, func(s *site, _ client, c container) storyCase {
+		c.env, c.cdi = []string{"GPULEDGER_GPU=1"}, []string{grant.CDIKindAsk + "=4GiB"}
+		return s.asks(c)
+	}},
 	{gpuByName, func(s *site, _ client, c container) storyCase {
 		c.cdi = []string{grant.CDIKindGPU + "=" + s.uuid(0)}
 		return storyCase{container: c, refused: grant.GPUDeviceNode,
 			because: "brings the GPU device /dev/nvidia"}
 	}},
+}
+
+// asks is a container that asks for 4 GiB of GPU 1: it may under Podman and Docker.
+func (s *site) asks(c container) storyCase {
+	if s.engine.trust == grant.Podman || s.engine.trust == grant.Docker {
+		c.script = probe
+		return storyCase{container: c, output: gpu1, after: func(result) {
+			eventually(s.T, "nothing is granted that was asked for", func() bool {
+				return !slices.ContainsFunc(s.Grants(), func(g rig.Listed) bool { return g.Source == "asked" })
+			})
+		}}
+	}
+	return storyCase{container: c, refused: grant.AskNotAllowed}
 }
 
 // story runs every case with one client.

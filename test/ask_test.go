@@ -1,0 +1,199 @@
+package test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// asks is the configuration with which containers of an engine may ask for up to 8 GiB.
+func asks(engine, more string) string {
+	return fmt.Sprintf("[ask]\nengines = [%q]\nmax_memory = \"8GiB\"\n%s", engine, more)
+}
+
+func askingNode(t *testing.T, more string) *rig.Node {
+	return rig.NewNode(t, rig.Setup{Engine: "podman", Config: asks("podman", more)})
+}
+
+// wants is what a user writes for a container.
+func wants(memory string) rig.Edit { return rig.Annotation("gpuledger.dev/memory", memory) }
+
+// TestAsk: a container that asks has a grant as long as it exists.
+func TestAsk(t *testing.T) {
+	for name, ask := range map[string]rig.Edit{
+		"by annotation": wants("4GiB"),
+		"by variable":   rig.Env("GPULEDGER_MEMORY=4GiB"),
+		"by annotation, over the image's variable": together(wants("4GiB"), rig.Env("GPULEDGER_MEMORY=1GiB")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := askingNode(t, "")
+			b := n.Bundle("c", ask)
+			if r := b.Explain(); r.Code != 0 || len(n.Grants()) != 0 {
+				t.Fatalf("explain: %+v, %+v", r, n.Grants())
+			}
+			starts(t, b)
+			held := n.Grants()
+			if len(held) != 1 || held[0].Source != "asked" || held[0].Owner != grant.Bearer ||
+				held[0].State != grant.Bound || held[0].Mode != grant.Limit || len(held[0].GPUs) != 1 ||
+				held[0].GPUs[0].Memory != 4*grant.GiB || held[0].Bindings[0].Container != "c" {
+				t.Fatalf("%+v", held)
+			}
+			if r := rig.Run(n.Wrapper("exec", "c", "/bin/busybox", "ls", "/dev")); strings.Count(r.Stdout,
+				"nvidia0\n")+strings.Count(r.Stdout, "nvidia1\n") != 1 {
+				t.Errorf("%+v", r)
+			}
+			n.CheckSound("while it runs")
+			b.KillInit()
+			if held := n.Grants(); len(held) != 0 {
+				t.Errorf("it has ended, and the ledger counts %+v", held)
+			}
+			if r := b.Delete(); r.Code != 0 {
+				t.Error(r)
+			}
+			if files := n.Files(); slices.ContainsFunc(files, func(f string) bool { return strings.Contains(f, "g-") }) {
+				t.Errorf("after the delete: %v", files)
+			}
+			starts(t, n.Bundle("c", ask)).End() // the same container, started again
+			n.CheckSound("at the end")
+		})
+	}
+}
+
+// TestAskForGPUs: how many, which, in which mode.
+func TestAskForGPUs(t *testing.T) {
+	n := askingNode(t, "max_gpus = 2\nmodes = [\"limit\", \"timeslice\"]\n")
+	for name, c := range map[string]struct {
+		pairs []string
+		want  string
+	}{
+		"how many":               {[]string{"gpus", "2", "memory", "4GiB"}, "limit 0:2GiB 1:2GiB"},
+		"one, by number":         {[]string{"gpus", "1", "memory", "4GiB", "gpu", "1"}, "limit 1:4GiB"},
+		"which, in another mode": {[]string{"gpu", "1", "memory", "1GiB", "mode", "timeslice"}, "timeslice 1:1GiB"},
+	} {
+		var edits []rig.Edit
+		for pair := range slices.Chunk(c.pairs, 2) {
+			edits = append(edits, rig.Annotation("gpuledger.dev/"+pair[0], pair[1]))
+		}
+		b := starts(t, n.Bundle("c", edits...))
+		g := n.Grants()[0]
+		got := string(g.Mode)
+		for _, s := range g.GPUs {
+			got += fmt.Sprintf(" %d:%s", s.Index, s.Memory)
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+		b.End()
+	}
+}
+
+// TestAskIsRefused: with the limit, what is free, and who has the rest.
+func TestAskIsRefused(t *testing.T) {
+	n := askingNode(t, "total = 50\n")
+	g := n.Grant("--memory", "6GiB", "--gpus", "2", "--label", "anna", "--ttl", "1h")
+	for name, c := range map[string]struct {
+		edit rig.Edit
+		code grant.Code
+		says string
+	}{
+		"too much": {wants("9GiB"), grant.AskNotAllowed,
+			"asks for 9GiB by annotation gpuledger.dev/memory, and on this node a container may ask for 8GiB"},
+		"too many": {together(wants("4GiB"), rig.Annotation("gpuledger.dev/gpus", "2")), grant.AskNotAllowed,
+			"asks for 2 GPUs by annotation gpuledger.dev/gpus, and on this node a container may ask for 1"},
+		"all, as a mode": {rig.Annotation("gpuledger.dev/mode", "exclusive"), grant.AskNotAllowed,
+			"asks for mode exclusive by annotation gpuledger.dev/mode, and on this node a container may ask for [limit]"},
+		"no size": {rig.Annotation("gpuledger.dev/gpu", "0"), grant.AnnotationMalformed, "mode limit needs an amount of memory"},
+		"no GPU":  {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpus", "0")), grant.AnnotationMalformed, "0"},
+		"a GPU that is not there": {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpu", "7")),
+			grant.AnnotationMismatch, `asks by annotation gpuledger.dev/gpu for a GPU that is not there`},
+		"not a size": {wants("much"), grant.AnnotationMalformed, "cannot read size"},
+	} {
+		r := n.Bundle("c", c.edit).Create()
+		isRefused(t, r, c.code)
+		if !strings.Contains(r.Stderr, c.says) || !strings.Contains(r.Stderr, "hint: ") {
+			t.Errorf("%s: %s\nwant %q", name, r.Stderr, c.says)
+		}
+	}
+	for _, id := range []string{"first", "second"} { // half of 16160 MiB is for those that ask
+		starts(t, n.Bundle(id, wants("7GiB")))
+	}
+	r := n.Bundle("third", wants("1GiB")).Create()
+	isRefused(t, r, grant.NoCapacity)
+	for _, says := range []string{"912MiB left of the 50% for which containers may ask",
+		"held: anna 0:3GiB, 1:3GiB until ", "first 0:7GiB"} {
+		if !strings.Contains(r.Stderr, says) {
+			t.Errorf("%s\nwant %q", r.Stderr, says)
+		}
+	}
+	n.Must("release", string(g.ID))
+	n.CheckSound("at the end")
+}
+
+// TestAskIsOff by default, and the hint says how it is switched on.
+func TestAskIsOff(t *testing.T) {
+	off := rig.NewNode(t, rig.Setup{Engine: "podman"})
+	r := off.Bundle("c", wants("1GiB")).Create()
+	isRefused(t, r, grant.GrantNotFound)
+	if !strings.Contains(r.Stderr, "asking.md") {
+		t.Error(r.Stderr)
+	}
+	other := rig.NewNode(t, rig.Setup{Engine: "podman", Config: asks("docker", "")})
+	isRefused(t, other.Bundle("c", rig.Env("GPULEDGER_MEMORY=1GiB")).Create(), grant.AskNotAllowed)
+	n := askingNode(t, "")
+	given := n.Grant("--memory", "2GiB")
+	starts(t, n.Bundle("given", with(given), rig.Env("GPULEDGER_MEMORY=1GiB"))) // of its image
+	if held := n.Grants(); len(held) != 1 || held[0].ID != given.ID {
+		t.Errorf("%+v", held)
+	}
+	isRefused(t, n.Bundle("says-otherwise", with(n.Grant("--memory", "2GiB")), wants("1GiB")).Create(),
+		grant.AnnotationMismatch)
+}
+
+// TestManyAskAtOnce: those that fit start, and the others are refused.
+func TestManyAskAtOnce(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "podman", GPUs: 1, Config: asks("podman", "")})
+	const many, fit = 64, 15 // of 1 GiB each, on 16160 MiB
+	bundles := make([]*rig.Bundle, many)
+	for i := range bundles {
+		bundles[i] = n.Bundle(fmt.Sprintf("c%d", i), wants("1GiB"), rig.Light)
+	}
+	started := 0
+	for i, r := range atOnce(many, func(i int) rig.Result { return bundles[i].Create() }) {
+		if r.Code == 0 {
+			started++
+			continue
+		}
+		isRefused(t, r, grant.NoCapacity)
+		bundles[i].End()
+	}
+	if started != fit || len(n.Grants()) != fit {
+		t.Errorf("%d started with %d grants, want %d", started, len(n.Grants()), fit)
+	}
+	n.CheckSound("while they run")
+	for _, b := range bundles {
+		b.End()
+	}
+	rig.Eventually(t, "the ledger counts nothing", func() bool { return len(n.Grants()) == 0 })
+}
+
+// TestAskByTheHook: with the hook alone, and behind the wrapper, which has asked already.
+func TestAskByTheHook(t *testing.T) {
+	n := askingNode(t, "")
+	b := n.Bundle("hooked", wants("4GiB"), n.Hooked)
+	if r := b.RealCreate(); r.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if held := n.Grants(); len(held) != 1 || held[0].Source != "asked" {
+		t.Errorf("%+v", held)
+	}
+	b.End()
+	starts(t, n.Bundle("both", wants("4GiB"), n.Hooked))
+	if held := n.Grants(); len(held) != 1 || held[0].Source != "asked" || len(held[0].Bindings) != 1 {
+		t.Errorf("%+v", held)
+	}
+	n.CheckSound("at the end")
+}
