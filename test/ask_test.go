@@ -54,7 +54,8 @@ func TestAsk(t *testing.T) {
 			if r := b.Delete(); r.Code != 0 {
 				t.Error(r)
 			}
-			if files := n.Files(); slices.ContainsFunc(files, func(f string) bool { return strings.Contains(f, "g-") }) {
+			files := n.Files()
+			if slices.ContainsFunc(files, func(f string) bool { return strings.Contains(f, "g-") }) {
 				t.Errorf("after the delete: %v", files)
 			}
 			starts(t, n.Bundle("c", ask)).End() // the same container, started again
@@ -101,13 +102,15 @@ func TestAskIsRefused(t *testing.T) {
 		says string
 	}{
 		"too much": {wants("9GiB"), grant.AskNotAllowed,
-			"asks for 9GiB by annotation gpuledger.dev/memory, and on this node a container may ask for 8GiB"},
+			"9GiB by annotation gpuledger.dev/memory, and on this node a container may ask for 8GiB"},
 		"too many": {together(wants("4GiB"), rig.Annotation("gpuledger.dev/gpus", "2")), grant.AskNotAllowed,
 			"asks for 2 GPUs by annotation gpuledger.dev/gpus, and on this node a container may ask for 1"},
 		"all, as a mode": {rig.Annotation("gpuledger.dev/mode", "exclusive"), grant.AskNotAllowed,
-			"asks for mode exclusive by annotation gpuledger.dev/mode, and on this node a container may ask for [limit]"},
-		"no size": {rig.Annotation("gpuledger.dev/gpu", "0"), grant.AnnotationMalformed, "mode limit needs an amount of memory"},
-		"no GPU":  {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpus", "0")), grant.AnnotationMalformed, "0"},
+			"by annotation gpuledger.dev/mode, and on this node a container may ask for [limit]"},
+		"no size": {rig.Annotation("gpuledger.dev/gpu", "0"), grant.AnnotationMalformed,
+			"mode limit needs an amount of memory"},
+		"no GPU": {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpus", "0")),
+			grant.AnnotationMalformed, "1 GPU or more, not 0"},
 		"a GPU that is not there": {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpu", "7")),
 			grant.AnnotationMismatch, `asks by annotation gpuledger.dev/gpu for a GPU that is not there`},
 		"not a size": {wants("much"), grant.AnnotationMalformed, "cannot read size"},

@@ -87,8 +87,8 @@ func configureOptions(c *cli.Context, engine grant.Engine) (o configure.Options,
 		return o, fmt.Errorf("cannot find the root: %w", err)
 	}
 	if c.Bool("undo") && (o.AsDefault || o.Ask || c.IsSet("mode") || c.IsSet("privileged")) {
-		return o, usage("--undo restores everything: it takes neither --as-default nor --ask nor --mode nor " +
-			"--privileged")
+		return o, usage("--undo restores everything: it takes neither --as-default nor --ask nor --mode " +
+			"nor --privileged")
 	}
 	if o.Root != "/" && c.Bool("restart") {
 		return o, usage("--restart: no engine runs below --root")

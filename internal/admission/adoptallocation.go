@@ -77,7 +77,8 @@ func adoptGrant(q *question) (adopted resolution) {
 		return resolution{}
 	}
 	ask, found := askOf(q)
-	if found = slices.Concat(found, checkOwner(q, ask), checkPodSum(q, ask), checkAsked(q, ask)); len(found) > 0 {
+	found = slices.Concat(found, checkOwner(q, ask), checkPodSum(q, ask), checkAsked(q, ask))
+	if len(found) > 0 {
 		adopted.found = found
 		return adopted
 	}
@@ -122,7 +123,7 @@ func askOf(q *question) (ask Ask, found findings) {
 		case names == nil:
 		case a.Number && ask.Source == grant.Asked:
 			if ask.GPUs, _ = strconv.Atoi(a.GPUs[0]); ask.GPUs == 0 {
-				found.add(grant.AnnotationMalformed, a.Source, "a container asks for at least 1 GPU, not for 0")
+				found.add(grant.AnnotationMalformed, a.Source, "a container asks for 1 GPU or more, not 0")
 			}
 		case ask.Names == nil:
 			ask.Names = names

@@ -17,7 +17,8 @@ const (
 		"the administrator sees who holds what with `gpuledger inspect`"
 	// for a container that asks on a node or under an engine where containers may not
 	hintNoAsks = "have it granted (`gpuledger grant`) and present the reference by gpuledger.dev/grant (" +
-		requesting + "), or have the administrator let this engine's containers ask (" + grant.Docs + "asking.md)"
+		requesting + "), or have the administrator let this engine's containers ask (" + grant.Docs +
+		"asking.md)"
 )
 
 // MayAsk reports whether the policy makes a grant of what the container asks for.

@@ -92,7 +92,8 @@ func checkUsable(q *question, g *grant.Grant) (found findings) {
 // checkAllocations compares what a scheduler wrote with the grant.
 func checkAllocations(q *question, u *grantUse) (found findings) {
 	for _, a := range q.request.Allocations {
-		if a.Malformed == "" && !(a.Env && u.grant.Source != grant.Asked) { // otherwise resolveGrant has found it
+		ignored := a.Env && u.grant.Source != grant.Asked
+		if a.Malformed == "" && !ignored { // otherwise resolveGrant has found it
 			found.disagreements(&q.inventory, u.grant, a)
 		}
 	}

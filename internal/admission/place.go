@@ -204,7 +204,8 @@ func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 	case a.otherSize(s) != "":
 		return gpu + a.otherSize(s), false
 	case a.Part > 0 && a.on(s) > s.leftOf(a.Part):
-		return gpu + fmt.Sprintf("has %s left of the %d%% for which containers may ask", s.leftOf(a.Part), a.Part), false
+		return gpu + fmt.Sprintf("has %s left of the %d%% for which containers may ask", s.leftOf(a.Part),
+			a.Part), false
 	case a.each() > s.free:
 		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
 	case a.Compute > s.compute:

@@ -120,7 +120,8 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 	return related, nil
 }
 
-// leftOf returns what containers may still ask for, if all of them may have a percentage of the seat.
+// leftOf returns what containers may still ask for, if all of them may have a percentage of the
+// seat.
 func (s seat) leftOf(percent int) grant.Bytes {
 	return subtract(s.space*grant.Bytes(percent)/100, s.asked)
 }

@@ -115,7 +115,8 @@ type Annotations struct {
 	Dialects []Dialect `toml:"dialects"`
 }
 
-// Asks says what a container may ask for when it is created. It then gets a grant that ends with it.
+// Asks says what a container may ask for when it is created. It then gets a grant that ends with
+// it.
 type Asks struct {
 	Engines   []Engine `toml:"engines"`    // whose containers may ask; none: nobody may
 	MaxMemory Size     `toml:"max_memory"` // for one container, over all its GPUs; 0: no limit of its own

@@ -33,7 +33,8 @@ var ownKeys = [...]struct {
 		a.Number = number == nil
 		return
 	}},
-	{"gpu", "GPULEDGER_GPU", func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
+	{"gpu", "GPULEDGER_GPU",
+		func(a *grant.Allocation, v string) (err error) { a.GPUs, err = gpuList(v); return }},
 	{"memory", "GPULEDGER_MEMORY",
 		func(a *grant.Allocation, v string) (err error) { a.Memory, err = amount(v); return }},
 	{"compute", "GPULEDGER_COMPUTE",

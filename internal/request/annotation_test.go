@@ -397,8 +397,9 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 		{"in a pod, named and for all", func(s *scene) {
 			s.spec.Annotations = merged(criKeys, annotated("gpuledger.dev/gpus.train", "0",
 				"gpuledger.dev/compute", "10", "gpuledger.dev/mode.sidecar", "mps"))
-		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Own: true, Number: true, Asks: true,
-			GPUs: []string{"0"}}, {Source: "annotation:gpuledger.dev/compute", Own: true, Compute: 10}}},
+		}, []grant.Allocation{{Source: "annotation:gpuledger.dev/gpus.train", Own: true, Number: true,
+			Asks: true, GPUs: []string{"0"}},
+			{Source: "annotation:gpuledger.dev/compute", Own: true, Compute: 10}}},
 
 		{"gpushare in GiB", share([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=4"}, "ALIYUN_COM_GPU_MEM_IDX", "0",
 			"ALIYUN_COM_GPU_MEM_POD", "4", "ALIYUN_COM_GPU_MEM_DEV", "15"),

@@ -603,8 +603,8 @@ func TestAllBesideANameOfCDI(t *testing.T) {
 func TestNames(t *testing.T) {
 	want := "gpuledger.dev/grant GPULEDGER_GRANT ALIYUN_COM_GPU_MEM_IDX ALIYUN_COM_GPU_MEM_POD " +
 		"ALIYUN_COM_GPU_MEM_DEV ALIYUN_COM_GPU_MEM_CONTAINER scheduler.framework.gpushare.allocation " +
-		"gpuledger.dev/gpus GPULEDGER_GPUS gpuledger.dev/gpu GPULEDGER_GPU gpuledger.dev/memory GPULEDGER_MEMORY " +
-		"gpuledger.dev/compute GPULEDGER_COMPUTE gpuledger.dev/mode GPULEDGER_MODE"
+		"gpuledger.dev/gpus GPULEDGER_GPUS gpuledger.dev/gpu GPULEDGER_GPU gpuledger.dev/memory " +
+		"GPULEDGER_MEMORY gpuledger.dev/compute GPULEDGER_COMPUTE gpuledger.dev/mode GPULEDGER_MODE"
 	if got := strings.Join(Names(), " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

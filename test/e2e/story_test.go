@@ -135,7 +135,8 @@ func (s *site) asks(c container) storyCase {
 		c.script = probe
 		return storyCase{container: c, output: gpu1, after: func(result) {
 			eventually(s.T, "nothing is granted that was asked for", func() bool {
-				return !slices.ContainsFunc(s.Grants(), func(g rig.Listed) bool { return g.Source == "asked" })
+				return !slices.ContainsFunc(s.Grants(),
+					func(g rig.Listed) bool { return g.Source == "asked" })
 			})
 		}}
 	}
