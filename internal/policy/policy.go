@@ -50,7 +50,7 @@ func Default() grant.Policy {
 			Trust:    grant.Verify,
 			Dialects: []grant.Dialect{grant.DialectGPULedger, grant.DialectGPUShare},
 		},
-		Asks: grant.Asks{MaxGPUs: 1, Modes: []grant.Mode{grant.Limit}, Mode: grant.Limit, Total: 100},
+		Asks: grant.Asks{Engines: []grant.Engine{}, MaxGPUs: 1, Modes: []grant.Mode{grant.Limit}, Mode: grant.Limit, Total: 100},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare,
 			VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
 		CDI:    grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
