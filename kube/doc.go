@@ -4,6 +4,8 @@
 //   - dra: the DRA driver: slices from the inventory, a grant for each request of a prepared claim
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
+//   - placement: which GPUs of which node a pod gets; nodestate: what a node publishes for that
+//   - scheduler: the extender that places pods on nodes of the device plugin
 //   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger
 //
 // It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing
