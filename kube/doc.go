@@ -5,6 +5,8 @@
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
 //   - publish: what the ledger has, on the Node object, for a scheduler; nodestate has its types
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
+//   - placement: which GPUs of which node a pod gets; nodestate: what a node publishes for that
+//   - scheduler: the extender that places pods on nodes of the device plugin
 //   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger
 //
 // It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing

@@ -7,7 +7,7 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // Demand is what one container asks for.
 type Demand struct {
 	Container string
-	Init      bool // it ends before the pod's other containers start
+	Init      bool // it ends before the pod's next containers start
 	GPUs      int  // how many different GPUs of one node; at least 1
 
 	// The memory on each GPU: an amount, or a part of it in thousandths. If both are 0, it is the
@@ -21,6 +21,8 @@ type Demand struct {
 
 // Wish is all that a pod asks for.
 type Wish struct {
+	// Demands are in the order in which the containers start. An init container that runs on beside
+	// the others (restartPolicy Always) stands where it starts, and has no Init.
 	Demands []Demand
 	Policy  Policy // "": the node's, then the configuration's
 
