@@ -62,6 +62,9 @@ func (r Rules) changeOf(pod *corev1.Pod) (c change, err error) {
 	if err != nil || !asks || mirror(pod) {
 		return c, err
 	}
+	if pod.Spec.NodeName != "" {
+		return c, errOwnNode
+	}
 	if r.Claims {
 		return r.claims(pod, wish)
 	}
@@ -81,11 +84,14 @@ func (r Rules) refusalOf(pod *corev1.Pod) error {
 		return errors.New("the pod asks for GPUs by names that should have become claims: another admission " +
 			"webhook has added them afterwards")
 	case pod.Spec.NodeName != "":
-		return errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use a " +
-			"nodeSelector instead of nodeName")
+		return errOwnNode
 	}
 	return nil
 }
+
+// errOwnNode is the refusal of a pod that is past all schedulers.
+var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use a " +
+	"nodeSelector instead of nodeName")
 
 // mirror reports whether a pod stands for a static pod, which runs already. A static pod can have no
 // claim, and no scheduler places it. The node refuses it.

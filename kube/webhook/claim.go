@@ -60,7 +60,7 @@ func request(d placement.Demand, w placement.Wish, partOf grant.Bytes) (*resourc
 	}
 	memory := d.Memory
 	switch {
-	case w.App != "":
+	case w.App != "" && d.Mode != grant.Exclusive:
 		return nil, errors.New("its replicas are to be on different GPUs, and the cluster's scheduler cannot keep " +
 			"claims of several pods apart")
 	case w.Policy == placement.Spread:
@@ -72,8 +72,7 @@ func request(d placement.Demand, w placement.Wish, partOf grant.Bytes) (*resourc
 		return nil, fmt.Errorf("it asks for %s of a GPU, and a claim names an amount of memory: ask for an amount, "+
 			"or let an administrator set part_of, the memory of the cluster's GPUs", parts(d.Part))
 	case d.Part > 0:
-		memory = partOf / 1000 * grant.Bytes(d.Part)
-		memory -= memory % grant.MiB
+		memory = partOf / grant.MiB * grant.Bytes(d.Part) / 1000 * grant.MiB
 	}
 	if d.GPUs > resourceapi.AllocationResultsMaxSize {
 		return nil, fmt.Errorf("it asks for %d GPUs, and a claim has %d at most", d.GPUs,
