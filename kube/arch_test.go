@@ -31,6 +31,7 @@ var layers = map[string][]string{
 	"cluster":      {"kube"},
 	"placement":    {"internal/grant"},
 	"nodestate":    {"internal/grant"},
+	"scheduler":    {"internal/grant", "kube/nodestate", "kube/placement"},
 	"health":       {},
 	"uninstall":    {"kube/cluster", "kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},
