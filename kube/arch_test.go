@@ -34,7 +34,6 @@ var layers = map[string][]string{
 	"nodestate":    {"internal/grant"},
 	"dialect":      {"internal/grant", "kube/placement"},
 	"webhook":      {"internal/grant", "kube/dialect", "kube/placement"},
-||||||| 5cb474d
 	"scheduler":    {"internal/grant", "kube/nodestate", "kube/placement"},
 	"health":       {},
 	"uninstall":    {"kube/cluster", "kube/dra"},
