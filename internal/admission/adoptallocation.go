@@ -64,7 +64,7 @@ func counts(a grant.Allocation, source string) bool {
 // enters reports whether the policy makes grants from a source.
 func enters(q *question, source string) bool {
 	if source == grant.Asked {
-		return slices.Contains(q.policy.Asks.Engines, q.policy.Engine)
+		return q.request.MustAdopt == "" && slices.Contains(q.policy.Asks.Engines, q.policy.Engine)
 	}
 	return q.policy.Annotations.Trust == grant.Adopt
 }

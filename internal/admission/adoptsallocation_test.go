@@ -154,7 +154,8 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 					"limit: GPU 0 has 8GiB of 16GiB free")},
 		{"it must adopt, and nothing is allocated", nil, marked,
 			lines("refuse grant-not-found none", new0+"must adopt the GPU that a scheduler allocates to "+
-				"it (annotation gpuledger.dev/grant: adopt), and no annotation of its pod allocates one to it",
+				"it (annotation gpuledger.dev/grant: adopt), and no "+
+				"annotation of its pod allocates one to it",
 				`finds: grant-not-found annotation:gpuledger.dev/grant "adopt"`)},
 		{"it must adopt, and the node adopts nothing", []grant.Allocation{a(nil)}, func(w *world) {
 			marked(w)

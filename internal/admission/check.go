@@ -35,7 +35,8 @@ func checkAdopts(q *question, resolved resolution) (found findings) {
 		message, hint = "this node adopts none", hintAdopting
 	}
 	found.explain(grant.GrantNotFound, mark, grant.AdoptMark,
-		"must adopt the GPU that a scheduler allocates to it ("+vectorName(mark)+": adopt), and "+message, hint)
+		"must adopt the GPU that a scheduler allocates to it ("+vectorName(mark)+": adopt), and "+message,
+		hint)
 	return found
 }
 

@@ -34,6 +34,11 @@ type GPU struct {
 	Mode    grant.Mode   `json:"mode,omitempty"`    // of the grants that are on it; "": it has none
 	Closed  string       `json:"closed,omitempty"`  // why it takes no new grant
 	Outside grant.Bytes  `json:"outside,omitempty"` // used without a grant
+	// Space could be granted if nothing was granted or used outside: Memory without the reserve. Parts
+	// of a GPU are parts of it. 0: Memory.
+	Space grant.Bytes `json:"space,omitempty"`
+	// Served is, in mode mps, over how many GPUs the grants are. 0: over one.
+	Served int `json:"served,omitempty"`
 }
 
 // Encode returns the value of the annotation.

@@ -275,6 +275,12 @@ func TestAPlacementIsNeverMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := drawNode(t)
 		w := drawWish(t, rapid.IntRange(1, 4).Draw(t, "containers"))
+		if rapid.Bool().Draw(t, "small") { // containers that come to one GPU
+			n.GPUs, w.AtLeast = n.GPUs[:min(len(n.GPUs), 2)], 0
+			for i := range w.Demands {
+				w.Demands[i].GPUs, w.Demands[i].Mode = 1, w.Demands[0].Mode
+			}
+		}
 		choices, fit := Place(&w, &n)
 		if !fit {
 			if why := Why(&w, []*Node{&n}); why == "" || strings.Contains(why, "\n") {

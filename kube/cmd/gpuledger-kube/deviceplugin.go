@@ -2,6 +2,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,10 +12,15 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
+	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/health"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
+	"github.com/gpuledger/gpuledger/kube/publish"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -27,6 +35,19 @@ func devicePluginCommand() *cli.Command {
 				Value: "1GiB"},
 			&cli.StringFlag{Name: "mode", Usage: "mode of grants of memory: timeslice, limit, mps",
 				Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "placed-by",
+				Usage: "what chooses a pod's GPUs: node, when the kubelet allocates, or scheduler, " +
+					"`gpuledger-kube scheduler`; then containers adopt what it allocates",
+				Value: byNode},
+			&cli.StringFlag{Name: "resources-file",
+				Usage: "where a scheduler places: the `FILE` with the names that pods use; " +
+					"without one, ours"},
+			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster; with it, what " +
+				"the ledger has is published on the Node",
+				EnvVars: []string{"NODE_NAME"}},
+			&cli.StringFlag{Name: "kubeconfig",
+				Usage:   "kubeconfig file for the API; without one, the account of the pod",
+				EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod",
 				Usage: "`NAMESPACE/NAME` of the plugin's own pod; until the kubelet lists it, " +
 					"the kubelet's list of pods is not complete",
@@ -35,12 +56,22 @@ func devicePluginCommand() *cli.Command {
 	}
 }
 
+// The values of --placed-by.
+const (
+	byNode      = "node"
+	byScheduler = "scheduler"
+)
+
 func serveDevices(c *cli.Context) error {
 	resources, err := wanted(c)
 	if err != nil {
 		return err
 	}
 	b, log, err := open(c)
+	if err != nil {
+		return err
+	}
+	publisher, err := publisherOf(c, b, log)
 	if err != nil {
 		return err
 	}
@@ -62,6 +93,12 @@ func serveDevices(c *cli.Context) error {
 			repeat(c.Context, state, c.Duration("interval"), log, r.Name, p.Ensure)
 		})
 	}
+	if publisher != nil {
+		all.Go(func() { publisher.Follow(c.Context, 10*c.Duration("interval")) })
+		all.Go(func() {
+			repeat(c.Context, state, max(c.Duration("interval"), time.Second), log, "node", publisher.Ensure)
+		})
+	}
 	state.Ready = func() error {
 		for _, p := range plugins {
 			if err := p.Registered(); err != nil {
@@ -75,8 +112,42 @@ func serveDevices(c *cli.Context) error {
 	return err
 }
 
+// publisherOf returns what publishes the node's ledger. nil: nothing does, because the node has no
+// name here.
+func publisherOf(c *cli.Context, b nodeledger.Ledger, log *slog.Logger) (*publish.Publisher, error) {
+	placed := c.String("placed-by") == byScheduler
+	switch {
+	case c.String("node-name") == "" && placed:
+		return nil, usage.Error(c, "cannot tell a scheduler what is free without the node's name in the "+
+			"cluster: give --node-name")
+	case c.String("node-name") == "":
+		return nil, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the API: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the API: %w", err)
+	}
+	return &publish.Publisher{Ledger: b, Node: c.String("node-name"), Client: client, Adopts: placed,
+		Log: log}, nil
+}
+
 // wanted returns the resources that the arguments name.
 func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
+	switch by := c.String("placed-by"); by {
+	case byNode:
+	case byScheduler:
+		return placed(c)
+	default:
+		return nil, usage.Error(c, "cannot use --placed-by %q: want node or scheduler", by)
+	}
+	if c.IsSet("resources-file") {
+		return nil, usage.Error(c, "cannot use --resources-file where no scheduler places: "+
+			"give --placed-by scheduler, or --resources")
+	}
 	unit, err := grant.ParseBytes(c.String("unit"))
 	if err != nil || unit == 0 || unit%grant.MiB != 0 {
 		return nil, usage.Error(c, "cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB",
@@ -103,6 +174,44 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 		list = append(list, r)
 	}
 	return list, nil
+}
+
+// cards is how many of a name are offered for each GPU, if pods that share a GPU count it once
+// each. No kubelet runs more pods.
+const cards = 250
+
+// placed returns what the kubelet has to know so that it admits what a scheduler has placed.
+func placed(c *cli.Context) (list []deviceplugin.Resource, err error) {
+	for _, flag := range []string{"resources", "unit", "mode"} {
+		if c.IsSet(flag) {
+			return nil, usage.Error(c, "cannot use --%s where a scheduler places: "+
+				"--resources-file has the names, and the nodes' labels their modes", flag)
+		}
+	}
+	names, err := readNames(c.String("resources-file"))
+	for _, o := range names.Offers() {
+		each := o.EachGPU
+		if o.Cards {
+			each = cards
+		}
+		list = append(list, deviceplugin.Placed(o.Name, o.Unit, each))
+	}
+	return list, err
+}
+
+// readNames reads the names that pods ask by. Without a file they are ours.
+func readNames(file string) (names dialect.Config, err error) {
+	if file == "" {
+		return names, names.Ready()
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return names, fmt.Errorf("cannot read the names of resources: %w", err)
+	}
+	if names, err = dialect.Decode(text); err != nil {
+		return names, fmt.Errorf("%s: %w", file, err)
+	}
+	return names, nil
 }
 
 // refusalCode returns the code of the refusal that an error is, or "".

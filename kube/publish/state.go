@@ -1,0 +1,88 @@
+// Package publish keeps what a node's ledger has of its GPUs on the Node object, for the scheduler
+// (package nodestate). The ledger of the node stays what decides.
+package publish
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
+)
+
+// Of returns what a node publishes. c and err are what nodeledger.Ledger.Read has returned. adopts
+// says that a scheduler places, so a node that cannot adopt is closed.
+func Of(c nodeledger.Content, err error, adopts bool) nodestate.State {
+	if err != nil {
+		return nodestate.State{Closed: line(err.Error())}
+	}
+	state, err := stateOf(c)
+	if err != nil {
+		return nodestate.State{Closed: line(err.Error())}
+	}
+	if adopts {
+		state.Closed = c.AdoptsNothing()
+	}
+	return state
+}
+
+func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
+	now, err := c.Seats("")
+	if err != nil {
+		return state, err
+	}
+	empty := c
+	empty.View.Grants = nil
+	free, err := empty.Seats("")
+	if err != nil {
+		return state, err
+	}
+	noMPS := c.MPSMissing() != ""
+	state.GPUs = []nodestate.GPU{}
+	for i, s := range now {
+		if s.MIG != nil {
+			continue // no annotation of the scheduler names a MIG device
+		}
+		modes := slices.DeleteFunc(slices.Clone(free[i].Modes), func(m grant.Mode) bool {
+			return m == grant.MIG || m == grant.MPS && noMPS || tooWeak(c, m, free[i])
+		})
+		gpu := nodestate.GPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
+			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
+			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside}
+		if s.Served > 1 {
+			gpu.Served = s.Served
+		}
+		state.GPUs = append(state.GPUs, gpu)
+	}
+	for _, g := range c.Grants {
+		owner, is := strings.CutPrefix(string(g.Owner), "pod:")
+		if is && g.Source == grant.Adopted && g.Live(c.Now) {
+			state.Adopted = append(state.Adopted, owner)
+		}
+	}
+	slices.Sort(state.Adopted)
+	return state, nil
+}
+
+// anyPod stands for the owner of any container's grant. The verdict depends only on the owner's
+// kind.
+var anyPod = grant.PodOwner("any", "any")
+
+// tooWeak reports whether the node's policy would refuse a container for how weakly a mode is
+// enforced.
+func tooWeak(c nodeledger.Content, m grant.Mode, s admission.Seat) bool {
+	offer := c.Offer(anyPod, m, s)
+	return offer.Kind == grant.Refused && offer.Code == grant.LimitUnenforceable
+}
+
+// line returns the first line of a text, and not too much of it: it is in the events of pods.
+func line(text string) string {
+	text, _, _ = strings.Cut(text, "\n")
+	const most = 200
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}
