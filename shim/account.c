@@ -77,12 +77,49 @@ static void empty(struct record_slot *s)
         if (LOAD(&s->used[d])) __atomic_store_n(&s->used[d], 0, __ATOMIC_SEQ_CST);
 }
 
+/* Up to this many slots a sum costs little, and the mark stays. It is also the step in which free
+ * slots are looked for. */
+#define STEP 64
+
+/* owned_below returns one more than the highest slot below `high` that a process has. */
+static uint32_t owned_below(int fd, uint32_t high)
+{
+    uint64_t from = high, end;
+
+    do {
+        end = from;
+        from = from > STEP ? from - STEP : 0;
+    } while (from > 0 && os_locked(fd, from, end - from) == from);
+    for (uint64_t next; (next = os_locked(fd, from, end - from)) > from && from < end; from = next) {}
+    return from < end ? (uint32_t)from : (uint32_t)end;
+}
+
+/* lower_high brings the mark down after processes have ended. It holds the locks of all slots that
+ * it leaves out: a process raises the mark after it has locked its slot, and only for a slot above
+ * the mark. So if the mark is still the same, no process has one of them. A process that is killed
+ * here leaves nothing, because its locks go with the descriptor. */
+static void lower_high(struct record_head *h)
+{
+    uint32_t high = LOAD(&h->high), to;
+    int fd;
+
+    if (high <= STEP || high > RECORD_SLOTS) return;
+    fd = os_open_region(region_path, RECORD_REGION_SIZE); /* its own locks */
+    if (fd < 0) return;
+    to = owned_below(fd, high);
+    if (to < high && os_lock(fd, to, high - to)) {
+        for (uint32_t i = to; i < high; i++) empty(slot_at(h, i));
+        __atomic_compare_exchange_n(&h->high, &high, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
+    os_close(fd);
+}
+
 /* claim takes the lowest free slot, so that sums stay short. */
 static struct record_slot *claim(struct record_head *h, int fd)
 {
     for (uint32_t i = 0; i < RECORD_SLOTS; i++) {
         struct record_slot *s = slot_at(h, i);
-        if (!os_lock(fd, i)) continue;
+        if (!os_lock(fd, i, 1)) continue;
         raise_high(h, i);
         empty(s);
         __atomic_store_n(&s->pid, os_pid(), __ATOMIC_RELAXED);
@@ -107,6 +144,7 @@ static bool open_region(bool join)
     h = os_map_region(fd, RECORD_REGION_SIZE);
     if (h && region_valid(h) && join) s = claim(h, fd);
     os_close(fd);
+    if (s) lower_high(h);
     if (!h) return false;
     if (!region_valid(h) || (join && !s)) {
         os_pages_free(h, RECORD_REGION_SIZE);
@@ -254,11 +292,12 @@ unsigned int account_reap(void)
         if (s == mine || !in_use(s)) continue;
         if (fd < 0) fd = os_open_region(region_path, RECORD_REGION_SIZE);
         if (fd < 0) break;
-        if (!os_lock(fd, i)) continue;
+        if (!os_lock(fd, i, 1)) continue;
         empty(s);
         reaped++;
     }
     if (fd >= 0) os_close(fd);
+    if (h) lower_high(h);
     os_spin_unlock(&files);
     return reaped;
 }

@@ -69,14 +69,25 @@ void *os_map_region(int fd, size_t size)
 
 void os_close(int fd) { close(fd); }
 
-bool os_lock(int fd, uint64_t byte)
+bool os_lock(int fd, uint64_t byte, uint64_t bytes)
 {
-    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = (off_t)bytes};
     int r;
 
     do r = fcntl(fd, F_OFD_SETLK, &l);
     while (r < 0 && errno == EINTR);
     return r == 0;
+}
+
+uint64_t os_locked(int fd, uint64_t byte, uint64_t bytes)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = (off_t)bytes};
+
+    if (fcntl(fd, F_OFD_GETLK, &l) == 0) {
+        if (l.l_type == F_UNLCK) return byte;
+        if (l.l_len > 0) return (uint64_t)l.l_start + (uint64_t)l.l_len;
+    }
+    return byte + bytes;
 }
 
 void *os_pages(size_t bytes)

@@ -17,9 +17,13 @@ int os_open_region(const char *path, size_t size);
 void *os_map_region(int fd, size_t size);
 void os_close(int fd);
 
-/* os_lock takes the OFD lock on one byte without waiting. The lock belongs to the open file: the
- * kernel releases it with the last of the file's descriptors and mappings. */
-bool os_lock(int fd, uint64_t byte);
+/* os_lock takes the OFD lock on some bytes without waiting, on all of them or none. The lock belongs
+ * to the open file: the kernel releases it with the last of the file's descriptors and mappings. */
+bool os_lock(int fd, uint64_t byte, uint64_t bytes);
+
+/* os_locked returns the end of a lock of another open file on some bytes, `byte` if there is none,
+ * and the end of the bytes if it cannot be told. */
+uint64_t os_locked(int fd, uint64_t byte, uint64_t bytes);
 
 /* os_pages maps zeroed memory, NULL if there is none. Not malloc: a program can bring its own,
  * which may call back into the proxy. */

@@ -55,7 +55,7 @@ struct record_head {
     uint32_t slots;
     uint32_t slot_size;
     uint64_t reserved[4];
-    uint32_t high; /* one more than the highest slot ever used; it never falls */
+    uint32_t high; /* no slot from here on has an owner; it falls when processes have ended */
 };
 
 struct record_slot {

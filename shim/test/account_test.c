@@ -305,6 +305,74 @@ static void among_hundreds_an_allocation_makes_no_system_call(void)
     IS(account_usage(0).used, OTHERS * 100, "and has touched none of them");
 }
 
+/* After hundreds of processes have ended, sums are short again. A slot that a process has stays in
+ * them, and what a dead process left in the slots above is gone. */
+static void the_mark_falls(void)
+{
+    enum { OTHERS = 999, LIVE = 300 };
+    int fd, status;
+    pid_t pid;
+
+    begin(1000000);
+    fd = open(region_file, O_RDWR);
+    struct flock live = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LIVE, .l_len = 1};
+    IS(fcntl(fd, F_OFD_SETLK, &live), 0, "a process has a slot in the middle");
+    slot(LIVE)->used[0] = 100;
+    slot(OTHERS - 1)->used[0] = 50;
+    head->high = OTHERS;
+    OK(account_join(), "another one joins");
+    IS(head->high, LIVE + 1, "the mark falls to the slot that is in use");
+    IS(slot(OTHERS - 1)->used[0], 0, "what a dead process left is gone");
+    IS(account_usage(0).used, 100, "and what the live one has is counted");
+    live.l_type = F_UNLCK;
+    IS(fcntl(fd, F_OFD_SETLK, &live), 0, "it ends");
+    IS(account_usage(0).used, 0, "its memory is free");
+    IS(head->high, 1, "the mark falls to this process's slot");
+    if ((pid = fork()) == 0) {
+        if (!account_open(limits_file, region_file) || !account_take(0, 10)) _exit(2);
+        _exit(head->high == 2 && slot(1)->used[0] == 10 ? 0 : 1);
+    }
+    waitpid(pid, &status, 0);
+    IS(status, 0, "a child takes the next slot, and raises the mark again");
+}
+
+/* a_short_life: the mark is above the process's slot as long as it lives. */
+static void a_short_life(void)
+{
+    uint32_t high = __atomic_load_n(&head->high, __ATOMIC_SEQ_CST), own;
+
+    if (!account_open(limits_file, region_file)) _exit(2);
+    /* as if hundreds had been there */
+    while (high < 200 && !__atomic_compare_exchange_n(&head->high, &high, 200, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    if (!account_join()) _exit(3);
+    own = (uint32_t)(own_slot() - slot(0));
+    for (int n = 0; n < 20; n++) {
+        account_reap();
+        if (__atomic_load_n(&head->high, __ATOMIC_SEQ_CST) <= own) _exit(4);
+    }
+    _exit(0);
+}
+
+static void the_mark_falls_while_processes_come(void)
+{
+    enum { WORKERS = 6, LIVES = 300 };
+    pid_t pids[WORKERS], child;
+    int fine = 0, status;
+
+    begin(1000);
+    for (int w = 0; w < WORKERS; w++) {
+        if ((pids[w] = fork())) continue;
+        for (int i = 0; i < LIVES; i++) {
+            if ((child = fork()) == 0) a_short_life();
+            waitpid(child, &status, 0);
+            if (status) _exit(1);
+        }
+        _exit(0);
+    }
+    for (int w = 0; w < WORKERS; w++) waitpid(pids[w], &status, 0), fine += status == 0;
+    IS(fine, WORKERS, "each process is below the mark as long as it lives");
+}
+
 /* ---- tracking ---- */
 
 static bool put(uint64_t key, uint64_t bytes)
@@ -379,7 +447,7 @@ static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
     TEST(to_the_byte), TEST(a_slot_is_kept), TEST(never_more_than_fit), TEST(processes_race), TEST(a_stopped_process_blocks_no_other),
     TEST(killed_at_any_moment), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
-    TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
+    TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
 };
 
 int main(int argc, char **argv) { return tap_main(argc, argv, tests); }
