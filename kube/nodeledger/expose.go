@@ -24,10 +24,10 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if err != nil {
 		return grant.Reference{}, err
 	}
-	if err = at.keep(reference); err == nil {
-		err = at.expose(reference)
-	}
-	if err != nil {
+	// At the same time: the one waits for the disk, the other for the ledger.
+	kept := make(chan error, 1)
+	go func() { kept <- at.keep(reference) }()
+	if err = errors.Join(at.expose(reference), <-kept); err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
 		return grant.Reference{}, errors.Join(err, at.Withdraw(g.ID))
 	}
