@@ -64,6 +64,12 @@ func (f Files) Ready() error {
 
 // Expose writes the file of a grant and returns its path.
 func (f Files) Expose(r grant.Reference) (string, error) {
+	return f.ExposeWith(r, func(id grant.ID) error { return grants.Prepare(f.Node, id) })
+}
+
+// ExposeWith is Expose with another function in place of grants.Prepare, for a caller that prepares
+// several grants at once.
+func (f Files) ExposeWith(r grant.Reference, prepare func(grant.ID) error) (string, error) {
 	if err := f.Ready(); err != nil {
 		return "", err
 	}
@@ -75,7 +81,7 @@ func (f Files) Expose(r grant.Reference) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := grants.Prepare(f.Node, r.ID); err != nil {
+	if err := prepare(r.ID); err != nil {
 		return "", err
 	}
 	path := f.GrantPath(r.ID)

@@ -16,18 +16,38 @@ import (
 // a pod, leaves that to the create: the wrapper and gpuledgerd make the files, too, and no runtime
 // can mount files that are not there.
 func Prepare(n *node.Node, id grant.ID) error {
-	return n.Ledger.Update(func(tx *ledger.Tx) error {
-		g, err := get(tx, id)
-		if err != nil {
-			return err
-		}
+	return PrepareAll(n, []grant.ID{id})[0]
+}
+
+// PrepareAll is Prepare for several grants, with the ledger locked once. It returns an error, or
+// nil, for each of them.
+func PrepareAll(n *node.Node, ids []grant.ID) []error {
+	errs := make([]error, len(ids))
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
 		inv, problem := n.Inventory()
-		if problem != nil || !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
-			return nil // its CDI file does not mount them
-		}
-		if err := limitfiles.Write(n.Policy, g); !errors.Is(err, fs.ErrPermission) {
-			return err
+		for i, id := range ids {
+			g, err := get(tx, id)
+			if err == nil && problem == nil {
+				err = prepare(n, g, inv)
+			}
+			errs[i] = err
 		}
 		return nil
 	})
+	if err != nil {
+		for i := range errs {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+func prepare(n *node.Node, g grant.Grant, inv grant.Inventory) error {
+	if !admission.Offer(g, n.Host.Now(), inv, n.Policy).Limited {
+		return nil // its CDI file does not mount them
+	}
+	if err := limitfiles.Write(n.Policy, g); !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return nil
 }

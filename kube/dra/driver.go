@@ -42,6 +42,7 @@ type Driver struct {
 	last       atomic.Pointer[nodeledger.Ledger]
 	pods       pods                  // of the claims with grants
 	locks      claimLocks            // of claims that are prepared, given up or reclaimed
+	reports    reports               // of claims that were prepared
 	pace       pace                  // of publishing
 	failed     atomic.Bool           // the API may not have taken the last publishing
 	known      []resourceslice.Slice // the last slices that could be made; nil: none yet

@@ -22,6 +22,13 @@ type claimLock struct {
 	users int
 }
 
+// busy reports whether a claim is prepared, given up or reclaimed now.
+func (l *claimLocks) busy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.users > 0
+}
+
 // lockClaims waits until no other call prepares or gives up a claim of this node, in this process
 // or another.
 func (d *Driver) lockClaims() (unlock func(), err error) {

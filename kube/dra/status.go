@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,10 +29,62 @@ func (p plugin) PrepareResourceClaims(ctx context.Context,
 	results, err := p.Driver.PrepareResourceClaims(ctx, claims)
 	for _, claim := range claims {
 		if results[claim.UID].Err == nil {
-			go p.report(claim)
+			p.reports.add(claim, p.reportLater)
 		}
 	}
 	return results, err
+}
+
+// reports are the claims whose status is to be written, one after another: many at once would keep
+// the API server and the processor from the claims that are still being prepared.
+type reports struct {
+	mu      sync.Mutex
+	waiting []waitingReport
+	running bool
+}
+
+type waitingReport struct {
+	claim *resourceapi.ResourceClaim
+	since time.Time
+}
+
+// add has the function called for a claim, after those that wait.
+func (r *reports) add(claim *resourceapi.ResourceClaim, report func(waitingReport)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting = append(r.waiting, waitingReport{claim, time.Now()}); r.running {
+		return
+	}
+	r.running = true
+	go func() {
+		for next, is := r.next(); is; next, is = r.next() {
+			report(next)
+		}
+	}()
+}
+
+func (r *reports) next() (next waitingReport, is bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.waiting) == 0 {
+		r.running = false
+		return next, false
+	}
+	next, r.waiting = r.waiting[0], r.waiting[1:]
+	return next, true
+}
+
+// A status waits while claims are prepared or given up, but no longer than reportWait.
+const (
+	reportWait  = time.Second
+	reportPause = 20 * time.Millisecond
+)
+
+func (p plugin) reportLater(r waitingReport) {
+	for p.locks.busy() && time.Since(r.since) < reportWait {
+		time.Sleep(reportPause)
+	}
+	p.report(r.claim)
 }
 
 // report writes into the status of a claim what it has been granted of each device, so that its

@@ -24,14 +24,24 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if err != nil {
 		return grant.Reference{}, err
 	}
-	if err = at.keep(reference); err == nil {
-		_, err = files.Expose(reference)
-	}
-	if err != nil {
+	// At the same time: the one waits for the disk, the other for the ledger.
+	kept := make(chan error, 1)
+	go func() { kept <- at.keep(reference) }()
+	if err = errors.Join(at.expose(reference), <-kept); err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
 		return grant.Reference{}, errors.Join(err, at.Withdraw(g.ID))
 	}
 	return reference, nil
+}
+
+// expose writes the CDI file of a grant.
+func (l Ledger) expose(r grant.Reference) error {
+	prepare := func(id grant.ID) error { return grants.Prepare(l.Open(), id) }
+	if l.Together != nil {
+		prepare = func(id grant.ID) error { return l.Together.prepares.do(prepared{l, id}, prepareAll) }
+	}
+	_, err := l.Files().ExposeWith(r, prepare)
+	return err
 }
 
 // ExposeAgain returns the reference of an existing grant and writes its CDI file. If neither a CDI
@@ -55,8 +65,7 @@ func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	if err := l.keep(reference); err != nil {
 		return grant.Reference{}, err
 	}
-	_, err = files.Expose(reference)
-	return reference, err
+	return reference, l.expose(reference)
 }
 
 // Restore writes a grant's CDI file again if it was removed. The kubelet does not prepare a

@@ -6,11 +6,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
@@ -118,5 +120,33 @@ func TestAnOwnerTwiceAtOnce(t *testing.T) {
 	if all[0].Err != nil || !errors.As(all[1].Err, &refusal) || refusal.Code != grant.GrantInUse ||
 		all[2].Err != nil || len(n.Grants()) != 2 {
 		t.Errorf("got %+v and %+v, want the first and the third", all, n.Grants())
+	}
+}
+
+// Of several grants that are prepared at once each has its own error, and all have that of the
+// ledger.
+func TestPreparedTogether(t *testing.T) {
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	g, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const none = grant.ID("g-aaaaaaaaaaaa")
+	errs := grants.PrepareAll(n.Open(), []grant.ID{none, g.ID, none})
+	var gone *grant.NotFoundError
+	if !errors.As(errs[0], &gone) || errs[1] != nil || !errors.As(errs[2], &gone) {
+		t.Errorf("got %v", errs)
+	}
+	at := n.Open()
+	at.Ledger.Wait = time.Millisecond
+	if err := at.Ledger.Update(func(*ledger.Tx) error {
+		errs = grants.PrepareAll(at, []grant.ID{g.ID, none})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var locked *ledger.LockError
+	if !errors.As(errs[0], &locked) || !errors.As(errs[1], &locked) {
+		t.Errorf("while the ledger is locked: got %v", errs)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
@@ -11,8 +12,9 @@ import (
 // writing. A disk takes hardly longer to keep many grants than to keep one, but each for itself
 // would wait for all before it.
 type Together struct {
-	reads  combined[Ledger, reading]
-	enters combined[entry, grants.Entered]
+	reads    combined[Ledger, reading]
+	enters   combined[entry, grants.Entered]
+	prepares combined[prepared, error]
 }
 
 type reading struct {
@@ -42,6 +44,20 @@ func enterAll(all []entry) []grants.Entered {
 		asks[i] = e.ask
 	}
 	return grants.EnterAll(all[0].ledger.Open(), asks)
+}
+
+// prepared is a grant whose files of limits are to be made, with its ledger.
+type prepared struct {
+	ledger Ledger
+	id     grant.ID
+}
+
+func prepareAll(all []prepared) []error {
+	ids := make([]grant.ID, len(all))
+	for i, p := range all {
+		ids[i] = p.id
+	}
+	return grants.PrepareAll(all[0].ledger.Open(), ids)
 }
 
 // combined runs a function for all callers that have come while it ran for those before them.
