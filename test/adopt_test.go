@@ -68,6 +68,7 @@ type audited struct {
 func TestAdopt(t *testing.T) {
 	n := adopting(t, "")
 	b := n.Bundle("c", inPod("train"), allocated("train", "1", "4GiB"), written("train", "compute", "30"),
+		rig.Annotation("gpuledger.dev/grant", "adopt"), // as the kubelet gives it where a scheduler places
 		rig.Env("NVIDIA_VISIBLE_DEVICES=1"))
 	var explained struct {
 		Verdict  string

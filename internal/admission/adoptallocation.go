@@ -14,6 +14,10 @@ import (
 const (
 	hintAdopters = "only pods' containers under containerd (1.6.11 and later) or CRI-O adopt; " +
 		"elsewhere present a reference (" + requesting + ")"
+	hintPlaced = "the pod was placed past gpuledger's scheduler: give it that schedulerName (" + grant.Docs +
+		"kubernetes-scheduler.md)"
+	hintAdopting = "an administrator sets annotations.trust = \"adopt\" on this node (" + grant.Docs +
+		"kubernetes-scheduler.md)"
 	hintAdoptedCompute = "have it allocated in mode mps (gpuledger.dev/mode: mps), " +
 		"which keeps a share of compute, or without one"
 	hintPodSum = "the scheduler writes the pod's sum (ALIYUN_COM_GPU_MEM_POD), " +

@@ -39,6 +39,7 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 		return grant.Allocation{GPUs: []string{"0"}, Units: units, InEnv: true, PodUnits: pod}
 	}
 	ended := func(g *grant.Grant) { g.Bindings = nil }
+	marked := func(w *world) { w.r.MustAdopt = "annotation:gpuledger.dev/grant" }
 	mps := func(a *grant.Allocation) { a.Mode = grant.MPS }
 	var (
 		admitted = lines("admit of  none", gets, adopted)
@@ -141,6 +142,28 @@ func TestAdoptionsInWholeVerdicts(t *testing.T) {
 				"recorded: adopts nothing: refused (mps-not-ready): cannot grant in mode mps: this node "+
 					"cannot run MPS, because the driver's files in the inventory have no "+
 					"nvidia-cuda-mps-control")},
+
+		// the mark of the device plugin
+		{"it must adopt, and does", []grant.Allocation{a(nil)}, marked, admitted},
+		{"it must adopt, and there is no room", []grant.Allocation{
+			a(func(a *grant.Allocation) { a.Memory = 9 * grant.GiB })}, marked,
+			lines("refuse no-capacity none", new0+
+				"is allocated 9GiB over 1 GPU(s) by annotation a, but there is not as much free",
+				`finds: no-capacity annotation:a "9GiB over 1"`,
+				"recorded: adopts nothing: refused (no-capacity): cannot grant 9GiB on a GPU in mode "+
+					"limit: GPU 0 has 8GiB of 16GiB free")},
+		{"it must adopt, and nothing is allocated", nil, marked,
+			lines("refuse grant-not-found none", new0+"must adopt the GPU that a scheduler allocates to "+
+				"it (annotation gpuledger.dev/grant: adopt), and no "+
+				"annotation of its pod allocates one to it",
+				`finds: grant-not-found annotation:gpuledger.dev/grant "adopt"`)},
+		{"it must adopt, and the node adopts nothing", []grant.Allocation{a(nil)}, func(w *world) {
+			marked(w)
+			w.p.Annotations.Trust = grant.Verify
+		}, lines("refuse grant-not-found none", new0+"must adopt the GPU that a scheduler allocates to "+
+			"it (annotation gpuledger.dev/grant: adopt), and this node adopts none",
+			`finds: grant-not-found annotation:gpuledger.dev/grant "adopt"`,
+			`finds: grant-not-found annotation:a ""`)},
 
 		// the sum of a pod's containers
 		{"with a pod's other container: all of the pod's", []grant.Allocation{inEnv(2, 5)},

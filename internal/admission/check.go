@@ -23,6 +23,23 @@ func ungrantedHits(q *question) (found findings) {
 	return found
 }
 
+// checkAdopts finds that a container must adopt an allocation and cannot, because there is none or
+// the node adopts none. If another reason is known already, that one is enough.
+func checkAdopts(q *question, resolved resolution) (found findings) {
+	mark := q.request.MustAdopt
+	if mark == "" || q.request.Sandbox || len(resolved.found) > 0 || adopts(q) {
+		return nil
+	}
+	message, hint := "no annotation of its pod allocates one to it", hintPlaced
+	if q.policy.Annotations.Trust != grant.Adopt {
+		message, hint = "this node adopts none", hintAdopting
+	}
+	found.explain(grant.GrantNotFound, mark, grant.AdoptMark,
+		"must adopt the GPU that a scheduler allocates to it ("+vectorName(mark)+": adopt), and "+message,
+		hint)
+	return found
+}
+
 // ungrantedAllocations finds the allocations of a container without a grant. If the container could
 // adopt them, adoptGrant has found why it did not.
 func ungrantedAllocations(q *question) (found findings) {

@@ -63,6 +63,7 @@ func decideWithoutGrant(q *question, resolved resolution) grant.Verdict {
 	return refuse(q, resolved, slices.Concat(
 		resolved.found,
 		checkRulesHold(q),
+		checkAdopts(q, resolved),
 		ungrantedHits(q),
 		ungrantedAllocations(q),
 	))

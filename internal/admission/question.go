@@ -57,9 +57,9 @@ func countsInSandbox(h grant.Hit) bool {
 }
 
 // claimsGrant reports whether the container owns a grant by its identity, or says that a grant or
-// an allocation is its own.
+// an allocation is its own, or that it must adopt one.
 func claimsGrant(q *question) bool {
-	return ownedGrant(q) != nil ||
+	return ownedGrant(q) != nil || q.request.MustAdopt != "" ||
 		slices.ContainsFunc(q.request.References, func(m grant.Mention) bool { return m.Asks }) ||
 		slices.ContainsFunc(q.request.Allocations, asksByAllocation)
 }

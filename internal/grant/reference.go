@@ -21,6 +21,10 @@ type Reference struct {
 // ReferenceEnv is the environment variable with which a container presents a reference.
 const ReferenceEnv = "GPULEDGER_GRANT"
 
+// AdoptMark is in the place of a reference, in the annotation gpuledger.dev/grant, if the container
+// must adopt what a scheduler allocates to it. The device plugin sets it where a scheduler places.
+const AdoptMark = "adopt"
+
 const (
 	idPrefix    = "g-"
 	idLetters   = 12

@@ -21,7 +21,10 @@ type Request struct {
 	// the grants whose CDI devices the engine has added: References has only the last of them
 	Injected    []ID
 	Allocations []Allocation
-	Devices     DeviceMap // the device map with which GPU nodes were found
+	// the annotation by which it must adopt an allocation, as "annotation:gpuledger.dev/grant"; "":
+	// none
+	MustAdopt string
+	Devices   DeviceMap // the device map with which GPU nodes were found
 	// the user id of its first process in the node's ids; -1 if a user namespace maps it to none
 	UID    int
 	Cgroup string // the cgroup in the spec; "": the runtime chooses

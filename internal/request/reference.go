@@ -21,13 +21,27 @@ func references(f *containerFacts) (all []grant.Mention) {
 			}
 		}
 	}
-	if source, value, names, _ := f.keyed(grantKey); value != "" {
+	if source, value, names, _ := f.keyed(grantKey); value != "" && value != grant.AdoptMark {
 		all = withMention(all, source, value, names)
 	}
 	if value := f.env[grant.ReferenceEnv]; value != "" {
 		all = withMention(all, "env:"+grant.ReferenceEnv, value, true)
 	}
 	return all
+}
+
+// adoptMark returns the annotation that says that the container must adopt an allocation. The
+// kubelet gives it to a container without the container's name in its key. So this key counts even
+// beside one with the name, which the pod's author could write to start without the GPU.
+func adoptMark(f *containerFacts) string {
+	source, value, _, _ := f.keyed(grantKey)
+	if f.spec.Annotations[grantKey] == grant.AdoptMark {
+		return "annotation:" + grantKey
+	}
+	if value == grant.AdoptMark {
+		return source
+	}
+	return ""
 }
 
 // injected reads the grants whose CDI devices the engine has added. Each device sets the same

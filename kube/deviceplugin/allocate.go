@@ -72,6 +72,9 @@ func (d *Allocator) Allocate(ids []string) (*api.ContainerAllocateResponse, erro
 	defer d.mu.Unlock()
 	asked := d.asked
 	d.asked = notAsked
+	if d.Resource.Placed {
+		return d.placed(ids)
+	}
 	ask, err := d.Resource.ask(ids)
 	if err != nil {
 		return nil, err

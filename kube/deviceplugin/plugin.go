@@ -77,6 +77,9 @@ func (p *Plugin) Ensure(ctx context.Context) error {
 // offered. Then only the devices of containers stay healthy: a restarted kubelet does not admit a
 // pod again whose devices are unhealthy.
 func (p *Plugin) look() error {
+	if p.Allocator.Resource.Placed {
+		return p.lookPlaced()
+	}
 	content, err := p.Allocator.Ledger.Read()
 	var devices []*api.Device
 	var of counted
@@ -92,11 +95,16 @@ func (p *Plugin) look() error {
 	if legible {
 		p.held = of.devices
 	}
+	return p.offer(devices, err)
+}
+
+// offer updates the list of devices; err says why nothing can be granted. The caller has the lock.
+func (p *Plugin) offer(devices []*api.Device, err error) error {
 	if err != nil && p.changed == nil {
 		return err // this node has never been readable
 	}
 	if err != nil {
-		devices = p.closed()
+		devices = p.closed(p.devices)
 	}
 	if p.changed != nil && same(devices, p.devices) {
 		return err
@@ -109,10 +117,10 @@ func (p *Plugin) look() error {
 	return err
 }
 
-// closed returns the devices that the kubelet knows. Only those of containers are healthy.
-func (p *Plugin) closed() []*api.Device {
-	list := make([]*api.Device, len(p.devices))
-	for i, d := range p.devices {
+// closed returns devices of which only those of containers are healthy.
+func (p *Plugin) closed(devices []*api.Device) []*api.Device {
+	list := make([]*api.Device, len(devices))
+	for i, d := range devices {
 		list[i] = &api.Device{ID: d.ID, Health: health(slices.Contains(p.held, d.ID)), Topology: d.Topology}
 	}
 	return list
@@ -245,6 +253,9 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 		}
 		after, err := os.Stat(p.PodResources)
 		watched := p.Allocator.Now().Sub(p.since)
+		if p.Allocator.Resource.Placed {
+			p.hold(listed(list.PodResources, p.Allocator.Resource.Name).devices)
+		}
 		complete := err == nil && sameSocket(lister, after) && watched >= settled &&
 			p.listsSelf(list.PodResources)
 		to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)

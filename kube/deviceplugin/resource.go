@@ -24,6 +24,11 @@ type Resource struct {
 	// Variables returns the variables that containers of another system expect, beside the
 	// reference. nil: none.
 	Variables func(g grant.Grant, seat grant.Bytes) map[string]string
+	// Placed says that a scheduler places pods, and their containers adopt what it allocates to
+	// them. Then the plugin makes no grants (placed.go).
+	Placed bool
+	// Each is how many there are of each GPU, where a scheduler places and Unit is 0.
+	Each int
 }
 
 // Memory returns the resource of memory in units, under gpuledger's own name.
@@ -38,12 +43,18 @@ func Whole() Resource { return Resource{Name: "gpuledger.dev/gpu", Mode: grant.E
 // gpushare (gpushare-device-plugin, pkg/gpu/nvidia/const.go). The pod's sum is not among the
 // variables, because an Allocate is about one container.
 func GPUShare(mode grant.Mode) Resource {
-	return Resource{Name: "aliyun.com/gpu-mem", Unit: grant.GiB, Mode: mode,
+	return Resource{Name: gpushareMemory, Unit: grant.GiB, Mode: mode,
 		Variables: func(g grant.Grant, of grant.Bytes) map[string]string {
 			return map[string]string{"ALIYUN_COM_GPU_MEM_IDX": fmt.Sprint(g.GPUs[0].Index),
-				"ALIYUN_COM_GPU_MEM_CONTAINER": inGiB(g.Memory()), "ALIYUN_COM_GPU_MEM_DEV": inGiB(of)}
+				shareContainer: inGiB(g.Memory()), shareCard: inGiB(of)}
 		}}
 }
+
+const (
+	gpushareMemory = "aliyun.com/gpu-mem"
+	shareContainer = "ALIYUN_COM_GPU_MEM_CONTAINER" // what the container has, in units
+	shareCard      = "ALIYUN_COM_GPU_MEM_DEV"       // what its card has
+)
 
 func inGiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.GiB), 10) }
 

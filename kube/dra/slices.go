@@ -46,7 +46,7 @@ func Slices(p nodeledger.Content, claims Allocations) ([]resourceslice.Slice, er
 	if err != nil {
 		return nil, err
 	}
-	unserved := mpsMissing(p)
+	unserved := p.MPSMissing()
 	var (
 		counters []resourceapi.CounterSet
 		devices  []resourceapi.Device
@@ -293,21 +293,6 @@ func taints(p nodeledger.Content, s admission.Seat, mode grant.Mode, offer grant
 		add(taintWeak, label(string(offer.Strength)))
 	}
 	return list
-}
-
-// mpsMissing says what the node lacks to start MPS daemons. Without a daemon no container of mode
-// mps starts. "" means that nothing is known to be missing.
-func mpsMissing(p nodeledger.Content) string {
-	missing := p.Inventory.Driver.MPSMissing()
-	switch {
-	case missing != "":
-		return "no " + missing
-	case p.Inventory.Driver.MPSProblem() != "":
-		return fmt.Sprintf("driver older than %d", grant.MPSSince)
-	case p.Node.Daemon() == 0:
-		return "no gpuledgerd"
-	}
-	return ""
 }
 
 // servedWith returns the number of GPUs of the MPS daemon that serves a GPU. The daemon may serve

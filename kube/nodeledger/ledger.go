@@ -167,6 +167,33 @@ func describe(ask admission.Ask) string {
 	return what
 }
 
+// AdoptsNothing says why the node makes no grants of what a scheduler writes about containers. ""
+// means that it does.
+func (c Content) AdoptsNothing() string {
+	switch p := c.Node.Policy; {
+	case p.Annotations.Trust != grant.Adopt:
+		return `adopts nothing: annotations.trust is not "adopt" in its configuration`
+	case !p.Engine.Vouches():
+		return "adopts nothing: its engine does not prove which pod a container belongs to"
+	}
+	return ""
+}
+
+// MPSMissing says what the node lacks to start MPS daemons. Without a daemon no container of mode
+// mps starts. "" means that nothing is known to be missing.
+func (c Content) MPSMissing() string {
+	missing := c.Inventory.Driver.MPSMissing()
+	switch {
+	case missing != "":
+		return "no " + missing
+	case c.Inventory.Driver.MPSProblem() != "":
+		return fmt.Sprintf("driver older than %d", grant.MPSSince)
+	case c.Node.Daemon() == 0:
+		return "no gpuledgerd"
+	}
+	return ""
+}
+
 // FreeText says what is free on each GPU, such as "GPU 0 has 4GiB of 16160MiB free (mode limit)".
 func (c Content) FreeText() (string, error) {
 	seats, err := c.Seats("")

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,10 +11,14 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
 	"github.com/gpuledger/gpuledger/kube/health"
+	"github.com/gpuledger/gpuledger/kube/nodeledger"
+	"github.com/gpuledger/gpuledger/kube/publish"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
 
@@ -27,6 +33,16 @@ func devicePluginCommand() *cli.Command {
 				Value: "1GiB"},
 			&cli.StringFlag{Name: "mode", Usage: "mode of grants of memory: timeslice, limit, mps",
 				Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "placed-by",
+				Usage: "what chooses a pod's GPUs: node, when the kubelet allocates, or scheduler, " +
+					"`gpuledger-kube scheduler`; then containers adopt what it allocates",
+				Value: byNode},
+			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster; with it, what " +
+				"the ledger has is published on the Node",
+				EnvVars: []string{"NODE_NAME"}},
+			&cli.StringFlag{Name: "kubeconfig",
+				Usage:   "kubeconfig file for the API; without one, the account of the pod",
+				EnvVars: []string{"KUBECONFIG"}},
 			&cli.StringFlag{Name: "pod",
 				Usage: "`NAMESPACE/NAME` of the plugin's own pod; until the kubelet lists it, " +
 					"the kubelet's list of pods is not complete",
@@ -35,12 +51,22 @@ func devicePluginCommand() *cli.Command {
 	}
 }
 
+// The values of --placed-by.
+const (
+	byNode      = "node"
+	byScheduler = "scheduler"
+)
+
 func serveDevices(c *cli.Context) error {
 	resources, err := wanted(c)
 	if err != nil {
 		return err
 	}
 	b, log, err := open(c)
+	if err != nil {
+		return err
+	}
+	publisher, err := publisherOf(c, b, log)
 	if err != nil {
 		return err
 	}
@@ -62,6 +88,12 @@ func serveDevices(c *cli.Context) error {
 			repeat(c.Context, state, c.Duration("interval"), log, r.Name, p.Ensure)
 		})
 	}
+	if publisher != nil {
+		all.Go(func() { publisher.Follow(c.Context, 10*c.Duration("interval")) })
+		all.Go(func() {
+			repeat(c.Context, state, max(c.Duration("interval"), time.Second), log, "node", publisher.Ensure)
+		})
+	}
 	state.Ready = func() error {
 		for _, p := range plugins {
 			if err := p.Registered(); err != nil {
@@ -73,6 +105,29 @@ func serveDevices(c *cli.Context) error {
 	err = serveHealth(c, state, "device-plugin", log)
 	all.Wait()
 	return err
+}
+
+// publisherOf returns what publishes the node's ledger. nil: nothing does, because the node has no
+// name here.
+func publisherOf(c *cli.Context, b nodeledger.Ledger, log *slog.Logger) (*publish.Publisher, error) {
+	placed := c.String("placed-by") == byScheduler
+	switch {
+	case c.String("node-name") == "" && placed:
+		return nil, usage.Error(c, "cannot tell a scheduler what is free without the node's name in the "+
+			"cluster: give --node-name")
+	case c.String("node-name") == "":
+		return nil, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the API: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the API: %w", err)
+	}
+	return &publish.Publisher{Ledger: b, Node: c.String("node-name"), Client: client, Adopts: placed,
+		Log: log}, nil
 }
 
 // wanted returns the resources that the arguments name.
@@ -88,6 +143,15 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 	}
 	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode),
 		"gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
+	switch c.String("placed-by") {
+	case byNode:
+	case byScheduler:
+		for name, r := range known {
+			known[name] = deviceplugin.Placed(r.Name, r.Unit, 1)
+		}
+	default:
+		return nil, usage.Error(c, "cannot use --placed-by %q: want node or scheduler", c.String("placed-by"))
+	}
 	var list []deviceplugin.Resource
 	for name := range strings.SplitSeq(c.String("resources"), ",") {
 		r, found := known[name]

@@ -17,6 +17,7 @@ func TestUsage(t *testing.T) {
 		"device-plugin --interval -1s":              "cannot look at the ledger every -1s",
 		"device-plugin --unit 3":                    `cannot use --unit "3"`,
 		"device-plugin --mode exclusive":            `cannot use --mode "exclusive"`,
+		"device-plugin --placed-by me":              `cannot use --placed-by "me": want node or scheduler`,
 		"device-plugin --resources foo":             `there is no "foo"`,
 		"device-plugin --resources memory,memory":   `it has "memory" twice`,
 		"device-plugin --resources memory,gpu,more": `there is no "more"`,

@@ -54,11 +54,11 @@ func TestWhatClassesSelect(t *testing.T) {
 		attributes attributes
 		want       string
 	}{
-		"whole or in shares":       {attributes{"mode": word("limit"), "whole": truth(true)}, "exclusive limit"},
-		"shares":                   {attributes{"mode": word("mps"), "whole": truth(false)}, "mps"},
+		"whole or in shares":       {attributes{"mode": word("limit"), "whole": truth(true)}, "exclusive limit shared"},
+		"shares":                   {attributes{"mode": word("mps"), "whole": truth(false)}, "mps shared"},
 		"whole":                    {attributes{"mode": word("exclusive"), "whole": truth(true)}, "exclusive"},
 		"of MIG":                   {attributes{"mode": word("mig"), "whole": truth(false)}, "mig"},
-		"an older driver's":        {attributes{"mode": word("timeslice")}, "timeslice"},
+		"an older driver's":        {attributes{"mode": word("timeslice")}, "shared timeslice"},
 		"an older one's whole GPU": {attributes{"mode": word("exclusive")}, "exclusive"},
 	} {
 		if got := strings.Join(selecting(t, c.attributes), " "); got != c.want {

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/gpuledger/gpuledger/kube/dialect"
+	"github.com/gpuledger/gpuledger/kube/usage"
+	"github.com/gpuledger/gpuledger/kube/webhook"
+)
+
+func webhookCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "webhook",
+		Usage: "reads what pods ask for in the names of other GPU schedulers: refuses, or changes the pod",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "resources", Usage: "the `FILE` with the names that are read; without one, ours"},
+			&cli.StringFlag{Name: "agent", Value: "device-plugin",
+				Usage: "dra: pods get claims; device-plugin: pods get the scheduler"},
+			&cli.StringFlag{Name: "scheduler", Value: "gpuledger-scheduler",
+				Usage: "`NAME` of the scheduler for pods that name none; empty: the cluster's has the extender"},
+			&cli.StringSliceFlag{Name: "instead-of", Value: cli.NewStringSlice("gpuledger-scheduler"),
+				Usage: "`NAME` of a scheduler that pods with claims do not need, can be repeated"},
+			&cli.StringFlag{Name: "listen", Value: ":9443", Usage: "the `ADDRESS` for the API server"},
+			&cli.StringFlag{Name: "service", Value: "gpuledger-system/gpuledger-webhook",
+				Usage: "`NAMESPACE/NAME` of the Service, and of the Secret with the certificate"},
+			&cli.StringFlag{Name: "url", Usage: "`URL` by which the API server calls, instead of the Service"},
+			&cli.StringFlag{Name: "configuration", Value: "gpuledger",
+				Usage: "`NAME` of the webhook configurations, which have to exist"},
+			&cli.StringSliceFlag{Name: "exempt", Usage: "`NAMESPACE` whose pods are not looked at, can be repeated; " +
+				"without it, the Service's"},
+			&cli.StringFlag{Name: "kubeconfig",
+				Usage:   "kubeconfig file for the API; without one, the account of the pod",
+				EnvVars: []string{"KUBECONFIG"}},
+			&cli.DurationFlag{Name: "interval", Value: time.Minute,
+				Usage: "interval between two looks at the certificate and the configurations"}},
+		Action: serveWebhook,
+	}
+}
+
+// webhookArguments are the arguments of the command, checked.
+type webhookArguments struct {
+	rules        webhook.Rules
+	certificate  webhook.Certificate
+	registration webhook.Registration
+}
+
+func serveWebhook(c *cli.Context) error {
+	a, err := readWebhook(c)
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	klog.SetSlogLogger(log)
+	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	if err != nil {
+		return fmt.Errorf("cannot find the API: %w", err)
+	}
+	config.QPS, config.Burst = 50, 100
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("cannot find the API: %w", err)
+	}
+	a.certificate.Client, a.registration.Client = client, client
+	templates := webhook.Templates{Client: client, Now: time.Now}
+	var ready atomic.Bool
+	handler := webhook.Handler{Rules: a.rules, Templates: templates, Log: log}
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: a.certificate.Serving},
+		Handler: handler.Mux(func() error {
+			if !ready.Load() {
+				return errors.New("the webhook is not entered yet")
+			}
+			return nil
+		})}
+	listener, err := net.Listen("tcp", c.String("listen"))
+	if err != nil {
+		return fmt.Errorf("cannot serve the API server: %w", err)
+	}
+	go every(c.Context, log, "webhook", c.Duration("interval"), func(ctx context.Context) error {
+		trust, err := a.certificate.Ensure(ctx)
+		if err == nil {
+			err = a.registration.Ensure(ctx, trust)
+		}
+		if err == nil {
+			ready.Store(true)
+		}
+		return err
+	})
+	if a.rules.Claims {
+		go every(c.Context, log, "templates", 5*time.Minute, templates.Collect)
+	}
+	context.AfterFunc(c.Context, func() { _ = server.Close() })
+	log.Info("serving the API server", "listen", listener.Addr().String(), "claims", a.rules.Claims)
+	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("cannot serve the API server: %w", err)
+	}
+	return nil
+}
+
+// every calls do at once and at every interval until the context ends. After an error it waits a
+// second. It logs an error when it differs from the last one.
+func every(ctx context.Context, log *slog.Logger, what string, interval time.Duration,
+	do func(context.Context) error) {
+	for last := ""; ctx.Err() == nil; {
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		err := do(limited)
+		cancel()
+		wait, now := interval, ""
+		if err != nil && ctx.Err() == nil {
+			wait, now = min(interval, time.Second), err.Error()
+		}
+		if now != "" && now != last {
+			log.Warn(what, "error", now)
+		}
+		last = now
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+func readWebhook(c *cli.Context) (a webhookArguments, err error) {
+	var names dialect.Config
+	if file := c.String("resources"); file != "" {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return a, fmt.Errorf("cannot read the names of resources: %w", err)
+		}
+		if names, err = dialect.Decode(text); err != nil {
+			return a, fmt.Errorf("%s: %w", file, err)
+		}
+	} else if err := names.Ready(); err != nil {
+		return a, err
+	}
+	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"), Replaced: c.StringSlice("instead-of")}
+	switch c.String("agent") {
+	case "dra":
+		a.rules.Claims = true
+	case "device-plugin":
+	default:
+		return a, usage.Error(c, "cannot use --agent %q: want dra or device-plugin", c.String("agent"))
+	}
+	if c.Duration("interval") <= 0 {
+		return a, usage.Error(c, "cannot look at the certificate every %s: --interval has to be longer",
+			c.Duration("interval"))
+	}
+	namespace, name, found := strings.Cut(c.String("service"), "/")
+	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return a, usage.Error(c, "cannot use --service %q: want NAMESPACE/NAME", c.String("service"))
+	}
+	host := name + "." + namespace + ".svc"
+	if text := c.String("url"); text != "" {
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" {
+			return a, usage.Error(c, "cannot use --url %q: want https://HOST:PORT", text)
+		}
+		host = u.Hostname()
+	}
+	a.certificate = webhook.Certificate{Namespace: namespace, Name: name, Hosts: []string{host}, Now: time.Now}
+	exempt := c.StringSlice("exempt")
+	if len(exempt) == 0 {
+		exempt = []string{namespace}
+	}
+	a.registration = webhook.Registration{Name: c.String("configuration"), Namespace: namespace, Service: name,
+		URL: c.String("url"), Dialect: names, Exempt: exempt}
+	return a, nil
+}

@@ -1,0 +1,221 @@
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/dialect"
+	"github.com/gpuledger/gpuledger/kube/placement"
+)
+
+// AskedFor is the annotation that says what a pod asked for before it got claims.
+const AskedFor = "gpuledger.dev/asked-for"
+
+// Rules say what becomes of pods.
+type Rules struct {
+	Dialect dialect.Config
+	// Claims says that pods get claims. Otherwise they are for the scheduler.
+	Claims bool
+	// Scheduler is the scheduler of pods that name none; "": they stay with the cluster's.
+	Scheduler string
+	// Replaced are schedulers of which a pod with claims has no need.
+	Replaced []string
+}
+
+// change is what is done to a pod.
+type change struct {
+	templates []*resourceapi.ResourceClaimTemplate
+	patch     []operation
+	warnings  []string // shown to the user
+}
+
+// operation is one of a JSON patch (RFC 6902).
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value,omitempty"`
+}
+
+func (c *change) add(path string, value any) {
+	c.patch = append(c.patch, operation{Op: "add", Path: path, Value: value})
+}
+func (c *change) remove(path string) { c.patch = append(c.patch, operation{Op: "remove", Path: path}) }
+
+// key writes a key of a map as a part of a path.
+func key(name string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+}
+
+// Defaulted is the scheduler of pods that name none.
+const Defaulted = corev1.DefaultSchedulerName
+
+// changeOf returns what becomes of a new pod. The error is for its user.
+func (r Rules) changeOf(pod *corev1.Pod) (c change, err error) {
+	wish, asks, err := r.Dialect.Wish(pod)
+	if err != nil || !asks || mirror(pod) {
+		return c, err
+	}
+	if pod.Spec.NodeName != "" {
+		return c, errOwnNode
+	}
+	if r.Claims {
+		return r.claims(pod, wish)
+	}
+	if r.Scheduler != "" && (pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == Defaulted) {
+		c.add("/spec/schedulerName", r.Scheduler)
+	}
+	return c, nil
+}
+
+// refusalOf returns why a pod cannot be, or nil. It is asked about the pod as it will be.
+func (r Rules) refusalOf(pod *corev1.Pod) error {
+	_, asks, err := r.Dialect.Wish(pod)
+	switch {
+	case err != nil || !asks || mirror(pod):
+		return err
+	case r.Claims:
+		return errors.New("the pod asks for GPUs by names that should have become claims: another admission " +
+			"webhook has added them afterwards")
+	case pod.Spec.NodeName != "":
+		return errOwnNode
+	}
+	return nil
+}
+
+// errOwnNode is the refusal of a pod that is past all schedulers.
+var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use a " +
+	"nodeSelector instead of nodeName")
+
+// mirror reports whether a pod stands for a static pod, which runs already. A static pod can have no
+// claim, and no scheduler places it. The node refuses it.
+func mirror(pod *corev1.Pod) bool {
+	_, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return is
+}
+
+// claims replaces what the containers ask for with claims. Each container has a claim of its own. An
+// init container that asks for the same as another container uses that one's, because it ends
+// before.
+func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error) {
+	var made []madeClaim
+	of := map[string]string{} // the claim of a container
+	for _, d := range inOrder(wish.Demands) {
+		if i := slices.IndexFunc(made, func(m madeClaim) bool { return d.Init && same(m.for_, d) }); i >= 0 {
+			of[d.Container] = made[i].name
+			continue
+		}
+		t, err := template(pod.Namespace, d, wish, grant.Bytes(r.Dialect.PartOf))
+		if err != nil {
+			return change{}, fmt.Errorf("container %q cannot have a claim: %w", d.Container, err)
+		}
+		m := madeClaim{name: claimName(pod, d.Container, len(made)), for_: d, template: t.Name}
+		made, of[d.Container] = append(made, m), m.name
+		if !slices.ContainsFunc(c.templates,
+			func(o *resourceapi.ResourceClaimTemplate) bool { return o.Name == t.Name }) {
+			c.templates = append(c.templates, t)
+		}
+	}
+	r.patchContainers(&c, "/spec/initContainers", pod.Spec.InitContainers, of)
+	r.patchContainers(&c, "/spec/containers", pod.Spec.Containers, of)
+	if pod.Spec.ResourceClaims == nil {
+		c.add("/spec/resourceClaims", []any{})
+	}
+	for _, m := range made {
+		c.add("/spec/resourceClaims/-", corev1.PodResourceClaim{Name: m.name, ResourceClaimTemplateName: &m.template})
+	}
+	r.patchAnnotations(&c, pod)
+	if slices.Contains(r.Replaced, pod.Spec.SchedulerName) {
+		c.add("/spec/schedulerName", Defaulted)
+	}
+	return c, nil
+}
+
+type madeClaim struct {
+	name, template string
+	for_           placement.Demand
+}
+
+// inOrder returns the demands with those of init containers last, because they may use the claims of
+// the others.
+func inOrder(all []placement.Demand) []placement.Demand {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b placement.Demand) int {
+		switch {
+		case a.Init == b.Init:
+			return 0
+		case a.Init:
+			return 1
+		}
+		return -1
+	})
+	return all
+}
+
+// same reports whether two containers ask for the same.
+func same(a, b placement.Demand) bool {
+	a.Container, a.Init = b.Container, b.Init
+	return a == b
+}
+
+// claimName returns a name that the pod's claims do not have yet.
+func claimName(pod *corev1.Pod, container string, i int) string {
+	name := "gpu-" + container
+	taken := func(p corev1.PodResourceClaim) bool { return p.Name == name }
+	for n := i; len(name) > 63 || slices.ContainsFunc(pod.Spec.ResourceClaims, taken); n++ {
+		name = fmt.Sprintf("gpuledger-%d", n)
+	}
+	return name
+}
+
+// patchContainers removes the configured names from the containers, and adds the claims.
+func (r Rules) patchContainers(c *change, path string, containers []corev1.Container, of map[string]string) {
+	for i := range containers {
+		at := fmt.Sprintf("%s/%d/resources", path, i)
+		for _, name := range r.Dialect.Uses(&containers[i]) {
+			if _, found := containers[i].Resources.Limits[corev1.ResourceName(name)]; found {
+				c.remove(at + "/limits/" + key(name))
+			}
+			if _, found := containers[i].Resources.Requests[corev1.ResourceName(name)]; found {
+				c.remove(at + "/requests/" + key(name))
+			}
+		}
+		claim, found := of[containers[i].Name]
+		switch {
+		case !found:
+		case containers[i].Resources.Limits == nil && containers[i].Resources.Requests == nil &&
+			containers[i].Resources.Claims == nil:
+			c.add(at, corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: claim}}})
+		case containers[i].Resources.Claims == nil:
+			c.add(at+"/claims", []corev1.ResourceClaim{{Name: claim}})
+		default:
+			c.add(at+"/claims/-", corev1.ResourceClaim{Name: claim})
+		}
+	}
+}
+
+// patchAnnotations removes the annotations that have become claims, and notes what the pod asked for.
+func (r Rules) patchAnnotations(c *change, pod *corev1.Pod) {
+	if pod.Annotations == nil {
+		c.add("/metadata/annotations", map[string]string{})
+	}
+	for _, name := range r.Dialect.Annotations() {
+		if _, found := pod.Annotations[name]; found {
+			c.remove("/metadata/annotations/" + key(name))
+		}
+	}
+	asked := r.Dialect.AskedFor(pod)
+	c.add("/metadata/annotations/"+key(AskedFor), asked)
+	names := map[string]bool{}
+	for _, t := range c.templates {
+		names[t.Name] = true
+	}
+	c.warnings = append(c.warnings, fmt.Sprintf("gpuledger: %s became claims of %s", grant.Printable(asked),
+		strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
+}
