@@ -40,7 +40,7 @@ var layers = map[string][]string{
 	"usage":        {"internal/cmdline", "internal/grant"},
 	"bench": {"kube/nodeledger", "kube/dra", "internal/gpu", "internal/gpu/simulated",
 		"internal/grant", "internal/host", "internal/node"},
-	"cmd/gpuledger-kube": {"kube/nodeledger", "kube/dra", "kube/deviceplugin", "kube/health",
+	"cmd/gpuledger-kube": {"kube/nodeledger", "kube/dra", "kube/deviceplugin", "kube/health", "kube/placement", "kube/scheduler",
 		"kube/publish",
 		"kube/uninstall",
 		"kube/dialect", "kube/webhook",
