@@ -38,7 +38,7 @@ var layers = map[string][]string{
 	"health":       {},
 	"uninstall":    {"kube/cluster", "kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},
-	"bench": {"kube/nodeledger", "kube/dra", "internal/gpu", "internal/gpu/simulated",
+	"bench": {"kube/nodeledger", "kube/dra", "kube/nodestate", "kube/placement", "kube/scheduler", "internal/gpu", "internal/gpu/simulated",
 		"internal/grant", "internal/host", "internal/node"},
 	"cmd/gpuledger-kube": {"kube/nodeledger", "kube/dra", "kube/deviceplugin", "kube/health", "kube/placement", "kube/scheduler",
 		"kube/publish",
