@@ -44,6 +44,7 @@ type controlPlane struct {
 	extender *exec.Cmd
 	at       string // where kube-scheduler finds it
 	started  int
+	filters  int // calls of kube-scheduler
 	// strike is called before and after a binding is forwarded. It reports whether it has ended the
 	// extender.
 	strike func(before bool) bool
@@ -160,6 +161,9 @@ func (p *controlPlane) until(what string, is func() bool) {
 func (p *controlPlane) forward(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	at := p.at
+	if r.URL.Path == "/filter" {
+		p.filters++
+	}
 	p.mu.Unlock()
 	quiet(&url.URL{Scheme: "http", Host: at}).ServeHTTP(w, r)
 }
@@ -368,9 +372,41 @@ func TestTheExtenderOnAControlPlane(t *testing.T) {
 		p.untilBound(fmt.Sprintf("a pod runs whose binding was struck, before it was written: %t", before), 15+i)
 	}
 	p.ask(4, "waits")
-	time.Sleep(time.Second)
+	p.until("a pod waits", func() bool { return p.unschedulable("waits") })
+	p.woken("waits")
 	p.untilBound("there is room for no more", 16)
 	p.published("c")
+}
+
+func (p *controlPlane) unschedulable(name string) bool {
+	pod, err := p.client.CoreV1().Pods("default").Get(p.Context(), name, metav1.GetOptions{})
+	must(p.T, err)
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+			return true
+		}
+	}
+	return false
+}
+
+// woken wants kube-scheduler to try a pod again when its annotation changes, and not without that.
+func (p *controlPlane) woken(name string) {
+	p.Helper()
+	filters := func() int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.filters
+	}
+	before := filters()
+	time.Sleep(4 * time.Second)
+	if now := filters(); now != before {
+		p.Logf("%d filters without a change", now-before)
+	}
+	before = filters()
+	_, err := p.client.CoreV1().Pods("default").Patch(p.Context(), name, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"gpuledger.dev/tried":"now"}}}`), metav1.PatchOptions{})
+	must(p.T, err)
+	p.until("kube-scheduler tries a pod whose annotation has changed", func() bool { return filters() > before })
 }
 
 // published waits until a pod that waits has the room that a node publishes, without any other event
