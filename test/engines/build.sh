@@ -27,6 +27,7 @@ table='
          kubernetes-1.36.0 k8s.io/kubernetes                   v1.36.0          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
          kubernetes-1.35 k8s.io/kubernetes                   v1.35.8          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
          kubernetes-1.34 k8s.io/kubernetes                   v1.34.10         cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
+         kubernetes-1.30 k8s.io/kubernetes                   v1.30.14         cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
 '
 
 say() { echo "engines: $*" >&2; }
