@@ -15,60 +15,95 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
+// clusterRow is a row of the tests of a cluster. The driver is the one that runs, nil if none was
+// started.
+type clusterRow struct {
+	name string
+	test func(s *site, driver **daemon)
+}
+
+// claimRows need dynamic resource allocation (DRA).
+var claimRows = []clusterRow{
+	{"the scheduler sees the GPUs", func(s *site, _ **daemon) { s.seesGPUs() }},
+	{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
+	{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
+	{"the status of a pod says that its GPU is unhealthy", func(s *site, _ **daemon) { s.unhealthy() }},
+	{"several shared modes, where a pool lists them", func(s *site, _ **daemon) { s.severalModes() }},
+	{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
+	{"each container has its own request of a claim", func(s *site, _ **daemon) { s.requests() }},
+	{"whole GPUs as the device plugin's resource", func(s *site, _ **daemon) { s.extended() }},
+	{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
+	{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
+	{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
+	{"a reference is good in its claim's pods alone", func(s *site, d **daemon) { s.stolen(d) }},
+	{"refused when it is prepared, with the reason in the pod's events",
+		func(s *site, d **daemon) { s.preparing(d) }},
+	{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
+	{"pods come and go while all is killed",
+		func(s *site, d **daemon) { (*d).kill(); *d = s.claimStorm() }},
+}
+
+// unitRows are those of the device plugin, which run on every version.
+var unitRows = []clusterRow{
+	{"a device plugin", func(s *site, d **daemon) { s.ends(*d); s.devicePlugin() }},
+	{"the device plugin's reference is good in its pod alone",
+		func(s *site, d **daemon) { s.ends(*d); s.stolenUnits() }},
+	{"the same with the device plugin", func(s *site, d **daemon) { s.ends(*d); s.unitStorm() }},
+	{"a scheduler places", func(s *site, d **daemon) { s.ends(*d); schedulerCases(s) }},
+}
+
+// noClaims is why a version of Kubernetes runs none of claimRows.
+const noClaims = "this Kubernetes has no API resource.k8s.io/v1: what its scheduler, its kubelet and " +
+	"gpuledger's DRA driver do with claims is not shown"
+
 // cluster tests what the cluster's scheduler and the node's ledger do together. The node has two
 // GPUs of 16160 MiB.
 func cluster(t *testing.T, s *site) {
-	s.administer("apply", "-k", "../../kube/manifests/dra")
-	// the driver runs here without an image, before the label would start it
-	s.administer("delete", "daemonset", "gpuledger-dra", "-n", "gpuledger-system")
+	agent, why := "dra", ""
+	if s.kubectl("get", "--raw", "/apis/resource.k8s.io/v1").Code != 0 {
+		agent, why = "device-plugin", noClaims
+	}
+	s.administer("apply", "-k", "../../kube/manifests/"+agent)
+	// the agent runs here without an image, before the label would start it
+	s.administer("delete", "daemonset", "gpuledger-"+agent, "-n", "gpuledger-system")
 	s.administer("label", "node", clusterNode, "gpuledger.dev/node=shared")
 	s.administer("create", "namespace", "team")
 	s.administer("create", "namespace", "other")
-	driver := s.startDRA()
-	for _, c := range []struct {
-		name string
-		test func(*site, **daemon)
-	}{
-		{"the scheduler sees the GPUs", func(s *site, _ **daemon) { s.seesGPUs() }},
-		{"two pods share a GPU and a third waits", func(s *site, _ **daemon) { s.sharing() }},
-		{"exclusive and shared exclude each other", func(s *site, _ **daemon) { s.excluding() }},
-		{"the status of a pod says that its GPU is unhealthy", func(s *site, _ **daemon) { s.unhealthy() }},
-		{"several shared modes, where a pool lists them", func(s *site, _ **daemon) { s.severalModes() }},
-		{"shares on distinct GPUs", func(s *site, _ **daemon) { s.distinct() }},
-		{"each container has its own request of a claim", func(s *site, _ **daemon) { s.requests() }},
-		{"whole GPUs as the device plugin's resource", func(s *site, _ **daemon) { s.extended() }},
-		{"more than there is", func(s *site, _ **daemon) { s.tooMuch() }},
-		{"refused with the reason in the pod's events", func(s *site, _ **daemon) { s.refusals() }},
-		{"the driver is killed and updated", func(s *site, d **daemon) { s.upgrade(d) }},
-		{"a reference is good in its claim's pods alone", func(s *site, d **daemon) { s.stolen(d) }},
-		{"refused when it is prepared, with the reason in the pod's events",
-			func(s *site, d **daemon) { s.preparing(d) }},
-		{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
-		{"pods come and go while all is killed",
-			func(s *site, d **daemon) { (*d).kill(); *d = s.claimStorm() }},
-		{"a device plugin", func(s *site, d **daemon) { s.ends(*d); s.devicePlugin() }},
-		{"the device plugin's reference is good in its pod alone",
-			func(s *site, _ **daemon) { s.stolenUnits() }},
-		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
-		{"a scheduler places", func(s *site, _ **daemon) { schedulerCases(s) }},
-	} {
-		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name,
-			Result: "ok"}
-		t.Run(c.name, func(t *testing.T) {
-			defer func() {
-				if t.Failed() {
-					o.Result = "FAIL"
-				}
-				note(t, o)
-			}()
-			at := s.in(t)
-			c.test(at, &driver)
-			at.administer("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", "team",
-				"--wait=true", "--grace-period=1")
-			at.nothingLeft()
-		})
+	var driver *daemon
+	if why == "" {
+		driver = s.startDRA()
+	}
+	for _, row := range claimRows {
+		s.clusterRow(t, row, &driver, why)
+	}
+	for _, row := range unitRows {
+		s.clusterRow(t, row, &driver, "")
 	}
 	s.ends(driver)
+}
+
+// clusterRow runs a row, unless there is a reason to skip it.
+func (s *site) clusterRow(t *testing.T, row clusterRow, driver **daemon, why string) {
+	o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: row.name, Result: "ok"}
+	t.Run(row.name, func(t *testing.T) {
+		defer func() {
+			if t.Failed() {
+				o.Result = "FAIL"
+			}
+			note(t, o)
+		}()
+		if why != "" {
+			o.Result, o.Why = "-", why
+			t.Skip(why)
+		}
+		at := s.in(t)
+		row.test(at, driver)
+		at.administer("delete", "pods", "--all", "-n", "team", "--wait=true", "--grace-period=1")
+		if *driver != nil {
+			at.administer("delete", "resourceclaims,resourceclaimtemplates", "--all", "-n", "team", "--wait=true")
+		}
+		at.nothingLeft()
+	})
 }
 
 // nothingLeft fails if a grant is in the ledger, or a grant's CDI file exists.
