@@ -100,7 +100,8 @@ func (s *site) clusterRow(t *testing.T, row clusterRow, driver **daemon, why str
 		row.test(at, driver)
 		at.administer("delete", "pods", "--all", "-n", "team", "--wait=true", "--grace-period=1")
 		if *driver != nil {
-			at.administer("delete", "resourceclaims,resourceclaimtemplates", "--all", "-n", "team", "--wait=true")
+			at.administer("delete", "resourceclaims,resourceclaimtemplates", "--all", "-n", "team",
+				"--wait=true")
 		}
 		at.nothingLeft()
 	})
