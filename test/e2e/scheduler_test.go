@@ -35,8 +35,17 @@ func (s *site) schedulerPlaces() (p placing, end func()) {
 
 	names := etcKubernetes + "/resources.toml"
 	writeFile(s.T, names, s.schedulerFile("resources\\.toml"))
-	uid := s.administer("get", "node", clusterNode, "-o", "jsonpath={.metadata.uid}")
-	s.account("gpuledger-device-plugin", "--bound-object-kind=Node", "--bound-object-name="+clusterNode,
+	// a pod's token names its node, also where none can be made for a node itself (1.30)
+	bearer := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "bearer"},
+		"spec": object{"nodeName": clusterNode, "serviceAccountName": "gpuledger-device-plugin",
+			"containers": []object{{"name": "main", "image": image, "imagePullPolicy": "Never",
+				"command": []string{"sleep", "100000"}}}, "terminationGracePeriodSeconds": 1}}
+	if r := s.kubectlWith(string(encode(s.T, bearer)), "apply", "-n", "gpuledger-system", "-f",
+		"-"); r.Code != 0 {
+		s.T.Fatalf("%+v", r)
+	}
+	uid := s.administer("get", "pod", "bearer", "-n", "gpuledger-system", "-o", "jsonpath={.metadata.uid}")
+	s.account("gpuledger-device-plugin", "--bound-object-kind=Pod", "--bound-object-name=bearer",
 		"--bound-object-uid="+uid)
 	own := s.account("gpuledger-scheduler")
 	p = placing{site: s}
@@ -57,6 +66,7 @@ func (s *site) schedulerPlaces() (p placing, end func()) {
 		s.ends(scheduler)
 		s.ends(p.extender)
 		s.ends(p.plugin)
+		s.administer("delete", "pod", "bearer", "-n", "gpuledger-system", "--wait=true")
 		s.administer("delete", "validatingadmissionpolicybinding", "allocations.gpuledger.dev",
 			"nodes.gpuledger.dev")
 		writeFile(s.T, s.Config, string(before))
