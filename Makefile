@@ -117,9 +117,10 @@ build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledge
 	@shim/build.sh bin/shim
 
 .PHONY: kube
-kube: ## bin/gpuledger-kube and bin/kubectl-gpuledger, a module of their own in kube/
+kube: ## bin/gpuledger-kube, bin/kubectl-gpuledger and its other name, a module of their own in kube/
 	@test/setup.sh check-go
 	CGO_ENABLED=0 go build -C kube -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o ../bin/ ./cmd/...
+	install packaging/kubectl-inspect-cgpu bin/
 
 .PHONY: shim-test
 shim-test: ## the shim alone: its stories, sanitizers and symbols (root)

@@ -236,6 +236,40 @@ func TestAgentsReachOnlyWhatTheyNeed(t *testing.T) {
 	}
 }
 
+// The scheduler reaches nothing of its node.
+func TestTheSchedulerIsHardened(t *testing.T) {
+	seen := 0
+	for _, list := range objects(t) {
+		for _, object := range list {
+			d, is := object.(*appsv1.Deployment)
+			if !is {
+				continue
+			}
+			seen++
+			spec := d.Spec.Template.Spec
+			if !*spec.SecurityContext.RunAsNonRoot || spec.HostNetwork || spec.HostPID || spec.HostIPC ||
+				spec.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("deployment %s has %+v", d.Name, spec.SecurityContext)
+			}
+			for _, v := range spec.Volumes {
+				if v.ConfigMap == nil {
+					t.Errorf("deployment %s has the volume %+v", d.Name, v)
+				}
+			}
+			for _, c := range spec.Containers {
+				if s := c.SecurityContext; *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+					!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+					len(s.Capabilities.Add) > 0 || s.Privileged != nil || c.LivenessProbe == nil {
+					t.Errorf("deployment %s, container %s has %+v", d.Name, c.Name, s)
+				}
+			}
+		}
+	}
+	if seen != 1 {
+		t.Errorf("there are %d deployments, want 1", seen)
+	}
+}
+
 // The chart may be installed in a namespace with other pods, such as kube-system. An empty selector
 // would select all of them.
 func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {

@@ -73,6 +73,8 @@ for minor in "${minors[@]}"; do
   has "$minor" --set agent=device-plugin,policy.mode=enforce --values "$work/many.yaml"
   if [ "$minor" -ge 35 ]; then has "$minor" --set agent=dra; else refuses "$minor" "agent dra needs Kubernetes" --set agent=dra; fi
   if [ "$minor" -ge 30 ]; then has "$minor" --set nvidia.policy=true; else refuses "$minor" "nvidia.policy needs Kubernetes 1.30 or later" --set nvidia.policy=true; fi
+  placed=agent=device-plugin,scheduler.enabled=true
+  if [ "$minor" -ge 30 ]; then has "$minor" --set $placed; else refuses "$minor" "scheduler.enabled needs Kubernetes 1.30 or later" --set $placed; fi
 done
 refuses 25 "which is incompatible with Kubernetes v1.25.2"
 exit $failed

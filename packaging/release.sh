@@ -50,12 +50,14 @@ platforms="linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64"
 # plugin OS ARCH: builds, packs and describes `kubectl gpuledger` for a platform.
 plugin() {
   local tree=$work/plugin-$1-$2 file=kubectl-gpuledger_${VERSION}_$1_$2 program=kubectl-gpuledger
-  [ "$1" != windows ] || program=$program.exe
+  local inspect=kubectl-inspect-cgpu
+  [ "$1" != windows ] || { program=$program.exe inspect=$inspect.cmd; }
   mkdir "$tree"
   CGO_ENABLED=0 GOOS=$1 GOARCH=$2 go build -C kube -p 2 -trimpath -ldflags "-s -w -buildid= -X github.com/gpuledger/gpuledger/internal/version.Version=$VERSION" \
     -o "$tree/$program" ./cmd/kubectl-gpuledger
   install -m 644 LICENSE "$tree/LICENSE"
-  tarball "$out/$file.tar.gz" "$tree" LICENSE "$program"
+  install -m 755 "packaging/$inspect" "$tree/$inspect"
+  tarball "$out/$file.tar.gz" "$tree" LICENSE "$program" "$inspect"
   "$work/sbom" -name kubectl-gpuledger -version "$VERSION" -time "$SOURCE_DATE_EPOCH" -root "$tree" >"$out/$file.cdx.json"
   cat <<EOF
     - selector:

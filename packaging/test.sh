@@ -460,7 +460,8 @@ test_release() {
   step "release: kubectl gpuledger for five platforms, as the manifest for krew has them"
   for file in "$to"/kubectl-gpuledger_*.tar.gz; do
     grep -A1 "^      uri: https://example.com/release/${file##*/}\$" "$to/krew.yaml" | grep -qx "      sha256: $(sha256sum "$file" | cut -d ' ' -f 1)" || fail "krew.yaml has another sum of ${file##*/}"
-    program=$(tar -tzf "$file" | grep kubectl)
+    program=$(tar -tzf "$file" | grep kubectl-gpuledger)
+    tar -tzf "$file" | grep -q '^kubectl-inspect-cgpu' || fail "${file##*/} has no kubectl inspect cgpu"
     case $file in
       *_windows_*) [ "$(tar -xzOf "$file" "$program" | head -c 2)" = MZ ] ;;
       *_darwin_*) [ "$(tar -xzOf "$file" "$program" | head -c 4 | od -An -tx1 | tr -d ' ')" = cffaedfe ] ;;

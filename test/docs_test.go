@@ -88,7 +88,7 @@ func TestHintsForTenantsAreURLs(t *testing.T) {
 	}
 }
 
-var pageName = regexp.MustCompile(`[a-z]+\.md`)
+var pageName = regexp.MustCompile(`[a-z-]+\.md`)
 
 // TestEveryKeyIsDocumented compares docs/configuration.md with the configuration: each key that can
 // be set has a row, with the default in configs/config.toml, and there are no other rows.

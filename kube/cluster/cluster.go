@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuledger/gpuledger/kube"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 // Node is a node with GPUs.
@@ -37,6 +38,7 @@ type GPU struct {
 	Mode      string       `json:"mode,omitempty"` // of its claims
 	Total     int64        `json:"total"`          // bytes
 	Allocated int64        `json:"allocated"`
+	Used      int64        `json:"used,omitempty"` // by processes, where the node publishes it
 	Shares    []ClaimShare `json:"shares,omitempty"`
 
 	// The modes that take new claims, each with the bytes that its claims can have in total.
@@ -48,8 +50,9 @@ type GPU struct {
 // ClaimShare is a claim's part of a GPU.
 type ClaimShare struct {
 	Namespace string   `json:"namespace"`
-	Claim     string   `json:"claim"`
-	Request   string   `json:"request,omitempty"` // of a claim with several
+	Claim     string   `json:"claim,omitempty"`     // where the DRA driver has the node
+	Container string   `json:"container,omitempty"` // where the device plugin has it
+	Request   string   `json:"request,omitempty"`   // of a claim with several
 	Pods      []string `json:"pods,omitempty"`
 	Mode      string   `json:"mode"`
 	Memory    int64    `json:"memory"` // bytes
@@ -113,6 +116,9 @@ func build(machines []corev1.Node, published []resourceapi.ResourceSlice, claims
 		}
 		for _, claim := range claims {
 			n.addClaim(claim, devices)
+		}
+		if text, found := machine.Annotations[nodestate.Annotation]; found && len(n.GPUs) == 0 {
+			n.addState(text, pods)
 		}
 		if len(n.GPUs) == 0 && len(n.Counted) == 0 {
 			continue

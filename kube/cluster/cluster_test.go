@@ -97,7 +97,7 @@ func TestInspect(t *testing.T) {
 	}
 	const want = `NAME   IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)
 gpu-1  10.0.0.1   6.5/16 limit           16/16 exclusive        22.5/32
-old    10.0.0.2   -                      -                      0/0
+old    10.0.0.2   -                      -                      -
 ------------------------------------------------------------------------
 Allocated/Total GPU Memory In Cluster:
 22.5/32 (70%)

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -31,21 +32,32 @@ func Print(w io.Writer, nodes []Node, details bool) error {
 			fmt.Fprint(t, "\t"+cell(n.GPUs, i))
 		}
 		here, all := sum(n.GPUs)
-		fmt.Fprintf(t, "\t%s/%s\n", gib(here), gib(all))
+		if len(n.GPUs) == 0 {
+			fmt.Fprintln(t, "\t-") // only the units of its device plugin are known
+		} else {
+			fmt.Fprintf(t, "\t%s/%s\n", gib(here), gib(all))
+		}
 		used, total = used+here, total+all
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(w, strings.Repeat("-", 72))
+	fmt.Fprintln(w, rule)
 	fmt.Fprintln(w, "Allocated/Total GPU Memory In Cluster:")
-	fmt.Fprintf(w, "%s/%s (%d%%)\n", gib(used), gib(total), percent(used, total))
+	if total == 0 {
+		fmt.Fprintln(w, "unknown: no node publishes its GPUs")
+	} else {
+		fmt.Fprintf(w, "%s/%s (%d%%)\n", gib(used), gib(total), percent(used, total))
+	}
 	printCounts(w, nodes)
 	if details {
 		return printShares(w, nodes)
 	}
 	return nil
 }
+
+// rule is the line below a table.
+var rule = strings.Repeat("-", 72)
 
 // columns returns the indexes that GPUs have on any node.
 func columns(nodes []Node) []int64 {
@@ -143,13 +155,18 @@ func printShares(w io.Writer, nodes []Node) error {
 				if s.Compute > 0 {
 					compute = fmt.Sprintf("%d%%", s.Compute)
 				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, s.name(),
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", label(g), s.Namespace, cmp.Or(s.name(), "-"),
 					strings.Join(s.Pods, ","),
 					s.Mode, gib(s.Memory), compute)
 			}
 		}
 		if err := t.Flush(); err != nil {
 			return err
+		}
+		for _, g := range n.GPUs {
+			if g.Used > 0 {
+				fmt.Fprintf(w, "GPU %s: %s GiB used by processes\n", label(g), gib(g.Used))
+			}
 		}
 	}
 	return nil

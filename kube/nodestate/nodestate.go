@@ -39,6 +39,11 @@ type GPU struct {
 	Space grant.Bytes `json:"space,omitempty"`
 	// Served is, in mode mps, over how many GPUs the grants are. 0: over one.
 	Served int `json:"served,omitempty"`
+	// Granted is what its grants have of it, also those of other programs than the scheduler.
+	Granted grant.Bytes `json:"granted,omitempty"`
+	// Used is what processes use of it, as the node's watch has found, to a twentieth of its memory. 0:
+	// nothing, or unknown.
+	Used grant.Bytes `json:"used,omitempty"`
 }
 
 // Encode returns the value of the annotation.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
@@ -29,13 +30,21 @@ type Publisher struct {
 
 	mu    sync.Mutex
 	there *string // the annotation on the Node, as far as it is known; nil: unknown
+
+	used map[string]grant.Bytes // of each GPU, as it was published last
 }
 
 // Ensure writes the annotation if it is not as the ledger is. It is called repeatedly, and that is
 // the pace of the changes.
 func (p *Publisher) Ensure(ctx context.Context) error {
 	content, err := p.Ledger.Read()
-	want, unwritable := Of(content, err, p.Adopts).Encode()
+	state := Of(content, err, p.Adopts)
+	usedOf(state, content.Used(), p.used)
+	p.used = map[string]grant.Bytes{}
+	for _, g := range state.GPUs {
+		p.used[g.UUID] = g.Used
+	}
+	want, unwritable := state.Encode()
 	if unwritable != nil {
 		return unwritable
 	}

@@ -56,8 +56,8 @@ func TestWhatANodePublishes(t *testing.T) {
 	}
 	both := []grant.Mode{grant.Exclusive, grant.Limit}
 	for i, want := range []nodestate.GPU{
-		{Free: 10 * grant.GiB, Compute: 70, Modes: both, Mode: grant.Limit},
-		{Free: 0, Compute: 100, Modes: both, Mode: grant.Exclusive},
+		{Free: 10 * grant.GiB, Compute: 70, Modes: both, Mode: grant.Limit, Granted: 6 * grant.GiB},
+		{Free: 0, Compute: 100, Modes: both, Mode: grant.Exclusive, Granted: 16 * grant.GiB},
 		{Free: 16 * grant.GiB, Compute: 100, Modes: both, Closed: "is unhealthy: Xid 79"},
 		{Free: 16 * grant.GiB, Compute: 100, Modes: []grant.Mode{grant.Timeslice}}, // it cannot run MPS
 	} {
@@ -212,6 +212,26 @@ func TestWhatOthersChangeIsWrittenAgain(t *testing.T) {
 		}
 		if s := c.published(); len(s.GPUs) != 1 {
 			t.Errorf("it is %+v", s)
+		}
+	}
+}
+
+// What is used changes all the time, so the annotation has it only to a twentieth of the GPU.
+func TestUseIsPublishedSeldom(t *testing.T) {
+	of := func(now, before grant.Bytes) grant.Bytes {
+		s := nodestate.State{GPUs: []nodestate.GPU{{UUID: "a", Memory: 20 * grant.GiB}}}
+		usedOf(s, map[string]grant.Bytes{"a": now}, map[string]grant.Bytes{"a": before})
+		return s.GPUs[0].Used
+	}
+	for name, c := range map[string]struct{ now, before, want grant.Bytes }{
+		"a little more": {11 * grant.GiB, 10 * grant.GiB, 10 * grant.GiB},
+		"a little less": {9 * grant.GiB, 10 * grant.GiB, 10 * grant.GiB},
+		"more":          {12 * grant.GiB, 10 * grant.GiB, 12 * grant.GiB},
+		"the first":     {grant.MiB, 0, grant.MiB},
+		"nothing more":  {0, grant.MiB, 0},
+	} {
+		if got := of(c.now, c.before); got != c.want {
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
 		}
 	}
 }

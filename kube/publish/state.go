@@ -50,7 +50,8 @@ func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
 		})
 		gpu := nodestate.GPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
 			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
-			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside}
+			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside,
+			Granted: granted(c.Grants, s)}
 		if s.Served > 1 {
 			gpu.Served = s.Served
 		}
@@ -64,6 +65,35 @@ func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
 	}
 	slices.Sort(state.Adopted)
 	return state, nil
+}
+
+// granted returns what the grants have of a GPU.
+func granted(all []grant.Grant, of admission.Seat) (sum grant.Bytes) {
+	for _, g := range all {
+		for _, share := range g.GPUs {
+			switch {
+			case share.UUID != of.GPU.UUID:
+			case g.Mode == grant.Exclusive:
+				sum += of.GPU.Memory
+			default:
+				sum += share.Memory
+			}
+		}
+	}
+	return sum
+}
+
+// usedOf enters what is used of the GPUs. It keeps what was published before unless the difference
+// is more than a twentieth of the GPU, so that the annotation does not change all the time.
+func usedOf(s nodestate.State, now, before map[string]grant.Bytes) {
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		g.Used = now[g.UUID]
+		if was, is := before[g.UUID]; is && (was == 0) == (g.Used == 0) &&
+			max(was, g.Used)-min(was, g.Used) <= g.Memory/20 {
+			g.Used = was
+		}
+	}
 }
 
 // anyPod stands for the owner of any container's grant. The verdict depends only on the owner's

@@ -444,6 +444,17 @@ func TestABindingWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// What a watch still shows of a pod that was bound a moment ago takes nothing back.
+func TestAPodThatIsShownAsItWas(t *testing.T) {
+	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), podOf("p", 10))
+	s := w.process()
+	before := w.podNamed("p")
+	want(t, "bound", bind(t, s, "p", "a"), "")
+	s.pod(before)
+	want(t, "it still counts", filtered(t, s, podOf("q", 7), "a"),
+		"no GPU has 7GiB free in mode limit: the most is 6GiB, GPU 0 of node a")
+}
+
 // A pod that changes while it is bound is read again.
 func TestAPodThatChangesMeanwhile(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), podOf("p", 4))
@@ -622,6 +633,21 @@ func TestAWaitingPodIsTriedAgainWhenThereIsRoom(t *testing.T) {
 	w.sees(s)
 	w.clock.pass(time.Hour)
 	want(t, "it is bound", tried(), last)
+}
+
+// Room can appear between the filter's answer and its being noted.
+func TestAPodThatIsRejectedWhileRoomAppears(t *testing.T) {
+	w := newWorld(t, nodeOf(t, "a", stateOf("a", 8)), podOf("p", 4), podOf("large", 16))
+	s := w.process()
+	filtered(t, s, w.podNamed("large"), "a")
+	must(t, s.retry(t.Context()))
+	s.waiting.rejected(w.podNamed("p"), []string{"a"}, w.clock.Now())
+	must(t, s.retry(t.Context()))
+	w.clock.pass(grace)
+	must(t, s.retry(t.Context()))
+	if w.podNamed("p").Annotations[keyTried] == "" {
+		t.Error("it is not tried again")
+	}
 }
 
 // After a restart nothing is known of a filter: what kube-scheduler has said of the pod is enough.

@@ -142,14 +142,21 @@ func TestRefusedWhilePodsHaveGPUs(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: "n",
 			Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 				Limits: corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse("4")}}}}}}
-	for agent, c := range map[string]struct {
-		user runtime.Object
-		want string
+	placed := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "placed", Namespace: "team",
+		Annotations: map[string]string{"gpuledger.dev/gpus.train": "GPU-0"}},
+		Spec: corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "train"}}}}
+	for name, c := range map[string]struct {
+		agent string
+		user  runtime.Object
+		want  string
 	}{
-		"gpuledger-dra":           {claim("share", "gpuledger.dev", "a", "b"), "claim team/share of a and b"},
-		"gpuledger-device-plugin": {units, "pod team/units"},
+		"a claim": {"gpuledger-dra", claim("share", "gpuledger.dev", "a", "b"),
+			"claim team/share of a and b"},
+		"units":                {"gpuledger-device-plugin", units, "pod team/units"},
+		"what was placed here": {"gpuledger-device-plugin", placed, "pod team/placed"},
 	} {
-		t.Run(agent, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
+			agent := c.agent
 			k := newCluster(t, true, config(nil), set(agent, corev1.PodSpec{}), setup("gpuledger-setup"),
 				c.user)
 			err := k.run("gpuledger-setup")

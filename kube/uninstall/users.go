@@ -79,6 +79,9 @@ func (u Uninstall) pods(ctx context.Context) (users []string, err error) {
 
 // hasDevices leaves out what a container has by a claim: claims names that one.
 func hasDevices(pod *corev1.Pod, c corev1.Container) bool {
+	if pod.Annotations["gpuledger.dev/gpus."+c.Name] != "" { // gpuledger's scheduler has placed it
+		return true
+	}
 	for name := range c.Resources.Limits {
 		if strings.HasPrefix(string(name), "gpuledger.dev/") && !cluster.ByClaim(pod, c.Name, name) ||
 			name == "aliyun.com/gpu-mem" {

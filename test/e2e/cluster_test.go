@@ -49,6 +49,7 @@ var unitRows = []clusterRow{
 	{"the device plugin's reference is good in its pod alone",
 		func(s *site, d **daemon) { s.ends(*d); s.stolenUnits() }},
 	{"the same with the device plugin", func(s *site, d **daemon) { s.ends(*d); s.unitStorm() }},
+	{"a scheduler places", func(s *site, d **daemon) { s.ends(*d); schedulerCases(s) }},
 }
 
 // noClaims is why a version of Kubernetes runs none of claimRows.

@@ -1,5 +1,6 @@
 // Command kubectl-gpuledger is `kubectl gpuledger`: it shows the GPUs of a cluster and what pods
-// have of them, from the API alone.
+// have of them, from the API alone. The script kubectl-inspect-cgpu makes `kubectl inspect cgpu` of
+// its command cgpu, as on ACK.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -35,6 +37,9 @@ func run(args []string) int {
 			{Name: "inspect", Usage: "show the nodes' GPUs, allocated and total", Action: inspect,
 				Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"},
 					Usage: "a line for each claim on each GPU"})},
+			{Name: "cgpu", Usage: "show the same as `kubectl inspect cgpu` does on ACK", ArgsUsage: "[NODE ...]",
+				Action: cgpu, Flags: append(common(), &cli.BoolFlag{Name: "details", Aliases: []string{"d"},
+					Usage: "the pods of each node, and what they have of each GPU"})},
 			{Name: "explain", Usage: "show a pod's GPUs, or why it has none",
 				ArgsUsage: "POD", Action: explain,
 				Flags: common()},
@@ -46,6 +51,34 @@ func run(args []string) int {
 		fmt.Fprintln(os.Stderr, "kubectl gpuledger:", err)
 	}
 	return usage.Status(err)
+}
+
+func cgpu(c *cli.Context) error {
+	client, _, err := connect(c)
+	if err != nil {
+		return err
+	}
+	nodes, err := cluster.Read(c.Context, client)
+	if err != nil {
+		return err
+	}
+	for _, name := range c.Args().Slice() {
+		if !slices.ContainsFunc(nodes, func(n cluster.Node) bool { return n.Name == name }) {
+			return fmt.Errorf("the cluster has no node %q with GPUs", name)
+		}
+	}
+	if c.NArg() > 0 {
+		nodes = slices.DeleteFunc(nodes, func(n cluster.Node) bool {
+			return !slices.Contains(c.Args().Slice(), n.Name)
+		})
+	}
+	switch {
+	case c.Bool("json"):
+		return printJSON(map[string]any{"nodes": nodes})
+	case c.Bool("details") && len(nodes) > 0:
+		return cluster.PrintPods(os.Stdout, nodes)
+	}
+	return cluster.Print(os.Stdout, nodes, false)
 }
 
 func common() []cli.Flag {

@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
+)
+
+// addState adds the GPUs that a node with the device plugin publishes, and what the annotations of
+// its pods have of them.
+func (n *Node) addState(text string, pods []corev1.Pod) {
+	state, err := nodestate.Decode(text)
+	if err != nil || len(state.GPUs) == 0 {
+		return // of another version, or a node that cannot read its GPUs: its units remain
+	}
+	for _, g := range state.GPUs {
+		one := GPU{UUID: plain(g.UUID), Index: int64(g.Index), Product: plain(g.Product),
+			Mode: plain(string(g.Mode)), Total: int64(g.Memory), Allocated: int64(g.Granted), Used: int64(g.Used)}
+		if cmp.Or(g.Closed, state.Closed) != "" {
+			one.Health = "closed"
+		}
+		n.GPUs = append(n.GPUs, one)
+	}
+	n.Counted = nil // these units only let the kubelet admit pods
+	for i := range pods {
+		if pods[i].Spec.NodeName == n.Name {
+			n.addPod(&pods[i], state.Adopted)
+		}
+	}
+}
+
+// The keys of a pod's annotations that say what a scheduler has given a container, without its name.
+const (
+	gpusKey    = "gpuledger.dev/gpus."
+	memoryKey  = "gpuledger.dev/memory."
+	computeKey = "gpuledger.dev/compute."
+	modeKey    = "gpuledger.dev/mode."
+)
+
+// addPod adds the shares of a pod's containers. What the node has not adopted yet is not in its
+// ledger, and so is added to what is allocated.
+func (n *Node) addPod(pod *corev1.Pod, adopted []string) {
+	for key, gpus := range pod.Annotations {
+		container, is := strings.CutPrefix(key, gpusKey)
+		if !is {
+			continue
+		}
+		uuids := strings.Split(gpus, ",")
+		memory, _ := grant.ParseBytes(pod.Annotations[memoryKey+container])
+		compute := int64(0)
+		for _, digit := range pod.Annotations[computeKey+container] {
+			if digit >= '0' && digit <= '9' && compute < 100 {
+				compute = 10*compute + int64(digit-'0')
+			}
+		}
+		for _, uuid := range uuids {
+			i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == strings.TrimSpace(uuid) })
+			if i < 0 {
+				continue
+			}
+			s := ClaimShare{Namespace: pod.Namespace, Container: plain(container), Pods: []string{pod.Name},
+				Mode: plain(pod.Annotations[modeKey+container]), Memory: int64(memory) / int64(len(uuids)),
+				Compute: compute}
+			if s.Mode == exclusive {
+				s.Memory = n.GPUs[i].Total
+			}
+			n.GPUs[i].Shares = append(n.GPUs[i].Shares, s)
+			if !slices.Contains(adopted, string(pod.UID)+"/"+container) {
+				n.GPUs[i].Allocated += s.Memory
+				n.GPUs[i].Mode = cmp.Or(n.GPUs[i].Mode, s.Mode)
+			}
+		}
+	}
+	for i := range n.GPUs {
+		slices.SortFunc(n.GPUs[i].Shares, func(a, b ClaimShare) int {
+			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), slices.Compare(a.Pods, b.Pods),
+				cmp.Compare(a.Container, b.Container))
+		})
+	}
+}

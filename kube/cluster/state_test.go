@@ -1,0 +1,96 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"strings"
+	"testing"
+)
+
+// quoted returns a text as a string of JSON.
+func quoted(text string) string { return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"` }
+
+// published is a cluster of one node with the device plugin, which publishes its GPUs: pod a has its
+// share already, pod b was placed just now, and 2 GiB are granted to something that is no pod.
+func published(state string) map[string]string {
+	answers := maps.Clone(whole2)
+	delete(answers, "/apis/resource.k8s.io/v1/resourceslices")
+	delete(answers, "/apis/resource.k8s.io/v1/resourceclaims")
+	answers["/api/v1/nodes"] = `{"items":[{"metadata":{"name":"old","annotations":{"gpuledger.dev/ledger":` +
+		quoted(state) + `}},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.2"}],"capacity":{"gpuledger.dev/gpu-memory":"32"}}}]}`
+	pod := func(name, uid, notes string) string {
+		return `{"metadata":{"namespace":"team","name":"` + name + `","uid":"` + uid + `","annotations":{` + notes +
+			`}},"spec":{"nodeName":"old","containers":[{"name":"main"}]}}`
+	}
+	answers["/api/v1/pods"] = `{"items":[` +
+		pod("b", "2", `"gpuledger.dev/gpus.main":"GPU-1","gpuledger.dev/mode.main":"exclusive"`) + "," +
+		pod("a", "1", `"gpuledger.dev/gpus.main":"GPU-0,GPU-2","gpuledger.dev/memory.main":"8GiB","gpuledger.dev/mode.main":"limit","gpuledger.dev/compute.main":"30"`) + "," +
+		pod("c", "3", `"example.com/a":"b"`) + `]}`
+	return answers
+}
+
+const three = `{"version":1,"gpus":[
+	{"uuid":"GPU-0","index":0,"memory":17179869184,"free":1,"compute":70,"modes":["limit"],"mode":"limit","granted":6442450944,"used":3221225472},
+	{"uuid":"GPU-1","index":1,"memory":17179869184,"free":1,"compute":100,"modes":["limit"]},
+	{"uuid":"GPU-2","index":2,"memory":17179869184,"free":1,"compute":70,"modes":["limit"],"mode":"limit","granted":4294967296,"closed":"is unhealthy"}],
+	"adopted":["1/main"]}`
+
+func TestANodeThatPublishesItsGPUs(t *testing.T) {
+	nodes, err := Read(context.Background(), api(t, published(strings.ReplaceAll(strings.ReplaceAll(three, "\n", ""), "\t", ""))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := Print(&out, nodes, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := PrintPods(&out, nodes); err != nil {
+		t.Fatal(err)
+	}
+	const want = `NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)  GPU Memory(GiB)
+old   10.0.0.2   6/16 limit             16/16 exclusive        4/16 closed            26/48
+------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+26/48 (54%)
+
+NODE old
+GPU  NAMESPACE  CLAIM  PODS  MODE       MEMORY(GiB)  COMPUTE
+0    team       -      a     limit      4            30%
+1    team       -      b     exclusive  16           -
+2    team       -      a     limit      4            30%
+GPU 0: 3 GiB used by processes
+NAME:       old
+IPADDRESS:  10.0.0.2
+
+NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  GPU2(Allocated)
+a     team       4                0                4
+b     team       0                16               0
+Allocated :  26 (54%)
+Used :       3 (6%)
+Total :      48
+------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:  26/48 (54%)
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// A node whose annotation cannot be read has what its device plugin counts, and no sum that is 0.
+func TestANodeThatPublishesNothingUseful(t *testing.T) {
+	for _, state := range []string{"", "{", `{"version":2,"gpus":[{"uuid":"a"}]}`, `{"version":1,"gpus":[]}`} {
+		nodes, err := Read(context.Background(), api(t, published(state)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := Print(&out, nodes, false); err != nil {
+			t.Fatal(err)
+		}
+		if text := out.String(); strings.Contains(text, "0/0") ||
+			!strings.Contains(text, "unknown: no node publishes its GPUs\nold: 0/32 gpuledger.dev/gpu-memory by the device plugin") {
+			t.Errorf("%s: got\n%s", state, text)
+		}
+	}
+}

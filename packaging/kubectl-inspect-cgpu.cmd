@@ -1,0 +1,1 @@
+@"%~dp0kubectl-gpuledger.exe" cgpu %*

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/kubernetes/pkg/apis/apps"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
+)
+
+// schedulerFiles are what the chart writes for the scheduler: the names of resources, and the
+// configuration of kube-scheduler as that reads it.
+func schedulerFiles(t *testing.T, values string) (names string, c *config.KubeSchedulerConfiguration) {
+	t.Helper()
+	all, err := rendered(t, namespace, "v1.30.4", values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, is := byName(all)["ConfigMap/gpuledger-scheduler"].value.(*core.ConfigMap)
+	if !is {
+		t.Fatal("there is no ConfigMap")
+	}
+	object, _, err := scheme.Codecs.UniversalDecoder().Decode([]byte(m.Data["kube-scheduler.yaml"]), nil, nil)
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, m.Data["kube-scheduler.yaml"])
+	}
+	c = object.(*config.KubeSchedulerConfiguration)
+	if err := validation.ValidateKubeSchedulerConfiguration(c); err != nil {
+		t.Fatalf("%v:\n%s", err, m.Data["kube-scheduler.yaml"])
+	}
+	return m.Data["resources.toml"], c
+}
+
+func managed(c *config.KubeSchedulerConfiguration) (names []string) {
+	for _, r := range c.Extenders[0].ManagedResources {
+		if r.IgnoredByScheduler {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+func TestKubeSchedulerReadsWhatTheChartWrites(t *testing.T) {
+	names, c := schedulerFiles(t, `{agent: device-plugin, scheduler: {enabled: true, names: [gpuledger-scheduler, kai-scheduler],
+		shared: [nvidia.com/gpu.shared], resources: [{name: aliyun.com/gpu-mem, unit: 1MiB}, {name: example.com/vram, like: nvidia.com/gpumem, mode: mps}]}}`)
+	if want := []string{"aliyun.com/gpu-mem", "example.com/vram", "nvidia.com/gpu.shared"}; !slices.Equal(managed(c), want) {
+		t.Errorf("the extender is asked for %v, want %v", managed(c), want)
+	}
+	if len(c.Profiles) != 2 || c.Profiles[1].SchedulerName != "kai-scheduler" || !c.LeaderElection.LeaderElect ||
+		c.LeaderElection.ResourceNamespace != namespace || !c.Extenders[0].NodeCacheCapable || c.Extenders[0].Ignorable {
+		t.Errorf("got %+v", c)
+	}
+	for _, want := range []string{`name = "aliyun.com/gpu-mem"`, `unit = "1MiB"`, `like = "nvidia.com/gpumem"`, `mode = "mps"`} {
+		if !strings.Contains(names, want) {
+			t.Errorf("the names have no %s:\n%s", want, names)
+		}
+	}
+}
+
+// A pod that asks by an annotation asks for no resource, so the extender is asked about every pod.
+func TestForNamesOfAnnotationsTheExtenderIsAskedAboutEveryPod(t *testing.T) {
+	_, c := schedulerFiles(t, `{agent: device-plugin, scheduler: {enabled: true,
+		resources: [{name: gpu-memory}, {name: gpuledger.dev/gpu-memory}]}}`)
+	if len(managed(c)) != 0 {
+		t.Errorf("it is asked only about pods with %v", managed(c))
+	}
+	for _, of := range c.Profiles[0].PluginConfig {
+		if fit, is := of.Args.(*config.NodeResourcesFitArgs); is {
+			if !slices.Equal(fit.IgnoredResources, []string{"gpuledger.dev/gpu-memory"}) {
+				t.Errorf("kube-scheduler counts all but %v itself", fit.IgnoredResources)
+			}
+			return
+		}
+	}
+	t.Error("kube-scheduler counts the resources itself")
+}
+
+func TestTheSchedulerIsTheClustersVersion(t *testing.T) {
+	for version, want := range map[string]string{"v1.30.4": "registry.k8s.io/kube-scheduler:v1.30.4",
+		"v1.31.2-gke.100": "registry.k8s.io/kube-scheduler:v1.31.2"} {
+		all, err := rendered(t, namespace, version, "{agent: device-plugin, scheduler: {enabled: true}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := byName(all)["Deployment/gpuledger-scheduler"].value.(*apps.Deployment)
+		if got := d.Spec.Template.Spec.Containers[0].Image; got != want {
+			t.Errorf("%s: %s, want %s", version, got, want)
+		}
+	}
+}
+
+func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
+	for values, want := range map[string]string{
+		"{agent: dra, scheduler: {enabled: true}}":                                                      "scheduler.enabled is for agent device-plugin",
+		"{agent: device-plugin, scheduler: {enabled: true}, config: {annotations: {trust: verify}}}":    `needs annotations.trust = "adopt"`,
+		"{agent: device-plugin, scheduler: {enabled: true, names: [default-scheduler]}}":                "names",
+		"{agent: device-plugin, scheduler: {enabled: true, resources: [{name: a/b, colour: a green}]}}": "colour",
+	} {
+		if _, err := rendered(t, namespace, "v1.36.2", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", values, err, want)
+		}
+	}
+	if _, err := rendered(t, namespace, "v1.29.4", "{agent: device-plugin, scheduler: {enabled: true}}"); err == nil ||
+		!strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.30 or later") {
+		t.Errorf("got %v", err)
+	}
+}
