@@ -34,6 +34,7 @@ var layers = map[string][]string{
 	"nodestate":    {"internal/grant"},
 	"dialect":      {"internal/grant", "kube/placement"},
 	"webhook":      {"internal/grant", "kube/dialect", "kube/placement"},
+	"scheduler":    {"internal/grant", "kube/nodestate", "kube/placement"},
 	"health":       {},
 	"uninstall":    {"kube/cluster", "kube/dra"},
 	"usage":        {"internal/cmdline", "internal/grant"},

@@ -1,0 +1,170 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
+	"github.com/gpuledger/gpuledger/kube/placement"
+)
+
+// The labels of a node that choose the mode of its shares and how its GPUs are filled. Ours win over
+// those of ACK.
+const (
+	labelMode    = prefix + "mode"
+	labelPolicy  = prefix + "placement"
+	labelACKMode = "ack.node.gpu.schedule"
+	labelACKFill = "ack.node.gpu.placement"
+)
+
+// ackModes are the values of ACK's label. core_mem is its mode with shares of compute, which the
+// node counts or enforces as it is configured.
+var ackModes = map[string]grant.Mode{
+	"cgpu": grant.Limit, "core_mem": grant.Limit, "share": grant.Timeslice, "mps": grant.MPS,
+	"exclusive": grant.Exclusive, "default": grant.Exclusive, "topology": grant.Exclusive,
+}
+
+// ownModes are the values of our label.
+var ownModes = []grant.Mode{grant.Limit, grant.Timeslice, grant.MPS, grant.Exclusive}
+
+// published is a node as its object shows it.
+type published struct {
+	node    placement.Node // without what is on its way to it
+	adopted map[string]bool
+}
+
+// readNode reads a node's object. A node without the annotation is none of ours.
+func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours bool) {
+	text, ours := object.Annotations[nodestate.Annotation]
+	if !ours {
+		return p, false
+	}
+	p.node = placement.Node{Name: object.Name, Policy: fallback}
+	state, err := nodestate.Decode(text)
+	if err != nil {
+		p.node.Closed = "publishes what cannot be read: " + err.Error()
+		return p, true
+	}
+	p.node.Closed = state.Closed
+	p.adopted = map[string]bool{}
+	for _, c := range state.Adopted {
+		p.adopted[c] = true
+	}
+	for _, g := range state.GPUs {
+		p.node.GPUs = append(p.node.GPUs, placement.GPU{UUID: g.UUID, Index: g.Index, Product: g.Product,
+			Memory: g.Memory, Space: g.Space, Free: g.Free, Compute: g.Compute, Modes: g.Modes, Mode: g.Mode,
+			Served: max(g.Served, 1), Closed: g.Closed, Outside: g.Outside})
+	}
+	readLabels(&p.node, object.Labels)
+	return p, true
+}
+
+// readLabels reads mode and policy. A label that cannot be understood closes the node: its pods
+// would run in a mode that nobody chose.
+func readLabels(n *placement.Node, labels map[string]string) {
+	wrong := func(label string) {
+		n.Closed = fmt.Sprintf("has the label %s=%s, which is not known", label, labels[label])
+	}
+	if value := labels[labelACKMode]; value != "" {
+		mode, known := ackModes[value]
+		if n.Mode = mode; !known && labels[labelMode] == "" {
+			wrong(labelACKMode)
+		}
+	}
+	if value := grant.Mode(labels[labelMode]); value != "" {
+		if n.Mode = value; !slices.Contains(ownModes, value) {
+			wrong(labelMode)
+		}
+	}
+	for _, label := range []string{labelACKFill, labelPolicy} {
+		switch value := placement.Policy(labels[label]); value {
+		case "":
+		case placement.Binpack, placement.Spread:
+			n.Policy = value
+		default:
+			wrong(label)
+		}
+	}
+}
+
+// assigned is a pod on a node, or on its way to it.
+type assigned struct {
+	uid         string
+	app         string
+	allocations []allocation
+}
+
+// withPods returns the node with what pods have or will have on it. An allocation that the node has
+// adopted is in its numbers already.
+func (p *published) withPods(pods []assigned) *placement.Node {
+	n := p.node
+	n.GPUs = slices.Clone(n.GPUs)
+	at := make(map[string]int, len(n.GPUs))
+	for i := range n.GPUs {
+		at[n.GPUs[i].UUID] = i
+	}
+	for _, pod := range pods {
+		for uuid, l := range p.loadsOf(pod) {
+			if i, known := at[uuid]; known {
+				l.onto(&n.GPUs[i], pod.app)
+			}
+		}
+	}
+	return &n
+}
+
+// load is what a pod has of a GPU and its node does not count yet.
+type load struct {
+	memory  grant.Bytes
+	compute int
+	mode    grant.Mode
+	gpus    int // over how many GPUs
+}
+
+// loadsOf adds a pod's containers up for each GPU: the most that they have at a time, less what is
+// adopted of it.
+func (p *published) loadsOf(pod assigned) map[string]load {
+	all, loads := map[string][]placement.Load{}, map[string]load{}
+	adopted := map[string]placement.Load{}
+	for _, a := range pod.allocations {
+		for _, uuid := range a.gpus {
+			all[uuid] = append(all[uuid], placement.Load{Init: a.init, Memory: a.memory, Compute: a.compute})
+			l := loads[uuid]
+			l.mode, l.gpus = a.mode, max(l.gpus, len(a.gpus))
+			loads[uuid] = l
+			if p.adopted[pod.uid+"/"+a.container] {
+				had := adopted[uuid]
+				had.Memory, had.Compute = had.Memory+a.memory, had.Compute+a.compute
+				adopted[uuid] = had
+			}
+		}
+	}
+	for uuid, l := range loads {
+		l.memory, l.compute = placement.Peak(all[uuid])
+		l.memory -= min(l.memory, adopted[uuid].Memory)
+		l.compute -= min(l.compute, adopted[uuid].Compute)
+		loads[uuid] = l
+	}
+	return loads
+}
+
+// onto takes a load off what a GPU has.
+func (l load) onto(g *placement.GPU, app string) {
+	if g.Mode == "" {
+		g.Mode, g.Served = l.mode, l.gpus
+	}
+	g.Free -= min(g.Free, l.memory)
+	g.Compute -= min(g.Compute, l.compute)
+	if l.mode == grant.Exclusive {
+		g.Free, g.Compute = 0, 0
+	}
+	if app != "" {
+		if g.Apps == nil {
+			g.Apps = map[string]int{}
+		}
+		g.Apps[app]++
+	}
+}
