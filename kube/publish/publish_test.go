@@ -61,7 +61,7 @@ func TestWhatANodePublishes(t *testing.T) {
 		{Free: 16 * grant.GiB, Compute: 100, Modes: both, Closed: "is unhealthy: Xid 79"},
 		{Free: 16 * grant.GiB, Compute: 100, Modes: []grant.Mode{grant.Timeslice}}, // it cannot run MPS
 	} {
-		want.Index, want.Memory = i, 16*grant.GiB
+		want.Index, want.Memory, want.Space = i, 16*grant.GiB, 16*grant.GiB
 		got := s.GPUs[i]
 		want.UUID, want.Product = got.UUID, got.Product
 		slices.Sort(got.Modes)

@@ -48,9 +48,14 @@ func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
 		modes := slices.DeleteFunc(slices.Clone(free[i].Modes), func(m grant.Mode) bool {
 			return m == grant.MIG || m == grant.MPS && noMPS || tooWeak(c, m, free[i])
 		})
-		state.GPUs = append(state.GPUs, nodestate.GPU{UUID: s.GPU.UUID, Index: s.GPU.Index,
-			Product: s.GPU.Name, Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
-			Closed: closed(s), Outside: s.Outside, Granted: granted(c.Grants, s)})
+		gpu := nodestate.GPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
+			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
+			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside,
+			Granted: granted(c.Grants, s)}
+		if s.Served > 1 {
+			gpu.Served = s.Served
+		}
+		state.GPUs = append(state.GPUs, gpu)
 	}
 	for _, g := range c.Grants {
 		owner, is := strings.CutPrefix(string(g.Owner), "pod:")
@@ -89,18 +94,6 @@ func usedOf(s nodestate.State, now, before map[string]grant.Bytes) {
 			g.Used = was
 		}
 	}
-}
-
-// closed returns why a GPU takes no new grant. One that shares its MPS daemon with others takes
-// only grants over the same GPUs, which a scheduler does not know.
-func closed(s admission.Seat) string {
-	switch {
-	case s.Closed != "":
-		return line(s.Closed)
-	case s.Served > 1:
-		return "has one MPS daemon with other GPUs"
-	}
-	return ""
 }
 
 // anyPod stands for the owner of any container's grant. The verdict depends only on the owner's

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
+	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/publish"
@@ -37,6 +39,9 @@ func devicePluginCommand() *cli.Command {
 				Usage: "what chooses a pod's GPUs: node, when the kubelet allocates, or scheduler, " +
 					"`gpuledger-kube scheduler`; then containers adopt what it allocates",
 				Value: byNode},
+			&cli.StringFlag{Name: "resources-file",
+				Usage: "where a scheduler places: the `FILE` with the names that pods use; " +
+					"without one, ours"},
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster; with it, what " +
 				"the ledger has is published on the Node",
 				EnvVars: []string{"NODE_NAME"}},
@@ -132,6 +137,17 @@ func publisherOf(c *cli.Context, b nodeledger.Ledger, log *slog.Logger) (*publis
 
 // wanted returns the resources that the arguments name.
 func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
+	switch by := c.String("placed-by"); by {
+	case byNode:
+	case byScheduler:
+		return placed(c)
+	default:
+		return nil, usage.Error(c, "cannot use --placed-by %q: want node or scheduler", by)
+	}
+	if c.IsSet("resources-file") {
+		return nil, usage.Error(c, "cannot use --resources-file where no scheduler places: "+
+			"give --placed-by scheduler, or --resources")
+	}
 	unit, err := grant.ParseBytes(c.String("unit"))
 	if err != nil || unit == 0 || unit%grant.MiB != 0 {
 		return nil, usage.Error(c, "cannot use --unit %q: want a whole number of MiB, as 256MiB or 1GiB",
@@ -143,15 +159,6 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 	}
 	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode),
 		"gpu": deviceplugin.Whole(), "gpushare": deviceplugin.GPUShare(mode)}
-	switch c.String("placed-by") {
-	case byNode:
-	case byScheduler:
-		for name, r := range known {
-			known[name] = deviceplugin.Placed(r.Name, r.Unit, 1)
-		}
-	default:
-		return nil, usage.Error(c, "cannot use --placed-by %q: want node or scheduler", c.String("placed-by"))
-	}
 	var list []deviceplugin.Resource
 	for name := range strings.SplitSeq(c.String("resources"), ",") {
 		r, found := known[name]
@@ -167,6 +174,44 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 		list = append(list, r)
 	}
 	return list, nil
+}
+
+// cards is how many of a name are offered for each GPU, if pods that share a GPU count it once
+// each. No kubelet runs more pods.
+const cards = 250
+
+// placed returns what the kubelet has to know so that it admits what a scheduler has placed.
+func placed(c *cli.Context) (list []deviceplugin.Resource, err error) {
+	for _, flag := range []string{"resources", "unit", "mode"} {
+		if c.IsSet(flag) {
+			return nil, usage.Error(c, "cannot use --%s where a scheduler places: "+
+				"--resources-file has the names, and the nodes' labels their modes", flag)
+		}
+	}
+	names, err := readNames(c.String("resources-file"))
+	for _, o := range names.Offers() {
+		each := o.EachGPU
+		if o.Cards {
+			each = cards
+		}
+		list = append(list, deviceplugin.Placed(o.Name, o.Unit, each))
+	}
+	return list, err
+}
+
+// readNames reads the names that pods ask by. Without a file they are ours.
+func readNames(file string) (names dialect.Config, err error) {
+	if file == "" {
+		return names, names.Ready()
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return names, fmt.Errorf("cannot read the names of resources: %w", err)
+	}
+	if names, err = dialect.Decode(text); err != nil {
+		return names, fmt.Errorf("%s: %w", file, err)
+	}
+	return names, nil
 }
 
 // refusalCode returns the code of the refusal that an error is, or "".

@@ -8,19 +8,21 @@ import (
 
 func TestUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"foo":                                       `cannot understand "foo": there is no such command`,
-		"dra --foo":                                 "there is no flag --foo; see `gpuledger-kube dra --help`",
-		"dra":                                       "cannot serve a node without its name in the cluster: give --node-name",
-		"dra --node-name n x":                       `cannot understand "x": dra takes no arguments`,
-		"dra --node-name n --interval 0":            "cannot look at the ledger every 0s: --interval has to be longer",
-		"dra --node-name n --reclaim -1s":           "cannot look for claims every -1s: --reclaim has to be longer",
-		"device-plugin --interval -1s":              "cannot look at the ledger every -1s",
-		"device-plugin --unit 3":                    `cannot use --unit "3"`,
-		"device-plugin --mode exclusive":            `cannot use --mode "exclusive"`,
-		"device-plugin --placed-by me":              `cannot use --placed-by "me": want node or scheduler`,
-		"device-plugin --resources foo":             `there is no "foo"`,
-		"device-plugin --resources memory,memory":   `it has "memory" twice`,
-		"device-plugin --resources memory,gpu,more": `there is no "more"`,
+		"foo":                             `cannot understand "foo": there is no such command`,
+		"dra --foo":                       "there is no flag --foo; see `gpuledger-kube dra --help`",
+		"dra":                             "cannot serve a node without its name in the cluster: give --node-name",
+		"dra --node-name n x":             `cannot understand "x": dra takes no arguments`,
+		"dra --node-name n --interval 0":  "cannot look at the ledger every 0s: --interval has to be longer",
+		"dra --node-name n --reclaim -1s": "cannot look for claims every -1s: --reclaim has to be longer",
+		"device-plugin --interval -1s":    "cannot look at the ledger every -1s",
+		"device-plugin --unit 3":          `cannot use --unit "3"`,
+		"device-plugin --mode exclusive":  `cannot use --mode "exclusive"`,
+		"device-plugin --placed-by me":    `cannot use --placed-by "me": want node or scheduler`,
+		"device-plugin --placed-by scheduler --unit 1GiB": "cannot use --unit where a scheduler places",
+		"device-plugin --resources-file /x":               "cannot use --resources-file where no scheduler places",
+		"device-plugin --resources foo":                   `there is no "foo"`,
+		"device-plugin --resources memory,memory":         `it has "memory" twice`,
+		"device-plugin --resources memory,gpu,more":       `there is no "more"`,
 	} {
 		log := t.TempDir() + "/log"
 		cmd, err := program(log, strings.Fields(args)...)
