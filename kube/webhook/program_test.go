@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	admissionregistration "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The program enters itself into the API server. While it is killed, pods without GPUs are created
+// With the rights of its account, the program enters itself into the API server. While it is killed, pods without GPUs are created
 // and pods with GPUs are not. When it is back, it goes on with the same certificate.
 func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 	p := startPlane(t, false)
@@ -23,43 +22,36 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 	if err := build.Run(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, name := t.Context(), metav1.ObjectMeta{Name: "gpuledger"}
-	for _, namespace := range []string{"gpuledger-system", "team"} {
-		if _, err := p.client.CoreV1().Namespaces().Create(ctx,
-			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	registered := p.client.AdmissionregistrationV1()
-	if _, err := registered.MutatingWebhookConfigurations().Create(ctx,
-		&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
+	ctx, registered := t.Context(), p.client.AdmissionregistrationV1()
+	if _, err := p.client.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := registered.ValidatingWebhookConfigurations().Create(ctx,
-		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
+	apply := exec.Command(program(t, "kubernetes/kubectl"), "--kubeconfig", p.dir+"/admin.yaml", "apply", "-k",
+		"../manifests/webhook")
+	apply.Stderr = os.Stderr
+	if err := apply.Run(); err != nil {
 		t.Fatal(err)
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	start := func() *exec.Cmd {
-		cmd := exec.Command(file, "webhook", "--agent", "dra", "--kubeconfig", p.dir+"/admin.yaml", "--listen", address,
+		cmd := exec.Command(file, "webhook", "--agent", "dra", "--kubeconfig", p.dir+"/hook.yaml", "--listen", address,
 			"--url", "https://"+address, "--resources-file", "testdata/resources.toml", "--interval", "1s")
-		cmd.Stderr = os.Stderr
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 		return cmd
 	}
-	create := func(text string) error {
-		s := sampleOf(t, text)
-		_, err := p.create(s, metav1.CreateOptions{DryRun: []string{"All"}})
+	create := func(text string, dry ...string) error {
+		_, err := p.create(sampleOf(t, text), metav1.CreateOptions{DryRun: dry})
 		return err
 	}
 	refuses := func() error {
 		if err := create("two-dialects"); err == nil || !strings.Contains(err.Error(), "a container uses one dialect") {
 			return fmt.Errorf("answered %v", err)
 		}
-		return create("ours-memory")
+		return create("ours-memory", "All")
 	}
 	cmd := start()
 	p.until("the webhook is asked", refuses)
@@ -67,9 +59,12 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := create("gpushare-memory"); err != nil { // with a template
+		t.Error(err)
+	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if err := create("ours-memory"); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
+	if err := create("ours-whole"); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
 		t.Errorf("without the webhook a pod with a GPU: %v", err)
 	}
 	cpu := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "cpu"},
