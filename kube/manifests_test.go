@@ -101,7 +101,7 @@ func TestManifestsAreValidAPIObjects(t *testing.T) {
 
 func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 	for _, dir := range []string{"base", "dra", "device-plugin", "setup", "cluster-dra",
-		"cluster-device-plugin"} {
+		"cluster-device-plugin", "scheduler", "cluster-scheduler"} {
 		content, err := os.ReadFile(filepath.Join("manifests", dir, "kustomization.yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -111,9 +111,18 @@ func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 			Kind       string                          `json:"kind"`
 			Resources  []string                        `json:"resources"`
 			Images     []struct{ Name, NewTag string } `json:"images"`
+			Patches    []struct {
+				Target      struct{ Kind, Name string }
+				Path, Patch string
+			} `json:"patches"`
 		}
 		if err := sigsyaml.UnmarshalStrict(content, &k); err != nil {
 			t.Errorf("%s: %v", dir, err)
+		}
+		for _, p := range k.Patches {
+			if p.Path != "" {
+				k.Resources = append(k.Resources, p.Path)
+			}
 		}
 		files, err := filepath.Glob(filepath.Join("manifests", dir, "*.yaml"))
 		if err != nil {
@@ -139,6 +148,9 @@ func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 		"gpuledger-dra": {"resourceslices": "create delete list update watch", "resourceclaims": "get watch",
 			"resourceclaims/status": "patch", "resourceclaims/driver": "associated-node:patch",
 			"nodes": "get"},
+		"gpuledger-device-plugin": {"nodes": "get patch watch"},
+		"gpuledger-scheduler": {"nodes": "get list watch", "pods": "delete get list patch watch",
+			"pods/binding": "create", "events": "create patch"},
 		"gpuledger-viewer": {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list",
 			"pods": "get list", "events": "get list"},
 		"gpuledger-webhook": {"mutatingwebhookconfigurations": "get update",

@@ -32,6 +32,9 @@ type options struct {
 	prepares, rounds          int
 	curve                     string
 	limit                     time.Duration
+	placing                   bool
+	packNodes, orders         int
+	filterNodes, filters      int
 }
 
 func main() {
@@ -60,11 +63,20 @@ func main() {
 			"these sizes with and without counters, and nothing else")
 	flag.DurationVar(&o.limit, "limit", 2*time.Minute,
 		"how long the claims of one point of the curve may take, one after another and at once")
+	flag.BoolVar(&o.placing, "placing", false,
+		"measure the extender of kube-scheduler, and nothing else: it needs neither a cluster nor root")
+	flag.IntVar(&o.packNodes, "packing-nodes", 100, "how many nodes the extender packs")
+	flag.IntVar(&o.orders, "orders", 20, "in how many random orders")
+	flag.IntVar(&o.filterNodes, "filter-nodes", 500, "how many nodes the extender filters")
+	flag.IntVar(&o.filters, "filters", 2000, "how often; 0: the extender is not measured")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	measure := run
-	if o.curve != "" {
+	switch {
+	case o.placing:
+		measure = placing
+	case o.curve != "":
 		measure = curve
 	}
 	if err := measure(ctx, o); err != nil {
@@ -104,7 +116,10 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	drivers.stop()
-	return preparing(ctx, o, c, dir)
+	if err := preparing(ctx, o, c, dir); err != nil || o.filters == 0 {
+		return err
+	}
+	return placing(ctx, o)
 }
 
 // publishing measures from the start of all drivers until the API has all their slices.

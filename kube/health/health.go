@@ -1,5 +1,5 @@
-// Package health knows whether an agent works: its loops go on, its calls from the kubelet end, and
-// the kubelet knows it. It answers probes and Prometheus.
+// Package health knows whether an agent works: its loops go on, the calls that it answers end, and who
+// calls it knows it. It answers probes and Prometheus.
 package health
 
 import (
@@ -85,24 +85,39 @@ func (s *State) Pass(name string, interval time.Duration) (end func(error)) {
 // Intercept measures the calls of the kubelet.
 func (s *State) Intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
-	began := s.Now()
 	name := strings.TrimPrefix(info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], "Node")
+	end := s.begin(name)
+	answer, err := handle(ctx, request)
+	end(err != nil || s.Failed != nil && s.Failed(answer), err)
+	return answer, err
+}
+
+// Call notes that a call begins. The function that it returns notes its end.
+func (s *State) Call(name string) (end func(error)) {
+	over := s.begin(name)
+	return func(err error) { over(err != nil, err) }
+}
+
+func (s *State) begin(name string) (end func(failed bool, err error)) {
+	began := s.Now()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.calls == nil {
 		s.calls, s.took = map[*time.Time]string{}, map[operation]*histogram{}
 	}
 	s.calls[&began] = name
-	s.mu.Unlock()
-	answer, err := handle(ctx, request)
-	seconds := s.Now().Sub(began).Seconds()
-	failed := err != nil || s.Failed != nil && s.Failed(answer)
+	return func(failed bool, err error) { s.ended(&began, operation{name, failed}, err) }
+}
+
+func (s *State) ended(began *time.Time, o operation, err error) {
+	seconds := s.Now().Sub(*began).Seconds()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.calls, &began)
-	h := s.took[operation{name, failed}]
+	delete(s.calls, began)
+	h := s.took[o]
 	if h == nil {
 		h = &histogram{counts: make([]uint64, len(bounds)+1)}
-		s.took[operation{name, failed}] = h
+		s.took[o] = h
 	}
 	i, _ := slices.BinarySearch(bounds, seconds)
 	h.counts[i]++
@@ -113,7 +128,6 @@ func (s *State) Intercept(ctx context.Context, request any, info *grpc.UnaryServ
 		}
 		s.refused[s.Code(err)]++
 	}
-	return answer, err
 }
 
 // Alive returns what hangs.
@@ -177,7 +191,7 @@ func (s *State) write(w io.Writer) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintf(w, "# HELP gpuledger_agent_ready Whether the kubelet knows this agent.\n"+
+	fmt.Fprintf(w, "# HELP gpuledger_agent_ready Whether this agent is ready: the kubelet knows it, the scheduler has read the cluster.\n"+
 		"# TYPE gpuledger_agent_ready gauge\ngpuledger_agent_ready %d\n", ready)
 	fmt.Fprint(w, "# HELP gpuledger_agent_loop_failing Whether the last pass of a loop failed.\n"+
 		"# TYPE gpuledger_agent_loop_failing gauge\n")
@@ -208,7 +222,7 @@ func (s *State) write(w io.Writer) {
 }
 
 func (s *State) writeDurations(w io.Writer) {
-	fmt.Fprintf(w, "# HELP %s How long calls of the kubelet took.\n# TYPE %[1]s histogram\n", s.Metric)
+	fmt.Fprintf(w, "# HELP %s How long the calls to this agent took.\n# TYPE %[1]s histogram\n", s.Metric)
 	operations := slices.SortedFunc(maps.Keys(s.took), func(a, b operation) int {
 		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	})

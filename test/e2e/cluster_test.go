@@ -50,6 +50,7 @@ func cluster(t *testing.T, s *site) {
 		{"the device plugin's reference is good in its pod alone",
 			func(s *site, _ **daemon) { s.stolenUnits() }},
 		{"the same with the device plugin", func(s *site, _ **daemon) { s.unitStorm() }},
+		{"a scheduler places", func(s *site, _ **daemon) { schedulerCases(s) }},
 	} {
 		o := outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name, Case: c.name,
 			Result: "ok"}

@@ -621,11 +621,13 @@ func (s *storm) endLeft() {
 }
 
 // hasUnits waits until the kubelet knows the plugin: 15 whole GiB on each of two GPUs.
-func (s *site) hasUnits() {
+func (s *site) hasUnits() { s.hasUnitsOf("30") }
+
+func (s *site) hasUnitsOf(number string) {
 	s.T.Helper()
 	eventually(s.T, "the node has units of memory", func() bool {
 		return s.kubectl("get", "node", clusterNode, "-o",
-			`jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == "30"
+			`jsonpath={.status.allocatable.gpuledger\.dev/gpu-memory}`).Stdout == number
 	})
 }
 

@@ -39,7 +39,8 @@ func run(args []string) int {
 		Usage:       "a node's agent in a Kubernetes cluster: grants what the cluster decides",
 		Description: "Exit status: 0 stopped, 1 failed, 2 usage.",
 		Version:     version.Version,
-		Commands: []*cli.Command{draCommand(), devicePluginCommand(), webhookCommand(), probeCommand(),
+		Commands: []*cli.Command{draCommand(), devicePluginCommand(), schedulerCommand(),
+			webhookCommand(), probeCommand(),
 			uninstallCommand()},
 	}
 	usage.Strict(app)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -18,12 +19,12 @@ func probeCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "probe",
 		Usage:     "ask the agent in this pod whether it is alive or ready",
-		ArgsUsage: "dra|device-plugin alive|ready",
+		ArgsUsage: "dra|device-plugin|scheduler alive|ready",
 		Action: func(c *cli.Context) error {
 			what, known := map[string]string{"alive": "healthz", "ready": "readyz"}[c.Args().Get(1)]
 			agent := c.Args().First()
-			if c.NArg() != 2 || !known || agent != "dra" && agent != "device-plugin" {
-				return usage.Error(c, "cannot probe %q: want dra or device-plugin, and alive or ready",
+			if c.NArg() != 2 || !known || !slices.Contains([]string{"dra", "device-plugin", "scheduler"}, agent) {
+				return usage.Error(c, "cannot probe %q: want dra, device-plugin or scheduler, and alive or ready",
 					c.Args().Slice())
 			}
 			return health.Probe(c.Context, agent, what)

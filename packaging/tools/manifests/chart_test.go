@@ -127,7 +127,9 @@ func byName(objects []manifest) map[string]manifest {
 func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
 	for which, values := range map[string]string{"cluster-dra": "agent: dra",
 		"cluster-device-plugin": "agent: device-plugin", "dra": "{agent: dra, setup: {enabled: false}}",
-		"device-plugin": "{agent: device-plugin, setup: {enabled: false}}"} {
+		"device-plugin":     "{agent: device-plugin, setup: {enabled: false}}",
+		"cluster-scheduler": "{agent: device-plugin, scheduler: {enabled: true}}",
+		"scheduler":         "{agent: device-plugin, setup: {enabled: false}, scheduler: {enabled: true}}"} {
 		t.Run(which, func(t *testing.T) {
 			all, err := rendered(t, namespace, "v1.36.2", values)
 			chart, _ := hooks(all)

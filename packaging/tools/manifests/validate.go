@@ -95,7 +95,8 @@ func validated(text []byte) ([]manifest, error) {
 
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
-	case *apps.DaemonSet, *core.ConfigMap, *core.ResourceQuota, *core.Pod, *core.ServiceAccount,
+	case *apps.DaemonSet, *apps.Deployment, *rbac.Role, *rbac.RoleBinding, *core.ConfigMap,
+		*core.ResourceQuota, *core.Pod, *core.ServiceAccount, *core.Service,
 		*networking.NetworkPolicy,
 		*resource.ResourceClaimTemplate:
 		return "default"
@@ -127,6 +128,8 @@ func judge(value runtime.Object) field.ErrorList {
 		return corevalidation.ValidatePodCreate(o, corevalidation.PodValidationOptions{})
 	case *apps.DaemonSet:
 		return appsvalidation.ValidateDaemonSet(o, corevalidation.PodValidationOptions{})
+	case *apps.Deployment:
+		return appsvalidation.ValidateDeployment(o, corevalidation.PodValidationOptions{})
 	case *node.RuntimeClass:
 		return nodevalidation.ValidateRuntimeClass(o)
 	case *networking.NetworkPolicy:
@@ -147,6 +150,13 @@ func judge(value runtime.Object) field.ErrorList {
 		return resourcevalidation.ValidateDeviceClass(o)
 	case *resource.ResourceClaimTemplate:
 		return resourcevalidation.ValidateResourceClaimTemplate(o)
+	case *core.Service:
+		o.Spec.ClusterIPs, o.Spec.ClusterIP = []string{"None"}, "None" // an API server gives it an address
+		return corevalidation.ValidateServiceCreate(o)
+	case *admissionregistration.MutatingWebhookConfiguration:
+		return admissionvalidation.ValidateMutatingWebhookConfiguration(o)
+	case *admissionregistration.ValidatingWebhookConfiguration:
+		return admissionvalidation.ValidateValidatingWebhookConfiguration(o)
 	case *admissionregistration.ValidatingAdmissionPolicy:
 		return admissionvalidation.ValidateValidatingAdmissionPolicy(o)
 	case *admissionregistration.ValidatingAdmissionPolicyBinding:

@@ -13,6 +13,13 @@
 {{- $_ := set $policy "exempt" (concat $own (get $policy "exempt" | default list)) }}
 {{- /* Helm reads each number of a file as one with a fraction */ -}}
 {{- with get $tables "audit" }}{{ if hasKey . "keep" }}{{ $_ := set . "keep" (int .keep) }}{{ end }}{{ end }}
+{{- if .root.Values.scheduler.enabled }}
+{{- $trust := get $tables "annotations" | default dict }}
+{{- if ne (get $trust "trust" | default "adopt") "adopt" }}
+{{- fail "scheduler.enabled needs annotations.trust = \"adopt\" on the nodes: remove config.annotations.trust" }}
+{{- end }}
+{{- $_ := set $tables "annotations" (merge (dict "trust" "adopt") $trust) }}
+{{- end }}
 {{- toToml (merge (dict "policy" $policy) $tables) }}
 {{- end -}}
 
