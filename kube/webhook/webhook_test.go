@@ -200,3 +200,28 @@ func TestReviews(t *testing.T) {
 		}
 	}
 }
+
+// The scheduler may take one GPU twice for a request of two shares, and it cannot tell which GPUs one
+// MPS daemon can serve together.
+func TestSharesOfSeveralGPUs(t *testing.T) {
+	d := share(t, 4)
+	d.GPUs = 2
+	made, err := template("team", d, placement.Wish{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices := made.Spec.Spec.Devices
+	if len(devices.Constraints) != 1 || *devices.Constraints[0].DistinctAttribute != "gpuledger.dev/uuid" ||
+		len(devices.Requests[0].Exactly.Selectors) != 1 ||
+		!strings.Contains(devices.Requests[0].Exactly.Selectors[0].CEL.Expression, `mode != "mps"`) {
+		t.Errorf("got %+v", devices)
+	}
+	d.Mode = grant.MPS
+	if _, err := template("team", d, placement.Wish{}, 0); err == nil {
+		t.Error("shares of two GPUs in mode mps")
+	}
+	d.Mode = grant.Limit
+	if _, err := template("team", d, placement.Wish{Products: []string{`a") || true || ("`}}, 0); err == nil {
+		t.Error("a product that is an expression")
+	}
+}
