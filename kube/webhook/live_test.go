@@ -39,7 +39,6 @@ type plane struct {
 	t      *testing.T
 	dir    string
 	client kubernetes.Interface
-	etcd   string
 	port   int
 }
 

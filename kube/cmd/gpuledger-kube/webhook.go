@@ -150,7 +150,8 @@ func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 	} else if err := names.Ready(); err != nil {
 		return a, err
 	}
-	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"), Replaced: c.StringSlice("instead-of")}
+	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"),
+		Replaced: c.StringSlice("instead-of")}
 	switch c.String("agent") {
 	case "dra":
 		a.rules.Claims = true
