@@ -26,7 +26,7 @@ var layers = map[string][]string{
 	"nodeledgertest": {"kube/nodeledger", "internal/grants", "internal/node", "internal/admission",
 		"internal/grant",
 		"internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
-	"dra":          {"kube", "kube/nodeledger", "internal/admission", "internal/grant"},
+	"dra":          {"kube", "kube/nodeledger", "kube/nodestate", "internal/admission", "internal/grant"},
 	"deviceplugin": {"kube/nodeledger", "internal/admission", "internal/grant"},
 	"publish":      {"kube/nodeledger", "kube/nodestate", "internal/admission", "internal/grant"},
 	"cluster":      {"internal/grant", "kube", "kube/nodestate"},

@@ -7,6 +7,8 @@
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
 //   - placement: which GPUs of which node a pod gets; nodestate: what a node publishes for that
 //   - scheduler: the extender that places pods on nodes of the device plugin
+//   - dialect: what a pod asks for, in our names and those of other GPU schedulers
+//   - webhook: refuses such pods, or gives them claims or the scheduler, when they are created
 //   - cluster: nodes, GPUs and pods as the API alone shows them, for kubectl gpuledger
 //
 // It is a module of its own: Kubernetes' libraries are larger than all of gpuledger, and nothing

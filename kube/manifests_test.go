@@ -153,6 +153,9 @@ func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 			"pods/binding": "create", "events": "create patch"},
 		"gpuledger-viewer": {"resourceslices": "get list", "resourceclaims": "get list", "nodes": "get list",
 			"pods": "get list", "events": "get list"},
+		"gpuledger-webhook": {"mutatingwebhookconfigurations": "get update",
+			"validatingwebhookconfigurations": "get update",
+			"resourceclaimtemplates":          "create delete get list update", "pods": "list"},
 		"gpuledger-explain": {"resourceclaims": "get", "pods": "get", "events": "list"},
 	}
 	for _, list := range objects(t) {

@@ -326,6 +326,7 @@ func TestExplainADeviceThatNoNodeHas(t *testing.T) {
 		`{"deviceClassName":"limit.gpuledger.dev","capacity":{"requests":{"memory":"10Gi"}}}`:          "it wants 10 GiB of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode",
 		`{"deviceClassName":"limit.gpuledger.dev","count":2,"capacity":{"requests":{"memory":"1Gi"}}}`: "it wants 1 GiB of each of 2 GPUs in mode limit, and no node has more than 1 of them free",
 		`{"deviceClassName":"limit.gpuledger.dev"}`:                                                    "it wants all the memory of a GPU in mode limit, and no GPU has more than 9.5 GiB free in that mode",
+		`{"deviceClassName":"shared.gpuledger.dev","capacity":{"requests":{"memory":"64Gi"}}}`:         "it wants 64 GiB of a GPU in shares, and no GPU has more than 9.5 GiB free in that mode",
 		`{"deviceClassName":"exclusive.gpuledger.dev","count":3}`:                                      "it wants all the memory of each of 3 GPUs in mode exclusive, and none has anything free in that mode",
 		`{"deviceClassName":"mps.gpuledger.dev","capacity":{"requests":{"memory":"1Gi"}}}`:             "it wants 1 GiB of a GPU in mode mps, and no node offers that mode; an administrator lists the modes of GPUs in the pools of a node's configuration",
 		`{"deviceClassName":"others.example.com"}`:                                                     "",

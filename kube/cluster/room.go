@@ -37,14 +37,37 @@ func (w wantedShare) String() string {
 	if w.memory == 0 {
 		what = "all the memory"
 	}
+	if w.mode == sharing {
+		if w.count == 1 {
+			return what + " of a GPU in shares"
+		}
+		return fmt.Sprintf("%s of each of %d GPUs in shares", what, w.count)
+	}
 	if w.count == 1 {
 		return fmt.Sprintf("%s of a GPU in mode %s", what, w.mode)
 	}
 	return fmt.Sprintf("%s of each of %d GPUs in mode %s", what, w.count, w.mode)
 }
 
+// sharing is the class of shares in whichever mode the GPU has.
+const sharing = "shared"
+
+// inMode returns the mode that a claim of a class would have on a GPU.
+func (g GPU) inMode(class string) string {
+	if class != sharing {
+		return class
+	}
+	for _, mode := range []string{g.Mode, "limit", "timeslice", "mps"} {
+		if mode != exclusive && slices.Contains(g.offered, mode) {
+			return mode
+		}
+	}
+	return class
+}
+
 // room returns the free bytes of a GPU in a mode, and whether the GPU offers that mode.
 func (g GPU) room(mode string) (free int64, offered bool) {
+	mode = g.inMode(mode)
 	capacity, offered := g.modes[mode]
 	if g.Mode != "" && (g.Mode != mode || mode == exclusive || mode == "mig") {
 		return 0, offered
@@ -61,7 +84,7 @@ func (w wantedShare) missing(nodes []Node) string {
 		fitting := 0
 		for _, g := range n.GPUs {
 			free, offered := g.room(w.mode)
-			somewhere, offers = somewhere || offered, offers || slices.Contains(g.offered, w.mode)
+			somewhere, offers = somewhere || offered, offers || slices.Contains(g.offered, g.inMode(w.mode))
 			most = max(most, free)
 			if offered && free > 0 && (free >= w.memory && w.memory > 0 ||
 				w.memory == 0 && g.Allocated == 0) {

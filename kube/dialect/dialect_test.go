@@ -1,7 +1,6 @@
 package dialect
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -385,7 +384,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		for _, o := range c.Offers() {
 			if o.Name == "" || o.Unit == 0 && o.EachGPU < 1 {
-				t.Fatal(fmt.Sprintf("%+v", o))
+				t.Fatalf("%+v", o)
 			}
 		}
 	})

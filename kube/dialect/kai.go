@@ -102,8 +102,8 @@ func kaiCompute(d *placement.Demand, pod *corev1.Pod) error {
 // thousandths reads a part of a GPU: more than 0 and less than 1, or a percentage. More digits than
 // three are refused, because they would be rounded.
 func thousandths(text string) (int, error) {
-	bad := fmt.Errorf("%q is no part of a GPU: want a number between 0 and 1 with three digits at most, as 0.5, "+
-		"or a percentage, as 50%%", grant.Printable(text))
+	bad := fmt.Errorf("%q is no part of a GPU: want a number between 0 and 1 with three digits at most, as "+
+		"0.5, or a percentage, as 50%%", grant.Printable(text))
 	if percent, is := strings.CutSuffix(text, "%"); is {
 		n, err := strconv.ParseUint(percent, 10, 8)
 		if err != nil || n < 1 || n > 99 {

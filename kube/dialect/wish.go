@@ -341,7 +341,7 @@ func countOf(pod *corev1.Pod, key string) (int, error) {
 const (
 	Placement = "gpuledger.dev/placement"        // binpack or spread
 	Apart     = "gpuledger.dev/spread-replicas"  // true, or the name of an application
-	Product   = "gpuledger.dev/gpu-product"      // names, separated by commas
+	Product   = "gpuledger.dev/gpu-product"      // parts of names, separated by commas
 	AtLeast   = "gpuledger.dev/gpu-memory-total" // the least memory that each GPU has in all, with a unit
 )
 

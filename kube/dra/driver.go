@@ -48,6 +48,7 @@ type Driver struct {
 	known      []resourceslice.Slice // the last slices that could be made; nil: none yet
 	unreported sync.Once             // logs once that the status of claims cannot be written
 	node       types.UID             // UID of the Node that owns the slices; "": not known yet
+	chosen     atomic.Value          // grant.Mode: by the labels of the Node; nil: not known yet
 }
 
 // read returns the ledger and the inventory.
@@ -57,6 +58,7 @@ func (d *Driver) read() (nodeledger.Content, error) {
 		last := d.Ledger.WithConfigOf(p)
 		d.last.Store(&last)
 	}
+	p.Chosen, _ = d.chosen.Load().(grant.Mode)
 	return p, err
 }
 

@@ -31,12 +31,12 @@ func plansOf(p nodeledger.Content) ([]devicePlan, error) {
 	}
 	plans := make([]devicePlan, len(empty))
 	for i, s := range empty {
-		plans[i] = planOf(s, p.Node.Policy.Pools)
+		plans[i] = planOf(s, p.Node.Policy.Pools, p.Chosen)
 	}
 	return plans, nil
 }
 
-func planOf(s admission.Seat, pools []grant.Pool) devicePlan {
+func planOf(s admission.Seat, pools []grant.Pool, chosen grant.Mode) devicePlan {
 	var to devicePlan
 	if partitioned(s) {
 		return to
@@ -44,7 +44,7 @@ func planOf(s admission.Seat, pools []grant.Pool) devicePlan {
 	listed := slices.ContainsFunc(pools, func(p grant.Pool) bool { return len(p.Modes) > 0 && p.Has(s.GPU) })
 	var shares []grant.Mode
 	for _, mode := range s.Modes {
-		if !listed && !slices.Contains(standard, mode) {
+		if chosen == "" && !listed && !slices.Contains(standard, mode) || !choosable(mode, chosen) {
 			continue
 		}
 		to.modes = append(to.modes, mode)
@@ -60,6 +60,13 @@ func planOf(s admission.Seat, pools []grant.Pool) devicePlan {
 		to.counter = true
 	}
 	return to
+}
+
+// choosable reports whether a mode is offered where a label of the node has chosen one. The label
+// chooses among the modes of shares, or none of them. The pools of the node's configuration still
+// say what is allowed.
+func choosable(mode, chosen grant.Mode) bool {
+	return chosen == "" || mode == chosen || !slices.Contains(shared, mode)
 }
 
 // partitioned reports whether only the MIG devices of a GPU are published.

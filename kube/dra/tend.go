@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 // publisher sends slices to the API: the kubelet plugin's helper.
@@ -172,7 +173,8 @@ func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant)
 	return failed
 }
 
-// SameNode calls Broken if the cluster's Node of this name is another than at the first call.
+// SameNode calls Broken if the cluster's Node of this name is another than at the first call. It also
+// reads which mode the Node's labels choose.
 // Slices belong to a Node by its UID, which the library looks up once. Slices of the old Node are
 // garbage-collected each time they are made.
 func (d *Driver) SameNode(ctx context.Context) error {
@@ -188,6 +190,11 @@ func (d *Driver) SameNode(ctx context.Context) error {
 		d.Broken(fmt.Errorf("the cluster has another node %s, and slices belong to the one that it had",
 			d.Node))
 	}
+	mode, err := nodestate.ModeOf(n.Labels)
+	if err != nil {
+		return err // and the mode stays as it was
+	}
+	d.chosen.Store(mode)
 	return nil
 }
 

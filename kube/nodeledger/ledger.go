@@ -30,6 +30,8 @@ type Ledger struct {
 type Content struct {
 	grants.Overview
 	Node *node.Node
+	// Chosen is the mode that the cluster has chosen for this node; "": that of the configuration.
+	Chosen grant.Mode
 }
 
 // Read returns the ledger and the inventory. An unusable inventory is an error, because nothing can

@@ -30,7 +30,8 @@ type Wish struct {
 	// are to be on different GPUs. "": they need not be.
 	App string
 
-	// Products, if there are any, are those of which one must be the GPU's.
+	// Products, if there are any, are those of which one must be a part of the name of the GPU's, in
+	// letters of either case.
 	Products []string
 	// AtLeast is the least memory that each GPU must have in all. 0: any.
 	AtLeast grant.Bytes

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -109,6 +110,13 @@ const (
 	noCompute
 )
 
+// takes reports whether a GPU's product is one that the pod can use.
+func (w *Wish) takes(product string) bool {
+	return len(w.Products) == 0 || slices.ContainsFunc(w.Products, func(name string) bool {
+		return strings.Contains(strings.ToLower(product), strings.ToLower(name))
+	})
+}
+
 // misfitOf says why a GPU does not serve a demand, whatever else its pod has on it.
 func misfitOf(w *Wish, d *Demand, mode grant.Mode, g *GPU) misfit {
 	whole := mode == grant.Exclusive
@@ -116,7 +124,7 @@ func misfitOf(w *Wish, d *Demand, mode grant.Mode, g *GPU) misfit {
 	switch {
 	case g.Closed != "":
 		return isClosed
-	case len(w.Products) > 0 && !slices.Contains(w.Products, g.Product):
+	case !w.takes(g.Product):
 		return otherProduct
 	case g.Memory < w.AtLeast:
 		return tooSmall

@@ -112,6 +112,8 @@ func TestPlace(t *testing.T) {
 				used(1, grant.Limit, grant.GiB)), "x [0] 4GiB limit"},
 		{"a product", Wish{Demands: wish(gib(1)).Demands, Products: []string{"B", "C"}},
 			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Product = "C" })), "x [1] 1GiB limit"},
+		{"a part of a product's name", Wish{Demands: wish(gib(1)).Demands, Products: []string{"T4", "a100"}},
+			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Product = "NVIDIA A100-SXM4-80GB" })), "x [1] 1GiB limit"},
 		{"a GPU of some size", Wish{Demands: wish(whole).Demands, AtLeast: 40 * grant.GiB},
 			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Memory, g.Free = 80*grant.GiB, 80*grant.GiB })),
 			"x [1] 0MiB exclusive"},

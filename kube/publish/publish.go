@@ -31,7 +31,8 @@ type Publisher struct {
 	mu    sync.Mutex
 	there *string // the annotation on the Node, as far as it is known; nil: unknown
 
-	used map[string]grant.Bytes // of each GPU, as it was published last
+	used    map[string]grant.Bytes // of each GPU, as it was published last
+	measure time.Time              // when used was taken
 }
 
 // Ensure writes the annotation if it is not as the ledger is. It is called repeatedly, and that is
@@ -39,11 +40,7 @@ type Publisher struct {
 func (p *Publisher) Ensure(ctx context.Context) error {
 	content, err := p.Ledger.Read()
 	state := Of(content, err, p.Adopts)
-	usedOf(state, content.Used(), p.used)
-	p.used = map[string]grant.Bytes{}
-	for _, g := range state.GPUs {
-		p.used[g.UUID] = g.Used
-	}
+	p.addUsed(state, content)
 	want, unwritable := state.Encode()
 	if unwritable != nil {
 		return unwritable
@@ -63,6 +60,23 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 	}
 	p.see(node)
 	return nil
+}
+
+// usedEvery is the interval between two changes of what is used. It changes faster than anyone needs
+// to see it in the API.
+const usedEvery = 30 * time.Second
+
+// addUsed enters what is used of the GPUs.
+func (p *Publisher) addUsed(s nodestate.State, c nodeledger.Content) {
+	now := p.used
+	if time.Since(p.measure) >= usedEvery {
+		now, p.measure = c.Used(), time.Now()
+	}
+	usedOf(s, now, p.used)
+	p.used = map[string]grant.Bytes{}
+	for _, g := range s.GPUs {
+		p.used[g.UUID] = g.Used
+	}
 }
 
 func (p *Publisher) has(value string) bool {

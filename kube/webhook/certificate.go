@@ -52,7 +52,8 @@ type Certificate struct {
 func (c *Certificate) Ensure(ctx context.Context) (trust []byte, err error) {
 	secret, err := c.secret(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("cannot keep the webhook's certificate in Secret %s/%s: %w", c.Namespace, c.Name, err)
+		return nil, fmt.Errorf("cannot keep the webhook's certificate in Secret %s/%s: %w", c.Namespace,
+			c.Name, err)
 	}
 	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
@@ -143,7 +144,8 @@ func (c *Certificate) make(before map[string][]byte) (map[string][]byte, error) 
 		return nil, err
 	}
 	t := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: "gpuledger webhook"},
-		NotBefore: c.Now().Add(-time.Hour), NotAfter: c.Now().Add(validFor), KeyUsage: x509.KeyUsageDigitalSignature,
+		NotBefore: c.Now().Add(-time.Hour), NotAfter: c.Now().Add(validFor),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true}
 	for _, host := range c.Hosts {
 		if ip := net.ParseIP(host); ip != nil {

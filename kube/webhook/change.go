@@ -90,8 +90,8 @@ func (r Rules) refusalOf(pod *corev1.Pod) error {
 }
 
 // errOwnNode is the refusal of a pod that is past all schedulers.
-var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use a " +
-	"nodeSelector instead of nodeName")
+var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use " +
+	"a nodeSelector instead of nodeName")
 
 // mirror reports whether a pod stands for a static pod, which runs already. A static pod can have no
 // claim, and no scheduler places it. The node refuses it.
@@ -128,7 +128,8 @@ func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error
 		c.add("/spec/resourceClaims", []any{})
 	}
 	for _, m := range made {
-		c.add("/spec/resourceClaims/-", corev1.PodResourceClaim{Name: m.name, ResourceClaimTemplateName: &m.template})
+		c.add("/spec/resourceClaims/-", corev1.PodResourceClaim{Name: m.name,
+			ResourceClaimTemplateName: &m.template})
 	}
 	r.patchAnnotations(&c, pod)
 	if slices.Contains(r.Replaced, pod.Spec.SchedulerName) {

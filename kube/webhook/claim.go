@@ -52,7 +52,8 @@ func template(namespace string, d placement.Demand, w placement.Wish,
 }
 
 // request returns the request for a demand. The error says what a claim cannot have.
-func request(d placement.Demand, w placement.Wish, partOf grant.Bytes) (*resourceapi.ExactDeviceRequest, error) {
+func request(d placement.Demand, w placement.Wish,
+	partOf grant.Bytes) (*resourceapi.ExactDeviceRequest, error) {
 	r := &resourceapi.ExactDeviceRequest{DeviceClassName: SharedClass,
 		AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(d.GPUs)}
 	if d.Mode != "" {
@@ -61,16 +62,17 @@ func request(d placement.Demand, w placement.Wish, partOf grant.Bytes) (*resourc
 	memory := d.Memory
 	switch {
 	case w.App != "" && d.Mode != grant.Exclusive:
-		return nil, errors.New("its replicas are to be on different GPUs, and the cluster's scheduler cannot keep " +
-			"claims of several pods apart")
+		return nil, errors.New("its replicas are to be on different GPUs, and the cluster's scheduler cannot " +
+			"keep claims of several pods apart")
 	case w.Policy == placement.Spread:
-		return nil, errors.New("it is to be spread, and the cluster's scheduler takes the first GPU that fits a claim")
+		return nil, errors.New("it is to be spread, and the cluster's scheduler takes the first GPU that " +
+			"fits a claim")
 	case d.GPUs > 1 && d.Mode == grant.MPS:
 		return nil, errors.New("it asks for shares of several GPUs in mode mps, and the scheduler does not know " +
 			"which GPUs one MPS daemon can serve together")
 	case d.Part > 0 && partOf == 0:
-		return nil, fmt.Errorf("it asks for %s of a GPU, and a claim names an amount of memory: ask for an amount, "+
-			"or let an administrator set part_of, the memory of the cluster's GPUs", parts(d.Part))
+		return nil, fmt.Errorf("it asks for %s of a GPU, and a claim names an amount of memory: ask for an "+
+			"amount, or let an administrator set part_of, the memory of the cluster's GPUs", parts(d.Part))
 	case d.Part > 0:
 		memory = partOf / grant.MiB * grant.Bytes(d.Part) / 1000 * grant.MiB
 	}

@@ -39,7 +39,6 @@ type plane struct {
 	t      *testing.T
 	dir    string
 	client kubernetes.Interface
-	etcd   string
 	port   int
 }
 
@@ -117,12 +116,17 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 		t.Fatal(err)
 	}
 	host := fmt.Sprintf("https://127.0.0.1:%d", p.port)
+	account := func(token string) string {
+		return "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"" + host +
+			"\", insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {token: " + token + "}}]\n" +
+			"contexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n"
+	}
 	for name, text := range map[string]string{
-		"tokens.csv": "admin,admin,admin,\"system:masters\"\n",
+		"tokens.csv": "admin,admin,admin,\"system:masters\"\n" +
+			"hook,system:serviceaccount:gpuledger-system:gpuledger-webhook,hook\n",
 		"sa.key":     string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
-		"admin.yaml": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"" + host +
-			"\", insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {token: admin}}]\n" +
-			"contexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n",
+		"admin.yaml": account("admin"),
+		"hook.yaml":  account("hook"),
 	} {
 		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -134,7 +138,8 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--service-account-issuer="+host,
 		"--service-account-key-file="+p.dir+"/sa.key", "--service-account-signing-key-file="+p.dir+"/sa.key",
 		"--service-cluster-ip-range=10.96.0.0/24")
-	config := &rest.Config{Host: host, BearerToken: "admin", QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	config := &rest.Config{Host: host, BearerToken: "admin", QPS: -1, WarningHandler: rest.NoWarnings{},
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	if p.client, err = kubernetes.NewForConfig(config); err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,8 @@ func (r Registration) Ensure(ctx context.Context, trust []byte) error {
 		want.Webhooks = []admissionregistration.MutatingWebhook{{Name: "pods.gpuledger.dev",
 			ClientConfig: r.client(MutatePath, trust), Rules: rules(), FailurePolicy: &fail,
 			MatchPolicy: ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
-			ObjectSelector: &metav1.LabelSelector{}, SideEffects: ptr(admissionregistration.SideEffectClassNoneOnDryRun),
+			ObjectSelector: &metav1.LabelSelector{},
+			SideEffects:    ptr(admissionregistration.SideEffectClassNoneOnDryRun),
 			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"}, ReinvocationPolicy: &again,
 			MatchConditions: r.conditions()}}
 		if equality.Semantic.DeepEqual(is.Webhooks, want.Webhooks) {
@@ -130,7 +131,8 @@ func condition(c dialect.Config) string {
 	any := []string{"object.spec.containers.exists(c, " + uses + ")",
 		"has(object.spec.initContainers) && object.spec.initContainers.exists(c, " + uses + ")"}
 	for _, key := range c.Annotations() {
-		any = append(any, "has(object.metadata.annotations) && "+strconv.Quote(key)+" in object.metadata.annotations")
+		any = append(any, "has(object.metadata.annotations) && "+strconv.Quote(key)+
+			" in object.metadata.annotations")
 	}
 	return strings.Join(any, " || ")
 }

@@ -96,7 +96,7 @@ func (s sample) placed(t testing.TB) string {
 		text += "; " + string(wish.Policy)
 	}
 	if wish.App != "" {
-		text += "; not on a GPU of another pod of the application"
+		text += "; apart from the application's other pods"
 	}
 	if wish.Products != nil {
 		text += "; of the products " + strings.Join(wish.Products, ", ")

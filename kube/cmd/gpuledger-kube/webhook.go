@@ -29,7 +29,8 @@ func webhookCommand() *cli.Command {
 		Name:  "webhook",
 		Usage: "reads what pods ask for in the names of other GPU schedulers: refuses, or changes the pod",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "resources", Usage: "the `FILE` with the names that are read; without one, ours"},
+			&cli.StringFlag{Name: "resources-file",
+				Usage: "the `FILE` with the names that are read; without one, ours"},
 			&cli.StringFlag{Name: "agent", Value: "device-plugin",
 				Usage: "dra: pods get claims; device-plugin: pods get the scheduler"},
 			&cli.StringFlag{Name: "scheduler", Value: "gpuledger-scheduler",
@@ -56,7 +57,7 @@ func webhookCommand() *cli.Command {
 // webhookArguments are the arguments of the command, checked.
 type webhookArguments struct {
 	rules        webhook.Rules
-	certificate  webhook.Certificate
+	certificate  *webhook.Certificate
 	registration webhook.Registration
 }
 
@@ -138,7 +139,7 @@ func every(ctx context.Context, log *slog.Logger, what string, interval time.Dur
 
 func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 	var names dialect.Config
-	if file := c.String("resources"); file != "" {
+	if file := c.String("resources-file"); file != "" {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return a, fmt.Errorf("cannot read the names of resources: %w", err)
@@ -149,7 +150,8 @@ func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 	} else if err := names.Ready(); err != nil {
 		return a, err
 	}
-	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"), Replaced: c.StringSlice("instead-of")}
+	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"),
+		Replaced: c.StringSlice("instead-of")}
 	switch c.String("agent") {
 	case "dra":
 		a.rules.Claims = true
@@ -173,7 +175,7 @@ func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 		}
 		host = u.Hostname()
 	}
-	a.certificate = webhook.Certificate{Namespace: namespace, Name: name, Hosts: []string{host}, Now: time.Now}
+	a.certificate = &webhook.Certificate{Namespace: namespace, Name: name, Hosts: []string{host}, Now: time.Now}
 	exempt := c.StringSlice("exempt")
 	if len(exempt) == 0 {
 		exempt = []string{namespace}

@@ -96,7 +96,7 @@ func validated(text []byte) ([]manifest, error) {
 func namespaceOf(value runtime.Object) string {
 	switch value.(type) {
 	case *apps.DaemonSet, *apps.Deployment, *rbac.Role, *rbac.RoleBinding, *core.ConfigMap,
-		*core.ResourceQuota, *core.Pod, *core.ServiceAccount,
+		*core.ResourceQuota, *core.Pod, *core.ServiceAccount, *core.Service,
 		*networking.NetworkPolicy,
 		*resource.ResourceClaimTemplate:
 		return "default"
@@ -150,6 +150,13 @@ func judge(value runtime.Object) field.ErrorList {
 		return resourcevalidation.ValidateDeviceClass(o)
 	case *resource.ResourceClaimTemplate:
 		return resourcevalidation.ValidateResourceClaimTemplate(o)
+	case *core.Service:
+		o.Spec.ClusterIPs, o.Spec.ClusterIP = []string{"None"}, "None" // an API server gives it an address
+		return corevalidation.ValidateServiceCreate(o)
+	case *admissionregistration.MutatingWebhookConfiguration:
+		return admissionvalidation.ValidateMutatingWebhookConfiguration(o)
+	case *admissionregistration.ValidatingWebhookConfiguration:
+		return admissionvalidation.ValidateValidatingWebhookConfiguration(o)
 	case *admissionregistration.ValidatingAdmissionPolicy:
 		return admissionvalidation.ValidateValidatingAdmissionPolicy(o)
 	case *admissionregistration.ValidatingAdmissionPolicyBinding:

@@ -1,0 +1,227 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/placement"
+)
+
+// leaf returns the certificate that a server uses.
+func leaf(t *testing.T, c *Certificate) *x509.Certificate {
+	t.Helper()
+	pair, err := c.Serving(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(pair.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func trusts(t *testing.T, trust []byte, c *Certificate, now time.Time) bool {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(trust)
+	_, err := leaf(t, c).Verify(x509.VerifyOptions{Roots: roots, DNSName: "hook.ns.svc", CurrentTime: now})
+	return err == nil
+}
+
+// Two replicas use one certificate. While it is renewed, what the API server trusts always has the
+// certificate that each of them uses.
+func TestCertificateOfReplicas(t *testing.T) {
+	client, now := fake.NewClientset(), time.Now()
+	replica := func() *Certificate {
+		return &Certificate{Client: client, Namespace: "ns", Name: "hook", Hosts: []string{"hook.ns.svc"},
+			Now: func() time.Time { return now }}
+	}
+	a, b := replica(), replica()
+	if _, err := a.Serving(nil); err == nil {
+		t.Error("a certificate before the first look")
+	}
+	ensure := func(c *Certificate) []byte {
+		t.Helper()
+		trust, err := c.Ensure(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range []*Certificate{a, b} {
+			if other.serving != nil && !trusts(t, trust, other, now) {
+				t.Errorf("%v: a certificate in use is not trusted", now)
+			}
+		}
+		return trust
+	}
+	first := ensure(a)
+	if second := ensure(b); !bytes.Equal(first, second) || !leaf(t, a).Equal(leaf(t, b)) {
+		t.Error("two replicas have two certificates")
+	}
+	before := leaf(t, a)
+	now = now.Add(validFor - renewBefore + time.Hour)
+	ensure(b) // renews it, and goes on with the old one
+	if !leaf(t, b).Equal(before) {
+		t.Error("the new certificate is used before the API server knows it")
+	}
+	ensure(a)
+	ensure(b)
+	ensure(a)
+	if leaf(t, a).Equal(before) || !leaf(t, a).Equal(leaf(t, b)) {
+		t.Error("the new certificate is not used")
+	}
+	// a Secret that was damaged is made again
+	secret, _ := client.CoreV1().Secrets("ns").Get(context.Background(), "hook", metav1.GetOptions{})
+	secret.Data[corev1.TLSCertKey] = []byte("x")
+	_, _ = client.CoreV1().Secrets("ns").Update(context.Background(), secret, metav1.UpdateOptions{})
+	if _, err := a.Ensure(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+func share(t *testing.T, gib int) (want placement.Demand) {
+	t.Helper()
+	return placement.Demand{Container: "train", GPUs: 1, Memory: grant.Bytes(gib) * grant.GiB}
+}
+
+// A template lives while pods name it, and for a while after the last admission.
+func TestTemplatesAreMadeOnceAndCollected(t *testing.T) {
+	ctx, now := context.Background(), time.Now()
+	client := fake.NewClientset()
+	templates := Templates{Client: client, Now: func() time.Time { return now }}
+	one, err := template("team", share(t, 4), placement.Wish{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := template("team", share(t, 8), placement.Wish{}, 0)
+	if err != nil || other.Name == one.Name {
+		t.Fatalf("%s, %v", other.Name, err)
+	}
+	made := func() (names []string) {
+		list, err := client.ResourceV1().ResourceClaimTemplates("team").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list.Items {
+			names = append(names, i.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	must := func(errs ...error) {
+		t.Helper()
+		for _, err := range errs {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	must(templates.make(ctx, one), templates.make(ctx, one), templates.make(ctx, other))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "g", ResourceClaimTemplateName: &one.Name}}}}
+	if _, err := client.CoreV1().Pods("team").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	must(templates.Collect(ctx))
+	if got := made(); len(got) != 2 {
+		t.Fatalf("new templates were collected: %v", got)
+	}
+	now = now.Add(collectAfter - time.Minute)
+	must(templates.make(ctx, other)) // an admission renews its time
+	now = now.Add(2 * time.Minute)
+	must(templates.Collect(ctx))
+	if got := made(); len(got) != 2 {
+		t.Fatalf("a template in use was collected: %v", got)
+	}
+	now = now.Add(collectAfter)
+	must(templates.Collect(ctx))
+	if got := made(); len(got) != 1 || got[0] != one.Name {
+		t.Fatalf("got %v, want only that of the pod", got)
+	}
+	// one that somebody else has made with this name is not used
+	foreign := other.DeepCopy()
+	foreign.Labels = nil
+	_, err = client.ResourceV1().ResourceClaimTemplates("team").Create(ctx, foreign, metav1.CreateOptions{})
+	must(err)
+	if err := templates.make(ctx, other); err == nil || !strings.Contains(err.Error(), "is not what gpuledger makes") {
+		t.Errorf("%v", err)
+	}
+}
+
+// What is no review, and what does not concern the webhook, changes nothing.
+func TestReviews(t *testing.T) {
+	h := Handler{Rules: sampleOf(t, "ours-whole").rules(true), Log: slog.New(slog.DiscardHandler),
+		Templates: Templates{Client: fake.NewClientset(), Now: time.Now}}
+	mux := h.Mux(func() error { return nil })
+	ask := func(body string) (int, *admissionv1.AdmissionResponse) {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodPost, MutatePath, strings.NewReader(body)))
+		var review admissionv1.AdmissionReview
+		_ = json.Unmarshal(w.Body.Bytes(), &review)
+		return w.Code, review.Response
+	}
+	for _, body := range []string{"", "{", "{}", `{"request":null}`, `"a"`} {
+		if code, _ := ask(body); code != http.StatusBadRequest {
+			t.Errorf("%q: %d", body, code)
+		}
+	}
+	const pods = `"uid":"1","namespace":"team","operation":"CREATE","resource":{"version":"v1","resource":"pods"}`
+	for name, c := range map[string]struct {
+		request string
+		allowed bool
+		patched bool
+	}{
+		"no pod":       {`"uid":"1","operation":"CREATE","resource":{"resource":"services"}`, true, false},
+		"an update":    {`"uid":"1","operation":"UPDATE","resource":{"resource":"pods"}`, true, false},
+		"no object":    {pods + `,"object":7`, false, false},
+		"no GPU":       {pods + `,"object":{"spec":{"containers":[{"name":"a"}]}}`, true, false},
+		"a GPU":        {pods + `,"object":{"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, true},
+		"a mirror pod": {pods + `,"object":{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, false},
+		"its own node": {pods + `,"object":{"spec":{"nodeName":"a","containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, false, false},
+	} {
+		code, r := ask(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{` + c.request + `}}`)
+		if code != http.StatusOK || r == nil || r.UID != "1" || r.Allowed != c.allowed || (len(r.Patch) > 0) != c.patched {
+			t.Errorf("%s: %d, %+v", name, code, r)
+		}
+	}
+}
+
+// The scheduler may take one GPU twice for a request of two shares, and it cannot tell which GPUs one
+// MPS daemon can serve together.
+func TestSharesOfSeveralGPUs(t *testing.T) {
+	d := share(t, 4)
+	d.GPUs = 2
+	made, err := template("team", d, placement.Wish{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices := made.Spec.Spec.Devices
+	if len(devices.Constraints) != 1 || *devices.Constraints[0].DistinctAttribute != "gpuledger.dev/uuid" ||
+		len(devices.Requests[0].Exactly.Selectors) != 1 ||
+		!strings.Contains(devices.Requests[0].Exactly.Selectors[0].CEL.Expression, `mode != "mps"`) {
+		t.Errorf("got %+v", devices)
+	}
+	d.Mode = grant.MPS
+	if _, err := template("team", d, placement.Wish{}, 0); err == nil {
+		t.Error("shares of two GPUs in mode mps")
+	}
+	d.Mode = grant.Limit
+	if _, err := template("team", d, placement.Wish{Products: []string{`a") || true || ("`}}, 0); err == nil {
+		t.Error("a product that is an expression")
+	}
+}
