@@ -161,7 +161,7 @@ bench-daemon: ## what gpuledgerd costs with 1,000 and 4,000 GPU processes in rea
 	test/rig/leftovers.sh go test -p $(JOBS) -run '^$$' -bench '^BenchmarkDaemon$$' -benchtime 1x -timeout 30m ./test
 
 .PHONY: bench-cluster
-bench-cluster: ## 100 nodes with 8 GPUs each and 1,000 claims against a real etcd, API server and scheduler, and 64 claims at once on one node, in some minutes (root); BENCHFLAGS="-nodes 10", or "-curve 50,100,250,500 -claims 200 -lone 20"
+bench-cluster: ## 100 nodes with 8 GPUs each and 1,000 claims against a real etcd, API server and scheduler, 64 claims at once on one node, and the extender of kube-scheduler, in some minutes (root); BENCHFLAGS="-nodes 10", or "-placing", or "-curve 50,100,250,500 -claims 200 -lone 20"
 	@test/setup.sh bench
 	@test/engines/build.sh etcd kubernetes
 	@CGO_ENABLED=0 go build -C kube -p $(JOBS) -o ../bin/bench-cluster ./bench

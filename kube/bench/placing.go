@@ -283,7 +283,12 @@ func filtering(ctx context.Context, o options) error {
 	none, used := 0, cpu("self")
 	sizes := arrivals(random, memoryOfGPU, grant.Bytes(8*o.filters)*memoryOfGPU)
 	for i := range took {
-		args := extender.ExtenderArgs{Pod: sizes[i%len(sizes)].pod("asked"), NodeNames: &names}
+		pod := sizes[i%len(sizes)].pod("asked")
+		if i%4 == 0 { // it fits nowhere, and the answer says why
+			pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{benchMemory: *resource.NewQuantity(
+				int64(memoryOfGPU/grant.MiB)+1, resource.DecimalSI)}
+		}
+		args := extender.ExtenderArgs{Pod: pod, NodeNames: &names}
 		began := time.Now()
 		fit, err := filterOnce(server.URL, args)
 		if err != nil {

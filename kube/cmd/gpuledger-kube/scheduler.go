@@ -231,19 +231,24 @@ func serveExtender(ctx context.Context, stop context.CancelCauseFunc, address st
 // nothing that it began goes on.
 func lead(ctx context.Context, stop context.CancelCauseFunc, client kubernetes.Interface,
 	lease string) (func() bool, error) {
-	namespace, name, found := cutName(lease)
-	if !found {
-		return nil, fmt.Errorf("cannot use --lease %q: want NAMESPACE/NAME", lease)
-	}
 	self, err := os.Hostname()
 	if err != nil {
 		return nil, err
+	}
+	return leadAs(ctx, stop, client, lease, fmt.Sprintf("%s-%d", self, os.Getpid()))
+}
+
+func leadAs(ctx context.Context, stop context.CancelCauseFunc, client kubernetes.Interface,
+	lease, self string) (func() bool, error) {
+	namespace, name, found := cutName(lease)
+	if !found {
+		return nil, fmt.Errorf("cannot use --lease %q: want NAMESPACE/NAME", lease)
 	}
 	var leads atomic.Bool
 	election, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Client: client.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{
-				Identity: fmt.Sprintf("%s-%d", self, os.Getpid())}},
+				Identity: self}},
 		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
