@@ -155,9 +155,11 @@ func TestPreparedTogether(t *testing.T) {
 func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
 	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
 		t.Run(name, func(t *testing.T) {
-			n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+			n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
 			n.Together, n.References = together, n.Dir+"/references"
-			ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer}
+			inv, _ := n.Open().Inventory()
+			ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer,
+				Names: []string{inv.GPUs[0].UUID}}
 			r, err := n.EnterExposed(ask)
 			if err != nil {
 				t.Fatal(err)
@@ -176,15 +178,11 @@ func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
 				}
 			}
 			isLeft("Enter keeps none", 1, 2)
-			gpus := n.Dir + "/state/gpus"
-			if err := errors.Join(os.Rename(gpus, gpus+".off"), os.WriteFile(gpus+".file", nil, 0o600),
-				os.Mkdir(gpus, 0o700)); err != nil {
+			file := n.Dir + "/state/gpus/" + inv.GPUs[1].UUID // where its links are to be
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			inv, _ := n.Open().Inventory()
-			if err := os.Rename(gpus+".file", gpus+"/"+inv.GPUs[0].UUID); err != nil {
-				t.Fatal(err)
-			}
+			ask.Names = []string{inv.GPUs[1].UUID}
 			if _, err := n.EnterExposed(ask); err == nil {
 				t.Error("a grant without its GPU's link")
 			}
