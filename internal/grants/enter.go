@@ -3,6 +3,7 @@ package grants
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -50,8 +51,9 @@ type Entered struct {
 
 // EnterAll enters a grant for each ask, in this order, with one writing of the ledger. An ask that
 // is refused does not keep the others from their grants. If the ledger cannot be written, there is
-// none of them.
-func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
+// none of them. meanwhile, unless it is nil, runs while the ledger is written, with the outcomes so
+// far: grants without an error may still fail.
+func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []Entered {
 	all := make([]Entered, len(asks))
 	if n.Broken != nil { // it has the ledger of the defaults
 		for i := range all {
@@ -83,6 +85,12 @@ func EnterAll(n *node.Node, asks []admission.Ask) []Entered {
 				placed, v.Grants = append(placed, e.Grant), append(v.Grants, e.Grant)
 			}
 		}
+		if meanwhile == nil {
+			return tx.PutNew(placed)
+		}
+		var beside sync.WaitGroup
+		beside.Go(func() { meanwhile(all) })
+		defer beside.Wait()
 		return tx.PutNew(placed)
 	})
 	inv, _ := n.Inventory()

@@ -20,18 +20,18 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if err := files.Ready(); err != nil {
 		return grant.Reference{}, err
 	}
-	g, reference, err := l.Enter(ask)
+	e := l.enter(entry{ledger: l, ask: ask, keeps: true})
+	if e.Err != nil {
+		return grant.Reference{}, e.Err
+	}
+	if err = e.keepErr; err == nil {
+		err = at.expose(e.Reference)
+	}
 	if err != nil {
-		return grant.Reference{}, err
-	}
-	// At the same time: the one waits for the disk, the other for the ledger.
-	kept := make(chan error, 1)
-	go func() { kept <- at.keep(reference) }()
-	if err = errors.Join(at.expose(reference), <-kept); err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
-		return grant.Reference{}, errors.Join(err, at.Withdraw(g.ID))
+		return grant.Reference{}, errors.Join(err, at.Withdraw(e.Grant.ID))
 	}
-	return reference, nil
+	return e.Reference, nil
 }
 
 // expose writes the CDI file of a grant.

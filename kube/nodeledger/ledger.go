@@ -109,20 +109,24 @@ func (c Content) Offer(owner grant.Owner, mode grant.Mode, seat admission.Seat) 
 
 // Enter makes a grant. Its errors may appear in a pod's events, so they name no other tenant.
 func (l Ledger) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
-	g, reference, err := l.enter(ask)
-	var refusal *grant.Refusal
-	if errors.As(err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
-		return g, reference, l.noCapacity(ask, refusal.Code)
-	}
-	return g, reference, err
+	e := l.enter(entry{ledger: l, ask: ask})
+	return e.Grant, e.Reference, e.Err
 }
 
-func (l Ledger) enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
+func (l Ledger) enter(what entry) (e outcome) {
 	if l.Together == nil {
-		return grants.Enter(l.Open(), ask)
+		e.Grant, e.Reference, e.Err = grants.Enter(l.Open(), what.ask)
+		if e.Err == nil && what.keeps {
+			e.keepErr = l.keep(e.Reference)
+		}
+	} else {
+		e = l.Together.enters.do(what, enterAll)
 	}
-	e := l.Together.enters.do(entry{l, ask}, enterAll)
-	return e.Grant, e.Reference, e.Err
+	var refusal *grant.Refusal
+	if errors.As(e.Err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
+		e.Err = l.noCapacity(what.ask, refusal.Code)
+	}
+	return e
 }
 
 // SetMemory gives a grant more memory on its GPUs. Its errors are as those of Enter.

@@ -115,7 +115,7 @@ func TestAnOwnerTwiceAtOnce(t *testing.T) {
 	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
 	ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: "claim:u"}
 	all := grants.EnterAll(n.Open(), []admission.Ask{ask, ask, {Mode: grant.Limit, Memory: grant.GiB,
-		Owner: "claim:u.a"}})
+		Owner: "claim:u.a"}}, nil)
 	var refusal *grant.Refusal
 	if all[0].Err != nil || !errors.As(all[1].Err, &refusal) || refusal.Code != grant.GrantInUse ||
 		all[2].Err != nil || len(n.Grants()) != 2 {
@@ -148,5 +148,45 @@ func TestPreparedTogether(t *testing.T) {
 	var locked *ledger.LockError
 	if !errors.As(errs[0], &locked) || !errors.As(errs[1], &locked) {
 		t.Errorf("while the ledger is locked: got %v", errs)
+	}
+}
+
+// A reference is kept with its grant: both are there, or none.
+func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
+	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
+		t.Run(name, func(t *testing.T) {
+			n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
+			n.Together, n.References = together, n.Dir+"/references"
+			inv, _ := n.Open().Inventory()
+			ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer,
+				Names: []string{inv.GPUs[0].UUID}}
+			r, err := n.EnterExposed(ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kept, err := os.ReadFile(n.References + "/" + string(r.ID)); string(kept) != r.String()+"\n" {
+				t.Errorf("kept is %q (%v), want %s", kept, err, r)
+			}
+			if _, _, err := n.Enter(ask); err != nil {
+				t.Error(err)
+			}
+			isLeft := func(what string, references, grants int) {
+				t.Helper()
+				files, err := os.ReadDir(n.References)
+				if err != nil || len(files) != references || len(n.Grants()) != grants {
+					t.Errorf("%s: there are %v (%v) and %+v", what, files, err, n.Grants())
+				}
+			}
+			isLeft("Enter keeps none", 1, 2)
+			file := n.Dir + "/state/gpus/" + inv.GPUs[1].UUID // where its links are to be
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ask.Names = []string{inv.GPUs[1].UUID}
+			if _, err := n.EnterExposed(ask); err == nil {
+				t.Error("a grant without its GPU's link")
+			}
+			isLeft("the ledger cannot be written", 1, 2)
+		})
 	}
 }

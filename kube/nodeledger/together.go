@@ -1,6 +1,7 @@
 package nodeledger
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -13,7 +14,7 @@ import (
 // would wait for all before it.
 type Together struct {
 	reads    combined[Ledger, reading]
-	enters   combined[entry, grants.Entered]
+	enters   combined[entry, outcome]
 	prepares combined[prepared, error]
 }
 
@@ -26,6 +27,13 @@ type reading struct {
 type entry struct {
 	ledger Ledger
 	ask    admission.Ask
+	keeps  bool // the reference, too
+}
+
+// outcome is that of an entry.
+type outcome struct {
+	grants.Entered
+	keepErr error // of keeping the reference of a grant that is in the ledger
 }
 
 // readAll reads once. All readings began after their callers had come.
@@ -38,12 +46,28 @@ func readAll(ledgers []Ledger) []reading {
 	return all
 }
 
-func enterAll(all []entry) []grants.Entered {
-	asks := make([]admission.Ask, len(all))
+// enterAll writes the references while the ledger is written: each waits for the disk. A reference
+// without a grant, as a crash can leave it, opens nothing, and RemoveOrphans removes it.
+func enterAll(all []entry) []outcome {
+	asks, out := make([]admission.Ask, len(all)), make([]outcome, len(all))
 	for i, e := range all {
 		asks[i] = e.ask
 	}
-	return grants.EnterAll(all[0].ledger.Open(), asks)
+	keep := func(now []grants.Entered) {
+		var each sync.WaitGroup
+		for i, e := range all {
+			if e.keeps && now[i].Err == nil {
+				each.Go(func() { out[i].keepErr = e.ledger.keep(now[i].Reference) })
+			}
+		}
+		each.Wait()
+	}
+	for i, e := range grants.EnterAll(all[0].ledger.Open(), asks, keep) {
+		if out[i].Entered = e; e.Err != nil && all[i].keeps && e.Grant.ID != "" {
+			out[i].Err = errors.Join(e.Err, all[i].ledger.dropKept(e.Grant.ID))
+		}
+	}
+	return out
 }
 
 // prepared is a grant whose files of limits are to be made, with its ledger.
