@@ -50,6 +50,8 @@ var unitRows = []clusterRow{
 		func(s *site, d **daemon) { s.ends(*d); s.stolenUnits() }},
 	{"the same with the device plugin", func(s *site, d **daemon) { s.ends(*d); s.unitStorm() }},
 	{"a scheduler places", func(s *site, d **daemon) { s.ends(*d); schedulerCases(s) }},
+	{"pods that a scheduler places come and go while all is killed",
+		func(s *site, d **daemon) { s.ends(*d); s.placedStorm() }},
 }
 
 // noClaims is why a version of Kubernetes runs none of claimRows.

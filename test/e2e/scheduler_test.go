@@ -17,7 +17,7 @@ import (
 // placing is a node whose pods gpuledger's scheduler places: its processes.
 type placing struct {
 	*site
-	extender, plugin *daemon
+	extender, plugin, scheduler *daemon
 }
 
 const extenderAddress = "127.0.0.1:9839"
@@ -57,13 +57,13 @@ func (s *site) schedulerPlaces() (p placing, end func()) {
 	config := etcKubernetes + "/kube-scheduler.yaml"
 	writeFile(s.T, config, s.schedulerFile("kube-scheduler\\.yaml")+
 		"\nclientConnection: {kubeconfig: "+own+"}\n")
-	scheduler := s.startAgentOf(built(kubernetesVersion()+"/kube-scheduler"), "--config="+config,
+	p.scheduler = s.startAgentOf(built(kubernetesVersion()+"/kube-scheduler"), "--config="+config,
 		"--bind-address=127.0.0.1", "--secure-port=10261", "--authentication-skip-lookup=true")
 	s.hasUnitsOf("32") // the GPUs' 31.6 GiB: the scheduler and the ledger count
 	s.published(0, 1)
 	eventually(s.T, "the extender serves", p.serves)
 	return p, func() {
-		s.ends(scheduler)
+		s.ends(p.scheduler)
 		s.ends(p.extender)
 		s.ends(p.plugin)
 		s.administer("delete", "pod", "bearer", "-n", "gpuledger-system", "--wait=true")
@@ -188,6 +188,39 @@ func schedulerCases(s *site) {
 			at.published(0, 1)
 		})
 	}
+}
+
+// placedStorm is a storm over pods that the scheduler places. Its processes are killed, too.
+func (s *site) placedStorm() {
+	p, end := s.schedulerPlaces()
+	defer end()
+	for name, d := range map[string]*daemon{"gpuledger-kube": p.plugin, "extender": p.extender,
+		"kube-scheduler of GPUs": p.scheduler} {
+		s.daemons[name] = d
+		defer delete(s.daemons, name)
+	}
+	storm := s.newStorm(placedPodKinds(), append(s.victims(), "extender", "kube-scheduler of GPUs")...)
+	storm.run()
+	within(s.T, stormPatience, "each container that runs has a grant of its own, and there is no other",
+		storm.oneEach)
+	storm.over()
+}
+
+// placedPodKinds are those of the device plugin, for the scheduler.
+func placedPodKinds() (kinds []podKind) {
+	for _, p := range unitPodKinds() {
+		if p.static { // no scheduler places it
+			continue
+		}
+		make := p.pod
+		p.pod = func(name string) object {
+			pod := make(name)
+			pod["spec"].(object)["schedulerName"] = "gpuledger-scheduler"
+			return pod
+		}
+		kinds = append(kinds, p)
+	}
+	return kinds
 }
 
 // fragmented has 6 GiB free on each GPU: no pod of 8 GiB is placed, until there is room.
