@@ -230,6 +230,26 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
+// TestHotBinariesReadJSONByTokens: of the JSON library only the tokenizer is linked, and not its
+// reflection (docs/adr/0034). Package toml imports encoding/json for the name of one type.
+func TestHotBinariesReadJSONByTokens(t *testing.T) {
+	tokenizer := 0
+	for _, p := range goList(t, "CGO_ENABLED=0", "-deps", "./cmd/gpuledger-runtime", "./cmd/gpuledger-hook") {
+		if p.ImportPath == "github.com/go-json-experiment/json/jsontext" {
+			tokenizer++
+		}
+		for _, imported := range p.Imports {
+			if imported == "github.com/go-json-experiment/json" ||
+				imported == "encoding/json" && p.ImportPath != "github.com/pelletier/go-toml/v2" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+	if tokenizer != 1 {
+		t.Error("the tokenizer is not linked: this test looks in the wrong place")
+	}
+}
+
 // Kubernetes' libraries are larger than all of gpuledger. What links them is in a module of its
 // own, kube.
 func TestThisModuleDoesNotLinkKubernetes(t *testing.T) {
