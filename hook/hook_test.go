@@ -10,6 +10,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
@@ -19,6 +21,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/request"
+	"github.com/gpuledger/gpuledger/internal/tokens"
+	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
 // The states are as runc 1.1.5, runc 1.5 and crun 1.8.1 wrote them.
@@ -52,6 +56,14 @@ func TestParseState(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestStatesAreReadAsTheLibraryReadsThem(t *testing.T) {
+	parse := func(data []byte) (s State, err error) {
+		err = tokens.AnyUTF8(data, s.read)
+		return s, err
+	}
+	tokenstest.Reads(t, parse, []json.Options{jsontext.AllowInvalidUTF8(true)}, tokenstest.Filled[State](nil))
 }
 
 // FuzzParseState: no state makes the hook panic or read outside the runtime's root.

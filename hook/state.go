@@ -6,8 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // State is a container's state as a runtime passes it to a hook (runtime-spec, runtime.md), with
@@ -19,10 +20,24 @@ type State struct {
 	Bundle string `json:"bundle"`
 }
 
+func (s *State) read(d *jsontext.Decoder) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "id":
+			return tokens.String(d, &s.ID)
+		case "pid":
+			return tokens.Int(d, &s.PID)
+		case "bundle":
+			return tokens.String(d, &s.Bundle)
+		}
+		return d.SkipValue()
+	})
+}
+
 // ParseState parses a state. The runtime writes it, but a tenant chooses its annotations.
 func ParseState(data []byte) (State, error) {
 	var s State
-	if err := json.Unmarshal(data, &s, jsontext.AllowInvalidUTF8(true)); err != nil {
+	if err := tokens.AnyUTF8(data, s.read); err != nil {
 		return State{}, errors.New("cannot read the container's state: it is not as OCI runtimes write it")
 	}
 	switch {

@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	"internal/tokens":  {},
 	"internal/ocispec": {"internal/tokens"},
 
-	"internal/tokens/tokenstest": {},
+	"internal/tokens/tokenstest": {"internal/tokens"},
 
 	"internal/hostpath/hostpathtest": {"internal/host"},
 
@@ -51,13 +51,13 @@ var layers = map[string][]string{
 	"internal/gpu/nvml":      {"internal/grant", "internal/host"},
 	"internal/gpu/driver":    {"internal/grant", "internal/host"},
 	"internal/limits":        {"internal/grant", "internal/host"},
-	"internal/cgmem":         {"internal/grant"},
-	"internal/containers":    {"internal/grant", "internal/host"},
+	"internal/cgmem":         {"internal/grant", "internal/tokens"},
+	"internal/containers":    {"internal/grant", "internal/host", "internal/tokens"},
 	"internal/ledger": {"internal/order", "internal/containers", "internal/grant", "internal/host",
 		"internal/failpoint",
 		"internal/tokens"},
 	"internal/limitfiles": {"internal/limits", "internal/ledger", "internal/admission", "internal/grant"},
-	"internal/mpsstate":   {"internal/grant", "internal/host"},
+	"internal/mpsstate":   {"internal/grant", "internal/host", "internal/tokens"},
 	"internal/node": {"internal/order", "internal/grant", "internal/host", "internal/failpoint",
 		"internal/policy",
 		"internal/request", "internal/admission", "internal/edit", "internal/ledger", "internal/gpu",
@@ -65,10 +65,10 @@ var layers = map[string][]string{
 		"internal/containers", "internal/tokens"},
 	"internal/grants": {"internal/node", "internal/limitfiles", "internal/limits", "internal/ledger",
 		"internal/admission", "internal/cgmem", "internal/failpoint", "internal/host", "internal/grant"},
-	"internal/oci":    {"internal/grant"},
+	"internal/oci":    {"internal/grant", "internal/tokens"},
 	"internal/inject": {"internal/grant", "internal/host", "internal/failpoint"},
 	"hook": {"internal/node", "internal/oci", "internal/inject", "internal/grant", "internal/host",
-		"internal/policy", "internal/request", "internal/failpoint"},
+		"internal/policy", "internal/request", "internal/failpoint", "internal/tokens"},
 	"runtime": {"internal/node", "internal/oci", "internal/grant", "internal/host", "internal/policy",
 		"internal/request", "internal/failpoint"},
 	"internal/configfile": {},
@@ -227,6 +227,26 @@ func TestHotBinariesAreLean(t *testing.T) {
 				t.Errorf("%s links %s", p.ImportPath, dep)
 			}
 		}
+	}
+}
+
+// TestHotBinariesReadJSONByTokens: of the JSON library only the tokenizer is linked, and not its
+// reflection (docs/adr/0034). Package toml imports encoding/json for the name of one type.
+func TestHotBinariesReadJSONByTokens(t *testing.T) {
+	tokenizer := 0
+	for _, p := range goList(t, "CGO_ENABLED=0", "-deps", "./cmd/gpuledger-runtime", "./cmd/gpuledger-hook") {
+		if p.ImportPath == "github.com/go-json-experiment/json/jsontext" {
+			tokenizer++
+		}
+		for _, imported := range p.Imports {
+			if imported == "github.com/go-json-experiment/json" ||
+				imported == "encoding/json" && p.ImportPath != "github.com/pelletier/go-toml/v2" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+	if tokenizer != 1 {
+		t.Error("the tokenizer is not linked: this test looks in the wrong place")
 	}
 }
 

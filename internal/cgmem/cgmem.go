@@ -11,10 +11,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Op is the operation of a request.
@@ -59,7 +59,7 @@ const MaxLine = 16 << 10
 // Ask sends a request to gpuledgerd and waits for the answer, at most for the duration within.
 func Ask(socket string, r Call, within time.Duration) error {
 	r.Version = Version
-	line, err := json.Marshal(r)
+	line, err := r.encode()
 	if err != nil {
 		return fmt.Errorf("internal error: %w", err)
 	}
@@ -73,7 +73,7 @@ func Ask(socket string, r Call, within time.Duration) error {
 		return fmt.Errorf("gpuledgerd does not answer: %w", err)
 	}
 	var a Answer
-	switch err := json.Unmarshal(line, &a); {
+	switch err := tokens.Whole(line, a.read); {
 	case err != nil:
 		return fmt.Errorf("gpuledgerd's answer cannot be understood: %w", err)
 	case a.Version != Version:

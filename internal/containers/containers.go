@@ -96,18 +96,12 @@ func Bundle(runtimeRoot, id string) string {
 	if !IsID(id) {
 		return ""
 	}
-	var crun struct {
-		Bundle string `json:"bundle"`
-	}
-	if decodeState(filepath.Join(runtimeRoot, id, "status"), &crun) == nil {
+	var crun crunBundle
+	if decodeState(filepath.Join(runtimeRoot, id, "status"), crun.read) == nil {
 		return crun.Bundle
 	}
-	var runc struct {
-		Config struct {
-			Labels []string `json:"labels"` // "bundle=/path"
-		} `json:"config"`
-	}
-	if decodeState(filepath.Join(runtimeRoot, id, "state.json"), &runc) != nil {
+	var runc runcLabels
+	if decodeState(filepath.Join(runtimeRoot, id, "state.json"), runc.read) != nil {
 		return ""
 	}
 	for _, label := range runc.Config.Labels {

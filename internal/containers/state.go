@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // containerState is what a runtime wrote about a container when it had created it.
@@ -77,30 +77,18 @@ func (s *states) read(path string, read func(path string) (containerState, error
 	return state, err
 }
 
-// readRunc reads runc's state (libcontainer's BaseState and State). cgroup_paths has a path by v1
-// controller, and that of v2 under "".
 func readRunc(path string) (containerState, error) {
-	var state struct {
-		PID     int               `json:"init_process_pid"`
-		Start   uint64            `json:"init_process_start"`
-		Cgroups map[string]string `json:"cgroup_paths"`
-	}
-	if err := decodeState(path, &state); err != nil {
+	var state runcState
+	if err := decodeState(path, state.read); err != nil {
 		return containerState{}, err
 	}
 	init := grant.Process{PID: state.PID, Start: state.Start}
 	return containerState{init, cgroup{paths: state.Cgroups}}, checkInit(path, init)
 }
 
-// readCrun reads crun's status. Its cgroup's path is the same in every hierarchy, from the
-// hierarchy's root.
 func readCrun(path string) (containerState, error) {
-	var state struct {
-		PID    int    `json:"pid"`
-		Start  uint64 `json:"process-start-time"`
-		Cgroup string `json:"cgroup-path"`
-	}
-	if err := decodeState(path, &state); err != nil {
+	var state crunState
+	if err := decodeState(path, state.read); err != nil {
 		return containerState{}, err
 	}
 	init := grant.Process{PID: state.PID, Start: state.Start}
@@ -108,12 +96,16 @@ func readCrun(path string) (containerState, error) {
 }
 
 // decodeState is lenient about what is not judged here: a bundle's path need not be UTF-8.
-func decodeState(path string, out any) error {
+func decodeState(path string, read func(*jsontext.Decoder) error) error {
 	data, err := host.ReadRegular(path, maxState)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(data, out, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	return decode(data, read)
+}
+
+func decode(data []byte, read func(*jsontext.Decoder) error) error {
+	return tokens.AnyUTF8(data, read, jsontext.AllowDuplicateNames(true))
 }
 
 // checkInit refuses a state that names no init: the init would be taken for gone.

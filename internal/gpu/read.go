@@ -116,21 +116,8 @@ func readMIG(d *jsontext.Decoder, m *grant.MIGDevice) error {
 		case "ci":
 			return tokens.Int(d, &m.CI)
 		case "caps":
-			return readCaps(d, &m.Caps)
+			return tokens.Array(d, m.Caps[:], tokens.Int[int])
 		}
 		return d.SkipValue()
 	})
-}
-
-// readCaps reads two numbers; a list of another length is an error.
-func readCaps(d *jsontext.Decoder, caps *[2]int) error {
-	var list []int
-	if err := tokens.List(d, &list, tokens.Int[int]); err != nil || list == nil {
-		return err
-	}
-	if len(list) != len(caps) {
-		return &tokens.WrongTypeError{Pointer: d.StackPointer()}
-	}
-	*caps = [2]int(list)
-	return nil
 }

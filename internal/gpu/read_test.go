@@ -3,6 +3,7 @@ package gpu
 import (
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -19,16 +20,27 @@ func TestReadEqualsTheJSONLibrary(t *testing.T) {
 		_, isShim := field.(*grant.Shim) // Shim is not in the file
 		return isShim
 	})
-	for _, inv := range []grant.Inventory{full, {}} {
-		data, err := json.Marshal(inv, json.Deterministic(true))
-		if err != nil {
-			t.Fatal(err)
-		}
-		sameAsTheLibrary(t, data)
-	}
+	read := tokenstest.Whole(func(inv *grant.Inventory, d *jsontext.Decoder) error {
+		return readInventory(d, inv)
+	})
+	tokenstest.Reads(t, read, nil, full)
+	tokenstest.Reads(t, read, nil, grant.Inventory{})
 	for _, caps := range []string{"null", "[]", "[1]", "[1,2,3]", "[null,2]", `[1,"2"]`} {
 		sameAsTheLibrary(t, []byte(`{"gpus":[{"mig":[{"caps":`+caps+`}]}]}`))
 	}
+}
+
+func TestWriteEqualsTheJSONLibrary(t *testing.T) {
+	full := tokenstest.Filled[grant.Inventory](nil)
+	empty := tokenstest.Empty[grant.Inventory]()
+	emptyParts := full
+	emptyParts.Driver.Files = []grant.DriverFile{{}, {Names: []string{}}, {Names: []string{"<\u2028>"}}}
+	emptyParts.GPUs = []grant.GPU{{}, {Links: []string{}, Render: []string{}, MIG: []grant.MIGDevice{{}}},
+		{Index: -1, NUMA: -1, MIG: []grant.MIGDevice{{Caps: [2]int{0, 1}}}}}
+	wrong, late := full, full
+	wrong.Source, late.Taken = "\xff", time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)
+	tokenstest.Writes(t, encode, []json.Options{jsontext.WithIndent("  ")}, full, grant.Inventory{}, empty,
+		emptyParts, wrong, late)
 }
 
 func FuzzReadInventory(f *testing.F) {

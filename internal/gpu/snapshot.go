@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -39,8 +38,7 @@ func Write(path string, inv grant.Inventory) error {
 	if err := Check(inv); err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
-	// Without Deterministic a map would be written in another order each time.
-	data, err := json.Marshal(inv, json.Deterministic(true), jsontext.WithIndent("  "))
+	data, err := encode(inv)
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", path, err)
 	}
@@ -89,9 +87,7 @@ func versionOf(inv grant.Inventory, data []byte, err error) int {
 	if err == nil {
 		return inv.Version
 	}
-	var only struct {
-		Version int `json:"version"`
-	}
-	_ = json.Unmarshal(data, &only)
-	return only.Version
+	version := 0
+	_ = tokens.Whole(data, func(d *jsontext.Decoder) error { return tokens.Version(d, &version) })
+	return version
 }

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -89,8 +86,7 @@ func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.P
 			texts[uuid] = strings.TrimSpace(texts[uuid] + " " + p.String())
 		}
 	}
-	data, err := json.Marshal(foundRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts},
-		jsontext.WithIndent("  "), json.Deterministic(true))
+	data, err := foundRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts}.encode()
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode what was found outside the ledger: %w", err)
 	}

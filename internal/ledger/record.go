@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -88,21 +87,20 @@ func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, versi
 
 // upgrade brings an older file to the current version; nil if it has that already.
 func (f format) upgrade(data []byte) (jsontext.Value, error) {
-	var head struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
+	version := 0
+	err := tokens.Whole(data, func(d *jsontext.Decoder) error { return tokens.Version(d, &version) })
+	if err != nil {
 		return nil, err
 	}
-	if head.Version > f.version {
-		return nil, fmt.Errorf("it has format version %d, this gpuledger reads up to %d", head.Version,
+	if version > f.version {
+		return nil, fmt.Errorf("it has format version %d, this gpuledger reads up to %d", version,
 			f.version)
 	}
-	if head.Version == f.version {
+	if version == f.version {
 		return nil, nil
 	}
 	value := jsontext.Value(data)
-	for v := head.Version; v < f.version; v++ {
+	for v := version; v < f.version; v++ {
 		step, found := f.steps[v]
 		if !found {
 			return nil, fmt.Errorf("it has format version %d, which this gpuledger does not know", v)
@@ -127,7 +125,7 @@ func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 	for _, s := range g.GPUs {
 		rec.GPUs = append(rec.GPUs, share{Share: s, Unknown: old.unknownOf(s.UUID)})
 	}
-	data, err := json.Marshal(rec, jsontext.WithIndent("  "))
+	data, err := rec.encode()
 	return append(data, '\n'), err
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// read reads a grant's file. TestFilesAreReadAsTheLibraryReadsThem holds this file to the fields'
-// tags.
+// read reads a grant's file. TestFilesAreAsTheLibraryReadsAndWritesThem holds this file to the
+// fields' tags.
 func (r *record) read(d *jsontext.Decoder) error {
 	*r = record{}
 	return tokens.Members(d, func(quoted jsontext.Value) error {
@@ -215,6 +215,64 @@ func (r bindingRecord) encode() ([]byte, error) {
 		}
 		if r.Reserved {
 			w.Name("reserved").Bool(true)
+		}
+	})
+	return w.End()
+}
+
+// encode writes a grant's file.
+func (r record) encode() ([]byte, error) {
+	w := tokens.NewIndented()
+	w.Object(func() {
+		w.Name("version").Int(int64(r.Version))
+		w.Name("id").String(string(r.ID))
+		w.Name("owner").String(string(r.Owner))
+		w.Words("secret_sha256", r.Secret, "label", r.Label)
+		w.Name("mode").String(string(r.Mode))
+		w.Words("strength", string(r.Strength))
+		w.Name("gpus").Array(func() {
+			for _, s := range r.GPUs {
+				w.Object(func() { s.write(w) })
+			}
+		})
+		if r.Compute != 0 {
+			w.Name("compute").Int(int64(r.Compute))
+		}
+		w.Words("source", r.Source)
+		w.Name("created").Time(r.Created)
+		w.TimeUnlessZero("expires", r.Expires)
+		if r.Draining {
+			w.Name("draining").Bool(true)
+		}
+		if r.For != nil {
+			w.Name("for").Array(func() {
+				for _, t := range r.For {
+					w.String(string(t))
+				}
+			})
+		}
+		w.Members(r.Unknown)
+	})
+	return w.End()
+}
+
+func (s share) write(w *tokens.Writer) {
+	w.Name("uuid").String(s.UUID)
+	w.Name("index").Int(int64(s.Index))
+	w.Name("memory").Uint(uint64(s.Memory))
+	w.Words("profile", s.Profile)
+	w.Members(s.Unknown)
+}
+
+func (r foundRecord) encode() ([]byte, error) {
+	w := tokens.NewIndented()
+	w.Object(func() {
+		w.Name("version").Int(int64(r.Version))
+		w.Name("boot_id").String(r.BootID)
+		w.TimeUnlessZero("taken", r.Taken)
+		tokens.WriteMap(w.Name("gpus"), r.GPUs, func(b grant.Bytes) { w.Uint(uint64(b)) })
+		if r.Held != nil {
+			tokens.WriteMap(w.Name("held"), r.Held, w.String)
 		}
 	})
 	return w.End()

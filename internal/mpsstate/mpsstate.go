@@ -9,12 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // version is the version of the file that gpuledgerd writes about an MPS daemon.
@@ -26,13 +25,13 @@ const maxState = 64 << 10
 // Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another
 // version nothing is known.
 func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
-	var m grant.MPSDaemon
+	var s state
 	data, err := host.ReadFile(filepath.Join(dir, "state.json"), maxState)
-	if err != nil || json.Unmarshal(data, &m) != nil || m.Version != version {
+	if err != nil || tokens.Whole(data, s.read) != nil || s.Version != version {
 		return grant.MPSDaemon{}, false
 	}
 	boot, err := h.BootID()
-	return m, err == nil && boot == m.BootID
+	return grant.MPSDaemon(s), err == nil && boot == s.BootID
 }
 
 // Write replaces it.
@@ -41,7 +40,7 @@ func Write(h host.Host, dir string, m grant.MPSDaemon) (err error) {
 	if m.BootID, err = h.BootID(); err != nil {
 		return err
 	}
-	data, err := json.Marshal(m, jsontext.WithIndent("  "), json.Deterministic(true))
+	data, err := state(m).encode()
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode the state of an MPS daemon: %w", err)
 	}

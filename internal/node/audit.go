@@ -4,8 +4,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
@@ -133,14 +131,7 @@ func (l auditLine) json() ([]byte, error) {
 		w.Name("engine").String(string(l.Engine))
 		w.Name("container").String(l.Container)
 		w.Name("bundle").String(l.Bundle)
-		if l.Pod != nil {
-			w.Name("pod").Object(func() {
-				w.Words("uid", l.Pod.UID)
-				w.Name("namespace").String(l.Pod.Namespace)
-				w.Name("name").String(l.Pod.Name)
-				w.Name("container").String(l.Pod.Container)
-			})
-		}
+		l.Pod.write(w)
 		w.Name("verdict").String(string(l.Verdict))
 		w.Words("mode", string(l.Mode), "code", string(l.Code), "message", l.Message, "grant",
 			string(l.Grant), "strength", string(l.Strength))
@@ -171,6 +162,19 @@ func (l auditLine) json() ([]byte, error) {
 	return w.End()
 }
 
+// write writes a line's member "pod", if it has one.
+func (p *auditPod) write(w *tokens.Writer) {
+	if p == nil {
+		return
+	}
+	w.Name("pod").Object(func() {
+		w.Words("uid", p.UID)
+		w.Name("namespace").String(p.Namespace)
+		w.Name("name").String(p.Name)
+		w.Name("container").String(p.Container)
+	})
+}
+
 // shorten drops the second half of the longest list, and where none is left the texts that the
 // others repeat. It reports whether there was anything to drop.
 func (l *auditLine) shorten() bool {
@@ -196,13 +200,27 @@ func recordSwitch(n *Node, action string, p Pause) {
 	if n.Policy.Audit.File == "" {
 		return
 	}
-	line := struct {
-		Time   time.Time `json:"time"`
-		Action string    `json:"action"`
-		Since  time.Time `json:"since,omitzero"`
-		Until  time.Time `json:"until,omitzero"`
-	}{n.Host.Now().UTC(), action, p.Since, p.Until}
-	if text, err := json.Marshal(line); err == nil {
+	line := switchLine{n.Host.Now().UTC(), action, p.Since, p.Until}
+	if text, err := line.json(); err == nil {
 		appendAudit(n.Policy.Audit, append(text, '\n'))
 	}
+}
+
+// switchLine is in the audit log when refusals are switched off or on.
+type switchLine struct {
+	Time   time.Time `json:"time"`
+	Action string    `json:"action"`
+	Since  time.Time `json:"since,omitzero"`
+	Until  time.Time `json:"until,omitzero"`
+}
+
+func (l switchLine) json() ([]byte, error) {
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("time").Time(l.Time)
+		w.Name("action").String(l.Action)
+		w.TimeUnlessZero("since", l.Since)
+		w.TimeUnlessZero("until", l.Until)
+	})
+	return w.End()
 }

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	strict "github.com/go-json-experiment/json"
-
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
@@ -192,14 +190,18 @@ func TestAShortLineIsWhole(t *testing.T) {
 func TestAuditLinesFollowTheTags(t *testing.T) {
 	full := tokenstest.Filled[auditLine](nil)
 	full.Container = "c\n\u2028\""
-	for _, line := range []auditLine{full, {}, {Pod: &auditPod{}, Details: []grant.Detail{},
-		Removed: []string{}, Took: 1e-9}} {
-		want, err := strict.Marshal(line)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := line.json(); err != nil || string(got) != string(want) {
-			t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
-		}
-	}
+	tokenstest.Writes(t, auditLine.json, nil, full, auditLine{}, tokenstest.Empty[auditLine](),
+		auditLine{Took: 1e-9}, auditLine{Message: "\xff"})
+	tokenstest.Writes(t, foundLine.json, nil, tokenstest.Filled[foundLine](nil), foundLine{},
+		tokenstest.Empty[foundLine](), foundLine{Index: -1, Message: "\"\u2028<"}, foundLine{GPU: "\xff"})
+	tokenstest.Writes(t, switchLine.json, nil, tokenstest.Filled[switchLine](nil), switchLine{},
+		switchLine{Action: "\xff"}, switchLine{Until: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)})
+	tokenstest.Writes(t, Pause.encode, nil, tokenstest.Filled[Pause](nil), Pause{},
+		Pause{BootID: "\"\u2028<"}, Pause{BootID: "\xff"})
+}
+
+func TestPausesAreReadAsTheLibraryReadsThem(t *testing.T) {
+	tokenstest.Reads(t, tokenstest.Whole((*Pause).read), nil, tokenstest.Filled[Pause](nil))
+	zone := time.FixedZone("", -3600)
+	tokenstest.Reads(t, tokenstest.Whole((*Pause).read), nil, Pause{Since: time.Unix(5, 0).In(zone)})
 }

@@ -8,11 +8,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Pause is the break-glass: while it lasts, what would be refused, or lose GPUs by policy, starts
@@ -23,6 +24,33 @@ type Pause struct {
 	Until   time.Time `json:"until,omitzero"` // zero: until enabled
 	// it ends with this boot: the state directory could not be written
 	BootID string `json:"boot_id,omitzero"`
+}
+
+func (p *Pause) read(d *jsontext.Decoder) error {
+	return tokens.Object(d, func(name []byte) error {
+		switch string(name) {
+		case "version":
+			return tokens.Int(d, &p.Version)
+		case "since":
+			return tokens.Time(d, &p.Since)
+		case "until":
+			return tokens.Time(d, &p.Until)
+		case "boot_id":
+			return tokens.String(d, &p.BootID)
+		}
+		return d.SkipValue()
+	})
+}
+
+func (p Pause) encode() ([]byte, error) {
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("version").Int(int64(p.Version))
+		w.Name("since").Time(p.Since)
+		w.TimeUnlessZero("until", p.Until)
+		w.Words("boot_id", p.BootID)
+	})
+	return w.End()
 }
 
 // maxPause bounds what is read of the file, in bytes.
@@ -60,7 +88,7 @@ func isOurs(path string) bool {
 
 func pauseIn(dir string) (p Pause, known bool) {
 	text, err := host.ReadFile(pausePath(dir), maxPause)
-	if err != nil || json.Unmarshal(text, &p) != nil || p.Version != 1 {
+	if err != nil || tokens.Whole(text, p.read) != nil || p.Version != 1 {
 		return Pause{}, false
 	}
 	return p, true
@@ -97,7 +125,7 @@ func pauseForBoot(n *Node, p Pause) (_ Pause, err error) {
 }
 
 func writePause(dir string, p Pause, keeps host.Durability) error {
-	text, err := json.Marshal(p)
+	text, err := p.encode()
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}

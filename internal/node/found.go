@@ -4,13 +4,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/request"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // foundLine is a finding of the watch in the audit log, or what was done about one.
@@ -55,9 +54,37 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 		}
 		line.PIDs = append(line.PIDs, p.PID)
 	}
-	if text, err := json.Marshal(line); err == nil {
+	if text, err := line.json(); err == nil {
 		appendAudit(n.Policy.Audit, append(text, '\n'))
 	}
+}
+
+func (l foundLine) json() ([]byte, error) {
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("time").Time(l.Time)
+		w.Name("action").String(l.Action)
+		w.Name("finding").String(string(l.Finding))
+		w.Name("gpu").String(l.GPU)
+		w.Name("index").Int(int64(l.Index))
+		w.Name("bytes").Uint(uint64(l.Bytes))
+		w.Words("grant", string(l.Grant), "engine", string(l.Engine), "container", l.Container)
+		l.Pod.write(w)
+		if len(l.PIDs) > 0 {
+			w.Name("pids").Array(func() {
+				for _, pid := range l.PIDs {
+					w.Int(int64(pid))
+				}
+			})
+		}
+		w.Words("command", l.Command, "reaction", string(l.Reaction))
+		w.TimeUnlessZero("since", l.Since)
+		w.Name("message").String(l.Message)
+		if l.LeftOut != 0 {
+			w.Name("left_out").Int(int64(l.LeftOut))
+		}
+	})
+	return w.End()
 }
 
 // Ungranted looks up a container without a grant in the records of the real runtimes that keep

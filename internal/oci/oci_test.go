@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	strict "github.com/go-json-experiment/json"
 )
 
 func TestParse(t *testing.T) {
@@ -158,6 +160,17 @@ func TestLogLine(t *testing.T) {
 	if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "error" ||
 		entry.Msg != message || entry.Time.Second() != 6 {
 		t.Errorf("%s: %+v (%v)", line, entry, err)
+	}
+	want, err := strict.Marshal(struct {
+		Level   string `json:"level"`
+		Message string `json:"msg"`
+		Time    string `json:"time"`
+	}{"error", message, "2026-11-21T04:05:06Z"})
+	if err != nil || line != string(want)+"\n" {
+		t.Errorf("%v\ngot  %s\nwant %s", err, line, want)
+	}
+	if line := logLine("json", "\xff", entry.Time); line != "" {
+		t.Errorf("a message that no JSON has: %s", line)
 	}
 	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text",
 		"gpuledger: x", entry.Time) != want {

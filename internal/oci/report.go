@@ -9,10 +9,10 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // ReportError reports why no container starts, in the two places where engines read. containerd and
@@ -46,11 +46,13 @@ func logLine(format, message string, now time.Time) string {
 	if format != "json" {
 		return fmt.Sprintf("time=%s level=error msg=%s\n", strconv.Quote(stamp), strconv.Quote(message))
 	}
-	line, err := json.Marshal(struct {
-		Level   string `json:"level"`
-		Message string `json:"msg"`
-		Time    string `json:"time"`
-	}{"error", message, stamp})
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("level").String("error")
+		w.Name("msg").String(message)
+		w.Name("time").String(stamp)
+	})
+	line, err := w.End()
 	if err != nil {
 		return ""
 	}

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // The gpushare dialect, as AliyunContainerService/gpushare-scheduler-extender and
@@ -67,19 +67,18 @@ func hasPart(f *containerFacts) bool {
 // name is that container's.
 func shareJSON(f *containerFacts, text string) (a grant.Allocation, names bool) {
 	a.Source = "annotation:" + shareAllocation
-	var containers map[string]jsontext.Value
-	if err := json.Unmarshal([]byte(text), &containers); err != nil {
+	own, err := memberOf([]byte(text), f.caller.Container.Name())
+	if err != nil {
 		a.Malformed = unreadableShare
 		a.Asks = hasPart(f) && f.caller.Container.Pod.Container != ""
 		return a, true
 	}
-	own, named := containers[f.caller.Container.Name()]
-	if !named {
+	if own == nil {
 		return grant.Allocation{}, false
 	}
 	a.Asks = true
-	var cards map[string]int
-	switch err := json.Unmarshal(own, &cards); {
+	cards, err := readCards(own)
+	switch {
 	case err != nil:
 		a.Malformed = unreadableShare
 		return a, true
@@ -96,6 +95,28 @@ func shareJSON(f *containerFacts, text string) (a grant.Allocation, names bool) 
 		}
 	}
 	return a, true
+}
+
+// memberOf returns the value of an object's member; nil if there is none.
+func memberOf(object []byte, name string) (value jsontext.Value, err error) {
+	err = tokens.Whole(object, func(d *jsontext.Decoder) error {
+		return tokens.Object(d, func(is []byte) error {
+			if string(is) != name {
+				return d.SkipValue()
+			}
+			text, err := d.ReadValue()
+			value = text.Clone()
+			return err
+		})
+	})
+	return value, err
+}
+
+func readCards(object []byte) (cards map[string]int, err error) {
+	err = tokens.Whole(object, func(d *jsontext.Decoder) error {
+		return tokens.Map(d, &cards, tokens.Int[int])
+	})
+	return cards, err
 }
 
 const unreadableShare = "cannot read " + shareAllocation + `: want {"container": {"card": GiB}}`

@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -94,7 +93,6 @@ func checkRules(rules []specs.LinuxDeviceCgroup) error {
 // plain shortens an error of the JSON library to what a person needs: where it is, and what it is.
 func plain(err error) error {
 	var syntactic *jsontext.SyntacticError
-	var semantic *json.SemanticError
 	var wrong *tokens.WrongTypeError
 	var tooMany *tokens.TooManyError
 	switch {
@@ -104,8 +102,6 @@ func plain(err error) error {
 		return plainSyntax(syntactic)
 	case errors.As(err, &wrong):
 		return fmt.Errorf("%s is of the wrong type", printable(wrong.Pointer))
-	case errors.As(err, &semantic):
-		return fmt.Errorf("%s is of the wrong type", printable(semantic.JSONPointer))
 	}
 	return err
 }

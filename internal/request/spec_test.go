@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/go-json-experiment/json"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/tokens"
@@ -149,15 +148,7 @@ func TestParseReadsWhatIsJudged(t *testing.T) {
 
 // TestReadIsTheLibrarys: every field that Spec has a tag for is read, and as the library reads it.
 func TestReadIsTheLibrarys(t *testing.T) {
-	want := tokenstest.Filled[Spec](nil)
-	config, err := json.Marshal(want, json.Deterministic(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got Spec
-	if err := tokens.Whole(config, got.read); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%v\ngot  %+v\nwant %+v", err, got, want)
-	}
+	tokenstest.Reads(t, tokenstest.Whole((*Spec).read), nil, tokenstest.Filled[Spec](nil))
 }
 
 // TestFieldsAreThoseOfSpec: what is read is what is checked, and nothing else but what edits write.

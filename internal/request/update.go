@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
 // Update is the part that gpuledger reads of the resources that a runtime's update is given.
@@ -14,13 +16,15 @@ type Update struct {
 	Unified map[string]string         `json:"unified"`
 }
 
+func (u *Update) read(d *jsontext.Decoder) error { return readResources(d, (*Resources)(u)) }
+
 // ParseUpdate reads the resources of an update as strictly as Parse reads a spec.
 func ParseUpdate(resources []byte) (Update, error) {
 	if len(resources) > MaxSpec {
 		return Update{}, fmt.Errorf("it has more than %d bytes", MaxSpec)
 	}
 	var u Update
-	if err := json.Unmarshal(resources, &u); err != nil {
+	if err := tokens.Whole(resources, u.read); err != nil {
 		return Update{}, plain(err)
 	}
 	if err := checkNames(resources, resourceFields); err != nil {

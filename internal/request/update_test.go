@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/tokens/tokenstest"
 )
 
 func TestUpdatesAreReadAsStrictly(t *testing.T) {
@@ -33,6 +34,11 @@ func TestUpdatesAreReadAsStrictly(t *testing.T) {
 		doubtful != "gpu.max" {
 		t.Errorf("of several: %s, %s, doubtful %s", code, key, doubtful)
 	}
+}
+
+func TestUpdatesAreReadAsTheLibraryReadsThem(t *testing.T) {
+	tokenstest.Reads(t, tokenstest.Whole((*Update).read), nil, tokenstest.Filled[Update](nil))
+	tokenstest.Reads(t, tokenstest.Whole((*Update).read), nil, Update{})
 }
 
 func TestUpdatesThatWiden(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -90,6 +89,15 @@ func Whole(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.
 		Err: fmt.Errorf("invalid character %q after top-level value", first)}
 }
 
+// AnyUTF8 is Whole for a document that need not be UTF-8. Each wrong byte of a string is read as
+// U+FFFD, as the library does.
+func AnyUTF8(data []byte, read func(*jsontext.Decoder) error, options ...jsontext.Options) error {
+	if !utf8.Valid(data) {
+		data = bytes.Map(func(r rune) rune { return r }, data)
+	}
+	return Whole(data, read, append(options, jsontext.AllowInvalidUTF8(true))...)
+}
+
 // Object reads an object: member reads or skips the value of each name. Null has no members. The
 // name is valid until the value is read.
 func Object(d *jsontext.Decoder, member func(name []byte) error) error {
@@ -134,6 +142,23 @@ func Name(quoted jsontext.Value) []byte {
 // List reads an array of at most MaxElements. Null is nil. It uses the capacity of the list.
 func List[T any](d *jsontext.Decoder, list *[]T, read func(*jsontext.Decoder, *T) error) error {
 	return bounded(d, list, MaxElements, read)
+}
+
+// Array reads an array of exactly as many elements as it has. Null leaves them unchanged: use it
+// for new values.
+func Array[T any](d *jsontext.Decoder, elements []T, read func(*jsontext.Decoder, *T) error) error {
+	null, n := d.PeekKind() == 'n', 0
+	err := Elements(d, len(elements), func() error {
+		n++
+		return read(d, &elements[n-1])
+	})
+	if more, is := err.(*TooManyError); is {
+		return &WrongTypeError{more.Pointer}
+	}
+	if err == nil && !null && n < len(elements) {
+		return &WrongTypeError{d.StackPointer()}
+	}
+	return err
 }
 
 func bounded[T any](d *jsontext.Decoder, list *[]T, most int, read func(*jsontext.Decoder, *T) error) error {
@@ -207,10 +232,13 @@ func String[T ~string](d *jsontext.Decoder, s *T) error {
 		return wrong(d)
 	}
 	value, err := d.ReadValue() // faster than a token
-	if err == nil && value[0] == '"' {
+	if err != nil {
+		return err
+	}
+	if *s = ""; value[0] == '"' {
 		*s = T(Name(value))
 	}
-	return err
+	return nil
 }
 
 // Strings reads a list of strings.
@@ -291,10 +319,7 @@ func Uint64[T ~uint64](d *jsontext.Decoder, n *T) error {
 
 func number(d *jsontext.Decoder, parse func(text string) error) error {
 	switch d.PeekKind() {
-	case 'n':
-		_, err := d.ReadToken()
-		return err
-	case '0', 0:
+	case '0', 'n', 0:
 	default:
 		return wrong(d)
 	}
@@ -302,10 +327,24 @@ func number(d *jsontext.Decoder, parse func(text string) error) error {
 	if err != nil {
 		return err
 	}
-	if parse(string(value)) != nil {
+	text := "0"
+	if value[0] != 'n' {
+		text = string(value)
+	}
+	if parse(text) != nil {
 		return &WrongTypeError{d.StackPointer()}
 	}
 	return nil
+}
+
+// Version reads an object's member "version" alone.
+func Version(d *jsontext.Decoder, version *int) error {
+	return Object(d, func(name []byte) error {
+		if string(name) == "version" {
+			return Int(d, version)
+		}
+		return d.SkipValue()
+	})
 }
 
 // Text reads a string that its type parses. Null leaves the value unchanged: use it for new values.
@@ -321,23 +360,47 @@ func Text(d *jsontext.Decoder, v encoding.TextUnmarshaler) error {
 	return nil
 }
 
-// Time reads an RFC 3339 time. Null is the zero time. The library is stricter than package time,
-// and looks up how to read a type. Times in the form that gpuledger writes are parsed without the
-// library; for those package time is as strict.
+// Time reads an RFC 3339 time as strictly as the library. Null is the zero time.
 func Time(d *jsontext.Decoder, t *time.Time) error {
 	value, err := d.ReadValue()
 	if err != nil {
 		return err
 	}
+	switch value.Kind() {
+	case 'n':
+		*t = time.Time{}
+		return nil
+	case '"':
+	default:
+		return &WrongTypeError{d.StackPointer()}
+	}
 	if isUTC(value) {
 		*t, err = time.Parse(time.RFC3339, string(value[1:len(value)-1]))
 	} else {
-		err = json.Unmarshal(value, t)
+		*t, err = strictTime(Name(value))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", d.StackPointer(), err)
 	}
 	return nil
+}
+
+// strictTime parses a time in any form. Package time accepts more than RFC 3339
+// (https://go.dev/issue/54580), and the library does not.
+func strictTime(text []byte) (t time.Time, err error) {
+	if err := t.UnmarshalText(text); err != nil {
+		return t, err
+	}
+	const date, second, zone = len("2006-01-02T"), len("2006-01-02T15:04:05"), len("+07:00")
+	wrong := text[date+1] == ':' || text[second] == ','
+	if !bytes.HasSuffix(text, []byte("Z")) {
+		offset := string(text[len(text)-zone:])
+		wrong = wrong || offset[1:3] >= "24" || offset[4:] >= "60"
+	}
+	if wrong {
+		return t, fmt.Errorf("%q is not in the form of RFC 3339", text)
+	}
+	return t, nil
 }
 
 // isUTC reports whether a value is a string in the form of a time in UTC, with any digits.

@@ -2,6 +2,7 @@ package tokens
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -25,6 +26,7 @@ type all struct {
 	Map     map[string]string `json:"map"`
 	Time    time.Time         `json:"time"`
 	Text    text              `json:"text"`
+	Array   [2]int            `json:"array"`
 }
 
 // text is a type that parses its text.
@@ -63,6 +65,8 @@ func (a *all) read(d *jsontext.Decoder) error {
 			return Time(d, &a.Time)
 		case "text":
 			return Text(d, &a.Text)
+		case "array":
+			return Array(d, a.Array[:], Int[int])
 		}
 		return d.SkipValue()
 	})
@@ -82,7 +86,12 @@ var texts = func() []string {
 		`"2026-11-22T00:00:00+01:60"`, `"2026-11-22t00:00:00z"`, `"2026-02-30T00:00:00Z"`,
 		`"2026-11-22T00:00:00.5Z"`, `"2026-11-22T00:00:00.Z"`, `"2026-11-22T00:00:00.1234567891Z"`,
 		`"2026-11-22T00:00:00..5Z"`, `"2026-11-22T00:00:00\u005a"`, `"2026-11-22T24:00:00Z"`,
-		`"2026-11-22T23:59:60Z"`, `"12026-11-22T00:00:00Z"`, "[", "{", "x"}
+		`"2026-11-22T23:59:60Z"`,
+		`"2026-11-22T00:00:00+01:30"`, `"2026-11-22T00:00:00-00:00"`,
+		`"2026-11-22T00:00:00.5-23:59"`, `"2026-11-22T00:00:00+2:00"`, `"2026-11-22T0:00:00+01:00"`,
+		`"2026-11-22T00:00:00,5+01:00"`, `"2026-11-22T00:00:00+01:00\u0000"`,
+		`"\u0032026-11-22T00:00:00+01:00"`, `"2026-11-22 00:00:00+01:00"`, `"0000-01-01T00:00:00+00:01"`,
+		`"12026-11-22T00:00:00Z"`, "[", "{", "x"}
 	typ := reflect.TypeFor[all]()
 	for i := range typ.NumField() {
 		for _, value := range values {
@@ -95,6 +104,29 @@ var texts = func() []string {
 func TestReadingEqualsTheJSONLibrary(t *testing.T) {
 	for _, text := range texts {
 		same(t, []byte(text))
+	}
+}
+
+// TestDuplicateNames: where a caller allows them, the last value counts, null too.
+func TestDuplicateNames(t *testing.T) {
+	duplicates := jsontext.AllowDuplicateNames(true)
+	typ := reflect.TypeFor[all]()
+	for i := range typ.NumField() {
+		name := typ.Field(i).Tag.Get("json")
+		if name == "text" || name == "array" {
+			continue // of new values only
+		}
+		for _, first := range []string{`"a"`, `true`, `7`, `["a","b"]`, `[["a"]]`, `{"a":"b"}`,
+			`"2026-11-22T00:00:00Z"`} {
+			for _, second := range []string{first, "null", `{"c":"d"}`, `["c"]`} {
+				text := fmt.Appendf(nil, `{"%[1]s":%[2]s,"%[1]s":%[3]s}`, name, first, second)
+				var got, want all
+				ours, theirs := Whole(text, got.read, duplicates), json.Unmarshal(text, &want, duplicates)
+				if (ours == nil) != (theirs == nil) || ours == nil && !reflect.DeepEqual(got, want) {
+					t.Errorf("%s: %+v (%v), by the library %+v (%v)", text, got, ours, want, theirs)
+				}
+			}
+		}
 	}
 }
 
@@ -114,10 +146,26 @@ func same(t *testing.T, text []byte) {
 	}
 }
 
+func TestVersionAlone(t *testing.T) {
+	for _, text := range append(texts, `{"version":3}`, `{"x":{"version":1},"version":2,"y":[]}`,
+		`{"Version":1}`, `{"version":1,"version":2}`, `{"version":null}`, `{"version":"1"}`,
+		`{"version":2,"x":`) {
+		got, want := 0, struct {
+			Version int `json:"version"`
+		}{}
+		ours := Whole([]byte(text), func(d *jsontext.Decoder) error { return Version(d, &got) })
+		theirs := json.Unmarshal([]byte(text), &want)
+		if (ours == nil) != (theirs == nil) || got != want.Version {
+			t.Errorf("%q: %d (%v), by the library %d (%v)", text, got, ours, want.Version, theirs)
+		}
+	}
+}
+
 func TestPointerToAWrongType(t *testing.T) {
 	for text, pointer := range map[string]string{`{"string":1}`: "/string",
 		`{"strings":["a",{}]}`: "/strings/1", `{"map":{"a/b":[1,[2]]}}`: "/map/a~1b",
-		`{"int":1.5}`: "/int", `7`: ""} {
+		`{"int":1.5}`: "/int", `{"time":7}`: "/time", `{"array":[1,2,3]}`: "/array",
+		`{"array":[1]}`: "/array", `{"array":[1,true]}`: "/array/1", `7`: ""} {
 		var a all
 		err := Whole([]byte(text), a.read)
 		if wrong, ok := err.(*WrongTypeError); !ok || string(wrong.Pointer) != pointer {
@@ -161,7 +209,9 @@ func TestWriter(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := NewIndented()
-		again(w, jsontext.NewDecoder(strings.NewReader(value)))
+		if err := Whole([]byte(value), w.value); err != nil {
+			t.Error(err)
+		}
 		if got, err := w.End(); err != nil || string(got) != string(indented) {
 			t.Errorf("%v\ngot  %s\nwant %s", err, got, indented)
 		}
@@ -180,35 +230,75 @@ func TestWriter(t *testing.T) {
 		t.Errorf("invalid UTF-8 is written: %s", got)
 	}
 	w = NewWriter()
+	w.Object(func() {
+		w.TimeUnlessZero("a", time.Time{})
+		w.TimeUnlessZero("b", time.Unix(5, 0).UTC())
+	})
+	if got, err := w.End(); err != nil || string(got) != `{"b":"1970-01-01T00:00:05Z"}` {
+		t.Errorf("%s, %v", got, err)
+	}
+	w = NewWriter()
 	w.Object(func() { w.Name("t").Time(time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)) })
 	if _, err := w.End(); err == nil || !strings.Contains(err.Error(), "year") {
 		t.Errorf("a year without a text: %v", err)
 	}
 }
 
-// again writes a value as it was read.
-func again(w *Writer, d *jsontext.Decoder) {
-	token, _ := d.ReadToken()
-	switch token.Kind() {
-	case '{':
-		w.Object(func() {
-			for d.PeekKind() != '}' {
-				name, _ := d.ReadToken()
-				again(w.Name(name.String()), d)
+// TestMembersAreWrittenAsTheLibraryWritesThem: members that another program wrote, in the JSON
+// library's form.
+func TestMembersAreWrittenAsTheLibraryWritesThem(t *testing.T) {
+	type document struct {
+		Before int
+		Others jsontext.Value `json:",embed"`
+	}
+	for _, others := range []string{``, `{}`, `{"a":1}`,
+		` { "\u0061\/\n\u2028" : [ 1.50E+3 , -0, "\u00e9\ud83d\ude00" ] } `,
+		`{"a":{"b":[[],{},null,true,false,[{"c":""}]]},"":0}`, `{"a":1,"a":2}`, `{"a":"\ud800"}`,
+		"{\"\xff\":1}", `{"a":1`, `{"a"}`} {
+		for _, w := range []*Writer{NewWriter(), NewIndented()} {
+			value := document{1, jsontext.Value(others)}
+			w.Object(func() {
+				w.Name("Before").Int(1)
+				w.Members(value.Others)
+			})
+			want, theirs := json.Marshal(value, jsontext.WithIndent(w.indent),
+				jsontext.Multiline(w.indent != ""))
+			got, ours := w.End()
+			if (ours == nil) != (theirs == nil) || ours == nil && string(got) != string(want) {
+				t.Errorf("%s\nwritten %s (%v)\nlibrary %s (%v)", others, got, ours, want, theirs)
 			}
-		})
-		_, _ = d.ReadToken()
-	case '[':
-		w.Array(func() {
-			for d.PeekKind() != ']' {
-				again(w, d)
+		}
+	}
+}
+
+func TestMapsAreWrittenInOrder(t *testing.T) {
+	for _, m := range []map[string]int{nil, {}, {"b": 1, "a": 2, "": 3, "\u2028": 4,
+		"\U0001F600": 5, "\uffff": 6}} {
+		w := NewWriter()
+		WriteMap(w, m, func(n int) { w.Int(int64(n)) })
+		want, _ := json.Marshal(m, json.Deterministic(true))
+		if got, err := w.End(); err != nil || string(got) != string(want) {
+			t.Errorf("%v\ngot  %s\nwant %s", err, got, want)
+		}
+	}
+}
+
+// TestBytesThatAreNotUTF8: each is read as the library reads it, also within a name or beside an
+// escape.
+func TestBytesThatAreNotUTF8(t *testing.T) {
+	for _, text := range []string{"{\"string\":\"\xff\"}", "{\"map\":{\"\xff\xfe\":\"a\\n\xc3\"}}",
+		"{\"map\":{\"\xff\":\"\",\"\xfe\":\"\"}}", `{"string":"\ud800"}`,
+		"{\"string\":\"\xed\xa0\x80\\ud800\"}",
+		"{\"unknown\":\"\xff\"}", "{\xff}", "\xff",
+		"{\"string\":\"\xf0\x9f\x98", "{\"string\":\"\ufffd\"}"} {
+		for _, duplicates := range []bool{false, true} {
+			var got, want all
+			ours := AnyUTF8([]byte(text), got.read, jsontext.AllowDuplicateNames(duplicates))
+			theirs := json.Unmarshal([]byte(text), &want, jsontext.AllowInvalidUTF8(true),
+				jsontext.AllowDuplicateNames(duplicates))
+			if (ours == nil) != (theirs == nil) || ours == nil && !reflect.DeepEqual(got, want) {
+				t.Errorf("%q: %+v (%v), by the library %+v (%v)", text, got, ours, want, theirs)
 			}
-		})
-		_, _ = d.ReadToken()
-	case '0':
-		n, _ := token.Int()
-		w.Int(n)
-	default:
-		w.String(token.String())
+		}
 	}
 }

@@ -1,6 +1,8 @@
 package tokens
 
 import (
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -51,6 +53,42 @@ func (w *Writer) Cut(n int) { w.out = w.out[:n] }
 func (w *Writer) Raw(value jsontext.Value) {
 	w.next()
 	w.out = append(w.out, value...)
+}
+
+// Members writes the members of an object as the library would write them: what another program
+// wrote gets this writer's spaces and line ends.
+func (w *Writer) Members(object jsontext.Value) {
+	if len(object) == 0 {
+		return
+	}
+	err := Whole(object, w.members)
+	if w.err == nil {
+		w.err = err
+	}
+}
+
+func (w *Writer) members(d *jsontext.Decoder) error {
+	return Object(d, func(name []byte) error { return w.Name(string(name)).value(d) })
+}
+
+func (w *Writer) value(d *jsontext.Decoder) (err error) {
+	switch d.PeekKind() {
+	case '{':
+		w.Object(func() { err = w.members(d) })
+	case '[':
+		w.Array(func() {
+			err = Elements(d, math.MaxInt, func() error { return w.value(d) })
+		})
+	case '"':
+		var text string
+		err = String(d, &text)
+		w.String(text)
+	default:
+		var value jsontext.Value
+		value, err = d.ReadValue()
+		w.Raw(value)
+	}
+	return err
 }
 
 // next writes the comma before a name or a value that is not the first. An open object, array or
@@ -165,6 +203,13 @@ func (w *Writer) Time(t time.Time) {
 	w.String(string(text))
 }
 
+// TimeUnlessZero writes a member with a time that is not zero.
+func (w *Writer) TimeUnlessZero(name string, t time.Time) {
+	if !t.IsZero() {
+		w.Name(name).Time(t)
+	}
+}
+
 // Words writes the string members that are not empty: pairs of a name and a value, in order.
 func (w *Writer) Words(pairs ...string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -172,4 +217,14 @@ func (w *Writer) Words(pairs ...string) {
 			w.Name(pairs[i]).String(pairs[i+1])
 		}
 	}
+}
+
+// WriteMap writes an object of a map's members, sorted by name; value writes each value.
+func WriteMap[T any](w *Writer, m map[string]T, value func(T)) {
+	w.Object(func() {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			w.Name(name)
+			value(m[name])
+		}
+	})
 }

@@ -17,6 +17,33 @@ func Filled[T any](special func(field any) bool) T {
 	return value
 }
 
+// Empty is a value of the type whose lists and maps have no elements and whose pointers point to
+// such values. The rest is zero.
+func Empty[T any]() T {
+	var value T
+	empty(reflect.ValueOf(&value).Elem())
+	return value
+}
+
+func empty(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		empty(v.Elem())
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			return
+		}
+		for i := range v.NumField() {
+			empty(v.Field(i))
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 0, 0))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+	}
+}
+
 func fill(v reflect.Value, special func(any) bool, n *int) {
 	*n++
 	if special != nil && special(v.Addr().Interface()) {
