@@ -239,8 +239,8 @@ func TestAgentsReachOnlyWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// The scheduler reaches nothing of its node.
-func TestTheSchedulerIsHardened(t *testing.T) {
+// The scheduler and the webhook reach nothing of their node.
+func TestDeploymentsAreHardened(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
 		for _, object := range list {
@@ -268,8 +268,8 @@ func TestTheSchedulerIsHardened(t *testing.T) {
 			}
 		}
 	}
-	if seen != 1 {
-		t.Errorf("there are %d deployments, want 1", seen)
+	if seen != 2 {
+		t.Errorf("there are %d deployments, want 2", seen)
 	}
 }
 
