@@ -152,8 +152,8 @@ func TestAskIsOff(t *testing.T) {
 	if held := n.Grants(); len(held) != 1 || held[0].ID != given.ID {
 		t.Errorf("%+v", held)
 	}
-	isRefused(t, n.Bundle("must-adopt", wants("1GiB"), rig.Annotation("gpuledger.dev/grant", "adopt")).Create(),
-		grant.GrantNotFound)
+	isRefused(t, n.Bundle("must-adopt", wants("1GiB"),
+		rig.Annotation("gpuledger.dev/grant", "adopt")).Create(), grant.GrantNotFound)
 	isRefused(t, n.Bundle("says-otherwise", with(n.Grant("--memory", "2GiB")), wants("1GiB")).Create(),
 		grant.AnnotationMismatch)
 }

@@ -112,16 +112,18 @@ func packing(o options) {
 	for _, percent := range []int{90, 100, 120} {
 		var worst, sum, reached float64 = 1, 0, 0
 		for seed := range o.orders {
-			pods := arrivals(rand.New(rand.NewPCG(uint64(seed), 1)), memoryOfGPU, capacity*grant.Bytes(percent)/100)
+			pods := arrivals(rand.New(rand.NewPCG(uint64(seed), 1)), memoryOfGPU,
+				capacity*grant.Bytes(percent)/100)
 			offline := bestFitDecreasing(pods, o.packNodes, o.gpus)
 			part := float64(online(pods, o)) / float64(offline)
 			worst, sum = min(worst, part), sum+part
 			reached += float64(offline) / float64(capacity)
 		}
 		n := float64(o.orders)
-		fmt.Printf("packing: %d nodes with %d GPUs, pods of the trace for %d %% of the memory, in %d orders: "+
-			"%.1f %% of what an offline best-fit decreasing places, %.1f %% at least; that places %.1f %% of the memory\n",
-			o.packNodes, o.gpus, percent, o.orders, 100*sum/n, 100*worst, 100*reached/n)
+		fmt.Printf("packing: %d nodes with %d GPUs, pods of the trace for %d %% of the memory, in %d "+
+			"orders: %.1f %% of what an offline best-fit decreasing places, %.1f %% at least; that places "+
+			"%.1f %% of the memory\n", o.packNodes, o.gpus, percent, o.orders, 100*sum/n, 100*worst,
+			100*reached/n)
 	}
 }
 
@@ -272,7 +274,8 @@ func filtering(ctx context.Context, o options) error {
 		ended <- s.Run(ctx, func(string, func(context.Context) error) { <-ctx.Done() })
 	}()
 	defer func() { stop(); <-ended }()
-	if err := until(ctx, "the extender has read the cluster", func() bool { return s.Ready() == nil }); err != nil {
+	if err := until(ctx, "the extender has read the cluster",
+		func() bool { return s.Ready() == nil }); err != nil {
 		return err
 	}
 	go publishChanges(ctx, client, objects[pods:])
@@ -299,9 +302,10 @@ func filtering(ctx context.Context, o options) error {
 			none++
 		}
 	}
-	fmt.Printf("filter: %d nodes with %d GPUs and %d pods, %d filters over HTTP while 100 nodes a second publish: %s; "+
-		"%d found no node; CPU: %.1f ms for each, with the caller and the publishing\n", o.filterNodes, o.gpus, pods,
-		o.filters, percentiles(took), none, 1000*(cpu("self")-used)/float64(o.filters))
+	fmt.Printf("filter: %d nodes with %d GPUs and %d pods, %d filters over HTTP while 100 nodes a second "+
+		"publish: %s; %d found no node; CPU: %.1f ms for each, with the caller and the publishing\n",
+		o.filterNodes, o.gpus, pods, o.filters, percentiles(took), none,
+		1000*(cpu("self")-used)/float64(o.filters))
 	return nil
 }
 

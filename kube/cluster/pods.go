@@ -14,8 +14,8 @@ type podRow struct {
 	of              map[int64]int64
 }
 
-// PrintPods shows the pods of each node, with a column for each of its GPUs, as `kubectl inspect cgpu
-// -d` does on ACK.
+// PrintPods shows the pods of each node, with a column for each of its GPUs, as `kubectl inspect
+// cgpu -d` does on ACK.
 func PrintPods(w io.Writer, nodes []Node) error {
 	var used, total int64
 	for _, n := range nodes {
@@ -57,8 +57,8 @@ func usedBy(gpus []GPU) (sum int64) {
 	return sum
 }
 
-// podRows returns the pods of a node. Pods that share a claim have a row together, because its memory
-// counts once. A claim without pods has its own name.
+// podRows returns the pods of a node. Pods that share a claim have a row together, because its
+// memory counts once. A claim without pods has its own name.
 func podRows(n Node) (rows []podRow) {
 	for _, g := range n.GPUs {
 		for _, s := range g.Shares {
@@ -66,7 +66,9 @@ func podRows(n Node) (rows []podRow) {
 			if name == "" {
 				name = "claim " + s.Claim
 			}
-			i := slices.IndexFunc(rows, func(r podRow) bool { return r.name == name && r.namespace == s.Namespace })
+			i := slices.IndexFunc(rows, func(r podRow) bool {
+				return r.name == name && r.namespace == s.Namespace
+			})
 			if i < 0 {
 				rows = append(rows, podRow{name: name, namespace: s.Namespace, of: map[int64]int64{}})
 				i = len(rows) - 1

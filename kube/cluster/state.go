@@ -20,7 +20,8 @@ func (n *Node) addState(text string, pods []corev1.Pod) {
 	}
 	for _, g := range state.GPUs {
 		one := GPU{UUID: plain(g.UUID), Index: int64(g.Index), Product: plain(g.Product),
-			Mode: plain(string(g.Mode)), Total: int64(g.Memory), Allocated: int64(g.Granted), Used: int64(g.Used)}
+			Mode: plain(string(g.Mode)), Total: int64(g.Memory), Allocated: int64(g.Granted),
+			Used: int64(g.Used)}
 		if cmp.Or(g.Closed, state.Closed) != "" {
 			one.Health = "closed"
 		}
@@ -34,7 +35,8 @@ func (n *Node) addState(text string, pods []corev1.Pod) {
 	}
 }
 
-// The keys of a pod's annotations that say what a scheduler has given a container, without its name.
+// The keys of a pod's annotations that say what a scheduler has given a container, without its
+// name.
 const (
 	gpusKey    = "gpuledger.dev/gpus."
 	memoryKey  = "gpuledger.dev/memory."

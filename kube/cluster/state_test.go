@@ -11,21 +11,23 @@ import (
 // quoted returns a text as a string of JSON.
 func quoted(text string) string { return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"` }
 
-// published is a cluster of one node with the device plugin, which publishes its GPUs: pod a has its
-// share already, pod b was placed just now, and 2 GiB are granted to something that is no pod.
+// published is a cluster of one node with the device plugin, which publishes its GPUs: pod a has
+// its share already, pod b was placed just now, and 2 GiB are granted to something that is no pod.
 func published(state string) map[string]string {
 	answers := maps.Clone(whole2)
 	delete(answers, "/apis/resource.k8s.io/v1/resourceslices")
 	delete(answers, "/apis/resource.k8s.io/v1/resourceclaims")
 	answers["/api/v1/nodes"] = `{"items":[{"metadata":{"name":"old","annotations":{"gpuledger.dev/ledger":` +
-		quoted(state) + `}},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.2"}],"capacity":{"gpuledger.dev/gpu-memory":"32"}}}]}`
+		quoted(state) + `}},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.2"}],` +
+		`"capacity":{"gpuledger.dev/gpu-memory":"32"}}}]}`
 	pod := func(name, uid, notes string) string {
-		return `{"metadata":{"namespace":"team","name":"` + name + `","uid":"` + uid + `","annotations":{` + notes +
-			`}},"spec":{"nodeName":"old","containers":[{"name":"main"}]}}`
+		return `{"metadata":{"namespace":"team","name":"` + name + `","uid":"` + uid + `",` +
+			`"annotations":{` + notes + `}},"spec":{"nodeName":"old","containers":[{"name":"main"}]}}`
 	}
 	answers["/api/v1/pods"] = `{"items":[` +
 		pod("b", "2", `"gpuledger.dev/gpus.main":"GPU-1","gpuledger.dev/mode.main":"exclusive"`) + "," +
-		pod("a", "1", `"gpuledger.dev/gpus.main":"GPU-0,GPU-2","gpuledger.dev/memory.main":"8GiB","gpuledger.dev/mode.main":"limit","gpuledger.dev/compute.main":"30"`) + "," +
+		pod("a", "1", `"gpuledger.dev/gpus.main":"GPU-0,GPU-2","gpuledger.dev/memory.main":"8GiB",`+
+			`"gpuledger.dev/mode.main":"limit","gpuledger.dev/compute.main":"30"`) + "," +
 		pod("c", "3", `"example.com/a":"b"`) + `]}`
 	return answers
 }
@@ -37,7 +39,8 @@ const three = `{"version":1,"gpus":[
 	"adopted":["1/main"]}`
 
 func TestANodeThatPublishesItsGPUs(t *testing.T) {
-	nodes, err := Read(context.Background(), api(t, published(strings.ReplaceAll(strings.ReplaceAll(three, "\n", ""), "\t", ""))))
+	nodes, err := Read(context.Background(), api(t,
+		published(strings.ReplaceAll(strings.ReplaceAll(three, "\n", ""), "\t", ""))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +82,8 @@ Allocated/Total GPU Memory In Cluster:  26/48 (54%)
 
 // A node whose annotation cannot be read has what its device plugin counts, and no sum that is 0.
 func TestANodeThatPublishesNothingUseful(t *testing.T) {
-	for _, state := range []string{"", "{", `{"version":2,"gpus":[{"uuid":"a"}]}`, `{"version":1,"gpus":[]}`} {
+	for _, state := range []string{"", "{", `{"version":2,"gpus":[{"uuid":"a"}]}`,
+		`{"version":1,"gpus":[]}`} {
 		nodes, err := Read(context.Background(), api(t, published(state)))
 		if err != nil {
 			t.Fatal(err)
@@ -89,7 +93,8 @@ func TestANodeThatPublishesNothingUseful(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text := out.String(); strings.Contains(text, "0/0") ||
-			!strings.Contains(text, "unknown: no node publishes its GPUs\nold: 0/32 gpuledger.dev/gpu-memory by the device plugin") {
+			!strings.Contains(text, "unknown: no node publishes its GPUs\nold: 0/32 "+
+				"gpuledger.dev/gpu-memory by the device plugin") {
 			t.Errorf("%s: got\n%s", state, text)
 		}
 	}

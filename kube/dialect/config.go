@@ -17,11 +17,11 @@ import (
 type Config struct {
 	// The names that are read. If there are none, and no NVIDIA, they are our own: Memory and GPUs.
 	Resources []Resource `toml:"resource"`
-	// The text of the configuration file of NVIDIA's device plugin. Its part "sharing" is read as that
-	// program does, the rest is ignored.
+	// The text of the configuration file of NVIDIA's device plugin. Its part "sharing" is read as
+	// that program does, the rest is ignored.
 	NVIDIA string `toml:"nvidia_device_plugin"`
-	// The memory of the GPUs that a claim takes a part of. A claim has to name an amount, so without
-	// this a pod that asks for a part of a GPU is refused where pods become claims.
+	// The memory of the GPUs that a claim takes a part of. A claim has to name an amount, so
+	// without this a pod that asks for a part of a GPU is refused where pods become claims.
 	PartOf grant.Size `toml:"part_of"`
 
 	sharing []shared
@@ -206,7 +206,8 @@ func (r *Resource) check() error {
 	case r.Mode != "" && !slices.Contains(grant.Modes, r.Mode):
 		return fmt.Errorf("resource %q: there is no mode %q", name, grant.Printable(string(r.Mode)))
 	case r.Mode != "" && m.kind == gpus:
-		return fmt.Errorf("resource %q counts GPUs, which are in mode exclusive unless shares are named", name)
+		return fmt.Errorf("resource %q counts GPUs, which are in mode exclusive unless shares are named",
+			name)
 	}
 	return nil
 }

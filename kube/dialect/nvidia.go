@@ -67,8 +67,8 @@ func sharingOf(text string) ([]shared, error) {
 			grant.Printable(f.Version))
 	}
 	if f.Sharing.TimeSlicing != nil && f.Sharing.MPS != nil {
-		return nil, errors.New("nvidia_device_plugin: it has both timeSlicing and mps, and GPUs are shared in " +
-			"one way")
+		return nil, errors.New("nvidia_device_plugin: it has both timeSlicing and mps, and GPUs are shared " +
+			"in one way")
 	}
 	if f.Sharing.MPS != nil {
 		return f.Sharing.MPS.list(grant.MPS, true)
@@ -99,14 +99,14 @@ func (r *replicated) list(mode grant.Mode, one bool) (all []shared, err error) {
 		name := grant.Printable(of.Name)
 		switch {
 		case s.name != "nvidia.com/gpu":
-			return nil, fmt.Errorf("nvidia_device_plugin: it divides %q, and gpuledger can divide nvidia.com/gpu "+
-				"only", name)
+			return nil, fmt.Errorf("nvidia_device_plugin: it divides %q, and gpuledger can divide "+
+				"nvidia.com/gpu only", name)
 		case s.replicas < 1 || s.replicas > 1000:
-			return nil, fmt.Errorf("nvidia_device_plugin: %q has %d replicas, and 1 to 1000 are possible", name,
-				s.replicas)
+			return nil, fmt.Errorf("nvidia_device_plugin: %q has %d replicas, and 1 to 1000 are possible",
+				name, s.replicas)
 		case of.Devices != nil && of.Devices != "all":
-			return nil, fmt.Errorf("nvidia_device_plugin: %q names devices: list them in a pool of the node's "+
-				"configuration instead", name)
+			return nil, fmt.Errorf("nvidia_device_plugin: %q names devices: list them in a pool of the "+
+				"node's configuration instead", name)
 		case seen[s.offered()]:
 			return nil, fmt.Errorf("nvidia_device_plugin: %q is there twice", grant.Printable(s.offered()))
 		}

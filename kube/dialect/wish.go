@@ -26,7 +26,8 @@ func (c Config) Wish(pod *corev1.Pod) (wish placement.Wish, asks bool, err error
 	}
 	for i := range pod.Spec.InitContainers {
 		container := &pod.Spec.InitContainers[i]
-		ends := container.RestartPolicy == nil || *container.RestartPolicy != corev1.ContainerRestartPolicyAlways
+		ends := container.RestartPolicy == nil ||
+			*container.RestartPolicy != corev1.ContainerRestartPolicyAlways
 		if err := c.add(&wish, pod, container, ends); err != nil {
 			return placement.Wish{}, true, err
 		}
@@ -103,8 +104,8 @@ func (c Config) asks(pod *corev1.Pod, container *corev1.Container) (all asks, er
 			return nil, err
 		}
 		if amount > 0 {
-			all = append(all, ask{name: s.offered(), is: meaning{family: nvidia, kind: replicas}, mode: s.mode,
-				amount: amount, share: s})
+			all = append(all, ask{name: s.offered(), is: meaning{family: nvidia, kind: replicas},
+				mode: s.mode, amount: amount, share: s})
 		}
 	}
 	for _, r := range c.Resources {
@@ -174,8 +175,8 @@ func (all asks) oneDialect() error {
 			of, first = a.is.family, a.name
 		case a.is.family == of, of == hami && a.is.family == nvidia && a.is.kind == gpus:
 		default:
-			return fmt.Errorf("it uses %s of %s and %s of %s: a container uses one dialect", first, of, a.name,
-				a.is.family)
+			return fmt.Errorf("it uses %s of %s and %s of %s: a container uses one dialect", first, of,
+				a.name, a.is.family)
 		}
 	}
 	return nil
@@ -243,7 +244,8 @@ func (all asks) demand(pod *corev1.Pod) (placement.Demand, error) {
 	}
 	if computes {
 		if percent.amount > 100 {
-			return d, fmt.Errorf("%s: %d is no percentage of a GPU: want 1 to 100", percent.name, percent.amount)
+			return d, fmt.Errorf("%s: %d is no percentage of a GPU: want 1 to 100", percent.name,
+				percent.amount)
 		}
 		if d.GPUs > 1 && percent.is.family == aliyun {
 			return d, fmt.Errorf("%s over several GPUs: its documentation has no shares of compute there",
@@ -365,7 +367,8 @@ func (c Config) preferences(w *placement.Wish, pod *corev1.Pod) error {
 	case "true":
 		owner := metav1.GetControllerOf(pod)
 		if owner == nil {
-			return fmt.Errorf("%s is true, and the pod belongs to no controller: name the application instead", Apart)
+			return fmt.Errorf("%s is true, and the pod belongs to no controller: name the application "+
+				"instead", Apart)
 		}
 		w.App = string(owner.UID)
 	default:
@@ -383,8 +386,8 @@ func policy(w *placement.Wish, key, value string) error {
 	case "":
 	case placement.Binpack, placement.Spread:
 		if w.Policy != "" && w.Policy != p {
-			return fmt.Errorf("%s is %s, and another annotation of the pod is %s: gpuledger chooses nodes and GPUs "+
-				"in the same way", key, p, w.Policy)
+			return fmt.Errorf("%s is %s, and another annotation of the pod is %s: gpuledger chooses nodes "+
+				"and GPUs in the same way", key, p, w.Policy)
 		}
 		w.Policy = p
 	default:

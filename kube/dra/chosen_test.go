@@ -48,12 +48,15 @@ func TestTheLabelIsReadLive(t *testing.T) {
 		known      bool
 	}{
 		{"x", "y", "", true}, {"ack.node.gpu.schedule", "cgpu", grant.Limit, true},
-		{"ack.node.gpu.schedule", "core_mem", grant.Limit, true}, {"ack.node.gpu.schedule", "share", grant.Timeslice, true},
-		{"ack.node.gpu.schedule", "default", grant.Exclusive, true}, {"gpuledger.dev/mode", "mps", grant.MPS, true},
+		{"ack.node.gpu.schedule", "core_mem", grant.Limit, true},
+		{"ack.node.gpu.schedule", "share", grant.Timeslice, true},
+		{"ack.node.gpu.schedule", "default", grant.Exclusive, true},
+		{"gpuledger.dev/mode", "mps", grant.MPS, true},
 		{"ack.node.gpu.schedule", "mig", grant.MPS, false}, {"gpuledger.dev/mode", "x", grant.MPS, false},
 	} {
 		node.Labels = map[string]string{c.key: c.value}
-		if _, err := d.Client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		if _, err := d.Client.CoreV1().Nodes().Update(context.Background(), node,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		err := d.SameNode(context.Background())

@@ -173,10 +173,9 @@ func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant)
 	return failed
 }
 
-// SameNode calls Broken if the cluster's Node of this name is another than at the first call. It also
-// reads which mode the Node's labels choose.
-// Slices belong to a Node by its UID, which the library looks up once. Slices of the old Node are
-// garbage-collected each time they are made.
+// SameNode calls Broken if the cluster's Node of this name is another than at the first call. It
+// also reads which mode the Node's labels choose. Slices belong to a Node by its UID, which the
+// library looks up once. Slices of the old Node are garbage-collected each time they are made.
 func (d *Driver) SameNode(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()

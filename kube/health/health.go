@@ -1,5 +1,5 @@
-// Package health knows whether an agent works: its loops go on, the calls that it answers end, and who
-// calls it knows it. It answers probes and Prometheus.
+// Package health knows whether an agent works: its loops go on, the calls that it answers end, and
+// who calls it knows it. It answers probes and Prometheus.
 package health
 
 import (
@@ -191,8 +191,9 @@ func (s *State) write(w io.Writer) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fmt.Fprintf(w, "# HELP gpuledger_agent_ready Whether this agent is ready: the kubelet knows it, the scheduler has read the cluster.\n"+
-		"# TYPE gpuledger_agent_ready gauge\ngpuledger_agent_ready %d\n", ready)
+	fmt.Fprintf(w, "# HELP gpuledger_agent_ready Whether this agent is ready: the kubelet knows it, the "+
+		"scheduler has read the cluster.\n# TYPE gpuledger_agent_ready gauge\ngpuledger_agent_ready %d\n",
+		ready)
 	fmt.Fprint(w, "# HELP gpuledger_agent_loop_failing Whether the last pass of a loop failed.\n"+
 		"# TYPE gpuledger_agent_loop_failing gauge\n")
 	loops := slices.Sorted(maps.Keys(s.loops))

@@ -123,7 +123,8 @@ func (l Ledger) enter(what entry) (e outcome) {
 		e = l.Together.enters.do(what, enterAll)
 	}
 	var refusal *grant.Refusal
-	if errors.As(e.Err, &refusal) && (refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
+	if errors.As(e.Err, &refusal) &&
+		(refusal.Code == grant.NoCapacity || refusal.Code == grant.ModeConflict) {
 		e.Err = l.noCapacity(what.ask, refusal.Code)
 	}
 	return e

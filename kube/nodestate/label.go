@@ -20,8 +20,8 @@ var ackModes = map[string]grant.Mode{
 	"exclusive": grant.Exclusive, "default": grant.Exclusive, "topology": grant.Exclusive,
 }
 
-// ModeOf returns the mode that a node's labels choose; "": none. The error names a label whose value
-// is not known.
+// ModeOf returns the mode that a node's labels choose; "": none. The error names a label whose
+// value is not known.
 func ModeOf(labels map[string]string) (grant.Mode, error) {
 	if value := grant.Mode(labels[LabelMode]); value != "" {
 		if !slices.Contains([]grant.Mode{grant.Limit, grant.Timeslice, grant.MPS, grant.Exclusive}, value) {

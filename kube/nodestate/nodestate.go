@@ -34,15 +34,15 @@ type GPU struct {
 	Mode    grant.Mode   `json:"mode,omitempty"`    // of the grants that are on it; "": it has none
 	Closed  string       `json:"closed,omitempty"`  // why it takes no new grant
 	Outside grant.Bytes  `json:"outside,omitempty"` // used without a grant
-	// Space could be granted if nothing was granted or used outside: Memory without the reserve. Parts
-	// of a GPU are parts of it. 0: Memory.
+	// Space could be granted if nothing was granted or used outside: Memory without the reserve.
+	// Parts of a GPU are parts of it. 0: Memory.
 	Space grant.Bytes `json:"space,omitempty"`
 	// Served is, in mode mps, over how many GPUs the grants are. 0: over one.
 	Served int `json:"served,omitempty"`
 	// Granted is what its grants have of it, also those of other programs than the scheduler.
 	Granted grant.Bytes `json:"granted,omitempty"`
-	// Used is what processes use of it, as the node's watch has found, to a twentieth of its memory. 0:
-	// nothing, or unknown.
+	// Used is what processes use of it, as the node's watch has found, to a twentieth of its
+	// memory. 0: nothing, or unknown.
 	Used grant.Bytes `json:"used,omitempty"`
 }
 
@@ -60,7 +60,8 @@ func Decode(text string) (State, error) {
 		return State{}, fmt.Errorf("cannot read the annotation %s: %w", Annotation, err)
 	}
 	if s.Version != 1 {
-		return State{}, fmt.Errorf("cannot read the annotation %s: it has version %d, not 1", Annotation, s.Version)
+		return State{}, fmt.Errorf("cannot read the annotation %s: it has version %d, not 1", Annotation,
+			s.Version)
 	}
 	return s, nil
 }

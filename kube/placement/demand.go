@@ -26,12 +26,12 @@ type Wish struct {
 	Demands []Demand
 	Policy  Policy // "": the node's, then the configuration's
 
-	// App is what the replicas of one application have in common, as the UID of their owner, if they
-	// are to be on different GPUs. "": they need not be.
+	// App is what the replicas of one application have in common, as the UID of their owner, if
+	// they are to be on different GPUs. "": they need not be.
 	App string
 
-	// Products, if there are any, are those of which one must be a part of the name of the GPU's, in
-	// letters of either case.
+	// Products, if there are any, are those of which one must be a part of the name of the GPU's,
+	// in letters of either case.
 	Products []string
 	// AtLeast is the least memory that each GPU must have in all. 0: any.
 	AtLeast grant.Bytes

@@ -247,7 +247,8 @@ func first(k, n int) []int {
 	return set
 }
 
-// next returns the set after another one in the order of their first difference; nil after the last.
+// next returns the set after another one in the order of their first difference; nil after the
+// last.
 func next(set []int, n int) []int {
 	for i := len(set) - 1; i >= 0; i-- {
 		if set[i] < n-len(set)+i {

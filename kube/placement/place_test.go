@@ -80,12 +80,14 @@ func TestPlace(t *testing.T) {
 		{"N over M: different GPUs", wish(Demand{GPUs: 2, Memory: 4 * grant.GiB}),
 			node(used(0, grant.Limit, 3*grant.GiB), gpu(1, nil), gpu(2, nil)), "x [1 2] 4GiB limit"},
 		{"a part of each GPU's own size", wish(Demand{GPUs: 1, Part: 250}),
-			node(gpu(0, func(g *GPU) { g.Memory, g.Space, g.Free = 17*grant.GiB, 16160*grant.MiB, 16160*grant.MiB })),
+			node(gpu(0, func(g *GPU) {
+				g.Memory, g.Space, g.Free = 17*grant.GiB, 16160*grant.MiB, 16160*grant.MiB
+			})),
 			"x [0] 4040MiB limit"},
 		{"parts over GPUs of different sizes: those of one size",
 			wish(Demand{GPUs: 2, Part: 500}),
-			node(gpu(0, func(g *GPU) { g.Memory, g.Free = 8*grant.GiB, 8*grant.GiB }), gpu(1, nil), gpu(2, nil)),
-			"x [1 2] 8GiB limit"},
+			node(gpu(0, func(g *GPU) { g.Memory, g.Free = 8*grant.GiB, 8*grant.GiB }), gpu(1, nil),
+				gpu(2, nil)), "x [1 2] 8GiB limit"},
 		{"all memory as a share", wish(Demand{GPUs: 1, Mode: grant.Timeslice}),
 			node(used(0, grant.Timeslice, 15*grant.GiB), gpu(1, func(g *GPU) { g.Free = 15 * grant.GiB })),
 			"x [1] 15GiB timeslice"},
@@ -95,8 +97,9 @@ func TestPlace(t *testing.T) {
 			"x [1] 10GiB limit; y [1] 6GiB limit; z [0] 16GiB limit"},
 		{"shares beside a whole GPU", wish(gib(1), whole), node(gpu(0, nil), gpu(1, nil)),
 			"x [1] 1GiB limit; y [0] 0MiB exclusive"},
-		{"an init container has the GPU of the next", wish(Demand{GPUs: 1, Memory: 12 * grant.GiB, Init: true},
-			gib(8)), node(gpu(0, nil), gpu(1, nil)), "x [0] 12GiB limit; y [0] 8GiB limit"},
+		{"an init container has the GPU of the next",
+			wish(Demand{GPUs: 1, Memory: 12 * grant.GiB, Init: true}, gib(8)), node(gpu(0, nil), gpu(1, nil)),
+			"x [0] 12GiB limit; y [0] 8GiB limit"},
 		{"one that runs on is beside the init container after it",
 			wish(gib(8), Demand{GPUs: 1, Memory: 9 * grant.GiB, Init: true}), node(gpu(0, nil), gpu(1, nil)),
 			"x [0] 8GiB limit; y [1] 9GiB limit"},
@@ -113,7 +116,8 @@ func TestPlace(t *testing.T) {
 		{"a product", Wish{Demands: wish(gib(1)).Demands, Products: []string{"B", "C"}},
 			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Product = "C" })), "x [1] 1GiB limit"},
 		{"a part of a product's name", Wish{Demands: wish(gib(1)).Demands, Products: []string{"T4", "a100"}},
-			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Product = "NVIDIA A100-SXM4-80GB" })), "x [1] 1GiB limit"},
+			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Product = "NVIDIA A100-SXM4-80GB" })),
+			"x [1] 1GiB limit"},
 		{"a GPU of some size", Wish{Demands: wish(whole).Demands, AtLeast: 40 * grant.GiB},
 			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Memory, g.Free = 80*grant.GiB, 80*grant.GiB })),
 			"x [1] 0MiB exclusive"},
@@ -148,13 +152,14 @@ func TestWhyNot(t *testing.T) {
 			"no node has 2 GPUs, each with 4GiB free in mode limit: the most are 1, on node a"},
 		{"parts of GPUs that have different sizes", wish(Demand{GPUs: 2, Part: 500}),
 			node(gpu(0, nil), gpu(1, func(g *GPU) { g.Memory, g.Free = 8*grant.GiB, 8*grant.GiB })),
-			"no node has 2 GPUs, each with 50% of its memory free in mode limit: the most are 2, on node a, " +
-				"and they are of different sizes"},
+			"no node has 2 GPUs, each with 50% of its memory free in mode limit: the most are 2, on node " +
+				"a, and they are of different sizes"},
 		{"a whole GPU", wish(whole), full,
-			"no GPU has all of itself free (mode exclusive): the closest is GPU 1 of node a, which is in use in " +
-				"mode limit"},
+			"no GPU has all of itself free (mode exclusive): the closest is GPU 1 of node a, which is in " +
+				"use in mode limit"},
 		{"another mode", wish(Demand{GPUs: 1, Memory: grant.GiB, Mode: grant.MPS}), full,
-			"no GPU has 1GiB free in mode mps: the closest is GPU 1 of node a, which is in use in mode limit"},
+			"no GPU has 1GiB free in mode mps: the closest is GPU 1 of node a, which is in use in mode " +
+				"limit"},
 		{"a mode that is not allowed", wish(Demand{GPUs: 1, Memory: grant.GiB, Mode: grant.MPS}),
 			node(gpu(0, func(g *GPU) { g.Modes = []grant.Mode{grant.Limit} })),
 			"no GPU takes grants in mode mps: GPU 0 of node a is for limit"},
@@ -195,7 +200,8 @@ func TestScore(t *testing.T) {
 		}
 		return Score(&w, &n, choices)
 	}
-	full, half := node(used(0, grant.Limit, 4*grant.GiB)), node(used(0, grant.Limit, 8*grant.GiB), gpu(1, nil))
+	full, half := node(used(0, grant.Limit, 4*grant.GiB)),
+		node(used(0, grant.Limit, 8*grant.GiB), gpu(1, nil))
 	one, two := node(gpu(0, nil), used(1, grant.Limit, 0)), node(gpu(0, nil), gpu(1, nil))
 	share := wish(gib(4))
 	for i, order := range [][]int{
@@ -204,10 +210,12 @@ func TestScore(t *testing.T) {
 			score(Wish{Demands: share.Demands, Policy: Spread}, half),
 			score(Wish{Demands: share.Demands, Policy: Spread}, full)},
 		{score(Wish{Demands: share.Demands, App: "u"}, half), score(Wish{Demands: share.Demands, App: "u"},
-			node(gpu(0, func(g *GPU) { g.Mode, g.Free, g.Apps = grant.Limit, 4*grant.GiB, map[string]int{"u": 1} })))},
+			node(gpu(0, func(g *GPU) {
+				g.Mode, g.Free, g.Apps = grant.Limit, 4*grant.GiB, map[string]int{"u": 1}
+			})))},
 	} {
-		if !slices.IsSortedFunc(order, func(a, b int) int { return b - a }) || order[0] == order[len(order)-1] ||
-			order[0] > Best || order[len(order)-1] < 0 {
+		if !slices.IsSortedFunc(order, func(a, b int) int { return b - a }) ||
+			order[0] == order[len(order)-1] || order[0] > Best || order[len(order)-1] < 0 {
 			t.Errorf("order %d: %v", i, order)
 		}
 	}
@@ -272,7 +280,8 @@ func drawWish(t *rapid.T, containers int) Wish {
 	return w
 }
 
-// A placement never has more of a GPU than is free, at no time of the pod's life, and never two modes.
+// A placement never has more of a GPU than is free, at no time of the pod's life, and never two
+// modes.
 func TestAPlacementIsNeverMoreThanThereIs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := drawNode(t)

@@ -9,8 +9,8 @@ const Best = 100
 //
 // Binpack prefers GPUs that are in use, and leaves the least on them. If it has to begin with empty
 // GPUs, it prefers the node with the fewest, so that whole nodes stay for pods that need many GPUs.
-// Spread prefers the node of which the most is free. If the wish has an application, nodes where its
-// replicas get GPUs without other replicas come first.
+// Spread prefers the node of which the most is free. If the wish has an application, nodes where
+// its replicas get GPUs without other replicas come first.
 func Score(w *Wish, n *Node, choices []Choice) int {
 	score := 0
 	if n.policyOf(w) == Spread {

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Why says in one sentence why a wish fits on none of some nodes, with the closest fit. Of each node
-// only what it has free is named, never whose the rest is.
+// Why says in one sentence why a wish fits on none of some nodes, with the closest fit. Of each
+// node only what it has free is named, never whose the rest is.
 func Why(w *Wish, nodes []*Node) string {
 	open := 0
 	for _, n := range nodes {

@@ -62,8 +62,8 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 	return nil
 }
 
-// usedEvery is the interval between two changes of what is used. It changes faster than anyone needs
-// to see it in the API.
+// usedEvery is the interval between two changes of what is used. It changes faster than anyone
+// needs to see it in the API.
 const usedEvery = 30 * time.Second
 
 // addUsed enters what is used of the GPUs.

@@ -18,9 +18,8 @@ const maxBody = 256 << 20
 // Handler serves the extender: POST /filter, /prioritize and /bind.
 func (s *Scheduler) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST /filter", serve(s, "filter", func(a *extender.ExtenderArgs, _ *http.Request) (any, error) {
-		return s.filter(a)
-	}))
+	mux.Handle("POST /filter", serve(s, "filter",
+		func(a *extender.ExtenderArgs, _ *http.Request) (any, error) { return s.filter(a) }))
 	mux.Handle("POST /prioritize", serve(s, "prioritize",
 		func(a *extender.ExtenderArgs, _ *http.Request) (any, error) { return s.prioritize(a), nil }))
 	mux.Handle("POST /bind", serve(s, "bind",
@@ -171,8 +170,8 @@ func nodesOf(all *corev1.NodeList, names []string) *corev1.NodeList {
 }
 
 // prioritize scores nodes from 0 to placement.Best. That is more than extenders usually answer, and
-// kube-scheduler multiplies it all the same: GPUs are dearer than what else it scores. Nodes that have
-// just refused a pod come last.
+// kube-scheduler multiplies it all the same: GPUs are dearer than what else it scores. Nodes that
+// have just refused a pod come last.
 func (s *Scheduler) prioritize(a *extender.ExtenderArgs) *extender.HostPriorityList {
 	names := namesOf(a)
 	list := make(extender.HostPriorityList, 0, len(names))

@@ -133,8 +133,8 @@ func neverRan(reason string) bool {
 }
 
 // move deletes the pods that their node refuses, so that their controllers make new ones, which are
-// placed by what is known then. A pod that would not come back, or would come back to the same node,
-// stays, and an event says what to do.
+// placed by what is known then. A pod that would not come back, or would come back to the same
+// node, stays, and an event says what to do.
 func (s *Scheduler) move(ctx context.Context) error {
 	s.cache.expire()
 	if s.Leads != nil && !s.Leads() {
@@ -151,13 +151,15 @@ func (s *Scheduler) moveOne(ctx context.Context, p *refusedPod) error {
 	pod := p.pod
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil || owner.Kind == "DaemonSet" || owner.Kind == "Node" {
-		s.events.Eventf(pod, corev1.EventTypeWarning, "GPURefused", "node %s refuses the pod's GPUs (%s), and no "+
-			"controller would place it anew: delete it and create it again", pod.Spec.NodeName, p.code)
+		s.events.Eventf(pod, corev1.EventTypeWarning, "GPURefused",
+			"node %s refuses the pod's GPUs (%s), and no controller would place it anew: delete it and "+
+				"create it again", pod.Spec.NodeName, p.code)
 		s.refused.dealtWith(pod.UID)
 		return nil
 	}
-	s.events.Eventf(pod, corev1.EventTypeWarning, "GPUMoved", "node %s refuses the pod's GPUs (%s): the pod is "+
-		"deleted, so that its %s %s places another one", pod.Spec.NodeName, p.code, owner.Kind, owner.Name)
+	s.events.Eventf(pod, corev1.EventTypeWarning, "GPUMoved",
+		"node %s refuses the pod's GPUs (%s): the pod is deleted, so that its %s %s places another one",
+		pod.Spec.NodeName, p.code, owner.Kind, owner.Name)
 	err := s.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {

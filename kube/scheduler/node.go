@@ -11,8 +11,8 @@ import (
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
-// The labels of a node that choose the mode of its shares and how its GPUs are filled. Ours win over
-// those of ACK.
+// The labels of a node that choose the mode of its shares and how its GPUs are filled. Ours win
+// over those of ACK.
 const (
 	labelMode    = prefix + "mode"
 	labelPolicy  = prefix + "placement"

@@ -17,7 +17,8 @@ import (
 const (
 	// keyTried is the annotation of a waiting pod whose change makes kube-scheduler try it again.
 	keyTried = prefix + "tried"
-	// grace is how long kube-scheduler has to try a pod by itself: a change of a node wakes it, too.
+	// grace is how long kube-scheduler has to try a pod by itself: a change of a node wakes it,
+	// too.
 	grace = 3 * time.Second
 	// pause and longest are between two tries of one pod.
 	pause   = 5 * time.Second

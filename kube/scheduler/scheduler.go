@@ -2,9 +2,9 @@
 // fit, which node is best, and binds the pod with the GPUs that it chose.
 //
 // It keeps no ledger. What it knows are nodes and pods, as the API shows them. A binding and the
-// annotations that state the allocation are one write, so a crash leaves either both or nothing. Two
-// processes that do not know of each other yet can still give one GPU away twice: the ledger of the
-// node grants it once, refuses the other container, and that pod is moved.
+// annotations that state the allocation are one write, so a crash leaves either both or nothing.
+// Two processes that do not know of each other yet can still give one GPU away twice: the ledger of
+// the node grants it once, refuses the other container, and that pod is moved.
 package scheduler
 
 import (

@@ -48,8 +48,8 @@ func ownNames(pod *corev1.Pod) (w placement.Wish, wants bool, err error) {
 			w.Demands = append(w.Demands, placement.Demand{Container: c.Name, Init: init, GPUs: 1,
 				Memory: grant.Bytes(q.Value()) * grant.GiB})
 		} else if q, is := c.Resources.Limits["gpuledger.dev/gpu"]; is {
-			w.Demands = append(w.Demands, placement.Demand{Container: c.Name, Init: init, GPUs: int(q.Value()),
-				Mode: grant.Exclusive})
+			w.Demands = append(w.Demands, placement.Demand{Container: c.Name, Init: init,
+				GPUs: int(q.Value()), Mode: grant.Exclusive})
 		}
 	}
 	for i := range pod.Spec.InitContainers {
@@ -97,8 +97,8 @@ func podOf(name string, gib int) *corev1.Pod {
 }
 
 func podWith(name string, limits corev1.ResourceList) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team", UID: types.UID("uid-" + name),
-		ResourceVersion: "1"},
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "team",
+		UID: types.UID("uid-" + name), ResourceVersion: "1"},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none",
 			Resources: corev1.ResourceRequirements{Limits: limits}}}},
 		Status: corev1.PodStatus{Phase: corev1.PodPending}}
@@ -128,7 +128,8 @@ type world struct {
 	client *fake.Clientset
 	clock  *clock
 	shown  toolscache.Indexer
-	// answer, if it is set, is what the caller gets instead of the API server's answer to a binding.
+	// answer, if it is set, is what the caller gets instead of the API server's answer to a
+	// binding.
 	answer func(written bool) error
 	before func() // what happens before a binding is written
 }
@@ -323,8 +324,9 @@ func TestFilterWithWholeNodes(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 6)), nodeOf(t, "b", stateOf("b", 16)))
 	s := w.process()
 	var r extender.ExtenderFilterResult
-	call(t, s, "filter", extender.ExtenderArgs{Pod: podOf("p", 8), Nodes: &corev1.NodeList{Items: []corev1.Node{
-		*nodeOf(t, "a", stateOf("a", 6)), *nodeOf(t, "b", stateOf("b", 16))}}}, &r)
+	call(t, s, "filter", extender.ExtenderArgs{Pod: podOf("p", 8),
+		Nodes: &corev1.NodeList{Items: []corev1.Node{
+			*nodeOf(t, "a", stateOf("a", 6)), *nodeOf(t, "b", stateOf("b", 16))}}}, &r)
 	if r.Nodes == nil || len(r.Nodes.Items) != 1 || r.Nodes.Items[0].Name != "b" || r.NodeNames != nil {
 		t.Errorf("got %+v", r)
 	}
@@ -435,7 +437,8 @@ func TestABindingWithoutAnAnswer(t *testing.T) {
 			want(t, "the pod itself is placed as if it had nothing", filtered(t, s, podOf("p", 16), "a"), "a")
 			w.clock.pass(uncertain)
 			must(t, s.move(t.Context()))
-			want(t, "a binding that the API never shows is forgotten", filtered(t, s, podOf("q", 16), "a"), "a")
+			want(t, "a binding that the API never shows is forgotten", filtered(t, s, podOf("q", 16), "a"),
+				"a")
 			w.sees(s)
 			if got := filtered(t, s, podOf("q", 16), "a"); c.written && !strings.HasPrefix(got, c.free) {
 				t.Errorf("the API has shown it: %q", got)
@@ -496,13 +499,14 @@ func TestWhatAProcessReads(t *testing.T) {
 	want(t, "all are gone", filtered(t, next, podOf("r", 16), "a"), "a")
 }
 
-// Two processes that do not know of each other yet may choose the same GPU. The node's ledger grants
-// it once, and the other pod is moved.
+// Two processes that do not know of each other yet may choose the same GPU. The node's ledger
+// grants it once, and the other pod is moved.
 func TestTwoProcessesAndTheLedger(t *testing.T) {
 	p, q := podOf("p", 10), podOf("q", 10)
 	yes := true
 	for _, pod := range []*corev1.Pod{p, q} {
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u", Controller: &yes}}
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u",
+			Controller: &yes}}
 	}
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), nodeOf(t, "b", stateOf("b", 16)), p, q)
 	one, two := w.process(), w.process()
@@ -520,11 +524,13 @@ func TestTwoProcessesAndTheLedger(t *testing.T) {
 	want(t, "the kubelet may try it again first", w.bound("q"), "a GPU-a-0")
 	w.clock.pass(15 * time.Second)
 	must(t, one.move(t.Context()))
-	if _, err := w.client.CoreV1().Pods("team").Get(t.Context(), "q", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := w.client.CoreV1().Pods("team").Get(t.Context(), "q",
+		metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it was not moved: %v", err)
 	}
-	want(t, "its event", strings.Join(one.events.(*recorder).all, "\n"), "GPUMoved: node a refuses the pod's GPUs "+
-		"(no-capacity): the pod is deleted, so that its ReplicaSet set places another one")
+	want(t, "its event", strings.Join(one.events.(*recorder).all, "\n"),
+		"GPUMoved: node a refuses the pod's GPUs (no-capacity): the pod is deleted, so that its ReplicaSet "+
+			"set places another one")
 	var list extender.HostPriorityList
 	names := []string{"a", "b"}
 	one.podGone(q)
@@ -553,11 +559,14 @@ func TestWhichPodsAreMoved(t *testing.T) {
 		"an unhealthy GPU": {nil, grant.GPUUnhealthy, "GPUMoved"},
 		"its own fault":    {nil, grant.PrivilegedGPU, ""},
 		"without an owner": {func(p *corev1.Pod) { p.OwnerReferences = nil }, grant.NoCapacity, "GPURefused"},
-		"of a DaemonSet":   {func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }, grant.NoCapacity, "GPURefused"},
+		"of a DaemonSet": {func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" },
+			grant.NoCapacity, "GPURefused"},
 		"not placed by us": {func(p *corev1.Pod) { p.Annotations = nil }, grant.NoCapacity, ""},
-		"that ends anyway": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, grant.NoCapacity, ""},
+		"that ends anyway": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} },
+			grant.NoCapacity, ""},
 		"that runs meanwhile": {func(p *corev1.Pod) {
-			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{
+				Running: &corev1.ContainerStateRunning{}}
 		}, grant.NoCapacity, ""},
 		"between two tries": {func(p *corev1.Pod) {
 			text := p.Status.ContainerStatuses[0].State.Waiting.Message
@@ -574,7 +583,8 @@ func TestWhichPodsAreMoved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := podOf("p", 1)
-			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u", Controller: &yes}}
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u",
+				Controller: &yes}}
 			w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), pod)
 			s := w.process()
 			want(t, "bound", bind(t, s, "p", "a"), "")
@@ -668,14 +678,15 @@ func TestAPodThatWaitedForTheProcessBefore(t *testing.T) {
 func TestLabelsOfANode(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ labels, want string }{
-		{"", "limit "}, {"ack.node.gpu.schedule=cgpu", "limit "}, {"ack.node.gpu.schedule=core_mem", "limit "},
+		{"", "limit "}, {"ack.node.gpu.schedule=cgpu", "limit "},
+		{"ack.node.gpu.schedule=core_mem", "limit "},
 		{"ack.node.gpu.schedule=share", "timeslice "}, {"ack.node.gpu.schedule=mps", "mps "},
 		{"gpuledger.dev/mode=timeslice ack.node.gpu.schedule=mps", "timeslice "},
 		{"ack.node.gpu.schedule=default", "no GPU gives shares: node a is for whole GPUs"},
-		{"gpuledger.dev/mode=mig", "no node takes GPU pods now: node a has the label gpuledger.dev/mode=mig, which " +
-			"is not known"},
-		{"ack.node.gpu.schedule=mig", "no node takes GPU pods now: node a has the label ack.node.gpu.schedule=mig, " +
-			"which is not known"},
+		{"gpuledger.dev/mode=mig", "no node takes GPU pods now: node a has the label " +
+			"gpuledger.dev/mode=mig, which is not known"},
+		{"ack.node.gpu.schedule=mig", "no node takes GPU pods now: node a has the label " +
+			"ack.node.gpu.schedule=mig, which is not known"},
 		{"gpuledger.dev/placement=spread", "limit spread"}, {"ack.node.gpu.placement=binpack", "limit "},
 		{"gpuledger.dev/placement=most", "no node takes GPU pods now: node a has the label " +
 			"gpuledger.dev/placement=most, which is not known"},
@@ -697,8 +708,9 @@ func TestLabelsOfANode(t *testing.T) {
 		pod := podOf("p", 1)
 		got := filtered(t, s, pod, "a")
 		if got == "a" {
-			annotations, why := s.cache.assume(pod, &placement.Wish{Demands: []placement.Demand{{Container: "main",
-				GPUs: 1, Memory: grant.GiB}}}, "a", w.clock.Now().Add(time.Hour))
+			annotations, why := s.cache.assume(pod,
+				&placement.Wish{Demands: []placement.Demand{{Container: "main", GPUs: 1, Memory: grant.GiB}}},
+				"a", w.clock.Now().Add(time.Hour))
 			got = annotations[keyMode+"main"] + why + " "
 			if annotations[keyGPUs+"main"] == "GPU-a-0" && strings.Contains(c.labels, "spread") {
 				got += "spread"
@@ -716,7 +728,8 @@ func TestReplicasGoToDifferentGPUs(t *testing.T) {
 	for i := range 4 {
 		pod := podOf(fmt.Sprint("p", i), 2)
 		pod.Labels = map[string]string{"spread": "yes"}
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u", Controller: &yes}}
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "set", UID: "u",
+			Controller: &yes}}
 		w.created(pod)
 		want(t, "bound", bind(t, s, pod.Name, "a"), "")
 		on[w.bound(pod.Name)]++

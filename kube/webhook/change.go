@@ -81,8 +81,8 @@ func (r Rules) refusalOf(pod *corev1.Pod) error {
 	case err != nil || !asks || mirror(pod):
 		return err
 	case r.Claims:
-		return errors.New("the pod asks for GPUs by names that should have become claims: another admission " +
-			"webhook has added them afterwards")
+		return errors.New("the pod asks for GPUs by names that should have become claims: another " +
+			"admission webhook has added them afterwards")
 	case pod.Spec.NodeName != "":
 		return errOwnNode
 	}
@@ -90,18 +90,18 @@ func (r Rules) refusalOf(pod *corev1.Pod) error {
 }
 
 // errOwnNode is the refusal of a pod that is past all schedulers.
-var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: use " +
-	"a nodeSelector instead of nodeName")
+var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: " +
+	"use a nodeSelector instead of nodeName")
 
-// mirror reports whether a pod stands for a static pod, which runs already. A static pod can have no
-// claim, and no scheduler places it. The node refuses it.
+// mirror reports whether a pod stands for a static pod, which runs already. A static pod can have
+// no claim, and no scheduler places it. The node refuses it.
 func mirror(pod *corev1.Pod) bool {
 	_, is := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return is
 }
 
-// claims replaces what the containers ask for with claims. Each container has a claim of its own. An
-// init container that asks for the same as another container uses that one's, because it ends
+// claims replaces what the containers ask for with claims. Each container has a claim of its own.
+// An init container that asks for the same as another container uses that one's, because it ends
 // before.
 func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error) {
 	var made []madeClaim
@@ -143,8 +143,8 @@ type madeClaim struct {
 	for_           placement.Demand
 }
 
-// inOrder returns the demands with those of init containers last, because they may use the claims of
-// the others.
+// inOrder returns the demands with those of init containers last, because they may use the claims
+// of the others.
 func inOrder(all []placement.Demand) []placement.Demand {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b placement.Demand) int {
@@ -201,7 +201,8 @@ func (r Rules) patchContainers(c *change, path string, containers []corev1.Conta
 	}
 }
 
-// patchAnnotations removes the annotations that have become claims, and notes what the pod asked for.
+// patchAnnotations removes the annotations that have become claims, and notes what the pod asked
+// for.
 func (r Rules) patchAnnotations(c *change, pod *corev1.Pod) {
 	if pod.Annotations == nil {
 		c.add("/metadata/annotations", map[string]string{})

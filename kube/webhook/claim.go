@@ -25,8 +25,8 @@ const (
 	Webhook = "webhook"
 )
 
-// template returns the template of the claim that gives a container what it asks for. Its name has a
-// hash of its content, so equal demands share a template, and a template never changes.
+// template returns the template of the claim that gives a container what it asks for. Its name has
+// a hash of its content, so equal demands share a template, and a template never changes.
 func template(namespace string, d placement.Demand, w placement.Wish,
 	partOf grant.Bytes) (*resourceapi.ResourceClaimTemplate, error) {
 	r, err := request(d, w, partOf)
@@ -46,7 +46,8 @@ func template(namespace string, d placement.Demand, w placement.Wish,
 	}
 	hash := sha256.Sum256(text)
 	return &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: describe(r) + "-" + hex.EncodeToString(hash[:4]),
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+			Name:   describe(r) + "-" + hex.EncodeToString(hash[:4]),
 			Labels: map[string]string{MadeBy: Webhook}},
 		Spec: spec}, nil
 }
@@ -62,14 +63,14 @@ func request(d placement.Demand, w placement.Wish,
 	memory := d.Memory
 	switch {
 	case w.App != "" && d.Mode != grant.Exclusive:
-		return nil, errors.New("its replicas are to be on different GPUs, and the cluster's scheduler cannot " +
-			"keep claims of several pods apart")
+		return nil, errors.New("its replicas are to be on different GPUs, and the cluster's scheduler " +
+			"cannot keep claims of several pods apart")
 	case w.Policy == placement.Spread:
 		return nil, errors.New("it is to be spread, and the cluster's scheduler takes the first GPU that " +
 			"fits a claim")
 	case d.GPUs > 1 && d.Mode == grant.MPS:
-		return nil, errors.New("it asks for shares of several GPUs in mode mps, and the scheduler does not know " +
-			"which GPUs one MPS daemon can serve together")
+		return nil, errors.New("it asks for shares of several GPUs in mode mps, and the scheduler does not " +
+			"know which GPUs one MPS daemon can serve together")
 	case d.Part > 0 && partOf == 0:
 		return nil, fmt.Errorf("it asks for %s of a GPU, and a claim names an amount of memory: ask for an "+
 			"amount, or let an administrator set part_of, the memory of the cluster's GPUs", parts(d.Part))
@@ -81,7 +82,8 @@ func request(d placement.Demand, w placement.Wish,
 			resourceapi.AllocationResultsMaxSize)
 	}
 	if memory > 0 || d.Compute > 0 {
-		r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		r.Capacity = &resourceapi.CapacityRequirements{
+			Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
 	}
 	if memory > 0 {
 		r.Capacity.Requests["memory"] = *resource.NewQuantity(int64(memory), resource.BinarySI)
@@ -117,14 +119,16 @@ func selectors(d placement.Demand, w placement.Wish) (all []string, err error) {
 	for _, p := range w.Products {
 		// the text becomes a part of an expression
 		if strings.ContainsFunc(p, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) {
-			return nil, fmt.Errorf("it selects the product %q, and the name of a product has no such character",
-				grant.Printable(p))
+			return nil, fmt.Errorf("it selects the product %q, and the name of a product has no such "+
+				"character", grant.Printable(p))
 		}
 		products = append(products,
-			fmt.Sprintf(`device.attributes["gpuledger.dev"].product.lowerAscii().contains("%s")`, strings.ToLower(p)))
+			fmt.Sprintf(`device.attributes["gpuledger.dev"].product.lowerAscii().contains("%s")`,
+				strings.ToLower(p)))
 	}
 	if products != nil {
-		all = append(all, `"product" in device.attributes["gpuledger.dev"] && (`+strings.Join(products, " || ")+")")
+		all = append(all, `"product" in device.attributes["gpuledger.dev"] && (`+
+			strings.Join(products, " || ")+")")
 	}
 	return all, nil
 }

@@ -107,7 +107,8 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 	t.Helper()
 	etcd, api := program(t, "etcd/etcd"), program(t, "kubernetes/kube-apiserver")
 	p := &plane{t: t, dir: t.TempDir(), port: freePort(t)}
-	url, peer := fmt.Sprintf("http://127.0.0.1:%d", freePort(t)), fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
+	url, peer := fmt.Sprintf("http://127.0.0.1:%d", freePort(t)),
+		fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
 	p.run("etcd", etcd, "--data-dir", p.dir+"/etcd", "--log-level=warn", "--listen-client-urls="+url,
 		"--advertise-client-urls="+url, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
 		"--initial-cluster=default="+peer)
@@ -124,7 +125,8 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 	for name, text := range map[string]string{
 		"tokens.csv": "admin,admin,admin,\"system:masters\"\n" +
 			"hook,system:serviceaccount:gpuledger-system:gpuledger-webhook,hook\n",
-		"sa.key":     string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
+			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"admin.yaml": account("admin"),
 		"hook.yaml":  account("hook"),
 	} {
@@ -132,8 +134,9 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 			t.Fatal(err)
 		}
 	}
-	p.run("apiserver", api, "--etcd-servers="+url, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
-		fmt.Sprintf("--secure-port=%d", p.port), "--endpoint-reconciler-type=none", "--cert-dir="+p.dir+"/certs",
+	p.run("apiserver", api, "--etcd-servers="+url, "--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", p.port),
+		"--endpoint-reconciler-type=none", "--cert-dir="+p.dir+"/certs",
 		"--token-auth-file="+p.dir+"/tokens.csv", "--anonymous-auth=false", "--authorization-mode=RBAC",
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", "--service-account-issuer="+host,
 		"--service-account-key-file="+p.dir+"/sa.key", "--service-account-signing-key-file="+p.dir+"/sa.key",
@@ -149,9 +152,11 @@ func startPlane(t *testing.T, withScheduler bool) *plane {
 	})
 	if withScheduler {
 		account := "--kubeconfig=" + p.dir + "/admin.yaml"
-		p.run("scheduler", program(t, "kubernetes/kube-scheduler"), account, "--leader-elect=false", "--secure-port=0")
-		p.run("controllers", program(t, "kubernetes/kube-controller-manager"), account, "--leader-elect=false",
-			"--secure-port=0", "--controllers=resourceclaim-controller,job-controller")
+		p.run("scheduler", program(t, "kubernetes/kube-scheduler"), account, "--leader-elect=false",
+			"--secure-port=0")
+		p.run("controllers", program(t, "kubernetes/kube-controller-manager"), account,
+			"--leader-elect=false", "--secure-port=0",
+			"--controllers=resourceclaim-controller,job-controller")
 	}
 	return p
 }
@@ -169,11 +174,13 @@ func (p *plane) serve(rules Rules) Templates {
 	}
 	name := metav1.ObjectMeta{Name: "gpuledger"}
 	if _, err := p.client.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx,
-		&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
+		&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: name},
+		metav1.CreateOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 	if _, err := p.client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx,
-		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: name}, metav1.CreateOptions{}); err != nil {
+		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: name},
+		metav1.CreateOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -192,8 +199,8 @@ func (p *plane) serve(rules Rules) Templates {
 		TLSConfig: &tls.Config{GetCertificate: certificate.Serving}}
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	p.t.Cleanup(func() { _ = server.Close() })
-	r := Registration{Client: p.client, Name: "gpuledger", URL: "https://" + l.Addr().String(), Dialect: rules.Dialect,
-		Exempt: []string{"gpuledger-system"}}
+	r := Registration{Client: p.client, Name: "gpuledger", URL: "https://" + l.Addr().String(),
+		Dialect: rules.Dialect, Exempt: []string{"gpuledger-system"}}
 	for range 2 { // the second one finds all as it is
 		if err := r.Ensure(ctx, trust); err != nil {
 			p.t.Fatal(err)
@@ -202,7 +209,8 @@ func (p *plane) serve(rules Rules) Templates {
 	// until the API server asks the webhook
 	p.until("the webhook is asked", func() error {
 		refused := sampleOf(p.t, "two-dialects").pod.DeepCopy()
-		_, err := p.client.CoreV1().Pods("team").Create(ctx, refused, metav1.CreateOptions{DryRun: []string{"All"}})
+		_, err := p.client.CoreV1().Pods("team").Create(ctx, refused,
+			metav1.CreateOptions{DryRun: []string{"All"}})
 		if err == nil || !strings.Contains(err.Error(), "a container uses one dialect") {
 			return fmt.Errorf("answered %v", err)
 		}
@@ -284,7 +292,8 @@ func TestPodsWithClaims(t *testing.T) {
 			len(got.Spec.ResourceClaims) == 0 {
 			t.Errorf("%s: no claims on a dry run", s.name)
 		}
-		if all, _ := p.client.ResourceV1().ResourceClaimTemplates("team").List(ctx, metav1.ListOptions{}); len(all.Items) > 0 {
+		if all, _ := p.client.ResourceV1().ResourceClaimTemplates("team").List(ctx,
+			metav1.ListOptions{}); len(all.Items) > 0 {
 			t.Fatalf("%s: a dry run made %s", s.name, all.Items[0].Name)
 		}
 		got, err := p.create(s, metav1.CreateOptions{})
@@ -318,7 +327,8 @@ func TestPodsWithClaims(t *testing.T) {
 	if ran < 8 {
 		t.Errorf("%d manifests got claims", ran)
 	}
-	// its claims and templates are gone, so nothing of a pod that is deleted is left but templates in use
+	// its claims and templates are gone, so nothing of a pod that is deleted is left but templates
+	// in use
 	s := sampleOf(t, "gpushare-memory")
 	if _, err := p.create(s, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -345,7 +355,8 @@ func (p *plane) classes() {
 		if err := yaml.UnmarshalStrict([]byte(document), &class); err != nil {
 			p.t.Fatal(err)
 		}
-		if _, err := p.client.ResourceV1().DeviceClasses().Create(p.t.Context(), &class, metav1.CreateOptions{}); err != nil {
+		if _, err := p.client.ResourceV1().DeviceClasses().Create(p.t.Context(), &class,
+			metav1.CreateOptions{}); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -367,7 +378,8 @@ func (p *plane) node(name, mode, label string) {
 	}
 	var devices []any
 	for i := range 2 {
-		devices = append(devices, map[string]any{"name": fmt.Sprintf("gpu-%d", i), "allowMultipleAllocations": true,
+		devices = append(devices, map[string]any{"name": fmt.Sprintf("gpu-%d", i),
+			"allowMultipleAllocations": true,
 			"attributes": map[string]any{"uuid": map[string]any{"string": fmt.Sprintf("GPU-%s-%d", name, i)},
 				"mode": map[string]any{"string": mode}, "whole": map[string]any{"bool": true},
 				"product": map[string]any{"string": "NVIDIA A100-SXM4-80GB"}},
@@ -387,7 +399,8 @@ func (p *plane) node(name, mode, label string) {
 	if err := json.Unmarshal(text, slice); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := p.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+	if _, err := p.client.ResourceV1().ResourceSlices().Create(ctx, slice,
+		metav1.CreateOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -428,7 +441,8 @@ func (p *plane) allocated(s sample) {
 				want = 80 << 30
 			}
 			if memory.Value() != want || compute.Value() != int64(d.Compute) || seen[r.Device] {
-				p.t.Errorf("%s: %s got %s and %s%% of %s", s.name, d.Container, memory.String(), compute.String(), r.Device)
+				p.t.Errorf("%s: %s got %s and %s%% of %s", s.name, d.Container, memory.String(),
+					compute.String(), r.Device)
 			}
 			seen[r.Device] = true
 		}
@@ -443,7 +457,8 @@ func (p *plane) gone(name string) {
 	p.t.Helper()
 	now := int64(0)
 	ctx := context.Background()
-	if err := p.client.CoreV1().Pods("team").Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+	if err := p.client.CoreV1().Pods("team").Delete(ctx, name,
+		metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		p.t.Fatal(err)
 	}
 	p.until("the claims of "+name+" are gone", func() error {
@@ -459,8 +474,8 @@ func (p *plane) gone(name string) {
 		}
 		return nil
 	})
-	if err := p.client.ResourceV1().ResourceClaimTemplates("team").DeleteCollection(ctx, metav1.DeleteOptions{},
-		metav1.ListOptions{}); err != nil {
+	if err := p.client.ResourceV1().ResourceClaimTemplates("team").DeleteCollection(ctx,
+		metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -12,8 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// With the rights of its account, the program enters itself into the API server. While it is killed, pods without GPUs are created
-// and pods with GPUs are not. When it is back, it goes on with the same certificate.
+// With the rights of its account, the program enters itself into the API server. While it is
+// killed, pods without GPUs are created and pods with GPUs are not. When it is back, it goes on
+// with the same certificate.
 func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 	p := startPlane(t, false)
 	file := filepath.Join(p.dir, "gpuledger-kube")
@@ -27,16 +28,17 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	apply := exec.Command(program(t, "kubernetes/kubectl"), "--kubeconfig", p.dir+"/admin.yaml", "apply", "-k",
-		"../manifests/webhook")
+	apply := exec.Command(program(t, "kubernetes/kubectl"), "--kubeconfig", p.dir+"/admin.yaml", "apply",
+		"-k", "../manifests/webhook")
 	apply.Stderr = os.Stderr
 	if err := apply.Run(); err != nil {
 		t.Fatal(err)
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	start := func() *exec.Cmd {
-		cmd := exec.Command(file, "webhook", "--agent", "dra", "--kubeconfig", p.dir+"/hook.yaml", "--listen", address,
-			"--url", "https://"+address, "--resources-file", "testdata/resources.toml", "--interval", "1s")
+		cmd := exec.Command(file, "webhook", "--agent", "dra", "--kubeconfig", p.dir+"/hook.yaml", "--listen",
+			address, "--url", "https://"+address, "--resources-file", "testdata/resources.toml", "--interval",
+			"1s")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -48,14 +50,16 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 		return err
 	}
 	refuses := func() error {
-		if err := create("two-dialects"); err == nil || !strings.Contains(err.Error(), "a container uses one dialect") {
+		if err := create("two-dialects"); err == nil ||
+			!strings.Contains(err.Error(), "a container uses one dialect") {
 			return fmt.Errorf("answered %v", err)
 		}
 		return create("ours-memory", "All")
 	}
 	cmd := start()
 	p.until("the webhook is asked", refuses)
-	before, err := p.client.CoreV1().Secrets("gpuledger-system").Get(ctx, "gpuledger-webhook", metav1.GetOptions{})
+	before, err := p.client.CoreV1().Secrets("gpuledger-system").Get(ctx, "gpuledger-webhook",
+		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,12 +82,14 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	entered.Webhooks = nil
-	if _, err := registered.MutatingWebhookConfigurations().Update(ctx, entered, metav1.UpdateOptions{}); err != nil {
+	if _, err := registered.MutatingWebhookConfigurations().Update(ctx, entered,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	start()
 	p.until("the webhook is asked again", refuses)
-	after, err := p.client.CoreV1().Secrets("gpuledger-system").Get(ctx, "gpuledger-webhook", metav1.GetOptions{})
+	after, err := p.client.CoreV1().Secrets("gpuledger-system").Get(ctx, "gpuledger-webhook",
+		metav1.GetOptions{})
 	if err != nil || string(after.Data[corev1.TLSCertKey]) != string(before.Data[corev1.TLSCertKey]) {
 		t.Errorf("another certificate, %v", err)
 	}

@@ -47,8 +47,8 @@ func (r Registration) Ensure(ctx context.Context, trust []byte) error {
 			MatchPolicy: ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
 			ObjectSelector: &metav1.LabelSelector{},
 			SideEffects:    ptr(admissionregistration.SideEffectClassNoneOnDryRun),
-			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"}, ReinvocationPolicy: &again,
-			MatchConditions: r.conditions()}}
+			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
+			ReinvocationPolicy: &again, MatchConditions: r.conditions()}}
 		if equality.Semantic.DeepEqual(is.Webhooks, want.Webhooks) {
 			return nil
 		}
@@ -69,7 +69,8 @@ func (r Registration) Ensure(ctx context.Context, trust []byte) error {
 		want.Webhooks = []admissionregistration.ValidatingWebhook{{Name: "pods.gpuledger.dev",
 			ClientConfig: r.client(ValidatePath, trust), Rules: rules(), FailurePolicy: &ignore,
 			MatchPolicy: ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
-			ObjectSelector: &metav1.LabelSelector{}, SideEffects: ptr(admissionregistration.SideEffectClassNone),
+			ObjectSelector: &metav1.LabelSelector{},
+			SideEffects:    ptr(admissionregistration.SideEffectClassNone),
 			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
 			MatchConditions: r.conditions()}}
 		if equality.Semantic.DeepEqual(is.Webhooks, want.Webhooks) {

@@ -61,15 +61,18 @@ func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, 
 			response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
 			response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
 				Message: "gpuledger: " + err.Error()}
-			h.Log.Info("refused", "namespace", review.Request.Namespace, "pod", review.Request.Name, "error", err)
+			h.Log.Info("refused", "namespace", review.Request.Namespace, "pod", review.Request.Name, "error",
+				err)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response})
+		_ = json.NewEncoder(w).Encode(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta,
+			Response: response})
 	}
 }
 
 func (h Handler) review(ctx context.Context, q *admissionv1.AdmissionRequest,
-	response *admissionv1.AdmissionResponse, do func(context.Context, *admissionv1.AdmissionRequest, *corev1.Pod,
+	response *admissionv1.AdmissionResponse,
+	do func(context.Context, *admissionv1.AdmissionRequest, *corev1.Pod,
 		*admissionv1.AdmissionResponse) error) error {
 	if q.Operation != admissionv1.Create || q.Resource.Resource != "pods" || q.SubResource != "" {
 		return nil

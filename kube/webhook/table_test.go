@@ -155,7 +155,9 @@ func (s sample) claimed() string {
 }
 
 func templateOf(pod *corev1.Pod, claim string) string {
-	i := slices.IndexFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == claim })
+	i := slices.IndexFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
+		return c.Name == claim
+	})
 	return *pod.Spec.ResourceClaims[i].ResourceClaimTemplateName
 }
 
@@ -189,7 +191,8 @@ func patched(pod *corev1.Pod, c change) *corev1.Pod {
 
 // row returns the line of a sample in docs/kubernetes-dialects.md.
 func (s sample) row(t testing.TB) string {
-	return fmt.Sprintf("| [%s](../kube/webhook/testdata/%s.yaml) | %s | %s |", s.name, s.name, s.placed(t), s.claimed())
+	return fmt.Sprintf("| [%s](../kube/webhook/testdata/%s.yaml) | %s | %s |", s.name, s.name, s.placed(t),
+		s.claimed())
 }
 
 const page = "../../docs/kubernetes-dialects.md"
@@ -233,7 +236,8 @@ func TestWhatBecameClaimsAsksForNothing(t *testing.T) {
 		if err != nil || len(again.patch) > 0 || s.rules(true).refusalOf(after) != nil {
 			t.Errorf("%s: %+v, %v", s.name, again, err)
 		}
-		if after.Annotations[AskedFor] == "" || slices.Contains(s.rules(true).Replaced, after.Spec.SchedulerName) {
+		if after.Annotations[AskedFor] == "" ||
+			slices.Contains(s.rules(true).Replaced, after.Spec.SchedulerName) {
 			t.Errorf("%s: annotations %v, scheduler %q", s.name, after.Annotations, after.Spec.SchedulerName)
 		}
 	}

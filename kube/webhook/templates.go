@@ -19,10 +19,10 @@ import (
 // Used is the annotation of a template with the time at which a pod was last admitted with it.
 const Used = "gpuledger.dev/used"
 
-// A template is collected when no pod has named it for collectAfter. An admission renews its time if
-// that is older than renewAfter. So a pod whose admission found the template has the time between
-// them until it exists, which is much longer than a webhook may take. An admission meanwhile
-// changes the template's version, and then it is not deleted.
+// A template is collected when no pod has named it for collectAfter. An admission renews its time
+// if that is older than renewAfter. So a pod whose admission found the template has the time
+// between them until it exists, which is much longer than a webhook may take. An admission
+// meanwhile changes the template's version, and then it is not deleted.
 const (
 	renewAfter   = 5 * time.Minute
 	collectAfter = 15 * time.Minute
@@ -52,8 +52,8 @@ func (t Templates) make(ctx context.Context, want *resourceapi.ResourceClaimTemp
 			return notMade(want, err)
 		}
 		if is.Labels[MadeBy] != Webhook || !equality.Semantic.DeepEqual(is.Spec, want.Spec) {
-			return fmt.Errorf("the ResourceClaimTemplate %s of the namespace is not what gpuledger makes: delete it",
-				want.Name)
+			return fmt.Errorf("the ResourceClaimTemplate %s of the namespace is not what gpuledger makes: "+
+				"delete it", want.Name)
 		}
 		if is.DeletionTimestamp != nil || t.Now().Sub(lastUsed(is)) > renewAfter {
 			is.Annotations = map[string]string{Used: t.Now().UTC().Format(time.RFC3339)}

@@ -133,7 +133,8 @@ func TestTemplatesAreMadeOnceAndCollected(t *testing.T) {
 	}
 	must(templates.make(ctx, one), templates.make(ctx, one), templates.make(ctx, other))
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
-		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "g", ResourceClaimTemplateName: &one.Name}}}}
+		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{
+			{Name: "g", ResourceClaimTemplateName: &one.Name}}}}
 	if _, err := client.CoreV1().Pods("team").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,8 @@ func TestTemplatesAreMadeOnceAndCollected(t *testing.T) {
 	foreign.Labels = nil
 	_, err = client.ResourceV1().ResourceClaimTemplates("team").Create(ctx, foreign, metav1.CreateOptions{})
 	must(err)
-	if err := templates.make(ctx, other); err == nil || !strings.Contains(err.Error(), "is not what gpuledger makes") {
+	if err := templates.make(ctx, other); err == nil ||
+		!strings.Contains(err.Error(), "is not what gpuledger makes") {
 		t.Errorf("%v", err)
 	}
 }
@@ -180,7 +182,8 @@ func TestReviews(t *testing.T) {
 			t.Errorf("%q: %d", body, code)
 		}
 	}
-	const pods = `"uid":"1","namespace":"team","operation":"CREATE","resource":{"version":"v1","resource":"pods"}`
+	const pods = `"uid":"1","namespace":"team","operation":"CREATE",` +
+		`"resource":{"version":"v1","resource":"pods"}`
 	for name, c := range map[string]struct {
 		request string
 		allowed bool
@@ -194,15 +197,17 @@ func TestReviews(t *testing.T) {
 		"a mirror pod": {pods + `,"object":{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, false},
 		"its own node": {pods + `,"object":{"spec":{"nodeName":"a","containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, false, false},
 	} {
-		code, r := ask(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{` + c.request + `}}`)
-		if code != http.StatusOK || r == nil || r.UID != "1" || r.Allowed != c.allowed || (len(r.Patch) > 0) != c.patched {
+		code, r := ask(`{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{` +
+			c.request + `}}`)
+		if code != http.StatusOK || r == nil || r.UID != "1" || r.Allowed != c.allowed ||
+			(len(r.Patch) > 0) != c.patched {
 			t.Errorf("%s: %d, %+v", name, code, r)
 		}
 	}
 }
 
-// The scheduler may take one GPU twice for a request of two shares, and it cannot tell which GPUs one
-// MPS daemon can serve together.
+// The scheduler may take one GPU twice for a request of two shares, and it cannot tell which GPUs
+// one MPS daemon can serve together.
 func TestSharesOfSeveralGPUs(t *testing.T) {
 	d := share(t, 4)
 	d.GPUs = 2

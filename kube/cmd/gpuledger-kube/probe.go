@@ -23,9 +23,10 @@ func probeCommand() *cli.Command {
 		Action: func(c *cli.Context) error {
 			what, known := map[string]string{"alive": "healthz", "ready": "readyz"}[c.Args().Get(1)]
 			agent := c.Args().First()
-			if c.NArg() != 2 || !known || !slices.Contains([]string{"dra", "device-plugin", "scheduler"}, agent) {
-				return usage.Error(c, "cannot probe %q: want dra, device-plugin or scheduler, and alive or ready",
-					c.Args().Slice())
+			if c.NArg() != 2 || !known ||
+				!slices.Contains([]string{"dra", "device-plugin", "scheduler"}, agent) {
+				return usage.Error(c, "cannot probe %q: want dra, device-plugin or scheduler, and alive or "+
+					"ready", c.Args().Slice())
 			}
 			return health.Probe(c.Context, agent, what)
 		},

@@ -63,15 +63,17 @@ func schedulerCommand() *cli.Command {
 			&cli.StringFlag{Name: "tls-key", Usage: "the key `FILE` of the extender"},
 			&cli.StringFlag{Name: "client-ca",
 				Usage: "the `FILE` of the authority that signs kube-scheduler's certificate"},
-			&cli.StringFlag{Name: "resources", Usage: "the `FILE` with the names by which pods ask for GPUs; " +
-				"without one, gpuledger's own"},
+			&cli.StringFlag{Name: "resources",
+				Usage: "the `FILE` with the names by which pods ask for GPUs; without one, gpuledger's own"},
 			&cli.StringFlag{Name: "policy", Usage: "how nodes and GPUs are filled: binpack or spread",
 				Value: string(placement.Binpack)},
-			&cli.DurationFlag{Name: "move-after", Usage: "how long a node refuses a pod until the pod is moved",
+			&cli.DurationFlag{Name: "move-after",
+				Usage: "how long a node refuses a pod until the pod is moved",
 				Value: 15 * time.Second},
-			&cli.StringFlag{Name: "lease", Usage: "`NAMESPACE/NAME` of a Lease, if several processes serve one " +
-				"kube-scheduler: only the one that has it binds"},
-			&cli.DurationFlag{Name: "interval", Usage: "interval between two looks at refused and waiting pods",
+			&cli.StringFlag{Name: "lease", Usage: "`NAMESPACE/NAME` of a Lease, if several processes serve " +
+				"one kube-scheduler: only the one that has it binds"},
+			&cli.DurationFlag{Name: "interval",
+				Usage: "interval between two looks at refused and waiting pods",
 				Value: time.Second},
 			&cli.StringFlag{Name: "listen",
 				Usage: "the `ADDRESS` at which metrics are served, as :9838; empty: nowhere"}},
@@ -163,17 +165,19 @@ func securityOf(c *cli.Context) (*tls.Config, error) {
 		c.String("client-ca")
 	hostname, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, usage.Error(c, "cannot use --extender %q: want an address and a port, as 127.0.0.1:9839", address)
+		return nil, usage.Error(c, "cannot use --extender %q: want an address and a port, as 127.0.0.1:9839",
+			address)
 	}
 	ip := net.ParseIP(hostname)
 	switch loopback := hostname == "localhost" || ip != nil && ip.IsLoopback(); {
 	case cert == "" && key == "" && ca == "" && loopback:
 		return nil, nil
 	case cert == "" && key == "" && ca == "":
-		return nil, usage.Error(c, "cannot serve the extender at %s, which others can reach, without certificates: "+
-			"give --tls-cert, --tls-key and --client-ca, or an address of loopback", address)
+		return nil, usage.Error(c, "cannot serve the extender at %s, which others can reach, without "+
+			"certificates: give --tls-cert, --tls-key and --client-ca, or an address of loopback", address)
 	case cert == "" || key == "" || ca == "":
-		return nil, usage.Error(c, "cannot protect the extender: --tls-cert, --tls-key and --client-ca belong together")
+		return nil, usage.Error(c, "cannot protect the extender: --tls-cert, --tls-key and --client-ca "+
+			"belong together")
 	}
 	text, err := os.ReadFile(ca)
 	if err != nil {
@@ -186,14 +190,16 @@ func securityOf(c *cli.Context) (*tls.Config, error) {
 	if _, err := tls.LoadX509KeyPair(cert, key); err != nil {
 		return nil, fmt.Errorf("cannot read the extender's certificate: %w", err)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	return &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: pool,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(cert, key) // it is renewed meanwhile
 			return &pair, err
 		}}, nil
 }
 
-// clientOf returns a client with limits for a cluster of many nodes. Each binding takes two requests.
+// clientOf returns a client with limits for a cluster of many nodes. Each binding takes two
+// requests.
 func clientOf(kubeconfig string) (kubernetes.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

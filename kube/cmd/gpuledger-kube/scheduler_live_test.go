@@ -62,7 +62,8 @@ func engine(t *testing.T, path string) string {
 		_, err = os.Stat(full)
 	}
 	if err != nil {
-		t.Skipf("not tried: the extender with a real kube-scheduler (test/engines/build.sh etcd kubernetes): %v", err)
+		t.Skipf("not tried: the extender with a real kube-scheduler (test/engines/build.sh etcd "+
+			"kubernetes): %v", err)
 	}
 	return full
 }
@@ -119,10 +120,11 @@ func newControlPlane(t *testing.T) *controlPlane {
 			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"extender.yaml": kubeconfigOf(p.api.URL),
 		"scheduler.yaml": "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n" +
-			"leaderElection: {leaderElect: false}\nclientConnection: {kubeconfig: " + p.dir + "/admin.yaml}\n" +
-			"podMaxBackoffSeconds: 2\n" +
-			"extenders: [{urlPrefix: \"" + front.URL + "\", filterVerb: filter, prioritizeVerb: prioritize, " +
-			"bindVerb: bind, weight: 1, nodeCacheCapable: true}]\n",
+			"leaderElection: {leaderElect: false}\nclientConnection: {kubeconfig: " + p.dir +
+			"/admin.yaml}\npodMaxBackoffSeconds: 2\n" +
+			"extenders: [{urlPrefix: \"" + front.URL +
+			"\", filterVerb: filter, prioritizeVerb: prioritize, bindVerb: bind, weight: 1, " +
+			"nodeCacheCapable: true}]\n",
 	} {
 		must(t, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o600))
 	}
@@ -240,7 +242,8 @@ func (p *controlPlane) publish(name string, free ...int) {
 	var s nodestate.State
 	for i, gib := range free {
 		g := nodestate.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: i, Memory: 16 * grant.GiB,
-			Free: grant.Bytes(gib) * grant.GiB, Compute: 100, Modes: []grant.Mode{grant.Exclusive, grant.Limit}}
+			Free: grant.Bytes(gib) * grant.GiB, Compute: 100,
+			Modes: []grant.Mode{grant.Exclusive, grant.Limit}}
 		if gib < 16 {
 			g.Mode = grant.Limit
 		}
@@ -292,7 +295,8 @@ func (p *controlPlane) bound() (count int) {
 	sum := map[string]grant.Bytes{}
 	for _, pod := range list.Items {
 		gpu := pod.Annotations["gpuledger.dev/gpus.main"]
-		if (pod.Spec.NodeName == "") != (gpu == "") || !strings.HasPrefix(gpu, "GPU-"+pod.Spec.NodeName) && gpu != "" {
+		if (pod.Spec.NodeName == "") != (gpu == "") ||
+			!strings.HasPrefix(gpu, "GPU-"+pod.Spec.NodeName) && gpu != "" {
 			p.Fatalf("pod %s is on node %q with GPU %q", pod.Name, pod.Spec.NodeName, gpu)
 		}
 		if gpu == "" {
@@ -320,8 +324,8 @@ func names(prefix string, n int) (list []string) {
 	return list
 }
 
-// The extender with a real kube-scheduler: pods at once, room that appears, and kill -9 at each step
-// of a binding.
+// The extender with a real kube-scheduler: pods at once, room that appears, and kill -9 at each
+// step of a binding.
 func TestTheExtenderOnAControlPlane(t *testing.T) {
 	p := newControlPlane(t)
 	p.publish("a", 16, 16)
@@ -334,7 +338,8 @@ func TestTheExtenderOnAControlPlane(t *testing.T) {
 		list, err := p.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
 		must(t, err)
 		for _, e := range list.Items {
-			if strings.Contains(e.Message, "no GPU has 4GiB free in mode limit: the most is 0MiB, GPU 0 of node ") {
+			if strings.Contains(e.Message, "no GPU has 4GiB free in mode limit: the most is 0MiB, GPU 0 of "+
+				"node ") {
 				return true
 			}
 		}
@@ -369,7 +374,8 @@ func TestTheExtenderOnAControlPlane(t *testing.T) {
 		p.strike = nil
 		p.mu.Unlock()
 		p.extend()
-		p.untilBound(fmt.Sprintf("a pod runs whose binding was struck, before it was written: %t", before), 15+i)
+		p.untilBound(fmt.Sprintf("a pod runs whose binding was struck, before it was written: %t", before),
+			15+i)
 	}
 	p.ask(4, "waits")
 	p.until("a pod waits", func() bool { return p.unschedulable("waits") })
@@ -406,11 +412,13 @@ func (p *controlPlane) woken(name string) {
 	_, err := p.client.CoreV1().Pods("default").Patch(p.Context(), name, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"gpuledger.dev/tried":"now"}}}`), metav1.PatchOptions{})
 	must(p.T, err)
-	p.until("kube-scheduler tries a pod whose annotation has changed", func() bool { return filters() > before })
+	p.until("kube-scheduler tries a pod whose annotation has changed", func() bool {
+		return filters() > before
+	})
 }
 
-// published waits until a pod that waits has the room that a node publishes, without any other event
-// in the cluster.
+// published waits until a pod that waits has the room that a node publishes, without any other
+// event in the cluster.
 func (p *controlPlane) published(node string) {
 	p.Helper()
 	p.publish(node, 0)

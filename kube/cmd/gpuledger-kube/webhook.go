@@ -34,17 +34,20 @@ func webhookCommand() *cli.Command {
 			&cli.StringFlag{Name: "agent", Value: "device-plugin",
 				Usage: "dra: pods get claims; device-plugin: pods get the scheduler"},
 			&cli.StringFlag{Name: "scheduler", Value: "gpuledger-scheduler",
-				Usage: "`NAME` of the scheduler for pods that name none; empty: the cluster's has the extender"},
+				Usage: "`NAME` of the scheduler for pods that name none; empty: the cluster's has the " +
+					"extender"},
 			&cli.StringSliceFlag{Name: "instead-of", Value: cli.NewStringSlice("gpuledger-scheduler"),
 				Usage: "`NAME` of a scheduler that pods with claims do not need, can be repeated"},
 			&cli.StringFlag{Name: "listen", Value: ":9443", Usage: "the `ADDRESS` for the API server"},
 			&cli.StringFlag{Name: "service", Value: "gpuledger-system/gpuledger-webhook",
 				Usage: "`NAMESPACE/NAME` of the Service, and of the Secret with the certificate"},
-			&cli.StringFlag{Name: "url", Usage: "`URL` by which the API server calls, instead of the Service"},
+			&cli.StringFlag{Name: "url",
+				Usage: "`URL` by which the API server calls, instead of the Service"},
 			&cli.StringFlag{Name: "configuration", Value: "gpuledger",
 				Usage: "`NAME` of the webhook configurations, which have to exist"},
-			&cli.StringSliceFlag{Name: "exempt", Usage: "`NAMESPACE` whose pods are not looked at, can be repeated; " +
-				"without it, the Service's"},
+			&cli.StringSliceFlag{Name: "exempt",
+				Usage: "`NAMESPACE` whose pods are not looked at, can be repeated; without it, the " +
+					"Service's"},
 			&cli.StringFlag{Name: "kubeconfig",
 				Usage:   "kubeconfig file for the API; without one, the account of the pod",
 				EnvVars: []string{"KUBECONFIG"}},
@@ -175,12 +178,13 @@ func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 		}
 		host = u.Hostname()
 	}
-	a.certificate = &webhook.Certificate{Namespace: namespace, Name: name, Hosts: []string{host}, Now: time.Now}
+	a.certificate = &webhook.Certificate{Namespace: namespace, Name: name, Hosts: []string{host},
+		Now: time.Now}
 	exempt := c.StringSlice("exempt")
 	if len(exempt) == 0 {
 		exempt = []string{namespace}
 	}
-	a.registration = webhook.Registration{Name: c.String("configuration"), Namespace: namespace, Service: name,
-		URL: c.String("url"), Dialect: names, Exempt: exempt}
+	a.registration = webhook.Registration{Name: c.String("configuration"), Namespace: namespace,
+		Service: name, URL: c.String("url"), Dialect: names, Exempt: exempt}
 	return a, nil
 }

@@ -47,14 +47,17 @@ func managed(c *config.KubeSchedulerConfiguration) (names []string) {
 func TestKubeSchedulerReadsWhatTheChartWrites(t *testing.T) {
 	names, c := schedulerFiles(t, `{agent: device-plugin, scheduler: {enabled: true, names: [gpuledger-scheduler, kai-scheduler],
 		shared: [nvidia.com/gpu.shared], resources: [{name: aliyun.com/gpu-mem, unit: 1MiB}, {name: example.com/vram, like: nvidia.com/gpumem, mode: mps}]}}`)
-	if want := []string{"aliyun.com/gpu-mem", "example.com/vram", "nvidia.com/gpu.shared"}; !slices.Equal(managed(c), want) {
+	if want := []string{"aliyun.com/gpu-mem", "example.com/vram",
+		"nvidia.com/gpu.shared"}; !slices.Equal(managed(c), want) {
 		t.Errorf("the extender is asked for %v, want %v", managed(c), want)
 	}
-	if len(c.Profiles) != 2 || c.Profiles[1].SchedulerName != "kai-scheduler" || !c.LeaderElection.LeaderElect ||
-		c.LeaderElection.ResourceNamespace != namespace || !c.Extenders[0].NodeCacheCapable || c.Extenders[0].Ignorable {
+	if len(c.Profiles) != 2 || c.Profiles[1].SchedulerName != "kai-scheduler" ||
+		!c.LeaderElection.LeaderElect || c.LeaderElection.ResourceNamespace != namespace ||
+		!c.Extenders[0].NodeCacheCapable || c.Extenders[0].Ignorable {
 		t.Errorf("got %+v", c)
 	}
-	for _, want := range []string{`name = "aliyun.com/gpu-mem"`, `unit = "1MiB"`, `like = "nvidia.com/gpumem"`, `mode = "mps"`} {
+	for _, want := range []string{`name = "aliyun.com/gpu-mem"`, `unit = "1MiB"`,
+		`like = "nvidia.com/gpumem"`, `mode = "mps"`} {
 		if !strings.Contains(names, want) {
 			t.Errorf("the names have no %s:\n%s", want, names)
 		}
@@ -100,11 +103,13 @@ func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
 		"{agent: device-plugin, scheduler: {enabled: true, names: [default-scheduler]}}":                "names",
 		"{agent: device-plugin, scheduler: {enabled: true, resources: [{name: a/b, colour: a green}]}}": "colour",
 	} {
-		if _, err := rendered(t, namespace, "v1.36.2", values); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := rendered(t, namespace, "v1.36.2", values); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", values, err, want)
 		}
 	}
-	if _, err := rendered(t, namespace, "v1.29.4", "{agent: device-plugin, scheduler: {enabled: true}}"); err == nil ||
+	if _, err := rendered(t, namespace, "v1.29.4",
+		"{agent: device-plugin, scheduler: {enabled: true}}"); err == nil ||
 		!strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.30 or later") {
 		t.Errorf("got %v", err)
 	}
