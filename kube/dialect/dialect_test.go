@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,6 +87,12 @@ func pod(limits string, notes ...string) *corev1.Pod {
 
 func labelled(p *corev1.Pod, key, value string) *corev1.Pod {
 	p.Labels = map[string]string{key: value}
+	return p
+}
+
+// repeated gives a pod its container so many times.
+func repeated(p *corev1.Pod, times int) *corev1.Pod {
+	p.Spec.Containers = slices.Repeat(p.Spec.Containers, times)
 	return p
 }
 
@@ -300,6 +307,11 @@ func TestRefusals(t *testing.T) {
 		"a size without a unit": {all, pod("gpuledger.dev/gpu: 1", AtLeast+"=40"), AtLeast},
 		"replicas of no controller": {all, pod("gpuledger.dev/gpu: 1", Apart+"=true"),
 			"belongs to no controller"},
+		"products without end": {all, pod("gpuledger.dev/gpu: 1", Product+"="+strings.Repeat("x,", 100_000)),
+			"the pod names 100000 products of GPUs, more than 32"},
+		"HAMi: products without end": {all, pod("nvidia.com/gpumem: 4",
+			"nvidia.com/use-gputype="+strings.Repeat("x,", 33)), "33 products of GPUs"},
+		"containers without end": {all, repeated(pod("nvidia.com/gpumem: 4"), 65), "more than 64 containers"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wish, asks, err := config(t, c.config).Wish(c.pod)

@@ -16,6 +16,13 @@ import (
 // maxGPUs bounds the GPUs of one container. No node has more.
 const maxGPUs = 1024
 
+// The scheduler compares each of these with each GPU of each node, again and again while the pod
+// waits, and other pods wait for that. So a pod may not have as many as fit into it.
+const (
+	maxAsking   = 64 // containers that ask for GPUs
+	maxProducts = 32
+)
+
 // Wish returns what a pod asks for. asks is false if it asks for nothing by the configured names.
 // The error is a sentence for the user: what the pod asks for cannot be had.
 func (c Config) Wish(pod *corev1.Pod) (wish placement.Wish, asks bool, err error) {
@@ -58,6 +65,9 @@ func (c Config) add(wish *placement.Wish, pod *corev1.Pod, container *corev1.Con
 	d, err := asks.demand(pod)
 	if err != nil {
 		return refusal(container, err)
+	}
+	if len(wish.Demands) == maxAsking {
+		return fmt.Errorf("more than %d containers of the pod ask for GPUs: have several pods", maxAsking)
 	}
 	d.Container, d.Init = container.Name, ends
 	wish.Demands = append(wish.Demands, d)
@@ -375,7 +385,12 @@ func (c Config) preferences(w *placement.Wish, pod *corev1.Pod) error {
 		w.App = pod.Namespace + "/" + app
 	}
 	if c.has(hami) {
-		return hamiPreferences(w, pod)
+		if err := hamiPreferences(w, pod); err != nil {
+			return err
+		}
+	}
+	if len(w.Products) > maxProducts {
+		return fmt.Errorf("the pod names %d products of GPUs, more than %d", len(w.Products), maxProducts)
 	}
 	return nil
 }
