@@ -251,9 +251,9 @@ func annotated(n *placement.Node, c placement.Choice) map[string]string {
 }
 
 func nodeObject(n *placement.Node, adopted []string) *corev1.Node {
-	s := nodestate.State{Adopted: adopted}
+	s := nodestate.Published{Adopted: adopted}
 	for _, g := range n.GPUs {
-		s.GPUs = append(s.GPUs, nodestate.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory, Free: g.Free,
+		s.GPUs = append(s.GPUs, nodestate.PublishedGPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory, Free: g.Free,
 			Compute: g.Compute, Modes: g.Modes, Mode: g.Mode})
 	}
 	text, _ := s.Encode()

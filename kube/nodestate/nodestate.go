@@ -12,18 +12,18 @@ import (
 // Annotation is the key of the annotation on the Node object.
 const Annotation = "gpuledger.dev/ledger"
 
-// State is a node's GPUs and what is granted of them.
-type State struct {
+// Published is a node's GPUs and what is granted of them.
+type Published struct {
 	Version int   `json:"version"` // 1
-	GPUs    []GPU `json:"gpus"`
+	GPUs    []PublishedGPU `json:"gpus"`
 	// Adopted are the containers whose allocations are in the ledger, so that Free and Compute do
 	// not have them any more: POD_UID/CONTAINER.
 	Adopted []string `json:"adopted,omitempty"`
 	Closed  string   `json:"closed,omitempty"` // why the node can enter no grant; "": it can
 }
 
-// GPU is one GPU. Its amounts are for new grants.
-type GPU struct {
+// PublishedGPU is one GPU. Its amounts are for new grants.
+type PublishedGPU struct {
 	UUID    string       `json:"uuid"`
 	Index   int          `json:"index"`
 	Product string       `json:"product,omitempty"`
@@ -47,20 +47,20 @@ type GPU struct {
 }
 
 // Encode returns the value of the annotation.
-func (s State) Encode() (string, error) {
+func (s Published) Encode() (string, error) {
 	s.Version = 1
 	text, err := json.Marshal(s)
 	return string(text), err
 }
 
 // Decode reads the value of the annotation.
-func Decode(text string) (State, error) {
-	var s State
+func Decode(text string) (Published, error) {
+	var s Published
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return State{}, fmt.Errorf("cannot read the annotation %s: %w", Annotation, err)
+		return Published{}, fmt.Errorf("cannot read the annotation %s: %w", Annotation, err)
 	}
 	if s.Version != 1 {
-		return State{}, fmt.Errorf("cannot read the annotation %s: it has version %d, not 1", Annotation,
+		return Published{}, fmt.Errorf("cannot read the annotation %s: it has version %d, not 1", Annotation,
 			s.Version)
 	}
 	return s, nil

@@ -67,7 +67,7 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 const usedEvery = 30 * time.Second
 
 // addUsed enters what is used of the GPUs.
-func (p *Publisher) addUsed(s nodestate.State, c nodeledger.Content) {
+func (p *Publisher) addUsed(s nodestate.Published, c nodeledger.Content) {
 	now := p.used
 	if time.Since(p.measure) >= usedEvery {
 		now, p.measure = c.Used(), time.Now()

@@ -55,7 +55,7 @@ func TestWhatANodePublishes(t *testing.T) {
 		t.Fatalf("%s", text)
 	}
 	both := []grant.Mode{grant.Exclusive, grant.Limit}
-	for i, want := range []nodestate.GPU{
+	for i, want := range []nodestate.PublishedGPU{
 		{Free: 10 * grant.GiB, Compute: 70, Modes: both, Mode: grant.Limit, Granted: 6 * grant.GiB},
 		{Free: 0, Compute: 100, Modes: both, Mode: grant.Exclusive, Granted: 16 * grant.GiB},
 		{Free: 16 * grant.GiB, Compute: 100, Modes: both, Closed: "is unhealthy: Xid 79"},
@@ -140,7 +140,7 @@ func (c *cluster) ensure() {
 	}
 }
 
-func (c *cluster) published() nodestate.State {
+func (c *cluster) published() nodestate.Published {
 	c.t.Helper()
 	node, err := c.CoreV1().Nodes().Get(c.t.Context(), "a", metav1.GetOptions{})
 	if err != nil {
@@ -219,7 +219,7 @@ func TestWhatOthersChangeIsWrittenAgain(t *testing.T) {
 // What is used changes all the time, so the annotation has it only to a twentieth of the GPU.
 func TestUseIsPublishedSeldom(t *testing.T) {
 	of := func(now, before grant.Bytes) grant.Bytes {
-		s := nodestate.State{GPUs: []nodestate.GPU{{UUID: "a", Memory: 20 * grant.GiB}}}
+		s := nodestate.Published{GPUs: []nodestate.PublishedGPU{{UUID: "a", Memory: 20 * grant.GiB}}}
 		usedOf(s, map[string]grant.Bytes{"a": now}, map[string]grant.Bytes{"a": before})
 		return s.GPUs[0].Used
 	}

@@ -14,13 +14,13 @@ import (
 
 // Of returns what a node publishes. c and err are what nodeledger.Ledger.Read has returned. adopts
 // says that a scheduler places, so a node that cannot adopt is closed.
-func Of(c nodeledger.Content, err error, adopts bool) nodestate.State {
+func Of(c nodeledger.Content, err error, adopts bool) nodestate.Published {
 	if err != nil {
-		return nodestate.State{Closed: line(err.Error())}
+		return nodestate.Published{Closed: line(err.Error())}
 	}
 	state, err := stateOf(c)
 	if err != nil {
-		return nodestate.State{Closed: line(err.Error())}
+		return nodestate.Published{Closed: line(err.Error())}
 	}
 	if adopts {
 		state.Closed = c.AdoptsNothing()
@@ -28,7 +28,7 @@ func Of(c nodeledger.Content, err error, adopts bool) nodestate.State {
 	return state
 }
 
-func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
+func stateOf(c nodeledger.Content) (state nodestate.Published, err error) {
 	now, err := c.Seats("")
 	if err != nil {
 		return state, err
@@ -40,7 +40,7 @@ func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
 		return state, err
 	}
 	noMPS := c.MPSMissing() != ""
-	state.GPUs = []nodestate.GPU{}
+	state.GPUs = []nodestate.PublishedGPU{}
 	for i, s := range now {
 		if s.MIG != nil {
 			continue // no annotation of the scheduler names a MIG device
@@ -48,7 +48,7 @@ func stateOf(c nodeledger.Content) (state nodestate.State, err error) {
 		modes := slices.DeleteFunc(slices.Clone(free[i].Modes), func(m grant.Mode) bool {
 			return m == grant.MIG || m == grant.MPS && noMPS || tooWeak(c, m, free[i])
 		})
-		gpu := nodestate.GPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
+		gpu := nodestate.PublishedGPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
 			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
 			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside,
 			Granted: granted(c.Grants, s)}
@@ -85,7 +85,7 @@ func granted(all []grant.Grant, of admission.Seat) (sum grant.Bytes) {
 
 // usedOf enters what is used of the GPUs. It keeps what was published before unless the difference
 // is more than a twentieth of the GPU, so that the annotation does not change all the time.
-func usedOf(s nodestate.State, now, before map[string]grant.Bytes) {
+func usedOf(s nodestate.Published, now, before map[string]grant.Bytes) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		g.Used = now[g.UUID]

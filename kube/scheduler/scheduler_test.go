@@ -70,10 +70,10 @@ func ownNames(pod *corev1.Pod) (w placement.Wish, wants bool, err error) {
 var sharedModes = []grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit, grant.MPS}
 
 // stateOf publishes GPUs of 16 GiB with this much free; one with all free is in no mode.
-func stateOf(node string, free ...int) nodestate.State {
-	var s nodestate.State
+func stateOf(node string, free ...int) nodestate.Published {
+	var s nodestate.Published
 	for i, gib := range free {
-		g := nodestate.GPU{UUID: fmt.Sprintf("GPU-%s-%d", node, i), Index: i, Memory: 16 * grant.GiB,
+		g := nodestate.PublishedGPU{UUID: fmt.Sprintf("GPU-%s-%d", node, i), Index: i, Memory: 16 * grant.GiB,
 			Free: grant.Bytes(gib) * grant.GiB, Compute: 100, Modes: sharedModes}
 		if gib < 16 {
 			g.Mode = grant.Limit
@@ -83,7 +83,7 @@ func stateOf(node string, free ...int) nodestate.State {
 	return s
 }
 
-func nodeOf(t testing.TB, name string, s nodestate.State) *corev1.Node {
+func nodeOf(t testing.TB, name string, s nodestate.Published) *corev1.Node {
 	text, err := s.Encode()
 	must(t, err)
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,

@@ -239,9 +239,9 @@ func (p *controlPlane) kill() {
 // publish makes or changes a node with GPUs of 16 GiB, each with this many GiB free.
 func (p *controlPlane) publish(name string, free ...int) {
 	p.Helper()
-	var s nodestate.State
+	var s nodestate.Published
 	for i, gib := range free {
-		g := nodestate.GPU{UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: i, Memory: 16 * grant.GiB,
+		g := nodestate.PublishedGPU{UUID: fmt.Sprintf("GPU-%s-%d", name, i), Index: i, Memory: 16 * grant.GiB,
 			Free: grant.Bytes(gib) * grant.GiB, Compute: 100,
 			Modes: []grant.Mode{grant.Exclusive, grant.Limit}}
 		if gib < 16 {
