@@ -253,8 +253,8 @@ func annotated(n *placement.Node, c placement.Choice) map[string]string {
 func nodeObject(n *placement.Node, adopted []string) *corev1.Node {
 	s := nodestate.Published{Adopted: adopted}
 	for _, g := range n.GPUs {
-		s.GPUs = append(s.GPUs, nodestate.PublishedGPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory, Free: g.Free,
-			Compute: g.Compute, Modes: g.Modes, Mode: g.Mode})
+		s.GPUs = append(s.GPUs, nodestate.PublishedGPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory,
+			Free: g.Free, Compute: g.Compute, Modes: g.Modes, Mode: g.Mode})
 	}
 	text, _ := s.Encode()
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name,

@@ -14,7 +14,7 @@ const Annotation = "gpuledger.dev/ledger"
 
 // Published is a node's GPUs and what is granted of them.
 type Published struct {
-	Version int   `json:"version"` // 1
+	Version int            `json:"version"` // 1
 	GPUs    []PublishedGPU `json:"gpus"`
 	// Adopted are the containers whose allocations are in the ledger, so that Free and Compute do
 	// not have them any more: POD_UID/CONTAINER.
