@@ -191,7 +191,7 @@ func (d *Driver) SameNode(ctx context.Context) error {
 	}
 	mode, err := nodestate.ModeOf(n.Labels)
 	if err != nil {
-		return err // and the mode stays as it was
+		return fmt.Errorf("the node %w", err) // and the mode stays as it was
 	}
 	d.chosen.Store(mode)
 	return nil

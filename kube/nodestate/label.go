@@ -20,19 +20,19 @@ var ackModes = map[string]grant.Mode{
 	"exclusive": grant.Exclusive, "default": grant.Exclusive, "topology": grant.Exclusive,
 }
 
-// ModeOf returns the mode that a node's labels choose; "": none. The error names a label whose
-// value is not known.
+// ModeOf returns the mode that a node's labels choose; "": none. The error says of the
+// node that it has a label whose value is not known.
 func ModeOf(labels map[string]string) (grant.Mode, error) {
 	if value := grant.Mode(labels[LabelMode]); value != "" {
 		if !slices.Contains([]grant.Mode{grant.Limit, grant.Timeslice, grant.MPS, grant.Exclusive}, value) {
-			return "", fmt.Errorf("the node has the label %s=%s, which is not known", LabelMode, value)
+			return "", fmt.Errorf("has the label %s=%s, which is not known", LabelMode, value)
 		}
 		return value, nil
 	}
 	value := labels[LabelACKMode]
 	mode, known := ackModes[value]
 	if value != "" && !known {
-		return "", fmt.Errorf("the node has the label %s=%s, which is not known", LabelACKMode, value)
+		return "", fmt.Errorf("has the label %s=%s, which is not known", LabelACKMode, value)
 	}
 	return mode, nil
 }

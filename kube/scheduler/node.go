@@ -11,24 +11,11 @@ import (
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
-// The labels of a node that choose the mode of its shares and how its GPUs are filled. Ours win
-// over those of ACK.
+// The labels of a node that choose how its GPUs are filled. Ours wins over that of ACK.
 const (
-	labelMode    = prefix + "mode"
 	labelPolicy  = prefix + "placement"
-	labelACKMode = "ack.node.gpu.schedule"
 	labelACKFill = "ack.node.gpu.placement"
 )
-
-// ackModes are the values of ACK's label. core_mem is its mode with shares of compute, which the
-// node counts or enforces as it is configured.
-var ackModes = map[string]grant.Mode{
-	"cgpu": grant.Limit, "core_mem": grant.Limit, "share": grant.Timeslice, "mps": grant.MPS,
-	"exclusive": grant.Exclusive, "default": grant.Exclusive, "topology": grant.Exclusive,
-}
-
-// ownModes are the values of our label.
-var ownModes = []grant.Mode{grant.Limit, grant.Timeslice, grant.MPS, grant.Exclusive}
 
 // published is a node as its object shows it.
 type published struct {
@@ -65,27 +52,18 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 // readLabels reads mode and policy. A label that cannot be understood closes the node: its pods
 // would run in a mode that nobody chose.
 func readLabels(n *placement.Node, labels map[string]string) {
-	wrong := func(label string) {
-		n.Closed = fmt.Sprintf("has the label %s=%s, which is not known", label, labels[label])
+	mode, err := nodestate.ModeOf(labels)
+	if err != nil {
+		n.Closed = err.Error()
 	}
-	if value := labels[labelACKMode]; value != "" {
-		mode, known := ackModes[value]
-		if n.Mode = mode; !known && labels[labelMode] == "" {
-			wrong(labelACKMode)
-		}
-	}
-	if value := grant.Mode(labels[labelMode]); value != "" {
-		if n.Mode = value; !slices.Contains(ownModes, value) {
-			wrong(labelMode)
-		}
-	}
+	n.Mode = mode
 	for _, label := range []string{labelACKFill, labelPolicy} {
 		switch value := placement.Policy(labels[label]); value {
 		case "":
 		case placement.Binpack, placement.Spread:
 			n.Policy = value
 		default:
-			wrong(label)
+			n.Closed = fmt.Sprintf("has the label %s=%s, which is not known", label, value)
 		}
 	}
 }
