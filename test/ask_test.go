@@ -136,6 +136,28 @@ func TestAskIsRefused(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
+// TestAskIsBounded also by the size of a MIG device, and in the compute of a GPU.
+func TestAskIsBounded(t *testing.T) {
+	n := askingNode(t, "modes = [\"limit\", \"mig\"]\n")
+	partition(t, n) // 10, 10 and 40 GiB, and a container may ask for 8
+	mig := rig.Annotation("gpuledger.dev/mode", "mig")
+	isRefused(t, n.Bundle("named", mig, rig.Annotation("gpuledger.dev/gpu", "0:2")).Create(), grant.AskNotAllowed)
+	isRefused(t, n.Bundle("sized", mig, wants("8GiB")).Create(), grant.AskNotAllowed)
+	n = askingNode(t, "total = 50\n")
+	half := together(rig.Annotation("gpuledger.dev/gpu", "0"), wants("1GiB"))
+	compute := func(percent string) rig.Edit { return rig.Annotation("gpuledger.dev/compute", percent) }
+	isRefused(t, n.Bundle("all", half, compute("100")).Create(), grant.NoCapacity)
+	starts(t, n.Bundle("some", half, compute("30")))
+	r := n.Bundle("more", half, compute("30")).Create()
+	isRefused(t, r, grant.NoCapacity)
+	if says := "has 20% left of the 50% of its compute for which containers may ask"; !strings.Contains(r.Stderr, says) {
+		t.Errorf("%s\nwant %q", r.Stderr, says)
+	}
+	if len(n.Grants()) != 1 {
+		t.Errorf("%+v", n.Grants())
+	}
+}
+
 // TestAskIsOff by default, and the hint says how it is switched on.
 func TestAskIsOff(t *testing.T) {
 	off := rig.NewNode(t, rig.Setup{Engine: "podman"})
@@ -152,6 +174,8 @@ func TestAskIsOff(t *testing.T) {
 	if held := n.Grants(); len(held) != 1 || held[0].ID != given.ID {
 		t.Errorf("%+v", held)
 	}
+	starts(t, n.Bundle("garbage", with(n.Grant("--memory", "2GiB")), rig.Env("GPULEDGER_MEMORY=much",
+		"GPULEDGER_GPUS=,")))
 	isRefused(t, n.Bundle("must-adopt", wants("1GiB"),
 		rig.Annotation("gpuledger.dev/grant", "adopt")).Create(), grant.GrantNotFound)
 	isRefused(t, n.Bundle("says-otherwise", with(n.Grant("--memory", "2GiB")), wants("1GiB")).Create(),

@@ -100,8 +100,12 @@ func adoptGrant(q *question) (adopted resolution) {
 		adopted.found.notPlaced(source, ask, err)
 		return adopted
 	}
-	adopted.grant = &grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
+	given := grant.Grant{Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
 		Strength: StrengthOf(ask.Mode), GPUs: shares, Compute: ask.Compute, Source: ask.Source}
+	if adopted.found = checkGiven(q, given); len(adopted.found) > 0 {
+		return adopted
+	}
+	adopted.grant = &given
 	verb := "adopts"
 	if ask.Source == grant.Asked {
 		verb = "is granted"

@@ -33,11 +33,7 @@ func checkAsked(q *question, ask Ask) (found findings) {
 		return nil
 	}
 	may := q.policy.Asks
-	refuse := func(asked, limit string) {
-		source := allocationSource(q)
-		found.explain(grant.AskNotAllowed, source, asked, "asks for "+asked+" by "+vectorName(source)+
-			", and on this node a container may ask for "+limit, hintAsks)
-	}
+	refuse := func(asked, limit string) { found.notAllowed(q, asked, limit) }
 	switch n := ask.count(); {
 	case !slices.Contains(may.Modes, ask.Mode):
 		refuse("mode "+string(ask.Mode), fmt.Sprintf("%v", may.Modes))
@@ -49,6 +45,23 @@ func checkAsked(q *question, ask Ask) (found findings) {
 			asked = "all memory of a GPU"
 		}
 		refuse(asked, grant.Bytes(may.MaxMemory).String())
+	}
+	return found
+}
+
+// notAllowed adds that the container asks for more than it may.
+func (f *findings) notAllowed(q *question, asked, limit string) {
+	source := allocationSource(q)
+	f.explain(grant.AskNotAllowed, source, asked, "asks for "+asked+" by "+vectorName(source)+
+		", and on this node a container may ask for "+limit, hintAsks)
+}
+
+// checkGiven finds that the container would have more memory than it may ask for. A MIG device is as
+// large as it is, whatever was asked for.
+func checkGiven(q *question, given grant.Grant) (found findings) {
+	limit := grant.Bytes(q.policy.Asks.MaxMemory)
+	if given.Source == grant.Asked && limit > 0 && given.Memory() > limit {
+		found.notAllowed(q, "MIG devices of "+given.Memory().String(), limit.String())
 	}
 	return found
 }

@@ -206,6 +206,9 @@ func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 	case a.Part > 0 && a.on(s) > s.leftOf(a.Part):
 		return gpu + fmt.Sprintf("has %s left of the %d%% for which containers may ask", s.leftOf(a.Part),
 			a.Part), false
+	case a.Part > 0 && a.Compute > max(a.Part-s.askedPart, 0):
+		return gpu + fmt.Sprintf("has %d%% left of the %d%% of its compute for which containers may ask",
+			max(a.Part-s.askedPart, 0), a.Part), false
 	case a.each() > s.free:
 		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
 	case a.Compute > s.compute:

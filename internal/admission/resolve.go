@@ -39,11 +39,17 @@ func resolveGrant(q *question) resolution {
 		}
 	}
 	for _, a := range q.request.Allocations {
-		if a.Malformed != "" {
+		if a.Malformed != "" && !(a.Env && ignoresVariables(q, resolved.grant)) {
 			resolved.found.add(grant.AnnotationMalformed, a.Source, a.Malformed)
 		}
 	}
 	return resolved
+}
+
+// ignoresVariables reports whether what a container's variables ask for says nothing, because it has
+// a grant or a scheduler's allocation. Its image may have set them.
+func ignoresVariables(q *question, g *grant.Grant) bool {
+	return g != nil && g.Source != grant.Asked || entersAs(q) == grant.Adopted
 }
 
 // lookUp returns the grant of a reference, or nil after it has found why there is none. An unknown

@@ -83,6 +83,7 @@ type seat struct {
 	free       grant.Bytes
 	asked      grant.Bytes // what containers have that asked for it at their create
 	compute    int         // percent that is not granted
+	askedPart  int         // percent of compute that containers have that asked for it
 	siblings   int         // of a MIG device: how many others of its GPU are granted
 	daemonGPUs []string    // in mode mps: the UUIDs of the GPUs of the daemon that serves it
 }
@@ -166,6 +167,7 @@ func withGrant(s seat, g grant.Grant) seat {
 		s.free = subtract(s.free, share.Memory)
 		if g.Source == grant.Asked {
 			s.asked += share.Memory
+			s.askedPart += g.Compute
 		}
 		s.compute -= g.Compute
 		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))
