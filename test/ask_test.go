@@ -141,7 +141,8 @@ func TestAskIsBounded(t *testing.T) {
 	n := askingNode(t, "modes = [\"limit\", \"mig\"]\n")
 	partition(t, n) // 10, 10 and 40 GiB, and a container may ask for 8
 	mig := rig.Annotation("gpuledger.dev/mode", "mig")
-	isRefused(t, n.Bundle("named", mig, rig.Annotation("gpuledger.dev/gpu", "0:2")).Create(), grant.AskNotAllowed)
+	isRefused(t, n.Bundle("named", mig, rig.Annotation("gpuledger.dev/gpu", "0:2")).Create(),
+		grant.AskNotAllowed)
 	isRefused(t, n.Bundle("sized", mig, wants("8GiB")).Create(), grant.AskNotAllowed)
 	n = askingNode(t, "total = 50\n")
 	half := together(rig.Annotation("gpuledger.dev/gpu", "0"), wants("1GiB"))
@@ -150,7 +151,8 @@ func TestAskIsBounded(t *testing.T) {
 	starts(t, n.Bundle("some", half, compute("30")))
 	r := n.Bundle("more", half, compute("30")).Create()
 	isRefused(t, r, grant.NoCapacity)
-	if says := "has 20% left of the 50% of its compute for which containers may ask"; !strings.Contains(r.Stderr, says) {
+	const says = "has 20% left of the 50% of its compute for which containers may ask"
+	if !strings.Contains(r.Stderr, says) {
 		t.Errorf("%s\nwant %q", r.Stderr, says)
 	}
 	if len(n.Grants()) != 1 {

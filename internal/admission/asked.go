@@ -56,8 +56,8 @@ func (f *findings) notAllowed(q *question, asked, limit string) {
 		", and on this node a container may ask for "+limit, hintAsks)
 }
 
-// checkGiven finds that the container would have more memory than it may ask for. A MIG device is as
-// large as it is, whatever was asked for.
+// checkGiven finds that the container would have more memory than it may ask for. A MIG device is
+// as large as it is, whatever was asked for.
 func checkGiven(q *question, given grant.Grant) (found findings) {
 	limit := grant.Bytes(q.policy.Asks.MaxMemory)
 	if given.Source == grant.Asked && limit > 0 && given.Memory() > limit {

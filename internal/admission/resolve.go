@@ -46,8 +46,8 @@ func resolveGrant(q *question) resolution {
 	return resolved
 }
 
-// ignoresVariables reports whether what a container's variables ask for says nothing, because it has
-// a grant or a scheduler's allocation. Its image may have set them.
+// ignoresVariables reports whether what a container's variables ask for says nothing, because it
+// has a grant or a scheduler's allocation. Its image may have set them.
 func ignoresVariables(q *question, g *grant.Grant) bool {
 	return g != nil && g.Source != grant.Asked || entersAs(q) == grant.Adopted
 }
