@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"log"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -129,14 +130,18 @@ func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
 		"cluster-device-plugin": "agent: device-plugin", "dra": "{agent: dra, setup: {enabled: false}}",
 		"device-plugin":     "{agent: device-plugin, setup: {enabled: false}}",
 		"cluster-scheduler": "{agent: device-plugin, scheduler: {enabled: true}}",
-		"scheduler":         "{agent: device-plugin, setup: {enabled: false}, scheduler: {enabled: true}}"} {
+		"scheduler":         "{agent: device-plugin, setup: {enabled: false}, scheduler: {enabled: true}}",
+		"dra+webhook":       "{agent: dra, setup: {enabled: false}, webhook: {enabled: true}}"} {
 		t.Run(which, func(t *testing.T) {
 			all, err := rendered(t, namespace, "v1.36.2", values)
 			chart, _ := hooks(all)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := byName(chart), byName(kustomized(t, which))
+			got, want := byName(chart), map[string]manifest{}
+			for part := range strings.SplitSeq(which, "+") {
+				maps.Copy(want, byName(kustomized(t, part)))
+			}
 			delete(want, "Namespace/"+namespace) // Helm makes it before, for its own record
 			for name, w := range want {
 				if g, found := got[name]; !found {

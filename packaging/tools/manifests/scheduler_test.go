@@ -100,6 +100,8 @@ func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
 	for values, want := range map[string]string{
 		"{agent: dra, scheduler: {enabled: true}}":                                                      "scheduler.enabled is for agent device-plugin",
 		"{agent: device-plugin, scheduler: {enabled: true}, config: {annotations: {trust: verify}}}":    `needs annotations.trust = "adopt"`,
+		"{agent: device-plugin, webhook: {enabled: true}}":                                              "webhook.enabled with agent device-plugin needs scheduler.enabled",
+		"{agent: dra, webhook: {enabled: true, partOf: half}}":                                          "partOf",
 		"{agent: device-plugin, scheduler: {enabled: true, names: [default-scheduler]}}":                "names",
 		"{agent: device-plugin, scheduler: {enabled: true, resources: [{name: a/b, colour: a green}]}}": "colour",
 	} {
@@ -112,5 +114,25 @@ func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
 		"{agent: device-plugin, scheduler: {enabled: true}}"); err == nil ||
 		!strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.30 or later") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The webhook reads the scheduler's names, sends pods to that scheduler, and answers for the
+// Service of its own namespace.
+func TestTheWebhookOfTheChart(t *testing.T) {
+	all, err := rendered(t, "gpus", "v1.30.4", `{agent: device-plugin, webhook: {enabled: true},
+		scheduler: {enabled: true, names: [gpus, kai-scheduler], resources: [{name: gpu-fraction}]}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := byName(all)["Deployment/gpuledger-webhook"].value.(*apps.Deployment)
+	want := "webhook --agent=device-plugin --resources-file=/etc/gpuledger-webhook/resources.toml " +
+		"--service=gpus/gpuledger-webhook --scheduler=gpus"
+	if got := strings.Join(d.Spec.Template.Spec.Containers[0].Args, " "); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	m := byName(all)["ConfigMap/gpuledger-webhook"].value.(*core.ConfigMap)
+	if !strings.Contains(m.Data["resources.toml"], `name = "gpu-fraction"`) {
+		t.Errorf("it reads %s", m.Data["resources.toml"])
 	}
 }
