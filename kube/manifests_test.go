@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -25,8 +26,31 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/gpuledger/gpuledger/internal/request"
 	"github.com/gpuledger/gpuledger/kube/dra"
 )
+
+// TestThePolicyKeepsAllAllocations: each of our annotations that a node reads as an allocation.
+func TestThePolicyKeepsAllAllocations(t *testing.T) {
+	text, err := os.ReadFile("manifests/scheduler/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := regexp.MustCompile(regexp.MustCompile(`k\.matches\('(.*)'\)`).FindStringSubmatch(string(text))[1])
+	read := 0
+	for _, name := range request.Names() {
+		if !strings.HasPrefix(name, "gpuledger.dev/") || name == "gpuledger.dev/grant" {
+			continue
+		}
+		read++
+		if !kept.MatchString(name) || !kept.MatchString(name+".main") {
+			t.Errorf("everyone can write %s", name)
+		}
+	}
+	if read < 5 {
+		t.Errorf("%d annotations", read)
+	}
+}
 
 // objects reads every manifest with the API's own types. An unknown or duplicate field is an error.
 func objects(t *testing.T) map[string][]runtime.Object {

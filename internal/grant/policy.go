@@ -123,7 +123,7 @@ type Asks struct {
 	MaxGPUs   int      `toml:"max_gpus"`   // for one container
 	Modes     []Mode   `toml:"modes"`
 	Mode      Mode     `toml:"mode"`  // for a container that names none
-	Total     int      `toml:"total"` // percent of each GPU's memory, for all that containers asked for
+	Total     int      `toml:"total"` // percent of each GPU, for all that containers asked for
 }
 
 // Enforcement says how limits are enforced and which value NVIDIA_VISIBLE_DEVICES gets.

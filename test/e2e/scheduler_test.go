@@ -278,7 +278,7 @@ func (s placing) forged() {
 		})
 	}
 	for key, value := range map[string]string{"gpuledger.dev/gpus.main": "0",
-		"gpuledger.dev/memory.main": "9GiB", "gpuledger.dev/compute": "90",
+		"gpuledger.dev/gpu.main": "0", "gpuledger.dev/memory.main": "9GiB", "gpuledger.dev/compute": "90",
 		"gpuledger.dev/mode.main": "exclusive", "gpuledger.dev/node": clusterNode,
 		"ALIYUN_COM_GPU_MEM_IDX": "0", "scheduler.framework.gpushare.allocation": `{"main":{"0":9}}`} {
 		eventually(s.T, "a pod with "+key+" is not created", func() bool { // the policies take a moment
