@@ -103,7 +103,7 @@ func (s *Scheduler) fitsNow(pod *corev1.Pod, w *placement.Wish, names []string) 
 		}
 	}
 	for _, name := range names {
-		if n := s.cache.room(name, pod.UID); n != nil {
+		if n := s.cache.room(name, pod); n != nil {
 			if _, fits := placement.Place(w, n); fits {
 				return true
 			}

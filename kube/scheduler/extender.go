@@ -118,7 +118,7 @@ func (s *Scheduler) fitting(pod *corev1.Pod, w *placement.Wish, names []string) 
 	fit = make([]string, 0, len(names))
 	var ours []*placement.Node
 	for _, name := range names {
-		n := s.cache.room(name, pod.UID)
+		n := s.cache.room(name, pod)
 		if n != nil {
 			ours = append(ours, n)
 			if _, fits := placement.Place(w, n); fits {
@@ -188,7 +188,7 @@ func (s *Scheduler) prioritize(a *extender.ExtenderArgs) *extender.HostPriorityL
 	for _, name := range names {
 		score := 0
 		if wants && !avoided[name] {
-			if n := s.cache.room(name, a.Pod.UID); n != nil {
+			if n := s.cache.room(name, a.Pod); n != nil {
 				if choices, fits := placement.Place(&w, n); fits {
 					score = placement.Score(&w, n, choices)
 				}

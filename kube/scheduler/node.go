@@ -3,6 +3,7 @@ package scheduler
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -21,6 +22,7 @@ const (
 type published struct {
 	node    placement.Node // without what is on its way to it
 	adopted map[string]bool
+	offers  corev1.ResourceList // what its kubelet can give out of extended resources
 }
 
 // readNode reads a node's object. A node without the annotation is none of ours.
@@ -30,6 +32,7 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 		return p, false
 	}
 	p.node = placement.Node{Name: object.Name, Policy: fallback}
+	p.offers = object.Status.Allocatable
 	state, err := nodestate.Decode(text)
 	if err != nil {
 		p.node.Closed = "publishes what cannot be read: " + err.Error()
@@ -47,6 +50,24 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 	}
 	readLabels(&p.node, object.Labels)
 	return p, true
+}
+
+// lacks returns an extended resource of which the node's kubelet has less than a container asks for;
+// "": none. The cluster's scheduler leaves these resources to this one. A kubelet that has just
+// started has none until the device plugin has come back, and would not admit the pod. A resource
+// that the kubelet does not know at all is not checked by it.
+func (p *published) lacks(pod *corev1.Pod) corev1.ResourceName {
+	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range containers {
+			for name, wanted := range containers[i].Resources.Limits {
+				has, known := p.offers[name]
+				if known && strings.Contains(string(name), "/") && has.Cmp(wanted) < 0 {
+					return name
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // readLabels reads mode and policy. A label that cannot be understood closes the node: its pods

@@ -320,6 +320,26 @@ func TestFilter(t *testing.T) {
 	want(t, "before it has read the cluster", filtered(t, s, podOf("p", 1), "a"), "Service Unavailable")
 }
 
+// A kubelet that has just started offers nothing of the device plugin's, and would not admit the pod.
+func TestFilterLooksAtWhatTheKubeletOffers(t *testing.T) {
+	offering := func(name, units string) *corev1.Node {
+		n := nodeOf(t, name, stateOf(name, 16))
+		n.Status.Allocatable = corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse(units),
+			"cpu": resource.MustParse("1")}
+		return n
+	}
+	w := newWorld(t, offering("new", "0"), offering("old", "16"))
+	s := w.process()
+	p := podOf("p", 6)
+	p.Spec.Containers[0].Resources.Limits["cpu"] = resource.MustParse("2") // kube-scheduler looks at that
+	want(t, "one has none", filtered(t, s, p, "new", "old"), "old")
+	want(t, "no other", filtered(t, s, p, "new"), "no node takes GPU pods now: node new has a kubelet that "+
+		"offers less gpuledger.dev/gpu-memory than the pod asks for")
+	w.created(p)
+	want(t, "nor is it bound there", bind(t, s, "p", "new"), "no node takes GPU pods now: node new has a "+
+		"kubelet that offers less gpuledger.dev/gpu-memory than the pod asks for")
+}
+
 func TestFilterWithWholeNodes(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 6)), nodeOf(t, "b", stateOf("b", 16)))
 	s := w.process()

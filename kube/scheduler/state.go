@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -131,18 +132,26 @@ func (c *state) expire() {
 
 // room returns a node with what is free on it for a pod; nil if it is none of ours. The caller has
 // the lock, and changes nothing of it.
-func (c *state) room(name string, pod types.UID) *placement.Node {
+func (c *state) room(name string, pod *corev1.Pod) *placement.Node {
 	n := c.nodes[name]
 	if n == nil || !n.ours {
 		return nil
 	}
-	if n.pods[pod] { // it is placed once more: what it had does not count
-		return n.read.withPods(c.on(n, pod))
+	var room *placement.Node
+	if n.pods[pod.UID] { // it is placed once more: what it had does not count
+		room = n.read.withPods(c.on(n, pod.UID))
+	} else {
+		if n.full == nil {
+			n.full = n.read.withPods(c.on(n, ""))
+		}
+		room = n.full
 	}
-	if n.full == nil {
-		n.full = n.read.withPods(c.on(n, ""))
+	if name := n.read.lacks(pod); name != "" && room.Closed == "" {
+		closed := *room
+		closed.Closed = fmt.Sprintf("has a kubelet that offers less %s than the pod asks for", name)
+		return &closed
 	}
-	return n.full
+	return room
 }
 
 // on returns the pods of a node but for one.
@@ -161,7 +170,7 @@ func (c *state) assume(pod *corev1.Pod, w *placement.Wish, node string,
 	until time.Time) (annotations map[string]string, why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.room(node, pod.UID)
+	n := c.room(node, pod)
 	if n == nil {
 		return nil, "the node " + node + " publishes no GPUs of gpuledger"
 	}
