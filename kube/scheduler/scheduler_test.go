@@ -320,7 +320,7 @@ func TestFilter(t *testing.T) {
 	want(t, "before it has read the cluster", filtered(t, s, podOf("p", 1), "a"), "Service Unavailable")
 }
 
-// A kubelet that has just started offers nothing of the device plugin's, and would not admit the pod.
+// A kubelet that has just started offers nothing of the device plugin's, and would admit no pod.
 func TestFilterLooksAtWhatTheKubeletOffers(t *testing.T) {
 	offering := func(name, units string) *corev1.Node {
 		n := nodeOf(t, name, stateOf(name, 16))
