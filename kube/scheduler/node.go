@@ -53,9 +53,9 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 }
 
 // lacks returns an extended resource of which the node's kubelet has less than a container asks
-// for; "": none. The cluster's scheduler leaves these resources to this one. A kubelet that has just
-// started has none until the device plugin has come back, and would not admit the pod. A resource
-// that the kubelet does not know at all is not checked by it.
+// for; "": none. The cluster's scheduler leaves these resources to this one. A kubelet that has
+// just started has none until the device plugin has come back, and would not admit the pod. A
+// resource that the kubelet does not know at all is not checked by it.
 func (p *published) lacks(pod *corev1.Pod) corev1.ResourceName {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
