@@ -105,6 +105,10 @@ func mirror(pod *corev1.Pod) bool {
 // before.
 func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error) {
 	var made []madeClaim
+	names := map[string]bool{}
+	for _, p := range pod.Spec.ResourceClaims {
+		names[p.Name] = true
+	}
 	of := map[string]string{} // the claim of a container
 	for _, d := range inOrder(wish.Demands) {
 		if i := slices.IndexFunc(made, func(m madeClaim) bool { return d.Init && same(m.for_, d) }); i >= 0 {
@@ -115,7 +119,7 @@ func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error
 		if err != nil {
 			return change{}, fmt.Errorf("container %q cannot have a claim: %w", d.Container, err)
 		}
-		m := madeClaim{name: claimName(pod, d.Container, len(made)), for_: d, template: t.Name}
+		m := madeClaim{name: claimName(names, d.Container), for_: d, template: t.Name}
 		made, of[d.Container] = append(made, m), m.name
 		if !slices.ContainsFunc(c.templates,
 			func(o *resourceapi.ResourceClaimTemplate) bool { return o.Name == t.Name }) {
@@ -165,13 +169,13 @@ func same(a, b placement.Demand) bool {
 	return a == b
 }
 
-// claimName returns a name that the pod's claims do not have yet.
-func claimName(pod *corev1.Pod, container string, i int) string {
+// claimName returns a name that the pod's claims do not have yet, and adds it to them.
+func claimName(taken map[string]bool, container string) string {
 	name := "gpu-" + container
-	taken := func(p corev1.PodResourceClaim) bool { return p.Name == name }
-	for n := i; len(name) > 63 || slices.ContainsFunc(pod.Spec.ResourceClaims, taken); n++ {
+	for n := 0; len(name) > 63 || taken[name]; n++ {
 		name = fmt.Sprintf("gpuledger-%d", n)
 	}
+	taken[name] = true
 	return name
 }
 
