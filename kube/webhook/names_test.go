@@ -13,7 +13,8 @@ func TestClaimsOfOnePodHaveDifferentNames(t *testing.T) {
 	pod := &corev1.Pod{}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpuledger-0"}}
 	for _, last := range []string{"a", "b", "c"} {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: strings.Repeat("x", 62) + last,
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+			Name: strings.Repeat("x", 62) + last,
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 				"gpuledger.dev/gpu-memory": resource.MustParse("1")}}})
 	}
