@@ -29,8 +29,8 @@ var ownKeys = [...]struct {
 }{
 	{"gpus", "GPULEDGER_GPUS", func(a *grant.Allocation, v string) (err error) {
 		a.GPUs, err = gpuList(v)
-		_, number := strconv.Atoi(v)
-		a.Number = number == nil
+		n, number := strconv.Atoi(strings.TrimSpace(v))
+		a.Number = number == nil && strings.TrimSpace(v) == strconv.Itoa(n)
 		return
 	}},
 	{"gpu", "GPULEDGER_GPU",

@@ -391,6 +391,12 @@ func TestAllocationsOfAScheduler(t *testing.T) {
 			{Source: "env:GPULEDGER_GPUS", Own: true, Env: true, Asks: true, GPUs: []string{"2"}, Number: true},
 			{Source: "annotation:gpuledger.dev/gpu", Own: true, Asks: true, GPUs: []string{"1"}},
 			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true, Memory: 8 * grant.GiB}}},
+		{"a number, and what only looks like one", func(s *scene) {
+			s.env("GPULEDGER_GPUS= 2")
+			s.spec.Annotations = annotated("gpuledger.dev/gpu", "+1")
+		}, []grant.Allocation{
+			{Source: "env:GPULEDGER_GPUS", Own: true, Env: true, Asks: true, GPUs: []string{"2"}, Number: true},
+			{Source: "annotation:gpuledger.dev/gpu", Own: true, Asks: true, GPUs: []string{"+1"}}}},
 		{"no memory", own("gpuledger.dev/memory", "0GiB"), []grant.Allocation{
 			{Source: "annotation:gpuledger.dev/memory", Own: true, Asks: true,
 				Malformed: `cannot read memory "0GiB": want more than 0`}}},
