@@ -50,6 +50,7 @@ var unitRows = []clusterRow{
 		func(s *site, d **daemon) { s.ends(*d); s.stolenUnits() }},
 	{"the same with the device plugin", func(s *site, d **daemon) { s.ends(*d); s.unitStorm() }},
 	{"a scheduler places", func(s *site, d **daemon) { s.ends(*d); schedulerCases(s) }},
+	{"manifests of others", func(s *site, d **daemon) { s.ends(*d); s.manifestsOfOthers() }},
 	{"pods that a scheduler places come and go while all is killed",
 		func(s *site, d **daemon) { s.ends(*d); s.placedStorm() }},
 }

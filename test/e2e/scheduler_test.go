@@ -26,6 +26,16 @@ const extenderAddress = "127.0.0.1:9839"
 // manifests, and the device plugin that leaves placing to it.
 func (s *site) schedulerPlaces() (p placing, end func()) {
 	s.T.Helper()
+	leave := s.schedulerEntered()
+	p = s.placesBy(s.schedulerFile("resources\\.toml"), s.schedulerFile("kube-scheduler\\.yaml"))
+	s.hasUnitsOf("32") // the GPUs' 31.6 GiB: the scheduler and the ledger count
+	return p, func() { p.ended(); leave() }
+}
+
+// schedulerEntered makes the objects of the scheduler and the device plugin's account, and has the
+// node adopt.
+func (s *site) schedulerEntered() (leave func()) {
+	s.T.Helper()
 	for _, file := range []string{"node", "policy", "rbac", "config"} { // its pods have no images here
 		s.administer("apply", "-f", "../../kube/manifests/scheduler/"+file+".yaml")
 	}
@@ -33,8 +43,6 @@ func (s *site) schedulerPlaces() (p placing, end func()) {
 	must(s.T, err)
 	writeFile(s.T, s.Config, string(before)+"\n[annotations]\ntrust = \"adopt\"\n")
 
-	names := etcKubernetes + "/resources.toml"
-	writeFile(s.T, names, s.schedulerFile("resources\\.toml"))
 	// a pod's token names its node, also where none can be made for a node itself (1.30)
 	bearer := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "bearer"},
 		"spec": object{"nodeName": clusterNode, "serviceAccountName": "gpuledger-device-plugin",
@@ -47,30 +55,41 @@ func (s *site) schedulerPlaces() (p placing, end func()) {
 	uid := s.administer("get", "pod", "bearer", "-n", "gpuledger-system", "-o", "jsonpath={.metadata.uid}")
 	s.account("gpuledger-device-plugin", "--bound-object-kind=Pod", "--bound-object-name=bearer",
 		"--bound-object-uid="+uid)
-	own := s.account("gpuledger-scheduler")
-	p = placing{site: s}
-	p.plugin = s.startAgent("device-plugin", "--placed-by", "scheduler", "--resources-file", names,
-		"--node-name", clusterNode, "--kubeconfig", etcKubernetes+"/gpuledger-device-plugin.yaml",
-		"--interval", "200ms")
-	p.extender = s.startAgent("scheduler", "--extender", extenderAddress, "--resources", names,
-		"--kubeconfig", own)
-	config := etcKubernetes + "/kube-scheduler.yaml"
-	writeFile(s.T, config, s.schedulerFile("kube-scheduler\\.yaml")+
-		"\nclientConnection: {kubeconfig: "+own+"}\n")
-	p.scheduler = s.startAgentOf(built(kubernetesVersion()+"/kube-scheduler"), "--config="+config,
-		"--bind-address=127.0.0.1", "--secure-port=10261", "--authentication-skip-lookup=true")
-	s.hasUnitsOf("32") // the GPUs' 31.6 GiB: the scheduler and the ledger count
-	s.published(0, 1)
-	eventually(s.T, "the extender serves", p.serves)
-	return p, func() {
-		s.ends(p.scheduler)
-		s.ends(p.extender)
-		s.ends(p.plugin)
+	s.account("gpuledger-scheduler")
+	return func() {
 		s.administer("delete", "pod", "bearer", "-n", "gpuledger-system", "--wait=true")
 		s.administer("delete", "validatingadmissionpolicybinding", "allocations.gpuledger.dev",
 			"nodes.gpuledger.dev")
 		writeFile(s.T, s.Config, string(before))
 	}
+}
+
+// placesBy starts the processes with these names of resources and this configuration of
+// kube-scheduler.
+func (s *site) placesBy(names, config string) placing {
+	s.T.Helper()
+	resources, own := etcKubernetes+"/resources.toml", etcKubernetes+"/gpuledger-scheduler.yaml"
+	writeFile(s.T, resources, names)
+	p := placing{site: s}
+	p.plugin = s.startAgent("device-plugin", "--placed-by", "scheduler", "--resources-file", resources,
+		"--node-name", clusterNode, "--kubeconfig", etcKubernetes+"/gpuledger-device-plugin.yaml",
+		"--interval", "200ms")
+	p.extender = s.startAgent("scheduler", "--extender", extenderAddress, "--resources", resources,
+		"--kubeconfig", own)
+	file := etcKubernetes + "/kube-scheduler.yaml"
+	writeFile(s.T, file, config+"\nclientConnection: {kubeconfig: "+own+"}\n")
+	p.scheduler = s.startAgentOf(built(kubernetesVersion()+"/kube-scheduler"), "--config="+file,
+		"--bind-address=127.0.0.1", "--secure-port=10261", "--authentication-skip-lookup=true")
+	s.published(0, 1)
+	eventually(s.T, "the extender serves", p.serves)
+	return p
+}
+
+func (p placing) ended() {
+	p.T.Helper()
+	p.ends(p.scheduler)
+	p.ends(p.extender)
+	p.ends(p.plugin)
 }
 
 func kubernetesVersion() string {

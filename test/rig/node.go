@@ -199,6 +199,7 @@ type Listed struct {
 	Source   string         `json:"source"`
 	State    grant.State    `json:"state"`
 	Mode     grant.Mode     `json:"mode"`
+	Compute  int            `json:"compute"` // percent
 	Strength grant.Strength `json:"strength"`
 	GPUs     []grant.Share  `json:"gpus"`
 	Bindings []struct {
