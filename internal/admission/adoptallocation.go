@@ -160,7 +160,7 @@ func askOf(q *question) (ask Ask, found findings) {
 }
 
 // askBy returns an ask from a source, without sizes. A grant that its container asks for needs no
-// owner: nobody gets its secret, and it ends with the container.
+// owner: no container gets its secret, and it ends with the container.
 func askBy(q *question, source string) Ask {
 	id := q.request.Container.Pod
 	if source == grant.Asked {

@@ -118,7 +118,7 @@ type Annotations struct {
 // Asks says what a container may ask for when it is created. It then gets a grant that ends with
 // it.
 type Asks struct {
-	Engines   []Engine `toml:"engines"`    // whose containers may ask; none: nobody may
+	Engines   []Engine `toml:"engines"`    // whose containers may ask; without one, none may
 	MaxMemory Size     `toml:"max_memory"` // for one container, over all its GPUs; 0: no limit of its own
 	MaxGPUs   int      `toml:"max_gpus"`   // for one container
 	Modes     []Mode   `toml:"modes"`
