@@ -1,0 +1,132 @@
+package test
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// frontCalls are the system calls of a call that is not judged, up to the exec of the real runtime.
+// All others would be Go's, whose start the front saves.
+var frontCalls = []string{"execve", "openat", "read", "close", "statx", "newfstatat"}
+
+// TestFrontComesBeforeGo: for a line as engines write it the front executes the real runtime, with
+// its arguments, and Go does not start. For another one Go does. Nothing depends on the name by
+// which an engine calls.
+func TestFrontComesBeforeGo(t *testing.T) {
+	rig.Need(t, "strace")
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		must(t, os.WriteFile(path, []byte(text), mode))
+		return path
+	}
+	real := write("runc", "#!/bin/sh\necho \"$0 $*\"\n", 0o755)
+	link := filepath.Join(dir, "gpuledger-runtime.crio")
+	must(t, os.Symlink(rig.Binary(t, "gpuledger-runtime"), link))
+	must(t, os.MkdirAll(filepath.Join(dir, "c1"), 0o700))
+	plain := "[runtime]\npath = [\"" + real + "\"]\n"
+	for _, c := range []struct {
+		name, config, env, line string
+		before                  bool
+	}{
+		{"state", plain, "", "--root /r state c1", true},
+		{"a probe", plain, "", "--root /r --log /l exec --process /p --pid-file /f --detach c1", true},
+		{"only a name", "[runtime]\npath = [\"none\", \"runc\"]\n", "", "--root /r state c1", true},
+		{"an odd option", plain, "", "--root /r --log-level x state c1", false},
+		{"NVIDIA's runtime has the container", plain + "unjudged = \"x\"\n", "",
+			"--root " + dir + " state c2", false},
+		{"NVIDIA's runtime does not have it", plain + "unjudged = \"x\"\n", "",
+			"--root " + dir + " state c1", true},
+		{"called back", plain, "_GPULEDGER_HANDED_ON=1", "--root /r state c1", false},
+		{"descriptors by systemd's protocol", plain, "LISTEN_FDS=0",
+			"exec --process /p c1", false},
+		{"a configuration that only Go reads", "x = 1.5\n" + plain, "", "--root /r state c1", false},
+		{"the first runtime is the wrapper",
+			"[runtime]\npath = [\"" + link + "\", \"" + real + "\"]\n", "",
+			"--root /r state c1", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config, trace := write("config.toml", c.config, 0o600), filepath.Join(dir, "trace")
+			write("c1/state.json", "{}", 0o600)
+			cmd := exec.Command("strace", append([]string{"-o", trace, link},
+				strings.Fields(c.line)...)...)
+			cmd.Env = append(os.Environ(), "GPULEDGER_CONFIG="+config,
+				"PATH="+dir+":"+os.Getenv("PATH"), c.env)
+			out, err := cmd.CombinedOutput()
+			if want := real + " " + c.line + "\n"; err != nil || string(out) != want {
+				t.Fatalf("%v\n%s\nwant %s", err, out, want)
+			}
+			text, err := os.ReadFile(trace)
+			must(t, err)
+			if before := onlyCalls(string(text), frontCalls); before != c.before {
+				t.Errorf("before Go: %v, want %v\n%.2000s", before, c.before, text)
+			}
+		})
+	}
+}
+
+// onlyCalls reports whether a program makes no other system calls until it executes the next one.
+func onlyCalls(trace string, allowed []string) bool {
+	for i, line := range strings.Split(trace, "\n") {
+		name, _, _ := strings.Cut(line, "(")
+		if i > 0 && name == "execve" {
+			return true
+		}
+		if !strings.Contains(" "+strings.Join(allowed, " ")+" ", " "+name+" ") {
+			return false
+		}
+	}
+	return false
+}
+
+// TestFrontIsSmallAndAlone: the front has less than 32 KiB on both architectures, calls no library,
+// and has nothing that can be written. Its build refuses each of these (front/front.ld, -z defs),
+// which this test plants.
+func TestFrontIsSmallAndAlone(t *testing.T) {
+	compilers := map[string]string{"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
+	compilers[runtime.GOARCH] = "cc"
+	for arch, cc := range compilers {
+		if _, err := exec.LookPath(cc); err != nil {
+			t.Logf("%s is not built: there is no %s", arch, cc)
+			continue
+		}
+		for name, planted := range map[string]string{
+			"":        "",
+			"large":   "static const char large[32768] = {1}; const char *p(int i) { return large + i; }",
+			"written": "int written = 1; int w(void) { return written++; }",
+			"libc":    "int puts(const char *); int l(void) { return puts(\"\"); }",
+			"pointer": "int here; int *volatile at = &here;",
+		} {
+			t.Run(arch+" "+name, func(t *testing.T) {
+				src := t.TempDir()
+				must(t, os.CopyFS(src, os.DirFS("../front")))
+				must(t, os.Chmod(src+"/build.sh", 0o755))
+				f, err := os.OpenFile(src+"/front.c", os.O_APPEND|os.O_WRONLY, 0)
+				must(t, err)
+				_, err = f.WriteString(planted)
+				must(t, err)
+				must(t, f.Close())
+				cmd := exec.Command(src+"/build.sh", arch, src+"/out.s")
+				cmd.Env = append(os.Environ(), "CC="+cc)
+				if out, err := cmd.CombinedOutput(); (err == nil) != (name == "") {
+					t.Errorf("%v\n%s", err, out)
+				}
+			})
+		}
+	}
+	program, err := elf.Open(rig.Binary(t, "gpuledger-runtime"))
+	must(t, err)
+	defer program.Close()
+	for _, p := range program.Progs {
+		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+			t.Errorf("gpuledger-runtime has %v: it is not static", p.Type)
+		}
+	}
+}
