@@ -106,7 +106,8 @@ test-podman: ## Podman's own system tests of containers, bare and through us, in
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledgerd and the proxies in bin/shim
 	@test/setup.sh check-go
 	go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger ./cmd/gpuledger
-	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-runtime ./cmd/gpuledger-runtime
+	@front/build.sh $$(go env GOARCH) cmd/gpuledger-runtime/front_linux_$$(go env GOARCH).s
+	CGO_ENABLED=0 go build -p $(JOBS) -tags front -trimpath -ldflags '$(LDFLAGS) -E gpuledger_front' -o bin/gpuledger-runtime ./cmd/gpuledger-runtime
 	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledger-hook ./cmd/gpuledger-hook
 	CGO_ENABLED=0 go build -p $(JOBS) -trimpath -ldflags '$(LDFLAGS)' -o bin/gpuledgerd ./cmd/gpuledgerd
 	@for hot in bin/gpuledger-runtime bin/gpuledger-hook; do \

@@ -36,7 +36,7 @@ var layers = map[string][]string{
 	"dialect":      {"internal/grant", "kube/placement"},
 	"webhook":      {"internal/grant", "kube/dialect", "kube/placement"},
 	"health":       {},
-	"uninstall":    {"kube/cluster", "kube/dra"},
+	"uninstall":    {"kube/cluster", "kube/dra", "kube/nodestate"},
 	"usage":        {"internal/cmdline", "internal/grant"},
 	"bench": {"kube/nodeledger", "kube/dra", "kube/nodestate", "kube/placement", "kube/scheduler",
 		"internal/gpu", "internal/gpu/simulated", "internal/grant", "internal/host", "internal/node"},

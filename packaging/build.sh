@@ -36,7 +36,10 @@ programs() {
   local name ldflags="-s -w -buildid= -X github.com/gpuledger/gpuledger/internal/version.Version=$VERSION"
   CGO_ENABLED=1 GOARCH=$1 CC=$(compiler "$1") CGO_CFLAGS="-O2 -Wno-deprecated-declarations -ffile-prefix-map=$PWD=." CGO_LDFLAGS="-Wl,--build-id=none" \
     go build -p 2 -trimpath -ldflags "$ldflags" -o "$2/gpuledger" ./cmd/gpuledger
-  for name in gpuledger-runtime gpuledger-hook gpuledgerd; do
+  # what it does before Go starts (docs/adr/0097)
+  CC=$(compiler "$1") front/build.sh "$1" "cmd/gpuledger-runtime/front_linux_$1.s"
+  CGO_ENABLED=0 GOARCH=$1 go build -p 2 -tags front -trimpath -ldflags "$ldflags -E gpuledger_front" -o "$2/gpuledger-runtime" ./cmd/gpuledger-runtime
+  for name in gpuledger-hook gpuledgerd; do
     CGO_ENABLED=0 GOARCH=$1 go build -p 2 -trimpath -ldflags "$ldflags" -o "$2/$name" ./cmd/$name
   done
 }

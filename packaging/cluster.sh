@@ -1,7 +1,8 @@
 # packaging/cluster.sh: a cluster of one node on a booted Debian: etcd, API server, controller
 # manager, scheduler, and a kubelet with containerd 2, each a unit of its systemd. The node has no
 # network but its own; its pods reach the API server, for which no kube-proxy is needed: the node has
-# the address of the service. The callers set $root and $work.
+# the address of the service. The API server goes to the pods of webhooks itself
+# (--enable-aggregator-routing). The callers set $root and $work.
 # shellcheck shell=bash disable=SC2154
 
 readonly node=gpu-1 pause=registry.k8s.io/pause:3.10
@@ -72,6 +73,7 @@ makeIPTablesUtilChains: false
 oomScoreAdj: 0
 resolvConf: ""
 clusterDNS: [10.96.0.10]
+imageGCHighThresholdPercent: 100 # nothing is pulled, so nothing comes back
 evictionHard: {imagefs.available: 50Mi, nodefs.available: 50Mi, memory.available: 50Mi}
 CONFIG
   # the kubelet finds its address by the default route, and reads the kernel's messages
@@ -95,7 +97,7 @@ NETWORK
   local bin=/opt/cluster/kubernetes to=/etc/kubernetes
   unit etcd node-network.service /opt/cluster/etcd/etcd --data-dir /var/lib/etcd --log-level=error
   unit kube-apiserver etcd.service $bin/kube-apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=443 --advertise-address=10.77.0.1 \
-    --endpoint-reconciler-type=none --cert-dir=$to/certs --token-auth-file=$to/tokens.csv --authorization-mode=Node,RBAC --allow-privileged=true \
+    --endpoint-reconciler-type=none --enable-aggregator-routing --cert-dir=$to/certs --token-auth-file=$to/tokens.csv --authorization-mode=Node,RBAC --allow-privileged=true \
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=$to/sa.key --service-account-signing-key-file=$to/sa.key \
     --service-cluster-ip-range=10.96.0.0/24 --kubelet-preferred-address-types=InternalIP
   unit kube-controller-manager kube-apiserver.service $bin/kube-controller-manager --kubeconfig=$to/admin.yaml --cert-dir=/run/kube-controller-manager \

@@ -4,6 +4,7 @@
 # are there before, so nothing is pulled. PART is
 #   page      what the page shows, and back
 #   upgrade   the objects of the last release, their upgrade, a reboot in its middle, and back
+#   scheduler the chart's scheduler and webhook as pods, beside the device plugin: docs/kubernetes-scheduler.md
 # A pod of somebody else runs all the time, and in the end the node is as it was. A boot has new
 # namespaces and an empty /run, but the machine's boot id: nothing here tests that this one changes.
 # The machine has no GPU; the script installs the stand-in driver of the tests.
@@ -214,6 +215,79 @@ upgrade() {
   given_back
 }
 
+# scheduler_image: imports the image of kube-scheduler that the chart names, of the cluster's version.
+scheduler_image() {
+  local tree=$work/tree version library
+  version=$(kubectl version -o json | jq -r .serverVersion.gitVersion | grep -oE '^v[0-9]+[.][0-9]+[.][0-9]+')
+  rm -rf "$tree"
+  install -D -m 755 .cache/engines/kubernetes/kube-scheduler "$tree/usr/local/bin/kube-scheduler"
+  ldd "$tree/usr/local/bin/kube-scheduler" | grep -oE '/[^ ]+' | while read -r library; do # Kubernetes' own is static
+    install -D -m 755 "$(realpath "$library")" "$tree$library"
+  done
+  pack "registry.k8s.io/kube-scheduler:$version" "$tree" /usr/local/bin/kube-scheduler
+  imports
+}
+
+deployed() { [ "$(kubectl -n gpuledger-system get "deployment/$1" -o 'jsonpath={.status.availableReplicas}' 2>/dev/null)" = 2 ]; }
+of_pod() { kubectl get pod "$1" -o "jsonpath={$2}"; }
+# asks NAME MEMORY LABELS: a pod that asks for a GPU as those of ACK do. It names no scheduler.
+asks() {
+  kubectl create -f - <<POD
+{apiVersion: v1, kind: Pod, metadata: {name: $1, labels: {$3}}, spec: {terminationGracePeriodSeconds: 1, containers: [{name: main,
+  image: "nvidia/cuda:13.0.1-base-ubuntu24.04", resources: {limits: {aliyun.com/gpu-mem: $2}},
+  command: [sh, -c, "trap exit TERM; nvidia-smi --query-gpu=memory.total --format=csv,noheader; while :; do sleep 1000 & wait; done"]}]}}
+POD
+}
+sees() { [ "$(kubectl logs "$1")" = "$2" ]; }
+ledger_of_node() { kubectl get node "$node" -o 'jsonpath={.metadata.annotations.gpuledger\.dev/ledger}'; }
+leader() { kubectl -n gpuledger-system get lease gpuledger-scheduler -o 'jsonpath={.spec.holderIdentity}' | cut -d _ -f 1; }
+# waits_for POD TEXT: fails unless the scheduler says that of a pod.
+waits_for() { kubectl get pod "$1" -o 'jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}' | grep -qF -- "$2"; }
+
+scheduler() {
+  local first
+  step "the scheduler and the webhook as pods"
+  images . "$work/new" 2
+  scheduler_image
+  kubectl label node "$node" gpuledger.dev/node=shared --overwrite >/dev/null
+  helm install gpuledger kube/manifests/helm --namespace gpuledger-system --create-namespace --set agent=device-plugin --set policy.mode=enforce \
+    --set scheduler.enabled=true --set webhook.enabled=true --set 'scheduler.resources[0].name=aliyun.com/gpu-mem'
+  eventually "the node is set up" available gpuledger-setup
+  eventually "the device plugin runs" available gpuledger-device-plugin
+  eventually "both schedulers are ready" deployed gpuledger-scheduler
+  eventually "both webhooks are ready" deployed gpuledger-webhook
+
+  step "a pod of ACK is placed"
+  asks ack 4 '' >/dev/null
+  eventually "it runs" runs ack
+  eventually "it sees its share" sees ack "4096 MiB"
+  [ "$(of_pod ack .spec.schedulerName) $(of_pod ack '.metadata.annotations.gpuledger\.dev/memory\.main')" = "gpuledger-scheduler 4GiB" ] ||
+    fail "it was not placed by the scheduler: $(kubectl get pod ack -o yaml)"
+  asks two 8 'aliyun.com/gpu-count: "2"' >/dev/null
+  eventually "a pod over two GPUs runs" runs two
+  [ "$(inside gpuledger grants --json | jq -c '[.grants[] | select(.gpus | length == 2) | .source, .mode, .gpus[].memory]')" = '["adopted","limit",4294967296,4294967296]' ] ||
+    fail "it has $(inside gpuledger grants)"
+  ! asks uneven 7 'aliyun.com/gpu-count: "2"' >"$work/said" 2>&1 || fail "7 GiB over two GPUs is created"
+  grep -qF "7 over aliyun.com/gpu-count: 2 is no whole number for each GPU" "$work/said" || fail "the webhook says $(cat "$work/said")"
+  asks huge 20 '' >/dev/null
+  eventually "a pod that fits no GPU waits, with the reason" waits_for huge "no GPU has 20GiB"
+
+  step "the scheduler that leads is deleted"
+  first=$(leader)
+  kubectl -n gpuledger-system delete pod "$first" --grace-period=0 --force >/dev/null 2>&1 || fail "the leader is $first"
+  asks next 2 '' >/dev/null
+  eventually "the next pod runs" runs next
+  [ "$(leader)" != "$first" ] || fail "$first still leads"
+  eventually "both schedulers are ready again" deployed gpuledger-scheduler
+
+  step "and back"
+  kubectl delete pod ack two next huge >/dev/null
+  [ -n "$(ledger_of_node)" ] || fail "the node publishes nothing"
+  helm uninstall gpuledger --namespace gpuledger-system --timeout 15m
+  [ -z "$(ledger_of_node)" ] || fail "the node still publishes $(ledger_of_node)"
+  given_back
+}
+
 readonly last=46e0f1b # the last version whose chart did not set up the nodes
 
 step "the programs"
@@ -253,11 +327,11 @@ eventually "the pod of somebody else runs" runs bystander
 bystander=$(container_of bystander)
 before=$(node_files)
 
-parts=(page upgrade)
+parts=(page upgrade scheduler)
 [ $# = 0 ] || parts=("$@")
 for part in "${parts[@]}"; do
   case $part in
-    page | upgrade) "$part" ;;
+    page | upgrade | scheduler) "$part" ;;
     *) fail "there is no part $part" ;;
   esac
 done

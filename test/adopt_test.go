@@ -179,7 +179,12 @@ func TestAnAdoptedGrantEndsWithItsContainer(t *testing.T) {
 // TestAKilledAdoptionLeavesNothing that holds a GPU, and the same container's next create succeeds.
 func TestAKilledAdoptionLeavesNothing(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}, Engine: "containerd", Config: adopts})
-	b := n.Bundle("c", inPod("train"), allocated("train", "0", "16160MiB"))
+	leavesNothing(t, n, n.Bundle("c", inPod("train"), allocated("train", "0", "16160MiB")))
+}
+
+// leavesNothing kills a create that enters a grant of GPU 0 at each point, and repeats it.
+func leavesNothing(t *testing.T, n *rig.Node, b *rig.Bundle) {
+	t.Helper()
 	for _, point := range []string{"ledger/put-renamed", "node/adopted", "ledger/bind-written", "node/bound",
 		"runtime/edited"} {
 		if r := b.On(n.Dying(point)).Create(); !r.Killed() {

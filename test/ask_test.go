@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -126,7 +128,9 @@ func TestAskIsRefused(t *testing.T) {
 	}
 	r := n.Bundle("third", wants("1GiB")).Create()
 	isRefused(t, r, grant.NoCapacity)
-	for _, says := range []string{"912MiB left of the 50% for which containers may ask",
+	for _, says := range []string{
+		"asks by annotation gpuledger.dev/memory for 1GiB on a GPU in mode limit: ",
+		"912MiB left of the 50% for which containers may ask",
 		"held: anna 0:3GiB, 1:3GiB until ", "first 0:7GiB"} {
 		if !strings.Contains(r.Stderr, says) {
 			t.Errorf("%s\nwant %q", r.Stderr, says)
@@ -171,6 +175,15 @@ func TestAskIsOff(t *testing.T) {
 	other := rig.NewNode(t, rig.Setup{Engine: "podman", Config: asks("docker", "")})
 	isRefused(t, other.Bundle("c", rig.Env("GPULEDGER_MEMORY=1GiB")).Create(), grant.AskNotAllowed)
 	n := askingNode(t, "")
+	called := n.Bundle("called", wants("1GiB"))
+	by := func(name string) rig.Result { // an engine calls by its link, whatever the configuration's is
+		cmd := n.Wrapper("create", "--bundle", called.Dir, called.ID)
+		cmd.Args[0] = "gpuledger-runtime." + name
+		return rig.Run(cmd)
+	}
+	isRefused(t, by("docker"), grant.AskNotAllowed)
+	succeeds(t, by("podman"))
+	called.End()
 	given := n.Grant("--memory", "2GiB")
 	starts(t, n.Bundle("given", with(given), rig.Env("GPULEDGER_MEMORY=1GiB"))) // of its image
 	if held := n.Grants(); len(held) != 1 || held[0].ID != given.ID {
@@ -227,4 +240,104 @@ func TestAskByTheHook(t *testing.T) {
 		t.Errorf("%+v", held)
 	}
 	n.CheckSound("at the end")
+}
+
+// gpusOfDocker is what Docker adds to a spec for `--gpus`, where the host has NVIDIA's hook.
+func gpusOfDocker(devices string) rig.Edit {
+	return func(s *specs.Spec) {
+		s.Process.Env = append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES=all", // of the image
+			"NVIDIA_VISIBLE_DEVICES="+devices, "NVIDIA_DRIVER_CAPABILITIES=utility")
+		//lint:ignore SA1019 Prestart is deprecated and what Docker writes.
+		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{
+			Path: "/usr/bin/nvidia-container-runtime-hook",
+			Args: []string{"nvidia-container-runtime-hook", "prestart"}}}}
+	}
+}
+
+// TestAskByNamingGPUs: --gpus of Docker and the nodes that CDI names bring ask for whole GPUs, and
+// with a size for a share of them.
+func TestAskByNamingGPUs(t *testing.T) {
+	const whole = "max_gpus = 2\nmodes = [\"limit\", \"exclusive\"]\n"
+	size, one := rig.Env("GPULEDGER_MEMORY=4GiB"), rig.Env("GPULEDGER_GPUS=1")
+	second := rig.Env("GPULEDGER_GPU=1")
+	ofImage := rig.Env("NVIDIA_VISIBLE_DEVICES=all")
+	for name, c := range map[string]struct {
+		engine, config string
+		edit           rig.Edit
+		want           string // the grant, or the code of the refusal
+		says           string
+	}{
+		"--gpus all":      {"docker", whole, gpusOfDocker("all"), "exclusive 0 1", ""},
+		"--gpus 1":        {"docker", whole, gpusOfDocker("0"), "exclusive 0", ""},
+		"--gpus device=1": {"docker", whole, gpusOfDocker("1"), "exclusive 1", ""},
+		"--gpus all, with a size": {"docker", whole, together(gpusOfDocker("all"), size, second),
+			"limit 1", ""},
+		"--gpus all, any one":       {"docker", whole, together(gpusOfDocker("all"), one), "exclusive 0", ""},
+		"--gpus device=1, a share":  {"docker", whole, together(gpusOfDocker("1"), size), "limit 1", ""},
+		"--gpus 2, a share of each": {"docker", whole, together(gpusOfDocker("0,1"), size), "limit 0 1", ""},
+		"more than it may": {"docker", "modes = [\"exclusive\"]\nmode = \"exclusive\"\n", gpusOfDocker("all"),
+			"ask-not-allowed", "asks for 2 GPUs by --gpus, and on this node a container may ask for 1"},
+		"no whole ones": {"docker", "", gpusOfDocker("0"), "ask-not-allowed",
+			"asks for whole GPUs by --gpus, and on this node a container may ask for [limit]"},
+		"no GPU of that name": {"docker", whole, gpusOfDocker("7"), "annotation-mismatch",
+			`has no GPU "7"`},
+		"of the image":                    {"docker", whole, ofImage, "visible-devices-all", ""},
+		"a hook of Podman's directory":    {"podman", whole, gpusOfDocker("all"), "visible-devices-all", ""},
+		"under an engine that may not":    {"podman", "", gpusOfDocker("all"), "visible-devices-all", ""},
+		"a GPU's node":                    {"podman", whole, namedNode(1), "exclusive 1", ""},
+		"a GPU's node, and a size":        {"podman", whole, together(namedNode(1), size), "limit 1", ""},
+		"a GPU's node, and no whole ones": {"podman", "", namedNode(1), "gpu-device-node", ""},
+		"privileged": {"docker", whole, together(namedNode(1), rig.Privileged), "privileged-gpu",
+			""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{Engine: c.engine,
+				Config: fmt.Sprintf("[ask]\nengines = [%q]\n%s", c.engine, c.config)})
+			b := n.Bundle("c", c.edit)
+			if strings.Contains(c.want, "-") {
+				r := b.Create()
+				isRefused(t, r, grant.Code(c.want))
+				if !strings.Contains(r.Stderr, c.says) {
+					t.Errorf("%s\nwant %q", r.Stderr, c.says)
+				}
+				return
+			}
+			starts(t, b)
+			g := n.Grants()[0]
+			got := string(g.Mode)
+			for _, s := range g.GPUs {
+				got += fmt.Sprintf(" %d", s.Index)
+			}
+			if got != c.want || len(n.Grants()) != 1 {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			n.CheckSound("while it runs")
+			b.End()
+		})
+	}
+}
+
+// gpuNode is what an engine makes of `--device nvidia.com/gpu=N`: the GPU's node, and a rule.
+func namedNode(minor int64) rig.Edit {
+	return func(s *specs.Spec) {
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+			Path: fmt.Sprintf("/dev/nvidia%d", minor), Type: "c", Major: 195, Minor: minor})
+		major := int64(195)
+		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{
+			Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
+	}
+}
+
+// TestAKilledAskLeavesNothing that holds a GPU.
+func TestAKilledAskLeavesNothing(t *testing.T) {
+	for name, ask := range map[string]rig.Edit{
+		"a share": together(wants("16160MiB"), rig.Annotation("gpuledger.dev/gpu", "0")),
+		"--gpus":  gpusOfDocker("0"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}, Engine: "docker",
+				Config: "[ask]\nengines = [\"docker\"]\nmodes = [\"limit\", \"exclusive\"]\n"})
+			leavesNothing(t, n, n.Bundle("c", ask))
+		})
+	}
 }

@@ -176,6 +176,49 @@ func TestMPS(t *testing.T) {
 	n.Grant("--mode", "exclusive", "--gpu", "0")
 }
 
+// TestMPSIsAdopted: a container that adopts an allocation in mode mps has no grant until it starts.
+// Its create asks for the daemon and waits for it, and for larger limits of one that runs.
+func TestMPSIsAdopted(t *testing.T) {
+	n := newMPSNode(t, rig.Setup{Engine: "containerd", Config: adopts + busy})
+	adopter := func(id, memory, compute, deeds string) *rig.Bundle {
+		t.Helper()
+		b := n.Bundle(id, inPod(id), written(id, "gpus", "0", "memory", memory, "mode", "mps", "compute",
+			compute), rig.Annotation("gpuledger.dev/grant", "adopt"), rig.Light,
+			rig.Shell("/bin/client "+deeds))
+		must(t, os.Link(n.program, filepath.Join(b.Dir, "rootfs/bin/client")))
+		return b
+	}
+	wantRefused(t, adopter("early", "2GiB", "25", "0:1").Create(), "mps-not-ready") // no gpuledgerd waits
+	if wanted, _ := filepath.Glob(n.Dir + "/run/mps-wanted/*.json"); len(wanted) != 1 {
+		t.Errorf("it asks for %v", wanted)
+	}
+	must(t, os.RemoveAll(n.Dir+"/run/mps-wanted"))
+	daemon := n.Daemon("--nri", "off")
+	eventually(t, "gpuledgerd runs", func() bool { return strings.Contains(daemon.Log(), "started") })
+	n.wants(adopter("first", "2GiB", "25", "0:2048 0:1"),
+		"mps threads=25\n0:2048 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	holds := starts(t, adopter("stays", "2GiB", "25", "0:64 hold >/tmp/out 2>&1"))
+	eventually(t, "it is a client", func() bool {
+		return clientOutput(holds) == "mps threads=25\n0:64 CUDA_SUCCESS\n"
+	})
+	before := n.ready(1)[0]
+	n.wants(adopter("larger", "4GiB", "50", "0:4096 0:1"),
+		"mps threads=50\n0:4096 CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n")
+	if m := n.ready(1)[0]; m.Daemon != before.Daemon {
+		t.Errorf("for a larger allocation %+v became %+v", before, m)
+	}
+	if left, _ := filepath.Glob(n.Dir + "/run/mps-wanted/*"); len(left) != 0 {
+		t.Errorf("what was asked for is left: %v", left)
+	}
+	if r := holds.Delete(); r.Code != 0 {
+		t.Errorf("%+v", r)
+	}
+	n.gone()
+	if g := n.Grants(); len(g) != 0 {
+		t.Errorf("%+v are left", g)
+	}
+}
+
 // gone waits until nothing is left of any daemon.
 func (n mpsNode) gone() {
 	n.t.Helper()

@@ -90,6 +90,57 @@ func TestNRIAndTheWrapper(t *testing.T) {
 	n.CheckSound("at the end")
 }
 
+// TestNRIAsks: a container that asks has one grant, entered when it is announced. It is found again
+// when the container starts, and by the wrapper if the engine calls both.
+func TestNRIAsks(t *testing.T) {
+	n, e, d := nriNode(t, asks("containerd", ""))
+	ask := rig.Env("GPULEDGER_MEMORY=4GiB")
+	for _, c := range []struct {
+		name   string
+		create func(*rig.Bundle) rig.Result
+		root   string // that gpuledgerd assumes, if not the runtime's
+	}{
+		{"NRI alone", (*rig.Bundle).RealCreate, ""},
+		{"NRI and the wrapper", (*rig.Bundle).Create, ""},
+		{"NRI and the wrapper, the root is not known", (*rig.Bundle).Create, "/elsewhere"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.root != "" {
+				d.End(syscall.SIGTERM)
+				e.Restart()
+				n.Daemon("--runtime-root", n.Dir+c.root)
+				e.Connected()
+			}
+			b := n.Bundle("asking", ask)
+			must(t, e.Create(b))
+			announced := n.Grants()
+			succeeds(t, c.create(b))
+			must(t, e.Begin(b))
+			succeeds(t, b.Start())
+			held := n.Grants()
+			if len(held) != 1 || len(announced) != 1 || held[0].ID != announced[0].ID ||
+				held[0].Source != grant.Asked || len(held[0].Bindings) != 1 {
+				t.Errorf("announced: %+v\nstarted: %+v", announced, held)
+			}
+			b.KillInit()
+			if held := n.Grants(); len(held) != 0 {
+				t.Errorf("it has ended, and the ledger counts %+v", held)
+			}
+			b.End()
+			must(t, e.Remove(b.ID))
+		})
+	}
+	must(t, e.Create(n.Bundle("never", ask)))
+	if held := n.Grants(); len(held) != 1 {
+		t.Errorf("announced: %+v", held)
+	}
+	must(t, e.Remove("never"))
+	rig.Eventually(t, "what was announced and never created is not counted", func() bool {
+		return len(n.Grants()) == 0
+	})
+	n.CheckSound("at the end")
+}
+
 // TestNRIAfterARestart: a restarted daemon takes over the existing containers, and reports what is
 // outside the ledger.
 func TestNRIAfterARestart(t *testing.T) {

@@ -101,6 +101,7 @@ func complain(err error) int {
 		notFound *grant.NotFoundError
 		usage    *grant.UsageError
 		status   = exitFailed
+		program  programStatus
 		hint     string
 	)
 	switch {
@@ -108,6 +109,8 @@ func complain(err error) int {
 		return 0
 	case errors.Is(err, errRefused):
 		return exitRefused
+	case errors.As(err, &program):
+		return int(program)
 	case errors.As(err, &usage):
 		status = exitUsage
 	case errors.As(err, &notFound):
@@ -117,7 +120,7 @@ func complain(err error) int {
 		switch refusal.Code {
 		case grant.NoCapacity, grant.ModeConflict, grant.GrantInUse: // in the words of a container's refusal
 			status, err = exitNoCapacity, refusal
-		case grant.LimitUnenforceable, grant.MPSNotReady, grant.GrantOwnerMismatch:
+		case grant.LimitUnenforceable, grant.MPSNotReady, grant.GrantOwnerMismatch, grant.QuotaExceeded:
 			status, err = exitRefused, refusal
 		}
 	}

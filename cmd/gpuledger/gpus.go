@@ -18,7 +18,7 @@ func gpusCommand() *cli.Command {
 		UsageText: "gpuledger gpus [--json]",
 		Flags:     []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			_, cards, err := survey(c)
+			_, cards, _, err := survey(c)
 			if err != nil {
 				return err
 			}
@@ -32,29 +32,26 @@ func gpusCommand() *cli.Command {
 
 // survey reads the node for a listing. Without an inventory there is nothing to list; a stale one
 // is shown with a warning, because it is all there is.
-func survey(c *cli.Context) (grants.Overview, []grants.Card, error) {
-	n, err := openAlone(c)
+func survey(c *cli.Context) (grants.Overview, []grants.Card, *used, error) {
+	v, err := look(c)
+	o := v.Overview
 	if err != nil {
-		return grants.Overview{}, nil, err
-	}
-	o, err := grants.Read(n)
-	if err != nil {
-		return o, nil, err
+		return o, nil, nil, err
 	}
 	if o.Problem != nil {
 		if o.Problem.Code == grant.InventoryMissing {
-			return o, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message,
+			return o, nil, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message,
 				Hint: o.Problem.Hint}
 		}
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s\nhint: %s\n", o.Problem.Message, o.Problem.Hint)
 	}
-	if p, paused := n.Paused(); paused {
+	if v.paused != nil {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: disabled %s: containers start without grants\n",
-			until(p))
+			until(*v.paused))
 	}
 	warnDamaged(c.App.ErrWriter, o.Damaged)
-	cards, err := grants.Cards(n, o)
-	return o, cards, err
+	cards, err := v.cards()
+	return o, cards, v.used, err
 }
 
 // gpuJSON is a GPU, or a partition of one, as scripts read it: a contract.

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 func grantCommand() *cli.Command {
@@ -46,13 +47,25 @@ func grantCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`, or MIG device, for example 0:1; may be given again"},
 			&cli.StringFlag{Name: "owner", Usage: "pod:UID/CONTAINER, claim:UID or bearer", Value: string(grant.Bearer)},
 			&cli.StringSliceFlag{Name: "for", Usage: "tie it: only containers of this `TIE`, pod:UID or namespace:NAME, may use its reference; may be given again"},
+			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom it belongs, by name or uid"},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
+			&cli.StringFlag{Name: "app", Usage: "the application, for example a UID of a ReplicaSet: spread places its grants on different GPUs, if possible"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, for example 90m; with --update counted from now, 0 for ever"},
+			&cli.DurationFlag{Name: "wait", Usage: "wait in the queue of gpuledgerd until it can be granted, for this long at most, for example 30m"},
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
 			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
+			if c.IsSet("wait") && (c.Duration("wait") <= 0 || c.IsSet("update")) {
+				return usage("--wait: want a duration above 0, as 30m, for a new grant")
+			}
+			if client, is := asUser(c); is {
+				if err := onlyRoot(c, "user", "owner", "for", "cdi", "update"); err != nil {
+					return err
+				}
+				return enterAsUser(c, client)
+			}
 			n, err := openAlone(c)
 			switch {
 			case err != nil:
@@ -74,14 +87,34 @@ func enter(c *cli.Context, n *node.Node) error {
 	if err != nil {
 		return err
 	}
+	return printGranted(c, g, reference, grants.Sentence(n, "granted", g), n.Host.Now())
+}
+
+func enterAsUser(c *cli.Context, client users.Client) error {
+	ask, err := askFrom(c)
+	if err == nil {
+		err = noArguments(c)
+	}
+	if err != nil {
+		return err
+	}
+	g, reference, sentence, err := enterByDaemon(c, client, ask)
+	if err != nil {
+		return err
+	}
+	return printGranted(c, g, reference, sentence, time.Now())
+}
+
+func printGranted(c *cli.Context, g grant.Grant, reference grant.Reference, sentence string,
+	now time.Time) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, struct {
 			grantJSON
 			Reference string `json:"reference"`
 			CDI       string `json:"cdi,omitempty"`
-		}{grantToJSON(g, n.Host.Now()), reference.String(), cdiName(c, reference)})
+		}{grantToJSON(g, now), reference.String(), cdiName(c, reference)})
 	}
-	fmt.Fprintln(c.App.ErrWriter, sentence("granted", g, n))
+	fmt.Fprintln(c.App.ErrWriter, sentence)
 	fmt.Fprintln(c.App.Writer, reference)
 	return nil
 }
@@ -89,8 +122,15 @@ func enter(c *cli.Context, n *node.Node) error {
 // grantAndOffer enters the grant and, with --cdi, offers it to engines: both or nothing.
 func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Grant,
 	reference grant.Reference, err error) {
+	enter := func() (grant.Grant, grant.Reference, error) { return grants.Enter(n, ask) }
+	if c.IsSet("wait") {
+		enter = func() (grant.Grant, grant.Reference, error) {
+			g, reference, _, err := enterByDaemon(c, rootsClient(n), ask)
+			return g, reference, err
+		}
+	}
 	if !c.Bool("cdi") {
-		return grants.Enter(n, ask)
+		return enter()
 	}
 	files, err := cdiFiles(c, n)
 	if err == nil {
@@ -99,7 +139,7 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 	if err != nil {
 		return g, reference, err
 	}
-	if g, reference, err = grants.Enter(n, ask); err != nil {
+	if g, reference, err = enter(); err != nil {
 		return g, reference, err
 	}
 	if _, err = files.Expose(reference); err != nil {
@@ -120,7 +160,8 @@ func cdiName(c *cli.Context, reference grant.Reference) string {
 // askFrom reads the flags of a new grant.
 func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 	ask = admission.Ask{GPUs: c.Int("gpus"), Compute: c.Int("compute"), Names: c.StringSlice("gpu"),
-		Label: c.String("label"), TTL: c.Duration("ttl"), Profile: c.String("profile"), Source: "cli"}
+		Label: c.String("label"), App: c.String("app"), TTL: c.Duration("ttl"),
+		Profile: c.String("profile"), Source: "cli"}
 	switch {
 	case c.IsSet("gpus") && ask.GPUs < 1:
 		return ask, usage("--gpus: want at least 1, not %d", ask.GPUs)
@@ -130,6 +171,8 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 		return ask, usage("--ttl: want a duration above 0, not %s", ask.TTL)
 	case len(ask.Label) > maxLabel || !utf8.ValidString(ask.Label) || !isPrintable(ask.Label):
 		return ask, usage("--label: want at most %d bytes of printable text", maxLabel)
+	case len(ask.App) > maxLabel || !utf8.ValidString(ask.App) || !isPrintable(ask.App):
+		return ask, usage("--app: want at most %d bytes of printable text", maxLabel)
 	}
 	if ask.Mode, err = grant.ParseMode(c.String("mode")); err != nil {
 		return ask, usage("--mode: %v", err)
@@ -147,6 +190,11 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 		}
 		if !slices.Contains(ask.For, tie) {
 			ask.For = append(ask.For, tie)
+		}
+	}
+	if c.IsSet("user") {
+		if ask.User, err = users.UID(c.String("user")); err != nil {
+			return ask, err
 		}
 	}
 	if c.IsSet("place") {
@@ -175,7 +223,8 @@ func usage(format string, args ...any) error {
 }
 
 // fixed are the flags that a change cannot take: a container may already use the GPUs.
-var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "label", "cdi"}
+var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "user", "label", "cdi",
+	"wait"}
 
 func change(c *cli.Context, n *node.Node) error {
 	// the whole reference is what people have at hand
@@ -220,55 +269,6 @@ func change(c *cli.Context, n *node.Node) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, grantToJSON(g, n.Host.Now()))
 	}
-	fmt.Fprintln(c.App.Writer, sentence("changed", g, n))
+	fmt.Fprintln(c.App.Writer, grants.Sentence(n, "changed", g))
 	return nil
-}
-
-// sentence says what a grant is, and what holds a container to it.
-func sentence(verb string, g grant.Grant, n *node.Node) string {
-	parts := make([]string, len(g.GPUs))
-	for i, s := range g.GPUs {
-		parts[i] = fmt.Sprintf("%s on GPU %d", s.Memory, s.Index)
-		if s.Profile != "" {
-			parts[i] = fmt.Sprintf("MIG device %s of GPU %d with %s", s.Profile, s.Index, s.Memory)
-		}
-	}
-	text := fmt.Sprintf("%s %s to %s%s: %s, mode %s", verb, g.ID, g.Owner, tied(g, " for "),
-		strings.Join(parts, ", "), g.Mode)
-	if g.Compute > 0 {
-		text += fmt.Sprintf(", %d%% compute", g.Compute)
-	}
-	if !g.Expires.IsZero() {
-		text += ", until " + g.Expires.Local().Format(time.RFC3339)
-	}
-	text += fmt.Sprintf(", strength %s", g.Strength)
-	text += ofCompute(g, n.Policy)
-	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
-		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger " +
-			"doctor` says why)"
-	}
-	if g.Mode == grant.Limit && g.Strength == grant.StrengthLibrary && len(g.Bindings) == 0 {
-		text += "; a container without a C library, or with privileges, has strength none, and `gpuledger " +
-			"grants` says why"
-	}
-	if g.Mode == grant.MPS && n.Daemon() == 0 {
-		text += "; gpuledgerd does not run, and until it does no container starts with it (mps-not-ready)"
-	}
-	return text
-}
-
-// ofCompute says what holds a container of mode limit to its share of compute.
-func ofCompute(g grant.Grant, p grant.Policy) string {
-	const mps = "(mode mps enforces it)"
-	switch {
-	case g.Mode != grant.Limit || g.Compute == 0:
-		return ""
-	case g.ComputeStrength == grant.StrengthLibrary:
-		return "; the compute has strength library, experimental: the shim throttles launches, which was " +
-			"never seen on a GPU " + mps
-	case admission.Share(g, p) > 0 && len(g.Bindings) > 0:
-		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
-			"created anew " + mps
-	}
-	return "; the compute is counted and not enforced " + mps
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,13 +21,14 @@ func grantsCommand() *cli.Command {
 		UsageText: "gpuledger grants --json | jq '.grants[] | select(.state == \"free\").id'",
 		Flags:     []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			n, err := openAlone(c)
+			o, err := look(c)
 			if err != nil {
 				return err
 			}
-			o, err := grants.Read(n)
-			if err != nil {
-				return err
+			if o.asked != nil {
+				o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool {
+					return g.User != o.asked.User
+				})
 			}
 			warnDamaged(c.App.ErrWriter, o.Damaged)
 			if c.Bool("json") {
@@ -43,8 +45,11 @@ type grantJSON struct {
 	ID    grant.ID    `json:"id"`
 	Owner grant.Owner `json:"owner"`
 	// who may use it, of those who have its reference; absent: all of them
-	For      []grant.Tie    `json:"for,omitempty"`
+	For []grant.Tie `json:"for,omitempty"`
+	// the uid of the user to whom it belongs; absent: to nobody but root
+	User     uint32         `json:"user,omitempty"`
 	Label    string         `json:"label"`
+	App      string         `json:"app,omitzero"`
 	Mode     grant.Mode     `json:"mode"`
 	Strength grant.Strength `json:"strength"`
 	State    grant.State    `json:"state"`
@@ -67,8 +72,8 @@ type bindingJSON struct {
 }
 
 func grantToJSON(g grant.Grant, now time.Time) grantJSON {
-	j := grantJSON{ID: g.ID, Owner: g.Owner, For: g.For, Label: g.Label, Mode: g.Mode, Strength: g.Strength,
-		State: g.State(now), GPUs: g.GPUs,
+	j := grantJSON{ID: g.ID, Owner: g.Owner, For: g.For, User: g.User, Label: g.Label, App: g.App,
+		Mode: g.Mode, Strength: g.Strength, State: g.State(now), GPUs: g.GPUs,
 		Compute: g.Compute, Created: g.Created, Source: g.Source, Bindings: []bindingJSON{}}
 	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
 		j.ComputeStrength = g.ComputeStrength
@@ -90,17 +95,17 @@ func grantsToJSON(grants []grant.Grant, now time.Time) []grantJSON {
 	return list
 }
 
-func printGrants(w io.Writer, grants []grant.Grant, now time.Time) error {
-	if len(grants) == 0 {
+func printGrants(w io.Writer, all []grant.Grant, now time.Time) error {
+	if len(all) == 0 {
 		fmt.Fprintln(w, "no grants")
 		return nil
 	}
 	t := table(w)
 	fmt.Fprintln(t, "ID\tSTATE\tMODE\tGPUS\tCOMPUTE\tSTRENGTH\tOWNER\tCONTAINERS\tEXPIRES\tLABEL")
-	for _, g := range grants {
+	for _, g := range all {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.ID, g.State(now), g.Mode,
 			shares(g), compute(g),
-			g.Strength, g.Owner, containers(g), expiry(g, now), g.Label)
+			g.Strength, grants.Owner(g), containers(g), expiry(g, now), g.Label)
 	}
 	return t.Flush()
 }
@@ -141,18 +146,6 @@ func containers(g grant.Grant) string {
 		names[i] = b.Container
 	}
 	return strings.Join(names, ",")
-}
-
-// tied says after a word who may use a grant; nothing of one without ties.
-func tied(g grant.Grant, after string) string {
-	if len(g.For) == 0 {
-		return ""
-	}
-	names := make([]string, len(g.For))
-	for i, t := range g.For {
-		names[i] = string(t)
-	}
-	return after + strings.Join(names, ", ")
 }
 
 func expiry(g grant.Grant, now time.Time) string {

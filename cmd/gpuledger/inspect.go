@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -39,11 +38,10 @@ func inspectCommand() *cli.Command {
 }
 
 func inspect(c *cli.Context, w io.Writer) error {
-	o, cards, err := survey(c)
+	o, cards, used, err := survey(c)
 	if err != nil {
 		return err
 	}
-	used := usedOf(openAnyway(c))
 	if c.Bool("json") {
 		return printJSON(w, inspectToJSON(o, cards, used))
 	}
@@ -53,18 +51,13 @@ func inspect(c *cli.Context, w io.Writer) error {
 // used is what the daemon last found in use; nil where it does not run, or cannot tell.
 type used struct{ watch.Comparison }
 
-// stale is when a report says nothing about now any more, in intervals of the daemon.
-const stale = 5
-
 func usedOf(n *node.Node) *used {
 	boot, err := n.Host.BootID()
 	if err != nil {
 		return nil
 	}
-	r, err := watch.Load(n.Policy.RunDir, boot)
-	interval, e := time.ParseDuration(n.Policy.Daemon.Interval)
-	// from the future: the clock was set back since
-	if err != nil || e != nil || n.Host.Now().Sub(r.Taken).Abs() > max(stale*interval, stale*time.Second) {
+	r, ok := watch.Recent(n.Policy.RunDir, boot, n.Policy.Daemon.Interval, n.Host.Now())
+	if !ok {
 		return nil
 	}
 	return &used{r}
@@ -247,8 +240,8 @@ func printDetails(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 			if u != nil {
 				row = append(row, u.grant(g.ID, card))
 			}
-			rows = append(rows, append(row, compute(g), string(g.Strength), string(g.Owner)+tied(g, " for "),
-				containers(g), g.Label))
+			rows = append(rows, append(row, compute(g), string(g.Strength),
+				grants.Owner(g)+grants.Tied(g, " for "), containers(g), g.Label))
 		}
 		for column := 2; rows[0][column] != "COMPUTE"; column++ {
 			alignRight(rows[1:], column)

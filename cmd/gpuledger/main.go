@@ -44,7 +44,7 @@ func program() *cli.App {
 		Flags:           []cli.Flag{configFlag()},
 		Commands: []*cli.Command{
 			inventoryCommand(), gpusCommand(), grantCommand(), grantsCommand(),
-			releaseCommand(), inspectCommand(),
+			releaseCommand(), runCommand(), inspectCommand(), mineCommand(),
 			explainCommand(), auditCommand(), checkCommand(), cdiCommand(), doctorCommand(), disableCommand(),
 			enableCommand(), configureCommand(), configCommand(), completionCommand(), manCommand(),
 		},

@@ -28,16 +28,20 @@ func releaseCommand() *cli.Command {
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			n, err := open(c)
-			if err != nil {
-				return err
+			client, byDaemon := asUser(c)
+			n := openAnyway(c)
+			if n.Broken != nil && !byDaemon {
+				return n.Broken
 			}
 			if c.NArg() == 0 {
 				return usage("release which grant? `gpuledger grants` lists them")
 			}
 			ids, err := idsOf(c.Args().Slice())
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
+			case byDaemon:
+				return releaseAsUser(c, client, ids)
 			}
 			return releaseAll(c, n, ids)
 		},
@@ -70,17 +74,25 @@ func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 	if err != nil {
 		return err
 	}
+	force := c.Bool("force")
+	return releaseEach(c, ids, func(id grant.ID) (grant.Grant, error) { return grants.Release(n, id, force) },
+		files.Forget)
+}
+
+func releaseEach(c *cli.Context, ids []grant.ID, release func(grant.ID) (grant.Grant, error),
+	after func(grant.ID) error) error {
 	var first error
 	released := []releasedJSON{}
 	for _, id := range ids {
-		r, text, err := releaseOne(n, id, c.Bool("force"))
+		g, err := release(id)
+		r, text := became(id, g)
 		switch {
 		case err == nil:
 			released = append(released, r)
 			if !c.Bool("json") {
 				fmt.Fprintln(c.App.Writer, text)
 			}
-			if err := files.Forget(id); first == nil {
+			if err := after(id); first == nil {
 				first = err
 			}
 		case first == nil:
@@ -95,17 +107,15 @@ func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 	return first
 }
 
-func releaseOne(n *node.Node, id grant.ID, force bool) (releasedJSON, string, error) {
-	g, err := grants.Release(n, id, force)
+// became says what became of a released grant.
+func became(id grant.ID, g grant.Grant) (releasedJSON, string) {
 	switch {
-	case err != nil:
-		return releasedJSON{}, "", err
 	case g.Draining:
 		return releasedJSON{id, "draining"}, fmt.Sprintf("%s is draining: container %s still uses it", id,
-			containers(g)), nil
+			containers(g))
 	case len(g.Bindings) > 0:
 		return releasedJSON{id, "released"}, fmt.Sprintf(
-			"%s is released by force: container %s still reaches its GPUs", id, containers(g)), nil
+			"%s is released by force: container %s still reaches its GPUs", id, containers(g))
 	}
-	return releasedJSON{id, "released"}, fmt.Sprintf("%s is released", id), nil
+	return releasedJSON{id, "released"}, fmt.Sprintf("%s is released", id)
 }

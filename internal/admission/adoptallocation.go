@@ -64,7 +64,7 @@ func counts(a grant.Allocation, source string) bool {
 // enters reports whether the policy makes grants from a source.
 func enters(q *question, source string) bool {
 	if source == grant.Asked {
-		return q.request.MustAdopt == "" && slices.Contains(q.policy.Asks.Engines, q.policy.Engine)
+		return q.request.MustAdopt == "" && slices.Contains(q.policy.Asks.Engines, q.request.Container.Engine)
 	}
 	return q.policy.Annotations.Trust == grant.Adopt
 }
@@ -123,7 +123,7 @@ func askOf(q *question) (ask Ask, found findings) {
 		if !counts(a, ask.Source) {
 			continue
 		}
-		switch names := sortedUUIDs(&q.inventory, a.GPUs); {
+		switch names := namesIn(&q.inventory, a); {
 		case names == nil:
 		case a.Number && ask.Source == grant.Asked:
 			if ask.GPUs, _ = strconv.Atoi(a.GPUs[0]); ask.GPUs == 0 {
@@ -149,6 +149,7 @@ func askOf(q *question) (ask Ask, found findings) {
 			found.add(grant.AnnotationMismatch, a.Source, memory.String())
 		}
 	}
+	wholeOf(&ask, q)
 	switch {
 	case ask.Mode != "":
 	case ask.Source == grant.Asked:
@@ -159,15 +160,41 @@ func askOf(q *question) (ask Ask, found findings) {
 	return ask, found
 }
 
+// namesIn returns the GPUs that an allocation names; nil if it leaves that open.
+func namesIn(inv *grant.Inventory, a grant.Allocation) (names []string) {
+	if a.Named && slices.Contains(a.GPUs, allOf) {
+		return nil
+	}
+	for _, minor := range a.Minors {
+		i := slices.IndexFunc(inv.GPUs, func(g grant.GPU) bool { return g.Minor == minor })
+		if i < 0 {
+			names = append(names, fmt.Sprintf("/dev/nvidia%d", minor))
+			continue
+		}
+		names = append(names, inv.GPUs[i].UUID)
+	}
+	return append(names, sortedUUIDs(inv, a.GPUs)...)
+}
+
 // askBy returns an ask from a source, without sizes. A grant that its container asks for needs no
 // owner: no container gets its secret, and it ends with the container.
 func askBy(q *question, source string) Ask {
 	id := q.request.Container.Pod
 	if source == grant.Asked {
-		return Ask{Owner: grant.Bearer, Label: grant.Printable(q.request.Container.Name()), Source: source,
+		return Ask{Owner: grant.Bearer, Label: shortName(q.request.Container), Source: source,
 			Part: q.policy.Asks.Total}
 	}
 	return Ask{Owner: id.Owner(), Label: grant.Printable(id.Namespace + "/" + id.Pod), Source: source}
+}
+
+// shortName names a container as engines list it: an id that an engine made up by its first 12
+// digits.
+func shortName(c grant.Container) string {
+	name := grant.Printable(c.Name())
+	if name == c.ID && len(name) == 64 && strings.Trim(name, "0123456789abcdef") == "" {
+		return name[:12]
+	}
+	return name
 }
 
 // merge sets a value that is not set yet, and reports whether it agrees with the one before. The
@@ -297,11 +324,13 @@ func (f *findings) notPlaced(source string, ask Ask, err error) {
 
 // allocationSource returns the source of the first allocation that asks. The others are about the
 // same.
-func allocationSource(q *question) string {
+func allocationSource(q *question) string { return allocationBy(q).Source }
+
+func allocationBy(q *question) grant.Allocation {
 	by := entersAs(q)
 	i := slices.IndexFunc(q.request.Allocations,
 		func(a grant.Allocation) bool { return a.Asks && counts(a, by) })
-	return q.request.Allocations[i].Source
+	return q.request.Allocations[i]
 }
 
 // labelsOf writes shares as the command line does: 0:4GiB,1:4GiB.

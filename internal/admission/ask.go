@@ -18,9 +18,13 @@ type Ask struct {
 	Profile string          // of MIG devices, as 1g.10gb; "": any that is large enough
 	Owner   grant.Owner
 	Label   string
+	App     string        // the application, whose grants spread keeps on different GPUs
 	TTL     time.Duration // 0: the grant does not expire
 	For     []grant.Tie   // which of the containers with its reference may use it; none: all of them
+	User    uint32        // the uid of the user to whom the grant belongs; 0: to nobody but root
 	Source  string        // what asks: "cli", ...
+	Secret  string        // of the new grant; "": a new one
+	Quota   *grant.Quota  // what the user may have; nil: no bound
 	Part    int           // percent of each GPU's memory for all grants from this source; 0: no bound
 }
 

@@ -15,6 +15,9 @@ const (
 		"the administrator sets what containers may ask for in [ask] (" + grant.Docs + "asking.md)"
 	hintAsked = "ask for less, or wait until one of them ends; " +
 		"the administrator sees who holds what with `gpuledger inspect`"
+	// for a container that names GPUs to its engine, and no size
+	hintWhole = "say how much: GPULEDGER_MEMORY=4GiB in its environment, with all GPUs (" + grant.Docs +
+		"asking.md#whole-gpus)"
 	// for a container that asks on a node or under an engine where containers may not
 	hintNoAsks = "have it granted (`gpuledger grant`) and present the reference by gpuledger.dev/grant (" +
 		requesting + "), or have the administrator let this engine's containers ask (" + grant.Docs +
@@ -23,9 +26,35 @@ const (
 
 // MayAsk reports whether the policy makes a grant of what the container asks for.
 func MayAsk(r grant.Request, p grant.Policy) bool {
-	return !r.Sandbox && slices.Contains(p.Asks.Engines, p.Engine) &&
+	return !r.Sandbox && slices.Contains(p.Asks.Engines, r.Container.Engine) &&
 		slices.ContainsFunc(r.Allocations, func(a grant.Allocation) bool { return a.Asks && a.Own })
 }
+
+// allOf are all GPUs, in the words of engines: of those that the container has, or asks for.
+const allOf = "all"
+
+// wholeOf makes an ask without a size that names GPUs to the engine one for all of each.
+func wholeOf(ask *Ask, q *question) {
+	i := slices.IndexFunc(q.request.Allocations, isNamed)
+	if i < 0 || ask.Source != grant.Asked || ask.Memory != 0 {
+		return
+	}
+	if ask.Names == nil && ask.GPUs == 0 && slices.Contains(q.request.Allocations[i].GPUs, allOf) {
+		for _, gpu := range q.inventory.GPUs {
+			ask.Names = append(ask.Names, gpu.UUID)
+		}
+	}
+	isPart := func(name string) bool { d, _ := q.inventory.Device(name); return d.MIG != nil }
+	switch {
+	case ask.Mode != "":
+	case len(ask.Names) > 0 && !slices.ContainsFunc(ask.Names, func(n string) bool { return !isPart(n) }):
+		ask.Mode = grant.MIG
+	default:
+		ask.Mode = grant.Exclusive
+	}
+}
+
+func isNamed(a grant.Allocation) bool { return a.Named }
 
 // checkAsked finds what the policy does not let a container ask for.
 func checkAsked(q *question, ask Ask) (found findings) {
@@ -36,7 +65,11 @@ func checkAsked(q *question, ask Ask) (found findings) {
 	refuse := func(asked, limit string) { found.notAllowed(q, asked, limit) }
 	switch n := ask.count(); {
 	case !slices.Contains(may.Modes, ask.Mode):
-		refuse("mode "+string(ask.Mode), fmt.Sprintf("%v", may.Modes))
+		asked := "mode " + string(ask.Mode)
+		if ask.Mode == grant.Exclusive && slices.ContainsFunc(q.request.Allocations, isNamed) {
+			asked = "whole GPUs"
+		}
+		refuse(asked, fmt.Sprintf("%v", may.Modes))
 	case n > may.MaxGPUs:
 		refuse(fmt.Sprintf("%d GPUs", n), fmt.Sprintf("%d", may.MaxGPUs))
 	case may.MaxMemory > 0 && (ask.Memory > grant.Bytes(may.MaxMemory) || ask.Mode == grant.Exclusive):
@@ -51,9 +84,12 @@ func checkAsked(q *question, ask Ask) (found findings) {
 
 // notAllowed adds that the container asks for more than it may.
 func (f *findings) notAllowed(q *question, asked, limit string) {
-	source := allocationSource(q)
+	source, hint := allocationSource(q), hintAsks
+	if isNamed(allocationBy(q)) {
+		hint = hintWhole
+	}
 	f.explain(grant.AskNotAllowed, source, asked, "asks for "+asked+" by "+vectorName(source)+
-		", and on this node a container may ask for "+limit, hintAsks)
+		", and on this node a container may ask for "+limit, hint)
 }
 
 // checkGiven finds that the container would have more memory than it may ask for. A MIG device is
@@ -74,6 +110,7 @@ func (f *findings) notGranted(q *question, source string, err error) {
 	message := strings.TrimPrefix(err.Error(), "cannot grant ")
 	switch {
 	case errors.As(err, &refusal):
+		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
 		f.explain(refusal.Code, source, message,
 			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hintAsked)
 	case errors.As(err, &unknown):

@@ -104,6 +104,9 @@ func checkAllocations(q *question, u *grantUse) (found findings) {
 // disagreements adds what an allocation states differently from the grant.
 func (f *findings) disagreements(inv *grant.Inventory, g *grant.Grant, a grant.Allocation) {
 	disagrees := func(stated string) { f.add(grant.AnnotationMismatch, a.Source, stated) }
+	if a.Named { // checkHits compares those
+		return
+	}
 	isCount := a.Number && g.Source == grant.Asked && a.GPUs[0] == strconv.Itoa(len(g.GPUs))
 	if a.GPUs != nil && !isCount && !isExactly(inv, g, a.GPUs) {
 		disagrees(fmt.Sprintf("GPUs %v", a.GPUs))

@@ -180,3 +180,20 @@ func proxyPath(w wantedFiles, inv *grant.Inventory, proxy string) string {
 	}
 	return filepath.Join(inv.Shim.Dir, proxy)
 }
+
+// NodeMounts returns the mounts by which programs of the node that are in no container get the
+// proxies where they find the driver's libraries, and the proxies the records of the grant. There
+// are none if nothing but the ledger limits the grant there.
+func NodeMounts(g grant.Grant, inv grant.Inventory, p grant.Policy) (mounts []*cdispec.Mount) {
+	if g.Mode != grant.Limit || Limitless(len(g.GPUs), inv, p) != "" {
+		return nil
+	}
+	w := wantedFiles{grant: g.ID, proxies: true, throttled: Share(g, p) > 0}
+	for _, f := range inv.Driver.Files {
+		if proxy := proxyOf(f); proxy != "" && f.Bits != 32 {
+			mounts = append(mounts, driverMount(inv.Driver.Source(f), realDriver(proxy)),
+				driverMount(proxyPath(w, &inv, proxy), inv.Driver.Source(f)))
+		}
+	}
+	return append(mounts, p.RecordMounts(g.ID)...)
+}

@@ -91,7 +91,7 @@ func isMPSMount(u *grantUse, h grant.Hit) bool {
 func hasAll(inv *grant.Inventory, g *grant.Grant, names []string) bool {
 	for _, name := range names {
 		d, _ := inv.Device(name)
-		if name != "all" && !g.Has(d.UUID()) {
+		if name != allOf && !g.Has(d.UUID()) {
 			return false
 		}
 	}

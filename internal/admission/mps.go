@@ -25,8 +25,8 @@ func checkMPS(q *question, u *grantUse) (found findings) {
 }
 
 // daemonUnready says why the grant's daemon cannot take processes of a user as clients; "" if it
-// can. late: it may be able to in a moment, because it is being started. A limit that the daemon
-// does not have would be the whole GPU.
+// can. late: it may be able to in a moment, because it is being started, or because its limits are
+// those of its other grants yet. A limit that the daemon does not have would be the whole GPU.
 func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why string, late bool) {
 	name := grant.MPSName(g.UUIDs())
 	i := slices.IndexFunc(daemons, func(m grant.MPSDaemon) bool { return grant.MPSName(m.GPUs) == name })
@@ -39,7 +39,7 @@ func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why stri
 		return daemon.Problem, daemon.Starting
 	case daemon.Threads < threads(g):
 		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%",
-			daemon.Threads, threads(g)), false
+			daemon.Threads, threads(g)), true
 	case !daemon.Anybody && uid != daemon.UID:
 		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node",
 			daemon.UID, userName(uid)), false
@@ -47,7 +47,7 @@ func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why stri
 	for _, s := range g.GPUs {
 		if limit := daemon.Limits[s.UUID]; limit < s.Memory {
 			return fmt.Sprintf("the daemon limits clients on GPU %d to %s, and the grant has %s",
-				s.Index, limit, s.Memory), false
+				s.Index, limit, s.Memory), true
 		}
 	}
 	return "", false

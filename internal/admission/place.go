@@ -14,6 +14,7 @@ import (
 // change. It returns all of them or an error:
 //   - *grant.UsageError for an ask that can never be granted
 //   - *grant.NotFoundError for a GPU that does not exist
+//   - *grant.Refusal with QuotaExceeded where Ask.Quota does not have room
 //   - *grant.Refusal with NoCapacity or ModeConflict for an ask that cannot be granted now, with
 //     LimitUnenforceable for a share of compute that nothing enforces, and with MPSNotReady for
 //     mode mps on a node without MPS
@@ -23,6 +24,9 @@ func Place(
 	ask Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy,
 ) ([]grant.Share, error) {
 	if err := ask.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ask.checkTerms(); err != nil {
 		return nil, err
 	}
 	if err := ask.Keepable(inv, p); err != nil {
@@ -48,7 +52,11 @@ func Place(
 	if err != nil {
 		return nil, err
 	}
-	return ask.shares(chosen), nil
+	shares := ask.shares(chosen)
+	if err := ask.checkQuota(shares, updated, v); err != nil {
+		return nil, err
+	}
+	return shares, nil
 }
 
 // chooseNamed returns exactly the GPUs that the caller named.
@@ -148,8 +156,13 @@ func (a Ask) compareSets(x, y seatSet) int {
 // compareSeats orders the seats of a pool by the placement, the best one first.
 func (a Ask) compareSeats(pool *grant.Pool) func(x, y seat) int {
 	if a.placement(pool) == grant.Spread {
-		group := a.Owner.Group()
-		serves := func(s seat) int { return count(slices.Contains(s.groups, group)) }
+		own := grant.GroupsOf(a.App, a.Owner)
+		serves := func(s seat) (n int) {
+			for _, group := range s.groups {
+				n += count(slices.Contains(own, group))
+			}
+			return n
+		}
 		return func(x, y seat) int {
 			return cmp.Or(a.compareSizes(x, y), serves(x)-serves(y), x.siblings-y.siblings,
 				cmp.Compare(y.free, x.free))

@@ -38,6 +38,12 @@ func held(id grant.ID, owner grant.Owner, mode grant.Mode, compute int, memory g
 	return g
 }
 
+// of is a grant of an application.
+func of(app string, g grant.Grant) grant.Grant {
+	g.App = app
+	return g
+}
+
 // overMPS requests several GPUs in mode mps.
 func overMPS(gpus int) func(*Ask) {
 	return func(a *Ask) { a.Mode, a.GPUs = grant.MPS, gpus }
@@ -110,6 +116,16 @@ func TestPlace(t *testing.T) {
 		{"spread: away from the owner's others", grants(held(g1, "pod:u/a", grant.Limit, 0, grant.GiB, 0),
 			held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)),
 			asked(grant.GiB, func(a *Ask) { a.Place, a.Owner = grant.Spread, "pod:u/b" }), "1:1GiB"},
+		{"spread: away from the application's others", grants(of("web", held(g1, grant.Bearer, grant.Limit, 0,
+			grant.GiB, 0)), held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)),
+			asked(grant.GiB, func(a *Ask) { a.Place, a.App = grant.Spread, "web" }), "1:1GiB"},
+		{"spread: where the application has the fewest", grants(of("web", held(g1, "pod:a/c", grant.Limit, 0,
+			grant.GiB, 0)), of("web", held(g2, "pod:b/c", grant.Limit, 0, grant.GiB, 0, 1, 2, 3))),
+			asked(grant.GiB, func(a *Ask) { a.Place, a.App, a.Owner = grant.Spread, "web", "pod:d/c" }),
+			"1:1GiB"},
+		{"spread: another application", grants(of("web", held(g1, grant.Bearer, grant.Limit, 0,
+			grant.GiB, 0)), held(g2, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1, 2, 3)),
+			asked(grant.GiB, func(a *Ask) { a.Place, a.App = grant.Spread, "batch" }), "0:1GiB"},
 		{"spread: bearers are no group", grants(held(g1, grant.Bearer, grant.Limit, 0, grant.GiB, 0),
 			held(g2, "pod:u/a", grant.Limit, 0, 8*grant.GiB, 1, 2, 3)), asked(grant.GiB, spread), "0:1GiB"},
 

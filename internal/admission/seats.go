@@ -76,7 +76,7 @@ type seat struct {
 	mode       grant.Mode  // "" if it serves no grant
 	holders    []string    // "g-... (limit, 4GiB)"
 	migHolders []string    // of a partitioned GPU: the holders of its MIG devices
-	groups     []string    // owner groups that it serves
+	groups     []string    // groups that its grants are a part of, once for each grant
 	outside    grant.Bytes // in use outside every grant
 	held       bool        // a container has it that has no grant for it
 	space      grant.Bytes // what could be granted if there were no grants
@@ -171,9 +171,7 @@ func withGrant(s seat, g grant.Grant) seat {
 		}
 		s.compute -= g.Compute
 		s.holders = append(s.holders, fmt.Sprintf("%s (%s, %s)", g.ID, g.Mode, share.Memory))
-		if group := g.Owner.Group(); group != "" {
-			s.groups = append(s.groups, group)
-		}
+		s.groups = append(s.groups, g.Groups()...)
 	}
 	return s
 }

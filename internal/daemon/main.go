@@ -17,10 +17,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/driverlimits"
 	"github.com/gpuledger/gpuledger/internal/daemon/httpserver"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
+	"github.com/gpuledger/gpuledger/internal/daemon/userserver"
 	"github.com/gpuledger/gpuledger/internal/daemon/watcher"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/nodeacl"
 	"github.com/gpuledger/gpuledger/internal/nri"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/version"
@@ -51,7 +53,7 @@ func Main(args []string) int {
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "`LEVEL`: error, warning, info or debug"},
 		},
 		Action:   func(c *cli.Context) error { return serve(c) },
-		Commands: []*cli.Command{mpsCommand(), manCommand()},
+		Commands: []*cli.Command{mpsCommand(), closeNodesCommand(), manCommand()},
 		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
 			return usage("cannot understand the arguments: %v", err)
 		},
@@ -117,6 +119,15 @@ func mpsCommand() *cli.Command {
 		}}
 }
 
+// closeNodesCommand takes users' access to device nodes back, before the package is removed.
+func closeNodesCommand() *cli.Command {
+	return &cli.Command{Name: "close-nodes", Usage: "take back the access to GPUs that users were given",
+		Hidden: true, HideHelpCommand: true,
+		Action: func(c *cli.Context) error {
+			return nodeacl.Close(node.Open(policy.Path(c.String("config")), host.Default()))
+		}}
+}
+
 // serve runs until a signal ends it.
 func serve(c *cli.Context) error {
 	log, err := logger(c)
@@ -176,7 +187,9 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
 		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
 			Page: status.pageContent, Log: s.log},
-		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits}
+		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits,
+		&nodeacl.Manager{Node: s.Node, Ledger: cache.Current},
+		&userserver.Server{Node: s.Node, Ledger: cache.Current, Log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open,
 			Observe:     mode == observe,

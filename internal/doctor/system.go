@@ -174,6 +174,15 @@ func devices(f Facts) []Line {
 	}
 	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") +
 		", around the ledger",
-		Hint: "options nvidia NVreg_DeviceFileMode=0600 in /etc/modprobe.d, unless users of the host " +
-			"compute without containers"}}
+		Hint: "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " in /etc/modprobe.d, unless users " +
+			"of the host compute without containers"}}
+}
+
+// nodeMode is the mode that closes the nodes to users: that of a file with an access list has the
+// list's mask where a group's bits are.
+func (f *Facts) nodeMode() string {
+	if f.Policy.Enforcement.UserNodes == grant.UserNodesACL {
+		return "0660"
+	}
+	return "0600"
 }

@@ -28,6 +28,7 @@ var Names = []string{
 	"ledger/sweep-removed",
 	"ledger/repaired",
 	"node/adopted",
+	"grants/tree",
 	"node/limited",
 	"node/limit-lowered",
 	"node/grant-changed",

@@ -107,6 +107,15 @@ const (
 	VisibleVoid  VisibleDevices = "void" // for nodes where another injector would act on UUIDs
 )
 
+// UserNodes says who can open the device nodes of GPUs outside containers.
+type UserNodes string
+
+// The values of UserNodes.
+const (
+	UserNodesMode UserNodes = "mode" // those whom the nodes' modes let
+	UserNodesACL  UserNodes = "acl"  // also a user with a grant, those of its GPUs, while it lives
+)
+
 // MPSUsers says which users' processes may be clients of an MPS daemon.
 type MPSUsers string
 
@@ -132,6 +141,9 @@ func (v *VisibleDevices) UnmarshalText(text []byte) error {
 }
 func (v *ComputeShare) UnmarshalText(text []byte) error {
 	return oneOf(v, text, CountShare, RefuseShare, ThrottleShare)
+}
+func (v *UserNodes) UnmarshalText(text []byte) error {
+	return oneOf(v, text, UserNodesMode, UserNodesACL)
 }
 func (v *MPSUsers) UnmarshalText(text []byte) error  { return oneOf(v, text, MPSRoot, MPSAll) }
 func (v *Placement) UnmarshalText(text []byte) error { return oneOf(v, text, Binpack, Spread) }

@@ -22,6 +22,7 @@ const (
 	GPUUnhealthy               Code = "gpu-unhealthy"
 	ModeConflict               Code = "mode-conflict"
 	AskNotAllowed              Code = "ask-not-allowed"
+	QuotaExceeded              Code = "quota-exceeded"
 	NoCapacity                 Code = "no-capacity"
 	LimitUnenforceable         Code = "limit-unenforceable"
 	MPSNotReady                Code = "mps-not-ready"
@@ -44,7 +45,7 @@ var Codes = []Code{
 	Internal, RulesNotEnforced, ConfigInvalid, SpecInvalid, InventoryMissing, InventoryStale,
 	LedgerUnreadable, AnnotationMalformed,
 	AnnotationMismatch, GrantNotFound, GrantOwnerMismatch, GrantExpired, GrantInUse,
-	GPUUnhealthy, ModeConflict, AskNotAllowed, NoCapacity,
+	GPUUnhealthy, ModeConflict, AskNotAllowed, QuotaExceeded, NoCapacity,
 	LimitUnenforceable, MPSNotReady, InjectionImpossible, VisibleDevicesAll,
 	VisibleDevicesOutsideGrant, GPUEnv,
 	GPUDeviceNode, GPUDeviceRule, GPUBindMount, GPUSocket, GPUHook, CDIDeviceOutsideGrant, PrivilegedGPU,

@@ -13,6 +13,7 @@ type Grant struct {
 	Owner    Owner
 	Secret   string // SecretHash of its secret; empty for a pod's grant
 	Label    string // free text from the caller that made the grant
+	App      string // the application that it serves, which spread placement keeps apart; "": not known
 	Mode     Mode
 	Strength Strength
 	GPUs     []Share // sorted by index, without duplicates
@@ -22,6 +23,9 @@ type Grant struct {
 	Expires  time.Time // zero: never
 	Draining bool      // released while bound: it counts until its container has ended
 	For      []Tie     // of the containers that have its secret, those that may use it; none: all of them
+	// User is the uid of the user of the node to whom it belongs; 0: to nobody but root. It decides
+	// about quotas and listings. Which container may use the grant is decided by Owner.
+	User uint32
 
 	// what holds the containers to Compute, set where listings show the grant; the ledger does not
 	// store it
@@ -46,6 +50,21 @@ func (s Share) Label() string {
 		return strconv.Itoa(s.Index) + "/" + s.Profile + ":" + s.Memory.String()
 	}
 	return strconv.Itoa(s.Index) + ":" + s.Memory.String()
+}
+
+// Groups returns what the grant is a part of, and spread placement keeps apart: the application,
+// and the pod or the claim.
+func (g Grant) Groups() []string { return GroupsOf(g.App, g.Owner) }
+
+// GroupsOf returns the groups of a grant for an application and an owner.
+func GroupsOf(app string, owner Owner) (groups []string) {
+	if group := owner.Group(); group != "" {
+		groups = append(groups, group)
+	}
+	if app != "" {
+		groups = append(groups, "app:"+app)
+	}
+	return groups
 }
 
 // Memory returns the sum over the grant's GPUs.
@@ -77,10 +96,11 @@ func (g Grant) Orphaned() bool { return g.isContainers() && len(g.Bindings) == 0
 
 func (g Grant) isContainers() bool { return g.Source == Adopted || g.Source == Asked }
 
-// The sources of grants that a container's create entered.
+// Sources of grants. A container's create enters the first two.
 const (
 	Adopted = "adopted" // from a scheduler's annotations of the container
 	Asked   = "asked"   // by what the container asked for (Policy.Asks)
+	ByUser  = "user"    // a user of the node asked gpuledgerd for it
 )
 
 // State is a grant's state as listings print it.

@@ -29,7 +29,8 @@ type MPSDaemon struct {
 	// percent of each GPU's compute that it gives a client process
 	Threads int    `json:"threads"`
 	Problem string `json:"problem"` // why no client may start now; "" if it may
-	// with a problem: it was started a moment ago, so the problem may be over in a moment
+	// with a problem: it was started, or told to end, a moment ago, so the problem may be over in a
+	// moment
 	Starting bool `json:"starting"`
 }
 

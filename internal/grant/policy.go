@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Policy is the configuration file as a value; the `toml` tags are its keys. Package policy reads
@@ -20,6 +21,8 @@ type Policy struct {
 	Rules       Rules       `toml:"policy"`
 	Annotations Annotations `toml:"annotations"`
 	Asks        Asks        `toml:"ask"`
+	Users       Users       `toml:"users"`
+	Quotas      []Quota     `toml:"quota"`
 	Enforcement Enforcement `toml:"enforcement"`
 	Pools       []Pool      `toml:"pool"`
 	CDI         CDI         `toml:"cdi"`
@@ -126,6 +129,67 @@ type Asks struct {
 	Total     int      `toml:"total"` // percent of each GPU, for all that containers asked for
 }
 
+// Users says whether gpuledgerd serves the users of the node.
+type Users struct {
+	// Socket is where they ask, in a directory that only root can write to; "": UsersSocket where
+	// there is a quota, else nowhere.
+	Socket string `toml:"socket"`
+}
+
+// UsersSocket is where gpuledgerd serves the users of a node, unless it is configured.
+const UsersSocket = "/run/gpuledger-users/socket"
+
+// UsersSocket is where gpuledgerd serves the users of this node; "" for nowhere.
+func (p Policy) UsersSocket() string {
+	if p.Users.Socket == "" && len(p.Quotas) > 0 {
+		return UsersSocket
+	}
+	return p.Users.Socket
+}
+
+// RootsSocket is where gpuledgerd serves root: the queue is the same for all.
+func (p Policy) RootsSocket() string { return p.RunDir + "/queue.sock" }
+
+// Quota is what each of some users may have granted. The first quota that is a user's is in force.
+// A number that is 0 is no bound.
+type Quota struct {
+	User   string `toml:"user" json:"user,omitempty"`   // a name or uid, or "*": each user that has a name
+	Group  string `toml:"group" json:"group,omitempty"` // a name or gid, or "*": as above
+	Memory Size   `toml:"memory" json:"memory"`         // in all grants of the user
+	GPUs   int    `toml:"gpus" json:"gpus"`             // in all grants: a share of a GPU counts as one
+	Modes  []Mode `toml:"modes" json:"modes"`           // none: limit
+	Grants int    `toml:"grants" json:"grants"`         // how many at once
+	TTL    string `toml:"ttl" json:"ttl"`               // the longest time of a grant, as 12h; "": for ever
+	Idle   string `toml:"idle" json:"idle"`             // a grant without a container for so long is released
+}
+
+// Whose says in the words of the configuration whose quota it is.
+func (q Quota) Whose() string {
+	if q.User != "" {
+		return "user " + strconv.Quote(q.User)
+	}
+	return "group " + strconv.Quote(q.Group)
+}
+
+// MayModes are the modes in which a user may have grants.
+func (q Quota) MayModes() []Mode {
+	if len(q.Modes) == 0 {
+		return []Mode{Limit}
+	}
+	return q.Modes
+}
+
+// MaxTTL is the longest time of a grant; 0: for ever. The configuration was checked.
+func (q Quota) MaxTTL() time.Duration { return duration(q.TTL) }
+
+// MaxIdle is how long a grant may have no container; 0: for ever.
+func (q Quota) MaxIdle() time.Duration { return duration(q.Idle) }
+
+func duration(text string) time.Duration {
+	d, _ := time.ParseDuration(text)
+	return d
+}
+
 // Enforcement says how limits are enforced and which value NVIDIA_VISIBLE_DEVICES gets.
 type Enforcement struct {
 	Limit LimitBackend `toml:"limit"`
@@ -134,6 +198,7 @@ type Enforcement struct {
 	Compute        ComputeShare   `toml:"compute"` // what happens to a share of compute in mode limit
 	VisibleDevices VisibleDevices `toml:"visible_devices"`
 	MPSUsers       MPSUsers       `toml:"mps_users"`
+	UserNodes      UserNodes      `toml:"user_nodes"`
 }
 
 // Pool is a set of GPUs with its own modes and placement. Without pools, all GPUs take all modes.
@@ -181,7 +246,7 @@ type Placement string
 // The placements.
 const (
 	Binpack Placement = "binpack" // the fullest GPU of a suitable mode with enough room
-	Spread  Placement = "spread"  // the emptiest, not beside other grants of the same owner if possible
+	Spread  Placement = "spread"  // the emptiest, if possible not beside the same pod or application
 )
 
 // CDI says where engines look for CDI files, and which hook checks a container that uses one of

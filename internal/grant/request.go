@@ -206,6 +206,8 @@ type Allocation struct {
 	Asks    bool     // it names this container, so it is a request
 	GPUs    []string // UUIDs or indexes; nil: not stated
 	Number  bool     // GPUs is one number: a container that asks means how many, not which
+	Named   bool     // the GPUs are named to the engine: without a size the container asks for all of each
+	Minors  []int    // with Named: of the GPUs' nodes
 	Memory  Bytes    // bytes in all; 0: not stated
 	Units   int      // gpushare's units on each GPU: GiB or MiB, which only the card's total distinguishes
 	Total   int      // gpushare's total of the card in the same unit; 0: not stated

@@ -33,6 +33,11 @@ func Cards(n *node.Node, o Overview) ([]Card, error) {
 	if err != nil {
 		return nil, err
 	}
+	return CardsOf(o, free), nil
+}
+
+// CardsOf is Cards for a caller that knows what is free, by UUID.
+func CardsOf(o Overview, free map[string]grant.Bytes) []Card {
 	cards := make([]Card, len(o.Inventory.GPUs))
 	for i, gpu := range o.Inventory.GPUs {
 		card := Card{GPU: gpu, Free: free[gpu.UUID]}
@@ -48,7 +53,7 @@ func Cards(n *node.Node, o Overview) ([]Card, error) {
 		}
 		cards[i] = card
 	}
-	return cards, nil
+	return cards
 }
 
 // add counts what a grant has of the card.

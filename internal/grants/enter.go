@@ -2,10 +2,13 @@ package grants
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/containers"
+	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
@@ -47,12 +50,15 @@ type Entered struct {
 	Grant     grant.Grant
 	Reference grant.Reference
 	Err       error
+	// why the files of the grant's limits could not be made; the grant is in the ledger
+	Unprepared error
 }
 
 // EnterAll enters a grant for each ask, in this order, with one writing of the ledger. An ask that
 // is refused does not keep the others from their grants. If the ledger cannot be written, there is
 // none of them. meanwhile, unless it is nil, runs while the ledger is written, with the outcomes so
-// far: grants without an error may still fail.
+// far: grants without an error may still fail. The files of limits are made, as by Prepare, before
+// the ledger is unlocked.
 func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []Entered {
 	all := make([]Entered, len(asks))
 	if n.Broken != nil { // it has the ledger of the defaults
@@ -85,13 +91,21 @@ func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []E
 				placed, v.Grants = append(placed, e.Grant), append(v.Grants, e.Grant)
 			}
 		}
-		if meanwhile == nil {
-			return tx.PutNew(placed)
-		}
 		var beside sync.WaitGroup
-		beside.Go(func() { meanwhile(all) })
-		defer beside.Wait()
-		return tx.PutNew(placed)
+		if meanwhile != nil {
+			beside.Go(func() { meanwhile(all) })
+		}
+		err = tx.PutNew(placed)
+		beside.Wait()
+		if err != nil {
+			return err
+		}
+		for i := range all {
+			if all[i].Err == nil {
+				all[i].Unprepared = prepare(n, all[i].Grant, inv)
+			}
+		}
+		return nil
 	})
 	inv, _ := n.Inventory()
 	for i := range all {
@@ -142,4 +156,59 @@ func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory,
 	}
 	v, err := tx.Whole(n.Host.Now())
 	return v, inv, err
+}
+
+// Tree is the processes of a grant that are in no container: one, and those in its cgroup.
+type Tree struct {
+	Grant  grant.Grant
+	Cgroup string // its directory; to be removed when it is empty
+}
+
+// EnterTree enters a grant for processes that are in no container. It is bound in the critical
+// section that enters it, and counts while this process runs or a process is in the cgroup.
+func EnterTree(n *node.Node, ask admission.Ask) (t Tree, err error) {
+	if n.Broken != nil {
+		return t, n.Broken
+	}
+	self, err := n.Host.Self()
+	if err != nil {
+		return t, err
+	}
+	ask.Owner, ask.Source = grant.Bearer, grant.Asked
+	if t.Grant, _, err = node.NewGrant(n, ask); err != nil {
+		return t, err
+	}
+	name := "gpuledger-" + string(t.Grant.ID)
+	b := grant.Binding{Grant: t.Grant.ID, RuntimeRoot: n.Policy.RunDir, Container: name, Creator: self,
+		Strength: grant.StrengthNone, Weaker: "its processes are in no container"}
+	var path string
+	if t.Cgroup, path, err = containers.MakeCgroup(n.Host, name); err != nil {
+		return t, fmt.Errorf("cannot make the cgroup by which the grant's processes are known: %w", err)
+	}
+	b.Cgroups, b.Occupies = []string{path}, []string{path}
+	err = n.Ledger.Update(func(tx *ledger.Tx) error {
+		v, inv, err := readForPlacement(n, tx)
+		if err != nil {
+			return err
+		}
+		g := &t.Grant
+		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
+			return err
+		}
+		if err := tx.Put(*g); err != nil {
+			return err
+		}
+		failpoint.Hit("grants/tree")
+		if len(admission.NodeMounts(*g, inv, n.Policy)) > 0 {
+			if err := limitfiles.Write(n.Policy, *g); err != nil {
+				return err
+			}
+		}
+		return tx.Bind(b)
+	})
+	if err != nil {
+		_ = os.Remove(t.Cgroup)
+	}
+	t.Grant = withStrength(n, t.Grant)
+	return t, err
 }

@@ -24,12 +24,17 @@ func Release(n *node.Node, id grant.ID, force bool) (grant.Grant, error) {
 			return err
 		}
 		g.Draining = len(g.Bindings) > 0 && !force
-		if !g.Draining {
-			return removeGrant(n, tx, id)
-		}
-		return tx.Put(g)
+		return put(n, tx, g)
 	})
 	return g, err
+}
+
+// put keeps a released grant while it is draining, and removes it otherwise.
+func put(n *node.Node, tx *ledger.Tx, g grant.Grant) error {
+	if g.Draining {
+		return tx.Put(g)
+	}
+	return removeGrant(n, tx, g.ID)
 }
 
 // removeGrant removes a grant and what was kept for it. A container that uses it keeps its limit. A

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,6 +42,38 @@ func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durabili
 		return SyncDir(filepath.Dir(path))
 	}
 	return nil
+}
+
+// ReplaceFiles is ReplaceFile for several files of a directory, by their names, which survive a
+// power failure. They wait for the disk at the same time, and once for the directory. On an error
+// some of them may have their new content.
+func ReplaceFiles(dir string, content map[string][]byte, mode os.FileMode) (err error) {
+	var each sync.WaitGroup
+	var mu sync.Mutex
+	drafts := map[string]string{}
+	for name, data := range content {
+		each.Go(func() {
+			draft, e := replacement(filepath.Join(dir, name), data, mode, Durable)
+			mu.Lock()
+			defer mu.Unlock()
+			if err = errors.Join(err, e); e == nil {
+				drafts[name] = draft
+			}
+		})
+	}
+	each.Wait()
+	for name, draft := range drafts {
+		if err == nil {
+			err = unix.Rename(draft, filepath.Join(dir, name))
+		}
+		if err != nil {
+			_ = unix.Unlink(draft)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write %d files in %s: %w", len(content), dir, err)
+	}
+	return SyncDir(dir)
 }
 
 // OpenFile is os.OpenFile for a regular file, without starting Go's network poller: os registers

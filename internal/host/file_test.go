@@ -45,6 +45,41 @@ func TestReplaceFile(t *testing.T) {
 	}
 }
 
+func TestReplaceFiles(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	dir := t.TempDir()
+	content := map[string][]byte{}
+	for i := range 30 {
+		content[fmt.Sprint("x", i)] = fmt.Append(nil, i)
+	}
+	for range 2 { // new ones, and the same again
+		if err := ReplaceFiles(dir, content, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range content {
+			got, err := os.ReadFile(filepath.Join(dir, name))
+			info, e := os.Stat(filepath.Join(dir, name))
+			if err != nil || e != nil || !bytes.Equal(got, want) || info.Mode() != 0o640 {
+				t.Errorf("%s has %q, %v, %v, %v; want %q", name, got, info.Mode(), err, e, want)
+			}
+		}
+		if names := namesIn(t, dir); len(names) != len(content) {
+			t.Errorf("there are %q", names)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "taken", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	content["taken"] = nil
+	err := ReplaceFiles(dir, content, 0o640)
+	if err == nil || !strings.HasPrefix(err.Error(), "cannot write 31 files in "+dir+": ") {
+		t.Errorf("%v", err)
+	}
+	if names := namesIn(t, dir); len(names) != len(content) {
+		t.Errorf("a failure leaves %q", names)
+	}
+}
+
 func TestAFailedReplacementLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "taken")

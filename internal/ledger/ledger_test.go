@@ -127,6 +127,7 @@ func sample(n int) grant.Grant {
 func TestPutThenGetIsTheSame(t *testing.T) {
 	b := newLedger(t)
 	full := sample(1)
+	full.App = "team/web"
 	full.Owner, full.Secret, full.Label = "claim:uid-9", grant.SecretHash("s"), "für \"Team A\" <\x01>"
 	full.GPUs = append(full.GPUs, grant.Share{UUID: gpu1, Index: 1, Memory: grant.GiB})
 	full.Compute, full.Expires, full.Draining = 50, noon.Add(time.Hour), true

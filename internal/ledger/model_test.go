@@ -83,6 +83,7 @@ func drawGrant(rt *rapid.T, id grant.ID) grant.Grant {
 	}
 	g.For = rapid.SampledFrom([][]grant.Tie{nil, {"pod:u"}, {"namespace:n", "pod:u", "pod:v"}}).Draw(rt,
 		"for")
+	g.User = rapid.SampledFrom([]uint32{0, 1000, 1<<32 - 2}).Draw(rt, "user")
 	if hours := rapid.IntRange(0, 40).Draw(rt, "ttl"); hours > 0 {
 		g.Expires = noon.Add(time.Duration(hours) * time.Hour)
 	}

@@ -19,6 +19,7 @@ type record struct {
 	Owner    grant.Owner    `json:"owner"`
 	Secret   string         `json:"secret_sha256,omitzero"`
 	Label    string         `json:"label,omitzero"`
+	App      string         `json:"app,omitzero"`
 	Mode     grant.Mode     `json:"mode"`
 	Strength grant.Strength `json:"strength,omitzero"`
 	GPUs     []share        `json:"gpus"`
@@ -28,6 +29,7 @@ type record struct {
 	Expires  time.Time      `json:"expires,omitzero"`
 	Draining bool           `json:"draining,omitzero"`
 	For      []grant.Tie    `json:"for,omitzero"`
+	User     uint32         `json:"user,omitzero"`
 	Unknown  jsontext.Value `json:",embed"`
 }
 
@@ -116,10 +118,10 @@ func (f format) upgrade(data []byte) (jsontext.Value, error) {
 // encode writes a grant, with the unknown members of what its file held before.
 func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 	rec := record{
-		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, Mode: g.Mode,
-		Strength: g.Strength,
-		Compute:  g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(),
-		Draining: g.Draining, For: g.For,
+		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, App: g.App,
+		Mode: g.Mode, Strength: g.Strength,
+		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(),
+		Draining: g.Draining, For: g.For, User: g.User,
 		Unknown: old.Unknown,
 	}
 	for _, s := range g.GPUs {
@@ -140,9 +142,10 @@ func (r record) unknownOf(uuid string) jsontext.Value {
 
 func (r record) grant() grant.Grant {
 	g := grant.Grant{
-		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, Mode: r.Mode, Strength: r.Strength,
-		Compute: r.Compute, Source: r.Source, Created: r.Created, Expires: r.Expires, Draining: r.Draining,
-		For:  r.For,
+		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, App: r.App,
+		Mode: r.Mode, Strength: r.Strength, Compute: r.Compute, Source: r.Source,
+		Created: r.Created, Expires: r.Expires, Draining: r.Draining,
+		For: r.For, User: r.User,
 		GPUs: make([]grant.Share, len(r.GPUs)),
 	}
 	for i, s := range r.GPUs {

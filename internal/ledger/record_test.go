@@ -22,6 +22,7 @@ func TestGrantFile(t *testing.T) {
 	g := sample(1)
 	g.Secret, g.Label, g.Compute, g.Expires, g.Draining = "ab12", "night run", 25, noon.Add(time.Hour), true
 	g.For = []grant.Tie{"namespace:team", "pod:uid-1"}
+	g.User = 1000
 	b.put(g)
 	const want = `{
   "version": 1,
@@ -46,7 +47,8 @@ func TestGrantFile(t *testing.T) {
   "for": [
     "namespace:team",
     "pod:uid-1"
-  ]
+  ],
+  "user": 1000
 }
 `
 	if got := b.file(g.ID); got != want {
@@ -54,7 +56,7 @@ func TestGrantFile(t *testing.T) {
 	}
 	g = sample(2)
 	b.put(g)
-	for _, key := range []string{"secret", "label", "compute", "expires", "draining", "for"} {
+	for _, key := range []string{"secret", "label", "compute", "expires", "draining", "for", "user"} {
 		if got := b.file(g.ID); strings.Contains(got, key) {
 			t.Errorf("a grant without %s writes it:\n%s", key, got)
 		}

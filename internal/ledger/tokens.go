@@ -23,6 +23,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 			return tokens.String(d, &r.Secret)
 		case "label":
 			return tokens.String(d, &r.Label)
+		case "app":
+			return tokens.String(d, &r.App)
 		case "mode":
 			return tokens.Text(d, &r.Mode)
 		case "strength":
@@ -41,6 +43,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 			return tokens.Bool(d, &r.Draining)
 		case "for":
 			return tokens.List(d, &r.For, tokens.String[grant.Tie])
+		case "user":
+			return tokens.Uint32(d, &r.User)
 		}
 		return keep(d, quoted, &r.Unknown)
 	})
@@ -227,7 +231,7 @@ func (r record) encode() ([]byte, error) {
 		w.Name("version").Int(int64(r.Version))
 		w.Name("id").String(string(r.ID))
 		w.Name("owner").String(string(r.Owner))
-		w.Words("secret_sha256", r.Secret, "label", r.Label)
+		w.Words("secret_sha256", r.Secret, "label", r.Label, "app", r.App)
 		w.Name("mode").String(string(r.Mode))
 		w.Words("strength", string(r.Strength))
 		w.Name("gpus").Array(func() {
@@ -250,6 +254,9 @@ func (r record) encode() ([]byte, error) {
 					w.String(string(t))
 				}
 			})
+		}
+		if r.User != 0 {
+			w.Name("user").Uint(uint64(r.User))
 		}
 		w.Members(r.Unknown)
 	})

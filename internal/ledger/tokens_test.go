@@ -35,7 +35,8 @@ func TestFilesAreAsTheLibraryReadsAndWritesThem(t *testing.T) {
 	tokenstest.Reads(t, tokenstest.Whole((*record).read), nil, full)
 	tokenstest.Reads(t, tokenstest.Whole((*record).read), nil, record{Mode: grant.Modes[1]})
 	tokenstest.Writes(t, record.encode, indented, full, record{}, none,
-		record{Label: "n\"\\\u2028<"}, record{Label: "\xff"}, record{Unknown: jsontext.Value(`{}`)},
+		record{Label: "n\"\\\u2028<"}, record{Label: "\xff"}, record{App: "a"},
+		record{Unknown: jsontext.Value(`{}`)},
 		record{Created: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)})
 
 	binding := tokenstest.Filled[bindingRecord](special)

@@ -159,7 +159,7 @@ func (d *daemon) lostContexts() error {
 
 // writeState writes the state if it differs from the file.
 func (d *daemon) writeState(state grant.MPSDaemon) error {
-	state.Starting = state.Problem != "" && time.Since(d.started) < startTime
+	state.Starting = state.Problem != "" && (time.Since(d.started) < startTime || state.Problem == noGrant)
 	if written, known := mpsstate.Read(d.node.Host, d.dir); known && equalState(state, written) {
 		d.state = state
 		return nil
@@ -313,6 +313,9 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 	return err
 }
 
+// noGrant is the problem of a daemon that was told to end. The next one can come in a moment.
+const noGrant = "its last grant is gone"
+
 // tellToEnd tells the daemon to end if its own socket answers and it has no clients.
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	before, err := socketStamps(ctx, d.dir)
@@ -327,7 +330,7 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	}
 	// without a process: its end is expected
 	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: own.control,
-		Privileged: own.privileged, Problem: "its last grant is gone"}); err != nil {
+		Privileged: own.privileged, Problem: noGrant}); err != nil {
 		return err
 	}
 	c, err := d.control()

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -87,15 +89,21 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	return err
 }
 
-// lastChange is when a grant was last entered, changed or removed. Each grant is a file that is
-// replaced by rename.
+// lastChange is when a grant was last entered, changed or removed, or a create has last asked for a
+// daemon. Each is a file that is replaced by rename.
 func (m *Manager) lastChange() time.Time {
-	return host.StampOf(filepath.Join(m.Node().Policy.StateDir, "grants")).Changed()
+	p := m.Node().Policy
+	grants := host.StampOf(filepath.Join(p.StateDir, "grants")).Changed()
+	if asked := host.StampOf(mpsstate.WantedDir(p.RunDir)).Changed(); asked.After(grants) {
+		return asked
+	}
+	return grants
 }
 
 // ensure observes the daemons, plans what to do, and does it.
 func (m *Manager) ensure(ctx context.Context, o grants.Overview) error {
-	wanted := wants(o.Grants)
+	wanted := wants(slices.Concat(o.Grants, possible(mpsstate.Wanted(m.Node().Host, m.Node().Policy.RunDir),
+		o.Grants)))
 	if err := m.findDaemons(m.Node(), wanted); err != nil {
 		return err
 	}

@@ -44,6 +44,23 @@ func TestWants(t *testing.T) {
 	}
 }
 
+// TestPossible: a container waits for no daemon of GPUs that are in another mode by now.
+func TestPossible(t *testing.T) {
+	awaited := func() []grant.Grant {
+		return []grant.Grant{held(grant.MPS, 0, 1, nil, "GPU-0"),
+			held(grant.MPS, 0, 1, nil, "GPU-1", "GPU-2"),
+			held(grant.MPS, 0, 1, nil, "GPU-3")}
+	}
+	got := ""
+	for _, g := range possible(awaited(), []grant.Grant{held(grant.MPS, 0, 1, nil, "GPU-0"),
+		held(grant.Limit, 0, 1, nil, "GPU-2")}) {
+		got += fmt.Sprint(g.UUIDs())
+	}
+	if got != "[GPU-0][GPU-3]" {
+		t.Errorf("%s are possible", got)
+	}
+}
+
 func TestParseLimit(t *testing.T) {
 	for text, want := range map[string]grant.Bytes{"3G": 3 * grant.GiB, "512M": 512 * grant.MiB, "0M": 0} {
 		if got, err := parseLimit(text); err != nil || got != want {

@@ -41,6 +41,18 @@ func wants(grants []grant.Grant) map[string]want {
 	return all
 }
 
+// possible returns the grants that containers wait for a daemon for, without those of which a GPU
+// has come into another mode since.
+func possible(awaited, grants []grant.Grant) []grant.Grant {
+	return slices.DeleteFunc(awaited, func(a grant.Grant) bool {
+		return slices.ContainsFunc(grants, func(g grant.Grant) bool {
+			return g.Mode != grant.MPS && slices.ContainsFunc(a.GPUs, func(s grant.Share) bool {
+				return g.Has(s.UUID)
+			})
+		})
+	})
+}
+
 // facts are what a pass knows of one daemon before it acts.
 type facts struct {
 	name       string

@@ -25,8 +25,12 @@ const maxState = 64 << 10
 // Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another
 // version nothing is known.
 func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
+	return readFrom(h, filepath.Join(dir, "state.json"))
+}
+
+func readFrom(h host.Host, path string) (grant.MPSDaemon, bool) {
 	var s state
-	data, err := host.ReadFile(filepath.Join(dir, "state.json"), maxState)
+	data, err := host.ReadFile(path, maxState)
 	if err != nil || tokens.Whole(data, s.read) != nil || s.Version != version {
 		return grant.MPSDaemon{}, false
 	}
@@ -35,7 +39,11 @@ func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
 }
 
 // Write replaces it.
-func Write(h host.Host, dir string, m grant.MPSDaemon) (err error) {
+func Write(h host.Host, dir string, m grant.MPSDaemon) error {
+	return writeTo(h, filepath.Join(dir, "state.json"), m)
+}
+
+func writeTo(h host.Host, path string, m grant.MPSDaemon) (err error) {
 	m.Version = version
 	if m.BootID, err = h.BootID(); err != nil {
 		return err
@@ -44,7 +52,7 @@ func Write(h host.Host, dir string, m grant.MPSDaemon) (err error) {
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode the state of an MPS daemon: %w", err)
 	}
-	return host.ReplaceFile(filepath.Join(dir, "state.json"), append(data, '\n'), 0o600, host.Volatile)
+	return host.ReplaceFile(path, append(data, '\n'), 0o600, host.Volatile)
 }
 
 // Of gives the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead,

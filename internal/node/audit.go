@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -202,6 +203,31 @@ func recordSwitch(n *Node, action string, p Pause) {
 	}
 	line := switchLine{n.Host.Now().UTC(), action, p.Since, p.Until}
 	if text, err := line.json(); err == nil {
+		appendAudit(n.Policy.Audit, append(text, '\n'))
+	}
+}
+
+// RecordUser records what a user of the node has done with a grant, or was refused, and what was
+// done to an idle one.
+func RecordUser(n *Node, action string, user uint32, g grant.ID, err error) {
+	if n.Policy.Audit.File == "" {
+		return
+	}
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("time").Time(n.Host.Now().UTC())
+		w.Name("action").String(action)
+		w.Name("user").Uint(uint64(user))
+		w.Words("grant", string(g))
+		var r *grant.Refusal
+		if errors.As(err, &r) {
+			w.Words("code", string(r.Code))
+		}
+		if err != nil {
+			w.Words("message", cut(err.Error(), maxText))
+		}
+	})
+	if text, e := w.End(); e == nil {
 		appendAudit(n.Policy.Audit, append(text, '\n'))
 	}
 }

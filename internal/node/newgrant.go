@@ -14,10 +14,10 @@ func NewGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) 
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, Mode: ask.Mode,
-		Strength: admission.StrengthOf(ask.Mode),
-		Compute:  ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond),
-		For: ask.For}
+	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, App: ask.App,
+		Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
+		Compute: ask.Compute, Source: ask.Source, Created: n.Host.Now().UTC().Truncate(time.Millisecond),
+		For: ask.For, User: ask.User}
 	if ask.TTL > 0 {
 		g.Expires = g.Created.Add(ask.TTL)
 	}
@@ -26,7 +26,9 @@ func NewGrant(n *Node, ask admission.Ask) (grant.Grant, grant.Reference, error) 
 		if random, err = host.Random(); err != nil {
 			return grant.Grant{}, grant.Reference{}, err
 		}
-		reference.Secret = grant.NewSecret(random)
+		if reference.Secret = ask.Secret; reference.Secret == "" {
+			reference.Secret = grant.NewSecret(random)
+		}
 		g.Secret = grant.SecretHash(reference.Secret)
 	}
 	return g, reference, nil

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
 // Some refusals are over in a moment, so a create waits.
@@ -13,7 +14,8 @@ import (
 // kubelet, which needs longer. Where the driver was slower after all, a create waits.
 //
 // A GPU's first grant in mode mps starts a daemon. A container that comes with the grant would be
-// refused, and a pod that may not restart would have failed.
+// refused, and a pod that may not restart would have failed. A container that adopts has no grant
+// that gpuledgerd could see, so its create asks for the daemon, too.
 const (
 	MostPatience = 5 * time.Second // how long a create may wait if the engine sets no limit
 	tiePatience  = 2 * time.Second // of it, for a tie
@@ -23,9 +25,20 @@ const (
 // bindPatiently decides about a create, again and again where it is refused and may be admitted in
 // a moment.
 func bindPatiently(n *Node, f *createFacts) Decision {
+	wanted := false
 	for began := time.Now(); ; time.Sleep(lateLook) {
 		d := bind(n, f)
-		if d.Kind != grant.Refused || !d.Late || time.Since(began)+lateLook >= patienceWith(n, f, d.Code) {
+		if d.Kind != grant.Refused || !d.Late {
+			if wanted && d.Kind == grant.Admit {
+				mpsstate.WantNoMore(n.Policy.RunDir, f.Container)
+			}
+			return d
+		}
+		if !wanted && d.Code == grant.MPSNotReady && d.Grant != nil && d.Grant.ID == "" {
+			// if it cannot be asked for, the container is refused as without it
+			wanted = mpsstate.Want(n.Host, n.Policy.RunDir, f.Container, d.Grant) == nil
+		}
+		if time.Since(began)+lateLook >= patienceWith(n, f, d.Code) {
 			return d
 		}
 	}

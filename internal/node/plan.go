@@ -86,6 +86,7 @@ func (p *plan) edit(f *createFacts) (err error) {
 		return errors.New(refused.Message)
 	}
 	p.left.Layout, p.left.Own = f.request.Layout, f.request.Own
+	p.left.Allocations = f.request.Allocations // Docker's --gpus is in the spec as a hook, which is removed
 	if spec.Process != nil {
 		p.env = spec.Process.Env
 	}

@@ -77,11 +77,13 @@ func askedFor(tx *ledger.Tx, f *createFacts) (g grant.Grant, asked bool) {
 	if !admission.MayAsk(f.request, f.policy) {
 		return g, false
 	}
-	b, err := tx.Bindings.Of(f.Container.RuntimeRoot, f.Container.ID)
-	if err != nil || !b.Reserved && f.Live == nil {
+	b, found := tx.Bindings.Find(func(b grant.Binding) bool {
+		return f.isOwn(b) && (b.Reserved || f.Live != nil || f.AnyRoot)
+	})
+	if !found {
 		return g, false
 	}
-	g, err = tx.Get(b.Grant)
+	g, err := tx.Get(b.Grant)
 	return g, err == nil && g.Source == grant.Asked
 }
 

@@ -53,7 +53,8 @@ func Default() grant.Policy {
 		Asks: grant.Asks{Engines: []grant.Engine{}, MaxGPUs: 1, Modes: []grant.Mode{grant.Limit},
 			Mode: grant.Limit, Total: 100},
 		Enforcement: grant.Enforcement{Limit: grant.AutoBackend, Compute: grant.CountShare,
-			VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot},
+			VisibleDevices: grant.VisibleUUIDs, MPSUsers: grant.MPSRoot,
+			UserNodes: grant.UserNodesMode},
 		CDI:    grant.CDI{Dir: "/var/run/cdi", Hook: "/usr/bin/gpuledger-hook"},
 		Daemon: grant.Daemon{Listen: "127.0.0.1:9836", Interval: "1s", Grace: "10s"},
 		Audit: grant.Audit{File: "/var/log/gpuledger/audit.jsonl",
@@ -281,6 +282,9 @@ func validate(p grant.Policy) error {
 		return fmt.Errorf("audit.keep: want 1 to %d files, not %d", maxKeep, p.Audit.Keep)
 	}
 	if err := validAsks(p.Asks); err != nil {
+		return err
+	}
+	if err := validQuotas(p); err != nil {
 		return err
 	}
 	for i, e := range p.Rules.Exempt {

@@ -64,6 +64,7 @@ limit = "library"
 compute = "refuse"
 visible_devices = "void"
 mps_users = "all"
+user_nodes = "acl"
 [[pool]]
 gpus = ["0-3", "5", "GPU-x"]
 modes = ["limit", "mps"]
@@ -100,7 +101,8 @@ keep = 9
 			MaxMemory: grant.Size(8 * grant.GiB), MaxGPUs: 2,
 			Modes: []grant.Mode{grant.Limit, grant.Exclusive}, Mode: grant.Exclusive, Total: 50},
 		Enforcement: grant.Enforcement{Limit: grant.LibraryBackend, Compute: grant.RefuseShare,
-			VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll},
+			VisibleDevices: grant.VisibleVoid, MPSUsers: grant.MPSAll,
+			UserNodes: grant.UserNodesACL},
 		Pools: []grant.Pool{{GPUs: []string{"0-3", "5", "GPU-x"},
 			Modes: []grant.Mode{grant.Limit, grant.MPS}, Place: grant.Spread}},
 		CDI:    grant.CDI{Dir: "/etc/cdi", Hook: "/opt/hook"},

@@ -38,6 +38,9 @@ func Find(spec Spec, caller Caller, node NodeFacts) (grant.Request, error) {
 	r.Capabilities, r.Compat32 = driverCapabilities(f)
 	r.References, r.Injected = references(f), injected(f)
 	r.Allocations, r.MustAdopt = allocations(f), adoptMark(f)
+	if a, named := namedGPUs(f, r.Hits); named {
+		r.Allocations = append(r.Allocations, a)
+	}
 	r.Devices = grant.DeviceMap{Majors: f.devices.numbers.majors, DRM: f.devices.drm, Taken: f.rules.taken}
 	return r, f.devices.err
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -74,4 +75,16 @@ func Load(runDir, bootID string) (Comparison, error) {
 			path, f.Version)
 	}
 	return f.Comparison, nil
+}
+
+// stale is when a report says nothing about now any more, in intervals of the daemon.
+const stale = 5
+
+// Recent reads the last report, if it is about now.
+func Recent(runDir, bootID, interval string, now time.Time) (Comparison, bool) {
+	r, err := Load(runDir, bootID)
+	every, e := time.ParseDuration(interval)
+	// from the future: the clock was set back since
+	recent := now.Sub(r.Taken).Abs() <= max(stale*every, stale*time.Second)
+	return r, err == nil && e == nil && recent
 }

@@ -204,15 +204,27 @@ func (d *Driver) Follow(ctx context.Context, interval time.Duration) {
 		case <-ctx.Done():
 			return
 		case <-d.pods.signals():
-			time.Sleep(gather)
+			d.gather()
 		case <-time.After(interval):
 		}
 	}
 }
 
-// gather is how long Follow waits for more changes before it reads the ledger. The kubelet prepares
-// many claims at once, and their pods' containers come later. A create waits two seconds for a tie.
-const gather = 100 * time.Millisecond
+// How long Follow waits for more changes before it reads the ledger: at least and, while claims are
+// prepared or given up, at most. Reading it and watching their claims would take the processor from
+// these. Their pods' containers come later. A create waits two seconds for a tie.
+const (
+	leastGather = 100 * time.Millisecond
+	mostGather  = 600 * time.Millisecond
+)
+
+func (d *Driver) gather() {
+	began := time.Now()
+	time.Sleep(leastGather)
+	for d.locks.busy() && time.Since(began) < mostGather {
+		time.Sleep(reportPause)
+	}
+}
 
 // retie updates the grants' ties to what is known of their claims. It returns the grants by claim.
 func (d *Driver) retie() (held map[types.UID][]grant.Grant, failed error) {

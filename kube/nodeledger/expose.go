@@ -24,8 +24,8 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	if e.Err != nil {
 		return grant.Reference{}, e.Err
 	}
-	if err = e.keepErr; err == nil {
-		err = at.expose(e.Reference)
+	if err = errors.Join(e.keepErr, e.Unprepared); err == nil {
+		_, err = files.ExposeWith(e.Reference, func(grant.ID) error { return nil })
 	}
 	if err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
@@ -34,7 +34,7 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	return e.Reference, nil
 }
 
-// expose writes the CDI file of a grant.
+// expose writes the CDI file of a grant that was entered before, and makes the files of its limits.
 func (l Ledger) expose(r grant.Reference) error {
 	prepare := func(id grant.ID) error { return grants.Prepare(l.Open(), id) }
 	if l.Together != nil {

@@ -22,17 +22,26 @@ import (
 // keep writes the reference of a grant to a file that only root can read. The kubelet's checkpoint
 // is as private.
 func (l Ledger) keep(r grant.Reference) error {
-	if l.References == "" {
-		return nil
-	}
-	err := os.MkdirAll(l.References, 0o700)
-	if err == nil {
-		err = host.ReplaceFile(l.kept(r.ID), []byte(r.String()+"\n"), 0o600, host.Durable)
-	}
-	if err != nil {
+	if err := l.keepAll([]grant.Reference{r}); err != nil {
 		return fmt.Errorf("cannot keep the reference of grant %s: %w", r.ID, err)
 	}
 	return nil
+}
+
+// keepAll is keep for several references, which takes hardly longer than for one. On an error some
+// of them may be kept.
+func (l Ledger) keepAll(references []grant.Reference) error {
+	if l.References == "" || len(references) == 0 {
+		return nil
+	}
+	if err := os.MkdirAll(l.References, 0o700); err != nil {
+		return err
+	}
+	content := map[string][]byte{}
+	for _, r := range references {
+		content[string(r.ID)] = []byte(r.String() + "\n")
+	}
+	return host.ReplaceFiles(l.References, content, 0o600)
 }
 
 func (l Ledger) kept(id grant.ID) string { return filepath.Join(l.References, string(id)) }

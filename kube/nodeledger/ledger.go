@@ -24,6 +24,8 @@ type Ledger struct {
 
 	// serves callers that come at the same time; nil: each is served alone
 	Together *Together
+
+	node *node.Node // that of opened; nil: not opened
 }
 
 // Content is the content of the ledger at one moment.
@@ -68,7 +70,7 @@ func ReadNode(n *node.Node) (grants.Overview, error) { return grants.Read(n) }
 // WithConfigOf returns a Ledger that keeps the configuration with which a content was read, even if
 // the file has changed since.
 func (l Ledger) WithConfigOf(c Content) Ledger {
-	l.Open = func() *node.Node { return c.Node }
+	l.Open, l.node = func() *node.Node { return c.Node }, nil
 	l.Together = nil // the others have the present configuration
 	return l
 }
@@ -77,7 +79,14 @@ func (l Ledger) WithConfigOf(c Content) Ledger {
 // done. A configuration that cannot be read is an error: its node would have the directories of the
 // defaults, with another ledger and other CDI files.
 func (l Ledger) opened() (Ledger, error) {
-	n := l.Open()
+	switch {
+	case l.node != nil: // no other caller may get this one, which is older
+	case l.Together == nil:
+		l.node = l.Open()
+	default:
+		l.node = l.Together.opens.do(l, openAll)
+	}
+	n := l.node
 	l.Open = func() *node.Node { return n }
 	return l, n.Broken
 }
@@ -118,6 +127,7 @@ func (l Ledger) enter(what entry) (e outcome) {
 		e.Grant, e.Reference, e.Err = grants.Enter(l.Open(), what.ask)
 		if e.Err == nil && what.keeps {
 			e.keepErr = l.keep(e.Reference)
+			e.Unprepared = grants.Prepare(l.Open(), e.Grant.ID)
 		}
 	} else {
 		e = l.Together.enters.do(what, enterAll)

@@ -2,8 +2,10 @@ package nodeledger_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +150,41 @@ func TestPreparedTogether(t *testing.T) {
 	var locked *ledger.LockError
 	if !errors.As(errs[0], &locked) || !errors.As(errs[1], &locked) {
 		t.Errorf("while the ledger is locked: got %v", errs)
+	}
+}
+
+// The files of limits are made with the grant. Where that is impossible there is none.
+func TestAGrantWithoutItsLimits(t *testing.T) {
+	shim := t.TempDir()
+	head := append([]byte("\x7fELF\x02\x01"), make([]byte, 14)...) // a library by its head
+	head[16], head[18] = 3, map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		if err := os.WriteFile(shim+"/"+name, head, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
+		t.Run(name, func(t *testing.T) {
+			n := nodeledgertest.New(t, 1, 16*grant.GiB, fmt.Sprintf("[enforcement]\nshim = %q\n", shim))
+			n.Together, n.References = together, n.Dir+"/references"
+			inv, _ := n.Open().Inventory()
+			inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileLibrary, Bits: 64, Target: "/usr/lib",
+				Path: "/usr/lib/libcuda.so.580.65.06", Names: []string{"libcuda.so.1"}}}
+			n.SetInventory(inv)
+			if err := errors.Join(os.MkdirAll(n.Dir+"/run", 0o700),
+				os.WriteFile(n.Dir+"/run/limits", nil, 0o600)); err != nil { // where the directory is to be
+				t.Fatal(err)
+			}
+			_, err := n.EnterExposed(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer})
+			if err == nil || !strings.Contains(err.Error(), "limits") {
+				t.Errorf("got %v", err)
+			}
+			references, err := os.ReadDir(n.References)
+			files, e := os.ReadDir(n.Dir + "/cdi")
+			if err != nil || e != nil || len(references)+len(files)+len(n.Grants()) > 0 {
+				t.Errorf("there are %v (%v), %v (%v) and %+v", references, err, files, e, n.Grants())
+			}
+		})
 	}
 }
 

@@ -2,11 +2,14 @@ package nodeledger
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // Together serves callers that come at the same time by one reading of the ledger, and by one
@@ -15,6 +18,7 @@ import (
 type Together struct {
 	reads    combined[Ledger, reading]
 	enters   combined[entry, outcome]
+	opens    combined[Ledger, *node.Node]
 	prepares combined[prepared, error]
 }
 
@@ -46,6 +50,13 @@ func readAll(ledgers []Ledger) []reading {
 	return all
 }
 
+// openAll opens the node once. Its inventory is read once for all of them.
+func openAll(ledgers []Ledger) []*node.Node {
+	n := ledgers[0].Open()
+	n.Keep()
+	return slices.Repeat([]*node.Node{n}, len(ledgers))
+}
+
 // enterAll writes the references while the ledger is written: each waits for the disk. A reference
 // without a grant, as a crash can leave it, opens nothing, and RemoveOrphans removes it.
 func enterAll(all []entry) []outcome {
@@ -53,17 +64,23 @@ func enterAll(all []entry) []outcome {
 	for i, e := range all {
 		asks[i] = e.ask
 	}
+	var keepErr error
 	keep := func(now []grants.Entered) {
-		var each sync.WaitGroup
+		var references []grant.Reference
 		for i, e := range all {
 			if e.keeps && now[i].Err == nil {
-				each.Go(func() { out[i].keepErr = e.ledger.keep(now[i].Reference) })
+				references = append(references, now[i].Reference)
 			}
 		}
-		each.Wait()
+		if keepErr = all[0].ledger.keepAll(references); keepErr != nil {
+			keepErr = fmt.Errorf("cannot keep the references of grants: %w", keepErr)
+		}
 	}
 	for i, e := range grants.EnterAll(all[0].ledger.Open(), asks, keep) {
-		if out[i].Entered = e; e.Err != nil && all[i].keeps && e.Grant.ID != "" {
+		if out[i].Entered = e; all[i].keeps {
+			out[i].keepErr = keepErr
+		}
+		if e.Err != nil && all[i].keeps && e.Grant.ID != "" {
 			out[i].Err = errors.Join(e.Err, all[i].ledger.dropKept(e.Grant.ID))
 		}
 	}

@@ -171,18 +171,19 @@ func nodesOf(all *corev1.NodeList, names []string) *corev1.NodeList {
 
 // prioritize scores nodes from 0 to placement.Best. That is more than extenders usually answer, and
 // kube-scheduler multiplies it all the same: GPUs are dearer than what else it scores. Nodes that
-// have just refused a pod come last.
+// have just refused a pod of the same namespace come last.
 func (s *Scheduler) prioritize(a *extender.ExtenderArgs) *extender.HostPriorityList {
 	names := namesOf(a)
 	list := make(extender.HostPriorityList, 0, len(names))
 	var w placement.Wish
 	wants := false
+	var avoided map[string]bool
 	if a.Pod != nil {
+		avoided = s.refused.avoided(a.Pod.Namespace, s.Now())
 		var err error
 		w, wants, err = s.Wish(a.Pod)
 		wants = wants && err == nil
 	}
-	avoided := s.refused.avoided(s.Now())
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	for _, name := range names {

@@ -24,15 +24,22 @@ const avoidance = time.Minute
 // the pod would be refused there, too.
 var roomCodes = []grant.Code{grant.NoCapacity, grant.ModeConflict, grant.GPUUnhealthy, grant.MPSNotReady}
 
-// refusalText finds the code in what the kubelet says about a container (docs/refusals.md).
-var refusalText = regexp.MustCompile(`gpuledger: refused \(([a-z-]+)\)`)
+// refusalText finds the code in what the kubelet says about a container that did not start
+// (docs/refusals.md). Before gpuledger's words are only those of the engine and the runtime. A
+// tenant's words, such as the name of a program that is not there, are quoted, in brackets or a
+// part of a path there.
+var refusalText = regexp.MustCompile("^[^\"'`(){}\\[\\]/\\\\\n]*gpuledger: refused \\(([a-z-]+)\\): ")
 
 // refused are the pods that their node refuses for want of room.
 type refused struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*refusedPod
-	nodes map[string]time.Time // which refused one, and when
+	nodes map[nodeFor]time.Time // which refused one, and when
 }
+
+// nodeFor is a node for the pods of a namespace. What a tenant's pods are refused for, or seem to
+// be, changes nothing for the pods of others.
+type nodeFor struct{ namespace, node string }
 
 type refusedPod struct {
 	pod   *corev1.Pod
@@ -52,7 +59,7 @@ func (r *refused) pod(pod *corev1.Pod, now time.Time) {
 		delete(r.pods, pod.UID)
 	case known == nil:
 		r.pods[pod.UID] = &refusedPod{pod: pod, code: code, since: now}
-		r.nodes[pod.Spec.NodeName] = now
+		r.nodes[nodeFor{pod.Namespace, pod.Spec.NodeName}] = now
 	default:
 		known.pod, known.code = pod, code
 	}
@@ -64,16 +71,16 @@ func (r *refused) gone(uid types.UID) {
 	delete(r.pods, uid)
 }
 
-// avoided returns the nodes that have just refused a pod.
-func (r *refused) avoided(now time.Time) map[string]bool {
+// avoided returns the nodes that have just refused a pod of a namespace.
+func (r *refused) avoided(namespace string, now time.Time) map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := map[string]bool{}
-	for name, at := range r.nodes {
-		if now.Sub(at) < avoidance {
-			all[name] = true
-		} else {
-			delete(r.nodes, name)
+	for of, at := range r.nodes {
+		if now.Sub(at) >= avoidance {
+			delete(r.nodes, of)
+		} else if of.namespace == namespace {
+			all[of.node] = true
 		}
 	}
 	return all
@@ -111,7 +118,10 @@ func refusalOf(pod *corev1.Pod) grant.Code {
 		if _, placed := allocationOf(pod, c.Name); !placed || c.State.Waiting == nil {
 			continue
 		}
-		texts := []string{c.State.Waiting.Message}
+		var texts []string
+		if neverRan(c.State.Waiting.Reason) {
+			texts = append(texts, c.State.Waiting.Message)
+		}
 		// between two tries the runtime's words are those about the last one
 		if last := c.LastTerminationState.Terminated; last != nil && neverRan(last.Reason) {
 			texts = append(texts, last.Message)

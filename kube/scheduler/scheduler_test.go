@@ -558,6 +558,12 @@ func TestTwoProcessesAndTheLedger(t *testing.T) {
 	if list[0].Score != 0 || list[1].Score == 0 {
 		t.Errorf("the node that has refused does not come last: %v", list)
 	}
+	other := podOf("other", 4)
+	other.Namespace = "other-team"
+	call(t, one, "prioritize", extender.ExtenderArgs{Pod: other, NodeNames: &names}, &list)
+	if list[0].Score == 0 {
+		t.Errorf("it comes last for others, too: %v", list)
+	}
 }
 
 func waitingFor(pod *corev1.Pod, reason, message string) *corev1.Pod {
@@ -594,6 +600,22 @@ func TestWhichPodsAreMoved(t *testing.T) {
 			p.Status.ContainerStatuses[0].LastTerminationState.Terminated =
 				&corev1.ContainerStateTerminated{Reason: "StartError", Message: text}
 		}, grant.NoCapacity, "GPUMoved"},
+		"created by CRI-O": {func(p *corev1.Pod) {
+			w := p.Status.ContainerStatuses[0].State.Waiting
+			w.Reason, w.Message = "CreateContainerError", "container create failed: "+w.Message+"\nhint: ..."
+		}, grant.NoCapacity, "GPUMoved"},
+		"with such a text in its image's name": {func(p *corev1.Pod) {
+			p.Status.ContainerStatuses[0].State.Waiting.Reason = "InvalidImageName"
+		}, grant.NoCapacity, ""},
+		"with such a text as its program": {func(p *corev1.Pod) {
+			w := p.Status.ContainerStatuses[0].State.Waiting
+			w.Message = `OCI runtime create failed: runc create failed: unable to start container process: ` +
+				`error during container init: exec: "` + w.Message + `": executable file not found in $PATH`
+		}, grant.NoCapacity, ""},
+		"with such a text as its directory": {func(p *corev1.Pod) {
+			w := p.Status.ContainerStatuses[0].State.Waiting
+			w.Message = "failed to create containerd task: mkdir /run/" + w.Message + ": not a directory"
+		}, grant.NoCapacity, ""},
 		"that printed such a text itself": {func(p *corev1.Pod) {
 			text := p.Status.ContainerStatuses[0].State.Waiting.Message
 			p.Status.ContainerStatuses[0].State.Waiting.Message = "back-off 10s restarting failed container"

@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 const (
@@ -25,8 +27,10 @@ const (
 	nowhere = "gpuledger-uninstall"
 )
 
+const devicePlugin = "gpuledger-device-plugin"
+
 // agents are the names of the agents' DaemonSets.
-var agents = []string{"gpuledger-dra", "gpuledger-device-plugin"}
+var agents = []string{"gpuledger-dra", devicePlugin}
 
 // Uninstall is what is to be taken from the nodes.
 type Uninstall struct {
@@ -56,7 +60,10 @@ func (u Uninstall) Run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, u.startAgents(context.WithoutCancel(ctx), selectors))
 	}
-	if err := u.returnNodes(ctx); err != nil {
+	if _, published := selectors[devicePlugin]; published {
+		err = u.forgetLedgers(ctx)
+	}
+	if err = errors.Join(err, u.returnNodes(ctx)); err != nil {
 		return err
 	}
 	err = u.wait(ctx, u.Setups, returned, "the nodes")
@@ -125,6 +132,28 @@ func (u Uninstall) startAgents(ctx context.Context, selectors map[string]map[str
 			failed = errors.Join(failed, err)
 		} else {
 			u.Say("%s comes back to the nodes", name)
+		}
+	}
+	return failed
+}
+
+// forgetLedgers removes what the device plugin has published of the nodes' ledgers: no scheduler
+// may place a pod by it any more.
+func (u Uninstall) forgetLedgers(ctx context.Context) (failed error) {
+	nodes, err := u.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("cannot see which nodes have published their ledgers: %w", err)
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, nodestate.Annotation)
+	for _, n := range nodes.Items {
+		if _, published := n.Annotations[nodestate.Annotation]; !published {
+			continue
+		}
+		_, err := u.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = errors.Join(failed, fmt.Errorf("cannot remove what node %s has published: %w", n.Name,
+				err))
 		}
 	}
 	return failed

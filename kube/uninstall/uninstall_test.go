@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 const ours = "gpuledger-system"
@@ -119,6 +121,39 @@ func TestNodesAreGivenBack(t *testing.T) {
 	}
 	if err := c.run("gpuledger-setup", "gpuledger-setup-h100"); err != nil {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// No scheduler may place a pod by what a node published once. Without the device plugin, whose
+// account may not do that, nothing is looked for.
+func TestWhatNodesPublishedIsRemoved(t *testing.T) {
+	node := func(name string, notes map[string]string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: notes}}
+	}
+	all := []runtime.Object{config(nil), setup("gpuledger-setup"),
+		node("a", map[string]string{nodestate.Annotation: "{}", "other": "stays"}), node("b", nil)}
+	c := newCluster(t, true, append(all, set("gpuledger-device-plugin", corev1.PodSpec{}))...)
+	if err := c.run("gpuledger-setup"); err != nil {
+		t.Fatal(err)
+	}
+	after, err := c.client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || !maps.Equal(after.Annotations, map[string]string{"other": "stays"}) {
+		t.Errorf("the node has %v, %v", after.Annotations, err)
+	}
+	for _, a := range c.client.Actions() {
+		p, is := a.(clienttesting.PatchAction)
+		if is && p.GetResource().Resource == "nodes" && p.GetName() != "a" {
+			t.Errorf("node %s was changed", p.GetName())
+		}
+	}
+	c = newCluster(t, true, append(all, set("gpuledger-dra", corev1.PodSpec{}))...)
+	if err := c.run("gpuledger-setup"); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range c.client.Actions() {
+		if a.GetResource().Resource == "nodes" {
+			t.Errorf("with the DRA driver: %v", a)
+		}
 	}
 }
 

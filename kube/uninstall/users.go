@@ -18,7 +18,7 @@ import (
 // has.
 func (u Uninstall) users(ctx context.Context) (users []string, err error) {
 	look := map[string]func(context.Context) ([]string, error){"gpuledger-dra": u.claims,
-		"gpuledger-device-plugin": u.pods}
+		devicePlugin: u.pods}
 	for _, name := range agents {
 		set, err := u.daemonSet(ctx, name)
 		if err != nil {

@@ -32,57 +32,74 @@ type Registration struct {
 
 // Ensure enters the webhooks, unless they are there.
 func (r Registration) Ensure(ctx context.Context, trust []byte) error {
-	mutating := r.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		is, err := mutating.Get(ctx, r.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		// IfNeeded: another webhook may add such names to a pod afterwards
-		again := admissionregistration.IfNeededReinvocationPolicy
-		fail := admissionregistration.Fail
-		want := is.DeepCopy()
-		want.Webhooks = []admissionregistration.MutatingWebhook{{Name: "pods.gpuledger.dev",
-			ClientConfig: r.client(MutatePath, trust), Rules: rules(), FailurePolicy: &fail,
-			MatchPolicy: ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
-			ObjectSelector: &metav1.LabelSelector{},
-			SideEffects:    ptr(admissionregistration.SideEffectClassNoneOnDryRun),
-			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
-			ReinvocationPolicy: &again, MatchConditions: r.conditions()}}
-		if equality.Semantic.DeepEqual(is.Webhooks, want.Webhooks) {
-			return nil
-		}
-		_, err = mutating.Update(ctx, want, metav1.UpdateOptions{})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("cannot enter the webhook: %w", err)
+	api := r.Client.AdmissionregistrationV1()
+	err := fill(ctx, r.Name, api.MutatingWebhookConfigurations(),
+		func(c *admissionregistration.MutatingWebhookConfiguration) bool {
+			return replace(&c.Webhooks, r.mutating(trust))
+		})
+	if err == nil {
+		err = fill(ctx, r.Name, api.ValidatingWebhookConfigurations(),
+			func(c *admissionregistration.ValidatingWebhookConfiguration) bool {
+				return replace(&c.Webhooks, r.validating(trust))
+			})
 	}
-	validating := r.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		is, err := validating.Get(ctx, r.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		ignore := admissionregistration.Ignore
-		want := is.DeepCopy()
-		want.Webhooks = []admissionregistration.ValidatingWebhook{{Name: "pods.gpuledger.dev",
-			ClientConfig: r.client(ValidatePath, trust), Rules: rules(), FailurePolicy: &ignore,
-			MatchPolicy: ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
-			ObjectSelector: &metav1.LabelSelector{},
-			SideEffects:    ptr(admissionregistration.SideEffectClassNone),
-			TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
-			MatchConditions: r.conditions()}}
-		if equality.Semantic.DeepEqual(is.Webhooks, want.Webhooks) {
-			return nil
-		}
-		_, err = validating.Update(ctx, want, metav1.UpdateOptions{})
-		return err
-	})
 	if err != nil {
 		return fmt.Errorf("cannot enter the webhook: %w", err)
 	}
 	return nil
+}
+
+// configurations are the part of a client that fill needs.
+type configurations[C any] interface {
+	Get(context.Context, string, metav1.GetOptions) (C, error)
+	Update(context.Context, C, metav1.UpdateOptions) (C, error)
+}
+
+// fill changes a configuration, if change does that.
+func fill[C any](ctx context.Context, name string, api configurations[C], change func(C) bool) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		c, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil || !change(c) {
+			return err
+		}
+		_, err = api.Update(ctx, c, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// replace sets the webhooks of a configuration, and reports whether they were others.
+func replace[W any](is *[]W, want W) (changed bool) {
+	changed = !equality.Semantic.DeepEqual(*is, []W{want})
+	*is = []W{want}
+	return changed
+}
+
+const webhookName = "pods.gpuledger.dev"
+
+// mutating fails closed, and is asked once more after others: another webhook may add such names to
+// a pod.
+func (r Registration) mutating(trust []byte) admissionregistration.MutatingWebhook {
+	return admissionregistration.MutatingWebhook{Name: webhookName,
+		ClientConfig: r.client(MutatePath, trust), Rules: rules(),
+		FailurePolicy: ptr(admissionregistration.Fail),
+		MatchPolicy:   ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
+		ObjectSelector: &metav1.LabelSelector{},
+		SideEffects:    ptr(admissionregistration.SideEffectClassNoneOnDryRun),
+		TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
+		ReinvocationPolicy: ptr(admissionregistration.IfNeededReinvocationPolicy),
+		MatchConditions:    r.conditions()}
+}
+
+// validating fails open: what it refuses, the scheduler and the node refuse as well.
+func (r Registration) validating(trust []byte) admissionregistration.ValidatingWebhook {
+	return admissionregistration.ValidatingWebhook{Name: webhookName,
+		ClientConfig: r.client(ValidatePath, trust), Rules: rules(),
+		FailurePolicy: ptr(admissionregistration.Ignore),
+		MatchPolicy:   ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
+		ObjectSelector: &metav1.LabelSelector{},
+		SideEffects:    ptr(admissionregistration.SideEffectClassNone),
+		TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
+		MatchConditions: r.conditions()}
 }
 
 func ptr[T any](v T) *T { return &v }

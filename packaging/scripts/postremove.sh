@@ -5,7 +5,7 @@ set -e
 if [ "${1:-}" = purge ]; then
   ! grep -qs ' /run/gpuledger/limits ' /proc/self/mounts || umount --lazy /run/gpuledger/limits
   rm -f /run/cdi/gpuledger.dev-*.json # secrets of grants, and a hook that is not there any more
-  rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger
+  rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /run/gpuledger-users
   rm -f /etc/systemd/system/multi-user.target.wants/gpuledgerd.service
   ! [ -d /etc/gpuledger ] || rmdir --ignore-fail-on-non-empty /etc/gpuledger
 fi

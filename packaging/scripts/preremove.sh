@@ -56,3 +56,4 @@ if [ -d /run/systemd/system ]; then
   systemctl --quiet disable --now gpuledgerd.service || true
   systemctl stop gpuledger-inventory.path || true
 fi
+gpuledgerd close-nodes || true # the nodes of GPUs that users could open

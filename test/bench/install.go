@@ -26,8 +26,11 @@ func (r *rig) install() (err error) {
 	if r.tree, err = filepath.Abs(r.tree); err != nil {
 		return err
 	}
-	for _, program := range []*string{&r.runtime, &r.wrapper, &r.cli, &r.peer} {
+	for _, program := range []*string{&r.runtime, &r.crun, &r.wrapper, &r.cli, &r.peer} {
 		from := *program
+		if from == "" {
+			continue
+		}
 		*program = filepath.Join(r.tree, "bin", filepath.Base(from))
 		if err := r.copied(from, *program); err != nil {
 			return err

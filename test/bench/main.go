@@ -114,6 +114,7 @@ func measureAll(ctx context.Context, o options) (err error) {
 		{"create without a GPU", createNoGPU},
 		{"create without a GPU, the wrappers alone", createNoGPUAlone},
 		{"list", list},
+		{"life without a GPU", lives},
 		{"create with a grant", createGranted},
 		{"create with a grant and the driver's files", createWithDriver},
 		{"create with a grant, the wrapper alone", createGrantedAlone},

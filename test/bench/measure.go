@@ -20,27 +20,38 @@ type contestant struct {
 	after   func() error // not timed; may be nil
 }
 
-// compare runs every contestant once a round, each round in a new random order. A temporary
-// disturbance of the machine then affects all of them, and a ratio within a round stays meaningful.
-// The first rounds fill caches and are not kept.
+// compare measures every contestant once a round.
 func (r *rig) compare(rounds int, contestants ...contestant) ([][]time.Duration, error) {
+	return inTurns(r, rounds, len(contestants), func(i int) (time.Duration, error) {
+		took, err := r.once(contestants[i])
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", contestants[i].name, err)
+		}
+		return took, nil
+	})
+}
+
+// inTurns measures each of n contestants once a round, each round in a new random order. A
+// temporary disturbance of the machine then affects all of them, and a ratio within a round stays
+// meaningful. The first rounds fill caches and are not kept.
+func inTurns[T any](r *rig, rounds, n int, measure func(int) (T, error)) ([][]T, error) {
 	const warmUp = 3
-	times := make([][]time.Duration, len(contestants))
+	kept := make([][]T, n)
 	for round := range warmUp + rounds {
-		for _, i := range rand.Perm(len(contestants)) {
-			if err := r.ctx.Err(); err != nil {
+		for _, i := range rand.Perm(n) {
+			if r.ctx.Err() != nil {
 				return nil, fmt.Errorf("interrupted")
 			}
-			took, err := r.once(contestants[i])
+			measured, err := measure(i)
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", contestants[i].name, err)
+				return nil, err
 			}
 			if round >= warmUp {
-				times[i] = append(times[i], took)
+				kept[i] = append(kept[i], measured)
 			}
 		}
 	}
-	return times, nil
+	return kept, nil
 }
 
 func (r *rig) once(c contestant) (time.Duration, error) {

@@ -22,6 +22,7 @@ type rig struct {
 	options   options
 	dir       string
 	runtime   string // the bare runtime
+	crun      string // the second one; "": there is none
 	wrapper   string // gpuledger-runtime
 	cli       string // gpuledger
 	peer      string // nvidia-container-runtime
@@ -55,6 +56,7 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	if r.runtime, err = exec.LookPath(o.runtime); err != nil {
 		return nil, fmt.Errorf("cannot find the bare runtime: %w", err)
 	}
+	r.crun, _ = exec.LookPath("crun")
 	if err := os.MkdirAll(".cache", 0o755); err != nil {
 		return nil, err
 	}
@@ -215,7 +217,7 @@ func (r *rig) removeCgroups() error {
 				for _, leaf := range leaves {
 					_ = os.Remove(filepath.Dir(leaf))
 				}
-				if err := os.Remove(group); err != nil {
+				if err := removeCgroup(group); err != nil {
 					last = fmt.Errorf("cannot remove a cgroup: %w", err)
 				}
 			}
@@ -226,4 +228,13 @@ func (r *rig) removeCgroups() error {
 		time.Sleep(20 * time.Millisecond) // a cgroup stays busy for a moment after its last process
 	}
 	return last
+}
+
+// removeCgroup removes an empty cgroup, or the plain files that crun writes where no cgroup file
+// system is (test/rig/cgroup1.sh).
+func removeCgroup(dir string) error {
+	if fileSystem(dir) == "tmpfs" {
+		return os.RemoveAll(dir)
+	}
+	return os.Remove(dir)
 }

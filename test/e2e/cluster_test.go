@@ -39,6 +39,7 @@ var claimRows = []clusterRow{
 	{"refused when it is prepared, with the reason in the pod's events",
 		func(s *site, d **daemon) { s.preparing(d) }},
 	{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
+	{"manifests of others become claims", func(s *site, _ **daemon) { s.claimsOfOthers() }},
 	{"pods come and go while all is killed",
 		func(s *site, d **daemon) { (*d).kill(); *d = s.claimStorm() }},
 }
@@ -189,7 +190,8 @@ func (s *site) runsIn(name, container string) string {
 	defer func() {
 		if text == "" {
 			s.T.Logf("pod %s: %s\nthe node offers: %s", name,
-				s.kubectl("describe", "pod,resourceclaim", name, "-n", "team").Stdout,
+				s.kubectl("describe", "pod", name, "-n", "team").Stdout+
+					s.kubectl("describe", "resourceclaim", name, "-n", "team").Stdout,
 				s.kubectl("get", "resourceslices", "-o", "json").Stdout)
 		}
 	}()

@@ -49,6 +49,10 @@ func docker(s *site, path string, m moby) []client {
 		config["features"] = object{"containerd-snapshotter": false, "cdi": true}
 		config["cdi-spec-dirs"] = []string{"/etc/cdi", "/var/run/cdi"}
 	}
+	// Docker looks for NVIDIA's hook when it starts, and without it knows no --gpus.
+	hook := filepath.Join(s.dir, "toolkit", "nvidia-container-runtime-hook")
+	script(s.T, hook, "exit 0\n")
+	must(s.T, os.Setenv("PATH", filepath.Dir(hook)+":"+os.Getenv("PATH")))
 	writeFile(s.T, "/etc/docker/daemon.json", string(encode(s.T, config)))
 	s.settled()
 	m.http = &http.Client{Transport: &http.Transport{
@@ -133,6 +137,10 @@ func (m moby) body(s *site, c container) []byte {
 			"CgroupPermissions": "rwm"})
 	}
 	host["Binds"], host["Devices"] = binds, devices
+	if len(c.gpus) > 0 { // as the docker client and Compose write it
+		host["DeviceRequests"] = []object{{"Driver": "nvidia", "DeviceIDs": c.gpus,
+			"Capabilities": [][]string{{"gpu"}}}}
+	}
 	if len(c.cdi) > 0 {
 		host["DeviceRequests"] = []object{{"Driver": "cdi", "DeviceIDs": c.cdi}}
 	}

@@ -183,6 +183,7 @@ type container struct {
 	devices     []string // of the machine's /dev
 	binds       []bind   // read-write
 	cdi         []string // names of devices
+	gpus        []string // of Docker's --gpus and of Compose's reservations
 	privileged  bool
 	hostPID     bool
 	hostNetwork bool
@@ -265,6 +266,9 @@ func TestEngine(t *testing.T) {
 			t.Run("story", func(t *testing.T) { story(t, s, cl) })
 			if s.entry.only != nil {
 				return
+			}
+			if s.engine.trust == grant.Podman || s.engine.trust == grant.Docker {
+				t.Run("sharing", func(t *testing.T) { sharing(t, s.in(t), cl) })
 			}
 			t.Run("harmless", func(t *testing.T) { harmless(t, s, cl) })
 			t.Run("privileged", func(t *testing.T) { privileged(t, s, cl) })

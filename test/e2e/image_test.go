@@ -16,11 +16,11 @@ import (
 )
 
 // archives makes the images, by name, as archives that every engine loads. No registry is reachable
-// or needed.
-func archives(t *testing.T, dir string) map[string]string {
+// or needed. more are programs for the layer, by name.
+func archives(t *testing.T, dir string, more map[string]string) map[string]string {
 	t.Helper()
 	must(t, os.MkdirAll(dir, 0o755))
-	layer := busyboxLayer(t)
+	layer := busyboxLayer(t, more)
 	paths := map[string]string{image: filepath.Join(dir, "busybox.tar"),
 		pauseImage: filepath.Join(dir, "pause.tar")}
 	must(t, os.WriteFile(paths[image], archive(t, image, layer, nil), 0o644))
@@ -51,8 +51,8 @@ func archive(t *testing.T, name string, layer []byte, entrypoint []string) []byt
 	return out.Bytes()
 }
 
-// busyboxLayer is a root file system with nothing but busybox.
-func busyboxLayer(t *testing.T) []byte {
+// busyboxLayer is a root file system with nothing but busybox and these programs.
+func busyboxLayer(t *testing.T, more map[string]string) []byte {
 	t.Helper()
 	path, err := exec.LookPath("busybox")
 	must(t, err)
@@ -69,6 +69,11 @@ func busyboxLayer(t *testing.T) []byte {
 	put(t, w, tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox)
 	for _, applet := range []string{"sh", "sleep", "cat", "sed", "mknod", "rm", "echo", "true"} {
 		put(t, w, tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
+	}
+	for name, path := range more {
+		program, err := os.ReadFile(path)
+		must(t, err)
+		put(t, w, tar.Header{Name: "bin/" + name, Mode: 0o755}, program)
 	}
 	must(t, w.Close())
 	return out.Bytes()

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,13 +19,15 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// sample is a manifest of kube/webhook/testdata. The third column of the table of
-// docs/kubernetes-dialects.md is not tested here: there the pods get claims.
+// sample is a manifest of kube/webhook/testdata.
 type sample struct {
 	name, text string
 	config     string            // the file that its first line names
 	labels     map[string]string // of the node that it selects
+	mps        bool              // its only container gets a GPU in mode mps
+	each       grant.Bytes       // and so much of it
 	becomes    string            // with our scheduler, as the table says
+	claims     string            // with the DRA driver, as the table says
 }
 
 const (
@@ -35,13 +38,11 @@ const (
 // waiting are the samples that no GPU of the machine serves, and the reason that their users read.
 var waiting = map[string]string{
 	"ours-product": "no GPU is one of A100, H100",
-	"ack-mps":      "no GPU takes grants in mode mps",
-	"nvidia-mps":   "no GPU takes grants in mode mps",
 }
 
-// noDaemon is why no sample runs in mode mps.
-const noDaemon = "manifests in mode mps wait, with a sentence: the machine has no gpuledgerd and none of " +
-	"NVIDIA's programs of MPS"
+// standInMPS is what mode mps is shown with.
+const standInMPS = "manifests in mode mps run with gpuledgerd and a stand-in for NVIDIA's programs of MPS " +
+	"(test/fakemps)"
 
 func samples(t testing.TB) (all []sample) {
 	t.Helper()
@@ -62,7 +63,12 @@ func samples(t testing.TB) (all []sample) {
 			t.Fatalf("%s has no row about %s", samplesPage, name)
 		}
 		s.becomes = cells[1]
+		s.claims, _, _ = strings.Cut(cells[2], " |\n")
 		s.labels = podSpec(t, s.text).NodeSelector
+		s.mps = strings.HasSuffix(s.becomes, ", mode mps") || s.labels["ack.node.gpu.schedule"] == "mps"
+		if s.mps {
+			s.each, _ = memoryOf(gets.FindStringSubmatch(s.becomes)[3])
+		}
 		all = append(all, s)
 	}
 	if len(all) < 26 {
@@ -104,6 +110,9 @@ func (s sample) forThisNode() string {
 	return imageLine.ReplaceAllStringFunc(s.text, func(line string) string {
 		part := imageLine.FindStringSubmatch(line)
 		command := seesNodes + "echo " + strings.TrimSpace(endMark) + "; exec sleep 100000"
+		if s.mps {
+			command = seesNodes + s.allocates() + command[len(seesNodes):]
+		}
 		if part[2] == "loader" {
 			command = initNodes
 		}
@@ -112,21 +121,44 @@ func (s sample) forThisNode() string {
 	})
 }
 
+// allocates is a client of MPS that takes all that the table says, and one MiB more.
+func (s sample) allocates() string {
+	return fmt.Sprintf("client 0:%d 0:1; ", s.each/grant.MiB)
+}
+
+// memoryOf reads an amount or a part of a GPU, and returns whether it is a share.
+func memoryOf(text string) (memory grant.Bytes, share bool) {
+	if percent, is := strings.CutSuffix(text, "%"); is {
+		part, _ := strconv.Atoi(percent)
+		return ofTheNode * grant.Bytes(part) / 100, true
+	}
+	memory, err := grant.ParseBytes(text)
+	return memory, err == nil
+}
+
 // manifestsOfOthers applies each manifest, with the webhook and the scheduler. It runs with what
 // the table says, or it is refused with the table's sentence.
 func (s *site) manifestsOfOthers() {
 	note(s.T, outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name,
-		Case: "manifests of others", Result: "ok", Why: noDaemon})
+		Case: "manifests of others", Result: "ok", Why: standInMPS})
 	defer s.schedulerEntered()()
 	defer s.webhookEntered()()
-	groups, order := map[string][]sample{}, []string{}
-	for _, m := range samples(s.T) {
+	for _, group := range inGroups(samples(s.T)) {
+		s.T.(*testing.T).Run(group[0].config, func(t *testing.T) { s.in(t).samplesOf(group) })
+	}
+}
+
+// inGroups puts samples together that are tried with one configuration and one set of labels.
+func inGroups(all []sample) (groups [][]sample) {
+	at := map[string]int{}
+	for _, m := range all {
 		key := fmt.Sprint(m.config, m.labels)
-		order, groups[key] = appendOnce(order, key), append(groups[key], m)
+		if _, known := at[key]; !known {
+			at[key], groups = len(groups), append(groups, nil)
+		}
+		groups[at[key]] = append(groups[at[key]], m)
 	}
-	for _, key := range order {
-		s.T.(*testing.T).Run(groups[key][0].config, func(t *testing.T) { s.in(t).samplesOf(groups[key]) })
-	}
+	return groups
 }
 
 // webhookEntered makes the webhook's objects. Its process fills the configurations.
@@ -148,9 +180,9 @@ const webhookAddress = "127.0.0.1:9443"
 func (s *site) samplesOf(all []sample) {
 	config, err := os.ReadFile(samplesDir + all[0].config)
 	must(s.T, err)
-	for key, value := range all[0].labels { // first: all processes read it before there is a pod
-		s.administer("label", "node", clusterNode, key+"="+value)
-		defer s.administer("label", "node", clusterNode, key+"-")
+	defer s.labeled(all[0].labels)() // first: all processes read it before there is a pod
+	if slices.ContainsFunc(all, func(m sample) bool { return m.mps }) {
+		defer s.servesMPS()()
 	}
 	names, annotations := namesIn(string(config))
 	p := s.placesBy(string(config), schedulerOf(s.T, names, annotations))
@@ -158,19 +190,10 @@ func (s *site) samplesOf(all []sample) {
 		p.ended()
 		s.offersEach(names, false) // or the next plugin's pods come before its first list
 	}()
-	hook := s.startAgent("webhook", "--agent", "device-plugin", "--kubeconfig",
-		etcKubernetes+"/gpuledger-webhook.yaml", "--listen", webhookAddress, "--url",
-		"https://"+webhookAddress, "--resources-file", etcKubernetes+"/resources.toml", "--interval", "200ms")
+	hook := s.startWebhook("device-plugin")
 	defer s.ends(hook)
 	s.offersEach(names, true)
-	asked := clusterPod("asked", func(pod, container object) {
-		pod["spec"].(object)["nodeName"] = "another"
-		container["resources"] = object{"limits": object{names[0]: 1}}
-	})
-	eventually(s.T, "the webhook is asked", func() bool {
-		return strings.Contains(s.kubectlWith(string(encode(s.T, asked)), "create", "-n", "team",
-			"--dry-run=server", "-f", "-").Stderr, "use a nodeSelector instead of nodeName")
-	})
+	s.webhookIsAsked(names[0])
 	for _, m := range all {
 		s.T.(*testing.T).Run(m.name, func(t *testing.T) {
 			at := p
@@ -178,6 +201,40 @@ func (s *site) samplesOf(all []sample) {
 			at.tried(m)
 		})
 	}
+}
+
+// labeled gives the node labels, and takes them back at the end.
+func (s *site) labeled(labels map[string]string) (end func()) {
+	s.T.Helper()
+	for key, value := range labels {
+		s.administer("label", "node", clusterNode, key+"="+value)
+	}
+	return func() {
+		for key := range labels {
+			s.administer("label", "node", clusterNode, key+"-")
+		}
+	}
+}
+
+func (s *site) startWebhook(agent string) *daemon {
+	s.T.Helper()
+	return s.startAgent("webhook", "--agent", agent, "--kubeconfig", etcKubernetes+"/gpuledger-webhook.yaml",
+		"--listen", webhookAddress, "--url", "https://"+webhookAddress, "--resources-file",
+		etcKubernetes+"/resources.toml", "--interval", "200ms", "--instead-of", "gpuledger-scheduler",
+		"--instead-of", "kai-scheduler")
+}
+
+// webhookIsAsked waits until the API server asks the webhook about pods with a resource.
+func (s *site) webhookIsAsked(resource string) {
+	s.T.Helper()
+	asked := clusterPod("asked", func(pod, container object) {
+		pod["spec"].(object)["nodeName"] = "another"
+		container["resources"] = object{"limits": object{resource: 1}}
+	})
+	eventually(s.T, "the webhook is asked", func() bool {
+		return strings.Contains(s.kubectlWith(string(encode(s.T, asked)), "create", "-n", "team",
+			"--dry-run=server", "-f", "-").Stderr, "use a nodeSelector instead of nodeName")
+	})
 }
 
 var nameLine = regexp.MustCompile(`(?m)^name = "(.*)"$`)
@@ -258,23 +315,12 @@ func (s placing) tried(m sample) {
 		s.nothingLeft()
 		s.published(0, 1)
 	}()
-	job := strings.Contains(m.text, "kind: Job")
 	if reason, refused := strings.CutPrefix(m.becomes, "refused: "); refused {
 		o.Result = "refused"
-		s.isRefused(m, r.Stderr, reason, job)
+		s.sampleRefused(m, r.Stderr, reason)
 		return
 	}
-	if r.Code != 0 {
-		s.T.Fatalf("kubectl apply: %+v", r)
-	}
-	pod := m.name
-	if job {
-		eventually(s.T, "the Job has a pod", func() bool {
-			pod = s.kubectl("get", "pods", "-n", "team", "-l", "job-name="+m.name, "-o",
-				"jsonpath={.items[*].metadata.name}").Stdout
-			return pod != ""
-		})
-	}
+	pod := s.podOf(m, r)
 	if reason := waiting[m.name]; reason != "" {
 		o.Result = "waits"
 		s.unplaced(pod, reason)
@@ -284,9 +330,28 @@ func (s placing) tried(m sample) {
 	s.hasWhatTheTableSays(m, pod)
 }
 
-func (s placing) isRefused(m sample, stderr, reason string, job bool) {
+func (m sample) isJob() bool { return strings.Contains(m.text, "kind: Job") }
+
+// podOf returns the name of a sample's pod, after it was applied.
+func (s *site) podOf(m sample, applied rig.Result) (pod string) {
 	s.T.Helper()
-	if !job {
+	if applied.Code != 0 {
+		s.T.Fatalf("kubectl apply: %+v", applied)
+	}
+	if !m.isJob() {
+		return m.name
+	}
+	eventually(s.T, "the Job has a pod", func() bool {
+		pod = s.kubectl("get", "pods", "-n", "team", "-l", "job-name="+m.name, "-o",
+			"jsonpath={.items[*].metadata.name}").Stdout
+		return pod != ""
+	})
+	return pod
+}
+
+func (s *site) sampleRefused(m sample, stderr, reason string) {
+	s.T.Helper()
+	if !m.isJob() {
 		if !strings.Contains(stderr, reason) {
 			s.T.Errorf("kubectl apply says %q, want %q", stderr, reason)
 		}
@@ -319,14 +384,14 @@ func (s placing) hasWhatTheTableSays(m sample, pod string) {
 			continue // an init container: its grant ends with it, before the others start
 		}
 		owners++
-		s.has(pod, found)
+		s.has(m, pod, found)
 	}
 	eventually(s.T, fmt.Sprintf("there are the grants of %d containers", owners),
 		func() bool { return len(s.Grants()) == owners })
 }
 
 // has compares a container's grant with what the table says, and with the nodes that it sees.
-func (s placing) has(pod string, want []string) {
+func (s placing) has(m sample, pod string, want []string) {
 	s.T.Helper()
 	sees := s.runsIn(pod, want[1])
 	owner, all := grant.PodOwner(s.podNamed(pod).Metadata.UID, want[1]), s.Grants()
@@ -340,18 +405,14 @@ func (s placing) has(pod string, want []string) {
 			number, _ = strconv.Atoi(n)
 		}
 	}
-	if amount, percent := strings.CutSuffix(want[3], "%"); percent {
-		part, err := strconv.Atoi(amount)
-		must(s.T, err)
-		memory, mode = ofTheNode*grant.Bytes(part)/100, grant.Limit
-	} else if amount != "" {
-		var err error
-		memory, err = grant.ParseBytes(amount)
-		must(s.T, err)
-		mode = grant.Limit
+	if amount, share := memoryOf(want[3]); share {
+		memory, mode = amount, grant.Limit
 	}
 	if want[6] != "" {
 		mode = grant.Mode(want[6])
+	}
+	if m.mps {
+		mode = grant.MPS
 	}
 	g, nodes := all[i], ""
 	for _, share := range g.GPUs {
@@ -364,6 +425,10 @@ func (s placing) has(pod string, want []string) {
 		want[5] != "" && strconv.Itoa(g.Compute) != want[5] || want[5] == "" && g.Compute != 0 {
 		s.T.Errorf("container %s has %+v, want %d GPUs in mode %s, compute %q", want[1], g, number, mode,
 			want[5])
+	}
+	if m.mps {
+		nodes += fmt.Sprintf("mps threads=%d\n0:%d CUDA_SUCCESS\n0:1 CUDA_ERROR_OUT_OF_MEMORY\n",
+			cmp.Or(g.Compute, 100), memory/grant.MiB)
 	}
 	if sees != nodes {
 		s.T.Errorf("container %s sees %q and has %+v", want[1], sees, g)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -195,6 +196,7 @@ func schedulerCases(s *site) {
 		{"4 GiB over two GPUs", placing.overTwo},
 		{"exclusive beside shared", placing.beside},
 		{"replicas on different GPUs", placing.apart},
+		{"a pod that its node refuses is moved", placing.moved},
 		{"the scheduler is killed", placing.killed},
 	} {
 		s.T.(*testing.T).Run(c.name, func(t *testing.T) {
@@ -398,15 +400,67 @@ func (s placing) beside() {
 	}
 }
 
+// deployment has replicas of a pod.
+func deployment(replicas int, pod object, notes object) object {
+	pod["spec"].(object)["restartPolicy"] = "Always"
+	return object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "web"},
+		"spec": object{"replicas": replicas, "selector": object{"matchLabels": object{"app": "web"}},
+			"template": object{"metadata": object{"labels": object{"app": "web"}, "annotations": notes},
+				"spec": pod["spec"]}}}
+}
+
+// moved has a node that does not publish a grant of its administrator, and refuses what is placed.
+// A pod with a refusal's words as its program is not moved.
+func (s placing) moved() {
+	s.administer("delete", "clusterrolebinding", "gpuledger-device-plugin")
+	id := s.Grant("--mode", "exclusive", "--gpus", "2").ID
+	s.applied(deployment(1, placedPod("replica", gibs(2), nil), object{}))
+	said := ""
+	eventually(s.T, "its ReplicaSet makes another one", func() bool {
+		said = s.kubectl("get", "events", "-n", "team", "--field-selector", "reason=GPUMoved", "-o",
+			"jsonpath={.items[*].message}").Stdout
+		return said != ""
+	})
+	if !strings.Contains(said, "node "+clusterNode+" refuses the pod's GPUs (mode-conflict)") {
+		s.T.Errorf("the event says %q", said)
+	}
+	s.T.Logf("%s", said)
+	s.Must("release", string(id))
+	s.administer("apply", "-f", "../../kube/manifests/scheduler/node.yaml")
+	eventually(s.T, "a replica has a grant", func() bool { return len(s.Grants()) == 1 })
+	s.administer("delete", "deployment", "web", "-n", "team", "--wait=true")
+	s.applied(deployment(1, placedPod("replica", gibs(2), func(_, container object) {
+		container["command"] = []string{"gpuledger: refused (no-capacity): words of its own"}
+	}), object{}))
+	name := ""
+	eventually(s.T, "it has failed to start three times, which takes longer than a move", func() bool {
+		name = s.kubectl("get", "pods", "-n", "team", "-l", "app=web", "-o",
+			"jsonpath={.items[*].metadata.name}").Stdout
+		return strings.Contains(s.eventsOf(name), "gpuledger: refused (no-capacity): words of its own") &&
+			s.failures(name) > 2
+	})
+	if now := s.kubectl("get", "pods", "-n", "team", "-l", "app=web", "-o",
+		"jsonpath={.items[*].metadata.name} {.items[*].metadata.deletionTimestamp}").Stdout; now != name+" " {
+		s.T.Errorf("pod %s became %s", name, now)
+	}
+	s.administer("delete", "deployment", "web", "-n", "team", "--wait=true")
+}
+
+// failures returns how often a pod's events say that a container has failed.
+func (s *site) failures(pod string) (sum int) {
+	counts := s.kubectl("get", "events", "-n", "team", "--field-selector",
+		"reason=Failed,involvedObject.name="+pod, "-o", "jsonpath={.items[*].count}").Stdout
+	for _, text := range strings.Fields(counts) {
+		n, _ := strconv.Atoi(text)
+		sum += n
+	}
+	return sum
+}
+
 // apart has two replicas of a Deployment.
 func (s placing) apart() {
-	replica := placedPod("replica", gibs(2), nil)
-	template := object{"metadata": object{"labels": object{"app": "web"},
-		"annotations": object{"gpuledger.dev/spread-replicas": "true"}}, "spec": replica["spec"]}
-	replica["spec"].(object)["restartPolicy"] = "Always"
-	s.applied(object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "web"},
-		"spec": object{"replicas": 2, "selector": object{"matchLabels": object{"app": "web"}},
-			"template": template}})
+	s.applied(deployment(2, placedPod("replica", gibs(2), nil),
+		object{"gpuledger.dev/spread-replicas": "true"}))
 	eventually(s.T, "two replicas have grants on different GPUs", func() bool {
 		g := s.Grants()
 		return len(g) == 2 && g[0].GPUs[0].UUID != g[1].GPUs[0].UUID

@@ -60,7 +60,7 @@ func newSite(t *testing.T) *site {
 	must(t, os.Symlink(s.Config, "/etc/gpuledger/config.toml")) // so engines need not pass an environment on
 	s.offerGPUs()
 	at.prepare(s)
-	s.images = archives(t, filepath.Join(s.dir, "images"))
+	s.images = archives(t, filepath.Join(s.dir, "images"), s.clientOfMPS())
 	writeFile(t, "/etc/cdi/nvidia.json", cdiSpec)
 	return s
 }

@@ -122,6 +122,15 @@ var cases = []struct {
 		c.env, c.cdi = []string{"GPULEDGER_GPU=1"}, []string{grant.CDIKindAsk + "=4GiB"}
 		return s.asks(c)
 	}},
+	{"asks by --gpus and a size", func(s *site, _ client, c container) storyCase {
+		c.env, c.gpus = []string{"GPULEDGER_MEMORY=4GiB"}, []string{"1"}
+		return s.asks(c)
+	}},
+	{"asks by --gpus alone", func(_ *site, _ client, c container) storyCase {
+		c.gpus = []string{"all"}
+		return storyCase{container: c, refused: grant.AskNotAllowed,
+			because: "asks for whole GPUs by --gpus, and on this node a container may ask for [limit]"}
+	}},
 	{gpuByName, func(s *site, _ client, c container) storyCase {
 		c.cdi = []string{grant.CDIKindGPU + "=" + s.uuid(0)}
 		return storyCase{container: c, refused: grant.GPUDeviceNode,
@@ -173,6 +182,9 @@ func story(t *testing.T, s *site, cl client) {
 
 // cannot is why a container cannot be requested here.
 func (s *site) cannot(cl client, c container) string {
+	if _, docker := cl.(moby); len(c.gpus) > 0 && !docker {
+		return "only Docker has --gpus"
+	}
 	if why := cl.cannot(c); why != "" || s.entry.cannot == nil {
 		return why
 	}

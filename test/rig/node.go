@@ -196,6 +196,7 @@ type Listed struct {
 	ID       grant.ID       `json:"id"`
 	Owner    grant.Owner    `json:"owner"`
 	For      []grant.Tie    `json:"for"`
+	User     uint32         `json:"user"`
 	Source   string         `json:"source"`
 	State    grant.State    `json:"state"`
 	Mode     grant.Mode     `json:"mode"`

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,8 +134,13 @@ func Binary(t testing.TB, name string, tags ...string) string {
 	if exists(path) {
 		return path
 	}
-	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-tags", strings.Join(tags, ","), "-o", path,
-		"github.com/gpuledger/gpuledger/cmd/"+name)
+	linked := ""
+	if name == "gpuledger-runtime" { // as make build does
+		buildFront(t)
+		tags, linked = append(slices.Clone(tags), "front"), "-E gpuledger_front"
+	}
+	build := exec.Command("go", "build", "-p", "2", "-trimpath", "-tags", strings.Join(tags, ","),
+		"-ldflags", linked, "-o", path, "github.com/gpuledger/gpuledger/cmd/"+name)
 	build.Env = append(os.Environ(), "CGO_CFLAGS=-O2 -Wno-deprecated-declarations")
 	if name != "gpuledger" {
 		build.Env = append(build.Env, "CGO_ENABLED=0")
@@ -142,6 +149,21 @@ func Binary(t testing.TB, name string, tags ...string) string {
 		t.Fatalf("cannot build %s: %v\n%s", name, err, out)
 	}
 	return path
+}
+
+// buildFront makes the source of the wrapper's first instructions.
+func buildFront(t testing.TB) {
+	t.Helper()
+	module, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Dir(strings.TrimSpace(string(module)))
+	build := exec.Command(filepath.Join(root, "front/build.sh"), runtime.GOARCH,
+		filepath.Join(root, "cmd/gpuledger-runtime/front_linux_"+runtime.GOARCH+".s"))
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cannot build the front: %v\n%s", err, out)
+	}
 }
 
 // Need skips a test whose tool is missing.

@@ -1,4 +1,5 @@
-// Package rootsocket makes unix sockets that only root and this program's own user can use.
+// Package rootsocket makes unix sockets that only root and this program's own user can use, and
+// those for all users, and says who has connected.
 package rootsocket
 
 import (
@@ -15,7 +16,30 @@ import (
 
 // Listen makes a socket with mode 0600. It gets its name after its mode, in place of a socket on
 // which no process listens any more. Any other file stays where it is.
-func Listen(path string) (net.Listener, error) {
+func Listen(path string) (net.Listener, error) { return listen(path, 0o600, isAllowed) }
+
+// ListenToAll makes a socket for every user, in a directory that it makes if it is missing. Only
+// root may be able to write to that: a user could put its own socket in place of this one.
+func ListenToAll(path string) (net.Listener, error) {
+	dir := filepath.Dir(path)
+	if err := os.Mkdir(dir, 0o755); err == nil {
+		err = os.Chmod(dir, 0o755) // whatever the umask is
+		if err != nil {
+			return nil, err
+		}
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return nil, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return nil, fmt.Errorf("%s is no directory that only root can write to", dir)
+	}
+	return listen(path, 0o666, func(*net.UnixConn) bool { return true })
+}
+
+func listen(path string, mode fs.FileMode, allowed func(*net.UnixConn) bool) (net.Listener, error) {
 	if !filepath.IsAbs(path) {
 		return nil, errors.New("want unix: and an absolute path")
 	}
@@ -29,7 +53,7 @@ func Listen(path string) (net.Listener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // it will have another name
-	if err = os.Chmod(tmp, 0o600); err == nil {
+	if err = os.Chmod(tmp, mode); err == nil {
 		err = os.Rename(tmp, path)
 	}
 	if err != nil {
@@ -42,7 +66,7 @@ func Listen(path string) (net.Listener, error) {
 		_ = l.Close()
 		return nil, err
 	}
-	return &listenerSocket{l, path, info}, nil
+	return &listenerSocket{l, path, info, allowed}, nil
 }
 
 // checkVacant is an error if a path cannot become this program's socket.
@@ -64,18 +88,19 @@ func checkVacant(path string) error {
 	return nil
 }
 
-// listenerSocket accepts only root and this program's own user, whatever the mode of its socket
-// becomes. It removes the socket's name when it is closed.
+// listenerSocket accepts only who is allowed, whatever the mode of its socket becomes. It removes
+// the socket's name when it is closed.
 type listenerSocket struct {
 	*net.UnixListener
-	path string
-	made fs.FileInfo
+	path    string
+	made    fs.FileInfo
+	allowed func(*net.UnixConn) bool
 }
 
 func (s *listenerSocket) Accept() (net.Conn, error) {
 	for {
 		conn, err := s.AcceptUnix()
-		if err != nil || isAllowed(conn) {
+		if err != nil || s.allowed(conn) {
 			return conn, err
 		}
 		_ = conn.Close()
@@ -122,6 +147,19 @@ func PeerPID(conn net.Conn) (pid int, err error) {
 		return 0, err
 	}
 	return int(peer.Pid), nil
+}
+
+// PeerUID is the user who connected, in this user namespace.
+func PeerUID(conn net.Conn) (uint32, error) {
+	c, isUnix := conn.(*net.UnixConn)
+	if !isUnix {
+		return 0, errors.New("it is no unix socket")
+	}
+	peer, err := peerOf(c)
+	if err != nil {
+		return 0, err
+	}
+	return peer.Uid, nil
 }
 
 // peerOf is what the kernel says about the process that connected (SO_PEERCRED, unix(7)).

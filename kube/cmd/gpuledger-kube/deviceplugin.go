@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
@@ -45,9 +43,7 @@ func devicePluginCommand() *cli.Command {
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster; with it, what " +
 				"the ledger has is published on the Node",
 				EnvVars: []string{"NODE_NAME"}},
-			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "kubeconfig file for the API; without one, the account of the pod",
-				EnvVars: []string{"KUBECONFIG"}},
+			kubeconfigFlag(),
 			&cli.StringFlag{Name: "pod",
 				Usage: "`NAMESPACE/NAME` of the plugin's own pod; until the kubelet lists it, " +
 					"the kubelet's list of pods is not complete",
@@ -123,13 +119,9 @@ func publisherOf(c *cli.Context, b nodeledger.Ledger, log *slog.Logger) (*publis
 	case c.String("node-name") == "":
 		return nil, nil
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	client, err := clientOf(c, few)
 	if err != nil {
-		return nil, fmt.Errorf("cannot find the API: %w", err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("cannot find the API: %w", err)
+		return nil, err
 	}
 	return &publish.Publisher{Ledger: b, Node: c.String("node-name"), Client: client, Adopts: placed,
 		Log: log}, nil

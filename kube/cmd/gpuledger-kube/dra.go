@@ -10,8 +10,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/kube/dra"
 	"github.com/gpuledger/gpuledger/kube/health"
@@ -26,9 +24,7 @@ func draCommand() *cli.Command {
 		Flags: append(common(),
 			&cli.StringFlag{Name: "node-name", Usage: "the node's `NAME` in the cluster",
 				EnvVars: []string{"NODE_NAME"}},
-			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "kubeconfig file for the API; without one, the account of the pod",
-				EnvVars: []string{"KUBECONFIG"}},
+			kubeconfigFlag(),
 			&cli.StringFlag{Name: "pod-uid",
 				Usage: "the `UID` of the driver's own pod, so that an update can start the new driver " +
 					"before the old one ends",
@@ -52,20 +48,15 @@ func serveDRA(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	// A driver that starts watches all claims that it has prepared, and must prepare others
+	// meanwhile, so it has a client for each.
+	client, err := clientOf(c, usual)
 	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
+		return err
 	}
-	// The kubelet's own limits. A driver that starts watches all claims that it has prepared, and
-	// must prepare others meanwhile, so it has a client for each.
-	config.QPS, config.Burst = 50, 100
-	client, err := kubernetes.NewForConfig(config)
+	watch, err := clientOf(c, usual)
 	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
-	}
-	watch, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
+		return err
 	}
 	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
 	b.References, b.Together = filepath.Join(data, "references"), &nodeledger.Together{}

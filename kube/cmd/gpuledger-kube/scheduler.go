@@ -18,7 +18,6 @@ import (
 	"github.com/urfave/cli/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
@@ -54,9 +53,7 @@ func schedulerCommand() *cli.Command {
 		Usage:       "an extender of kube-scheduler, which chooses pods' GPUs",
 		Description: schedulerHelp,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "kubeconfig file for the API; without one, the account of the pod",
-				EnvVars: []string{"KUBECONFIG"}},
+			kubeconfigFlag(),
 			&cli.StringFlag{Name: "extender", Usage: "the `ADDRESS` at which kube-scheduler calls",
 				Value: "127.0.0.1:9839"},
 			&cli.StringFlag{Name: "tls-cert", Usage: "the certificate `FILE` of the extender"},
@@ -86,7 +83,7 @@ func serveScheduler(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	config.Client, err = clientOf(c.String("kubeconfig"))
+	config.Client, err = clientOf(c, many)
 	if err != nil {
 		return err
 	}
@@ -196,21 +193,6 @@ func securityOf(c *cli.Context) (*tls.Config, error) {
 			pair, err := tls.LoadX509KeyPair(cert, key) // it is renewed meanwhile
 			return &pair, err
 		}}, nil
-}
-
-// clientOf returns a client with limits for a cluster of many nodes. Each binding takes two
-// requests.
-func clientOf(kubeconfig string) (kubernetes.Interface, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("cannot find the API: %w", err)
-	}
-	config.QPS, config.Burst = 200, 400
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("cannot find the API: %w", err)
-	}
-	return client, nil
 }
 
 // serveExtender serves until the context ends, and ends it if it cannot go on.

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuledger/gpuledger/kube/uninstall"
 	"github.com/gpuledger/gpuledger/kube/usage"
@@ -24,9 +22,7 @@ func uninstallCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "namespace", Usage: "the `NAMESPACE` of gpuledger's objects",
 				EnvVars: []string{"POD_NAMESPACE"}, Value: "gpuledger-system"},
-			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "kubeconfig file for the API; without one, the account of the pod",
-				EnvVars: []string{"KUBECONFIG"}},
+			kubeconfigFlag(),
 			&cli.DurationFlag{Name: "timeout", Usage: "how long to wait for the nodes",
 				Value: 10 * time.Minute},
 		},
@@ -38,13 +34,9 @@ func uninstallAll(c *cli.Context) error {
 	if c.NArg() == 0 {
 		return usage.Error(c, "cannot give nodes back without the names of the set-up's DaemonSets")
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	client, err := clientOf(c, few)
 	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
+		return err
 	}
 	ctx, stop := context.WithTimeout(c.Context, c.Duration("timeout"))
 	defer stop()

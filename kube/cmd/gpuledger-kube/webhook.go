@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/gpuledger/gpuledger/kube/dialect"
@@ -48,9 +46,7 @@ func webhookCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "exempt",
 				Usage: "`NAMESPACE` whose pods are not looked at, can be repeated; without it, the " +
 					"Service's"},
-			&cli.StringFlag{Name: "kubeconfig",
-				Usage:   "kubeconfig file for the API; without one, the account of the pod",
-				EnvVars: []string{"KUBECONFIG"}},
+			kubeconfigFlag(),
 			&cli.DurationFlag{Name: "interval", Value: time.Minute,
 				Usage: "interval between two looks at the certificate and the configurations"}},
 		Action: serveWebhook,
@@ -71,14 +67,9 @@ func serveWebhook(c *cli.Context) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	klog.SetSlogLogger(log)
-	config, err := clientcmd.BuildConfigFromFlags("", c.String("kubeconfig"))
+	client, err := clientOf(c, usual)
 	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
-	}
-	config.QPS, config.Burst = 50, 100
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("cannot find the API: %w", err)
+		return err
 	}
 	a.certificate.Client, a.registration.Client = client, client
 	templates := webhook.Templates{Client: client, Now: time.Now}

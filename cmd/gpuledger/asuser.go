@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// view is what the caller may see of the node: root all of it, another user what gpuledgerd shows.
+type view struct {
+	grants.Overview
+	node   *node.Node   // of root
+	asked  *users.Sight // of another user
+	paused *node.Pause
+	used   *used
+}
+
+// look reads the node, as root from its files and as another user from gpuledgerd.
+func look(c *cli.Context) (view, error) {
+	if err := noArguments(c); err != nil {
+		return view{}, err
+	}
+	if client, is := asUser(c); is {
+		return lookAsUser(client)
+	}
+	n, err := open(c)
+	if err != nil {
+		return view{}, err
+	}
+	v := view{node: n, used: usedOf(n)}
+	if p, paused := n.Paused(); paused {
+		v.paused = &p
+	}
+	v.Overview, err = grants.Read(n)
+	return v, err
+}
+
+func lookAsUser(client users.Client) (view, error) {
+	seen, err := client.Look(context.Background())
+	if err != nil {
+		return view{}, err
+	}
+	v := view{asked: &seen}
+	v.Overview = grants.Overview{View: grant.View{Now: seen.Now, Grants: seen.All()},
+		Inventory: grant.Inventory{GPUs: seen.GPUs}, Problem: seen.Problem}
+	if seen.Paused != nil {
+		v.paused = &node.Pause{Until: *seen.Paused}
+	}
+	if seen.Used != nil {
+		v.used = &used{*seen.Used}
+	}
+	return v, nil
+}
+
+func (v view) cards() ([]grants.Card, error) {
+	if v.asked != nil {
+		return grants.CardsOf(v.Overview, v.asked.Free), nil
+	}
+	return grants.Cards(v.node, v.Overview)
+}
+
+// asUser reports whether the caller cannot read the ledger itself, and has to ask gpuledgerd.
+func asUser(c *cli.Context) (users.Client, bool) {
+	if os.Geteuid() == 0 {
+		return users.Client{}, false
+	}
+	n := openAnyway(c)
+	if err := unix.Access(n.Policy.StateDir, unix.R_OK|unix.X_OK); err == nil && n.Broken == nil {
+		return users.Client{}, false
+	}
+	socket := n.Policy.UsersSocket()
+	if socket == "" {
+		socket = grant.UsersSocket
+	}
+	return users.Client{Socket: socket}, true
+}
+
+// rootsClient asks gpuledgerd on root's own socket.
+func rootsClient(n *node.Node) users.Client { return users.Client{Socket: n.Policy.RootsSocket()} }
+
+// enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait.
+func enterByDaemon(c *cli.Context, client users.Client, ask admission.Ask) (grant.Grant, grant.Reference,
+	string, error) {
+	random, err := host.Random()
+	if err != nil {
+		return grant.Grant{}, grant.Reference{}, "", err
+	}
+	secret := grant.NewSecret(random)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	request := users.Ask{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
+		Since: time.Now()}
+	g, sentence, err := client.Grant(ctx, request, func(place, of int) {
+		if place == 0 {
+			fmt.Fprintln(c.App.ErrWriter,
+				"gpuledger: gpuledgerd is gone; the request is sent again when it is back")
+			return
+		}
+		fmt.Fprintf(c.App.ErrWriter, "gpuledger: waiting, %d of %d\n", place, of)
+	})
+	switch {
+	case ctx.Err() != nil:
+		err = errors.New("cannot grant: interrupted, the request does not wait any more")
+	case err == nil && !ask.Owner.HasSecret():
+		secret = ""
+	}
+	return g, grant.Reference{ID: g.ID, Secret: secret}, sentence, err
+}
+
+// onlyRoot refuses flags of a user that gpuledgerd does not serve.
+func onlyRoot(c *cli.Context, flags ...string) error {
+	for _, flag := range flags {
+		if c.IsSet(flag) {
+			return usage("--%s is root's: gpuledgerd does not do it for other users", flag)
+		}
+	}
+	return nil
+}
+
+// releaseAsUser releases grants of the caller.
+func releaseAsUser(c *cli.Context, client users.Client, ids []grant.ID) error {
+	if err := onlyRoot(c, "force"); err != nil {
+		return err
+	}
+	return releaseEach(c, ids, func(id grant.ID) (grant.Grant, error) {
+		return client.Release(context.Background(), id)
+	}, func(grant.ID) error { return nil })
+}
+
+// what says in one line what a quota gives.
+func what(q users.Quota) string {
+	var parts []string
+	add := func(is bool, format string, args ...any) {
+		if is {
+			parts = append(parts, fmt.Sprintf(format, args...))
+		}
+	}
+	add(q.Memory > 0, "%s of memory", q.Memory)
+	add(q.GPUs > 0, "%d GPUs", q.GPUs)
+	add(q.Grants > 0, "%d grants", q.Grants)
+	modes := make([]string, len(q.Modes))
+	for i, m := range q.Modes {
+		modes[i] = string(m)
+	}
+	add(true, "mode %s", strings.Join(modes, " or "))
+	add(q.TTL != "", "for at most %s", q.TTL)
+	add(q.Idle != "", "released after %s without a container", q.Idle)
+	return strings.Join(parts, ", ")
+}

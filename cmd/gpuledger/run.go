@@ -1,0 +1,225 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+)
+
+func runCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "run",
+		Usage: "run a program, which is in no container, with a grant",
+		UsageText: "gpuledger run --memory 4GiB -- python train.py\n" +
+			"gpuledger run --memory 4GiB --user anna -- runuser -u anna -- python train.py",
+		Description: "The grant is the program's and that of the processes it starts, and ends with the " +
+			"last of them. In mode limit they get the\n" +
+			"shim. It stops no process that avoids it (docs/strength.md). The exit status is the program's.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
+			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
+			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
+			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice or limit", Value: string(grant.Limit)},
+			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom the grant belongs, by name or uid"},
+			&cli.StringFlag{Name: "inside", Hidden: true},
+			&cli.StringFlag{Name: "owner", Value: string(grant.Bearer), Hidden: true}, // askFrom reads it
+		},
+		Action: func(c *cli.Context) error {
+			if c.NArg() == 0 {
+				return usage("want a program to run: gpuledger run --memory 4GiB -- PROGRAM")
+			}
+			if c.IsSet("inside") {
+				return becomeProgram(c.String("inside"), c.Args().Slice())
+			}
+			return runProgram(c)
+		},
+	}
+}
+
+// runProgram runs the program and waits for its end. Only this thread starts it: its end would be
+// taken for that of this process (prctl(2), PR_SET_PDEATHSIG).
+func runProgram(c *cli.Context) error {
+	runtime.LockOSThread()
+	program, err := exec.LookPath(c.Args().First())
+	if err != nil {
+		return fmt.Errorf("cannot run: %w", err)
+	}
+	n, err := open(c)
+	if err != nil {
+		return err
+	}
+	ask, err := askFrom(c)
+	if err != nil {
+		return err
+	}
+	switch ask.Mode {
+	case grant.Exclusive, grant.Timeslice, grant.Limit:
+	default:
+		return usage("--mode: a program without a container gets no GPU in mode %s", ask.Mode)
+	}
+	ask.Label = grant.Printable(filepath.Base(program))
+	tree, err := grants.EnterTree(n, ask)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tree.Cgroup) }() // unless processes are left in it
+	g := tree.Grant
+	inv, _ := n.Inventory()
+	inside, err := json.Marshal(surroundings{Cgroup: tree.Cgroup,
+		Stage: filepath.Join(n.Policy.RunDir, "run"), Mounts: admission.NodeMounts(g, inv, n.Policy)})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(c.App.ErrWriter, grants.Sentence(n, "granted", g))
+	cmd := exec.Command("/proc/self/exe",
+		slices.Concat([]string{"run", "--inside", string(inside), "--", program}, c.Args().Tail())...)
+	cmd.Env = withGPUs(os.Environ(), g)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	return wait(cmd)
+}
+
+// withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them.
+func withGPUs(env []string, g grant.Grant) []string {
+	var uuids []string
+	for _, s := range g.GPUs {
+		uuids = append(uuids, s.UUID)
+	}
+	all := strings.Join(uuids, ",")
+	return append(env, "CUDA_VISIBLE_DEVICES="+all, "NVIDIA_VISIBLE_DEVICES="+all)
+}
+
+// wait starts the program, passes signals on to it, and returns its exit status. A terminal sends
+// its signals to both.
+func wait(cmd *exec.Cmd) error {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	terminal, err := os.Open("/dev/tty")
+	if err == nil {
+		_ = terminal.Close()
+	}
+	go func() {
+		for s := range signals {
+			if err != nil || s != unix.SIGINT && s != unix.SIGQUIT {
+				_ = cmd.Process.Signal(s)
+			}
+		}
+	}()
+	var exit *exec.ExitError
+	switch err := cmd.Wait(); {
+	case errors.As(err, &exit):
+		status := exit.Sys().(syscall.WaitStatus)
+		if status.Signaled() {
+			return programStatus(128 + int(status.Signal()))
+		}
+		return programStatus(status.ExitStatus())
+	default:
+		return err
+	}
+}
+
+// programStatus is the exit status of a program that has run. It needs no message.
+type programStatus int
+
+func (s programStatus) Error() string { return fmt.Sprintf("the program ended with status %d", int(s)) }
+
+// surroundings are what the program gets before it starts.
+type surroundings struct {
+	Cgroup string
+	Stage  string // a directory of this node's, over which a file system is made
+	Mounts []*cdispec.Mount
+}
+
+// becomeProgram runs in a process and a mount namespace of its own. It joins the cgroup by which
+// the ledger knows the program, from when on it may outlive its parent, brings in the shim, and
+// becomes the program.
+func becomeProgram(inside string, argv []string) error {
+	var s surroundings
+	err := json.Unmarshal([]byte(inside), &s)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.Cgroup, "cgroup.procs"), []byte("0"), 0)
+	}
+	if err == nil {
+		err = unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+	}
+	if err == nil && len(s.Mounts) > 0 {
+		err = mountShim(s)
+	}
+	if err == nil {
+		err = unix.Exec(argv[0], argv, os.Environ())
+	}
+	return fmt.Errorf("cannot run %s: %w", grant.Printable(argv[0]), err)
+}
+
+// mountShim makes the place of the shim in a file system of its own, moves that to where the
+// proxies look, and puts the proxies over the driver's libraries.
+func mountShim(s surroundings) error {
+	if err := os.MkdirAll(s.Stage, 0o755); err != nil {
+		return err
+	}
+	err := unix.Mount("gpuledger", s.Stage, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64k")
+	if err != nil {
+		return err
+	}
+	for _, m := range s.Mounts {
+		if below, is := strings.CutPrefix(m.ContainerPath, grant.ShimPlace+"/"); is {
+			target := filepath.Join(s.Stage, below)
+			err := os.MkdirAll(filepath.Dir(target), 0o755)
+			if err == nil {
+				err = os.WriteFile(target, nil, 0o644)
+			}
+			if err == nil {
+				err = bind(m, target)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.MkdirAll(grant.ShimPlace, 0o755); err != nil {
+		return err
+	}
+	for _, m := range s.Mounts {
+		if !strings.HasPrefix(m.ContainerPath, grant.ShimPlace+"/") {
+			if err := bind(m, m.ContainerPath); err != nil {
+				return err
+			}
+		}
+	}
+	return unix.Mount(s.Stage, grant.ShimPlace, "", unix.MS_MOVE, "")
+}
+
+func bind(m *cdispec.Mount, target string) error {
+	flags := uintptr(unix.MS_BIND | unix.MS_NOSUID | unix.MS_NODEV)
+	if slices.Contains(m.Options, "ro") {
+		flags |= unix.MS_RDONLY
+	}
+	err := unix.Mount(m.HostPath, target, "", unix.MS_BIND, "")
+	if err == nil {
+		err = unix.Mount("", target, "", unix.MS_REMOUNT|flags, "")
+	}
+	if err != nil {
+		return fmt.Errorf("cannot mount %s at %s: %w", m.HostPath, target, err)
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package userserver
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// sight answers with what the caller may see.
+func (s *Server) sight(w http.ResponseWriter, r *http.Request) {
+	n, p := s.Node(), peerOf(r)
+	o, err := s.Ledger(n)
+	if err != nil {
+		fail(w, http.StatusInternalServerError, err)
+		return
+	}
+	seen, err := sightOf(n, o, p.uid)
+	if err != nil {
+		fail(w, http.StatusInternalServerError, err)
+		return
+	}
+	_ = send(w, seen)
+}
+
+// sightOf is what a user may see of the node.
+func sightOf(n *node.Node, o grants.Overview, uid uint32) (users.Sight, error) {
+	free, err := admission.Free(o.View, o.Inventory, n.Policy)
+	if err != nil {
+		return users.Sight{}, err
+	}
+	seen := users.Sight{Now: o.Now, GPUs: o.Inventory.GPUs, Free: free, Damaged: len(o.Damaged),
+		Problem: o.Problem, User: uid, Quota: users.Shown(users.QuotaOf(n.Policy.Quotas, uid))}
+	mine := map[grant.ID]bool{}
+	shown := make([]grant.Grant, len(o.Grants))
+	for i, g := range o.Grants {
+		shown[i] = g
+		if mine[g.ID] = uid != 0 && g.User == uid; !mine[g.ID] {
+			shown[i] = anonymous(g)
+		}
+	}
+	seen.Grants = users.List(shown...)
+	if pause, paused := n.Paused(); paused {
+		seen.Paused = &pause.Until
+	}
+	if boot, err := n.Host.BootID(); err == nil {
+		if c, ok := watch.Recent(n.Policy.RunDir, boot, n.Policy.Daemon.Interval, n.Host.Now()); ok {
+			c.Findings = nil // they name others' containers and processes
+			c.Grants = slices.DeleteFunc(slices.Clone(c.Grants),
+				func(u watch.GrantUse) bool { return !mine[u.ID] })
+			seen.Used = &c
+		}
+	}
+	return seen, nil
+}
+
+// anonymous is a grant as other users see it.
+func anonymous(g grant.Grant) grant.Grant {
+	g.Owner, g.Label, g.User, g.For, g.Source = "another", "", 0, nil, "another"
+	bindings := make([]grant.Binding, len(g.Bindings))
+	for i, b := range g.Bindings {
+		bindings[i] = grant.Binding{Grant: b.Grant, Container: "another", Life: b.Life}
+	}
+	g.Bindings = bindings
+	return g
+}
+
+// release releases a grant of the caller.
+func (s *Server) release(w http.ResponseWriter, r *http.Request) {
+	var ask users.Release
+	if !read(w, r, &ask) {
+		return
+	}
+	n, p := s.Node(), peerOf(r)
+	g, err := grants.ReleaseOf(n, ask.ID, p.uid)
+	if err != nil {
+		fail(w, http.StatusOK, err)
+		return
+	}
+	node.RecordUser(n, "released", p.uid, g.ID, nil)
+	_ = send(w, users.Event{Grant: &users.List(g)[0]})
+	s.queue.poke()
+}
+
+// maxLabel and maxNames bound what a user can have written into the ledger.
+const (
+	maxLabel = 256
+	maxNames = 64
+)
+
+// grant answers with a grant at once, or has the caller wait in the queue for one.
+func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
+	var request users.Ask
+	if !read(w, r, &request) {
+		return
+	}
+	n, p := s.Node(), peerOf(r)
+	ask, err := askOf(n, p, request)
+	if err != nil {
+		node.RecordUser(n, "refused", p.uid, "", err)
+		fail(w, http.StatusOK, err)
+		return
+	}
+	s.serveAsk(r.Context(), w, p, ask, request)
+}
+
+// askOf is what a request asks for, with what the kernel and the configuration say about the caller
+// in place of what the client says.
+func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
+	ask := request.Ask()
+	ask.Secret = request.Secret
+	if _, err := grant.ParseReference("g-aaaaaaaaaaaa." + request.Secret); err != nil {
+		return ask, &grant.UsageError{Message: "cannot grant: the request has no secret"}
+	}
+	if len(ask.Names) > maxNames || len(ask.Label) > maxLabel || !isPrintable(ask.Label) {
+		return ask, &grant.UsageError{Message: fmt.Sprintf(
+			"cannot grant: want at most %d GPUs and %d bytes of a printable label", maxNames, maxLabel)}
+	}
+	if _, err := grant.ParseOwner(string(ask.Owner)); err != nil {
+		return ask, &grant.UsageError{Message: "cannot grant: " + err.Error()}
+	}
+	if p.root {
+		ask.Source = "cli"
+		return ask, nil
+	}
+	if ask.Quota = users.QuotaOf(n.Policy.Quotas, p.uid); ask.Quota == nil {
+		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
+			Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(p.uid)),
+			Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
+				grant.Docs + "users.md)"}
+	}
+	if ask.Owner != grant.Bearer || len(ask.For) > 0 || ask.User != 0 && ask.User != p.uid {
+		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
+			Message: "cannot grant: only root grants to another user, a pod or a claim",
+			Hint:    "leave --user, --owner and --for out"}
+	}
+	ask.User, ask.Source = p.uid, grant.ByUser
+	if ask.TTL <= 0 {
+		ask.TTL = ask.Quota.MaxTTL()
+	}
+	return ask, nil
+}
+
+func isPrintable(text string) bool {
+	for _, r := range text {
+		if !unicode.IsPrint(r) {
+			return false
+		}
+	}
+	return utf8.ValidString(text)
+}
+
+// releaseIdle releases grants that users asked for and that had no container for as long as their
+// quotas say. Whether a container uses one is what the kernel says now; the time is counted anew
+// after a restart of the daemon.
+func (s *Server) releaseIdle(n *node.Node, now time.Time) error {
+	last := s.idle
+	s.idle = map[string]time.Time{}
+	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
+		return nil
+	}
+	o, err := s.Ledger(n)
+	if err != nil {
+		return err
+	}
+	quotas := map[uint32]*grant.Quota{}
+	for _, g := range o.Grants {
+		if g.Source != grant.ByUser || len(g.Bindings) > 0 {
+			continue
+		}
+		q, known := quotas[g.User]
+		if !known {
+			q = users.QuotaOf(n.Policy.Quotas, g.User)
+			quotas[g.User] = q
+		}
+		if q == nil || q.MaxIdle() == 0 {
+			continue
+		}
+		since, was := last[string(g.ID)]
+		if !was {
+			since = now
+		}
+		if now.Sub(since) < q.MaxIdle() {
+			s.idle[string(g.ID)] = since
+			continue
+		}
+		released, err := grants.ReleaseIdle(n, g.ID)
+		if err != nil {
+			return err
+		}
+		if released {
+			node.RecordUser(n, "idle", g.User, g.ID, nil)
+			s.Log.WithFields(logrusFields(g)).Info("a user's grant had no container for too long; " +
+				"it is released")
+		}
+	}
+	return nil
+}
+
+func logrusFields(g grant.Grant) map[string]any {
+	return map[string]any{"grant": g.ID, "user": g.User}
+}

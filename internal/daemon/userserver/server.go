@@ -1,0 +1,171 @@
+// Package userserver serves the users of the node: what they may see, grants within their quotas,
+// and the queue of those who wait (docs/users.md). The kernel says who asks; nothing that a client
+// says about itself counts.
+package userserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// Server is the manager that listens for users and for root, serves the queue, and releases idle
+// grants.
+type Server struct {
+	Node   func() *node.Node
+	Ledger func(*node.Node) (grants.Overview, error)
+	Log    *logrus.Logger
+
+	queue queue
+	idle  map[string]time.Time // since when a grant has no container, by id
+
+	mu     sync.Mutex
+	open   [2]listener // for users, for root
+	ending bool
+}
+
+// listener is a socket on which the server listens.
+type listener struct {
+	address string
+	at      net.Listener
+	server  *http.Server
+}
+
+func (s *Server) Name() string { return "users" }
+
+// Ensure listens where the configuration says, grants what those who wait can have by now, and
+// releases what is idle.
+func (s *Server) Ensure(context.Context) error {
+	n := s.Node()
+	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()), s.pass(n),
+		s.releaseIdle(n, time.Now()))
+}
+
+// Stop closes the sockets and every connection. Clients that wait send their requests again.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
+	for i := range s.open {
+		s.open[i].close()
+	}
+}
+
+func (l *listener) close() {
+	if l.server != nil {
+		_ = l.at.Close() // it removes its name
+		_ = l.server.Close()
+	}
+	*l = listener{}
+}
+
+// listen has the users' socket (0) or root's (1) at an address; "" for none.
+func (s *Server) listen(which int, address string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := &s.open[which]
+	if l.address == address && (address == "" || rootsocket.Reachable(l.at)) {
+		return nil
+	}
+	l.close()
+	if address == "" {
+		return nil
+	}
+	make := rootsocket.ListenToAll
+	if which == 1 {
+		make = rootsocket.Listen
+	}
+	at, err := make(address)
+	if err != nil {
+		return fmt.Errorf("cannot serve users on %s: %w", address, err)
+	}
+	*l = listener{address: address, at: at, server: s.newServer(which == 1)}
+	go func(server *http.Server) {
+		_ = server.Serve(&bounded{Listener: at, open: map[uint32]int{}})
+	}(l.server)
+	if which == 0 {
+		s.Log.WithField("socket", address).Info("serving the users of the node")
+	}
+	return nil
+}
+
+// peer is who has connected.
+type peer struct {
+	uid  uint32
+	root bool // on root's socket: it has no quota, and is not bound by one
+}
+
+type peerKey struct{}
+
+func (s *Server) newServer(root bool) *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+users.SightPath, s.sight)
+	mux.HandleFunc("POST "+users.GrantPath, s.grant)
+	mux.HandleFunc("POST "+users.ReleasePath, s.release)
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, known := r.Context().Value(peerKey{}).(peer); !known {
+				http.Error(w, "the kernel does not say who asks", http.StatusForbidden)
+				return
+			}
+			r.Body = http.MaxBytesReader(w, r.Body, users.MaxBody)
+			w.Header().Set("Content-Type", "application/json")
+			mux.ServeHTTP(w, r)
+		}),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			if c, is := conn.(*counted); is {
+				return context.WithValue(ctx, peerKey{}, peer{uid: c.uid, root: root})
+			}
+			return ctx
+		},
+		ReadTimeout: ioTime, MaxHeaderBytes: users.MaxBody, ErrorLog: quietLog(s.Log),
+	}
+	server.SetKeepAlivesEnabled(false)
+	return server
+}
+
+// ioTime bounds how long a client takes to send a request, or to take a part of the answer.
+const ioTime = 5 * time.Second
+
+func peerOf(r *http.Request) peer {
+	p, _ := r.Context().Value(peerKey{}).(peer)
+	return p
+}
+
+// read reads a request. It answers itself where that cannot be understood.
+func read(w http.ResponseWriter, r *http.Request, into any) bool {
+	err := json.NewDecoder(r.Body).Decode(into)
+	// from here on only the client's going away is read, which may be long after
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if err != nil {
+		fail(w, http.StatusBadRequest, errors.New("gpuledgerd cannot understand the request"))
+	}
+	return err == nil
+}
+
+func fail(w http.ResponseWriter, status int, err error) {
+	w.WriteHeader(status)
+	_ = send(w, users.Event{Error: users.ErrorOf(err)})
+}
+
+// send writes a line, which the client has to take soon.
+func send(w http.ResponseWriter, e any) error {
+	c := http.NewResponseController(w)
+	_ = c.SetWriteDeadline(time.Now().Add(ioTime))
+	if err := json.NewEncoder(w).Encode(e); err != nil {
+		return err
+	}
+	return c.Flush()
+}

@@ -1,0 +1,71 @@
+package grants
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// ReleaseOf is Release for a user of the node. A grant of another user is *grant.NotFoundError, as
+// one that does not exist.
+func ReleaseOf(n *node.Node, id grant.ID, user uint32) (grant.Grant, error) {
+	return releaseIf(n, id, func(g grant.Grant) error {
+		if g.User != user || user == 0 {
+			return &grant.NotFoundError{Message: fmt.Sprintf("you have no grant %s", id)}
+		}
+		return nil
+	})
+}
+
+// errInUse says that a grant is not idle.
+var errInUse = errors.New("a container uses it")
+
+// ReleaseIdle releases a grant unless a container uses it by now.
+func ReleaseIdle(n *node.Node, id grant.ID) (released bool, err error) {
+	_, err = releaseIf(n, id, func(g grant.Grant) error {
+		if released = len(g.Bindings) == 0; !released {
+			return errInUse
+		}
+		return nil
+	})
+	if err == errInUse {
+		err = nil
+	}
+	return released && err == nil, err
+}
+
+// FindBySecret finds the grant of a user that was made with a secret. The request for it was sent
+// before, and its answer was lost.
+func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool) {
+	o, err := Read(n)
+	if err != nil {
+		return found, false
+	}
+	hash := grant.SecretHash(secret)
+	for _, g := range o.Grants {
+		if g.User == user && g.Secret == hash && !g.Draining {
+			return g, true
+		}
+	}
+	return found, false
+}
+
+// releaseIf is Release without force, of a grant that may be released.
+func releaseIf(n *node.Node, id grant.ID, may func(grant.Grant) error) (grant.Grant, error) {
+	var g grant.Grant
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		var err error
+		if g, err = get(tx, id); err == nil {
+			err = may(g)
+		}
+		if err != nil {
+			return err
+		}
+		g.Draining = len(g.Bindings) > 0
+		return put(n, tx, g)
+	})
+	return g, err
+}

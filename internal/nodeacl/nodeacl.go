@@ -1,0 +1,207 @@
+// Package nodeacl lets users of the node open the device nodes of the GPUs that they are granted,
+// by POSIX ACLs, for as long as the grants live (docs/adr/0095).
+package nodeacl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Manager is the manager of the users' access to device nodes.
+type Manager struct {
+	Node   func() *node.Node
+	Ledger func(*node.Node) (grants.Overview, error)
+}
+
+// Name returns the manager's name.
+func (m *Manager) Name() string { return "user nodes" }
+
+// Stop leaves the access lists as they are: users go on while gpuledgerd restarts.
+func (m *Manager) Stop() {}
+
+// Ensure gives each user with a grant access to the nodes of its GPUs, and takes back what has been
+// given for grants that are over.
+func (m *Manager) Ensure(context.Context) error {
+	n := m.Node()
+	if n.Policy.Enforcement.UserNodes != grant.UserNodesACL {
+		return Close(n)
+	}
+	o, err := m.Ledger(n)
+	if err != nil {
+		return err
+	}
+	if o.Problem != nil {
+		return errors.New(o.Problem.Message)
+	}
+	return apply(n.Policy.RunDir, wanted(o, n.Host))
+}
+
+// Close takes back all access that has been given.
+func Close(n *node.Node) error { return apply(n.Policy.RunDir, nil) }
+
+// access is what a user has been given: a node, by its path and its number.
+type access struct {
+	Path  string `json:"path"`
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+	User  uint32 `json:"user"`
+}
+
+// wanted returns the access that the ledger's grants give.
+func wanted(o grants.Overview, h host.Host) (all []access) {
+	for _, g := range o.Grants {
+		if g.User == 0 || g.Draining || !g.Live(o.Now) {
+			continue
+		}
+		nodes := admission.ControlNodes(o.Inventory)
+		for _, s := range g.GPUs {
+			if d, known := o.Inventory.Device(s.UUID); known {
+				nodes = append(nodes, admission.DeviceNodes(o.Inventory, d)...)
+			}
+		}
+		for _, d := range nodes {
+			a := access{Path: filepath.Join(h.Dev, strings.TrimPrefix(d.Path, "/dev/")),
+				Major: uint32(d.Major), Minor: uint32(d.Minor), User: g.User}
+			if !slices.Contains(all, a) {
+				all = append(all, a)
+			}
+		}
+	}
+	return all
+}
+
+// apply gives the access that is wanted, and takes back what is recorded and not wanted. It records
+// an entry before it writes it, so none of ours is forgotten. A node that fails keeps its record
+// and stops no other.
+func apply(runDir string, want []access) error {
+	file := filepath.Join(runDir, "user-nodes.json")
+	ours, err := recorded(file)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, a := range slices.Clone(ours) {
+		if slices.Contains(want, a) {
+			continue
+		}
+		if err := take(a); err != nil {
+			failed = append(failed, fmt.Errorf("cannot take uid %d off %s: %w", a.User, a.Path, err))
+			continue
+		}
+		ours = slices.DeleteFunc(ours, func(o access) bool { return o == a })
+		if err := write(file, ours); err != nil {
+			return err
+		}
+	}
+	for _, a := range want {
+		give := func() error { // only if it is to be written
+			if slices.Contains(ours, a) {
+				return nil
+			}
+			ours = append(ours, a)
+			return write(file, ours)
+		}
+		if err := ensure(a, slices.Contains(ours, a), give); err != nil {
+			failed = append(failed, fmt.Errorf("cannot let uid %d open %s: %w", a.User, a.Path, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// ensure gives the access, after record. An entry for the user that is not ours stays as it is.
+func ensure(a access, ours bool, record func() error) error {
+	fd, list, err := open(a)
+	if errors.Is(err, fs.ErrNotExist) { // the driver is not loaded, or makes the node when it is used
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if list.lets(a.User) || list.opensAll() || !ours && list.of(userTag, a.User) >= 0 {
+		return nil
+	}
+	if err := record(); err != nil {
+		return err
+	}
+	return list.with(a.User).write(fd)
+}
+
+// take removes the user's entry from a node that is still there.
+func take(a access) error {
+	fd, list, err := open(a)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errOther) { // its entry went with it
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if list.of(userTag, a.User) < 0 {
+		return nil
+	}
+	return list.without(a.User).write(fd)
+}
+
+// errOther says that a path leads to something else than the node.
+var errOther = errors.New("it is another file, and no device node of that number")
+
+// open opens the node itself, not what a link at its path leads to.
+func open(a access) (fd int, list acl, err error) {
+	if fd, err = unix.Open(a.Path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
+		return -1, nil, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil &&
+		(st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(a.Major, a.Minor)) {
+		err = errOther
+	}
+	if err == nil {
+		list, err = readACL(fd, st.Mode)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, list, nil
+}
+
+func recorded(file string) (all []access, err error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read which nodes are open to users: %w", err)
+	}
+	return all, nil
+}
+
+func write(file string, all []access) error {
+	data, err := json.Marshal(all)
+	if err == nil {
+		err = host.ReplaceFile(file, data, 0o600, host.Volatile)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot record which nodes are open to users: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package users
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// Client asks gpuledgerd on its socket.
+type Client struct{ Socket string }
+
+// errGone says that the connection ended without an answer.
+var errGone = errors.New("gpuledgerd has ended the connection")
+
+// answerTime bounds all but waiting.
+const answerTime = 30 * time.Second
+
+// Look returns what the caller may see.
+func (c Client) Look(ctx context.Context) (s Sight, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	body, err := c.do(ctx, http.MethodGet, SightPath, nil)
+	if err != nil {
+		return s, err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(&s); err != nil {
+		return s, fmt.Errorf("cannot understand gpuledgerd: %w", err)
+	}
+	return s, nil
+}
+
+// Release releases a grant of the caller.
+func (c Client) Release(ctx context.Context, id grant.ID) (grant.Grant, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	e, err := c.events(ctx, ReleasePath, Release{ID: id}, nil)
+	return e.grant(), err
+}
+
+// Grant asks for a grant, and waits as long as the ask says. place is called with each place in the
+// queue, and with 0 when the daemon is gone: the request is sent again then until its time is over.
+func (c Client) Grant(ctx context.Context, ask Ask, place func(place, of int)) (grant.Grant, string, error) {
+	end := ask.Since.Add(ask.Wait)
+	for gone := false; ; {
+		left := ask
+		left.Wait = max(time.Until(end), 0)
+		if ask.Wait == 0 {
+			left.Wait = 0
+		}
+		try, cancel := context.WithTimeout(ctx, left.Wait+answerTime)
+		e, err := c.events(try, GrantPath, left, func(n, of int) {
+			gone = false
+			place(n, of)
+		})
+		cancel()
+		var down *DownError
+		if again := errors.Is(err, errGone) || errors.As(err, &down) && gone; !again ||
+			ask.Wait == 0 || !time.Now().Before(end) || ctx.Err() != nil {
+			return e.grant(), e.Sentence, err
+		}
+		if !gone {
+			place(0, 0)
+		}
+		gone = true
+		select {
+		case <-ctx.Done():
+			return grant.Grant{}, "", ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (e Event) grant() grant.Grant {
+	if e.Grant == nil {
+		return grant.Grant{}
+	}
+	return e.Grant.Grant()
+}
+
+// events sends a request and reads the answer's lines up to the last.
+func (c Client) events(ctx context.Context, path string, request any,
+	place func(place, of int)) (Event, error) {
+	text, err := json.Marshal(request)
+	if err != nil {
+		return Event{}, fmt.Errorf("internal error: %w", err)
+	}
+	body, err := c.do(ctx, http.MethodPost, path, text)
+	if err != nil {
+		return Event{}, err
+	}
+	defer body.Close()
+	for lines := json.NewDecoder(body); ; {
+		var e Event
+		switch err := lines.Decode(&e); {
+		case ctx.Err() != nil:
+			return Event{}, ctx.Err()
+		case err != nil:
+			return Event{}, errGone
+		case e.Error != nil:
+			return Event{}, e.Error.Err()
+		case e.Grant != nil:
+			return e, nil
+		case place != nil:
+			place(e.Place, e.Of)
+		}
+	}
+}
+
+// DownError says that no daemon serves users here.
+type DownError struct {
+	Socket string
+	Why    error
+}
+
+func (e *DownError) Error() string {
+	return fmt.Sprintf("cannot ask gpuledgerd on %s: %v; does gpuledgerd run, and does the administrator "+
+		"let users ask ([users] or [[quota]] in the configuration)?", e.Socket, e.Why)
+}
+
+func (c Client) do(ctx context.Context, method, path string, body []byte) (io.ReadCloser, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Socket)
+		if err != nil {
+			var op *net.OpError
+			if errors.As(err, &op) {
+				err = op.Err
+			}
+			return nil, &DownError{c.Socket, err}
+		}
+		return conn, nil
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
+	r, err := http.NewRequestWithContext(ctx, method, "http://gpuledgerd"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("internal error: %w", err)
+	}
+	answer, err := client.Do(r)
+	var down *DownError
+	switch {
+	case errors.As(err, &down):
+		return nil, down
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("gpuledgerd does not answer: %w", ctx.Err())
+	case err != nil:
+		return nil, errGone
+	case answer.StatusCode == http.StatusOK:
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	var e Event
+	if err := json.NewDecoder(io.LimitReader(answer.Body, MaxBody)).Decode(&e); err == nil && e.Error != nil {
+		return nil, e.Error.Err()
+	}
+	return nil, fmt.Errorf("gpuledgerd answers %s: is it of another version than this program?",
+		answer.Status)
+}

@@ -1,0 +1,216 @@
+package users
+
+import (
+	"errors"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/watch"
+)
+
+// Version is the version of the protocol: HTTP with JSON on a unix socket. gpuledger and gpuledgerd
+// of one release use the same; another one gets an error. The kernel says who asks.
+const Version = "1"
+
+// The paths of the protocol.
+const (
+	SightPath   = "/v" + Version + "/sight"   // GET: Sight
+	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
+	ReleasePath = "/v" + Version + "/release" // POST Release: Event
+)
+
+// MaxBody is the largest request, in bytes.
+const MaxBody = 16 << 10
+
+// Sight is what a user may see of the node: the grants of others without their owners, labels,
+// users and containers.
+type Sight struct {
+	Now     time.Time              `json:"now"`
+	GPUs    []grant.GPU            `json:"gpus"`
+	Free    map[string]grant.Bytes `json:"free"` // by UUID of a GPU or MIG device
+	Grants  []Listed               `json:"grants"`
+	Damaged int                    `json:"damaged"` // entries of the ledger that cannot be read
+	Problem *grant.Problem         `json:"problem,omitempty"`
+	// Paused is until when refusals are switched off; zero: until enabled.
+	Paused *time.Time        `json:"paused,omitempty"`
+	Used   *watch.Comparison `json:"used,omitempty"`
+	User   uint32            `json:"user"` // who asks, as the kernel says
+	Quota  *Quota            `json:"quota,omitempty"`
+}
+
+// Listed is a grant as it is sent.
+type Listed struct {
+	ID              grant.ID      `json:"id"`
+	Owner           grant.Owner   `json:"owner"`
+	Label           string        `json:"label"`
+	Mode            string        `json:"mode"`
+	Strength        string        `json:"strength"`
+	ComputeStrength string        `json:"compute_strength,omitempty"`
+	GPUs            []grant.Share `json:"gpus"`
+	Compute         int           `json:"compute"` // percent
+	Source          string        `json:"source"`
+	Created         time.Time     `json:"created"`
+	Expires         time.Time     `json:"expires"` // zero: never
+	Draining        bool          `json:"draining,omitempty"`
+	User            uint32        `json:"user"`
+	Bindings        []Bound       `json:"bindings"`
+}
+
+// Bound is a container that uses a grant.
+type Bound struct {
+	Container string     `json:"container"`
+	Weaker    string     `json:"weaker,omitempty"`
+	Life      grant.Life `json:"life"`
+	PID       int        `json:"pid"`
+}
+
+// List makes grants ready to be sent. Their secrets' hashes are left out.
+func List(grants ...grant.Grant) []Listed {
+	all := make([]Listed, len(grants))
+	for i, g := range grants {
+		all[i] = Listed{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: string(g.Mode),
+			Strength: string(g.Strength), ComputeStrength: string(g.ComputeStrength), GPUs: g.GPUs,
+			Compute: g.Compute, Source: g.Source, Created: g.Created, Expires: g.Expires,
+			Draining: g.Draining, User: g.User}
+		for _, b := range g.Bindings {
+			all[i].Bindings = append(all[i].Bindings, Bound{b.Container, b.Weaker, b.Life, b.PID})
+		}
+	}
+	return all
+}
+
+// Grant is the grant that was sent.
+func (l Listed) Grant() grant.Grant {
+	g := grant.Grant{ID: l.ID, Owner: l.Owner, Label: l.Label, Mode: grant.Mode(l.Mode),
+		Strength: grant.Strength(l.Strength), ComputeStrength: grant.Strength(l.ComputeStrength),
+		GPUs: l.GPUs, Compute: l.Compute, Source: l.Source, Created: l.Created, Expires: l.Expires,
+		Draining: l.Draining, User: l.User}
+	for _, b := range l.Bindings {
+		g.Bindings = append(g.Bindings, grant.Binding{Grant: l.ID, Container: b.Container, Weaker: b.Weaker,
+			Life: b.Life, PID: b.PID})
+	}
+	return g
+}
+
+// All are the grants that were sent.
+func (s Sight) All() []grant.Grant {
+	all := make([]grant.Grant, len(s.Grants))
+	for i, l := range s.Grants {
+		all[i] = l.Grant()
+	}
+	return all
+}
+
+// Quota is a quota as it is sent, and as scripts read it.
+type Quota struct {
+	User   string       `json:"user,omitempty"`
+	Group  string       `json:"group,omitempty"`
+	Memory grant.Bytes  `json:"memory"` // 0: no bound, as of the other numbers
+	GPUs   int          `json:"gpus"`
+	Modes  []grant.Mode `json:"modes"`
+	Grants int          `json:"grants"`
+	TTL    string       `json:"ttl"`
+	Idle   string       `json:"idle"`
+}
+
+// Shown is a quota ready to be sent; nil of nil.
+func Shown(q *grant.Quota) *Quota {
+	if q == nil {
+		return nil
+	}
+	return &Quota{q.User, q.Group, grant.Bytes(q.Memory), q.GPUs, q.MayModes(), q.Grants, q.TTL, q.Idle}
+}
+
+// Terms is what a caller wants granted.
+type Terms struct {
+	Memory  grant.Bytes   `json:"memory"`
+	GPUs    int           `json:"gpus"`
+	Compute int           `json:"compute"`
+	Mode    grant.Mode    `json:"mode"`
+	Place   string        `json:"place,omitempty"`
+	Names   []string      `json:"names,omitempty"`
+	Profile string        `json:"profile,omitempty"`
+	Label   string        `json:"label,omitempty"`
+	TTL     time.Duration `json:"ttl,omitempty"`
+	Owner   grant.Owner   `json:"owner"`
+	For     []grant.Tie   `json:"for,omitempty"`
+	User    uint32        `json:"user,omitempty"`
+}
+
+// TermsOf are those of an ask.
+func TermsOf(a admission.Ask) Terms {
+	return Terms{a.Memory, a.GPUs, a.Compute, a.Mode, string(a.Place), a.Names, a.Profile, a.Label, a.TTL,
+		a.Owner, a.For, a.User}
+}
+
+// Ask is the ask with these terms.
+func (t Terms) Ask() admission.Ask {
+	return admission.Ask{Memory: t.Memory, GPUs: t.GPUs, Compute: t.Compute, Mode: t.Mode,
+		Place: grant.Placement(t.Place), Names: t.Names, Profile: t.Profile, Label: t.Label, TTL: t.TTL,
+		Owner: t.Owner, For: t.For, User: t.User}
+}
+
+// Ask is a request for a grant.
+type Ask struct {
+	Terms
+	// Secret is that of the new grant, chosen by the client. A request that is sent again, because
+	// the daemon was restarted, finds by it what was granted meanwhile.
+	Secret string        `json:"secret"`
+	Wait   time.Duration `json:"wait"` // 0: an answer at once
+	// Since is when the client began to wait. It orders the requests of one user only.
+	Since time.Time `json:"since"`
+}
+
+// Release is a request to release grants.
+type Release struct {
+	ID grant.ID `json:"id"`
+}
+
+// Event is a line of an answer. The last one has a grant or an error.
+type Event struct {
+	Place    int     `json:"place,omitempty"` // in the queue, from 1
+	Of       int     `json:"of,omitempty"`    // how many wait
+	Grant    *Listed `json:"grant,omitempty"`
+	Sentence string  `json:"sentence,omitempty"` // about the grant
+	Error    *Error  `json:"error,omitempty"`
+}
+
+// Error is an error with what decides about the exit status.
+type Error struct {
+	Kind    string     `json:"kind,omitempty"` // "refusal", "not-found", "usage" or ""
+	Code    grant.Code `json:"code,omitempty"`
+	Message string     `json:"message"`
+	Hint    string     `json:"hint,omitempty"`
+}
+
+// ErrorOf makes an error ready to be sent.
+func ErrorOf(err error) *Error {
+	var refusal *grant.Refusal
+	var unknown *grant.NotFoundError
+	var usage *grant.UsageError
+	switch {
+	case errors.As(err, &refusal):
+		return &Error{Kind: "refusal", Code: refusal.Code, Message: refusal.Message, Hint: refusal.Hint}
+	case errors.As(err, &unknown):
+		return &Error{Kind: "not-found", Message: unknown.Message}
+	case errors.As(err, &usage):
+		return &Error{Kind: "usage", Message: usage.Message}
+	}
+	return &Error{Message: err.Error()}
+}
+
+// Err is the error as it was before ErrorOf; nil of nil.
+func (e *Error) Err() error {
+	switch {
+	case e == nil:
+		return nil
+	case e.Kind == "refusal":
+		return &grant.Refusal{Code: e.Code, Message: e.Message, Hint: e.Hint}
+	case e.Kind == "not-found":
+		return &grant.NotFoundError{Message: e.Message}
+	case e.Kind == "usage":
+		return &grant.UsageError{Message: e.Message}
+	}
+	return errors.New(e.Message)
+}

@@ -1,0 +1,62 @@
+package users
+
+import (
+	"os/user"
+	"strconv"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+func uidOf(t *testing.T, name string) uint32 {
+	t.Helper()
+	uid, err := UID(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uid
+}
+
+func TestTheFirstQuotaThatMatches(t *testing.T) {
+	games, bin := uidOf(t, "games"), uidOf(t, "bin")
+	u, err := user.LookupId(strconv.Itoa(int(bin)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	group, err := user.LookupGroupId(u.Gid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quotas := []grant.Quota{{User: "no-such-user"}, {Group: "no-such-group"}, {Group: group.Name, Grants: 1},
+		{User: "games", Grants: 2}, {User: "4242", Grants: 3}, {User: "daemon", Grants: 4},
+		{User: Anybody, Grants: 5}}
+	for uid, want := range map[uint32]int{bin: 1, games: 2, 4242: 3, uidOf(t, "daemon"): 4,
+		uidOf(t, "sys"): 5, 4243: 0, 100000: 0, 0: 0, overflow: 0} {
+		q := QuotaOf(quotas, uid)
+		if got := 0; q != nil {
+			got = q.Grants
+			if got != want {
+				t.Errorf("user %d has quota %d, want %d", uid, got, want)
+			}
+		} else if want != 0 {
+			t.Errorf("user %d has no quota, want %d", uid, want)
+		}
+	}
+	if q := QuotaOf([]grant.Quota{{Group: u.Gid}}, games); q != nil {
+		t.Errorf("a group's quota is that of a stranger: %+v", q)
+	}
+}
+
+func TestNames(t *testing.T) {
+	if got := Name(uidOf(t, "games")); got != "games" {
+		t.Errorf("games is %q", got)
+	}
+	if got := Name(424242); got != "424242" {
+		t.Errorf("a uid without a name is %q", got)
+	}
+	for _, name := range []string{"", "-h", "no such user", "4294967295", "-1", "99999999999"} {
+		if uid, err := UID(name); err == nil {
+			t.Errorf("UID(%q) = %d", name, uid)
+		}
+	}
+}

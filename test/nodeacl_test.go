@@ -1,0 +1,83 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// ownDev gives the test a /dev of its own with the nodes of two GPUs, closed to users.
+func ownDev(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, unix.Mount("dev", dir, "tmpfs", 0, "mode=755"))
+	for _, name := range []string{"null", "zero", "random", "urandom", "tty"} {
+		var st unix.Stat_t
+		must(t, unix.Stat("/dev/"+name, &st))
+		must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR|0o666, int(st.Rdev)),
+			os.Chmod(filepath.Join(dir, name), 0o666))
+	}
+	for name, minor := range map[string]uint32{"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255} {
+		must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR|0o660, int(unix.Mkdev(195, minor))),
+			os.Chmod(filepath.Join(dir, name), 0o660))
+	}
+	must(t, unix.Mount(dir, "/dev", "", unix.MS_BIND, ""))
+	t.Cleanup(func() {
+		_ = unix.Unmount("/dev", unix.MNT_DETACH)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+}
+
+// openedBy is what a user's open of a node gives, also in a user namespace as of a rootless engine.
+func openedBy(uid uint32, path string, before ...string) string {
+	cmd := exec.Command("/bin/sh", "-c", strings.Join(append(before, "cat "+path), " "))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, _ := cmd.CombinedOutput()
+	_, why, _ := strings.Cut(string(out), path+": ")
+	return strings.TrimSpace(why)
+}
+
+const (
+	letIn  = "No such device or address" // the kernel lets it open the node, and no driver is behind it
+	closed = "Permission denied"
+)
+
+// TestUsersNodes: gpuledgerd opens the nodes of a user's grant to that user, until it is released.
+func TestUsersNodes(t *testing.T) {
+	ownDev(t)
+	n := rig.NewNode(t, rig.Setup{Config: "[enforcement]\nuser_nodes = \"acl\"\n" +
+		"[daemon]\nlisten = \"\"\ninterval = \"100ms\"\n"})
+	d := n.Daemon("--nri", "off")
+	g := n.Grant("--memory", "1GiB", "--gpu", "1", "--user", "60001")
+	if why := openedBy(0, "/dev/nvidia1"); why != letIn {
+		t.Skipf("the device cgroup of this machine keeps root from the node (%s): "+
+			"access lists of nodes are not seen", why)
+	}
+	rig.Eventually(t, "the user opens its GPU", func() bool {
+		return openedBy(60001, "/dev/nvidia1") == letIn
+	})
+	for path, want := range map[string]string{"/dev/nvidia0": closed, "/dev/nvidiactl": letIn} {
+		if got := openedBy(60001, path); got != want {
+			t.Errorf("%s: %s, want %s", path, got, want)
+		}
+	}
+	if got := openedBy(60002, "/dev/nvidia1"); got != closed {
+		t.Errorf("another user: %s", got)
+	}
+	if got := openedBy(60001, "/dev/nvidia1", "unshare -Ur"); got != letIn {
+		t.Errorf("in a user namespace: %s", got)
+	}
+	d.End(syscall.SIGKILL)
+	n.Must("release", string(g.ID))
+	n.Daemon("--nri", "off")
+	rig.Eventually(t, "the node is closed after a kill", func() bool {
+		return openedBy(60001, "/dev/nvidia1") == closed
+	})
+}

@@ -1,0 +1,163 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// runs is `gpuledger run` on a node with an empty /run.
+func (n *gpuNode) runs(args ...string) *exec.Cmd {
+	cmd := n.Command(rig.Binary(n.T, "gpuledger"), append([]string{"run"}, args...)...)
+	lib, _ := filepath.Glob(n.built + "/driver/usr/lib/*")
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib[0], "FAKEDRIVER_DIR="+n.Dir+"/book")
+	return cmd
+}
+
+func runNode(t *testing.T) *gpuNode {
+	n := newGPUNode(t, rig.Setup{})
+	n.HideRun()
+	return n
+}
+
+// asksFirst is a program that says it has started, and waits.
+func asksFirst(n *gpuNode) (script string, started func() bool) {
+	file := filepath.Join(n.Dir, "started")
+	return "echo $$ >" + file + ".new; mv " + file + ".new " + file + "; exec sleep 1000",
+		func() bool { _, err := os.Stat(file); return err == nil }
+}
+
+// TestRun: the program has a grant as long as it runs, and gives its status on.
+func TestRun(t *testing.T) {
+	n := runNode(t)
+	r := rig.Run(n.runs("--memory", "4GiB", "--", "/bin/sh", "-c", `echo $CUDA_VISIBLE_DEVICES "$@"; exit 7`,
+		"sh", "--memory", "a b"))
+	if r.Code != 7 || r.Stdout != n.gpus[0].UUID+" --memory a b\n" {
+		t.Errorf("%+v", r)
+	}
+	if held := n.Grants(); len(held) != 0 {
+		t.Errorf("it has ended, and the ledger counts %+v", held)
+	}
+	script, started := asksFirst(n)
+	cmd := n.runs("--memory", "4GiB", "--", "/bin/sh", "-c", script)
+	must(t, cmd.Start())
+	rig.Eventually(t, "it runs", started)
+	held := n.Grants()
+	if len(held) != 1 || held[0].State != grant.Bound || held[0].GPUs[0].Memory != 4*grant.GiB {
+		t.Errorf("%+v", held)
+	}
+	n.CheckSound("while it runs")
+	if r := rig.Run(n.runs("--memory", "15GiB", "--", "/bin/true")); r.Code != 5 ||
+		!strings.Contains(r.Stderr, "refused (no-capacity)") {
+		t.Errorf("%+v", r)
+	}
+	must(t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) {
+		t.Errorf("%v, want the status of a program that SIGTERM has ended", err)
+	}
+	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	for name, c := range map[string]struct {
+		args []string
+		code int
+	}{
+		"no program":                   {[]string{"--memory", "1GiB"}, 2},
+		"a program that is not there":  {[]string{"--memory", "1GiB", "--", "not-there"}, 1},
+		"no size":                      {[]string{"--", "/bin/true"}, 2},
+		"a mode without a container's": {[]string{"--mode", "mps", "--memory", "1GiB", "--", "/bin/true"}, 2},
+	} {
+		if r := rig.Run(n.runs(c.args...)); r.Code != c.code || len(n.Grants()) != 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	if left, _ := filepath.Glob("/sys/fs/cgroup/*/*gpuledger-g-*"); len(left) > 0 {
+		t.Errorf("%v are left", left)
+	}
+	n.CheckSound("at the end")
+}
+
+// TestRunIsKilled: the grant stays until the last process that the program started has ended.
+func TestRunIsKilled(t *testing.T) {
+	n := runNode(t)
+	script, started := asksFirst(n)
+	cmd := n.runs("--memory", "4GiB", "--", "/bin/sh", "-c", "("+script+") & wait")
+	must(t, cmd.Start())
+	rig.Eventually(t, "it runs", started)
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	if held := n.Grants(); len(held) != 1 || len(held[0].Bindings) != 1 {
+		t.Errorf("its processes go on, and the ledger counts %+v", held)
+	}
+	n.CheckSound("after the kill")
+	var procs []byte
+	for _, pattern := range []string{"/sys/fs/cgroup/devices", "/sys/fs/cgroup"} {
+		_ = filepath.WalkDir(pattern, func(path string, _ os.DirEntry, err error) error {
+			if err == nil && strings.HasPrefix(filepath.Base(path), "gpuledger-g-") {
+				procs, _ = os.ReadFile(filepath.Join(path, "cgroup.procs"))
+				t.Cleanup(func() { _ = os.Remove(path) })
+			}
+			return nil
+		})
+		if procs != nil {
+			break
+		}
+	}
+	for _, pid := range strings.Fields(string(procs)) {
+		number, _ := strconv.Atoi(pid)
+		_ = syscall.Kill(number, syscall.SIGKILL)
+	}
+	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	n.CheckSound("at the end")
+}
+
+// TestRunGetsTheShim: a program, also another user's, sees its grant as the GPU.
+func TestRunGetsTheShim(t *testing.T) {
+	n := runNode(t)
+	for dir := n.built; dir != "/"; dir = filepath.Dir(dir) {
+		must(t, os.Chmod(dir, 0o755))
+	}
+	must(t, os.Chmod(n.Dir, 0o755))
+	const seen = "GPU 0 total 4096 MiB (0)\n4097 MiB: 2\n4096 MiB: 0\n1 MiB: 2\n"
+	gpu := []string{n.built + "/gpu", "total", "4097", "4096", "1"}
+	for name, before := range map[string][]string{"root": nil,
+		"a user": {"setpriv", "--reuid=60001", "--regid=60001", "--clear-groups"}} {
+		r := rig.Run(n.runs(append(append([]string{"--memory", "4GiB", "--"}, before...), gpu...)...))
+		if r.Code != 0 || r.Stdout != seen {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	r := rig.Run(n.runs("--mode", "timeslice", "--memory", "4GiB", "--", gpu[0], "total"))
+	if !strings.Contains(r.Stdout, fmt.Sprintf("total %d MiB", n.gpus[0].Memory/grant.MiB)) {
+		t.Errorf("in mode timeslice: %+v", r)
+	}
+	if mounts := read(t, "/proc/self/mountinfo"); strings.Contains(mounts, " gpuledger ") {
+		t.Errorf("mounts are left on the node: %s", mounts)
+	}
+}
+
+// TestAKilledRunLeavesNothing that holds a GPU.
+func TestAKilledRunLeavesNothing(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Tags: []string{"failpoint"}})
+	for _, point := range []string{"ledger/put-renamed", "grants/tree", "ledger/bind-written"} {
+		r := n.Dying(point).CLI("run", "--memory", "16160MiB", "--gpu", "0", "--", "/bin/true")
+		if !r.Killed() {
+			t.Fatalf("%s: %+v", point, r)
+		}
+		if held := n.Grants(); len(held) != 0 {
+			t.Errorf("%s: the ledger counts %+v", point, held)
+		}
+		n.CheckSound(point)
+		n.Must("run", "--memory", "16160MiB", "--gpu", "0", "--", "/bin/true")
+	}
+	left, _ := filepath.Glob("/sys/fs/cgroup/devices/gpuledger-g-*")
+	for _, dir := range left { // of those that were killed
+		must(t, os.Remove(dir))
+	}
+}

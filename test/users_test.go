@@ -1,0 +1,513 @@
+package test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// Users that every system has, with a name. No process of theirs runs.
+const (
+	ada = 2 // bin
+	bob = 5 // games
+	eve = 4242
+)
+
+const quotas = `
+[[quota]]
+user = "bin"
+memory = "8GiB"
+grants = 4
+ttl = "2h"
+[[quota]]
+user = "5"
+memory = "16GiB"
+modes = ["limit", "exclusive"]
+`
+
+// usersNode is a node with gpuledgerd and quotas, whose directory other users may enter.
+func usersNode(t *testing.T, config string) (*rig.Node, *rig.Daemon) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "users-") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := rig.NewNode(t, rig.Setup{Config: fmt.Sprintf("%s[users]\nsocket = %q\n",
+		busy, dir+"/users/socket") + config})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(n.Dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(n.Config, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := n.Daemon("--nri", "off")
+	rig.Eventually(t, "it serves users", func() bool {
+		return strings.Contains(d.Log(), "serving the users")
+	})
+	return n, d
+}
+
+// commandOf is gpuledger as another user calls it.
+func commandOf(n *rig.Node, uid uint32, args ...string) *exec.Cmd {
+	program := rig.Binary(n.T, "gpuledger")
+	for _, dir := range []string{filepath.Dir(program), filepath.Dir(filepath.Dir(program))} {
+		_ = os.Chmod(dir, 0o711)
+	}
+	cmd := n.Command(program, args...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid},
+		Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func as(n *rig.Node, uid uint32, args ...string) rig.Result {
+	return rig.Run(commandOf(n, uid, args...))
+}
+
+// endsWith checks a status and what is said.
+func endsWith(t *testing.T, r rig.Result, code int, says ...string) rig.Result {
+	t.Helper()
+	for _, text := range says {
+		if !strings.Contains(r.Stdout+r.Stderr, text) {
+			t.Errorf("want %q in:\n%s%s", text, r.Stdout, r.Stderr)
+		}
+	}
+	if r.Code != code {
+		t.Errorf("status %d, want %d:\n%s%s", r.Code, code, r.Stdout, r.Stderr)
+	}
+	return r
+}
+
+func TestUsersAskWithinTheirQuotas(t *testing.T) {
+	n, d := usersNode(t, quotas)
+	secretive := n.Grant("--memory", "2GiB", "--label", "for the boss", "--owner", "claim:hidden")
+	r := endsWith(t, as(n, ada, "grant", "--memory", "4GiB", "--label", "train", "--json"), 0)
+	var mine struct {
+		rig.Listed
+		Reference string
+		Expires   *time.Time
+	}
+	if err := json.Unmarshal([]byte(r.Stdout), &mine); err != nil {
+		t.Fatal(err)
+	}
+	if mine.User != ada || mine.Source != grant.ByUser || mine.Expires == nil {
+		t.Errorf("the grant is %+v", mine)
+	}
+	// the reference is good, and the container is held to it
+	b := n.Bundle("c", rig.Env("GPULEDGER_GRANT="+mine.Reference), rig.Light)
+	if r := b.Create(); r.Code != 0 {
+		t.Errorf("a container with the reference: %+v", r)
+	}
+	// others are seen as others
+	for _, args := range [][]string{{"inspect", "--details"}, {"inspect", "--json"}, {"gpus", "--json"},
+		{"grants", "--json"}, {"mine"}} {
+		for _, uid := range []uint32{ada, bob, eve} {
+			r := endsWith(t, as(n, uid, args...), 0)
+			for _, secret := range []string{"boss", "hidden", "claim", "secret"} {
+				if strings.Contains(r.Stdout+r.Stderr, secret) {
+					t.Errorf("%v shows user %d %q:\n%s", args, uid, secret, r.Stdout)
+				}
+			}
+			if own := strings.Contains(r.Stdout, "train"); own != (uid == ada) && args[0] != "gpus" &&
+				!strings.Contains(r.Stdout, "MEMORY") {
+				t.Errorf("%v of user %d says %v of the label:\n%s", args, uid, own, r.Stdout)
+			}
+		}
+	}
+	if a, b := n.Must("gpus", "--json"), as(n, bob, "gpus", "--json").Stdout; a != b {
+		t.Errorf("root's GPUs and a user's differ:\n%s\n%s", a, b)
+	}
+	// what a quota does not give
+	endsWith(t, as(n, ada, "grant", "--memory", "5GiB"), 3, "refused (quota-exceeded): ",
+		`your quota (of user "bin") is 8GiB in all, and 4GiB of it is granted`, "hint: ")
+	endsWith(t, as(n, ada, "grant", "--memory", "9GiB"), 3, "is 8GiB in all")
+	endsWith(t, as(n, ada, "grant", "--memory", "1GiB", "--ttl", "3h"), 3, "is for 2h0m0s at most")
+	endsWith(t, as(n, ada, "grant", "--memory", "1GiB", "--mode", "timeslice"), 3, "is for the modes [limit]")
+	endsWith(t, as(n, eve, "grant", "--memory", "1GiB"), 3, "quota-exceeded", "user 4242 has no quota")
+	endsWith(t, as(n, bob, "grant", "--memory", "15000MiB", "--gpu", "0"), 5, "no-capacity")
+	// what is root's
+	for _, args := range [][]string{{"--user", "0"}, {"--user", "2"}, {"--owner", "pod:u/c"},
+		{"--for", "namespace:n"}, {"--cdi"}} {
+		endsWith(t, as(n, bob, append([]string{"grant", "--memory", "1GiB"}, args...)...), 2, "is root's")
+	}
+	endsWith(t, as(n, bob, "release", string(mine.ID)), 4, "you have no grant "+string(mine.ID))
+	endsWith(t, as(n, bob, "release", string(secretive.ID)), 4, "you have no grant")
+	endsWith(t, as(n, ada, "release", "--force", string(mine.ID)), 2, "--force is root's")
+	endsWith(t, as(n, ada, "release", string(mine.ID)), 0, "is draining")
+	b.KillInit()
+	endsWith(t, as(n, ada, "mine"), 0,
+		"user bin may have: 8GiB of memory, 4 grants, mode limit, for at most 2h")
+	if got := n.Must("audit", "--json"); !strings.Contains(got, `"granted"`) ||
+		!strings.Contains(got, `"quota-exceeded"`) {
+		t.Errorf("the audit log:\n%s", got)
+	}
+	d.End(syscall.SIGTERM)
+	endsWith(t, as(n, ada, "gpus"), 1, "cannot ask gpuledgerd on")
+	n.CheckSound("after users")
+}
+
+func TestQuotaRaces(t *testing.T) {
+	n, _ := usersNode(t, quotas)
+	var all sync.WaitGroup
+	results := make([]rig.Result, 64)
+	for i := range results {
+		all.Go(func() {
+			results[i] = as(n, []uint32{ada, bob}[i%2], "grant", "--memory", "1GiB")
+			// too many connections at once are closed
+			for results[i].Code == 1 && strings.Contains(results[i].Stderr, "has ended the connection") {
+				time.Sleep(20 * time.Millisecond)
+				results[i] = as(n, []uint32{ada, bob}[i%2], "grant", "--memory", "1GiB")
+			}
+		})
+	}
+	all.Wait()
+	granted := map[uint32]int{}
+	for i, r := range results {
+		if r.Code == 0 {
+			granted[[]uint32{ada, bob}[i%2]]++
+		} else if r.Code != 3 {
+			t.Errorf("%+v", r)
+		}
+	}
+	if granted[ada] != 4 || granted[bob] != 16 { // 4 grants, and 16 of 1GiB
+		t.Errorf("granted %v", granted)
+	}
+	listed := map[uint32]int{}
+	for _, g := range n.Grants() {
+		listed[g.User]++
+	}
+	if listed[ada] != 4 || listed[bob] != 16 {
+		t.Errorf("the ledger has %v", listed)
+	}
+}
+
+// waiting is a command that waits in the queue.
+type waiting struct {
+	cmd *exec.Cmd
+	out *lockedBuffer
+	end chan error
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func waits(t *testing.T, n *rig.Node, uid uint32, args ...string) *waiting {
+	t.Helper()
+	w := &waiting{cmd: commandOf(n, uid, append([]string{"grant", "--wait", "10m"}, args...)...),
+		out: &lockedBuffer{}, end: make(chan error, 1)}
+	if uid == 0 {
+		w.cmd.SysProcAttr = nil
+	}
+	w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
+	if err := w.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.cmd.Process.Kill() })
+	go func() { w.end <- w.cmd.Wait() }()
+	rig.Eventually(t, "it waits", func() bool { return strings.Contains(w.out.String(), "waiting, ") })
+	return w
+}
+
+func (w *waiting) granted(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-w.end:
+		if err != nil || !strings.Contains(w.out.String(), "granted g-") {
+			t.Fatalf("%v\n%s", err, w.out)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("it still waits: %s", w.out)
+	}
+}
+
+func TestUsersWaitInAFairQueue(t *testing.T) {
+	n, d := usersNode(t, "[[quota]]\nuser = \"*\"\n")
+	full := []grant.Reference{n.Grant("--memory", "16000MiB"), n.Grant("--memory", "16000MiB")}
+	// ada asks twice before bob does, and root comes last
+	first := waits(t, n, ada, "--memory", "15000MiB", "--gpu", "0")
+	second := waits(t, n, ada, "--memory", "15000MiB", "--gpu", "0")
+	third := waits(t, n, bob, "--memory", "15000MiB", "--gpu", "0")
+	roots := waits(t, n, 0, "--memory", "15000MiB", "--gpu", "0")
+	if !strings.Contains(second.out.String(), "waiting, 2 of 2") ||
+		!strings.Contains(third.out.String(), "of 3") {
+		t.Errorf("they are told: %s%s", second.out, third.out)
+	}
+	endsWith(t, as(n, ada, "grant", "--memory", "999GiB", "--wait", "1h"), 5, "no-capacity") // never fits
+	endsWith(t, as(n, ada, "grant", "--memory", "4GiB", "--wait", "50ms"), 5, "no-capacity")
+	// a request whose client is gone keeps no one waiting
+	gone := waits(t, n, bob, "--memory", "15000MiB", "--gpu", "0")
+	_ = gone.cmd.Process.Kill()
+	<-gone.end
+	// kill -9 of the daemon: the requests are sent again, and keep their order within a user
+	d.End(syscall.SIGKILL)
+	for _, w := range []*waiting{first, second, third, roots} {
+		rig.Eventually(t, "it is told", func() bool {
+			return strings.Contains(w.out.String(), "gpuledgerd is gone")
+		})
+	}
+	_ = os.Remove(filepath.Join(n.Dir, "gpuledgerd.log"))
+	n.Daemon("--nri", "off")
+	rig.Eventually(t, "all four wait again", func() bool {
+		return strings.HasSuffix(strings.TrimSpace(second.out.String()), "of 4")
+	})
+	release := func(uid uint32) {
+		for _, g := range n.Grants() {
+			if g.User == uid && g.GPUs[0].Index == 0 {
+				n.Must("release", string(g.ID))
+			}
+		}
+	}
+	for _, r := range full {
+		n.Must("release", string(r.ID))
+	}
+	// one of each before ada's second, whoever is first
+	users := map[*waiting]uint32{first: ada, third: bob, roots: 0}
+	for len(users) > 0 {
+		var next *waiting
+		rig.Eventually(t, "one of them is granted", func() bool {
+			for w := range users {
+				if strings.Contains(w.out.String(), "granted g-") {
+					next = w
+				}
+			}
+			return next != nil
+		})
+		next.granted(t)
+		if strings.Contains(second.out.String(), "granted g-") {
+			t.Fatal("the second request of a user came before the first one of another")
+		}
+		release(users[next])
+		delete(users, next)
+	}
+	second.granted(t)
+	n.CheckSound("after the queue")
+}
+
+func TestIdleGrantsComeBack(t *testing.T) {
+	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\nidle = \"300ms\"\n")
+	roots := n.Grant("--memory", "1GiB", "--user", "bin")
+	var ids []string
+	var bundle *rig.Bundle
+	for i := range 2 {
+		r := endsWith(t, as(n, ada, "grant", "--memory", "1GiB"), 0)
+		reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, string(reference.ID))
+		if i == 0 {
+			bundle = n.Bundle("c", rig.Env("GPULEDGER_GRANT="+reference.String()), rig.Light)
+			if r := bundle.Create(); r.Code != 0 {
+				t.Fatalf("%+v", r)
+			}
+		}
+	}
+	rig.Eventually(t, "the unused one is released", func() bool { return n.State(grant.ID(ids[1])) == "" })
+	if n.State(grant.ID(ids[0])) != grant.Bound || n.State(roots.ID) != grant.Free {
+		t.Error("another grant was released, too")
+	}
+	bundle.KillInit()
+	rig.Eventually(t, "the other one follows its container", func() bool {
+		return n.State(grant.ID(ids[0])) == ""
+	})
+	if n.State(roots.ID) != grant.Free {
+		t.Error("what root granted was released, too")
+	}
+	if got := n.Must("audit", "--json"); !strings.Contains(got, `"idle"`) {
+		t.Errorf("the audit log:\n%s", got)
+	}
+}
+
+func TestHostileUsers(t *testing.T) {
+	n, d := usersNode(t, quotas+"[[quota]]\nuser = \"*\"\nmemory = \"1GiB\"\n")
+	socket := filepath.Dir(usersSocket(n))
+	t.Run("nothing that a client says about itself counts", func(t *testing.T) {
+		for _, body := range []string{`"user":2`, `"user":0,"Uid":0`, `"owner":"pod:u/c"`,
+			`"for":["namespace:n"]`, `"source":"cli","quota":null,"part":100`} {
+			text := fmt.Sprintf(`{"memory":9663676416,"mode":"limit","owner":"bearer","secret":"%032x",%s}`,
+				1, body)
+			out := curlAs(n, 5000, "POST", "/v1/grant", text)
+			if !strings.Contains(out, `"quota-exceeded"`) {
+				t.Errorf("%s: %s", body, out)
+			}
+		}
+		if len(n.Grants()) != 0 {
+			t.Errorf("granted: %+v", n.Grants())
+		}
+	})
+	t.Run("uids without a name have no quota, and root in a container none", func(t *testing.T) {
+		for _, uid := range []uint32{100000, 65534, 0} {
+			text := fmt.Sprintf(`{"memory":1048576,"mode":"limit","owner":"bearer","secret":"%032x"}`, uid)
+			if out := curlAs(n, uid, "POST", "/v1/grant", text); !strings.Contains(out, `has no quota`) {
+				t.Errorf("%d: %s", uid, out)
+			}
+		}
+	})
+	t.Run("big bodies, garbage and other methods", func(t *testing.T) {
+		for _, c := range []struct{ method, path, body string }{
+			{"POST", "/v1/grant", strings.Repeat("x", 1<<20)},
+			{"POST", "/v1/grant", `{"names":["` + strings.Repeat("x", 1<<20)},
+			{"POST", "/v1/grant", "{}"}, {"POST", "/v1/release", `{"id":"../../../etc/passwd"}`},
+			{"DELETE", "/v1/grant", ""}, {"GET", "/v1/../grant", ""}, {"GET", "/v0/sight", ""},
+		} {
+			if out := curlAs(n, ada, c.method, c.path, c.body); strings.Contains(out, `"grant"`) {
+				t.Errorf("%s %s: %s", c.method, c.path, out)
+			}
+		}
+	})
+	t.Run("a flooded socket answers others", func(t *testing.T) {
+		hold := floodAs(t, n, bob, 1000)
+		endsWith(t, as(n, ada, "gpus"), 0, "GPU-")
+		endsWith(t, as(n, ada, "grant", "--memory", "1GiB"), 0)
+		hold()
+	})
+	t.Run("a thousand waiting requests", func(t *testing.T) {
+		n.Must("grant", "--mode", "exclusive", "--gpu", "1")
+		stop := askAs(t, n, bob, 1000,
+			`{"memory":0,"mode":"exclusive","names":["0"],"owner":"bearer",`+
+				`"secret":"%032x","wait":600000000000}`)
+		rig.Eventually(t, "the queue is full for him", func() bool {
+			r := as(n, ada, "grant", "--memory", "4GiB", "--gpu", "1", "--wait", "100ms")
+			return strings.Contains(r.Stderr, "of 17") || strings.Contains(r.Stderr, "of ") && r.Code == 5
+		})
+		endsWith(t, as(n, ada, "grant", "--memory", "1GiB", "--gpu", "0"), 0)
+		stop()
+	})
+	t.Run("the socket's directory is root's alone", func(t *testing.T) {
+		for _, make := range []func() error{
+			func() error { return os.Remove(usersSocket(n)) },
+			func() error { return os.Rename(usersSocket(n), usersSocket(n)+".mine") },
+			func() error { return os.Symlink("/etc/shadow", socket+"/link") },
+		} {
+			if err := asUserDo(ada, make); err == nil {
+				t.Error("a user may change it")
+			}
+		}
+	})
+	if log := d.Log(); strings.Contains(log, "panic") {
+		t.Error(log)
+	}
+	n.CheckSound("after hostile users")
+}
+
+func usersSocket(n *rig.Node) string {
+	text, _ := os.ReadFile(n.Config)
+	_, rest, _ := strings.Cut(string(text), "[users]\nsocket = \"")
+	path, _, _ := strings.Cut(rest, "\"")
+	return path
+}
+
+// asUserDo calls a function in a thread of a user; the thread is not used again.
+func asUserDo(uid int, do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(uid),
+			uintptr(uid), uintptr(uid)); e != 0 {
+			done <- nil
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}
+
+// dialAs connects as a user.
+func dialAs(n *rig.Node, uid uint32) (conn net.Conn, err error) {
+	err = asUserDo(int(uid), func() (err error) {
+		conn, err = net.Dial("unix", usersSocket(n))
+		return err
+	})
+	return conn, err
+}
+
+// curlAs sends a request as a user and returns the answer.
+func curlAs(n *rig.Node, uid uint32, method, path, body string) string {
+	conn, err := dialAs(n, uid)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	r, err := http.NewRequest(method, "http://x"+path, strings.NewReader(body))
+	if err != nil {
+		return err.Error()
+	}
+	go func() { _ = r.Write(conn) }()
+	text, _ := io.ReadAll(conn)
+	return string(text)
+}
+
+// floodAs opens connections as a user and holds those that stay open.
+func floodAs(t *testing.T, n *rig.Node, uid uint32, many int) (end func()) {
+	t.Helper()
+	var all []net.Conn
+	for range many {
+		if conn, err := dialAs(n, uid); err == nil {
+			all = append(all, conn)
+			_, _ = conn.Write([]byte("POST /v1/grant HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"))
+		}
+	}
+	if len(all) < many/2 {
+		t.Errorf("only %d connections", len(all))
+	}
+	return func() {
+		for _, c := range all {
+			_ = c.Close()
+		}
+	}
+}
+
+// askAs sends many requests that wait.
+func askAs(t *testing.T, n *rig.Node, uid uint32, many int, format string) (end func()) {
+	t.Helper()
+	var all []net.Conn
+	for i := range many {
+		conn, err := dialAs(n, uid)
+		if err != nil {
+			continue
+		}
+		all = append(all, conn)
+		body := fmt.Sprintf(format, i+1000)
+		_, _ = fmt.Fprintf(conn, "POST /v1/grant HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s",
+			len(body), body)
+	}
+	return func() {
+		for _, c := range all {
+			_ = c.Close()
+		}
+	}
+}
