@@ -86,11 +86,22 @@ func (p *plan) edit(f *createFacts) (err error) {
 		return errors.New(refused.Message)
 	}
 	p.left.Layout, p.left.Own = f.request.Layout, f.request.Own
-	p.left.Allocations = f.request.Allocations // Docker's --gpus is in the spec as a hook, which is removed
+	p.left.Allocations = withNamed(p.left.Allocations, f.request.Allocations)
 	if spec.Process != nil {
 		p.env = spec.Process.Env
 	}
 	return nil
+}
+
+// withNamed returns the allocations that an edited spec still has, with what the given spec named
+// to its engine: Docker's --gpus is in the spec as a hook, and the edits remove it.
+func withNamed(left, given []grant.Allocation) []grant.Allocation {
+	isNamed := func(a grant.Allocation) bool { return a.Named }
+	left = slices.DeleteFunc(left, isNamed)
+	if i := slices.IndexFunc(given, isNamed); i >= 0 {
+		left = append(left, given[i])
+	}
+	return left
 }
 
 // sound returns nil if all that the edited spec still reaches is in the grant. (That editing it
