@@ -110,6 +110,7 @@ func TestRemovalWaits(t *testing.T) {
 				must(t, os.Symlink("busybox", root+"/bin/"+applet))
 			}
 			put("/dev/null", nil)
+			put("/bin/gpuledgerd", []byte("#!/bin/sh\n"+`echo "$@" >>/called`))
 			for name, text := range row.files {
 				put(name, []byte(text))
 			}
@@ -123,6 +124,10 @@ func TestRemovalWaits(t *testing.T) {
 			if row.prints != "" && (err == nil || !strings.Contains(string(out), row.prints) ||
 				!strings.Contains(string(out), "\nhint: ")) {
 				t.Errorf("removed, or not with %q: %v\n%s", row.prints, err, out)
+			}
+			called, _ := os.ReadFile(root + "/called")
+			if closes := string(called) == "close-nodes\n"; closes != (row.prints == "") {
+				t.Errorf("gpuledgerd was called with %q", called)
 			}
 			if _, err := os.Stat(root + "/run/gpuledger/remove-anyway"); err == nil {
 				t.Error("the choice for this removal counts for the next one too")

@@ -98,6 +98,9 @@ var victims = map[string]victim{
 		b := s.container(g)
 		return n.Wrapper("run", "--detach", "--bundle", b.Dir, b.ID), g
 	}, bindPoints},
+	"gpuledger run": {func(_ *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
+		return command(n, "run", "--memory", "4GiB", "--", "/bin/true"), grant.Reference{}
+	}, []string{"grants/tree", "ledger/put-renamed", "ledger/bind-written"}},
 	"create that adopts": {func(s *scaffold, n *rig.Node) (*exec.Cmd, grant.Reference) {
 		b := n.Bundle("adopts", inPod("train"), allocated("train", "0,1", "4GiB"), rig.Light)
 		s.containers = append(s.containers, b)

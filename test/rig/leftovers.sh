@@ -57,6 +57,7 @@ tidy() {
 
 outside() {
   TMPDIR=$(mktemp -d "${TMPDIR:-/tmp}/gpuledger-test-XXXXXX") || exit 1
+  chmod 711 "$TMPDIR" || exit 1 # programs of other users are run from below it
   export TMPDIR
   run=$(basename "$TMPDIR")
   mapfile -t roots < <(hierarchies)

@@ -98,6 +98,9 @@ func (q *queue) enter(user uint32, since time.Time, ask admission.Ask) (*waiter,
 	q.count++
 	w := &waiter{user: user, since: since, number: q.count, ask: ask, wake: make(chan struct{}, 1)}
 	q.waiting = append(q.waiting, w)
+	for _, other := range q.waiting { // its turn may come before theirs
+		other.poke()
+	}
 	return w, nil
 }
 
