@@ -156,8 +156,16 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 		n.CheckSound(point)
 		n.Must("run", "--memory", "16160MiB", "--gpu", "0", "--", "/bin/true")
 	}
-	left, _ := filepath.Glob("/sys/fs/cgroup/devices/gpuledger-g-*")
-	for _, dir := range left { // of those that were killed
-		must(t, os.Remove(dir))
+	removeTrees(t)
+}
+
+// removeTrees removes the empty cgroups of programs whose `gpuledger run` was killed. A session
+// manager does that when the session ends.
+func removeTrees(t *testing.T) {
+	for _, place := range []string{"/sys/fs/cgroup/devices", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+		left, _ := filepath.Glob(place + "/gpuledger-g-*")
+		for _, dir := range left {
+			must(t, os.Remove(dir))
+		}
 	}
 }

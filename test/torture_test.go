@@ -213,6 +213,7 @@ func (s *scaffold) afterwards(what string, g grant.Reference) {
 		}
 		b.End()
 	}
+	removeTrees(s.t)
 	for _, listed := range s.n.Grants() {
 		wantState(s.t, s.n, listed.ID, what+", and no container is there", grant.Free)
 		s.n.Must("release", string(listed.ID))
