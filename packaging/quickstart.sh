@@ -39,13 +39,18 @@ step() { printf '== %3d s: %s\n' "$SECONDS" "$*"; }
 
 # programs SOURCE TO: builds what the images of a version have.
 programs() {
-  local name to
+  local name to front=()
   mkdir -p "$2"
   to=$(realpath "$2")
   go build -C "$1" -p 2 -trimpath -o "$to/gpuledger" ./cmd/gpuledger
-  for name in gpuledger-runtime gpuledger-hook gpuledgerd gpuledger-setup; do
+  for name in gpuledger-hook gpuledgerd gpuledger-setup; do
     CGO_ENABLED=0 go build -C "$1" -p 2 -trimpath -ldflags '-s -w' -o "$to/$name" ./cmd/$name
   done
+  if [ -d "$1/front" ]; then # the last release has none
+    (cd "$1" && front/build.sh "$(go env GOARCH)" "cmd/gpuledger-runtime/front_linux_$(go env GOARCH).s") || fail "the front"
+    front=(-tags front -ldflags '-s -w -E gpuledger_front')
+  fi
+  CGO_ENABLED=0 go build -C "$1" -p 2 -trimpath -ldflags '-s -w' "${front[@]}" -o "$to/gpuledger-runtime" ./cmd/gpuledger-runtime
   CGO_ENABLED=0 go build -C "$1/kube" -p 2 -trimpath -ldflags '-s -w' -o "$to/gpuledger-kube" ./cmd/gpuledger-kube
   "$1/shim/build.sh" "$to/shim" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "the shim"; }
 }
