@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +25,7 @@ func lockRunDir(runDir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock(f); err != nil {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -37,6 +38,19 @@ func lockRunDir(runDir string) (*os.File, error) {
 		_, _ = fmt.Fprintln(f, os.Getpid())
 	}
 	return f, nil
+}
+
+// flock tries for a moment: a child that a killed daemon has just forked holds the lock until it
+// executes its program.
+func flock(f *os.File) (err error) {
+	for range 10 {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
 }
 
 func lockPath(runDir string) string { return filepath.Join(runDir, "gpuledgerd.lock") }
