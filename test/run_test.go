@@ -124,6 +124,7 @@ func TestRunGetsTheShim(t *testing.T) {
 		must(t, os.Chmod(dir, 0o755))
 	}
 	must(t, os.Chmod(n.Dir, 0o755))
+	must(t, os.Chmod(n.Dir+"/book", 0o777)) // the driver's, which whoever comes first creates a file in
 	const seen = "GPU 0 total 4096 MiB (0)\n4097 MiB: 2\n4096 MiB: 0\n1 MiB: 2\n"
 	gpu := []string{n.built + "/gpu", "total", "4097", "4096", "1"}
 	for name, before := range map[string][]string{"root": nil,
