@@ -122,6 +122,7 @@ func (s *site) laidForUsers(steps []transcript.Step) {
 	if s.engine.trust == grant.Podman {
 		writeFile(t, "/etc/containers/containers.conf.d/network.conf", "[containers]\nnetns = \"none\"\n")
 	}
+	must(t, os.Remove(filepath.Join(s.Dir, "state/inventory.json"))) // gpuledgerd takes the first one
 	s.succeeds(s.engineName(), "tag", image, "busybox:latest")
 }
 
@@ -148,13 +149,16 @@ func (s *site) types(cl client, step transcript.Step) *typing {
 	if strings.HasPrefix(command, "systemctl ") {
 		d := s.Daemon("--nri", "off")
 		eventually(t, "it serves users", func() bool { return strings.Contains(d.Log(), "serving the users") })
+		eventually(t, "it has taken the inventory", func() bool {
+			return there(filepath.Join(s.Dir, "state/inventory.json"))
+		})
 	}
 	as := ""
 	if step.User != "" {
 		as = "setpriv --reuid=" + step.User + " --regid=" + step.User + " --init-groups "
 	}
-	functions := fmt.Sprintf("exec 2>&1 </dev/null\ncd /\napt() { :; }\nsystemctl() { :; }\nsudo() { \"$@\"; }\n"+
-		"gpuledger() { %s%s/gpuledger \"$@\"; }\n", as, usersPrograms)
+	functions := fmt.Sprintf("exec 2>&1 </dev/null\ncd /\napt() { :; }\nsystemctl() { :; }\n"+
+		"sudo() { \"$@\"; }\ngpuledger() { %s%s/gpuledger \"$@\"; }\n", as, usersPrograms)
 	log, err := os.CreateTemp("", "typed-")
 	must(t, err)
 	defer log.Close()

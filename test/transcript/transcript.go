@@ -16,8 +16,8 @@ type Step struct{ Command, Says, User string }
 var typed = regexp.MustCompile(`^([a-z]*)\$ |^# `)
 
 // Steps are the commands in the code blocks of a section of Markdown: each begins with a prompt, "$
-// ", "# " or "ada$ ", and goes on in lines that begin with "> ", as a shell shows them. The section is known
-// by its heading, of any level; what is below it belongs to it.
+// ", "# " or "ada$ ", and goes on in lines that begin with "> ", as a shell shows them. The section
+// is known by its heading, of any level; what is below it belongs to it.
 func Steps(markdown, heading string) (steps []Step) {
 	for i, block := range strings.Split(section(markdown, heading), "```") {
 		if i%2 == 0 {
@@ -30,7 +30,8 @@ func Steps(markdown, heading string) (steps []Step) {
 			prompt := typed.FindStringSubmatch(text)
 			switch more, goesOn := strings.CutPrefix(text, "> "); {
 			case prompt != nil:
-				steps = append(steps, Step{Command: strings.TrimSpace(text[len(prompt[0]):]), User: prompt[1]})
+				command := strings.TrimSpace(text[len(prompt[0]):])
+				steps = append(steps, Step{Command: command, User: prompt[1]})
 				begun, inCommand = true, true
 			case !begun: // a block without a prompt is no transcript
 			case goesOn && inCommand:
