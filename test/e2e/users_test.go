@@ -59,7 +59,9 @@ func users(t *testing.T, s *site, cl client) {
 		}
 		typing := s.types(cl, step)
 		if strings.Contains(step.Command, "--wait") {
-			eventually(t, step.User+" waits", func() bool { return strings.Contains(typing.said(), "waiting, ") })
+			eventually(t, step.User+" waits", func() bool {
+				return strings.Contains(typing.said(), "waiting, ")
+			})
 			if typing.over() {
 				t.Fatalf("$ %s\ndid not wait:\n%s", step.Command, typing.said())
 			}
@@ -148,7 +150,9 @@ func (s *site) types(cl client, step transcript.Step) *typing {
 	}
 	if strings.HasPrefix(command, "systemctl ") {
 		d := s.Daemon("--nri", "off")
-		eventually(t, "it serves users", func() bool { return strings.Contains(d.Log(), "serving the users") })
+		eventually(t, "it serves users", func() bool {
+			return strings.Contains(d.Log(), "serving the users")
+		})
 		eventually(t, "it has taken the inventory", func() bool {
 			return there(filepath.Join(s.Dir, "state/inventory.json"))
 		})
