@@ -113,6 +113,7 @@ var entries = []entry{
 			}
 			return ""
 		}},
+	{name: "users", on: hasUsers, prepare: (*site).bareRuntime, handler: "plain", bare: true, compare: users},
 	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain",
 		settle: (*site).installHook, bare: true,
 		stripped: func(e engine) string {

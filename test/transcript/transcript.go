@@ -9,12 +9,15 @@ import (
 	"strings"
 )
 
-// Step is a command and what it prints.
-type Step struct{ Command, Says string }
+// Step is a command and what it prints. User is the one who types it: "" is nobody in particular.
+type Step struct{ Command, Says, User string }
+
+// typed is a prompt with what follows it: "$ ", "# ", or a user's as "ada$ ".
+var typed = regexp.MustCompile(`^([a-z]*)\$ |^# `)
 
 // Steps are the commands in the code blocks of a section of Markdown: each begins with a prompt, "$
-// " or "# ", and goes on in lines that begin with "> ", as a shell shows them. The section is known
-// by its heading, of any level; what is below it belongs to it.
+// ", "# " or "ada$ ", and goes on in lines that begin with "> ", as a shell shows them. The section
+// is known by its heading, of any level; what is below it belongs to it.
 func Steps(markdown, heading string) (steps []Step) {
 	for i, block := range strings.Split(section(markdown, heading), "```") {
 		if i%2 == 0 {
@@ -24,9 +27,11 @@ func Steps(markdown, heading string) (steps []Step) {
 		begun, inCommand := false, false
 		for line := range strings.Lines(block) {
 			text := strings.TrimSuffix(line, "\n")
+			prompt := typed.FindStringSubmatch(text)
 			switch more, goesOn := strings.CutPrefix(text, "> "); {
-			case strings.HasPrefix(text, "$ ") || strings.HasPrefix(text, "# "):
-				steps = append(steps, Step{Command: strings.TrimSpace(text[2:])})
+			case prompt != nil:
+				command := strings.TrimSpace(text[len(prompt[0]):])
+				steps = append(steps, Step{Command: command, User: prompt[1]})
 				begun, inCommand = true, true
 			case !begun: // a block without a prompt is no transcript
 			case goesOn && inCommand:

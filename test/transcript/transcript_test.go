@@ -8,9 +8,10 @@ import (
 func TestSteps(t *testing.T) {
 	const page = "# Title\n```\n# none of it\n```\n## A\n```console\n# one\nsays\nmore\n# cat " +
 		"<<END\n> a\n> " +
-		"END\n```\ntext # not a heading\n### Below\n```\n$ two\n```\n" +
+		"END\n```\ntext # not a heading\n### Below\n```\nada$ two\n```\n" +
 		"```toml\nno = \"transcript\"\n> nor this\n```\n## B\n```\n# three\n```\n"
-	want := []Step{{"one", "says\nmore\n"}, {"cat <<END\na\nEND", ""}, {"two", ""}}
+	want := []Step{{Command: "one", Says: "says\nmore\n"}, {Command: "cat <<END\na\nEND"},
+		{Command: "two", User: "ada"}}
 	if got := Steps(page, "A"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -1,0 +1,194 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+	"github.com/gpuledger/gpuledger/test/transcript"
+)
+
+// hasUsers reports whether users of a machine type the commands of an engine that is here. The
+// client of Debian's Docker is too old for moby 2.
+func hasUsers(e engine) bool { return e.trust == grant.Podman || e.name == "docker-20.10" }
+
+// The section of docs/users.md that users types, and how many commands an administrator and a user
+// may need until a container runs.
+const (
+	usersSection  = "Two share a GPU, a third one waits"
+	ofAnAdmin     = 4
+	ofAUser       = 1
+	usersPage     = "../../docs/users.md"
+	usersPrograms = "/run/e2e/bin"
+)
+
+var (
+	printedID = regexp.MustCompile(`granted (g-[a-z]{12})`)
+	engineRun = regexp.MustCompile(`podman run|podman stop|configure podman`)
+)
+
+// users types the page's story: two users of the machine share a GPU, one asks for too much, one
+// waits in the queue of gpuledgerd, and has its turn when the first one leaves.
+func users(t *testing.T, s *site, cl client) {
+	o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: "the page's story",
+		Result: "ok"}
+	defer func() {
+		if t.Failed() {
+			o.Result = "FAIL"
+		}
+		note(t, o)
+	}()
+	page, err := os.ReadFile(usersPage)
+	must(t, err)
+	steps := transcript.Steps(string(page), usersSection)
+	countCommands(t, steps)
+	s.laidForUsers(steps)
+	var waiting *typing
+	ids := map[string]string{} // of the page's grants
+	for _, step := range steps {
+		for shown, id := range ids {
+			step.Command = strings.ReplaceAll(step.Command, shown, id)
+		}
+		typing := s.types(cl, step)
+		if strings.Contains(step.Command, "--wait") {
+			eventually(t, step.User+" waits", func() bool {
+				return strings.Contains(typing.said(), "waiting, ")
+			})
+			if typing.over() {
+				t.Fatalf("$ %s\ndid not wait:\n%s", step.Command, typing.said())
+			}
+			waiting = typing
+			continue
+		}
+		typing.compare(t)
+		shown, is := printedID.FindStringSubmatch(step.Says), printedID.FindStringSubmatch(typing.said())
+		if shown != nil && is != nil {
+			ids[shown[1]] = is[1]
+		}
+	}
+	if waiting == nil {
+		t.Fatal("the page shows nobody who waits")
+	}
+	waiting.compare(t)
+	s.CheckSound("after the story")
+	_ = s.command(cl.name(), "rm", "--force", "bert")
+}
+
+// countCommands wants the page to need no more commands than it promises.
+func countCommands(t *testing.T, steps []transcript.Step) {
+	t.Helper()
+	admins, runs := 0, map[string]int{}
+	for _, step := range steps {
+		switch {
+		case step.User == "":
+			admins++
+		case !strings.Contains(step.Command, " stop ") && !strings.Contains(step.Command, " release "):
+			runs[step.User]++
+		}
+	}
+	if admins == 0 || admins > ofAnAdmin || len(runs) < 4 {
+		t.Errorf("the page has %d commands of an administrator, want up to %d, and of users %v", admins,
+			ofAnAdmin, runs)
+	}
+	for user, n := range runs {
+		if n > ofAUser {
+			t.Errorf("%s needs %d commands, want %d", user, n, ofAUser)
+		}
+	}
+}
+
+// laidForUsers makes the page's users, and what a package brings.
+func (s *site) laidForUsers(steps []transcript.Step) {
+	t := s.T
+	rig.Need(t, "useradd", "setpriv")
+	made := map[string]bool{"": true}
+	for _, step := range steps {
+		if !made[step.User] {
+			s.succeeds("useradd", "--no-create-home", step.User)
+		}
+		made[step.User] = true
+	}
+	must(t, os.MkdirAll(usersPrograms, 0o755))
+	for _, name := range []string{"gpuledger", "gpuledger-runtime"} {
+		must(t, copyProgram(rig.Binary(t, name), filepath.Join(usersPrograms, name)))
+	}
+	must(t, os.Chmod(s.Dir, 0o711), os.Chmod(s.Config, 0o644), os.Chmod(s.dir, 0o755))
+	if s.engine.trust == grant.Podman {
+		writeFile(t, "/etc/containers/containers.conf.d/network.conf", "[containers]\nnetns = \"none\"\n")
+	}
+	must(t, os.Remove(filepath.Join(s.Dir, "state/inventory.json"))) // gpuledgerd takes the first one
+	s.succeeds(s.engineName(), "tag", image, "busybox:latest")
+}
+
+// typing is a command that someone has typed.
+type typing struct {
+	step transcript.Step
+	log  string
+	end  chan error
+}
+
+// types begins a command in a shell: gpuledger runs as the user, what sudo runs as root.
+func (s *site) types(cl client, step transcript.Step) *typing {
+	t := s.T
+	t.Helper()
+	command := step.Command
+	if cl.name() == "docker" {
+		command = engineRun.ReplaceAllStringFunc(command, func(words string) string {
+			return strings.ReplaceAll(words, "podman", "docker")
+		})
+		if strings.Contains(command, "configure docker") {
+			command += " --restart"
+		}
+	}
+	if strings.HasPrefix(command, "systemctl ") {
+		d := s.Daemon("--nri", "off")
+		eventually(t, "it serves users", func() bool {
+			return strings.Contains(d.Log(), "serving the users")
+		})
+		eventually(t, "it has taken the inventory", func() bool {
+			return there(filepath.Join(s.Dir, "state/inventory.json"))
+		})
+	}
+	as := ""
+	if step.User != "" {
+		as = "setpriv --reuid=" + step.User + " --regid=" + step.User + " --init-groups "
+	}
+	functions := fmt.Sprintf("exec 2>&1 </dev/null\ncd /\napt() { :; }\nsystemctl() { :; }\n"+
+		"sudo() { \"$@\"; }\ngpuledger() { %s%s/gpuledger \"$@\"; }\n", as, usersPrograms)
+	log, err := os.CreateTemp("", "typed-")
+	must(t, err)
+	defer log.Close()
+	bash := exec.Command("bash", "-c", functions+command)
+	bash.Stdout = log
+	must(t, bash.Start())
+	typed := &typing{step: step, log: log.Name(), end: make(chan error, 1)}
+	go func() { typed.end <- bash.Wait() }()
+	t.Cleanup(func() { _ = bash.Process.Kill() })
+	return typed
+}
+
+func (c *typing) said() string {
+	text, _ := os.ReadFile(c.log)
+	return string(text)
+}
+
+func (c *typing) over() bool { return len(c.end) > 0 }
+
+// compare waits for the end and compares what was printed with the page.
+func (c *typing) compare(t *testing.T) {
+	t.Helper()
+	eventually(t, c.step.Command+" ends", c.over)
+	said := regexp.MustCompile(`(?m)^[0-9a-f]{64}\n`).ReplaceAllString(c.said(), "") // of a container
+	t.Logf("%s$ %s\n%s", c.step.User, c.step.Command, said)
+	if !transcript.Agrees(said, c.step.Says) {
+		t.Errorf("%s$ %s\nprints\n%s\nbut the page has\n%s", c.step.User, c.step.Command, said, c.step.Says)
+	}
+}
