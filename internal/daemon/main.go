@@ -183,13 +183,13 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	status := &statusView{node: s.Node, audit: decisions, ledger: ledgerWork, loop: loop,
 		watch: usage, limits: limits,
 		cache: cache, engines: engines}
+	nodes := &nodeacl.Manager{Node: s.Node, Ledger: cache.Current}
 	all := []Manager{s, ledgerWork, newInventoryManager(s.Node, config, usage.Stale, s.log),
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
 		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
 			Page: status.pageContent, Log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits,
-		&nodeacl.Manager{Node: s.Node, Ledger: cache.Current},
-		&userserver.Server{Node: s.Node, Ledger: cache.Current, Log: s.log}}
+		nodes, &userserver.Server{Node: s.Node, Ledger: cache.Current, Nodes: nodes.Ensure, Log: s.log}}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open,
 			Observe:     mode == observe,

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,8 @@ import (
 type Manager struct {
 	Node   func() *node.Node
 	Ledger func(*node.Node) (grants.Overview, error)
+
+	mu sync.Mutex // of a pass
 }
 
 // Name returns the manager's name.
@@ -37,6 +40,8 @@ func (m *Manager) Stop() {}
 // Ensure gives each user with a grant access to the nodes of its GPUs, and takes back what has been
 // given for grants that are over.
 func (m *Manager) Ensure(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	n := m.Node()
 	if n.Policy.Enforcement.UserNodes != grant.UserNodesACL {
 		return Close(n)

@@ -114,6 +114,8 @@ var entries = []entry{
 			return ""
 		}},
 	{name: "users", on: hasUsers, prepare: (*site).bareRuntime, handler: "plain", bare: true, compare: users},
+	{name: "rootless", on: isPodman, prepare: (*site).bareRuntime, handler: "plain", bare: true,
+		compare: rootlessUsers},
 	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain",
 		settle: (*site).installHook, bare: true,
 		stripped: func(e engine) string {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,25 +21,54 @@ import (
 // client of Debian's Docker is too old for moby 2.
 func hasUsers(e engine) bool { return e.trust == grant.Podman || e.name == "docker-20.10" }
 
-// The section of docs/users.md that users types, and how many commands an administrator and a user
+// The sections of docs/users.md that are typed, and how many commands an administrator and a user
 // may need until a container runs.
 const (
 	usersSection  = "Two share a GPU, a third one waits"
+	ownSection    = "The same with rootless Podman"
 	ofAnAdmin     = 4
 	ofAUser       = 1
 	usersPage     = "../../docs/users.md"
 	usersPrograms = "/run/e2e/bin"
+	usersHomes    = "/run/e2e/home/" // the machine's own, which /home is not
 )
 
 var (
-	printedID = regexp.MustCompile(`granted (g-[a-z]{12})`)
-	engineRun = regexp.MustCompile(`podman run|podman stop|configure podman`)
+	printedID   = regexp.MustCompile(`granted (g-[a-z]{12})`)
+	containerID = regexp.MustCompile(`(?m)^[0-9a-f]{64}\n`)
+	engineRun   = regexp.MustCompile(`podman run|podman stop|configure podman`)
 )
+
+// isPodman reports whether users have an engine of their own, without root.
+func isPodman(e engine) bool { return e.trust == grant.Podman }
 
 // users types the page's story: two users of the machine share a GPU, one asks for too much, one
 // waits in the queue of gpuledgerd, and has its turn when the first one leaves.
 func users(t *testing.T, s *site, cl client) {
-	o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: "the page's story",
+	s.tells(t, cl, usersSection, s.laidForUsers)
+	_ = s.command(cl.name(), "rm", "--force", "bert")
+}
+
+// rootlessUsers types the same story for users with a Podman of their own, without root. The driver
+// has made its nodes for root alone, as its option says.
+func rootlessUsers(t *testing.T, s *site, cl client) {
+	rig.Need(t, "newuidmap", "crun")
+	s.tells(t, cl, ownSection, func(steps []transcript.Step) {
+		s.laidForUsers(steps)
+		for _, name := range []string{"nvidia0", "nvidia1", "nvidiactl"} {
+			must(t, os.Chmod("/dev/"+name, 0o660))
+		}
+		must(t, os.MkdirAll("/etc/modprobe.d", 0o755), os.Chmod(s.images[image], 0o644),
+			os.Chmod(filepath.Dir(s.images[image]), 0o755))
+		for _, user := range usersOf(steps) {
+			s.homeOf(t, user)
+		}
+	})
+}
+
+// tells types a section of the page.
+func (s *site) tells(t *testing.T, cl client, section string, lay func([]transcript.Step)) {
+	o := outcome{Engine: s.engine.name, Client: cl.name(), Entry: s.entry.name, Case: "the story of users",
 		Result: "ok"}
 	defer func() {
 		if t.Failed() {
@@ -48,9 +78,9 @@ func users(t *testing.T, s *site, cl client) {
 	}()
 	page, err := os.ReadFile(usersPage)
 	must(t, err)
-	steps := transcript.Steps(string(page), usersSection)
+	steps := transcript.Steps(string(page), section)
 	countCommands(t, steps)
-	s.laidForUsers(steps)
+	lay(steps)
 	var waiting *typing
 	ids := map[string]string{} // of the page's grants
 	for _, step := range steps {
@@ -79,18 +109,20 @@ func users(t *testing.T, s *site, cl client) {
 	}
 	waiting.compare(t)
 	s.CheckSound("after the story")
-	_ = s.command(cl.name(), "rm", "--force", "bert")
 }
 
 // countCommands wants the page to need no more commands than it promises.
 func countCommands(t *testing.T, steps []transcript.Step) {
 	t.Helper()
-	admins, runs := 0, map[string]int{}
+	admins, runs, left := 0, map[string]int{}, map[string]bool{}
 	for _, step := range steps {
 		switch {
 		case step.User == "":
 			admins++
-		case !strings.Contains(step.Command, " stop ") && !strings.Contains(step.Command, " release "):
+		case left[step.User]:
+		case strings.Contains(step.Command, " stop "):
+			left[step.User] = true
+		default:
 			runs[step.User]++
 		}
 	}
@@ -109,12 +141,8 @@ func countCommands(t *testing.T, steps []transcript.Step) {
 func (s *site) laidForUsers(steps []transcript.Step) {
 	t := s.T
 	rig.Need(t, "useradd", "setpriv")
-	made := map[string]bool{"": true}
-	for _, step := range steps {
-		if !made[step.User] {
-			s.succeeds("useradd", "--no-create-home", step.User)
-		}
-		made[step.User] = true
+	for _, user := range usersOf(steps) {
+		s.succeeds("useradd", "--no-create-home", user)
 	}
 	must(t, os.MkdirAll(usersPrograms, 0o755))
 	for _, name := range []string{"gpuledger", "gpuledger-runtime"} {
@@ -126,6 +154,38 @@ func (s *site) laidForUsers(steps []transcript.Step) {
 	}
 	must(t, os.Remove(filepath.Join(s.Dir, "state/inventory.json"))) // gpuledgerd takes the first one
 	s.succeeds(s.engineName(), "tag", image, "busybox:latest")
+}
+
+// usersOf are the users who type the steps.
+func usersOf(steps []transcript.Step) (names []string) {
+	for _, step := range steps {
+		if step.User != "" && !slices.Contains(names, step.User) {
+			names = append(names, step.User)
+		}
+	}
+	return names
+}
+
+// homeOf gives a user a home, a runtime directory as logind does, and an image in its storage.
+func (s *site) homeOf(t *testing.T, user string) {
+	config := filepath.Join(usersHomes, user, ".config/containers")
+	must(t, os.MkdirAll(config, 0o755), os.MkdirAll("/run/user", 0o755),
+		os.Mkdir("/run/user/"+user, 0o700))
+	writeFile(t, filepath.Join(config, "storage.conf"), "[storage]\ndriver = \"vfs\"\n")
+	writeFile(t, filepath.Join(config, "containers.conf"), "[engine]\nlock_type = \"file\"\n")
+	s.succeeds("chown", "--recursive", user+":", usersHomes+user, "/run/user/"+user)
+	for _, command := range []string{"load --quiet --input " + s.images[image], "tag " + image + " busybox"} {
+		s.succeeds("sh", "-c", "cd /; "+asUser(user)+"podman "+command+" 2>&1")
+	}
+	t.Cleanup(func() { // the process by which a user's Podman keeps its user namespace
+		_ = exec.Command("pkill", "-KILL", "-u", user).Run()
+	})
+}
+
+// asUser is what a command of a user's begins with.
+func asUser(user string) string {
+	return fmt.Sprintf("setpriv --reuid=%[1]s --regid=%[1]s --init-groups env -u TMPDIR HOME=%[2]s%[1]s USER=%[1]s "+
+		"XDG_RUNTIME_DIR=/run/user/%[1]s ", user, usersHomes)
 }
 
 // typing is a command that someone has typed.
@@ -148,6 +208,9 @@ func (s *site) types(cl client, step transcript.Step) *typing {
 			command += " --restart"
 		}
 	}
+	if s.engine.name == "podman-runc" {
+		command = strings.ReplaceAll(command, "--runtime crun", "--runtime runc")
+	}
 	if strings.HasPrefix(command, "systemctl ") {
 		d := s.Daemon("--nri", "off")
 		eventually(t, "it serves users", func() bool {
@@ -157,12 +220,13 @@ func (s *site) types(cl client, step transcript.Step) *typing {
 			return there(filepath.Join(s.Dir, "state/inventory.json"))
 		})
 	}
-	as := ""
+	as, podman := "", ""
 	if step.User != "" {
-		as = "setpriv --reuid=" + step.User + " --regid=" + step.User + " --init-groups "
+		as = asUser(step.User)
+		podman = "podman() { " + as + "podman \"$@\"; }\n"
 	}
 	functions := fmt.Sprintf("exec 2>&1 </dev/null\ncd /\napt() { :; }\nsystemctl() { :; }\n"+
-		"sudo() { \"$@\"; }\ngpuledger() { %s%s/gpuledger \"$@\"; }\n", as, usersPrograms)
+		"sudo() { command \"$@\"; }\ngpuledger() { %s%s/gpuledger \"$@\"; }\n%s", as, usersPrograms, podman)
 	log, err := os.CreateTemp("", "typed-")
 	must(t, err)
 	defer log.Close()
@@ -182,11 +246,13 @@ func (c *typing) said() string {
 
 func (c *typing) over() bool { return len(c.end) > 0 }
 
-// compare waits for the end and compares what was printed with the page.
+// compare waits for the end and compares what was printed with the page. The nodes have no driver
+// here, so what the kernel lets open one finds no device behind it.
 func (c *typing) compare(t *testing.T) {
 	t.Helper()
 	eventually(t, c.step.Command+" ends", c.over)
-	said := regexp.MustCompile(`(?m)^[0-9a-f]{64}\n`).ReplaceAllString(c.said(), "") // of a container
+	said := containerID.ReplaceAllString(c.said(), "")
+	said = strings.ReplaceAll(said, "sh: can't open /dev/nvidia0: No such device or address\n", "open\n")
 	t.Logf("%s$ %s\n%s", c.step.User, c.step.Command, said)
 	if !transcript.Agrees(said, c.step.Says) {
 		t.Errorf("%s$ %s\nprints\n%s\nbut the page has\n%s", c.step.User, c.step.Command, said, c.step.Says)

@@ -1,6 +1,7 @@
 package userserver
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -87,8 +88,17 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	node.RecordUser(n, "released", p.uid, g.ID, nil)
+	s.updateNodes(r.Context())
 	_ = send(w, users.Event{Grant: &users.List(g)[0]})
 	s.queue.poke()
+}
+
+// updateNodes has users' access to device nodes follow the ledger. The next pass of the daemon does
+// what fails here.
+func (s *Server) updateNodes(ctx context.Context) {
+	if err := s.Nodes(ctx); err != nil {
+		s.Log.WithError(err).Debug("users' access to device nodes waits for the next pass")
+	}
 }
 
 // maxLabel and maxNames bound what a user can have written into the ledger.

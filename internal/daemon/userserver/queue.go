@@ -203,6 +203,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 			return
 		}
 		node.RecordUser(n, "granted", ask.User, g.ID, nil)
+		s.updateNodes(ctx) // so that what is granted can be used once the client knows it
 		if send(w, users.Event{Grant: &users.List(g)[0],
 			Sentence: grants.Sentence(n, "granted", g)}) != nil {
 			if released, _ := grants.ReleaseIdle(n, g.ID); released { // the client is gone

@@ -26,7 +26,9 @@ import (
 type Server struct {
 	Node   func() *node.Node
 	Ledger func(*node.Node) (grants.Overview, error)
-	Log    *logrus.Logger
+	// Nodes gives users access to the device nodes of their grants, and takes it back.
+	Nodes func(context.Context) error
+	Log   *logrus.Logger
 
 	queue queue
 	idle  map[string]time.Time // since when a grant has no container, by id
