@@ -174,7 +174,8 @@ func (s *site) homeOf(t *testing.T, user string) {
 	writeFile(t, filepath.Join(config, "storage.conf"), "[storage]\ndriver = \"vfs\"\n")
 	writeFile(t, filepath.Join(config, "containers.conf"), "[engine]\nlock_type = \"file\"\n")
 	s.succeeds("chown", "--recursive", user+":", usersHomes+user, "/run/user/"+user)
-	for _, command := range []string{"load --quiet --input " + s.images[image], "tag " + image + " busybox"} {
+	for _, command := range []string{"load --quiet --input " + s.images[image],
+		"tag " + image + " busybox"} {
 		s.succeeds("sh", "-c", "cd /; "+asUser(user)+"podman "+command+" 2>&1")
 	}
 	t.Cleanup(func() { // the process by which a user's Podman keeps its user namespace
@@ -184,8 +185,8 @@ func (s *site) homeOf(t *testing.T, user string) {
 
 // asUser is what a command of a user's begins with.
 func asUser(user string) string {
-	return fmt.Sprintf("setpriv --reuid=%[1]s --regid=%[1]s --init-groups env -u TMPDIR HOME=%[2]s%[1]s USER=%[1]s "+
-		"XDG_RUNTIME_DIR=/run/user/%[1]s ", user, usersHomes)
+	return fmt.Sprintf("setpriv --reuid=%[1]s --regid=%[1]s --init-groups env -u TMPDIR "+
+		"HOME=%[2]s%[1]s USER=%[1]s XDG_RUNTIME_DIR=/run/user/%[1]s ", user, usersHomes)
 }
 
 // typing is a command that someone has typed.
