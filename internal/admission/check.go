@@ -17,7 +17,7 @@ func checkRulesHold(q *question) (found findings) {
 
 // ungrantedHits finds every way to a GPU of a container without a grant.
 func ungrantedHits(q *question) (found findings) {
-	for _, h := range q.request.Hits {
+	for _, h := range countingHits(q) {
 		found.add(h.Code, h.Vector, h.Value)
 	}
 	return found

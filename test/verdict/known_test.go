@@ -14,7 +14,6 @@ var knownDisagreements []known
 func init() {
 	knownDisagreements = []known{
 		{"with trust = \"adopt\" no container asks by annotation", asksBesideAdoption},
-		{"the refusal of a sandbox is about variables and CDI names, which do not count for it", sandbox},
 		{"cgroups off: a container with a grant has the inventory's code, not rules-not-enforced",
 			cgroupsOff},
 		{"a CDI name of a granted GPU is refused", cdiName},
@@ -28,15 +27,6 @@ func asksBesideAdoption(in verdict.Input, want, got verdict.Verdict) bool {
 	p := verdict.ReadPolicy(in.Policy)
 	return p.Adopt && (slices.Contains(p.AskEngines, in.Engine) || want.Code == verdict.AskNotAllowed) &&
 		got.Code == verdict.GrantNotFound
-}
-
-// sandbox: docs/refusals.md, "For a pod's sandbox (its pause container) gpuledger ignores
-// requests by environment, by annotations of schedulers and CDI, and by references".
-func sandbox(in verdict.Input, want, got verdict.Verdict) bool {
-	ignored := []verdict.Code{verdict.VisibleDevicesAll, verdict.VisibleDevicesOutsideGrant, verdict.GPUEnv,
-		verdict.CDIDeviceOutsideGrant}
-	return strings.Contains(string(in.Config), `"sandbox"`) &&
-		slices.ContainsFunc(got.Codes, func(c verdict.Code) bool { return slices.Contains(ignored, c) })
 }
 
 // cgroupsOff: docs/adr/0050, "Only the code `internal` comes before it".
