@@ -20,15 +20,23 @@ func annotations(f *containerFacts) (found vectorResult) {
 		case strings.Contains(key, cdiPrefix): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
 			cdiNames(key, value, &found)
 		case strings.HasPrefix(key, unitPrefix):
-			unitProperty(key, value, &found)
+			unitProperty(f, key, value, &found)
 		case slices.Contains(subCgroups, key) && slices.Contains(strings.Split(value, "/"), ".."):
-			found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
-				Cover: grant.CoverNever})
+			changesRules(f, key, value, &found)
 		case slices.Contains(rootsWords, key):
 			found.root("annotation:" + key)
 		}
 	}
 	return found
+}
+
+// changesRules finds that an annotation changes what the container's device rules say, or where they
+// apply. Where none takes effect it changes nothing (docs/adr/0050).
+func changesRules(f *containerFacts, key, value string, found *vectorResult) {
+	if !f.rules.unruled {
+		found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
+			Cover: grant.CoverNever})
+	}
 }
 
 // unitPrefix is before a property of the container's unit. runc and crun pass it on to systemd if
@@ -40,12 +48,11 @@ const unitPrefix = "org.systemd.property."
 // Slice puts the unit elsewhere than its runtime knows. gpuledger looks into the cgroup that the
 // runtime knows to find out whether a grant is in use, so a grant drops Slice; without a grant it
 // gives nothing.
-func unitProperty(key, value string, found *vectorResult) {
+func unitProperty(f *containerFacts, key, value string, found *vectorResult) {
 	name := strings.TrimPrefix(key, unitPrefix)
 	switch {
 	case strings.HasPrefix(name, "Device"), strings.HasPrefix(name, "PID"):
-		found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
-			Cover: grant.CoverNever})
+		changesRules(f, key, value, found)
 	case name == "Slice":
 		found.drop(grant.RemoveAnnotation, key)
 	case !slices.ContainsFunc(ownProperties,
