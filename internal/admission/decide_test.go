@@ -611,6 +611,10 @@ func TestDecide(t *testing.T) {
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 +
 			" narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse rules-not-enforced g-podpodpodpod"},
+		{"cgroups switched off, and no inventory, which would change nothing", func(w *world) {
+			train(cgroupsOff)(w)
+			w.problem(grant.InventoryMissing)
+		}, "refuse rules-not-enforced inventory-missing g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3),
 			env("1", "1"), all),
 			"refuse visible-devices-outside-grant gpu-device-node gpu-device-rule gpu-bind-mount " +
