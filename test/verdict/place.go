@@ -26,6 +26,9 @@ func place(in Input, p Policy, a Allocation, asks bool) placed {
 	slices.Sort(a.GPUs)
 	a.GPUs = slices.Compact(a.GPUs) // `gpu` and `gpus` may name the same
 	many := max(len(a.GPUs), 1)
+	if asks && a.Many > 0 && a.Named {
+		return placed{unclear: "a number of GPUs, and GPUs by name"}
+	}
 	if asks && a.Many > 0 {
 		many, a.GPUs = a.Many, nil
 	}
