@@ -71,7 +71,8 @@ var vectors = []func(*generator){
 			"nvidia.cdi.k8s.io/container.main"})] = one(g.Rand, []string{
 			"management.nvidia.com/gpu=all", "vendor.com/nic=0, nvidia.com/mig=0",
 			"nvidia.com/gpu=" + g.gpuName(), "nvidia.com/gpu=all", "vendor.com/nic=eth0",
-			"gpuledger.dev/gpu=" + g.gpuName()})
+			"gpuledger.dev/gpu=" + g.gpuName(), "gpuledger.dev/gpu=all", "nvidia.com/imex-channel=0",
+			"k8s.device-plugin.nvidia.com/gpu=" + g.gpuName() + ", vendor.com/nic=0"})
 	},
 	func(g *generator) { // raw cgroup keys
 		key := one(g.Rand, []string{"cgroup.procs", "cgroup.type", "cgroup.max.depth", "cgroup.pressure",
