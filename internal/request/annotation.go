@@ -86,9 +86,9 @@ var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.o
 	"org.criu.config"}
 
 // cdiNames examines the CDI names in an annotation. A grant can cover those of GPUs. It removes
-// NVIDIA's, which an injector behind gpuledger would resolve by a file that gpuledger does not read:
-// an index there may be another GPU's by now. A reference must stay in the spec, so beside one they
-// are covered by no grant.
+// NVIDIA's: an injector behind gpuledger would resolve them by a file that gpuledger does not read,
+// in which an index may be another GPU's by now. A reference must stay in the spec, so beside one
+// they are covered by no grant.
 func cdiNames(key, value string, found *vectorResult) {
 	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant,
 		Cover: grant.CoverGPUs}
@@ -133,8 +133,8 @@ func withoutReference(value, name string) string {
 	return value
 }
 
-// isForeignGPU reports whether a CDI kind is of a vendor of GPUs: nvidia.com and below, and what has
-// our name and is none of our kinds.
+// isForeignGPU reports whether a CDI kind is of a vendor of GPUs: nvidia.com and below, and what
+// has our name and is none of our kinds.
 func isForeignGPU(kind string) bool {
 	vendor, _, _ := strings.Cut(kind, "/")
 	return vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") ||

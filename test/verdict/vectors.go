@@ -88,7 +88,8 @@ var vectors = []func(*generator){
 		g.notes[key] = one(g.Rand, []string{"'closed'", "sub", "../other"})
 	},
 	func(g *generator) {
-		g.linux["cgroupsPath"] = one(g.Rand, []string{"/docker", "/bound", "/bound/0", "/bound/0/sub",
+		g.linux["cgroupsPath"] = one(g.Rand, []string{"/docker", "/kubepods", "/kubepods/besteffort",
+			"/user.slice", "/user.slice/c1", "/docker/c1", "/bound", "/bound/0", "/bound/0/sub",
 			"/bound/00"})
 	},
 	func(g *generator) { g.namespace = g.namespace[g.IntN(len(g.namespace)):] },
