@@ -366,7 +366,8 @@ func (c *container) entered(a Allocation, where placed) Verdict {
 // (injection-impossible), of those that are generated.
 var parents = []string{"/docker", "/kubepods", "/kubepods/besteffort", "/user.slice"}
 
-// near: a container with a grant is in no parent, and a container in, below or above the cgroup of one with a GPU is not created (ADR 67).
+// near: a container with a grant is in no parent. One in, below or above the cgroup of a container
+// with a GPU is not created (ADR 67).
 func (c *container) near(v Verdict) Verdict {
 	path := linux(c.spec).CgroupsPath
 	if v.Kind == Admit && slices.Contains(parents, path) {
