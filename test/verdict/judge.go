@@ -351,7 +351,7 @@ func (c *container) entered(a Allocation, where placed) Verdict {
 			list = append(list, h.Code)
 		}
 	}
-	if foreignKey(c.spec) {
+	if foreignKey(c.spec) || a.Mode == "exclusive" && unenforceable(c.policy, c.find, a.Mode, 0) {
 		list = append(list, LimitUnenforceable)
 	}
 	if len(list) > 0 {
