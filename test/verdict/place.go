@@ -178,7 +178,8 @@ func sit(in Input, p Policy, gpu GPU, mode string, memory int64, compute int, as
 	switch {
 	case mode != "exclusive" && memory > free, shares+compute > 100:
 		return seat{}, NoCapacity
-	case asks && (asked+memory > (gpu.Memory-p.Reserve)*int64(p.AskTotal)/100 || sharesAsked+compute > p.AskTotal):
+	case asks && (asked+memory > (gpu.Memory-p.Reserve)*int64(p.AskTotal)/100 ||
+		sharesAsked+compute > p.AskTotal):
 		return seat{}, NoCapacity
 	}
 	return seat{gpu.UUID, free}, ""
