@@ -151,8 +151,8 @@ func lastOf(spec request.Spec, name string) (value string, set bool) {
 	return value, set
 }
 
-// remove adds a removal to a change. Variables that only injectors read may stay; programs in the
-// container read CUDA's.
+// remove adds a removal to a change. Variables and annotations that only injectors read may stay;
+// programs in the container read CUDA's.
 func remove(c *inject.Change, r grant.Removal) error {
 	switch r.Kind {
 	case grant.RemoveEnv:
@@ -161,6 +161,10 @@ func remove(c *inject.Change, r grant.Removal) error {
 		}
 		return fmt.Errorf("its environment must not have %s, and a hook cannot change that",
 			grant.Printable(r.Name))
+	case grant.RemoveAnnotation:
+		if request.IsCDIKey(r.Name) {
+			return nil
+		}
 	case grant.RemoveDevice:
 		c.Remove = append(c.Remove, r.Name)
 		return nil

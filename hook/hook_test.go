@@ -196,6 +196,8 @@ func TestChanges(t *testing.T) {
 		{"an injector's hook", given(nil), removes(grant.RemoveHook, "/nvidia-ctk"),
 			inject.Change{}, "/nvidia-ctk"},
 		{"a mount too many", given(nil), removes(grant.RemoveMount, "/m"), inject.Change{}, "/m"},
+		{"an injector's annotation", given(nil), removes(grant.RemoveAnnotation, "cdi.k8s.io/x"),
+			inject.Change{}, ""},
 		{"an annotation", given(nil), removes(grant.RemoveAnnotation, "a"), inject.Change{}, "annotation"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

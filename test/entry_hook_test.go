@@ -129,8 +129,8 @@ func (c *cell) throughHook() expectation {
 }
 
 // impossibleLive reports whether the change of one spec into the other is impossible in a live
-// container: removals, hooks, annotations, mounts and variables that CUDA itself obeys, and
-// anything in a user namespace or in a /dev that is not a tmpfs of the container.
+// container: removals, hooks, annotations but for CDI names, mounts and variables that CUDA
+// itself obeys, and anything in a user namespace or in a /dev that is not a tmpfs of the container.
 func impossibleLive(from, to specs.Spec) bool {
 	nodes := !reflect.DeepEqual(from.Linux.Devices, to.Linux.Devices)
 	rules := !reflect.DeepEqual(from.Linux.Resources.Devices, to.Linux.Resources.Devices)
@@ -148,8 +148,15 @@ func impossibleLive(from, to specs.Spec) bool {
 	}
 	return (nodes || rules) && (user || !own) || nodes && (dev < 0 || from.Mounts[dev].Type != "tmpfs") ||
 		loses(actingHooks(from), hooksIn(to)) ||
-		loses(mountsIn(from), mountsIn(to)) || loses(keysIn(from), keysIn(to)) ||
+		loses(mountsIn(from), mountsIn(to)) || loses(actingKeys(from), keysIn(to)) ||
 		loses(cudaIn(from), cudaIn(to))
+}
+
+// actingKeys returns the annotations of a spec but for those with CDI names, which only injectors
+// obey: none runs after the hook (docs/hook.md).
+func actingKeys(spec specs.Spec) []string {
+	return slices.DeleteFunc(keysIn(spec),
+		func(key string) bool { return strings.Contains(key, "cdi.k8s.io/") })
 }
 
 // actingHooks returns the hooks of a spec but for those of NVIDIA's toolkit, if the container asks

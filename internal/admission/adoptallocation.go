@@ -66,7 +66,15 @@ func enters(q *question, source string) bool {
 	if source == grant.Asked {
 		return q.request.MustAdopt == "" && slices.Contains(q.policy.Asks.Engines, q.request.Container.Engine)
 	}
-	return q.policy.Annotations.Trust == grant.Adopt
+	return q.policy.Annotations.Trust == grant.Adopt && !asksInstead(q)
+}
+
+// asksInstead reports whether a container can only ask for what its annotations state: without an
+// identity of a pod nothing is adopted, and containers of this node may ask.
+func asksInstead(q *question) bool {
+	return q.request.Container.Pod.Owner() == "" && q.request.MustAdopt == "" &&
+		len(q.policy.Asks.Engines) > 0 && slices.ContainsFunc(q.request.Allocations,
+		func(a grant.Allocation) bool { return a.Asks && counts(a, grant.Asked) })
 }
 
 // adoptGrant makes the allocation that a scheduler wrote the container's grant, if it passes the

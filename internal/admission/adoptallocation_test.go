@@ -197,6 +197,45 @@ func TestWhyNothingIsAdoptedIsRecorded(t *testing.T) {
 	}
 }
 
+// Without an identity nothing is adopted. Where containers may ask, docs/asking.md has no condition
+// that the node adopts nothing.
+func TestContainersWithoutAPodAskBesideAdoption(t *testing.T) {
+	stated := grant.Allocation{Own: true, Memory: gibs(1)}
+	for _, c := range []struct {
+		name    string
+		engines []grant.Engine
+		setup   func(*world)
+		want    string // the code, or the source of the grant
+	}{
+		{"its engine's containers may ask", []grant.Engine{grant.Podman}, func(*world) {}, grant.Asked},
+		{"those of another engine may", []grant.Engine{grant.Docker}, func(*world) {},
+			string(grant.AskNotAllowed)},
+		{"none may", nil, func(*world) {}, string(grant.GrantNotFound)},
+		{"it must adopt", []grant.Engine{grant.Podman},
+			func(w *world) { w.r.MustAdopt = "annotation:gpuledger.dev/grant" }, string(grant.GrantNotFound)},
+		{"another scheduler's words", []grant.Engine{grant.Podman},
+			func(w *world) { w.r.Allocations[0].Own = false }, string(grant.GrantNotFound)},
+		{"a pod's container adopts", []grant.Engine{grant.Containerd}, func(w *world) {
+			w.r.Container.Engine = grant.Containerd
+			w.r.Container.Pod = grant.Identity{UID: "job", Namespace: "team", Pod: "job-0", Container: "new"}
+		}, grant.Adopted},
+	} {
+		w := adopting(stated)
+		w.r.Container.Engine, w.r.Container.Pod = grant.Podman, grant.Identity{}
+		w.p.Asks = grant.Asks{Engines: c.engines, Modes: []grant.Mode{grant.Limit}, Mode: grant.Limit,
+			MaxGPUs: 1, Total: 100}
+		c.setup(w)
+		v := w.decide()
+		got := string(v.Code)
+		if v.Kind == grant.Admit {
+			got = v.Grant.Source
+		}
+		if got != c.want {
+			t.Errorf("%s: got %s %q, want %q: %s", c.name, v.Kind, got, c.want, v.Message)
+		}
+	}
+}
+
 func TestSandboxesAndOtherContainersAdoptNothing(t *testing.T) {
 	sandbox := adopting(grant.Allocation{Memory: gibs(1)})
 	sandbox.r.Sandbox = true

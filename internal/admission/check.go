@@ -15,9 +15,20 @@ func checkRulesHold(q *question) (found findings) {
 	return found
 }
 
+// checkCgroups finds that the engine has switched cgroups off, whatever else is known. It is one of
+// the hits, which are not compared with a grant where the inventory is unknown.
+func checkCgroups(q *question) (found findings) {
+	for _, h := range q.request.Hits {
+		if h.Code == grant.RulesNotEnforced {
+			found.add(h.Code, h.Vector, h.Value)
+		}
+	}
+	return found
+}
+
 // ungrantedHits finds every way to a GPU of a container without a grant.
 func ungrantedHits(q *question) (found findings) {
-	for _, h := range q.request.Hits {
+	for _, h := range countingHits(q) {
 		found.add(h.Code, h.Vector, h.Value)
 	}
 	return found

@@ -74,7 +74,7 @@ func decideWithoutGrant(q *question, resolved resolution) grant.Verdict {
 func (j *Judge) decideWithGrant(q *question, resolved resolution) grant.Verdict {
 	found := slices.Concat(resolved.found, checkRulesHold(q), checkUsable(q, resolved.grant))
 	if len(q.view.Problems) > 0 { // the inventory may be unknown, so nothing can be compared with it
-		return refuse(q, resolved, found)
+		return refuse(q, resolved, slices.Concat(found, checkCgroups(q)))
 	}
 	u := j.useOf(q, resolved.grant)
 	removed, uncovered := checkHits(q, u)

@@ -221,7 +221,7 @@ func TestDecide(t *testing.T) {
 		{"a sandbox's raw cgroup keys", func(w *world) {
 			w.r.Sandbox = true
 			w.r.Hits = []grant.Hit{migEnv, dmem}
-		}, "refuse limit-unenforceable gpu-env"},
+		}, "refuse limit-unenforceable"},
 		{"a sandbox's features and annotations", func(w *world) {
 			w.r.Sandbox = true
 			w.r.Hits = []grant.Hit{migEnv, cdi}
@@ -244,7 +244,11 @@ func TestDecide(t *testing.T) {
 		{"a sandbox with a GPU's node, as no engine makes it", func(w *world) {
 			w.r.Sandbox = true
 			w.r.Hits = []grant.Hit{all, node(grant.ClassGPU, 0)}
-		}, "refuse visible-devices-all gpu-device-node"},
+		}, "refuse gpu-device-node"},
+		{"a sandbox with a CDI name and a socket: the name is one of its pod's", func(w *world) {
+			w.r.Sandbox = true
+			w.r.Hits = []grant.Hit{cdi, socket}
+		}, "refuse gpu-socket"},
 		{"a sandbox with a GPU's node and CAP_SYS_ADMIN", func(w *world) {
 			w.r.Sandbox, w.r.Privileged, w.r.SysAdmin = true, true, true
 			w.hit(blamed(node(grant.ClassGPU, 0)))
@@ -407,6 +411,13 @@ func TestDecide(t *testing.T) {
 			func(w *world) { w.r.Sandbox = true; w.bearer(); unclosed(noRules)(w) },
 			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
 				"GPU: rule:none]"},
+		{"unclosed, a sandbox with the environment of its pod",
+			func(w *world) { w.r.Sandbox = true; unclosed(all, cdi, noRules, parent)(w) },
+			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
+				"GPU: env:NVIDIA_VISIBLE_DEVICES]"},
+		{"unclosed, a sandbox with a GPU's rule",
+			func(w *world) { w.r.Sandbox = true; unclosed(all, noRules, exactRule)(w) },
+			"refuse gpu-device-rule gpu-device-rule"},
 		{"unclosed, a sandbox", func(w *world) { w.r.Sandbox = true; unclosed(noRules)(w) },
 			"pass narrow [device rules closed: no device rule is given] [a sandbox with a way to a " +
 				"GPU: rule:none]"},
@@ -600,6 +611,10 @@ func TestDecide(t *testing.T) {
 		{"no rules: the grant's stand alone", train(noRules), "admit g-podpodpodpod library" + uuid0 +
 			" narrow"},
 		{"cgroups switched off", train(cgroupsOff), "refuse rules-not-enforced g-podpodpodpod"},
+		{"cgroups switched off, and no inventory, which would change nothing", func(w *world) {
+			train(cgroupsOff)(w)
+			w.problem(grant.InventoryMissing)
+		}, "refuse rules-not-enforced inventory-missing g-podpodpodpod"},
 		{"all of them", train(cdi, socket, bind1, rule("c 195:*"), node(grant.ClassGPU, 3),
 			env("1", "1"), all),
 			"refuse visible-devices-outside-grant gpu-device-node gpu-device-rule gpu-bind-mount " +

@@ -45,7 +45,7 @@ func notes(q *question) []string {
 // closeRules lets the container start with its own device rules after one that denies all, whatever
 // the policy says. Runtimes add the usual devices of a container to such a list.
 func closeRules(q *question) grant.Verdict {
-	v := pass(q, "device rules closed: "+q.request.Hits[0].Value)
+	v := pass(q, "device rules closed: "+countingHits(q)[0].Value)
 	v.Narrow, v.Rules = true, q.request.Rules
 	return v
 }

@@ -42,10 +42,21 @@ func Asks(r grant.Request, v grant.View) bool {
 // writes into a sandbox counts, because the key that makes a container a sandbox is not always
 // trusted: if containerd serves other clients than the kubelet, any of them can set it.
 func asksForGPU(q *question) bool {
-	if q.request.Sandbox {
-		return slices.ContainsFunc(q.request.Hits, countsInSandbox)
+	return len(countingHits(q)) > 0 || !q.request.Sandbox && claimsGrant(q)
+}
+
+// countingHits returns the hits that a verdict is about: of a sandbox those that count there.
+func countingHits(q *question) []grant.Hit {
+	if !q.request.Sandbox {
+		return q.request.Hits
 	}
-	return len(q.request.Hits) > 0 || claimsGrant(q)
+	var hits []grant.Hit
+	for _, h := range q.request.Hits {
+		if countsInSandbox(h) {
+			hits = append(hits, h)
+		}
+	}
+	return hits
 }
 
 // countsInSandbox reports whether no engine writes a hit of this kind into a sandbox. containerd
@@ -98,7 +109,7 @@ func matches(pattern, name string) bool {
 // for a GPU (docs/adr/0024).
 func onlyUnclosed(q *question) bool {
 	return q.request.Unclosed && (q.request.Sandbox || !claimsGrant(q)) &&
-		!slices.ContainsFunc(q.request.Hits, func(h grant.Hit) bool { return !isUnclosed(h) })
+		!slices.ContainsFunc(countingHits(q), func(h grant.Hit) bool { return !isUnclosed(h) })
 }
 
 // isUnclosed reports whether a hit disappears once a rule denies all: the missing rule itself, and

@@ -110,8 +110,15 @@ func (n *Node) Explain(c Create) Decision {
 		return *refused
 	}
 	d := planned(readLedger(n, f)).Decision
-	if d.Kind != grant.Refused && !admission.Exempt(d.pod, n.Policy) && sharesCgroup(n, f, false) {
+	if d.Kind == grant.Refused || d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy) {
+		return d
+	}
+	if !admission.Exempt(d.pod, n.Policy) && sharesCgroup(n, f, false) ||
+		d.Kind == grant.Admit && f.inParent() {
 		return *sharedCgroup(f, d.pod)
+	}
+	if unit := takenSlice(f); unit != "" {
+		return *outsideCgroup(f, unit, d.pod)
 	}
 	return d
 }

@@ -46,6 +46,13 @@ func isParent(path string) bool {
 	return strings.HasSuffix(path, ".slice") || slices.Contains(parents, path)
 }
 
+// inParent reports whether the container would be in a cgroup that no grant may close, whatever is
+// there now.
+func (f *createFacts) inParent() bool {
+	return f.Live == nil && f.request.Cgroup != "" && slices.ContainsFunc(f.possibleCgroups(),
+		func(path string) bool { return !isUnit(path) && isParent(path) })
+}
+
 // parents are those beside slices.
 var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burstable",
 	"/kubepods/besteffort", "/libpod_parent", "/crio", "/default", "/k8s.io", "/moby"}
@@ -137,6 +144,15 @@ func takenUnit(n *Node, f *createFacts) string {
 		case slice, n.Mode() != grant.Enforce, !host.ResetFailed(unit):
 			return unit
 		}
+	}
+	return ""
+}
+
+// takenSlice is the part of takenUnit that depends on the spec alone.
+func takenSlice(f *createFacts) string {
+	isSlice := func(unit string) bool { return strings.HasSuffix(unit, ".slice") }
+	if i := slices.IndexFunc(f.units(), isSlice); f.Live == nil && i >= 0 && f.finder.Cards() {
+		return f.units()[i]
 	}
 	return ""
 }

@@ -62,12 +62,12 @@ func TestAGrantsCgroupIsNotShared(t *testing.T) {
 		{"c", "../../gpuledger-test/pods/c", "A=1", true},
 	} {
 		create := in(c.name, c.path, c.env)
-		for way, decide := range map[string]func(node.Create) node.Decision{
-			"Explain": m.node.Explain, "Admit": m.node.Admit} {
-			d := decide(create)
-			if way == "Explain" && c.env == with {
-				continue // Explain binds nothing
+		for _, way := range []string{"Explain", "Admit"} { // Explain binds nothing, so it is first
+			decide := m.node.Admit
+			if way == "Explain" {
+				decide = m.node.Explain
 			}
+			d := decide(create)
 			if crowded := d.Kind == grant.Refused; crowded != c.crowded ||
 				crowded && d.Code != grant.InjectionImpossible {
 				t.Errorf("%s in %s, by %s: %s (%s) %s", c.name, c.path, way, d.Kind, d.Code, d.Message)
@@ -92,9 +92,15 @@ func TestNoContainerIsASlice(t *testing.T) {
 	for _, env := range []string{"A=1", "GPULEDGER_GRANT=" + reference.String()} {
 		for name, path := range map[string]string{"system.slice": "", "a": "system.slice:x:user.slice",
 			"b": ":x:-.slice", "c.slice": "a.slice:x:c.slice"} {
-			d := m.node.Admit(node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
+			create := node.Create{Caller: m.caller(name), Config: fmt.Appendf(nil,
 				`{"process":{"env":[%q]},"linux":{"cgroupsPath":%q,"resources":{"devices":[{"allow":false,`+
-					`"access":"rwm"}]}}}`, env, path)})
+					`"access":"rwm"}]}}}`, env, path)}
+			said := m.node.Explain(create)
+			d := m.node.Admit(create)
+			if said.Kind != d.Kind || said.Code != d.Code || said.Message != d.Message {
+				t.Errorf("%s in %q with %s: Explain says %s (%s) %s, and Admit %s (%s) %s", name, path, env,
+					said.Kind, said.Code, said.Message, d.Kind, d.Code, d.Message)
+			}
 			if want := grant.RulesNotEnforced; d.Code != want &&
 				(path == "" || env == "A=1" || d.Code != grant.InjectionImpossible) {
 				t.Errorf("%s in %q with %s: %s (%s) %s", name, path, env, d.Kind, d.Code, d.Message)

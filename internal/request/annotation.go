@@ -10,6 +10,9 @@ import (
 // cdiPrefix begins the annotations with CDI names.
 const cdiPrefix = "cdi.k8s.io/"
 
+// IsCDIKey reports whether an annotation with this key has CDI names.
+func IsCDIKey(key string) bool { return strings.Contains(key, cdiPrefix) }
+
 // annotations examines keys that make some component act: CDI names of GPU vendors, systemd
 // properties that change the device policy (runc and crun pass org.systemd.property.* on to
 // systemd), and crun's own keys, of crun(1).
@@ -17,18 +20,26 @@ func annotations(f *containerFacts) (found vectorResult) {
 	for _, key := range f.keys {
 		value := f.spec.Annotations[key]
 		switch {
-		case strings.Contains(key, cdiPrefix): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
+		case IsCDIKey(key): // also nvidia.cdi.k8s.io/, of NVIDIA's NRI plugin
 			cdiNames(key, value, &found)
 		case strings.HasPrefix(key, unitPrefix):
-			unitProperty(key, value, &found)
+			unitProperty(f, key, value, &found)
 		case slices.Contains(subCgroups, key) && slices.Contains(strings.Split(value, "/"), ".."):
-			found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
-				Cover: grant.CoverNever})
+			changesRules(f, key, value, &found)
 		case slices.Contains(rootsWords, key):
 			found.root("annotation:" + key)
 		}
 	}
 	return found
+}
+
+// changesRules finds that an annotation changes what the container's device rules say, or where
+// they apply. Where none takes effect it changes nothing (docs/adr/0050).
+func changesRules(f *containerFacts, key, value string, found *vectorResult) {
+	if !f.rules.unruled {
+		found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
+			Cover: grant.CoverNever})
+	}
 }
 
 // unitPrefix is before a property of the container's unit. runc and crun pass it on to systemd if
@@ -40,12 +51,11 @@ const unitPrefix = "org.systemd.property."
 // Slice puts the unit elsewhere than its runtime knows. gpuledger looks into the cgroup that the
 // runtime knows to find out whether a grant is in use, so a grant drops Slice; without a grant it
 // gives nothing.
-func unitProperty(key, value string, found *vectorResult) {
+func unitProperty(f *containerFacts, key, value string, found *vectorResult) {
 	name := strings.TrimPrefix(key, unitPrefix)
 	switch {
 	case strings.HasPrefix(name, "Device"), strings.HasPrefix(name, "PID"):
-		found.hit(grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.GPUDeviceRule,
-			Cover: grant.CoverNever})
+		changesRules(f, key, value, found)
 	case name == "Slice":
 		found.drop(grant.RemoveAnnotation, key)
 	case !slices.ContainsFunc(ownProperties,
@@ -75,24 +85,43 @@ var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
 var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins",
 	"org.criu.config"}
 
-// cdiNames examines the CDI names in an annotation. A grant can cover GPUs of ours, and never those
-// of another vendor. A grant's own name is a reference to it, which references reads.
+// cdiNames examines the CDI names in an annotation. A grant can cover those of GPUs. It removes
+// NVIDIA's: an injector behind gpuledger would resolve them by a file that gpuledger does not read,
+// in which an index may be another GPU's by now. A reference must stay in the spec, so beside one
+// they are covered by no grant.
 func cdiNames(key, value string, found *vectorResult) {
 	hit := grant.Hit{Vector: "annotation:" + key, Value: value, Code: grant.CDIDeviceOutsideGrant,
 		Cover: grant.CoverGPUs}
 	names := list(value)
+	never, refers := false, false
 	for _, name := range names {
-		if kind, device := grant.CDIName(name); kind == grant.CDIKindGPU {
+		kind, device := grant.CDIName(name)
+		refers = refers || kind == grant.CDIKindGrant
+		switch {
+		case isCDIGPU(kind) && device != "" && device != allDevices:
 			hit.GPUs = append(hit.GPUs, device)
+			if kind != grant.CDIKindGPU {
+				hit.Removal = grant.Removal{Kind: grant.RemoveAnnotation, Name: key}
+			}
+		case isForeignGPU(kind), kind == grant.CDIKindGPU:
+			never = true
 		}
 		hit.Value = withoutReference(hit.Value, name)
 	}
-	if slices.ContainsFunc(names, isForeignGPU) {
-		hit.Cover = grant.CoverNever
-	} else if len(hit.GPUs) == 0 {
+	switch {
+	case never, refers && hit.Removal != (grant.Removal{}):
+		hit.Cover, hit.GPUs, hit.Removal = grant.CoverNever, nil, grant.Removal{}
+	case len(hit.GPUs) == 0:
 		return
 	}
 	found.hit(hit)
+}
+
+// isCDIGPU reports whether the devices of a kind are GPUs by index or UUID: ours, those that
+// nvidia-ctk writes, and those of NVIDIA's device plugin. Of NVIDIA's other kinds it is not known
+// which GPU a device is.
+func isCDIGPU(kind string) bool {
+	return kind == grant.CDIKindGPU || kind == "nvidia.com/gpu" || kind == "k8s.device-plugin.nvidia.com/gpu"
 }
 
 // withoutReference removes a grant's reference from a value in which it is named as a CDI device: a
@@ -104,10 +133,9 @@ func withoutReference(value, name string) string {
 	return value
 }
 
-// isForeignGPU reports whether a CDI name is of a vendor of GPUs: nvidia.com and below, and what
+// isForeignGPU reports whether a CDI kind is of a vendor of GPUs: nvidia.com and below, and what
 // has our name and is none of our kinds.
-func isForeignGPU(name string) bool {
-	kind, _ := grant.CDIName(name)
+func isForeignGPU(kind string) bool {
 	vendor, _, _ := strings.Cut(kind, "/")
 	return vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") ||
 		vendor == grant.CDIVendor && kind != grant.CDIKindGPU && kind != grant.CDIKindGrant

@@ -103,16 +103,27 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 	}
 	check(t, []row{
 		{"a CDI name of NVIDIA's", set("cdi.k8s.io/x", "nvidia.com/gpu=0"),
-			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | never"}},
+			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | gpus=0 | " +
+				"-annotation:cdi.k8s.io/x"}},
+		{"for all GPUs", set("cdi.k8s.io/x", "nvidia.com/gpu=all"),
+			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=all | never"}},
+		{"for all by our name, which no file of ours has", set("cdi.k8s.io/x", "gpuledger.dev/gpu=all"),
+			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/gpu=all | never"}},
+		{"for no GPU", set("cdi.k8s.io/x", "nvidia.com/gpu="),
+			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu= | never"}},
+		{"beside a reference, which has to stay",
+			set("cdi.k8s.io/x", "gpuledger.dev/grant=g-abcdefghijkl."+secret+",nvidia.com/gpu=0"),
+			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | " +
+				"gpuledger.dev/grant=REFERENCE,nvidia.com/gpu=0 | never"}},
 		{"of a vendor below NVIDIA", set("cdi.k8s.io/x", "management.nvidia.com/gpu=all"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | " +
 				"management.nvidia.com/gpu=all | never"}},
 		{"by the key of NVIDIA's NRI plugin", set("nvidia.cdi.k8s.io/container.train", "nvidia.com/gpu=0"),
 			[]string{"cdi-device-outside-grant | annotation:nvidia.cdi.k8s.io/container.train | " +
-				"nvidia.com/gpu=0 | never"}},
+				"nvidia.com/gpu=0 | gpus=0 | -annotation:nvidia.cdi.k8s.io/container.train"}},
 		{"of the device plugin's vendor", set("cdi.k8s.io/x", "k8s.device-plugin.nvidia.com/gpu=GPU-a"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | " +
-				"k8s.device-plugin.nvidia.com/gpu=GPU-a | never"}},
+				"k8s.device-plugin.nvidia.com/gpu=GPU-a | gpus=GPU-a | -annotation:cdi.k8s.io/x"}},
 		{"of NVIDIA's other classes", set("cdi.k8s.io/x", "nvidia.com/imex-channel=0"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | " +
 				"nvidia.com/imex-channel=0 | never"}},
@@ -126,7 +137,7 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 		{"a GPU by our name beside NVIDIA's", set("cdi.k8s.io/x", "gpuledger.dev/gpu=0,nvidia.com/gpu=0"),
 			[]string{
 				"cdi-device-outside-grant | annotation:cdi.k8s.io/x | " +
-					"gpuledger.dev/gpu=0,nvidia.com/gpu=0 | never"}},
+					"gpuledger.dev/gpu=0,nvidia.com/gpu=0 | gpus=0+0 | -annotation:cdi.k8s.io/x"}},
 		{"a kind of our vendor's that is none", set("cdi.k8s.io/x", "gpuledger.dev/all=all"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | gpuledger.dev/all=all | never"}},
 		{"a grant by its CDI name: a reference and no more",
@@ -138,7 +149,7 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 					"gpuledger.dev/grant=REFERENCE,gpuledger.dev/gpu=0 | gpus=0"}},
 		{"among others", set("cdi.k8s.io/x", "vendor.example/net=1, nvidia.com/gpu=0"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | vendor.example/net=1, " +
-				"nvidia.com/gpu=0 | never"}},
+				"nvidia.com/gpu=0 | gpus=0 | -annotation:cdi.k8s.io/x"}},
 		{"of another vendor", set("cdi.k8s.io/x", "vendor.example/net=1"), nil},
 		{"of a vendor whose name only ends alike", set("cdi.k8s.io/x", "notnvidia.com/net=1"), nil},
 		{"a CDI name under a key that nobody obeys", set("example/cdi", "nvidia.com/gpu=0"), nil},

@@ -266,6 +266,16 @@ func TestWhereNoDeviceRuleHolds(t *testing.T) {
 	const dev = "gpu-bind-mount | mount:/host | T/dev | drop"
 	check(t, []row{
 		{"an ordinary container", unruled(func(*scene) {}), nil},
+		{"an annotation that changes device rules", unruled(func(s *scene) {
+			s.spec.Annotations = map[string]string{"org.systemd.property.DeviceAllow": "[('x', 'rw')]",
+				"org.systemd.property.DevicePolicy": "'auto'", "org.systemd.property.PIDs": "[uint32 1]",
+				"run.oci.delegate-cgroup": "../x", "run.oci.systemd.subgroup": ".."}
+		}), nil},
+		{"an annotation that changes device rules, and a GPU's node", unruled(func(s *scene) {
+			s.spec.Annotations = map[string]string{"run.oci.delegate-cgroup": "../x"}
+			s.device("/dev/nvidia0", "c", 195, 0)
+		}), []string{
+			"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0"}},
 		{"no rules, as rootless Podman writes them", unruled(func(s *scene) { s.rules() }), nil},
 		{"rules for everything", unruled(func(s *scene) {
 			s.rules("allow a")

@@ -12,7 +12,7 @@ import (
 // in, asks for nothing.
 func references(f *containerFacts) (all []grant.Mention) {
 	for _, key := range f.keys {
-		if !strings.Contains(key, cdiPrefix) {
+		if !IsCDIKey(key) {
 			continue
 		}
 		for _, name := range list(f.spec.Annotations[key]) {

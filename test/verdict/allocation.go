@@ -15,6 +15,7 @@ type Allocation struct {
 	Stated    bool
 	GPUs      []string // names; nil: none named
 	None      bool     // that number is 0
+	Named     bool     // by `gpu`
 	Many      int      // a single number in `gpus`, which is how many for a container that asks (ADR 93)
 	Memory    int64    // over all GPUs; -1: not stated
 	Compute   int      // -1: not stated
@@ -70,6 +71,7 @@ func (a *Allocation) state(key, text string, has bool) {
 			a.GPUs = append(a.GPUs, strings.TrimSpace(name))
 			a.Malformed = a.Malformed || strings.TrimSpace(name) == ""
 		}
+		a.Named = a.Named || key == "gpu"
 		if n, err := strconv.Atoi(text); key == "gpus" && err == nil {
 			a.Many, a.None = n, n < 1
 		}

@@ -128,7 +128,8 @@ func (f *finder) names(names []string, env bool) {
 }
 
 // cdi: names of CDI devices in annotations (cdi-device-outside-grant). Other vendors' devices are
-// no GPUs of the ledger.
+// no GPUs of the ledger. A grant covers a GPU by a name of a kind whose devices are GPUs by index
+// or UUID. Of NVIDIA's other kinds nothing says what a device is, and `all` names every GPU.
 func (f *finder) cdi() {
 	for key, value := range f.spec.Annotations {
 		if !strings.HasPrefix(key, "cdi.k8s.io/") && !strings.HasPrefix(key, "nvidia.cdi.k8s.io/") {
@@ -139,7 +140,12 @@ func (f *finder) cdi() {
 			vendor, _, _ := strings.Cut(kind, "/")
 			if vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com") ||
 				kind == "gpuledger.dev/gpu" {
-				f.add(Hit{Code: CDIDeviceOutsideGrant, Names: []string{device}, Exact: true})
+				h := Hit{Code: CDIDeviceOutsideGrant}
+				if slices.Contains([]string{"gpuledger.dev/gpu", "nvidia.com/gpu",
+					"k8s.device-plugin.nvidia.com/gpu"}, kind) {
+					h.Names, h.Exact = []string{device}, true
+				}
+				f.add(h)
 			}
 		}
 	}

@@ -351,7 +351,7 @@ func (c *container) entered(a Allocation, where placed) Verdict {
 			list = append(list, h.Code)
 		}
 	}
-	if foreignKey(c.spec) {
+	if foreignKey(c.spec) || a.Mode == "exclusive" && unenforceable(c.policy, c.find, a.Mode, 0) {
 		list = append(list, LimitUnenforceable)
 	}
 	if len(list) > 0 {
@@ -362,9 +362,17 @@ func (c *container) entered(a Allocation, where placed) Verdict {
 	return c.near(Verdict{Kind: Admit, GPUs: where.gpus})
 }
 
-// near: a container in, below or above the cgroup of one with a GPU is not created (ADR 67).
+// parents are cgroups below which engines make those of containers, as docs/refusals.md means them
+// (injection-impossible), of those that are generated.
+var parents = []string{"/docker", "/kubepods", "/kubepods/besteffort", "/user.slice"}
+
+// near: a container with a grant is in no parent. One in, below or above the cgroup of a container
+// with a GPU is not created (ADR 67).
 func (c *container) near(v Verdict) Verdict {
 	path := linux(c.spec).CgroupsPath
+	if v.Kind == Admit && slices.Contains(parents, path) {
+		return refuse(InjectionImpossible)
+	}
 	// "An exempt container passes, as it does with devices."
 	if v.Kind == Refuse || c.policy.exempts(c.id) && !c.id.Sandbox {
 		return v

@@ -26,6 +26,9 @@ func place(in Input, p Policy, a Allocation, asks bool) placed {
 	slices.Sort(a.GPUs)
 	a.GPUs = slices.Compact(a.GPUs) // `gpu` and `gpus` may name the same
 	many := max(len(a.GPUs), 1)
+	if asks && a.Many > 0 && a.Named {
+		return placed{unclear: "a number of GPUs, and GPUs by name"}
+	}
 	if asks && a.Many > 0 {
 		many, a.GPUs = a.Many, nil
 	}
@@ -175,7 +178,8 @@ func sit(in Input, p Policy, gpu GPU, mode string, memory int64, compute int, as
 	switch {
 	case mode != "exclusive" && memory > free, shares+compute > 100:
 		return seat{}, NoCapacity
-	case asks && (asked+memory > gpu.Memory*int64(p.AskTotal)/100 || sharesAsked+compute > p.AskTotal):
+	case asks && (asked+memory > (gpu.Memory-p.Reserve)*int64(p.AskTotal)/100 ||
+		sharesAsked+compute > p.AskTotal):
 		return seat{}, NoCapacity
 	}
 	return seat{gpu.UUID, free}, ""

@@ -71,7 +71,8 @@ var vectors = []func(*generator){
 			"nvidia.cdi.k8s.io/container.main"})] = one(g.Rand, []string{
 			"management.nvidia.com/gpu=all", "vendor.com/nic=0, nvidia.com/mig=0",
 			"nvidia.com/gpu=" + g.gpuName(), "nvidia.com/gpu=all", "vendor.com/nic=eth0",
-			"gpuledger.dev/gpu=" + g.gpuName()})
+			"gpuledger.dev/gpu=" + g.gpuName(), "gpuledger.dev/gpu=all", "nvidia.com/imex-channel=0",
+			"k8s.device-plugin.nvidia.com/gpu=" + g.gpuName() + ", vendor.com/nic=0"})
 	},
 	func(g *generator) { // raw cgroup keys
 		key := one(g.Rand, []string{"cgroup.procs", "cgroup.type", "cgroup.max.depth", "cgroup.pressure",
@@ -87,7 +88,8 @@ var vectors = []func(*generator){
 		g.notes[key] = one(g.Rand, []string{"'closed'", "sub", "../other"})
 	},
 	func(g *generator) {
-		g.linux["cgroupsPath"] = one(g.Rand, []string{"/docker", "/bound", "/bound/0", "/bound/0/sub",
+		g.linux["cgroupsPath"] = one(g.Rand, []string{"/docker", "/kubepods", "/kubepods/besteffort",
+			"/user.slice", "/user.slice/c1", "/docker/c1", "/bound", "/bound/0", "/bound/0/sub",
 			"/bound/00"})
 	},
 	func(g *generator) { g.namespace = g.namespace[g.IntN(len(g.namespace)):] },
