@@ -162,11 +162,9 @@ func sit(in Input, p Policy, gpu GPU, mode string, memory int64, compute int, as
 			if s.UUID != gpu.UUID {
 				continue
 			}
-			if g.Mode != mode || mode == "mps" && len(g.Shares) > 1 {
+			// "or in mode exclusive, which it has for one grant alone"
+			if g.Mode != mode || mode == "exclusive" || mode == "mps" && len(g.Shares) > 1 {
 				return seat{}, ModeConflict
-			}
-			if mode == "exclusive" {
-				return seat{}, NoCapacity
 			}
 			used, shares = used+s.Memory, shares+g.Compute
 			if g.Asked {
