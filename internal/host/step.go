@@ -97,5 +97,6 @@ func Link(path, to string) error {
 
 // Symlink is os.Symlink.
 func Symlink(target, path string) error {
-	return Take(Step{Kind: Symlinks, Path: path, To: target}, func() error { return os.Symlink(target, path) })
+	s := Step{Kind: Symlinks, Path: path, To: target}
+	return Take(s, func() error { return os.Symlink(target, path) })
 }

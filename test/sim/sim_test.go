@@ -1,0 +1,75 @@
+package sim
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	oneSeed  = flag.Uint64("seed", 0, "run this life alone, and print what happens")
+	duration = flag.Duration("duration", 0, "run lives of fresh seeds for so long")
+	first    = flag.Uint64("first", 1, "the first seed")
+)
+
+const (
+	steps = 300
+	lives = 60
+)
+
+func live(t *testing.T, seed uint64) (*life, string) {
+	t.Helper()
+	base := "/dev/shm" // no disk is needed: what a power cut leaves is simulated
+	if info, err := os.Stat(base); err != nil || !info.IsDir() {
+		base = t.TempDir()
+	}
+	dir, err := os.MkdirTemp(base, "gpuledger-sim-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	l := newLife(dir, seed)
+	return l, l.Run(steps)
+}
+
+// TestSeed runs lives of a node, each from a seed.
+func TestSeed(t *testing.T) {
+	if *oneSeed != 0 {
+		l, wrong := live(t, *oneSeed)
+		t.Log(strings.Join(l.lines, "\n"))
+		if wrong != "" {
+			t.Fatal(wrong)
+		}
+		return
+	}
+	seed, end, began, all := *first, *first+lives, time.Now(), 0
+	for ; *duration > 0 && time.Since(began) < *duration || *duration == 0 && seed < end; seed++ {
+		l, wrong := live(t, seed)
+		if all += l.step; wrong != "" {
+			t.Fatalf("%s\ngo test ./test/sim -run TestSeed -seed %d", wrong, seed)
+		}
+	}
+	n := seed - *first
+	t.Logf("%d lives from seed %d, %d steps, %.0f lives an hour", n, *first, all,
+		float64(n)/time.Since(began).Hours())
+}
+
+// TestASeedIsOneLife: the same seed gives the same steps twice.
+func TestASeedIsOneLife(t *testing.T) {
+	for seed := uint64(1000); seed < 1010; seed++ {
+		a, _ := live(t, seed)
+		b, _ := live(t, seed)
+		if slices.Equal(a.lines, b.lines) {
+			continue
+		}
+		for i := range min(len(a.lines), len(b.lines)) {
+			if a.lines[i] != b.lines[i] {
+				t.Fatalf("seed %d: line %d is %q, and then %q", seed, i, a.lines[i], b.lines[i])
+			}
+		}
+		t.Fatalf("seed %d: %d lines, and then %d", seed, len(a.lines), len(b.lines))
+	}
+}
