@@ -116,7 +116,7 @@ func (l *life) finish() {
 	_ = l.one("end", func(n *node.Node) error {
 		n.RemoveDeadBindings()
 		for _, h := range l.held {
-			if h.acked {
+			if h.over = true; h.acked {
 				_, _ = grants.Release(n, h.id, false)
 			}
 		}

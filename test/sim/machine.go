@@ -71,6 +71,7 @@ file = ""
 func newMachine(dir string, gpus int) *machine {
 	m := &machine{dir: dir, gpus: gpus, sick: make([]bool, gpus),
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	m.latest = m.now
 	m.write(fmt.Sprintf(config, m.path("state"), m.path("run")), "config.toml")
 	must(os.Mkdir(m.path("state"), 0o700))
 	m.write("Character devices:\n", "proc/devices")

@@ -1,12 +1,15 @@
 package sim
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -26,11 +29,16 @@ func live(t *testing.T, seed uint64) (*life, string) {
 	if info, err := os.Stat(base); err != nil || !info.IsDir() {
 		base = t.TempDir()
 	}
-	dir, err := os.MkdirTemp(base, "gpuledger-sim-")
+	// The paths are the same in every run: keys of bindings are made from them.
+	dir := base + "/gpuledger-sim"
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_EX), os.RemoveAll(dir), os.Mkdir(dir, 0o700))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _, _, _ = os.RemoveAll(dir), os.Remove(dir+".lock"), lock.Close() }()
 	l := newLife(dir, seed)
 	return l, l.Run(steps)
 }

@@ -131,9 +131,7 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 // record writes the state as crun and runc do.
 func (l *life) record(b *box) {
 	name := nameOf(b.name)
-	_, start, _ := l.eyes.Host.Process(b.pid)
 	p, _, err := l.eyes.Host.Process(b.pid)
-	_ = start
 	must(err)
 	if b.name%2 == 0 {
 		l.write(fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":%q}`, p.PID, p.Start,
