@@ -34,6 +34,7 @@ type box struct {
 	name    int
 	creator *process // nil after the create
 	pid     int      // of its init; 0 before and after it runs
+	start   uint64
 	grant   grant.ID
 	gpus    []string
 	alone   bool // its grant is exclusive

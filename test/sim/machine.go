@@ -19,8 +19,8 @@ import (
 var ownPID = strings.NewReplacer("."+strconv.Itoa(os.Getpid())+"-", ".PID-")
 
 const (
-	names    = 8  // of containers
-	observer = 2  // the pid of the scheduler itself
+	names    = 8 // of containers
+	observer = 2 // the pid of the scheduler itself
 	card     = 8 * grant.GiB
 )
 
@@ -36,7 +36,9 @@ type machine struct {
 	sick   []bool
 }
 
-func (m *machine) path(parts ...string) string { return filepath.Join(append([]string{m.dir}, parts...)...) }
+func (m *machine) path(parts ...string) string {
+	return filepath.Join(append([]string{m.dir}, parts...)...)
+}
 
 func must(err error) {
 	if err != nil {

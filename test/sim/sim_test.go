@@ -15,13 +15,11 @@ import (
 var (
 	oneSeed  = flag.Uint64("seed", 0, "run this life alone, and print what happens")
 	duration = flag.Duration("duration", 0, "run lives of fresh seeds for so long")
+	lives    = flag.Uint64("lives", 60, "how many lives are run")
 	first    = flag.Uint64("first", 1, "the first seed")
 )
 
-const (
-	steps = 300
-	lives = 60
-)
+const steps = 300
 
 func live(t *testing.T, seed uint64) (*life, string) {
 	t.Helper()
@@ -53,11 +51,11 @@ func TestSeed(t *testing.T) {
 		}
 		return
 	}
-	seed, end, began, all := *first, *first+lives, time.Now(), 0
+	seed, end, began, all := *first, *first+*lives, time.Now(), 0
 	for ; *duration > 0 && time.Since(began) < *duration || *duration == 0 && seed < end; seed++ {
 		l, wrong := live(t, seed)
 		if all += l.step; wrong != "" {
-			t.Fatalf("%s\ngo test ./test/sim -run TestSeed -seed %d", wrong, seed)
+			t.Fatalf("life %d, %s\ngo test ./test/sim -run TestSeed -seed %d", seed-*first+1, wrong, seed)
 		}
 	}
 	n := seed - *first

@@ -118,7 +118,7 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	l.pause()
 	if os.Mkdir(l.path("runc", nameOf(name)), 0o700) == nil {
 		l.pause()
-		b.pid, _ = l.fork(cgroupOf(name))
+		b.pid, b.start = l.fork(cgroupOf(name))
 		l.populate(name, 1)
 		l.pause()
 		l.record(b)
@@ -131,14 +131,12 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 // record writes the state as crun and runc do.
 func (l *life) record(b *box) {
 	name := nameOf(b.name)
-	p, _, err := l.eyes.Host.Process(b.pid)
-	must(err)
 	if b.name%2 == 0 {
-		l.write(fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":%q}`, p.PID, p.Start,
+		l.write(fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":%q}`, b.pid, b.start,
 			cgroupOf(b.name)), "runc", name, "status")
 	} else {
 		l.write(fmt.Sprintf(`{"init_process_pid":%d,"init_process_start":%d,"cgroup_paths":{"":%q}}`,
-			p.PID, p.Start, l.path("sys/fs/cgroup", cgroupOf(b.name))), "runc", name, "state.json")
+			b.pid, b.start, l.path("sys/fs/cgroup", cgroupOf(b.name))), "runc", name, "state.json")
 	}
 	b.written = true
 }
