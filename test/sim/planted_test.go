@@ -42,8 +42,9 @@ var plants = []plant{
 		"	if !on && b.BootID != boot {\n"},
 	{"the creator is ignored", "internal/containers/life.go", "	if created {\n",
 		"	if created && !on {\n"},
-	{"the cgroup is ignored", "internal/containers/life.go", "	case populated:\n",
-		"	case populated && !on:\n"},
+	{"the cgroup is ignored", "internal/containers/life.go",
+		"	populated, err := state.cgroup.populated(r.Host)\n",
+		"	populated, err := state.cgroup.populated(r.Host)\n	populated = populated && !on\n"},
 	{"a grant is not counted", "internal/admission/seats.go",
 		"		s.free = subtract(s.free, share.Memory)\n",
 		"		if !on || g.Source != grant.Adopted { s.free = subtract(s.free, share.Memory) }\n"},
@@ -72,7 +73,7 @@ func TestPlanted(t *testing.T) {
 	}
 	binary := buildPlanted(t, tool)
 	for _, p := range plants {
-		cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-lives", "1000")
+		cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-lives", "400")
 		cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
 		out, err := cmd.CombinedOutput()
 		found := regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`).FindString(string(out))

@@ -82,10 +82,10 @@ func (l *life) create(name int) {
 		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container",`+
 			`"io.kubernetes.cri.sandbox-uid":"u%d","io.kubernetes.cri.sandbox-namespace":"n",`+
 			`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c",`+
-			`"gpuledger.dev/memory":"%dGiB"`, l.random.IntN(4), size)
+			`"gpuledger.dev/memory.c":"%dGiB"`, l.random.IntN(4), size)
 	case l.random.IntN(4) > 0:
 		engine = grant.Podman
-		annotations = fmt.Sprintf(`"gpuledger.dev/memory":"%dGiB"`, size)
+		annotations = fmt.Sprintf(`"gpuledger.dev/gpus":"1","gpuledger.dev/memory":"%dGiB"`, size)
 	}
 	l.begin(nameOf(name), func(p *process, n *node.Node) { l.make(p, n, name, engine, annotations) })
 }
