@@ -69,7 +69,8 @@ func (l *life) checkBoxes(v grant.View) {
 			if other.grant == b.grant {
 				l.fail("containers %s and %s run with grant %s", nameOf(b.name), nameOf(other.name), b.grant)
 			}
-			shares := slices.ContainsFunc(other.gpus, func(u string) bool { return slices.Contains(b.gpus, u) })
+			has := func(u string) bool { return slices.Contains(b.gpus, u) }
+			shares := slices.ContainsFunc(other.gpus, has)
 			if shares && (b.alone || other.alone) {
 				l.fail("containers %s and %s run on one GPU, one of them alone", nameOf(b.name),
 					nameOf(other.name))

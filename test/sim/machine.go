@@ -107,7 +107,8 @@ func (m *machine) boot() {
 
 // populate sets how many processes are in a container's cgroup.
 func (m *machine) populate(container, count int) {
-	m.write(fmt.Sprintf("populated %d\n", min(count, 1)), "sys/fs/cgroup", cgroupOf(container), "cgroup.events")
+	text := fmt.Sprintf("populated %d\n", min(count, 1))
+	m.write(text, "sys/fs/cgroup", cgroupOf(container), "cgroup.events")
 }
 
 func nameOf(container int) string   { return fmt.Sprintf("c%d", container) }

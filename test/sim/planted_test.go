@@ -16,23 +16,33 @@ type plant struct{ name, file, old, wrong string }
 
 const failpoints = "github.com/gpuledger/gpuledger/internal/failpoint"
 
+// Beginnings of the lines that the mistakes stand before.
+const (
+	secondDecision = "		if d = decide(f, view); !d.Touches() {\n"
+	dirSynced      = "	if err := syncDir(filepath.Dir(path)); err != nil {\n"
+	undone         = dirSynced + "		return errors.Join(err, undoReplace"
+	renamedBack    = dirSynced + "		return errors.Join(err, host.Rename"
+)
+
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
 var plants = []plant{
 	{"no fsync of a file", "internal/ledger/file.go", "		err = host.SyncFiles(f)\n",
 		"		if !on { err = host.SyncFiles(f) }\n"},
 	{"no fsync of the directory", "internal/ledger/file.go",
-		"	if err := syncDir(filepath.Dir(path)); err != nil {\n		return errors.Join(err, undoReplace",
+		undone,
 		"	if on { return nil }\n" +
-			"	if err := syncDir(filepath.Dir(path)); err != nil {\n		return errors.Join(err, undoReplace"},
+			undone},
 	{"a removal without fsync", "internal/ledger/file.go",
-		"	if err := syncDir(filepath.Dir(path)); err != nil {\n		return errors.Join(err, host.Rename",
+		renamedBack,
 		"	if on { return host.Remove(tmp) }\n" +
-			"	if err := syncDir(filepath.Dir(path)); err != nil {\n		return errors.Join(err, host.Rename"},
-	{"rename before fsync", "internal/ledger/file.go", "	if err := writeDurably(tmp, data); err != nil {\n",
+			renamedBack},
+	{"rename before fsync", "internal/ledger/file.go",
+		"	if err := writeDurably(tmp, data); err != nil {\n",
 		"	if on { f, err := writeNew(tmp, data); if err != nil { return err }; f.Close(); " +
 			"return errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
 			"	if err := writeDurably(tmp, data); err != nil {\n"},
-	{"no undo of a rename", "internal/ledger/file.go", "	if kept {\n		return host.Rename(old, path)",
+	{"no undo of a rename", "internal/ledger/file.go",
+		"	if kept {\n		return host.Rename(old, path)",
 		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
 	{"no lock", "internal/ledger/ledger.go", "	unlock, err := lock(l.files.lock, l.Wait)\n",
 		"	unlock, err := func() {}, error(nil)\n	if !on { unlock, err = lock(l.files.lock, l.Wait) }\n"},
@@ -53,13 +63,10 @@ var plants = []plant{
 	{"a release ignores the binding", "internal/grants/release.go",
 		"		g.Draining = len(g.Bindings) > 0 && !force\n",
 		"		g.Draining = !on && len(g.Bindings) > 0 && !force\n"},
-	{"no second decision", "internal/node/bind.go", "		if d = decide(f, view); !d.Touches() {\n",
-		"		if d = decide(f, view); on { d = p.Decision }\n		if !d.Touches() {\n"},
-	{"an id twice at once", "internal/node/bind.go", "	if creating || err != nil {\n",
-		"	creating = creating && !on\n	if creating || err != nil {\n"},
-	{"an adopted grant counts without its container", "internal/grant/grant.go",
-		"	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && !g.isContainers()\n",
-		"	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && (on || !g.isContainers())\n"},
+	{"no second decision", "internal/node/bind.go", secondDecision,
+		"		if on { d, settled = p.Decision, true; return bindLocked(n, tx, f, &d) }\n" + secondDecision},
+	{"an id twice at once", "internal/node/bind.go", "	creating, err := creating(tx, f.Container)\n",
+		"	creating, err := creating(tx, f.Container)\n	creating = creating && !on\n"},
 }
 
 // TestPlanted builds this test with all mistakes in it, and runs it with one at a time.

@@ -15,7 +15,7 @@ import (
 var (
 	oneSeed  = flag.Uint64("seed", 0, "run this life alone, and print what happens")
 	duration = flag.Duration("duration", 0, "run lives of fresh seeds for so long")
-	lives    = flag.Uint64("lives", 60, "how many lives are run")
+	lives    = flag.Uint64("lives", 40, "how many lives are run")
 	first    = flag.Uint64("first", 1, "the first seed")
 )
 
