@@ -45,7 +45,8 @@ var plants = []plant{
 		"	if kept {\n		return host.Rename(old, path)",
 		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
 	{"no lock", "internal/ledger/ledger.go", "	unlock, err := lock(l.files.lock, l.Wait)\n",
-		"	unlock, err := func() {}, error(nil)\n	if !on { unlock, err = lock(l.files.lock, l.Wait) }\n"},
+		"	unlock, err := func() {}, error(nil)\n" +
+			"	if !on { unlock, err = lock(l.files.lock, l.Wait) }\n"},
 	{"the start time is ignored", "internal/host/host.go", "		case s.start != p.Start:\n",
 		"		case !on && s.start != p.Start:\n"},
 	{"the boot id is ignored", "internal/containers/life.go", "	if b.BootID != boot {\n",
@@ -64,7 +65,8 @@ var plants = []plant{
 		"		g.Draining = len(g.Bindings) > 0 && !force\n",
 		"		g.Draining = !on && len(g.Bindings) > 0 && !force\n"},
 	{"no second decision", "internal/node/bind.go", secondDecision,
-		"		if on { d, settled = p.Decision, true; return bindLocked(n, tx, f, &d) }\n" + secondDecision},
+		"		if on { d, settled = p.Decision, true; return bindLocked(n, tx, f, &d) }\n" +
+			secondDecision},
 	{"an id twice at once", "internal/node/bind.go", "	creating, err := creating(tx, f.Container)\n",
 		"	creating, err := creating(tx, f.Container)\n	creating = creating && !on\n"},
 }
