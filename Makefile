@@ -86,6 +86,11 @@ mutants: ## changes the guard's code a line at a time and runs its tests, for te
 	@mkdir -p .cache/bin && go build -p $(JOBS) -o .cache/bin/mutants ./test/mutants
 	test/rig/leftovers.sh test/mutants/private.sh .cache/bin/mutants $(MUTANTS)
 
+SIM ?= 1h
+.PHONY: sim
+sim: ## lives of a simulated node from fresh seeds, for an hour; SIM=10m
+	go test -p $(JOBS) -count=1 -timeout 0 -v ./test/sim -run TestSeed -duration $(SIM) -first $$(date +%s)000
+
 CRUN_SUITE ?= debian-v1,debian-v2
 CRUN_FILES ?=
 .PHONY: test-crun

@@ -30,8 +30,8 @@ const (
 func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durability) (err error) {
 	draft, err := replacement(path, data, mode, durability)
 	if err == nil {
-		if err = unix.Rename(draft, path); err != nil {
-			_ = unix.Unlink(draft)
+		if err = rename(draft, path); err != nil {
+			unlink(draft)
 			err = &os.LinkError{Op: "rename", Old: draft, New: path, Err: err}
 		}
 	}
@@ -64,10 +64,10 @@ func ReplaceFiles(dir string, content map[string][]byte, mode os.FileMode) (err 
 	each.Wait()
 	for name, draft := range drafts {
 		if err == nil {
-			err = unix.Rename(draft, filepath.Join(dir, name))
+			err = rename(draft, filepath.Join(dir, name))
 		}
 		if err != nil {
-			_ = unix.Unlink(draft)
+			unlink(draft)
 		}
 	}
 	if err != nil {
@@ -125,21 +125,31 @@ func replacement(path string, data []byte, mode os.FileMode,
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: draft, Err: err}
 	}
-	op, err := "write", write(fd, data)
+	op, err := "write", Take(Step{Kind: Writes, Path: draft, Data: data},
+		func() error { return write(fd, data) })
 	if err == nil {
 		op, err = "chmod", unix.Fchmod(fd, uint32(mode.Perm()))
 	}
 	if err == nil && durability == Durable {
-		op, err = "fsync", unix.Fsync(fd)
+		op, err = "fsync", Take(Step{Kind: Syncs, Path: draft}, func() error { return unix.Fsync(fd) })
 	}
 	if e := unix.Close(fd); err == nil { // close reports errors that a network file system found late
 		op, err = "close", e
 	}
 	if err != nil {
-		_ = unix.Unlink(draft)
+		unlink(draft)
 		return "", &fs.PathError{Op: op, Path: draft, Err: err}
 	}
 	return draft, nil
+}
+
+func rename(draft, path string) error {
+	return Take(Step{Kind: Renames, Path: draft, To: path}, func() error { return unix.Rename(draft, path) })
+}
+
+// unlink removes a draft that will not replace its file.
+func unlink(draft string) {
+	_ = Take(Step{Kind: Removes, Path: draft}, func() error { return unix.Unlink(draft) })
 }
 
 // create makes a file under a name that is not in use. Drafts of a killed process keep their names;
@@ -148,18 +158,24 @@ func create(prefix string) (fd int, path string, err error) {
 	pid := strconv.Itoa(os.Getpid())
 	for try := range maxDrafts {
 		path = prefix + pid + "-" + strconv.Itoa(try)
-		for {
-			fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC,
-				0o600)
-			if err != unix.EINTR {
-				break
-			}
-		}
+		err = Take(Step{Kind: Creates, Path: path}, func() (err error) {
+			fd, err = createNew(path)
+			return err
+		})
 		if err != unix.EEXIST {
 			break
 		}
 	}
 	return fd, path, err
+}
+
+func createNew(path string) (fd int, err error) {
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	for {
+		if fd, err = unix.Open(path, flags, 0o600); err != unix.EINTR {
+			return fd, err
+		}
+	}
 }
 
 // maxDrafts is far more than the drafts of one file that can exist: those of this process's
@@ -180,10 +196,30 @@ func write(fd int, data []byte) error {
 // SyncDir makes the names in a directory durable: a rename is durable only after its directory is
 // synced.
 func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
+	return Take(Step{Kind: SyncsDir, Path: dir}, func() error {
+		d, err := os.Open(dir)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		return d.Sync()
+	})
+}
+
+// SyncFiles makes the contents of files durable, and waits for all of them at the same time.
+func SyncFiles(files ...*os.File) (err error) {
+	failed := make([]error, len(files))
+	var all sync.WaitGroup
+	for i, f := range files {
+		if err := before(Step{Kind: Syncs, Path: f.Name()}); err != nil {
+			failed[i] = err
+			continue
+		}
+		all.Go(func() { failed[i] = f.Sync() })
 	}
-	defer d.Close()
-	return d.Sync()
+	all.Wait()
+	for i, f := range files {
+		after(Step{Kind: Syncs, Path: f.Name()}, failed[i])
+	}
+	return errors.Join(failed...)
 }

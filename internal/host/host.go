@@ -4,6 +4,7 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +27,7 @@ type Host struct {
 	Dev  string // "/dev"
 	Now  func() time.Time
 	UID  int // the caller's effective user id in its user namespace; 0 is root
+	PID  int // the caller; 0: as the kernel says
 
 	boot *bootID // of the machine, once it was read
 }
@@ -70,7 +72,7 @@ func (h Host) readBootID() (string, error) {
 
 // Self returns the calling process. An exec keeps its identity; a fork makes another process.
 func (h Host) Self() (grant.Process, error) {
-	self, _, err := h.Process(os.Getpid())
+	self, _, err := h.Process(cmp.Or(h.PID, os.Getpid()))
 	return self, err
 }
 
@@ -246,6 +248,9 @@ func (h Host) DriverVersion() (string, error) {
 
 // Random returns 16 random bytes from the kernel.
 func Random() (random [16]byte, err error) {
+	if Simulated != nil {
+		return Simulated.Random(), nil
+	}
 	// Reads of up to 256 bytes are complete and uninterrupted once the pool is initialised
 	// (getrandom(2)).
 	if n, err := unix.Getrandom(random[:], 0); err != nil || n != len(random) {

@@ -14,6 +14,9 @@ import (
 // ReadFile reads a file of at most limit bytes. It does what os.ReadFile does without Go's network
 // poller, which takes 50 microseconds to start and is not used for files.
 func ReadFile(path string, limit int) ([]byte, error) {
+	if err := before(Step{Kind: Reads, Path: path}); err != nil {
+		return nil, err
+	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -86,6 +89,9 @@ func ReadHead(path string, head []byte, flags int) error {
 
 // Names lists the names in a directory, unsorted. It takes a third of the time of os.ReadDir.
 func Names(dir string) (names []string, err error) {
+	if err := before(Step{Kind: Reads, Path: dir}); err != nil {
+		return nil, err
+	}
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}

@@ -11,6 +11,9 @@ import (
 // ReadRegular reads a regular file of at most limit bytes. It never waits and follows no link at
 // the end of the path, whatever stands in the file's place: a container's create reads so.
 func ReadRegular(path string, limit int64) ([]byte, error) {
+	if err := before(Step{Kind: Reads, Path: path}); err != nil {
+		return nil, err
+	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}

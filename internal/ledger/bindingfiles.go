@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -112,7 +109,7 @@ func (f *bindingFiles) store(b *grant.Binding) error {
 // and Sweep removes the others; "" is no grant.
 func (f *bindingFiles) drop(id grant.ID, key string) error {
 	b, _ := f.load(key)
-	if err := os.Remove(f.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := host.Remove(f.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	f.cgroups.remove(key, b.Occupies)
@@ -135,7 +132,7 @@ func (f *bindingFiles) dropAll(id grant.ID) error {
 		}
 		err = errors.Join(err, f.drop(id, key))
 	}
-	_ = unix.Rmdir(f.linksOf(id))
+	_ = host.Rmdir(f.linksOf(id))
 	return err
 }
 
@@ -144,10 +141,10 @@ func (f *bindingFiles) dropAll(id grant.ID) error {
 // know it.
 func (f *bindingFiles) link(id grant.ID, key string) error {
 	dir := f.linksOf(id)
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := host.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	err := os.Symlink("../"+bindingTarget(key), dir+"/"+key)
+	err := host.Symlink("../"+bindingTarget(key), dir+"/"+key)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
@@ -155,7 +152,7 @@ func (f *bindingFiles) link(id grant.ID, key string) error {
 }
 
 func (f *bindingFiles) unlink(id grant.ID, key string) {
-	_ = os.Remove(f.linksOf(id) + "/" + key)
+	_ = host.Remove(f.linksOf(id) + "/" + key)
 }
 
 // bindingTarget is where a link in a directory of the run directory leads to.

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // cgroupLinks is a directory of links from cgroups to bindings. Every process in a container's
@@ -47,7 +49,7 @@ func (dir cgroupLinks) add(key string, cgroups []string) error {
 func (dir cgroupLinks) remove(key string, cgroups []string) {
 	for _, cgroup := range cgroups {
 		if target, _ := os.Readlink(dir.path(cgroup)); target == bindingTarget(key) {
-			_ = os.Remove(dir.path(cgroup))
+			_ = host.Remove(dir.path(cgroup))
 		}
 	}
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,7 +69,7 @@ func (c Creates) Announced(cgroups []string) bool {
 			continue
 		}
 		if !c.underWay(name, path) {
-			_ = os.Remove(path)
+			_ = host.Remove(path)
 			continue
 		}
 		data, err := host.ReadRegular(path, maxFile)

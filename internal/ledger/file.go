@@ -3,10 +3,10 @@ package ledger
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +28,8 @@ func replaceDurably(path string, data []byte) (err error) {
 	tmp, old := temporary(path), temporary(path)+".old"
 	defer func() {
 		if err != nil {
-			_ = os.Remove(tmp)
-			_ = os.Remove(old)
+			_ = host.Remove(tmp)
+			_ = host.Remove(old)
 		}
 	}()
 	if err := writeDurably(tmp, data); err != nil {
@@ -41,7 +41,7 @@ func replaceDurably(path string, data []byte) (err error) {
 		return err
 	}
 	failpoint.Hit("ledger/put-kept-old")
-	if err := os.Rename(tmp, path); err != nil {
+	if err := host.Rename(tmp, path); err != nil {
 		return err
 	}
 	failpoint.Hit("ledger/put-renamed")
@@ -50,7 +50,7 @@ func replaceDurably(path string, data []byte) (err error) {
 	}
 	failpoint.Hit("ledger/put-synced")
 	if kept {
-		_ = os.Remove(old)
+		_ = host.Remove(old)
 	}
 	failpoint.Hit("ledger/put-forgot-old")
 	return nil
@@ -62,14 +62,15 @@ func createDurably(dir string, content map[string][]byte) (err error) {
 	defer func() {
 		for path := range content {
 			if err != nil {
-				_ = os.Remove(temporary(path))
-				_ = os.Remove(path)
+				_ = host.Remove(temporary(path))
+				_ = host.Remove(path)
 			}
 		}
 	}()
 	var drafts []*os.File
-	for path, data := range content {
-		f, e := writeNew(temporary(path), data)
+	paths := slices.Sorted(maps.Keys(content))
+	for _, path := range paths {
+		f, e := writeNew(temporary(path), content[path])
 		if f != nil {
 			drafts = append(drafts, f)
 		}
@@ -81,8 +82,8 @@ func createDurably(dir string, content map[string][]byte) (err error) {
 		return err
 	}
 	failpoint.Hit("ledger/put-written")
-	for path := range content {
-		if err := os.Rename(temporary(path), path); err != nil {
+	for _, path := range paths {
+		if err := host.Rename(temporary(path), path); err != nil {
 			return err
 		}
 	}
@@ -101,7 +102,7 @@ var syncDir = host.SyncDir
 func writeDurably(path string, data []byte) error {
 	f, err := writeNew(path, data)
 	if err == nil {
-		err = f.Sync()
+		err = host.SyncFiles(f)
 	}
 	if f != nil {
 		if e := f.Close(); err == nil {
@@ -113,39 +114,38 @@ func writeDurably(path string, data []byte) error {
 
 // writeNew makes a new file: what a crash left at path may be a second name of a file that readers
 // use. It returns the file, which is not synced yet, also with an error of writing.
-func writeNew(path string, data []byte) (*os.File, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func writeNew(path string, data []byte) (f *os.File, err error) {
+	if err := host.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	err = host.Take(host.Step{Kind: host.Creates, Path: path}, func() (err error) {
+		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	_, err = f.Write(data)
-	return f, err
+	return f, host.Take(host.Step{Kind: host.Writes, Path: path, Data: data}, func() error {
+		_, err := f.Write(data)
+		return err
+	})
 }
 
 // syncAndClose syncs files at the same time.
-func syncAndClose(files []*os.File) (err error) {
-	var all sync.WaitGroup
-	failed := make(chan error, len(files))
+func syncAndClose(files []*os.File) error {
+	err := host.SyncFiles(files...)
 	for _, f := range files {
-		all.Go(func() { failed <- errors.Join(f.Sync(), f.Close()) })
-	}
-	all.Wait()
-	close(failed)
-	for e := range failed {
-		err = errors.Join(err, e)
+		err = errors.Join(err, f.Close())
 	}
 	return err
 }
 
 // keepOld gives the file at path a second name, by which a replacement can be undone.
 func keepOld(path, old string) (bool, error) {
-	if err := os.Remove(old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := host.Remove(old); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	err := os.Link(path, old)
+	err := host.Link(path, old)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -154,26 +154,26 @@ func keepOld(path, old string) (bool, error) {
 
 func undoReplace(path, old string, kept bool) error {
 	if kept {
-		return os.Rename(old, path)
+		return host.Rename(old, path)
 	}
-	return os.Remove(path)
+	return host.Remove(path)
 }
 
 // removeDurably removes a file so that it does not come back after a power cut. On an error it is
 // there as before.
 func removeDurably(path string) error {
 	tmp := temporary(path)
-	_ = os.Remove(tmp) // left by a crash; if it stays, the rename fails
-	if err := os.Rename(path, tmp); err != nil {
+	_ = host.Remove(tmp) // left by a crash; if it stays, the rename fails
+	if err := host.Rename(path, tmp); err != nil {
 		return err
 	}
 	failpoint.Hit("ledger/delete-renamed")
 	if err := syncDir(filepath.Dir(path)); err != nil {
-		return errors.Join(err, os.Rename(tmp, path))
+		return errors.Join(err, host.Rename(tmp, path))
 	}
 	failpoint.Hit("ledger/delete-synced")
-	if err := os.Remove(tmp); err != nil { // a directory in the entry's place, with something in it
-		return errors.Join(err, os.Rename(tmp, path))
+	if err := host.Remove(tmp); err != nil { // a directory in the entry's place, with something in it
+		return errors.Join(err, host.Rename(tmp, path))
 	}
 	failpoint.Hit("ledger/delete-removed")
 	return nil
@@ -181,19 +181,19 @@ func removeDurably(path string) error {
 
 // replaceLink makes path a link to target. If there is a link already, it replaces it in one step.
 func replaceLink(target, path string) error {
-	err := os.Symlink(target, path)
+	err := host.Symlink(target, path)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	tmp := temporary(path)
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := host.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Symlink(target, tmp); err != nil {
+	if err := host.Symlink(target, tmp); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp, path); err != nil {
-		_ = os.Remove(tmp)
+	if err := host.Rename(tmp, path); err != nil {
+		_ = host.Remove(tmp)
 		return err
 	}
 	return nil

@@ -129,12 +129,12 @@ func ensureDir(path string) error {
 	if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return nil
 	}
-	err := os.Mkdir(path, 0o700)
+	err := host.Mkdir(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := ensureDir(filepath.Dir(path)); err != nil {
 			return err
 		}
-		err = os.Mkdir(path, 0o700)
+		err = host.Mkdir(path)
 	}
 	if errors.Is(err, fs.ErrExist) { // another process was faster, or it is no directory
 		if info, e := os.Stat(path); e == nil && info.IsDir() {

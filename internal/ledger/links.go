@@ -9,10 +9,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // ownerLinks is a directory of links from pods and claims to their grants. An owner's link leads to
@@ -68,7 +67,7 @@ func (dir ownerLinks) point(g grant.Grant, keeps func() bool) (undo func(), err 
 	}
 	return func() {
 		if old == "" {
-			_ = os.Remove(path)
+			_ = host.Remove(path)
 		} else {
 			_ = replaceLink(old, path)
 		}
@@ -78,7 +77,7 @@ func (dir ownerLinks) point(g grant.Grant, keeps func() bool) (undo func(), err 
 // remove removes the owner's link if it leads to this grant. It may lead to the owner's next.
 func (dir ownerLinks) remove(g grant.Grant) {
 	if id, err := dir.id(g.Owner); err == nil && id == g.ID {
-		_ = os.Remove(dir.path(g.Owner))
+		_ = host.Remove(dir.path(g.Owner))
 	}
 }
 
@@ -97,15 +96,15 @@ func (dir gpuLinks) path(uuid string, id grant.ID) string {
 // add links a GPU to a grant. fs.ErrExist: it is linked already.
 func (dir gpuLinks) add(uuid string, id grant.ID) error {
 	path, target := dir.path(uuid, id), gpuTarget(id)
-	err := os.Symlink(target, path)
+	err := host.Symlink(target, path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Mkdir(dir.of(uuid), 0o700); err != nil {
+	if err := host.Mkdir(dir.of(uuid)); err != nil {
 		return err
 	}
-	if err = os.Symlink(target, path); err != nil {
-		_ = unix.Rmdir(dir.of(uuid))
+	if err = host.Symlink(target, path); err != nil {
+		_ = host.Rmdir(dir.of(uuid))
 	}
 	return err
 }
@@ -113,8 +112,8 @@ func (dir gpuLinks) add(uuid string, id grant.ID) error {
 // remove removes the links of GPUs to a grant, and the directory of a GPU that was on no other.
 func (dir gpuLinks) remove(id grant.ID, shares []grant.Share) {
 	for _, s := range shares {
-		_ = os.Remove(dir.path(s.UUID, id))
-		_ = unix.Rmdir(dir.of(s.UUID)) // unless it has other links
+		_ = host.Remove(dir.path(s.UUID, id))
+		_ = host.Rmdir(dir.of(s.UUID)) // unless it has other links
 	}
 }
 

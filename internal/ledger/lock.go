@@ -5,13 +5,26 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // lock takes the ledger's lock, the file at path. The file may be replaced while we wait (a run
 // directory that is cleaned and made again): then the lock that we got guards nothing, and we try
 // again with the file that is there now.
 func lock(path string, wait time.Duration) (unlock func(), err error) {
-	deadline := time.Now().Add(wait) // the machine's clock: Host.Now may stand still
+	if err := host.Take(host.Step{Kind: host.TakesLock, Path: path}, func() error {
+		unlock, err = lockSince(path, wait, time.Now())
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// lockSince takes the lock if that takes no longer than wait.
+func lockSince(path string, wait time.Duration, began time.Time) (unlock func(), err error) {
+	deadline := began.Add(wait) // the machine's clock: Host.Now may stand still
 	for {
 		fd, err := lockFile(path)
 		if err == unix.EWOULDBLOCK {
@@ -23,13 +36,18 @@ func lock(path string, wait time.Duration) (unlock func(), err error) {
 			return nil, fmt.Errorf("cannot lock the ledger: %s: %w", path, err)
 		}
 		if isAt(fd, path) {
-			return func() { _ = unix.Close(fd) }, nil // closes the only descriptor, which gives the lock up
+			return func() { unlockFile(fd, path) }, nil
 		}
 		_ = unix.Close(fd)
 		if time.Now().After(deadline) {
 			return nil, &LockError{path, wait}
 		}
 	}
+}
+
+// unlockFile closes the only descriptor of a locked file, which gives the lock up.
+func unlockFile(fd int, path string) {
+	_ = host.Take(host.Step{Kind: host.GivesLock, Path: path}, func() error { return unix.Close(fd) })
 }
 
 // lockFile opens a file and locks it, unless another process has the lock: then it gives the open

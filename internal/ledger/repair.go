@@ -1,17 +1,19 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"maps"
 	"path/filepath"
+	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // keepExpired is how long an unused grant stays after its time. Its user reads meanwhile that it is
@@ -60,7 +62,7 @@ func removeOverdue(tx *Tx, s *survey) (findings []Finding, failed error) {
 	for _, id := range overdue(s, tx.ledger.Host.Now()) {
 		tx.found = ""
 		r := repair{path: s.files.grants.path(id), problem: "the grant is over"}
-		err := os.Remove(r.path)
+		err := host.Remove(r.path)
 		if err == nil {
 			delete(s.grants, id)
 		}
@@ -81,6 +83,7 @@ func overdue(s *survey, now time.Time) (ids []grant.ID) {
 			ids = append(ids, id)
 		}
 	}
+	slices.Sort(ids)
 	return ids
 }
 
@@ -90,12 +93,12 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	for _, r := range repairs(s, tx.ledger.Host.Now()) {
 		findings = note(findings, r, apply(s, r), &failed)
 	}
-	for uuid := range s.gpus {
-		_ = unix.Rmdir(s.files.gpus.of(uuid)) // where it is empty; never a file
+	for _, uuid := range slices.Sorted(maps.Keys(s.gpus)) {
+		_ = host.Rmdir(s.files.gpus.of(uuid)) // where it is empty; never a file
 	}
-	for id := range s.byGrant {
+	for _, id := range slices.Sorted(maps.Keys(s.byGrant)) {
 		if _, found := s.grants[grant.ID(id)]; !found {
-			_ = unix.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
+			_ = host.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
 		}
 	}
 	tx.ledger.Creates.Announced(nil) // which removes those that are over
@@ -108,13 +111,13 @@ func apply(s *survey, r repair) error {
 	case r.binding != "":
 		return s.files.bindings.drop(s.bindings[r.binding].Grant, r.binding)
 	case r.target == "":
-		return os.Remove(r.path)
+		return host.Remove(r.path)
 	}
 	err := replaceLink(r.target, r.path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Mkdir(filepath.Dir(r.path), 0o700); err != nil {
+	if err := host.Mkdir(filepath.Dir(r.path)); err != nil {
 		return err
 	}
 	return replaceLink(r.target, r.path)
@@ -136,11 +139,16 @@ func note(findings []Finding, r repair, err error, failed *error) []Finding {
 // repairs are the changes that make all that is derived agree with the entries. Bindings come
 // before links: the links of a dropped binding go with it.
 func repairs(s *survey, now time.Time) (p plan) {
-	bindingRepairs(s, &p)
-	bindingLinkRepairs(s, &p)
-	cgroupLinkRepairs(s, &p)
-	ownerLinkRepairs(s, now, &p)
-	gpuLinkRepairs(s, &p)
+	owners := func(s *survey, p *plan) { ownerLinkRepairs(s, now, p) }
+	for _, find := range []func(*survey, *plan){bindingRepairs, bindingLinkRepairs, cgroupLinkRepairs,
+		owners, gpuLinkRepairs} {
+		var of plan
+		find(s, &of)
+		order.Stable(of, func(a, b repair) int {
+			return cmp.Or(cmp.Compare(a.path, b.path), cmp.Compare(a.binding, b.binding))
+		})
+		p = append(p, of...)
+	}
 	for _, path := range s.drafts {
 		p.remove(path, "left over from a write that was interrupted")
 	}

@@ -1,0 +1,224 @@
+// Package sim is a simulated node: the packages of the ledger, of admission and of the node run in
+// virtual processes, on a virtual disk, clock and boot, and one seed decides all that happens.
+// After every step the node must keep its promises (invariants.go).
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// holding is a grant that a virtual administrator asked for.
+type holding struct {
+	label     string
+	id        grant.ID
+	reference grant.Reference
+	possible  []grant.Bytes // its memory, as acknowledged or as tried since
+	expires   time.Time
+	acked     bool // the ledger has said that it is there
+	busy      bool // a process changes it
+	over      bool // a release was tried
+	released  bool // and acknowledged
+}
+
+// box is a container that the virtual runtime has made, or is about to make.
+type box struct {
+	name    int
+	creator *process // nil after the create
+	pid     int      // of its init; 0 before and after it runs
+	start   uint64
+	grant   grant.ID
+	gpus    []string
+	alone   bool // its grant is exclusive
+	written bool // the runtime's state is
+	left    bool // processes are left in its cgroup
+}
+
+func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
+
+// life is one run of a node, from its first boot to its end.
+type life struct {
+	*machine
+	*scheduler
+	step  int
+	calm  bool // no more faults: what fits must be admitted
+	eyes  *node.Node
+	held  []*holding
+	boxes []*box
+	lines []string
+	wrong string // the first promise that was broken
+}
+
+// newLife makes a node below a directory. All that differs from life to life is drawn from seed.
+func newLife(dir string, seed uint64) *life {
+	r := rand.New(rand.NewPCG(seed, 0))
+	l := &life{machine: newMachine(dir, 1+r.IntN(3)), scheduler: &scheduler{random: r,
+		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
+		locks: map[string]*process{}}}
+	l.rates.yield = []float64{.02, .1, .5}[r.IntN(3)]
+	if r.IntN(2) == 0 {
+		l.rates.fault, l.rates.readFault = .01, .001
+	}
+	l.trace = func(format string, args ...any) {
+		l.lines = append(l.lines, fmt.Sprintf("%d ", l.step)+fmt.Sprintf(format, args...))
+	}
+	host.Simulated = l.scheduler
+	l.eyes = l.node(observer)
+	must(l.machine.scan(l.eyes))
+	return l
+}
+
+// Run lives through a number of steps and the end, and returns the promise that was broken, or "".
+func (l *life) Run(steps int) string {
+	defer func() { host.Simulated = nil }()
+	for l.step = 1; l.step <= steps && l.wrong == ""; l.step++ {
+		l.act()
+		l.check()
+	}
+	if l.wrong == "" {
+		l.finish()
+	}
+	l.stop()
+	return l.wrong
+}
+
+// stop ends what still runs, so that no goroutine stays.
+func (l *life) stop() {
+	for _, p := range l.all {
+		if !p.done {
+			l.kill(p)
+		}
+	}
+}
+
+func (l *life) fail(format string, args ...any) {
+	if l.wrong == "" {
+		l.wrong = fmt.Sprintf("step %d: ", l.step) + fmt.Sprintf(format, args...)
+		l.trace("WRONG %s", l.wrong)
+	}
+}
+
+// begin starts a process of the node. act gets a node of its own.
+func (l *life) begin(name string, act func(p *process, n *node.Node)) *process {
+	pid, start := l.fork("/")
+	p := &process{name: fmt.Sprintf("%s[%d]", name, pid), pid: pid, start: start}
+	l.trace("begin %s", p.name)
+	l.spawn(p, func() {
+		act(p, l.node(pid))
+		l.machine.exit(pid)
+	})
+	return p
+}
+
+// act does one thing that the random numbers choose.
+func (l *life) act() {
+	l.all = slices.DeleteFunc(l.all, func(p *process) bool { return p.done })
+	if ready := l.ready(); len(ready) > 0 && (len(l.all) > 4 || l.random.IntN(10) < 7) {
+		p := ready[l.random.IntN(len(ready))]
+		if l.random.IntN(40) == 0 {
+			l.killed(p)
+			return
+		}
+		l.run(p)
+		return
+	}
+	switch n := l.random.IntN(100); {
+	case n < 22:
+		l.enter()
+	case n < 52:
+		l.create(l.random.IntN(names))
+	case n < 62:
+		l.end()
+	case n < 74:
+		l.remove()
+	case n < 80:
+		l.release()
+	case n < 85:
+		l.change()
+	case n < 90:
+		l.tidy()
+	case n < 93:
+		l.look()
+	case n < 97:
+		l.jump()
+	default:
+		l.crash()
+	}
+}
+
+// killed is kill -9 of a process. What the runtime has made without writing it down goes with it.
+func (l *life) killed(p *process) {
+	l.trace("kill %s", p.name)
+	l.kill(p)
+	l.machine.exit(p.pid)
+	for _, b := range l.boxes {
+		if b.creator == p {
+			b.creator = nil
+			if !b.written && b.pid != 0 {
+				l.emptied(b)
+			}
+		}
+	}
+	l.forget()
+}
+
+// emptied ends all processes of a container.
+func (l *life) emptied(b *box) {
+	l.machine.exit(b.pid)
+	if b.pid != 0 || b.left {
+		l.populate(b.name, 0)
+	}
+	b.pid, b.left = 0, false
+}
+
+// forget drops containers of which nothing runs; their states stay until they are deleted.
+func (l *life) forget() {
+	l.boxes = slices.DeleteFunc(l.boxes, func(b *box) bool { return !b.runs() })
+}
+
+// crash is a power cut. The run directory is lost, or is on a disk and stays as it was.
+func (l *life) crash() {
+	if what := l.disk.differs(); what != "" {
+		l.fail("a change was made past internal/host: %s", what)
+	}
+	l.trace("crash")
+	l.stop()
+	l.boxes = nil
+	l.disk.cut(l.random)
+	must(l.disk.rebuild())
+	if l.random.IntN(2) == 0 {
+		must(os.RemoveAll(l.path("run")))
+	}
+	l.boot()
+	l.eyes = l.node(observer)
+	if l.random.IntN(3) > 0 {
+		must(l.machine.scan(l.eyes))
+	}
+	for _, h := range l.held {
+		h.busy = false
+	}
+}
+
+// jump sets the clock forward or back. It does not go back to before a grant's end that it has
+// passed: such a grant would count again (docs/adr/0100).
+func (l *life) jump() {
+	to := l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour)
+	for _, h := range l.held {
+		if !h.expires.IsZero() && !h.expires.After(l.latest) && to.Before(h.expires) {
+			to = l.latest
+		}
+	}
+	l.trace("clock %v", to)
+	l.now = to
+	if to.After(l.latest) {
+		l.latest = to
+	}
+}

@@ -1,0 +1,168 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// ownPID hides this process's pid, which is part of the names of drafts.
+var ownPID = strings.NewReplacer("."+strconv.Itoa(os.Getpid())+"-", ".PID-")
+
+const (
+	names    = 8 // of containers
+	observer = 2 // the pid of the scheduler itself
+	card     = 8 * grant.GiB
+)
+
+// machine is the virtual node: /proc, cgroups, the boot and the clock.
+type machine struct {
+	dir    string
+	boots  int
+	ticks  uint64
+	now    time.Time
+	latest time.Time // of all times that the clock has shown
+	pids   map[int]bool
+	gpus   int
+	sick   []bool
+}
+
+func (m *machine) path(parts ...string) string {
+	return filepath.Join(append([]string{m.dir}, parts...)...)
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// write replaces a file as the kernel would show it.
+func (m *machine) write(text string, parts ...string) {
+	path := m.path(parts...)
+	must(os.MkdirAll(filepath.Dir(path), 0o755))
+	must(os.WriteFile(path+"~", []byte(text), 0o600))
+	must(os.Rename(path+"~", path))
+}
+
+const config = `state_dir = %q
+run_dir = %q
+engine = "containerd"
+[inventory]
+source = "simulated"
+file = "x"
+[annotations]
+trust = "adopt"
+[ask]
+engines = ["podman"]
+modes = ["limit", "exclusive"]
+mode = "limit"
+[audit]
+file = ""
+`
+
+func newMachine(dir string, gpus int) *machine {
+	m := &machine{dir: dir, gpus: gpus, sick: make([]bool, gpus),
+		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	m.latest = m.now
+	m.write(fmt.Sprintf(config, m.path("state"), m.path("run")), "config.toml")
+	must(os.Mkdir(m.path("state"), 0o700))
+	m.write("Character devices:\n", "proc/devices")
+	for _, ns := range []string{"pid", "time", "cgroup"} {
+		must(os.MkdirAll(m.path("proc/self/ns"), 0o755))
+		must(os.MkdirAll(m.path("proc/1/ns"), 0o755))
+		must(os.Symlink("/proc/self/ns/"+ns, m.path("proc/self/ns", ns)))
+		must(os.Symlink("/proc/self/ns/"+ns, m.path("proc/1/ns", ns)))
+	}
+	m.write("0::/\n", "proc/self/cgroup")
+	m.boot()
+	return m
+}
+
+// boot gives the node another boot id. No process survives it.
+func (m *machine) boot() {
+	m.boots++
+	m.ticks = 1
+	for pid := range m.pids {
+		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+	}
+	m.pids = map[int]bool{}
+	m.write(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots), "proc/sys/kernel/random/boot_id")
+	must(errors.Join(os.RemoveAll(m.path("runc")), os.Mkdir(m.path("runc"), 0o700)))
+	for i := range names {
+		m.populate(i, 0)
+	}
+	m.process(1, 1, "/")
+	m.process(observer, 1, "/")
+}
+
+// populate sets how many processes are in a container's cgroup.
+func (m *machine) populate(container, count int) {
+	text := fmt.Sprintf("populated %d\n", min(count, 1))
+	m.write(text, "sys/fs/cgroup", cgroupOf(container), "cgroup.events")
+}
+
+func nameOf(container int) string   { return fmt.Sprintf("c%d", container) }
+func cgroupOf(container int) string { return "/sim/" + nameOf(container) }
+
+func (m *machine) process(pid int, start uint64, cgroup string) {
+	m.write(fmt.Sprintf("%d (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, start), "proc",
+		strconv.Itoa(pid), "stat")
+	m.write("0::"+cgroup+"\n", "proc", strconv.Itoa(pid), "cgroup")
+}
+
+// fork starts a process with the lowest free pid.
+func (m *machine) fork(cgroup string) (pid int, start uint64) {
+	for pid = observer + 1; m.pids[pid]; pid++ {
+	}
+	m.ticks++
+	m.pids[pid] = true
+	m.process(pid, m.ticks, cgroup)
+	return pid, m.ticks
+}
+
+func (m *machine) exit(pid int) {
+	if m.pids[pid] {
+		delete(m.pids, pid)
+		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+	}
+}
+
+// node opens the node as a process does.
+func (m *machine) node(pid int) *node.Node {
+	h := host.Host{Proc: m.path("proc"), Sys: m.path("sys"), Dev: m.path("dev"), PID: pid,
+		Now: func() time.Time { return m.now }}
+	n := node.Open(m.path("config.toml"), h)
+	must(n.Broken)
+	return n
+}
+
+func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
+
+// scan takes the inventory.
+func (m *machine) scan(n *node.Node) error {
+	boot, err := n.Host.BootID()
+	if err != nil {
+		return err
+	}
+	inv := grant.Inventory{Version: 1, BootID: boot, Taken: m.now, Source: "simulated",
+		Majors: map[string]int{"nvidia": 195}}
+	inv.Driver.Root = "/"
+	for i := range m.gpus {
+		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
+		if m.sick[i] {
+			g.Health = "fell off the bus"
+		}
+		inv.GPUs = append(inv.GPUs, g)
+	}
+	return gpu.Write(gpu.Path(n.Policy.StateDir), inv)
+}

@@ -1,0 +1,143 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// plant is a wrong line in the product: old becomes wrong where the variable names it.
+type plant struct{ name, file, old, wrong string }
+
+const failpoints = "github.com/gpuledger/gpuledger/internal/failpoint"
+
+// Beginnings of the lines that the mistakes stand before.
+const (
+	secondDecision = "		if d = decide(f, view); !d.Touches() {\n"
+	dirSynced      = "	if err := syncDir(filepath.Dir(path)); err != nil {\n"
+	undone         = dirSynced + "		return errors.Join(err, undoReplace"
+	renamedBack    = dirSynced + "		return errors.Join(err, host.Rename"
+)
+
+// plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
+var plants = []plant{
+	{"no fsync of a file", "internal/ledger/file.go", "		err = host.SyncFiles(f)\n",
+		"		if !on { err = host.SyncFiles(f) }\n"},
+	{"no fsync of the directory", "internal/ledger/file.go",
+		undone,
+		"	if on { return nil }\n" +
+			undone},
+	{"a removal without fsync", "internal/ledger/file.go",
+		renamedBack,
+		"	if on { return host.Remove(tmp) }\n" +
+			renamedBack},
+	{"rename before fsync", "internal/ledger/file.go",
+		"	if err := writeDurably(tmp, data); err != nil {\n",
+		"	if on { f, err := writeNew(tmp, data); if err != nil { return err }; f.Close(); " +
+			"return errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
+			"	if err := writeDurably(tmp, data); err != nil {\n"},
+	{"no undo of a rename", "internal/ledger/file.go",
+		"	if kept {\n		return host.Rename(old, path)",
+		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
+	{"no lock", "internal/ledger/ledger.go", "	unlock, err := lock(l.files.lock, l.Wait)\n",
+		"	unlock, err := func() {}, error(nil)\n" +
+			"	if !on { unlock, err = lock(l.files.lock, l.Wait) }\n"},
+	{"the start time is ignored", "internal/host/host.go", "		case s.start != p.Start:\n",
+		"		case !on && s.start != p.Start:\n"},
+	{"the boot id is ignored", "internal/containers/life.go", "	if b.BootID != boot {\n",
+		"	if !on && b.BootID != boot {\n"},
+	{"the creator is ignored", "internal/containers/life.go", "	if created {\n",
+		"	if created && !on {\n"},
+	{"the cgroup is ignored", "internal/containers/life.go",
+		"	populated, err := state.cgroup.populated(r.Host)\n",
+		"	populated, err := state.cgroup.populated(r.Host)\n	populated = populated && !on\n"},
+	{"a grant is not counted", "internal/admission/seats.go",
+		"		s.free = subtract(s.free, share.Memory)\n",
+		"		if !on || g.Source != grant.Adopted { s.free = subtract(s.free, share.Memory) }\n"},
+	{"a sweep takes what is in use", "internal/ledger/repair.go", "		if len(g.Bindings) == 0 && (",
+		"		if (on || len(g.Bindings) == 0) && ("},
+	{"a release ignores the binding", "internal/grants/release.go",
+		"		g.Draining = len(g.Bindings) > 0 && !force\n",
+		"		g.Draining = !on && len(g.Bindings) > 0 && !force\n"},
+	{"no second decision", "internal/node/bind.go", secondDecision,
+		"		if on { d, settled = p.Decision, true; return bindLocked(n, tx, f, &d) }\n" +
+			secondDecision},
+	{"an id twice at once", "internal/node/bind.go", "	creating, err := creating(tx, f.Container)\n",
+		"	creating, err := creating(tx, f.Container)\n	creating = creating && !on\n"},
+}
+
+// TestPlanted builds this test with all mistakes in it, and runs it with one at a time.
+func TestPlanted(t *testing.T) {
+	if os.Getenv("SIM_PLANTED") != "" || *oneSeed != 0 || *duration != 0 {
+		t.Skip("this run is for lives alone")
+	}
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("misses the go tool, to build itself with planted mistakes: ", err)
+	}
+	binary := buildPlanted(t, tool)
+	for _, p := range plants {
+		cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-lives", "400")
+		cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
+		out, err := cmd.CombinedOutput()
+		found := regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`).FindString(string(out))
+		if err == nil || found == "" {
+			t.Errorf("%s: it was not noticed: %.600s", p.name, out)
+			continue
+		}
+		t.Logf("%s: %.160s", p.name, strings.TrimSpace(found))
+	}
+}
+
+// buildPlanted builds the test of this package with copies of the product's files.
+func buildPlanted(t *testing.T, tool string) string {
+	dir, texts := t.TempDir(), map[string]string{}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range plants {
+		if texts[p.file] == "" {
+			data, err := os.ReadFile(filepath.Join(root, p.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[p.file] = regexp.MustCompile(`(?m)^package \w+$`).ReplaceAllString(string(data),
+				"$0\n\nimport planted \""+failpoints+"\"\n")
+		}
+		if strings.Count(texts[p.file], p.old) != 1 {
+			t.Fatalf("%s: %s has not this line: %s", p.name, p.file, p.old)
+		}
+		wrong := regexp.MustCompile(`\bon\b`).ReplaceAllString(p.wrong, fmt.Sprintf("planted.Is(%q)", p.name))
+		texts[p.file] = strings.Replace(texts[p.file], p.old, wrong, 1)
+	}
+	texts["internal/failpoint/off.go"] = "package failpoint\n\nimport \"os\"\n\nconst Enabled = false\n\n" +
+		"func Hit(string) {}\n\nvar chosen = os.Getenv(\"SIM_PLANTED\")\n\n" +
+		"func Is(name string) bool { return chosen == name }\n"
+	overlay := map[string]map[string]string{"Replace": {}}
+	for file, text := range texts {
+		copied := filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
+		if err := os.WriteFile(copied, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay["Replace"][filepath.Join(root, file)] = copied
+	}
+	data, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, binary := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	if err := os.WriteFile(list, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(tool, "test", "-c", "-p", "2", "-overlay", list, "-o", binary,
+		".").CombinedOutput(); err != nil {
+		t.Fatalf("cannot build the test with planted mistakes: %v\n%s", err, out)
+	}
+	return binary
+}

@@ -1,0 +1,270 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/request"
+)
+
+// enter asks for a grant by hand.
+func (l *life) enter() {
+	h := &holding{label: fmt.Sprintf("grant-%d", len(l.held)), busy: true}
+	ask := admission.Ask{Owner: grant.Bearer, Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
+		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive}[l.random.IntN(4)]}
+	each := card
+	if ask.Mode != grant.Exclusive {
+		each = grant.Bytes(1+l.random.IntN(8)) * grant.GiB
+		ask.Memory = each * grant.Bytes(ask.GPUs)
+	}
+	h.possible = []grant.Bytes{each * grant.Bytes(ask.GPUs)}
+	if l.random.IntN(3) == 0 {
+		ask.TTL = time.Duration(1+l.random.IntN(30)) * time.Hour
+	}
+	l.held = append(l.held, h)
+	l.begin("grant", func(p *process, n *node.Node) {
+		g, reference, err := grants.Enter(n, ask)
+		h.busy = false
+		if err == nil {
+			h.acked, h.id, h.reference, h.expires = true, g.ID, reference, g.Expires
+			return
+		}
+		if p.faults < 2 && l.labelled(h.label) != nil {
+			l.fail("%s returned an error, and its grant is there: %v", p.name, err)
+		}
+	})
+}
+
+// labelled is the grant of a label, if it is in the ledger.
+func (l *life) labelled(label string) (found *grant.Grant) {
+	p := l.current
+	l.current = nil
+	defer func() { l.current = p }()
+	v := l.view()
+	for i := range v.Grants {
+		if v.Grants[i].Label == label {
+			found = &v.Grants[i]
+		}
+	}
+	return found
+}
+
+// pick is an acknowledged grant that nobody changes, or nil.
+func (l *life) pick() *holding {
+	var all []*holding
+	for _, h := range l.held {
+		if h.acked && !h.busy && !h.over {
+			all = append(all, h)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all[l.random.IntN(len(all))]
+}
+
+// create makes a container: with a reference, by adoption, by asking, or without a GPU.
+func (l *life) create(name int) {
+	annotations, engine, size := "", grant.Containerd, 1+l.random.IntN(8)
+	switch h := l.pick(); {
+	case h != nil && l.random.IntN(2) == 0:
+		annotations = fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
+	case l.random.IntN(2) == 0:
+		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container",`+
+			`"io.kubernetes.cri.sandbox-uid":"u%d","io.kubernetes.cri.sandbox-namespace":"n",`+
+			`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c",`+
+			`"gpuledger.dev/memory.c":"%dGiB"`, l.random.IntN(4), size)
+	case l.random.IntN(4) > 0:
+		engine = grant.Podman
+		annotations = fmt.Sprintf(`"gpuledger.dev/gpus":"1","gpuledger.dev/memory":"%dGiB"`, size)
+	}
+	l.begin(nameOf(name), func(p *process, n *node.Node) { l.make(p, n, name, engine, annotations) })
+}
+
+func (l *life) container(name int, engine grant.Engine) grant.Container {
+	return grant.Container{Engine: engine, RuntimeRoot: l.path("runc"), ID: nameOf(name),
+		Bundle: l.path("bundle")}
+}
+
+// make is the wrapper, and then the runtime that it becomes.
+func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, annotations string) {
+	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
+		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
+		annotations, cgroupOf(name))
+	d := n.Admit(node.Create{Caller: request.Caller{Container: l.container(name, engine)},
+		Config: []byte(spec)})
+	l.trace("%s: %s %s %v", p.name, d.Kind, d.Code, d.Bound)
+	if d.Kind == grant.Refused {
+		l.refused(p, name, d)
+		return
+	}
+	b := &box{name: name, creator: p}
+	if d.Bound {
+		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
+		for _, s := range d.Grant.GPUs {
+			b.gpus = append(b.gpus, s.UUID)
+		}
+	}
+	l.boxes = append(l.boxes, b)
+	l.pause()
+	if os.Mkdir(l.path("runc", nameOf(name)), 0o700) == nil {
+		l.pause()
+		b.pid, b.start = l.fork(cgroupOf(name))
+		l.populate(name, 1)
+		l.pause()
+		l.record(b)
+		l.pause()
+	}
+	b.creator = nil
+	l.forget()
+}
+
+// record writes the state as crun and runc do.
+func (l *life) record(b *box) {
+	name := nameOf(b.name)
+	if b.name%2 == 0 {
+		l.write(fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":%q}`, b.pid, b.start,
+			cgroupOf(b.name)), "runc", name, "status")
+	} else {
+		l.write(fmt.Sprintf(`{"init_process_pid":%d,"init_process_start":%d,"cgroup_paths":{"":%q}}`,
+			b.pid, b.start, l.path("sys/fs/cgroup", cgroupOf(b.name))), "runc", name, "state.json")
+	}
+	b.written = true
+}
+
+// refused: a create that was refused leaves nothing, if it met no errors of the disk.
+func (l *life) refused(p *process, name int, d node.Decision) {
+	if p.faults > 0 {
+		return
+	}
+	v := l.sight()
+	for _, g := range v.Grants {
+		for _, b := range g.Bindings {
+			if b.Creator == (grant.Process{PID: p.pid, Start: p.start}) {
+				l.fail("%s is refused (%s), and grant %s is bound to it", p.name, d.Code, g.ID)
+			}
+		}
+	}
+}
+
+// sight is a view from within a process, which does not yield for it.
+func (l *life) sight() grant.View {
+	p := l.current
+	l.current = nil
+	defer func() { l.current = p }()
+	return l.view()
+}
+
+func (l *life) view() (v grant.View) {
+	must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) { v, err = tx.Whole(l.now); return err }))
+	return v
+}
+
+// end ends a container's init; processes may be left in its cgroup for a while.
+func (l *life) end() {
+	if len(l.boxes) == 0 {
+		return
+	}
+	b := l.boxes[l.random.IntN(len(l.boxes))]
+	if b.creator != nil {
+		return
+	}
+	l.trace("end %s", nameOf(b.name))
+	if left := !b.left && l.random.IntN(4) == 0; left {
+		l.machine.exit(b.pid)
+		b.pid, b.left = 0, true
+		return
+	}
+	l.emptied(b)
+	l.forget()
+}
+
+// remove is the engine's delete of a container, of one that runs by force.
+func (l *life) remove() {
+	name := l.random.IntN(names)
+	if slices.ContainsFunc(l.boxes, func(b *box) bool { return b.name == name && b.creator != nil }) {
+		return
+	}
+	l.begin("delete-"+nameOf(name), func(_ *process, n *node.Node) {
+		n.Delete(l.path("runc"), nameOf(name))
+		l.pause()
+		l.deleted(name)
+	})
+}
+
+func (l *life) deleted(name int) {
+	busy := func(b *box) bool { return b.name == name && b.creator != nil }
+	if slices.ContainsFunc(l.boxes, busy) {
+		return
+	}
+	for _, b := range l.boxes {
+		if b.name == name {
+			l.emptied(b)
+		}
+	}
+	must(os.RemoveAll(filepath.Join(l.path("runc"), nameOf(name))))
+	l.forget()
+}
+
+func (l *life) release() {
+	h := l.pick()
+	if h == nil {
+		return
+	}
+	h.busy, h.over = true, true
+	l.begin("release", func(_ *process, n *node.Node) {
+		_, err := grants.Release(n, h.id, false)
+		var gone *grant.NotFoundError
+		h.busy, h.released = false, err == nil || errors.As(err, &gone)
+	})
+}
+
+func (l *life) change() {
+	h := l.pick()
+	if h == nil {
+		return
+	}
+	memory, before := grant.Bytes(6*(1+l.random.IntN(4)))*grant.GiB, h.possible
+	h.busy, h.possible = true, append(slices.Clone(before), memory)
+	l.begin("update", func(p *process, n *node.Node) {
+		_, err := grants.Update(n, h.id, grants.Terms{Memory: &memory})
+		if h.busy = false; err == nil {
+			h.possible = []grant.Bytes{memory}
+		} else if p.faults == 0 {
+			h.possible = before
+		}
+	})
+}
+
+// tidy is a pass of gpuledgerd, or an administrator's check.
+func (l *life) tidy() {
+	kind := l.random.IntN(3)
+	l.begin("tidy", func(_ *process, n *node.Node) {
+		switch kind {
+		case 0:
+			n.RemoveDeadBindings()
+		case 1:
+			_, _ = grants.Reconcile(n)
+		default:
+			_, _ = grants.Check(n)
+		}
+	})
+}
+
+// look takes the inventory, in which a GPU may have failed or recovered.
+func (l *life) look() {
+	if l.random.IntN(2) == 0 {
+		i := l.random.IntN(l.gpus)
+		l.sick[i] = !l.sick[i]
+	}
+	l.begin("scan", func(_ *process, n *node.Node) { _ = l.machine.scan(n) })
+}
