@@ -229,7 +229,7 @@ func (g *generator) base() {
 			"graphics", "display,compute"}))
 	}
 	if g.chance(20) {
-		g.linux["cgroupsPath"] = one(g.Rand, []string{"/work/c1", "/kubepods/besteffort/podx/c1",
+		g.linux["cgroupsPath"] = one(g.Rand, []string{"/jobs/c1", "/kubepods/besteffort/podx/c1",
 			"system.slice:docker:c1"})
 	}
 	g.process["user"] = object{"uid": one(g.Rand, []int{0, 0, 1000}), "gid": 0}
