@@ -22,6 +22,7 @@ type Grant struct {
 	Created  time.Time
 	Expires  time.Time // zero: never
 	Draining bool      // released while bound: it counts until its container has ended
+	Over     bool      // its time was over once, whatever the clock says since
 	For      []Tie     // of the containers that have its secret, those that may use it; none: all of them
 	// User is the uid of the user of the node to whom it belongs; 0: to nobody but root. It decides
 	// about quotas and listings. Which container may use the grant is decided by Owner.
@@ -82,7 +83,9 @@ func (g Grant) Has(uuid string) bool {
 }
 
 // Expired reports whether the grant has expired at now.
-func (g Grant) Expired(now time.Time) bool { return !g.Expires.IsZero() && !now.Before(g.Expires) }
+func (g Grant) Expired(now time.Time) bool {
+	return g.Over || !g.Expires.IsZero() && !now.Before(g.Expires)
+}
 
 // Live reports whether the grant counts against its GPUs. An expired or released grant, or one that
 // its container's create entered, counts only until its last container has ended.

@@ -135,6 +135,10 @@ func (m model) sweep(b *testLedger) {
 		over := g.Draining || !g.Expires.IsZero() && !b.now.Before(g.Expires.Add(24*time.Hour))
 		return over && len(m.bound(id)) == 0
 	})
+	for id, g := range m.grants {
+		g.Over = g.Over || len(m.bound(id)) == 0 && g.Expired(b.now)
+		m.grants[id] = g
+	}
 	maps.DeleteFunc(m.used, func(id grant.ID, _ bool) bool { _, there := m.grants[id]; return !there })
 }
 

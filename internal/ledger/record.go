@@ -28,6 +28,7 @@ type record struct {
 	Created  time.Time      `json:"created"`
 	Expires  time.Time      `json:"expires,omitzero"`
 	Draining bool           `json:"draining,omitzero"`
+	Over     bool           `json:"over,omitzero"`
 	For      []grant.Tie    `json:"for,omitzero"`
 	User     uint32         `json:"user,omitzero"`
 	Unknown  jsontext.Value `json:",embed"`
@@ -121,7 +122,7 @@ func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 		Version: f.version, ID: g.ID, Owner: g.Owner, Secret: g.Secret, Label: g.Label, App: g.App,
 		Mode: g.Mode, Strength: g.Strength,
 		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(),
-		Draining: g.Draining, For: g.For, User: g.User,
+		Draining: g.Draining, Over: g.Over, For: g.For, User: g.User,
 		Unknown: old.Unknown,
 	}
 	for _, s := range g.GPUs {
@@ -144,7 +145,7 @@ func (r record) grant() grant.Grant {
 	g := grant.Grant{
 		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, App: r.App,
 		Mode: r.Mode, Strength: r.Strength, Compute: r.Compute, Source: r.Source,
-		Created: r.Created, Expires: r.Expires, Draining: r.Draining,
+		Created: r.Created, Expires: r.Expires, Draining: r.Draining, Over: r.Over,
 		For: r.For, User: r.User,
 		GPUs: make([]grant.Share, len(r.GPUs)),
 	}

@@ -37,8 +37,8 @@ func (p *plan) link(path, target, problem string) { p.add(repair{path, problem, 
 func (p *plan) add(r repair) { *p = append(*p, r) }
 
 // Sweep removes what is over: released and adopted grants whose container is gone, grants that
-// expired a day ago and are not in use, dead bindings; and what crashes left behind. It returns the
-// first thing that could not be removed.
+// expired a day ago and are not in use, dead bindings; and what crashes left behind. Grants that
+// expired since are over from then on. It returns the first thing that could not be done.
 func (tx *Tx) Sweep() error {
 	if !tx.writes {
 		return errReadOnly
@@ -48,11 +48,31 @@ func (tx *Tx) Sweep() error {
 		return err
 	}
 	_, failed := removeOverdue(tx, s)
+	if err := endExpired(tx, s.left()); err != nil && failed == nil {
+		failed = err
+	}
 	_, err = repairAll(tx, s)
 	if failed != nil {
 		return failed
 	}
 	return err
+}
+
+// endExpired writes into those of the grants that are not in use and whose time is over that it is,
+// once. What they have of their GPUs is about to be granted anew, and a clock that is set back must
+// not bring them back.
+func endExpired(tx *Tx, grants []grant.Grant) error {
+	now := tx.ledger.Host.Now()
+	for _, g := range grants {
+		if len(g.Bindings) > 0 || g.Over || !g.Expired(now) {
+			continue
+		}
+		g.Over = true
+		if err := tx.Put(g); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // removeOverdue removes the grants that are over, from the survey too. It leaves their links to the

@@ -503,3 +503,27 @@ func TestSweepReportsAGrantThatItCannotRemove(t *testing.T) {
 		t.Errorf("after another Sweep: %v", err)
 	}
 }
+
+// TestAnEndIsFinal: a sweep comes before a placement, so what was over in it stays over.
+func TestAnEndIsFinal(t *testing.T) {
+	b := newLedger(t)
+	short, used := sample(1), sample(2)
+	short.Expires = b.now.Add(time.Hour)
+	used.Expires = short.Expires
+	b.put(short)
+	b.put(used)
+	b.bind(bindingOf(used.ID, "c"))
+	began := b.now
+	b.now = began.Add(2 * time.Hour)
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	b.now = began
+	for want, id := range map[bool]grant.ID{false: short.ID, true: used.ID} {
+		b.update(func(tx *Tx) error {
+			g, err := tx.Get(id)
+			if err != nil || g.Live(b.now) != want {
+				t.Errorf("%s counts: %v, want %v (%v)", id, g.Live(b.now), want, err)
+			}
+			return nil
+		})
+	}
+}

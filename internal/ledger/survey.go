@@ -3,6 +3,7 @@ package ledger
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -47,6 +48,12 @@ func readSurvey(tx *Tx) (*survey, error) {
 	}
 	readLinks(s)
 	return s, nil
+}
+
+// left returns the grants that were read and not removed since.
+func (s *survey) left() []grant.Grant {
+	return slices.DeleteFunc(slices.Clone(s.sorted),
+		func(g grant.Grant) bool { return s.grants[g.ID] == nil })
 }
 
 // readBindings reads all records. Those of containers that may be there were read with their

@@ -41,6 +41,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 			return tokens.Time(d, &r.Expires)
 		case "draining":
 			return tokens.Bool(d, &r.Draining)
+		case "over":
+			return tokens.Bool(d, &r.Over)
 		case "for":
 			return tokens.List(d, &r.For, tokens.String[grant.Tie])
 		case "user":
@@ -247,6 +249,9 @@ func (r record) encode() ([]byte, error) {
 		w.TimeUnlessZero("expires", r.Expires)
 		if r.Draining {
 			w.Name("draining").Bool(true)
+		}
+		if r.Over {
+			w.Name("over").Bool(true)
 		}
 		if r.For != nil {
 			w.Name("for").Array(func() {

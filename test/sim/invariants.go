@@ -31,6 +31,7 @@ func (l *life) checkSums(v grant.View) {
 	for i := range l.gpus {
 		var sum grant.Bytes
 		var mode grant.Mode
+		var has []string
 		for _, g := range v.Grants {
 			if !g.Live(l.now) || !g.Has(uuid(i)) {
 				continue
@@ -42,11 +43,12 @@ func (l *life) checkSums(v grant.View) {
 			for _, s := range g.GPUs {
 				if s.UUID == uuid(i) {
 					sum += s.Memory
+					has = append(has, string(g.ID)+" "+s.Memory.String())
 				}
 			}
 		}
 		if sum > card {
-			l.fail("%s are granted of %s, which has %s", sum, uuid(i), card)
+			l.fail("%s are granted of %s, which has %s: %v", sum, uuid(i), card, has)
 		}
 	}
 }

@@ -207,15 +207,9 @@ func (l *life) crash() {
 	}
 }
 
-// jump sets the clock forward or back. It does not go back to before a grant's end that it has
-// passed: such a grant would count again (docs/adr/0100).
+// jump sets the clock forward or back.
 func (l *life) jump() {
 	to := l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour)
-	for _, h := range l.held {
-		if !h.expires.IsZero() && !h.expires.After(l.latest) && to.Before(h.expires) {
-			to = l.latest
-		}
-	}
 	l.trace("clock %v", to)
 	l.now = to
 	if to.After(l.latest) {
