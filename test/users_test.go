@@ -316,6 +316,29 @@ func TestUsersWaitInAFairQueue(t *testing.T) {
 	n.CheckSound("after the queue")
 }
 
+// TestQuotaOfAQueuedRequest: what counts is the quota when a request is granted, not when it began
+// to wait.
+func TestQuotaOfAQueuedRequest(t *testing.T) {
+	n, _ := usersNode(t, quotas)
+	full := n.Grant("--memory", "16000MiB", "--gpu", "0")
+	other := waits(t, n, bob, "--memory", "12GiB", "--gpu", "0")
+	less := strings.Replace(read(t, n.Config), `memory = "16GiB"`, `memory = "10GiB"`, 1)
+	must(t, os.WriteFile(n.Config, []byte(less), 0o644))
+	select {
+	case <-other.end:
+	case <-time.After(time.Minute):
+		t.Fatalf("it still waits: %s", other.out)
+	}
+	if said := other.out.String(); other.cmd.ProcessState.ExitCode() != 3 ||
+		!strings.Contains(said, "quota-exceeded") || !strings.Contains(said, "10GiB") {
+		t.Errorf("status %d: %s", other.cmd.ProcessState.ExitCode(), said)
+	}
+	n.Must("release", string(full.ID))
+	for _, g := range n.Grants() {
+		t.Errorf("granted: %+v", g)
+	}
+}
+
 func TestIdleGrantsComeBack(t *testing.T) {
 	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\nidle = \"300ms\"\n")
 	roots := n.Grant("--memory", "1GiB", "--user", "bin")

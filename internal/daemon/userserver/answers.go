@@ -123,8 +123,8 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 	s.serveAsk(r.Context(), w, p, ask, request)
 }
 
-// askOf is what a request asks for, with what the kernel and the configuration say about the caller
-// in place of what the client says.
+// askOf is what a request asks for, with what the kernel says about the caller in place of what the
+// client says, and without the quota.
 func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 	ask := request.Ask()
 	ask.Secret = request.Secret
@@ -142,18 +142,28 @@ func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 		ask.Source = "cli"
 		return ask, nil
 	}
-	if ask.Quota = users.QuotaOf(n.Policy.Quotas, p.uid); ask.Quota == nil {
-		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
-			Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(p.uid)),
-			Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
-				grant.Docs + "users.md)"}
-	}
 	if ask.Owner != grant.Bearer || len(ask.For) > 0 || ask.User != 0 && ask.User != p.uid {
 		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
 			Message: "cannot grant: only root grants to another user, a pod or a claim",
 			Hint:    "leave --user, --owner and --for out"}
 	}
 	ask.User, ask.Source = p.uid, grant.ByUser
+	_, err := inQuota(n, ask)
+	return ask, err
+}
+
+// inQuota returns what is asked for with the quota that is in force now. A request may have waited
+// for days.
+func inQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
+	if ask.Source != grant.ByUser { // root's
+		return ask, nil
+	}
+	if ask.Quota = users.QuotaOf(n.Policy.Quotas, ask.User); ask.Quota == nil {
+		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
+			Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(ask.User)),
+			Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
+				grant.Docs + "users.md)"}
+	}
 	if ask.TTL <= 0 {
 		ask.TTL = ask.Quota.MaxTTL()
 	}

@@ -3,6 +3,7 @@ package userserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -38,7 +39,7 @@ type waiter struct {
 	user   uint32
 	since  time.Time // as the client says; it orders the requests of one user
 	number uint64
-	ask    admission.Ask
+	ask    admission.Ask // without the quota
 	wake   chan struct{} // the outcome, or another place
 	out    *outcome
 }
@@ -169,13 +170,9 @@ func (s *Server) grantFirst(n *node.Node, o grants.Overview, waiting []*waiter) 
 			continue
 		}
 		seen[w.user] = true
-		if _, err := admission.Place(w.ask, "", o.View, o.Inventory, n.Policy); err != nil &&
-			admission.Later(w.ask, err, bare(o), o.Inventory, n.Policy) {
+		g, err := s.grantWaiting(n, o, w.ask)
+		if errors.Is(err, errLater) {
 			continue
-		}
-		g, _, err := grants.Enter(n, w.ask)
-		if err != nil && admission.Later(w.ask, err, bare(o), o.Inventory, n.Policy) {
-			continue // another process was faster
 		}
 		q := &s.queue
 		q.mu.Lock()
@@ -187,6 +184,23 @@ func (s *Server) grantFirst(n *node.Node, o grants.Overview, waiting []*waiter) 
 		return true
 	}
 	return false
+}
+
+var errLater = errors.New("it goes on waiting")
+
+// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
+func (s *Server) grantWaiting(n *node.Node, o grants.Overview, ask admission.Ask) (g grant.Grant, err error) {
+	if ask, err = inQuota(n, ask); err != nil {
+		return g, err
+	}
+	_, err = admission.Place(ask, "", o.View, o.Inventory, n.Policy)
+	if err == nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+		g, _, err = grants.Enter(n, ask)
+	}
+	if err != nil && admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+		return g, errLater // another process may have been faster
+	}
+	return g, err
 }
 
 // bare is the node without any grants and use.
@@ -216,15 +230,21 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		return
 	}
 	_ = s.pass(n) // those who wait come first
+	n = s.Node()  // the configuration may be another one by now
+	bounded, err := inQuota(n, ask)
+	if err != nil {
+		answer(grant.Grant{}, err)
+		return
+	}
 	s.queue.turn.Lock()
-	g, _, err := grants.Enter(n, ask)
+	g, _, err := grants.Enter(n, bounded)
 	s.queue.turn.Unlock()
 	if err == nil || request.Wait <= 0 {
 		answer(g, err)
 		return
 	}
 	o, e := grants.Read(n)
-	if e != nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+	if e != nil || !admission.Later(bounded, err, bare(o), o.Inventory, n.Policy) {
 		answer(g, err)
 		return
 	}
