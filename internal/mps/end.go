@@ -1,0 +1,80 @@
+package mps
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+)
+
+// dismiss tells the daemon to end, unless it has clients: to end it under a client that has work on
+// the GPU can hang all of its clients, and clients of other daemons too (seen up to CUDA 13.5).
+func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, allAnswers)
+	defer cancel()
+	err := d.tellToEnd(ctx, p)
+	d.putOff(err, time.Since(began))
+	return err
+}
+
+// noGrant is the problem of a daemon that was told to end. The next one can come in a moment.
+const noGrant = "its last grant is gone"
+
+// tellToEnd tells the daemon to end if its own socket answers and it has no clients.
+func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
+	before, err := socketStamps(ctx, d.dir)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
+			d.state.GPUs, err)
+	}
+	own, _, err := d.ownSockets(p)
+	if err != nil {
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
+			d.state.GPUs, err)
+	}
+	// without a process: its end is expected
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: own.control,
+		Privileged: own.privileged, Problem: noGrant}); err != nil {
+		return err
+	}
+	if isWanted, err := d.isWantedAgain(); isWanted || err != nil {
+		return err
+	}
+	c, err := d.control()
+	if err != nil {
+		return err
+	}
+	clients, err := c.clients(ctx)
+	switch {
+	case err != nil:
+		return err
+	case len(clients) > 0:
+		return fmt.Errorf("the MPS daemon of %v has no grant any more and serves processes %v, so it stays "+
+			"until they end", d.state.GPUs, clients)
+	}
+	if err := d.stillThere(own, before, p); err != nil {
+		return err
+	}
+	if err := c.quit(ctx); err != nil {
+		return err
+	}
+	d.toldToEnd = time.Now()
+	d.log.WithField("gpus", d.state.GPUs).Info("ending the MPS daemon: its last grant is gone")
+	return nil
+}
+
+// isWantedAgain reports whether a grant needs the daemon that was written down as ending. A create
+// that found it ready before has its grant once the ledger's lock was free, and later ones wait for
+// the next daemon.
+func (d *daemon) isWantedAgain() (bool, error) {
+	if err := d.node.Ledger.Update(func(*ledger.Tx) error { return nil }); err != nil {
+		return false, err
+	}
+	o, err := grants.Read(d.node)
+	_, isWanted := wants(o.Grants)[d.name]
+	return isWanted, err
+}
