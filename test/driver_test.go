@@ -44,8 +44,8 @@ func withDriver(t *testing.T, n *rig.Node) {
 		compile(t, "-shared", "-fPIC", "-Wl,-soname,"+soname, "-o", filepath.Join(lib, file), source)
 		must(t, os.Symlink(file, filepath.Join(lib, soname)))
 	}
-	must(t, os.WriteFile(filepath.Join(n.Dir, "driver/usr/bin/nvidia-smi"),
-		[]byte("#!/bin/busybox sh\necho smi\n"), 0o755))
+	smi := n.Write("smi.c", "#include <stdio.h>\nint main(void) { return puts(\"smi\") < 0; }")
+	compile(t, "-static", "-o", filepath.Join(n.Dir, "driver/usr/bin/nvidia-smi"), smi)
 	config := read(t, n.Config)
 	n.Write("config.toml", strings.Replace(config, "[inventory]\n", "[inventory]\ndriver_root = \""+n.Dir+
 		"/driver\"\n", 1))

@@ -56,7 +56,7 @@ func writeDriver(root string) error {
 		files["usr/lib64/"+file] = elffile.Library(elf.ELFCLASS64, elf.EM_X86_64, soname)
 	}
 	for _, path := range driverOthers {
-		files[path] = []byte("a file of the driver\n")
+		files[path] = []byte(elf.ELFMAG + "a file of the driver\n")
 	}
 	for path, content := range files {
 		path = filepath.Join(root, path)

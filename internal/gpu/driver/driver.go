@@ -5,8 +5,10 @@ package driver
 
 import (
 	"cmp"
+	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -137,10 +139,21 @@ func (s *search) places() error {
 			if !p.fits(f) {
 				continue
 			}
-			if p.target != "" {
-				path = filepath.Join(p.target, p.name)
+			if p.kind == grant.FileBinary {
+				if isProgram, err := s.isProgram(path); err != nil {
+					return err
+				} else if !isProgram {
+					continue
+				}
 			}
-			s.add(grant.DriverFile{Path: f.path, Kind: p.kind, Capability: p.capability, Target: path})
+			target := path
+			switch {
+			case p.target != "":
+				target = filepath.Join(p.target, p.name)
+			case p.kind == grant.FileBinary && !slices.Contains(ordinaryDirs, dir):
+				target = filepath.Join("/usr/bin", p.name)
+			}
+			s.add(grant.DriverFile{Path: f.path, Kind: p.kind, Capability: p.capability, Target: target})
 			break
 		}
 	}
@@ -156,6 +169,23 @@ func (p place) fits(f found) bool {
 		return f.mode.IsRegular() && f.mode.Perm()&0o111 != 0
 	}
 	return f.mode.IsRegular()
+}
+
+// isProgram reports whether a file is the driver's own program. A script of that name runs one that
+// lies elsewhere on the host, which no container has (seen on a virtual machine with the driver in
+// /usr/local/nvidia).
+func (s *search) isProgram(path string) (bool, error) {
+	f, err := s.open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	magic := make([]byte, len(elf.ELFMAG))
+	_, err = io.ReadFull(f, magic)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, nil
+	}
+	return string(magic) == elf.ELFMAG, err
 }
 
 // xorg finds the modules of the X server, each in the first directory that has it: the server finds

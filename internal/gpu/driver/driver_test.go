@@ -297,7 +297,7 @@ func TestVersion(t *testing.T) {
 		"without links the highest, by number":           {loose, "", "580.142", ""},
 		"by libnvidia-ml alone":                          {root{"usr/lib64/libnvidia-ml.so.550.54.15": "so libnvidia-ml.so.1"}, "", "550.54.15", ""},
 		"libraries of another version":                   {two, "570.1", "", "driver 570.1 is loaded, but the libraries below DIR are of 580.95.05 and 580.142"},
-		"no libraries":                                   {root{"usr/bin/nvidia-smi": "#!"}, "570.1", "", "driver 570.1 is loaded, but its libraries are not below DIR"},
+		"no libraries":                                   {root{"usr/bin/nvidia-smi": "elf"}, "570.1", "", "driver 570.1 is loaded, but its libraries are not below DIR"},
 		"nothing at all":                                 {root{}, "", "", ""},
 		"a suffix that is no version of a driver":        {root{"usr/lib64/libcuda.so.1": "so libcuda.so.1", "usr/lib64/libcuda.so.580.x": "so libcuda.so.1"}, "", "", ""},
 		"a stub of the toolkit without a driver":         {root{"usr/lib64/libcuda.so": "so libcuda.so.1"}, "", "", ""},
@@ -335,6 +335,7 @@ func TestOddRoots(t *testing.T) {
 		"a file where a directory should be":              {root{"usr/lib": "x", "run": "x"}, ""},
 		"a directory where a library should be":           {root{"usr/lib64/libnvidia-ml.so.580.142/x": "x"}, ""},
 		"a directory where a program should be":           {root{"usr/bin/nvidia-smi/x": "x"}, ""},
+		"an empty file where a program should be":         {root{"usr/bin/nvidia-smi": "#!"}, ""},
 		"a program that may not be run":                   {root{"usr/bin/nvidia-smi": "x"}, ""},
 		"a file where a socket should be":                 {root{"run/nvidia-persistenced/socket": "x"}, ""},
 		"what is no library":                              {root{"usr/lib64/libnvidia-ml.so.580.142": "not ELF"}, "/usr/lib64/libnvidia-ml.so.580.142 is left out: it is no library: "},
@@ -361,6 +362,20 @@ func TestOddRoots(t *testing.T) {
 func truncated() []byte {
 	whole := elffile.Library(elf.ELFCLASS64, elf.EM_X86_64, "libnvidia-ml.so.1")
 	return whole[:70]
+}
+
+// TestScriptsAreNoPrograms: a virtual machine with the driver in /usr/local/nvidia had scripts in
+// /usr/bin that run the programs there.
+func TestScriptsAreNoPrograms(t *testing.T) {
+	const script = "#!/bin/sh\nexec /usr/local/nvidia/bin/program \"$@\"\n"
+	wantLines(t, look(t, root{
+		"usr/local/nvidia/lib64/libcuda.so.580.142":    "so libcuda.so.1",
+		"usr/bin/nvidia-smi":                           script,
+		"usr/local/nvidia/bin/nvidia-smi":              "elf",
+		"usr/bin/nvidia-cuda-mps-control":              script,
+		"usr/local/nvidia/bin/nvidia-cuda-mps-control": "elf",
+	}), "binary utility /usr/local/nvidia/bin/nvidia-smi at /usr/bin/nvidia-smi",
+		"binary compute /usr/local/nvidia/bin/nvidia-cuda-mps-control at /usr/bin/nvidia-cuda-mps-control")
 }
 
 // TestSpecialFilesAreNotOpened: opening a pipe would wait for ever, and opening a device could have

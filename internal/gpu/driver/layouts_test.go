@@ -75,11 +75,11 @@ func debian() root {
 			"/libnvidia-egl-wayland.so.1": "-> libnvidia-egl-wayland.so.1.1.19",
 		dir + "/nvidia/xorg/nvidia_drv.so": "so nvidia_drv.so", dir + "/nvidia/xorg/libglxserver_nvidia.so." +
 			version: "so libglxserver_nvidia.so",
-		"usr/bin/nvidia-smi": "#!", "usr/bin/nvidia-debugdump": "#!", "usr/bin/nvidia-persistenced": "#!",
-		"usr/bin/nvidia-cuda-mps-control": "#!",
+		"usr/bin/nvidia-smi": "elf", "usr/bin/nvidia-debugdump": "elf", "usr/bin/nvidia-persistenced": "elf",
+		"usr/bin/nvidia-cuda-mps-control": "elf",
 		"usr/bin/nvidia-cuda-mps-server":  "-> /etc/alternatives/mps",
-		"etc/alternatives/mps":            "-> /usr/lib/nvidia/mps", "usr/lib/nvidia/mps": "#!",
-		"usr/bin/nvidia-xconfig":                                "#!",
+		"etc/alternatives/mps":            "-> /usr/lib/nvidia/mps", "usr/lib/nvidia/mps": "elf",
+		"usr/bin/nvidia-xconfig":                                "elf",
 		"usr/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "x", "usr/lib/firmware/nvidia/" + version +
 			"/gsp_tu10x.bin": "x", "usr/lib/firmware/nvidia/" + version + "/other.bin": "x",
 		"usr/lib/firmware/nvidia/570.1/gsp_ga10x.bin": "x",
@@ -101,7 +101,7 @@ func rhel() root {
 	return together(libraries("so", "usr/lib64", version), libraries("so32", "usr/lib", version),
 		others("usr/lib64"), root{
 			"lib": "-> usr/lib", "lib64": "-> usr/lib64", "usr/lib64/libcuda.so": "-> libcuda.so.1",
-			"usr/bin/nvidia-smi": "#!", "usr/lib64/xorg/modules/drivers/nvidia_drv.so": "so nvidia_drv.so",
+			"usr/bin/nvidia-smi": "elf", "usr/lib64/xorg/modules/drivers/nvidia_drv.so": "so nvidia_drv.so",
 			"usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." +
 				version: "so libglxserver_nvidia.so",
 			"usr/share/vulkan/icd.d/nvidia_icd.x86_64.json":         "{}",
@@ -124,9 +124,9 @@ func debianTesla(links bool) root {
 		lib + "/nvidia/xorg/nvidia_drv.so":    "so nvidia_drv.so",
 		lib + "/libnvidia-nvvm.so.4.0.0":      "so libnvidia-nvvm.so.4",
 		lib + "/libnvidia-nvvm.so.4":          "-> libnvidia-nvvm.so.4.0.0",
-		"usr/lib/nvidia/tesla-470/nvidia-smi": "#!",
-		"usr/bin/nvidia-cuda-mps-control":     "#!",
-		"usr/sbin/nvidia-cuda-mps-server":     "#!",
+		"usr/lib/nvidia/tesla-470/nvidia-smi": "elf",
+		"usr/bin/nvidia-cuda-mps-control":     "elf",
+		"usr/sbin/nvidia-cuda-mps-server":     "elf",
 		"etc/alternatives/nvidia--nvidia-smi": "-> /usr/lib/nvidia/tesla-470/nvidia-smi",
 		"usr/bin/nvidia-smi":                  "-> /etc/alternatives/nvidia--nvidia-smi",
 	})
@@ -147,8 +147,8 @@ func installer() root {
 	r := together(libraries("so", lib, version), root{
 		lib + "/libcuda.so.470.256.02":   "so libcuda.so.1",
 		lib + "/libnvidia-nvvm.so.4.0.0": "so libnvidia-nvvm.so.4",
-		"usr/bin/nvidia-smi":             "#!", "usr/bin/nvidia-cuda-mps-control": "#!",
-		"usr/bin/nvidia-cuda-mps-server": "#!",
+		"usr/bin/nvidia-smi":             "elf", "usr/bin/nvidia-cuda-mps-control": "elf",
+		"usr/bin/nvidia-cuda-mps-server": "elf",
 	})
 	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-encode.so.1",
 		"libnvidia-nvvm.so.4"} {

@@ -14,7 +14,7 @@ import (
 
 // root is a driver root that a test makes. Names map to contents. A content that begins with "-> "
 // is a link, with "so " a 64-bit library with this SONAME, with "so32 " a 32-bit one. "#!" is a
-// program and "socket" a socket.
+// script, "elf" a program, and "socket" a socket.
 type root map[string]string
 
 func (r root) make(t testing.TB) string {
@@ -56,6 +56,9 @@ func put(path, content string) error {
 	mode := os.FileMode(0o644)
 	if _, found := cut("#!"); found {
 		mode = 0o755
+	}
+	if content == "elf" {
+		mode, content = 0o755, elf.ELFMAG
 	}
 	return os.WriteFile(path, []byte(content), mode)
 }

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"runtime"
+	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -89,15 +90,18 @@ type place struct {
 	kind       grant.FileKind
 	capability grant.Capability
 	dirs       []string
-	name       string // a pattern of the last part; directories before it are literal
-	target     string // directory in a container; "" is where it was found
+	name       string // its last part is a pattern; directories before it are literal
+	// directory in a container; "" is where it was found, and /usr/bin for a program that was found
+	// in no directory of PATH
+	target string
 }
 
 var (
-	binaryDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
-		"/usr/local/nvidia/bin", "/run/current-system/sw/bin"}
-	runDirs    = []string{"/run", "/var/run"}
-	configDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/usr/local/nvidia/share",
+	// ordinaryDirs are in the PATH of images.
+	ordinaryDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	binaryDirs   = append(slices.Clone(ordinaryDirs), "/usr/local/nvidia/bin", "/run/current-system/sw/bin")
+	runDirs      = []string{"/run", "/var/run"}
+	configDirs   = []string{"/etc", "/usr/local/share", "/usr/share", "/usr/local/nvidia/share",
 		"/run/opengl-driver/share"}
 	vulkanDirs = append(append([]string{}, configDirs...), "/") // GKE has /vulkan below its driver root
 )
