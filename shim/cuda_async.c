@@ -93,12 +93,12 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t bytes, CUmemory
  * graph. */
 static CUresult release(CUresult (*real)(CUdeviceptr, CUstream), CUdeviceptr p, CUstream s)
 {
-    struct track t = {.kind = 0}, old;
+    struct track t = {.kind = 0};
     CUresult r;
 
-    if (!is_capturing(s) && !track_remove(TRACK_POOLED, p, &t)) track_remove(TRACK_POINTER, p, &t);
+    if (!is_capturing(s) && !track_remove(TRACK_POOLED, p, &t)) untrack_pointer(p, &t);
     r = real(p, s);
-    if (r != CUDA_SUCCESS && t.kind) track_put(&t, &old);
+    if (r != CUDA_SUCCESS && t.kind) track_again(&t);
     else if (t.kind == TRACK_POOLED) pool_release(&t);
     else uncount(&t);
     return r;

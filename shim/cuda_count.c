@@ -1,6 +1,16 @@
 #include "cuda_count.h"
 
 #include "account.h"
+#include "record.h"
+
+enum { PAGE = RECORD_GPU_PAGE };
+
+uint64_t whole_pages(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - PAGE ? UINT64_MAX : (bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+}
+
+static uint64_t page_of(uint64_t address) { return address & ~(uint64_t)(PAGE - 1); }
 
 void uncount(const struct track *t)
 {
@@ -19,4 +29,59 @@ CUresult finish_allocation(CUresult result, const struct track *t, void (*undo)(
     }
     if (result != CUDA_SUCCESS) uncount(t);
     return result;
+}
+
+/* join_page adds an allocation to its page. The bytes of t are a page, which is in the account
+ * already. They stay there if the page is new. */
+static bool join_page(const struct track *t)
+{
+    struct track page = *t;
+    bool joined;
+
+    page.kind = TRACK_PAGE;
+    page.key = page_of(t->key);
+    page.count = 1;
+    if (!track_join(&page, &joined)) return false;
+    if (joined) uncount(&page);
+    return true;
+}
+
+CUresult finish_pointer(CUresult result, const struct track *t, uint64_t bytes, void (*undo)(uint64_t))
+{
+    if (bytes > PAGE / 2) return finish_allocation(result, t, undo);
+    if (result == CUDA_SUCCESS && !join_page(t)) {
+        undo(t->key);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result != CUDA_SUCCESS) uncount(t);
+    return result;
+}
+
+/* leave_page takes an allocation out of its page. Only the last one has the page's bytes. */
+static bool leave_page(uint64_t address, struct track *t)
+{
+    if (!track_count(TRACK_PAGE, page_of(address), -1, t)) return false;
+    if (t->count > 0) t->bytes = 0;
+    t->key = address;
+    return true;
+}
+
+bool untrack_pointer(uint64_t address, struct track *t)
+{
+    bool at_start = address == page_of(address); /* of a page, as is what has pages of its own */
+
+    if (at_start && track_remove(TRACK_POINTER, address, t)) return true;
+    return leave_page(address, t) || (!at_start && track_remove(TRACK_POINTER, address, t));
+}
+
+void track_again(const struct track *t)
+{
+    struct track page = *t, old;
+
+    if (t->kind != TRACK_PAGE) {
+        track_put(t, &old);
+    } else if (t->bytes > 0 || (t->device >= 0 && account_take(t->device, PAGE))) {
+        page.bytes = PAGE;
+        join_page(&page);
+    }
 }

@@ -4,6 +4,7 @@
 #include "cuda_devices.h"
 #include "cuda_driver.h"
 #include "cuda_pools.h"
+#include "record.h"
 #include "track.h"
 
 static struct track entry_at(const struct location *l, uint64_t bytes)
@@ -15,8 +16,8 @@ static struct track entry_at(const struct location *l, uint64_t bytes)
 static void undo_pointer(uint64_t p) { REAL(cuMemFree_v2)(p); }
 static void undo_pointer_v1(uint64_t p) { REAL(cuMemFree)((CUdeviceptr_v1)p); }
 
-/* begin_allocation counts an allocation in the current context. Without a context, the answer is
- * the driver's own error. */
+/* begin_allocation counts an allocation in the current context. Without a context, the answer is the
+ * driver's own error. */
 static CUresult begin_allocation(struct track *t, uint64_t bytes)
 {
     struct location l;
@@ -24,8 +25,12 @@ static CUresult begin_allocation(struct track *t, uint64_t bytes)
 
     if (r != CUDA_SUCCESS) return r;
     *t = entry_at(&l, bytes);
-    return account_take(l.device, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return account_take(l.device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+/* begin_pointer counts whole pages. Whether a small allocation needs a new page shows in its address
+ * alone, and once it has, the GPU's memory is taken. */
+static CUresult begin_pointer(struct track *t, uint64_t bytes) { return begin_allocation(t, whole_pages(bytes)); }
 
 /* Arguments that the driver refuses are passed to it uncounted: the answer is the driver's. */
 
@@ -35,10 +40,10 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAlloc_v2)(p, bytes);
-    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_pointer(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAlloc_v2)(p, bytes);
     t.key = *p;
-    return finish_allocation(r, &t, undo_pointer);
+    return finish_pointer(r, &t, bytes, undo_pointer);
 }
 API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
 {
@@ -46,10 +51,10 @@ API CUresult cuMemAlloc(CUdeviceptr_v1 *p, unsigned int bytes)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAlloc)(p, bytes);
-    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_pointer(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAlloc)(p, bytes);
     t.key = *p;
-    return finish_allocation(r, &t, undo_pointer_v1);
+    return finish_pointer(r, &t, bytes, undo_pointer_v1);
 }
 API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
 {
@@ -57,10 +62,10 @@ API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned int flags)
     CUresult r;
 
     if (!p || !bytes) return REAL(cuMemAllocManaged)(p, bytes, flags);
-    if ((r = begin_allocation(&t, bytes)) != CUDA_SUCCESS) return r;
+    if ((r = begin_pointer(&t, bytes)) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocManaged)(p, bytes, flags);
     t.key = *p;
-    return finish_allocation(r, &t, undo_pointer);
+    return finish_pointer(r, &t, bytes, undo_pointer);
 }
 
 /* pitched_bytes is the size of rows that are padded to 512 bytes, as drivers do. If it does not fit
@@ -76,6 +81,7 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
  * fit. */
 static bool recount(struct track *t, uint64_t bytes)
 {
+    bytes = whole_pages(bytes);
     if (bytes > t->bytes && !account_take(t->device, bytes - t->bytes)) return false;
     if (bytes < t->bytes) account_give(t->device, t->bytes - bytes);
     t->bytes = bytes;
@@ -88,14 +94,14 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, siz
     CUresult r;
 
     if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
-    if ((r = begin_allocation(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
+    if ((r = begin_pointer(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocPitch_v2)(p, pitch, width, height, element);
     t.key = *p;
     if (r == CUDA_SUCCESS && !recount(&t, *pitch * height)) {
         undo_pointer(*p);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return finish_allocation(r, &t, undo_pointer);
+    return finish_pointer(r, &t, *pitch * height, undo_pointer);
 }
 API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
 {
@@ -103,28 +109,26 @@ API CUresult cuMemAllocPitch(CUdeviceptr_v1 *p, unsigned int *pitch, unsigned in
     CUresult r;
 
     if (!p || !pitch || !width || !height) return REAL(cuMemAllocPitch)(p, pitch, width, height, element);
-    if ((r = begin_allocation(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
+    if ((r = begin_pointer(&t, pitched_bytes(width, height))) != CUDA_SUCCESS) return r;
     r = REAL(cuMemAllocPitch)(p, pitch, width, height, element);
     t.key = *p;
     if (r == CUDA_SUCCESS && !recount(&t, (uint64_t)*pitch * height)) {
         undo_pointer_v1(*p);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return finish_allocation(r, &t, undo_pointer_v1);
+    return finish_pointer(r, &t, (uint64_t)*pitch * height, undo_pointer_v1);
 }
 
 /* An entry is removed before the driver frees, because the driver may return the address to another
  * thread at once. An unknown pointer has no entry, and the driver decides about it. */
-static void untrack_pointer(uint64_t p, struct track *t)
+static void untrack(uint64_t p, struct track *t)
 {
-    if (!track_remove(TRACK_POINTER, p, t)) track_remove(TRACK_POOLED, p, t);
+    if (!untrack_pointer(p, t)) track_remove(TRACK_POOLED, p, t);
 }
 
 static CUresult finish_free(CUresult r, const struct track *t)
 {
-    struct track old;
-
-    if (r != CUDA_SUCCESS && t->kind) track_put(t, &old);
+    if (r != CUDA_SUCCESS && t->kind) track_again(t);
     else if (t->kind == TRACK_POOLED) pool_release(t), pools_update();
     else uncount(t);
     return r;
@@ -133,13 +137,13 @@ static CUresult finish_free(CUresult r, const struct track *t)
 API CUresult cuMemFree_v2(CUdeviceptr p)
 {
     struct track t;
-    untrack_pointer(p, &t);
+    untrack(p, &t);
     return finish_free(REAL(cuMemFree_v2)(p), &t);
 }
 API CUresult cuMemFree(CUdeviceptr_v1 p)
 {
     struct track t;
-    untrack_pointer(p, &t);
+    untrack(p, &t);
     return finish_free(REAL(cuMemFree)(p), &t);
 }
 
@@ -181,9 +185,11 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
 static void undo_array(uint64_t a) { REAL(cuArrayDestroy)((CUarray)(uintptr_t)a); }
 static void undo_mipmap(uint64_t a) { REAL(cuMipmappedArrayDestroy)((CUmipmappedArray)(uintptr_t)a); }
 
+/* Small arrays share pages, too, but an array has no address that would show which. */
 static CUresult begin_array(struct track *t, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
-    CUresult r = begin_allocation(t, array_bytes(d, levels));
+    uint64_t bytes = array_bytes(d, levels);
+    CUresult r = begin_allocation(t, bytes > RECORD_GPU_PAGE / 2 ? whole_pages(bytes) : bytes);
     t->kind = TRACK_ARRAY;
     return r;
 }

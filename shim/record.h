@@ -21,6 +21,7 @@ enum {
     RECORD_DEVICES = 16, /* of one grant */
     RECORD_SLOTS = 1024, /* processes of one grant at a time */
     RECORD_PAGE = 4096,
+    RECORD_GPU_PAGE = 2 << 20, /* in which GPUs give memory, in bytes */
 };
 
 struct record_device {

@@ -136,6 +136,23 @@ bool track_count(enum track_kind kind, uint64_t key, int by, struct track *t)
     return t->kind != 0;
 }
 
+bool track_join(const struct track *t, bool *joined)
+{
+    uint64_t h = hash(t->kind, t->key);
+    struct shard *s = lock_shard(h);
+    bool ok = grow(s);
+
+    *joined = false;
+    if (ok) {
+        struct track *at = &s->table[bucket_of(s, t->kind, t->key, h)];
+        *joined = at->kind != 0;
+        if (*joined) at->count += t->count;
+        else *at = *t, s->used++;
+    }
+    os_spin_unlock(&s->lock);
+    return ok;
+}
+
 void track_remove_if(bool (*match)(const struct track *, uint64_t), uint64_t argument, void (*removed)(const struct track *))
 {
     for (int n = 0; n < SHARDS; n++) {

@@ -8,6 +8,7 @@
 
 enum track_kind {
     TRACK_POINTER = 1, /* key: device address */
+    TRACK_PAGE,        /* key: device address of a page of the GPU; count: small allocations in it */
     TRACK_ARRAY,       /* key: array or mipmapped array */
     TRACK_HANDLE,      /* key: VMM handle; link: its block; count: releases until it is invalid */
     TRACK_MAPPING,     /* key: start address; link: its block; bytes: of the range */
@@ -36,6 +37,10 @@ bool track_remove(enum track_kind kind, uint64_t key, struct track *removed);
 /* track_count adds to an entry's count and removes the entry at 0. *t is the entry afterwards.
  * False if there is none. */
 bool track_count(enum track_kind kind, uint64_t key, int by, struct track *t);
+
+/* track_join enters t, or adds t's count to the entry of the same key. *joined: there was one. False
+ * if there is no memory for it. */
+bool track_join(const struct track *t, bool *joined);
 
 /* track_remove_if removes every entry for which match returns true, and calls removed with each.
  * Neither function may call one of this header: a lock is held. */

@@ -53,7 +53,7 @@ func nodeOfDriver(t *testing.T, version string, s rig.Setup) drivenNode {
 	must(t, os.Mkdir(n.Dir+"/book", 0o777))
 	must(t, os.WriteFile(n.Dir+"/book/devices",
 		[]byte("GPU-00000000-fa4e-d41e-0000-000000000001 16384 Stand-in\n"+
-			"GPU-00000000-fa4e-d41e-0000-000000000002 16384 Stand-in\ncontext 1\n"), 0o644))
+			"GPU-00000000-fa4e-d41e-0000-000000000002 16384 Stand-in\ncontext 2\n"), 0o644))
 	n.Write("config.toml", strings.Replace(read(t, n.Config), "source = \"simulated\"\n",
 		"source = \"nvml\"\ndriver_root = \""+driver+"\"\n", 1))
 	n.Must("inventory", "refresh")
@@ -179,8 +179,8 @@ func driverLimits(t *testing.T, runtime string) {
 	if got := n.strengthOf(r); got != "driver" {
 		t.Errorf("a grant has strength %q", got)
 	}
-	b := n.holding("c", r, "/bin/gpu total free 3072 3071 1; /bin/gpu-static 3072 3071; exec /bin/busybox "+
-		"env -i /bin/gpu 3072 3071")
+	b := n.holding("c", r, "/bin/gpu total free 3072 3070 1; /bin/gpu-static 3072 3070; exec /bin/busybox "+
+		"env -i /bin/gpu 3072 3070")
 	if output := b.Explain().Stdout; !strings.Contains(output, "strength driver") {
 		t.Error(output)
 	}
@@ -200,9 +200,9 @@ func driverLimits(t *testing.T, runtime string) {
 	}
 	b.Delete()
 	n.free(r)
-	// A context is 1 MiB, which the driver counts; it shows the limit as the GPU's size.
-	const want = "GPU 0 total 3072 MiB (0)\nGPU 1 total 3072 MiB (0)\nfree 3071 of 3072 MiB (0)\n3072 MiB: " +
-		"2\n3071 MiB: 0\n1 MiB: 2\n3072 MiB: 2\n3071 MiB: 0\n3072 MiB: 2\n3071 MiB: 0\n"
+	// A context is 2 MiB, which the driver counts; it shows the limit as the GPU's size.
+	const want = "GPU 0 total 3072 MiB (0)\nGPU 1 total 3072 MiB (0)\nfree 3070 of 3072 MiB (0)\n3072 MiB: " +
+		"2\n3070 MiB: 0\n1 MiB: 2\n3072 MiB: 2\n3070 MiB: 0\n3072 MiB: 2\n3070 MiB: 0\n"
 	if got := b.Run(); got.Stdout != want || got.Code != 0 {
 		t.Errorf("%+v, want\n%s", got, want)
 	}
@@ -252,11 +252,11 @@ func limitsAreSeparate(t *testing.T) {
 	if got := n.limit(0, "one") + n.limit(0, "two") + n.limit(1, "one"); got != hard(4096)+hard(8192)+lifted {
 		t.Errorf("the limits are %s", got)
 	}
-	if a, b, c := ask(t, first, 1, 4096), ask(t, first, 2, 4095), ask(t, first, 3, 1); a != outOfReach ||
+	if a, b, c := ask(t, first, 1, 4096), ask(t, first, 2, 4094), ask(t, first, 3, 1); a != outOfReach ||
 		b != had || c != outOfReach {
 		t.Errorf("the first: %s %s %s", a, b, c)
 	}
-	if a, b := ask(t, second, 1, 8192), ask(t, second, 2, 8191); a != outOfReach || b != had {
+	if a, b := ask(t, second, 1, 8192), ask(t, second, 2, 8190); a != outOfReach || b != had {
 		t.Errorf("the second: %s %s", a, b)
 	}
 	for _, entry := range []string{"CUDA_MPS_", "NVIDIA_GPU_MEMORY"} {
@@ -345,7 +345,7 @@ func driverRefuses(t *testing.T) {
 	report.Delete()
 	n.free(r)
 	must(t, os.Remove(n.Dir+"/book/limits"))
-	if got := n.holding("works", r, "/bin/gpu 4096 4095").Run(); got.Stdout != "4096 MiB: 2\n4095 MiB: 0\n" {
+	if got := n.holding("works", r, "/bin/gpu 4096 4094").Run(); got.Stdout != "4096 MiB: 2\n4094 MiB: 0\n" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -397,7 +397,7 @@ func grantChanges(t *testing.T) {
 			t.Errorf("%s: %+v, %s", c.memory, got, n.limit(0, "c"))
 		}
 	}
-	if a, b := ask(t, b, 1, 6144), ask(t, b, 2, 6143); a != outOfReach || b != had {
+	if a, b := ask(t, b, 1, 6144), ask(t, b, 2, 6142); a != outOfReach || b != had {
 		t.Errorf("grown: %s %s", a, b)
 	}
 	n.Write("book/limits", "fail")
@@ -681,9 +681,9 @@ func hookBesideADriven(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
 	r := n.Grant("--memory", "4GiB")
-	b := n.holding("c", r, "/bin/gpu 4096 4095", n.Hooked)
+	b := n.holding("c", r, "/bin/gpu 4096 4094", n.Hooked)
 	for range 2 { // of a bundle that is used again
-		if got := b.Run(); got.Stdout != "4096 MiB: 2\n4095 MiB: 0\n" {
+		if got := b.Run(); got.Stdout != "4096 MiB: 2\n4094 MiB: 0\n" {
 			t.Errorf("%+v", got)
 		}
 		n.free(r)

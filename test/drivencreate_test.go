@@ -47,13 +47,13 @@ func TestADrivenCreateIsFoundInTheLedger(t *testing.T) {
 func relativeRoot(t *testing.T) {
 	n := newDrivenNode(t, rig.Setup{})
 	n.driven()
-	b := n.holding("c", n.Grant("--memory", "4GiB"), "/bin/gpu 4096 4095")
+	b := n.holding("c", n.Grant("--memory", "4GiB"), "/bin/gpu 4096 4094")
 	for _, root := range [][]string{{"--root", filepath.Base(n.Root)},
 		{"--root=./" + filepath.Base(n.Root)}} {
 		cmd := n.Wrapper()
 		cmd.Args, cmd.Dir = append(append(cmd.Args[:1:1], root...), "run", "--bundle", b.Dir, b.ID),
 			filepath.Dir(n.Root)
-		if got := rig.Run(cmd); got.Stdout != "4096 MiB: 2\n4095 MiB: 0\n" {
+		if got := rig.Run(cmd); got.Stdout != "4096 MiB: 2\n4094 MiB: 0\n" {
 			t.Errorf("%v: %+v", root, got)
 		}
 	}

@@ -24,7 +24,7 @@ static void every_kind_is_counted(void)
     IS(cuArray3DCreate(&e, &(CUDA_ARRAY3D_DESCRIPTOR_v1){1024, 1024, 1024, 1, 1, CUDA_ARRAY3D_SPARSE}), 0, "a sparse one");
     IS(free_mib(), GRANT - 7, "each as large as its elements");
     IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){1024, 1024, 0, 1, 1, 0}, 11), 0, "a mipmapped array");
-    IS(fakedriverMine(0), 8 * MIB + (1 << 20) / 3, "all its levels");
+    IS(fakedriverMine(0), 10 * MIB, "all its levels, in pages of the GPU");
     IS(free_mib(), GRANT - 9, "and the shim reports the same");
     IS(cuMemCreate(&h, 2 * MIB, &prop, 0), 0, "cuMemCreate");
     IS(cuMemAllocAsync(&q, 32 * MIB, NULL), 0, "cuMemAllocAsync");
@@ -99,13 +99,13 @@ static void unknown_pointers_go_to_the_driver(void)
     IS(free_mib(), GRANT, "counted once");
     p = get(1);
     IS(cuIpcGetMemHandle(&h, p) | cuIpcOpenMemHandle_v2(&q, h, 1), 0, "memory of another process");
-    IS(free_mib(), GRANT - 1, "is counted there");
+    IS(free_mib(), GRANT - 2, "is counted there");
     IS(cuIpcCloseMemHandle(q), 0, "and closed by the driver");
     IS(cuMemCreate(&a, 2 * MIB, &prop, 0) | cuMemExportToShareableHandle(&exported, a, 1, 0) | cuMemImportFromShareableHandle(&b, &exported, 1), 0, "an imported handle");
-    IS(free_mib(), GRANT - 3, "is counted where it was created");
+    IS(free_mib(), GRANT - 4, "is counted where it was created");
     IS(cuMemRelease(b), 0, "and released by the driver");
     IS(cuMemRelease(b), CUDA_ERROR_INVALID_VALUE, "once");
-    IS(free_mib(), GRANT - 3, "which changes nothing");
+    IS(free_mib(), GRANT - 4, "which changes nothing");
 }
 
 static void a_context_is_one_however_often_it_is_retained(void) /* core #304, hami #2865 */
@@ -145,16 +145,52 @@ static void memory_is_freed_with_its_context(void)
     IS(cuMemAlloc_v2(&p, MIB), CUDA_ERROR_INVALID_CONTEXT, "the driver's error");
 }
 
+/* The driver's pages have 2 MiB, and what is larger than half of one shares none. */
+static void pages_are_counted(void)
+{
+    CUdeviceptr p[4], small[GRANT] = {0};
+    CUcontext c, first;
+    int n = 0, odd = 0;
+
+    begin(0);
+    IS(cuMemAlloc_v2(&p[0], 3 * MIB), 0, "3 MiB");
+    IS(free_mib(), GRANT - 4, "have two pages");
+    IS(cuMemAlloc_v2(&p[1], MIB + 1), 0, "little more than half a page");
+    IS(free_mib(), GRANT - 6, "has one");
+    IS(cuMemAlloc_v2(&p[2], 1) | cuMemAlloc_v2(&p[3], MIB), 0, "a byte and half a page");
+    IS(free_mib(), GRANT - 8, "share one");
+    IS(fakedriverMine(0), 8 * MIB, "says the driver");
+    IS(cuMemFree_v2(p[2]), 0, "one is freed");
+    IS(free_mib(), GRANT - 8, "the other one keeps the page");
+    IS(cuMemFreeAsync(p[3], NULL), 0, "that, too, in the order of a stream");
+    IS(free_mib(), GRANT - 6, "the page is free");
+    IS(cuMemFree_v2(p[0]) | cuMemFree_v2(p[1]), 0, "all");
+    IS(free_mib(), GRANT, "is free");
+    while (n < GRANT && cuMemAlloc_v2(&small[n], 700 << 10) == 0) n++;
+    IS(n, GRANT - 1, "of 700 KiB a page has two, but for the last one: it might have needed another page");
+    IS(cuMemAlloc_v2(&p[0], 1), CUDA_ERROR_OUT_OF_MEMORY, "no page is left");
+    IS(fakedriverPeak(0), GRANT * MIB, "and the driver was not asked for one");
+    while (n > 0) cuMemFree_v2(small[--n]);
+    while (odd < GRANT && cuMemAlloc_v2(&small[odd], 3 * MIB) == 0) odd++;
+    IS(odd, GRANT / 4, "3 MiB take 4");
+    IS(fakedriverPeak(0), GRANT * MIB, "never more than the grant");
+    while (odd > 0) cuMemFree_v2(small[--odd]);
+    IS(free_mib(), GRANT, "all is free again");
+    IS(cuCtxGetCurrent(&first) | cuCtxCreate_v2(&c, 0, 0) | cuMemAlloc_v2(&p[0], 1) | cuMemAlloc_v2(&p[1], 1), 0, "in another context");
+    IS(cuCtxDestroy_v2(c) | cuCtxSetCurrent(first), 0, "which is destroyed");
+    IS(free_mib(), GRANT, "its page is free");
+}
+
 static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 {
     void *module;
     begin(0);
     IS(cuModuleLoadData(&module, "code"), 0, "code is loaded");
-    IS(fakedriverMine(0), MIB, "which takes memory");
+    IS(fakedriverMine(0), 2 * MIB, "which takes memory");
     IS(free_mib(), GRANT, "that the node publishes as overhead");
 }
 
 const struct tap_test memory_tests[] = {
     TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
-    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(a_module_is_not_counted_here), {NULL, NULL},
+    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(pages_are_counted), TEST(a_module_is_not_counted_here), {NULL, NULL},
 };

@@ -161,6 +161,10 @@ static CUcontext create_context(CUdevice d)
     CUcontext c;
 
     if (!shared_add(ordinals[d], SHARED_CONTEXTS, shared_context_bytes())) return NULL;
+    if (!shared_add(ordinals[d], SHARED_UNLISTED, shared_unlisted_bytes())) {
+        shared_sub(ordinals[d], SHARED_CONTEXTS, shared_context_bytes());
+        return NULL;
+    }
     c = object_new(OBJECT_CONTEXT, sizeof *c);
     c->gpu = ordinals[d];
     c->device = d;
@@ -171,6 +175,7 @@ static void destroy_context(CUcontext c)
 {
     free_context_memory(c);
     shared_sub(c->gpu, SHARED_CONTEXTS, shared_context_bytes());
+    shared_sub(c->gpu, SHARED_UNLISTED, shared_unlisted_bytes());
     for (int i = 0; i < contexts()->depth; i++)
         if (contexts()->at[i] == c) contexts()->at[i] = NULL;
     object_delete(&c->head);
@@ -387,6 +392,8 @@ static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_
 {
     static const unsigned int width_of[] = {[1] = 1, [2] = 2, [3] = 4, [8] = 1, [9] = 2, [10] = 4, [0x10] = 2, [0x20] = 4};
     size_t bytes = 0;
+    struct page *page;
+    CUdeviceptr address = 0;
 
     CURRENT;
     CHECK(a && d && d->Width && d->Format > 0 && d->Format <= 0x20 && width_of[d->Format], CUDA_ERROR_INVALID_VALUE);
@@ -395,9 +402,9 @@ static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_
         bytes += (w ? w : 1) * (h ? h : 1) * (z ? z : 1) * d->NumChannels * width_of[d->Format];
     }
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) bytes = 0;
-    CHECK(shared_add(gpu(), SHARED_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(pages_take(current(), gpu(), bytes, &page, &address), CUDA_ERROR_OUT_OF_MEMORY);
     *a = object_new(kind, sizeof **a);
-    **a = (struct CUarray_st){.head = (*a)->head, .context = current(), .gpu = gpu(), .bytes = bytes};
+    **a = (struct CUarray_st){.head = (*a)->head, .context = current(), .gpu = gpu(), .bytes = bytes, .page = page, .address = address};
     return CUDA_SUCCESS;
 }
 
@@ -425,7 +432,7 @@ static CUresult array_destroy(CUarray a, enum object_kind kind)
 {
     READY;
     CHECK(object_is(a, kind), CUDA_ERROR_INVALID_HANDLE);
-    shared_sub(a->gpu, SHARED_MEMORY, a->bytes);
+    pages_give(a->gpu, a->bytes, a->page, a->address);
     object_delete(&a->head);
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t driver = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -76,32 +77,117 @@ void objects_forget_in_child(bool *flag)
 
 /* ---- memory ---- */
 
-struct memory { struct object head; CUcontext context; int gpu; uint64_t bytes; CUdeviceptr address; };
+enum { PAGE = 2 << 20, BLOCK = 512, BLOCKS = PAGE / BLOCK };
 
-/* A GPU's addresses are given out once; 2 MiB apart at least, as the driver's pages are. */
+struct page {
+    struct object head;
+    CUcontext context;
+    int gpu;
+    bool low;
+    CUdeviceptr address;
+    unsigned int used;
+    bool taken[BLOCKS];
+};
+
+static uint64_t round_up(uint64_t bytes, uint64_t to) { return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) & ~(to - 1); }
+
+/* Addresses of a GPU are given out once. The old entry points have pointers of 32 bits. */
 CUdeviceptr address_new(uint64_t bytes)
 {
     static CUdeviceptr next = 0x7f0000000000;
-    return __atomic_fetch_add(&next, (bytes + (2 << 20) - 1) & ~(CUdeviceptr)((2 << 20) - 1), __ATOMIC_RELAXED);
+    return __atomic_fetch_add(&next, round_up(bytes, PAGE), __ATOMIC_RELAXED);
 }
 
 static CUdeviceptr low_address(uint64_t bytes)
 {
-    static CUdeviceptr next = 0x10000;
-    return __atomic_fetch_add(&next, (bytes + 511) & ~(CUdeviceptr)511, __ATOMIC_RELAXED);
+    static CUdeviceptr next = PAGE;
+    return __atomic_fetch_add(&next, round_up(bytes, PAGE), __ATOMIC_RELAXED);
 }
+
+/* room is the first of so many free blocks in a row, BLOCKS if there are none. */
+static unsigned int room(const struct page *p, unsigned int blocks)
+{
+    for (unsigned int at = 0, free = 0; at < BLOCKS; at++) {
+        free = p->taken[at] ? 0 : free + 1;
+        if (free == blocks) return at + 1 - blocks;
+    }
+    return BLOCKS;
+}
+
+struct place { CUcontext context; int gpu; bool low; unsigned int blocks; };
+
+static bool has_room(void *object, const void *key)
+{
+    const struct page *p = object;
+    const struct place *wanted = key;
+    return p->context == wanted->context && p->gpu == wanted->gpu && p->low == wanted->low && room(p, wanted->blocks) < BLOCKS;
+}
+
+static struct page *page_new(const struct place *place)
+{
+    struct page *p;
+
+    if (!shared_add(place->gpu, SHARED_MEMORY, PAGE)) return NULL;
+    p = object_new(OBJECT_PAGE, sizeof *p);
+    p->context = place->context;
+    p->gpu = place->gpu;
+    p->low = place->low;
+    p->address = p->low ? low_address(PAGE) : address_new(PAGE);
+    return p;
+}
+
+bool pages_take(CUcontext context, int gpu, uint64_t bytes, struct page **page, CUdeviceptr *address)
+{
+    struct place place = {context, gpu, *address == MEMORY_BELOW_4G, (unsigned int)((bytes + BLOCK - 1) / BLOCK)};
+    unsigned int first;
+    GUARD;
+
+    *page = NULL;
+    if (bytes > PAGE / 2 || bytes == 0) {
+        if (!shared_add(gpu, SHARED_MEMORY, round_up(bytes, PAGE))) return false;
+        *address = place.low ? low_address(bytes) : address_new(bytes);
+        return true;
+    }
+    *page = object_find(OBJECT_PAGE, has_room, &place);
+    if (!*page && !(*page = page_new(&place))) return false;
+    first = room(*page, place.blocks);
+    memset((*page)->taken + first, true, place.blocks);
+    (*page)->used += place.blocks;
+    *address = (*page)->address + (CUdeviceptr)first * BLOCK;
+    return true;
+}
+
+void pages_give(int gpu, uint64_t bytes, struct page *page, CUdeviceptr address)
+{
+    unsigned int blocks = (unsigned int)((bytes + BLOCK - 1) / BLOCK);
+    GUARD;
+
+    if (!page) {
+        shared_sub(gpu, SHARED_MEMORY, round_up(bytes, PAGE));
+        return;
+    }
+    memset(page->taken + (address - page->address) / BLOCK, false, blocks);
+    page->used -= blocks;
+    if (page->used > 0) return;
+    shared_sub(gpu, SHARED_MEMORY, PAGE);
+    object_delete(&page->head);
+}
+
+struct memory { struct object head; CUcontext context; int gpu; uint64_t bytes; CUdeviceptr address; struct page *page; };
 
 bool memory_new(CUcontext context, int gpu, uint64_t bytes, CUdeviceptr *p)
 {
     struct memory *m;
+    struct page *page;
+    CUdeviceptr address = *p;
 
-    if (!shared_add(gpu, SHARED_MEMORY, bytes)) return false;
+    if (!pages_take(context, gpu, bytes, &page, &address)) return false;
     m = object_new(OBJECT_MEMORY, sizeof *m);
+    m->page = page;
     m->context = context;
     m->gpu = gpu;
     m->bytes = bytes;
-    m->address = *p == MEMORY_BELOW_4G ? low_address(bytes) : address_new(bytes);
-    *p = m->address;
+    *p = m->address = address;
     return true;
 }
 
@@ -116,7 +202,7 @@ static bool array_of(void *a, const void *context) { return ((CUarray)a)->contex
 
 static void discard(struct memory *m)
 {
-    shared_sub(m->gpu, SHARED_MEMORY, m->bytes);
+    pages_give(m->gpu, m->bytes, m->page, m->address);
     object_delete(&m->head);
 }
 
@@ -146,7 +232,7 @@ void free_context_memory(CUcontext context)
     while ((m = object_find(OBJECT_MEMORY, of, context))) discard(m);
     for (int i = 0; i < 3; i++)
         while ((a = object_find(arrays[i], array_of, context))) {
-            shared_sub(a->gpu, SHARED_MEMORY, a->bytes);
+            pages_give(a->gpu, a->bytes, a->page, a->address);
             object_delete(&a->head);
         }
 }

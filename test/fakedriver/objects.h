@@ -8,7 +8,7 @@
 
 enum object_kind {
     OBJECT_CONTEXT = 1, OBJECT_MEMORY, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_MODULE, OBJECT_BLOCK, OBJECT_MAPPING, OBJECT_POOL,
-    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC,
+    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE,
 };
 
 struct object {
@@ -17,7 +17,8 @@ struct object {
 };
 
 struct CUctx_st { struct object head; int gpu, device, references; };
-struct CUarray_st { struct object head; CUcontext context; int gpu; uint64_t bytes; };
+struct page;
+struct CUarray_st { struct object head; CUcontext context; int gpu; uint64_t bytes; struct page *page; CUdeviceptr address; };
 
 /* Where memory_new may lay memory: the old entry points have pointers of 32 bits. */
 #define MEMORY_BELOW_4G ((CUdeviceptr)1)
@@ -37,6 +38,11 @@ void *object_find(enum object_kind kind, bool (*match)(void *object, const void 
 
 /* objects_forget_in_child: a forked child starts with none, and *flag false. */
 void objects_forget_in_child(bool *flag);
+
+/* The GPU's memory is given in pages of 2 MiB. Up to a MiB shares pages with others of its context, in the first one
+ * that has room; what is larger has pages of its own (as driver 580 does it on an H100). */
+bool pages_take(CUcontext context, int gpu, uint64_t bytes, struct page **page, CUdeviceptr *address);
+void pages_give(int gpu, uint64_t bytes, struct page *page, CUdeviceptr address);
 
 bool memory_new(CUcontext context, int gpu, uint64_t bytes, CUdeviceptr *p);
 bool memory_free(CUdeviceptr p);

@@ -48,7 +48,7 @@ struct usage {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct shared_gpu gpus[SHARED_GPUS];
 static int count;
-static uint64_t context_bytes, launch_time, look_time;
+static uint64_t context_bytes, unlisted_bytes, launch_time, look_time;
 static struct usage *usage;
 static int fd = -1, mine = -1;
 static char directory_name[4000];
@@ -90,7 +90,8 @@ static bool parse_uuid(struct shared_gpu *g)
     return true;
 }
 
-/* read_devices reads lines of "UUID MiB NAME" and one of "context MiB" for the memory of a context. A line of
+/* read_devices reads lines of "UUID MiB NAME", one of "context MiB" for the memory of a context, and one of
+ * "unlisted KiB" for what a context takes beside it, which NVML lists for no process. A line of
  * "launch MICROSECONDS" is how long each launch runs; without it launches take no time, and none is reported. With
  * "look MICROSECONDS" the clock is simulated (shared.h). */
 static bool read_devices(const char *dir)
@@ -106,6 +107,8 @@ static bool read_devices(const char *dir)
         struct shared_gpu *g = &gpus[count];
         if (sscanf(line, "context %llu", &mib) == 1)
             context_bytes = mib << 20;
+        else if (sscanf(line, "unlisted %llu", &mib) == 1)
+            unlisted_bytes = mib << 10;
         else if (sscanf(line, "launch %llu", &mib) == 1)
             launch_time = mib;
         else if (sscanf(line, "look %llu", &mib) == 1)
@@ -202,6 +205,7 @@ bool shared_open(void)
 
 int shared_gpus(void) { return count; }
 uint64_t shared_context_bytes(void) { return context_bytes; }
+uint64_t shared_unlisted_bytes(void) { return unlisted_bytes; }
 const struct shared_gpu *shared_gpu(int index) { return index >= 0 && index < count ? &gpus[index] : NULL; }
 
 /* clear_slot empties the slot of a process that has ended. The caller holds the lock of LOCK_BYTE. */

@@ -14,11 +14,12 @@ struct shared_gpu {
     uint64_t memory;
 };
 
-enum shared_kind { SHARED_MEMORY, SHARED_CONTEXTS, SHARED_KINDS };
+/* Unlisted is what the driver uses for a context and lists for no process. */
+enum shared_kind { SHARED_MEMORY, SHARED_CONTEXTS, SHARED_UNLISTED, SHARED_KINDS };
 
 struct shared_process {
     unsigned int pid;
-    uint64_t used; /* of both kinds */
+    uint64_t used; /* memory and contexts */
 };
 
 /* All return false if the state cannot be opened. Threads may call them at once. */
@@ -26,6 +27,7 @@ bool shared_open(void);
 int shared_gpus(void);
 const struct shared_gpu *shared_gpu(int index);
 uint64_t shared_context_bytes(void);
+uint64_t shared_unlisted_bytes(void);
 
 /* shared_add takes bytes of a GPU for this process; false if it does not have them free. */
 bool shared_add(int gpu, enum shared_kind kind, uint64_t bytes);
