@@ -134,7 +134,7 @@ const (
 func (c *crowd) record(id grant.ID, shares []grant.Share, used grant.Bytes) {
 	c.b.Helper()
 	dir := filepath.Join(c.n.Dir, "run/limits", string(id))
-	must(c.b, os.MkdirAll(filepath.Dir(dir), 0o700), limits.Ensure(dir, shares, 0))
+	must(c.b, os.MkdirAll(filepath.Dir(dir), 0o700), limits.Ensure(dir, shares, 0, nil))
 	region, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)
 	must(c.b, err)
 	c.b.Cleanup(func() { _ = region.Close() })

@@ -114,7 +114,7 @@ func TestAnUnrepairableRegionIsReportedAtOnce(t *testing.T) {
 	id := s.Grant(0)
 	dir := s.Policy.LimitsDir(id)
 	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir,
-		[]grant.Share{{UUID: daemontest.GPU, Memory: grant.GiB}}, 0))
+		[]grant.Share{{UUID: daemontest.GPU, Memory: grant.GiB}}, 0, nil))
 	settle(t, &cache, s.Node) // until the last change is older than a tick
 	turn, now := checkEvery*time.Second, time.Now()
 	daemontest.Must(t, r.check(s.Node, now))

@@ -48,6 +48,9 @@ func (p Policy) LimitsRoot() string { return filepath.Join(p.RunDir, "limits") }
 // LimitsDir returns the directory of one grant's records.
 func (p Policy) LimitsDir(id ID) string { return filepath.Join(p.LimitsRoot(), string(id)) }
 
+// ContextsFile is where gpuledgerd records what contexts take of each GPU.
+func (p Policy) ContextsFile() string { return filepath.Join(p.RunDir, "contexts") }
+
 // RecordMounts returns the mounts that bring a grant's records into its containers.
 func (p Policy) RecordMounts(id ID) []*cdispec.Mount {
 	dir := p.LimitsDir(id)

@@ -27,7 +27,14 @@ func Write(p grant.Policy, g grant.Grant) error {
 	if err := limits.Mount(root); err != nil {
 		return err
 	}
-	ensure := func() error { return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p)) }
+	var known limits.Contexts
+	first := func(uuid string) grant.Bytes {
+		if known == nil { // only new files need it
+			known = limits.ReadContexts(p.ContextsFile())
+		}
+		return known[uuid]
+	}
+	ensure := func() error { return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p), first) }
 	err := ensure()
 	if errors.Is(err, unix.ENOSPC) {
 		err = makeRoom(root, ensure)

@@ -3,6 +3,7 @@ package limits
 import (
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,15 @@ func (a *Account) Current() bool {
 
 // Used returns what Limits.Used returns.
 func (a *Account) Used(uuid string) (grant.Bytes, error) { return a.limits.usedIn(&a.region, uuid) }
+
+// Overhead returns what SetOverhead has set, or what the files began with.
+func (a *Account) Overhead(uuid string) (grant.Bytes, error) {
+	d, err := a.limits.device(uuid)
+	if err != nil {
+		return 0, err
+	}
+	return grant.Bytes(atomic.LoadUint64(&d.Overhead)), nil
+}
 
 // SetOverhead does what Limits.SetOverhead does.
 func (a *Account) SetOverhead(uuid string, b grant.Bytes) error { return a.limits.SetOverhead(uuid, b) }

@@ -28,11 +28,17 @@ type Limits struct {
 // Ensure makes dir and the files of a grant in it. It sets each share's bytes and the percent of
 // the GPUs' time. Files that exist for the same devices stay, and processes keep using them; Ensure
 // repairs in place what a container did to its region. No other program may write into dir, and
-// only one process at a time may call Ensure. A grant has at most MaxDevices devices.
-func Ensure(dir string, shares []grant.Share, percent int) error {
+// only one process at a time may call Ensure. A grant has at most MaxDevices devices. New files
+// begin with the overhead that first returns for a device; nil: with none.
+func Ensure(dir string, shares []grant.Share, percent int, first func(uuid string) grant.Bytes) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil {
-		err = establish(dir, devices)
+		err = establish(dir, devices, func(i int) uint64 {
+			if first == nil {
+				return 0
+			}
+			return uint64(first(shares[i].UUID))
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("cannot limit the grant in %s: %w", dir, err)
@@ -42,7 +48,7 @@ func Ensure(dir string, shares []grant.Share, percent int) error {
 
 // establish makes the region before the limits, so that a reader that finds the limits also finds
 // the region.
-func establish(dir string, devices []device) error {
+func establish(dir string, devices []device, overhead func(i int) uint64) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -69,7 +75,9 @@ func establish(dir string, devices []device) error {
 	}
 	r := limitRecord{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)),
 		ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
-	copy(r.Device[:], devices)
+	for i := range r.Device[:copy(r.Device[:], devices)] {
+		r.Device[i].Overhead = overhead(i)
+	}
 	if err := ensureRegion(dir, headOf(&r), true); err != nil {
 		return err
 	}

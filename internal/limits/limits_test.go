@@ -107,7 +107,7 @@ func put(t *testing.T, path string, data []byte) {
 
 func ensure(t *testing.T, dir string, s []grant.Share) {
 	t.Helper()
-	if err := Ensure(dir, s, 0); err != nil {
+	if err := Ensure(dir, s, 0, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -218,7 +218,7 @@ func TestLimitsTheShimLacksAreRefused(t *testing.T) {
 		"no digits":        {{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454eX"}},
 	} {
 		dir := t.TempDir()
-		if err := Ensure(dir, s, 0); err == nil ||
+		if err := Ensure(dir, s, 0, nil); err == nil ||
 			!strings.HasPrefix(err.Error(), "cannot limit the grant in "+dir) {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -337,12 +337,12 @@ func TestARegionThatIsNoFile(t *testing.T) {
 	path, elsewhere := filepath.Join(dir, grant.RegionFile), filepath.Join(t.TempDir(), "elsewhere")
 	mustDo(t, os.Remove(path))
 	mustDo(t, os.Symlink(elsewhere, path))
-	if err := Ensure(dir, shares(1, 1), 0); err == nil || inodeOf(elsewhere) != 0 {
+	if err := Ensure(dir, shares(1, 1), 0, nil); err == nil || inodeOf(elsewhere) != 0 {
 		t.Errorf("%v; the link's target is %d", err, inodeOf(elsewhere))
 	}
 	mustDo(t, os.Remove(path))
 	mustDo(t, unix.Mkfifo(path, 0o666))
-	if err := Ensure(dir, shares(1, 1), 0); err == nil {
+	if err := Ensure(dir, shares(1, 1), 0, nil); err == nil {
 		t.Error("a pipe was taken for a region")
 	}
 }
@@ -441,7 +441,7 @@ func honestBesideWork(t *testing.T, dir string) {
 func TestAShareAloneIsAChange(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a")
 	for _, percent := range []int{0, 50, 25, 25, 0} {
-		mustDo(t, Ensure(dir, shares(1, 1), percent))
+		mustDo(t, Ensure(dir, shares(1, 1), percent, nil))
 		for i, d := range open(t, dir).record.Device[:2] {
 			if d.Share != uint64(percent) {
 				t.Errorf("device %d has %d %%, want %d", i, d.Share, percent)
@@ -490,13 +490,13 @@ func TestALeaseDelaysNoEnsure(t *testing.T) {
 	if _, err := OpenAccount(dir); !errors.Is(err, ErrLeased) {
 		t.Errorf("the account's: %v", err)
 	}
-	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0)) // the values that the files already have
-	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0); !errors.Is(err, ErrLeased) ||
+	mustDo(t, Ensure(dir, shares(grant.GiB, grant.GiB), 0, nil)) // the values that the files already have
+	if err := Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0, nil); !errors.Is(err, ErrLeased) ||
 		inodeOf(filepath.Join(dir, grant.LimitsFile)) != inode {
 		t.Errorf("limits that a container has in use are made anew: %v", err)
 	}
 	held.Close()
-	mustDo(t, Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0))
+	mustDo(t, Ensure(dir, shares(grant.GiB, 2*grant.GiB), 0, nil))
 
 	mustDo(t, os.Truncate(filepath.Join(dir, grant.RegionFile), 1<<20))
 	held = lease(grant.RegionFile, unix.F_WRLCK)
@@ -506,7 +506,7 @@ func TestALeaseDelaysNoEnsure(t *testing.T) {
 	if _, err := Use(dir); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("it is read: %v", err)
 	}
-	if err := Ensure(dir, shares(grant.GiB, grant.GiB), 0); !errors.Is(err, ErrLeased) {
+	if err := Ensure(dir, shares(grant.GiB, grant.GiB), 0, nil); !errors.Is(err, ErrLeased) {
 		t.Errorf("it is put right: %v", err)
 	}
 	held.Close()
@@ -527,7 +527,7 @@ func mustDo(t *testing.T, err error) {
 func TestAShareOfTime(t *testing.T) {
 	dir := t.TempDir()
 	two := shares(4*grant.GiB, grant.GiB)
-	if err := Ensure(dir, two, 30); err != nil {
+	if err := Ensure(dir, two, 30, nil); err != nil {
 		t.Fatal(err)
 	}
 	l, container := open(t, dir), open(t, dir)
@@ -544,7 +544,7 @@ func TestAShareOfTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("with a gate", 30, 0, 20000<<32|3000)
-	if err := Ensure(dir, two, 30); err != nil {
+	if err := Ensure(dir, two, 30, nil); err != nil {
 		t.Fatal(err)
 	}
 	is("for another container of the grant", 30, 0, 20000<<32|3000)
@@ -570,7 +570,7 @@ func TestAShareOfTime(t *testing.T) {
 func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
 	dir := t.TempDir()
 	want := []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}
-	mustDo(t, Ensure(dir, want, 0))
+	mustDo(t, Ensure(dir, want, 0, nil))
 	path := filepath.Join(dir, grant.RegionFile)
 	blocks := func() int64 {
 		var st unix.Stat_t
@@ -588,7 +588,7 @@ func TestARegionWithHolesGetsItsPagesBack(t *testing.T) {
 	if blocks() >= whole {
 		t.Fatal("there is no hole")
 	}
-	if mustDo(t, Ensure(dir, want, 0)); blocks() < whole {
+	if mustDo(t, Ensure(dir, want, 0, nil)); blocks() < whole {
 		t.Errorf("%d blocks of %d", blocks(), whole)
 	}
 }

@@ -59,7 +59,7 @@ func fill(t *testing.T, root string, f *os.File) {
 
 func full(t *testing.T, root, name string) {
 	t.Helper()
-	if err := Ensure(filepath.Join(root, name), shares(1, 1), 0); !errors.Is(err, unix.ENOSPC) {
+	if err := Ensure(filepath.Join(root, name), shares(1, 1), 0, nil); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("the file system is not full: %v", err)
 	}
 }

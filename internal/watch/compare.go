@@ -53,10 +53,12 @@ type GPUUse struct {
 
 // GrantUse is what a grant's containers use of one GPU or MIG device of it.
 type GrantUse struct {
-	ID        grant.ID    `json:"id"`
-	GPU       string      `json:"gpu"`
-	Granted   grant.Bytes `json:"granted"`
-	Used      grant.Bytes `json:"used"`
+	ID      grant.ID    `json:"id"`
+	GPU     string      `json:"gpu"`
+	Granted grant.Bytes `json:"granted"`
+	Used    grant.Bytes `json:"used"`
+	// Unlisted is its part of what the driver uses for processes and lists for none of them.
+	Unlisted  grant.Bytes `json:"unlisted,omitzero"`
 	Compute   int         `json:"compute"` // percent of the GPU; -1: unknown
 	Processes int         `json:"processes"`
 }
@@ -127,6 +129,7 @@ func (j *comparison) addGPU(g grant.Usage) {
 	j.findIdleHolders(g, usages)
 	if unknown := j.unmeasured(usages); !unknown.any {
 		use.Unexplained = g.Used - min(g.Used, accounted)
+		j.addUnlisted(g, use.Unexplained)
 		if use.Unexplained > driverOwn(g.Total) {
 			j.addUnexplained(g, use.Unexplained)
 		}
@@ -136,6 +139,25 @@ func (j *comparison) addGPU(g grant.Usage) {
 	j.addErrors(g)
 	j.checkComputeMode(g)
 	j.out.GPUs = append(j.out.GPUs, use)
+}
+
+// maxUnlisted bounds what a process can use of a GPU beyond what the driver lists for it. On an
+// H100 (driver 580) each context takes 5.6 MiB so, and the first one of a GPU 3.3 MiB more. What is
+// above the bound has another cause.
+const maxUnlisted = 16 * grant.MiB
+
+// addUnlisted divides what is used of a GPU by no process among its processes. What contexts take
+// counts against their grants, wherever the driver lists it. It is no finding.
+func (j *comparison) addUnlisted(g grant.Usage, unexplained grant.Bytes) {
+	if len(g.Processes) == 0 {
+		return
+	}
+	each := min(unexplained/grant.Bytes(len(g.Processes)), maxUnlisted)
+	for i := range j.out.Grants {
+		if u := &j.out.Grants[i]; u.GPU == g.UUID {
+			u.Unlisted = each * grant.Bytes(u.Processes)
+		}
+	}
 }
 
 // deviceUser identifies a usage.

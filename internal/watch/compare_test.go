@@ -251,6 +251,32 @@ func TestUse(t *testing.T) {
 	}
 }
 
+// TestUnlisted: what contexts take beside what the driver lists (bytes as seen on an H100) counts
+// against the grants of their processes, up to a bound, and is no finding.
+func TestUnlisted(t *testing.T) {
+	s := scene()
+	s.runs(10, 0, "/pods/c1", 4*grant.GiB)
+	s.runs(11, 0, "/", grant.GiB)
+	s.runs(12, 1, "/pods/c2", grant.GiB)
+	s.Sample.GPUs[0].Used += 15_073_280
+	r := Compare(s)
+	for _, g := range r.Grants {
+		if want := map[grant.ID]grant.Bytes{one: 15_073_280 / 2}[g.ID]; g.Unlisted != want {
+			t.Errorf("%s: %d bytes are unlisted, want %d", g.ID, g.Unlisted, want)
+		}
+		if g.ID == one && g.Used != 4*grant.GiB {
+			t.Errorf("%s uses %s", g.ID, g.Used)
+		}
+	}
+	if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
+		t.Errorf("%+v", r.Findings)
+	}
+	s.Sample.GPUs[1].Used += grant.GiB
+	if r = Compare(s); r.Grants[1].Unlisted != maxUnlisted {
+		t.Errorf("%+v", r.Grants)
+	}
+}
+
 // TestMIG: a process is compared with the MIG device that it runs on, and a grant of a removed
 // device is found.
 func TestMIG(t *testing.T) {

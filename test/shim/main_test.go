@@ -132,7 +132,7 @@ func fresh(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := limits.Ensure("/run/gpuledger", shares, 0); err != nil {
+	if err := limits.Ensure("/run/gpuledger", shares, 0, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -28,7 +28,7 @@ func TestGates(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.Ensure(dir, shares, 30); err != nil {
+	if err := limits.Ensure(dir, shares, 30, nil); err != nil {
 		t.Fatal(err)
 	}
 	word := func(at int) uint64 {

@@ -23,6 +23,7 @@ type overheadWriter struct {
 	used      func(*limits.Account, string) (grant.Bytes, error)
 	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
 	pass      int
+	contexts  limits.Contexts // the least that a process was seen to have as overhead
 }
 
 // openAccount holds a grant's files, open.
@@ -50,9 +51,24 @@ type grantGPU struct {
 
 // writtenOverhead is what was written for a grant last.
 type writtenOverhead struct {
-	used grant.Bytes // measured, when it was written last
-	at   time.Time
-	pass int // in which the grant was last used
+	used, counted grant.Bytes // measured and read from the account, when it was written last
+	overhead      grant.Bytes
+	moving        bool // the account had changed since it was read before
+	at            time.Time
+	pass          int // in which the grant was last used
+}
+
+// next returns what was written, with the overhead that follows from what the driver measured and
+// from the account. The account is read some milliseconds after the measurement, and a program can
+// allocate gigabytes in that time. So what was counted when it was measured is only known to lie
+// between two readings of the account, and the overhead moves no further than it has to. Before the
+// first reading, nothing was counted.
+func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
+	before := last.counted
+	least, most := used-min(used, max(before, counted)), used-min(used, min(before, counted))
+	last.overhead = min(max(last.overhead, least), most)
+	last.used, last.counted, last.moving = used, counted, before != counted
+	return last
 }
 
 // How much the use has to change, and how old the record may get, before the account is read again.
@@ -70,6 +86,9 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	if o.written == nil {
 		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
 			map[grant.ID]time.Time{}
+		if o.contexts = limits.ReadContexts(n.Policy.ContextsFile()); o.contexts == nil {
+			o.contexts = limits.Contexts{}
+		}
 		if o.used == nil {
 			o.used = (*limits.Account).Used
 		}
@@ -78,15 +97,21 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 		}
 	}
 	o.pass++
+	learned := false
 	for _, g := range r.Grants {
 		key := grantGPU{g.ID, g.GPU}
 		last, known := o.written[key]
-		moved := max(g.Used, last.used) - min(g.Used, last.used)
-		due := !known || moved >= max(overheadStep, g.Granted/overheadPart) ||
+		used := g.Used + g.Unlisted
+		moved := max(used, last.used) - min(used, last.used)
+		due := !known || last.moving || moved >= max(overheadStep, g.Granted/overheadPart) ||
 			r.Taken.Sub(last.at) >= overheadEvery
 		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
-			last.used, last.at = g.Used, r.Taken
-			if err := o.write(n.Policy.LimitsDir(g.ID), g); errors.Is(err, limits.ErrSlow) {
+			last.used, last.at = used, r.Taken
+			written, err := o.write(n.Policy.LimitsDir(g.ID), g, last)
+			if err == nil {
+				last = written
+				learned = o.learn(g, last) || learned
+			} else if errors.Is(err, limits.ErrSlow) {
 				o.skipUntil[g.ID] = r.Taken.Add(slowEvery)
 			}
 		}
@@ -95,6 +120,9 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 		if a := o.accounts[g.ID]; a != nil {
 			a.pass = o.pass
 		}
+	}
+	if learned { // if it is not written, the next change is
+		_ = o.contexts.Save(n.Policy.ContextsFile())
 	}
 	maps.DeleteFunc(o.skipUntil, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
 	for key, last := range o.written {
@@ -109,8 +137,25 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 }
 
+// leastContext is less than any context takes, in bytes. What is smaller is something else.
+const leastContext = 16 * grant.MiB
+
+// learn takes the overhead of a process for what a context takes, if none was seen to have less.
+func (o *overheadWriter) learn(g watch.GrantUse, last writtenOverhead) bool {
+	if g.Processes == 0 || last.moving {
+		return false
+	}
+	each := last.overhead / grant.Bytes(g.Processes)
+	known, isKnown := o.contexts[g.GPU]
+	if each < leastContext || isKnown && each >= known {
+		return false
+	}
+	o.contexts[g.GPU] = each
+	return true
+}
+
 // write does nothing for a grant without records: the shim does not limit it.
-func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
+func (o *overheadWriter) write(dir string, g watch.GrantUse, last writtenOverhead) (writtenOverhead, error) {
 	a := o.accounts[g.ID]
 	if a != nil && !a.Current() {
 		o.close(g.ID)
@@ -119,7 +164,7 @@ func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
 	if a == nil {
 		opened, err := limits.OpenAccount(dir)
 		if err != nil {
-			return nil
+			return last, nil
 		}
 		if a = (&openAccount{Account: opened}); len(o.accounts) < o.maxOpen {
 			o.accounts[g.ID] = a
@@ -129,9 +174,13 @@ func (o *overheadWriter) write(dir string, g watch.GrantUse) error {
 	}
 	counted, err := o.used(a.Account, g.GPU)
 	if err != nil {
-		return err // the container has damaged its account; the watch finds what it uses
+		return last, err // the container has damaged its account; the watch finds what it uses
 	}
-	return a.SetOverhead(g.GPU, g.Used-min(g.Used, counted))
+	if last.overhead, err = a.Overhead(g.GPU); err != nil {
+		return last, err
+	}
+	last = last.next(g.Used+g.Unlisted, counted)
+	return last, a.SetOverhead(g.GPU, last.overhead)
 }
 
 func (o *overheadWriter) close(id grant.ID) {

@@ -33,7 +33,7 @@ func TestOverhead(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0); err != nil {
+	if err := limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0, nil); err != nil {
 		t.Fatal(err)
 	}
 	region, err := os.OpenFile(filepath.Join(dir, grant.RegionFile), os.O_RDWR, 0)
@@ -63,25 +63,72 @@ func TestOverhead(t *testing.T) {
 	var o overheadWriter
 	now := time.Now()
 	for _, c := range []struct {
-		name          string
-		after         time.Duration
-		used, counted grant.Bytes
-		want          grant.Bytes
+		name                    string
+		after                   time.Duration
+		used, unlisted, counted grant.Bytes
+		want                    grant.Bytes
 	}{
-		{"a context", 0, 3*grant.GiB + 300*grant.MiB, 3 * grant.GiB, 300 * grant.MiB},
-		{"the truth has not moved", time.Second, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
-		{"for some time", overheadEvery, 3*grant.GiB + 300*grant.MiB, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
-		{"the truth has moved", 0, 2*grant.GiB + 300*grant.MiB, 2 * grant.GiB, 300 * grant.MiB},
-		{"less than is counted", 0, grant.GiB, 2 * grant.GiB, 0},
+		{"a context", 0, 3*grant.GiB + 300*grant.MiB, 0, 3 * grant.GiB, 300 * grant.MiB},
+		{"the account is moving", 0, 3*grant.GiB + 300*grant.MiB, 0, 2 * grant.GiB, 300 * grant.MiB},
+		{"it no longer moves", 0, 3*grant.GiB + 300*grant.MiB, 0, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
+		{"the truth has not moved", time.Second, 3*grant.GiB + 300*grant.MiB, 0, grant.GiB,
+			grant.GiB + 300*grant.MiB},
+		{"for some time", overheadEvery, 3*grant.GiB + 300*grant.MiB, 0, grant.GiB,
+			grant.GiB + 300*grant.MiB},
+		{"and the account does not move", 0, 3*grant.GiB + 300*grant.MiB, 0, grant.GiB,
+			2*grant.GiB + 300*grant.MiB},
+		{"the truth has moved", 0, 2*grant.GiB + 300*grant.MiB, 0, 2 * grant.GiB, grant.GiB + 300*grant.MiB},
+		{"and it is sure", 0, 2*grant.GiB + 300*grant.MiB, 0, 2 * grant.GiB, 300 * grant.MiB},
+		{"listed for no process", time.Second, 2*grant.GiB + 300*grant.MiB, grant.GiB, 2 * grant.GiB,
+			grant.GiB + 300*grant.MiB},
+		{"it is counted now", overheadEvery, 2*grant.GiB + 300*grant.MiB, 0, 2 * grant.GiB, 300 * grant.MiB},
+		{"allocated after the measurement", 0, 4*grant.GiB + 300*grant.MiB, 0, 6 * grant.GiB,
+			300 * grant.MiB},
+		{"that is measured", 0, 6*grant.GiB + 300*grant.MiB, 0, 6 * grant.GiB, 300 * grant.MiB},
+		{"freed after the measurement", 0, 6*grant.GiB + 400*grant.MiB, 0, grant.GiB, 400 * grant.MiB},
+		{"that is measured, too", 0, grant.GiB + 300*grant.MiB, 0, grant.GiB, 300 * grant.MiB},
+		{"less than is counted", 0, grant.GiB, 0, 2 * grant.GiB, 0},
 	} {
 		counts(c.counted)
 		now = now.Add(c.after)
 		o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{
-			{ID: id, GPU: uuid, Used: c.used}, {ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
+			{ID: id, GPU: uuid, Used: c.used, Unlisted: c.unlisted},
+			{ID: "g-bbbbbbbbbbbb", GPU: uuid, Used: c.used}}})
 		if got := overhead(); got != c.want {
 			t.Errorf("%s: the overhead is %s, want %s", c.name, got, c.want)
 		}
 	}
+}
+
+// TestContextsAreLearned: the least that a process has as overhead, once its account does not move.
+// Later limits begin with it.
+func TestContextsAreLearned(t *testing.T) {
+	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	var o overheadWriter
+	now := time.Now()
+	ids := 0
+	sees := func(used grant.Bytes, processes int, want grant.Bytes) {
+		t.Helper()
+		ids++
+		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(ids)}), GPU: uuid, Used: used, Processes: processes}
+		dir := n.Policy.LimitsDir(g.ID)
+		daemontest.Must(t, os.MkdirAll(dir, 0o700),
+			limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0, nil))
+		now = now.Add(time.Second)
+		o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{g}})
+		if got := limits.ReadContexts(n.Policy.ContextsFile())[uuid]; got != want {
+			t.Errorf("after %s of %d processes: %s is known, want %s", used, processes, got, want)
+		}
+	}
+	sees(0, 0, 0)
+	sees(4*grant.MiB, 1, 0) // no context is so small
+	sees(700*grant.MiB, 1, 700*grant.MiB)
+	sees(1200*grant.MiB, 2, 600*grant.MiB)
+	sees(900*grant.MiB, 1, 600*grant.MiB)
+	o = overheadWriter{} // another gpuledgerd
+	sees(650*grant.MiB, 1, 600*grant.MiB)
+	sees(500*grant.MiB, 1, 500*grant.MiB)
 }
 
 // TestKeptAccounts: an account stays open while its grant is used, and is opened again if its files
@@ -97,7 +144,7 @@ func TestKeptAccounts(t *testing.T) {
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(i % 26), byte(i / 26)}), GPU: uuid, Used: grant.GiB}
 		r.Grants = append(r.Grants, g)
 		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(g.ID), 0o700),
-			limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+			limits.Ensure(n.Policy.LimitsDir(g.ID), []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0, nil))
 	}
 	overhead := func(i int) grant.Bytes {
 		text, err := os.ReadFile(filepath.Join(n.Policy.LimitsDir(r.Grants[i].ID), grant.LimitsFile))
@@ -123,7 +170,7 @@ func TestKeptAccounts(t *testing.T) {
 	}
 	first := n.Policy.LimitsDir(r.Grants[0].ID)
 	daemontest.Must(t, limits.Remove(first), os.MkdirAll(first, 0o700),
-		limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0))
+		limits.Ensure(first, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0, nil))
 	wantsOverhead(3 * grant.GiB)
 	r.Grants = r.Grants[:5]
 	wantsOverhead(4 * grant.GiB)
@@ -147,7 +194,7 @@ func TestASlowAccountIsNotRead(t *testing.T) {
 		{ID: slow, GPU: uuid}, {ID: slow, GPU: "its other"}, {ID: other, GPU: uuid}}}
 	for _, id := range []grant.ID{slow, other} {
 		daemontest.Must(t, os.MkdirAll(n.Policy.LimitsDir(id), 0o700),
-			limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0))
+			limits.Ensure(n.Policy.LimitsDir(id), []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0, nil))
 	}
 	asked := map[grant.ID]int{}
 	o := overheadWriter{}

@@ -90,7 +90,7 @@ func (g *standInGPU) grant(id grant.ID, share int) {
 	g.t.Helper()
 	shares := []grant.Share{{UUID: standInUUID, Memory: grant.GiB}}
 	dir := g.node.Policy.LimitsDir(id)
-	daemontest.Must(g.t, limits.Ensure(dir, shares, share))
+	daemontest.Must(g.t, limits.Ensure(dir, shares, share, nil))
 	for i := range g.grants {
 		if g.grants[i].ID == id {
 			g.grants[i].Compute = share

@@ -1,0 +1,48 @@
+package limits
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// Contexts are the bytes that a process uses of each GPU before it allocates anything, by UUID.
+// gpuledgerd measures them. New limits begin with them, so that a container that fills its grant at
+// once does not have them beside it. Later gpuledgerd writes what it measures of the container.
+type Contexts map[string]grant.Bytes
+
+// maxContexts is more than the file of any node, in bytes.
+const maxContexts = 1 << 16
+
+// ReadContexts reads what is known from a file. Until gpuledgerd has seen a process, it is nothing.
+func ReadContexts(path string) Contexts {
+	text, err := host.ReadFile(path, maxContexts)
+	if err != nil {
+		return nil
+	}
+	c := Contexts{}
+	for line := range strings.Lines(string(text)) {
+		uuid, number, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if bytes, err := strconv.ParseUint(number, 10, 64); err == nil {
+			c[uuid] = grant.Bytes(bytes)
+		}
+	}
+	return c
+}
+
+// Save replaces the file.
+func (c Contexts) Save(path string) error {
+	var text strings.Builder
+	for _, uuid := range slices.Sorted(maps.Keys(c)) {
+		fmt.Fprintf(&text, "%s %d\n", uuid, c[uuid])
+	}
+	if err := host.ReplaceFile(path, []byte(text.String()), 0o600, host.Volatile); err != nil {
+		return fmt.Errorf("cannot write what contexts take of the GPUs: %w", err)
+	}
+	return nil
+}
