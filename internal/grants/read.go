@@ -23,6 +23,14 @@ func Read(n *node.Node) (Overview, error) {
 	return read(n, func(tx *ledger.Tx) (grant.View, error) { return tx.Whole(n.Host.Now()) })
 }
 
+// ReadAfterChanges waits until each process that has begun to change the ledger is done, and reads.
+func ReadAfterChanges(n *node.Node) (Overview, error) {
+	if err := n.Ledger.Update(func(*ledger.Tx) error { return nil }); err != nil {
+		return Overview{}, err
+	}
+	return Read(n)
+}
+
 // ReadAgain gives an overview with the same grants and bindings, for a caller that knows that they
 // have not changed. The rest is read again, and is little.
 func ReadAgain(n *node.Node, o Overview) (Overview, error) {

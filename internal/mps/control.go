@@ -80,7 +80,7 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 // output, too, and its exit status is 0. No other answer has one of them: they are numbers, sizes
 // and the status of a server.
 var errorWords = []string{"unknown command", "cannot ", "can't ", "failed", "failure", "invalid", "error",
-	"denied", "not permitted", "not found", "no such"}
+	"denied", "privilege", "not permitted", "not found", "no such"}
 
 func reportsError(answer string) bool {
 	answer = strings.ToLower(answer)

@@ -36,6 +36,7 @@ func TestErrorsOnStandardOutput(t *testing.T) {
 	for answer, isError := range map[string]bool{"Unknown command": true,
 		"Cannot find MPS control daemon process": true, "Failed to open control_lock": true,
 		"Server not found": true, "Permission denied": true,
+		"Not enough privilege to execute quit command": true,
 		"": false, "25.0": false, "1G": false, "ACTIVE": false, "INITIALIZING": false, "1234": false} {
 		must(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\necho %q\n", answer), 0o755))
 		c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // dismiss tells the daemon to end, unless it has clients: to end it under a client that has work on
@@ -41,7 +41,7 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 		Privileged: own.privileged, Problem: noGrant}); err != nil {
 		return err
 	}
-	if isWanted, err := d.isWantedAgain(); isWanted || err != nil {
+	if isWanted, err := isWantedAgain(d.node, d.name); isWanted || err != nil {
 		return err
 	}
 	c, err := d.control()
@@ -70,11 +70,8 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 // isWantedAgain reports whether a grant needs the daemon that was written down as ending. A create
 // that found it ready before has its grant once the ledger's lock was free, and later ones wait for
 // the next daemon.
-func (d *daemon) isWantedAgain() (bool, error) {
-	if err := d.node.Ledger.Update(func(*ledger.Tx) error { return nil }); err != nil {
-		return false, err
-	}
-	o, err := grants.Read(d.node)
-	_, isWanted := wants(o.Grants)[d.name]
+func isWantedAgain(n *node.Node, daemon string) (bool, error) {
+	o, err := grants.ReadAfterChanges(n)
+	_, isWanted := wants(o.Grants)[daemon]
 	return isWanted, err
 }

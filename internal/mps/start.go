@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,7 +188,8 @@ func (d *daemon) awaitLauncher(pid int) error {
 			if runs {
 				return nil
 			}
-			return fmt.Errorf("it ended at once: %s", d.logReason())
+			return fmt.Errorf("it ended at once: %s", cmp.Or(d.logReason(),
+				"it printed no reason, as NVIDIA's program does if it finds no GPU"))
 		}
 	}
 	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.logReason())

@@ -48,6 +48,9 @@ func runControl(args []string) error {
 	driver := installed()
 	for _, arg := range args {
 		if arg != "-f" && (arg != "-multiuser-server" || !driver.users) {
+			if driver.wordy {
+				return answer("Unrecognized option " + arg)
+			}
 			return noDaemon
 		}
 	}
@@ -64,6 +67,9 @@ func say(format string, args ...any) {
 }
 
 func serveControl(driver release, anybody bool) error {
+	if in("blind") {
+		os.Exit(100) // CUDA_ERROR_NO_DEVICE
+	}
 	if in("stillborn") {
 		say("Failed to initialize: cannot find a GPU")
 		return errors.New("the daemon is shutting down")
@@ -127,7 +133,7 @@ func (c *control) answer(conn net.Conn, _ *bufio.Reader, line string, peer unix.
 	case words[0] == "connect":
 		fmt.Fprintln(conn, c.serverFor(int(peer.Uid)))
 	case !c.may(peer, words[0]):
-		fmt.Fprintln(conn, "Permission denied")
+		fmt.Fprintln(conn, c.denial(peer, words[0]))
 	case words[0] == "quit":
 		_ = conn.Close()
 		c.end()
@@ -140,6 +146,18 @@ func (c *control) answer(conn net.Conn, _ *bufio.Reader, line string, peer unix.
 func (c *control) may(peer unix.Ucred, command string) bool {
 	return peer.Uid == 0 || strings.HasPrefix(command, "get_") ||
 		command == "set_default_active_thread_percentage" && c.release.open
+}
+
+// denial is what a user is told who may not send a command.
+func (c *control) denial(peer unix.Ucred, command string) string {
+	switch {
+	case !c.release.wordy:
+		return "Permission denied"
+	case command == "quit":
+		return "Not enough privilege to execute quit command"
+	}
+	return fmt.Sprintf("Insufficient privileges for UID %d. Control deamon settings can only be modified by "+
+		"the user who started it or by the root user.", peer.Uid)
 }
 
 // askControl is the program without arguments: it reads commands from standard input. Like the
@@ -175,13 +193,19 @@ func dialControl() (net.Conn, *bufio.Reader, error) {
 	return dial(openSocket)
 }
 
-const unknown = "Unknown command\n"
+// unknown is the answer to a command that the driver does not know.
+func (c *control) unknown(command string) string {
+	if c.release.wordy {
+		return fmt.Sprintf("Unknown command %q\n", command)
+	}
+	return "Unknown command\n"
+}
 
 // do carries out a command.
 func (c *control) do(words []string) string {
 	arg := append(words[1:], "", "", "")
 	if !c.release.limits && strings.HasSuffix(words[0], "_device_pinned_mem_limit") {
-		return unknown
+		return c.unknown(words[0])
 	}
 	switch words[0] {
 	case "get_server_list":
@@ -214,7 +238,7 @@ func (c *control) do(words []string) string {
 		}
 		return tell(c.byPID(arg[0]), "get-percent")
 	default:
-		return unknown
+		return c.unknown(words[0])
 	}
 	return ""
 }
@@ -233,7 +257,7 @@ func (c *control) serverList() string {
 
 func (c *control) status(pid string) string {
 	if !c.release.status {
-		return unknown
+		return c.unknown("get_server_status")
 	}
 	if c.byPID(pid) < 0 && !in("foreign") {
 		return "Server not found\n"
@@ -334,6 +358,10 @@ func tell(uid int, line string) string {
 func (c *control) end() {
 	for _, s := range c.servers {
 		_ = s.Process.Kill()
+	}
+	if c.release.wordy {
+		_ = os.Remove("log")
+		_ = os.Remove("nvidia-cuda-mps-control.pid")
 	}
 	os.Exit(0)
 }

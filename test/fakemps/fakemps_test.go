@@ -84,7 +84,7 @@ func (s standIn) ask(uid uint32, command string) string {
 }
 
 // TestStandInIsLikeTheDrivers: sockets, modes, commands and answers, as they were seen of drivers
-// 535 and 550, and as documented for the others.
+// 535, 550 and 580, and as documented for 470.
 func TestStandInIsLikeTheDrivers(t *testing.T) {
 	for version, r := range map[string]release{"470.256.02": releases[0], "535.183.01": releases[1],
 		"550.54.15": releases[2], "580.65.06": releases[3]} {
@@ -116,14 +116,16 @@ func TestStandInIsLikeTheDrivers(t *testing.T) {
 			if got := s.ask(0, "get_active_thread_percentage "+server); !strings.HasSuffix(got, ".0") {
 				t.Errorf("the server's percentage is %q", got)
 			}
-			if got := s.ask(0, "lspart"); got != "Unknown command" {
+			if got := s.ask(0, "lspart"); got != map[bool]string{false: "Unknown command",
+				true: `Unknown command "lspart"`}[r.wordy] {
 				t.Errorf("lspart: %q", got)
 			}
 			s.ask(0, "quit")
 			_ = s.daemon.Wait()
-			for _, name := range []string{"control", "control_privileged", "log"} {
-				if _, err := os.Lstat(filepath.Join(s.pipe, name)); err != nil {
-					t.Errorf("quit takes %s away", name)
+			for _, name := range []string{"control", "control_lock", "control_privileged", "log"} {
+				_, err := os.Lstat(filepath.Join(s.pipe, name))
+				if isGone := name == "log" && r.wordy; isGone != (err != nil) {
+					t.Errorf("after quit %s is gone: %v", name, err != nil)
 				}
 			}
 			if logs, _ := os.ReadDir(s.root + "/log"); len(logs) > 0 {
@@ -173,8 +175,10 @@ func (s standIn) usersAre(r release) {
 	if got := s.ask(0, "get_default_active_thread_percentage"); (got == "33.0") != r.open {
 		s.t.Errorf("others have set the percentage to %q", got)
 	}
-	if s.ask(65534, "quit"); s.ask(0, "get_server_list") != "" {
-		s.t.Error("others can end the daemon")
+	said := s.ask(65534, "quit")
+	if s.ask(0, "get_server_list") != "" || said != map[bool]string{false: "Permission denied",
+		true: "Not enough privilege to execute quit command"}[r.wordy] {
+		s.t.Errorf("others can end the daemon, or are told %q", said)
 	}
 }
 

@@ -13,7 +13,7 @@
 //   - client and server must see the same /dev/shm;
 //   - the end of the server is the end of its clients' contexts.
 //
-// What NVIDIA's programs of drivers 535 and 550 were seen to do, it does too:
+// What NVIDIA's programs of drivers 535, 550 and 580 were seen to do, it does too:
 //
 //   - the process that -f keeps in the foreground listens itself, on SOCK_SEQPACKET sockets:
 //     control (0666), and control_privileged (0755), to which root's program connects first;
@@ -26,8 +26,9 @@
 //
 // Words in the file fakemps.moods beside the program make it behave badly: deaf (it takes no
 // limits), initializing and fault (its servers take no clients), failing (its servers do not
-// start), stillborn (it ends at once), mute (it does not answer), narrow (its socket is open to its
-// own user alone), foreign (it names another's process among its servers).
+// start), stillborn (it ends at once), blind (it has no GPU, and ends without a word), mute (it
+// does not answer), narrow (its socket is open to its own user alone), foreign (it names another's
+// process among its servers).
 package main
 
 import (

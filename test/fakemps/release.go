@@ -14,15 +14,16 @@ type release struct {
 	status bool // the command get_server_status
 	users  bool // the option -multiuser-server
 	open   bool // everybody may change the default thread percentage
+	wordy  bool // errors name the command and the privilege; quit removes the FIFO and the pid's file
 }
 
-// releases are the drivers that the stand-in can be, oldest first. 535 and 550 are as they were
-// seen; 470 and 580 are as documented.
+// releases are the drivers that the stand-in can be, oldest first. 535, 550 and 580 are as they
+// were seen, 580 with an H100; 470 is as documented.
 var releases = []release{
 	{major: 470},
 	{major: 535, limits: true, open: true},
 	{major: 550, limits: true, status: true},
-	{major: 580, limits: true, status: true, users: true},
+	{major: 580, limits: true, status: true, users: true, wordy: true},
 }
 
 // installed is the driver of the root in which this program lies, by the name of its libcuda. If
