@@ -166,6 +166,12 @@ var answers = []struct {
 	{"closed nodes", func(*Facts) {}, "devices", OK, "only root"},
 	{"open nodes", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o666 }, "devices", Warning,
 		"every user of the host can open /dev/nvidia0"},
+	{"nodes that the driver opens", func(f *Facts) {
+		f.Sets, f.Policy.Enforcement.UserNodes = 0o666, grant.UserNodesACL
+	}, "devices", Problem, "gives its nodes mode 0666 whenever"},
+	{"nodes that the driver closes", func(f *Facts) {
+		f.Sets, f.Policy.Enforcement.UserNodes = 0o660, grant.UserNodesACL
+	}, "devices", OK, "only root"},
 	{"no nodes", func(f *Facts) { f.Devices = nil }, "devices", Warning, "no NVIDIA device node"},
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 

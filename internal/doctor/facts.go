@@ -30,6 +30,7 @@ type Facts struct {
 	Majors  map[string]int // of NVIDIA's devices, by the driver's names
 	Driver  string         // the loaded module's version; "" without one
 	Devices []PathFacts    // NVIDIA's nodes in /dev
+	Sets    uint32         // the mode that the driver gives them again and again; 0: it gives them none
 
 	Limitless        string // why the shim limits no container here; "" if it does
 	Unkept           string // why a grant of mode limit can have no share of compute here; "" if it can

@@ -163,6 +163,13 @@ func devices(f Facts) []Line {
 		return []Line{{Status: Warning, Message: "there is no NVIDIA device node in /dev",
 			Hint: "run `nvidia-modprobe -c 0 -u` or nvidia-persistenced at boot"}}
 	}
+	hint := "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " in /etc/modprobe.d, unless users " +
+		"of the host compute without containers"
+	if f.Sets&0o006 != 0 && f.Policy.Enforcement.UserNodes == grant.UserNodesACL {
+		return []Line{{Status: Problem, Hint: hint, Message: fmt.Sprintf("enforcement.user_nodes = \"acl\" "+
+			"keeps no user from a GPU: the driver gives its nodes mode %04o whenever root uses one",
+			f.Sets)}}
+	}
 	var open []string
 	for _, d := range f.Devices {
 		if d.Mode.Perm()&0o006 != 0 {
@@ -174,8 +181,7 @@ func devices(f Facts) []Line {
 	}
 	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") +
 		", around the ledger",
-		Hint: "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " in /etc/modprobe.d, unless users " +
-			"of the host compute without containers"}}
+		Hint: hint}}
 }
 
 // nodeMode is the mode that closes the nodes to users: that of a file with an access list has the

@@ -53,7 +53,21 @@ func (m *Manager) Ensure(context.Context) error {
 	if o.Problem != nil {
 		return errors.New(o.Problem.Message)
 	}
-	return apply(n.Policy.RunDir, wanted(o, n.Host))
+	return errors.Join(apply(n.Policy.RunDir, wanted(o, n.Host)), opened(n.Host))
+}
+
+// otherMode is what a mode gives to every user.
+const otherMode = 0o006
+
+// opened says that the driver opens its nodes to every user again.
+func opened(h host.Host) error {
+	mode, sets := h.DriverNodeMode()
+	if !sets || mode&otherMode == 0 {
+		return nil
+	}
+	return fmt.Errorf("cannot keep users from GPUs that they are not granted: the driver gives its nodes "+
+		"mode %04o whenever a program of root uses a GPU; set options nvidia NVreg_DeviceFileMode=0660 in "+
+		"/etc/modprobe.d and load the driver anew", mode)
 }
 
 // Close takes back all access that has been given.
