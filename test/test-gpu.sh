@@ -3,12 +3,21 @@
 # docs/gpu-results.md. With "stand-in" it goes the same way over a simulated GPU, so that it does not rot on machines without one.
 #
 # It allocates memory on the first GPU, up to what is free there, and changes no setting of the card. It wants the card for itself: figures of a GPU on which
-# others compute say nothing. SECONDS_EACH is how long each measured loop runs.
+# others compute say nothing. SECONDS_EACH is how long each measured loop runs. CHAPTERS names those to run, if not all of them. HAMI_CORE is the
+# path of HAMi-core's libvgpu.so, if it is to be measured beside us.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 me=test-gpu
 . test/story.sh
 each=${SECONDS_EACH:-5} long=$(awk -v each="${SECONDS_EACH:-5}" 'BEGIN { print 6 * each }')
+all="exclusively limited frameworks costs throughput accuracy throttled around unledgered watching mps pytorch refusals"
+
+# die WHY: ends the chapter. The report gets the reason, and the next chapter begins.
+die() {
+  echo "$me: $*" >&2
+  echo "$*" >>why
+  exit 1
+}
 
 # result WHAT: a line of the report, with what the last command said.
 result() { printf -- '- %s: `%s`\n' "$1" "$(tr '\n' ';' <said | sed 's/;$//; s/;/; /g')" >>report; }
@@ -141,38 +150,231 @@ throughput() {
 daemon() {
   gpuledgerd --nri off --runtime-root "$PWD/run" >daemon.log 2>&1 &
   daemon=$!
+  echo "$daemon" >daemon.pid
 }
 no_daemon() {
   kill "$daemon"
   wait "$daemon" || :
+  rm daemon.pid
 }
 
 used_outside() { gpuledger inventory measure | jq '.gpus[] | select(.index == 0) | .used'; }
 
-# accuracy: NVML, asked outside, against the grant, in bytes. gpuledgerd tells the shim what contexts and code take.
-accuracy() {
-  local before after bytes granted filled i
-  chapter "A full grant, as NVML sees it"
+# hami COMMAND...: on the machine itself under HAMi-core, with the same limit.
+hami() {
+  rm -f hami.cache
+  mkdir -p /tmp/vgpulock
+  outside_containers env PATH="$PWD:$PATH" LD_PRELOAD="$HAMI_CORE" CUDA_REDIRECT="$HAMI_CORE" LIBCUDA_LOG_LEVEL=0 \
+    CUDA_DEVICE_MEMORY_LIMIT="${part}m" CUDA_DEVICE_MEMORY_SHARED_CACHE="$PWD/hami.cache" "$@"
+}
+
+# costs: what a limit, and a share of compute, add to single calls: in one process, in turns with the driver's own.
+costs() {
+  local who contestants="limited shared ${HAMI_CORE:+hami}" behind=beside:/run/gpuledger/driver/libcuda.so.1
+  chapter "What single calls cost"
+  printf '[enforcement]\ncompute = "throttle"\n' >>config.toml
+  start limited --memory "${part}MiB"
+  attempt gpuledger grant --memory "${part}MiB" --compute 50 --gpu 0
+  if [ "$status" = 0 ]; then
+    run gpuledger release "$(reference | cut -d. -f1)"
+    start shared --memory "${part}MiB" --compute 50
+  else
+    skipped "the cost of a share of compute" "$(head -n 1 said)"
+    contestants=${contestants/shared/}
+  fi
+  for who in $contestants; do
+    case $who in
+      hami) hami "$PWD/work" beside:libcuda.so.1 "allocate:$each" "launch:$each" ;;
+      *) within "$who" work "$behind" "allocate:$each" "launch:$each" ;;
+    esac
+    sed -nE "s/^(small|large|launch): //p" said | grep -q beside || die "it should have compared with the driver's own calls"
+    printf -- '- %s, in turns with the driver'\''s own in one process:\n' "$(case $who in
+      limited) echo "under a limit" ;;
+      shared) echo "under a limit with a share of compute" ;;
+      hami) echo "under HAMi-core's limit" ;;
+    esac)" >>report
+    sed -nE "s/^small: /  - cuMemAlloc and cuMemFree of 4 KiB: /p; s/^large: /  - of 32 MiB: /p; s/^launch: /  - cuLaunchKernel: /p" said |
+      sed -E 's/so ([-+][0-9.]+)$/so **\1 ns**/' >>report
+  done
+  finish limited
+  [[ $contestants != *shared* ]] || finish shared
+  [ -z "${HAMI_CORE:-}" ] || beyond_hami
+}
+
+# beyond_hami: how HAMi-core holds the same limit.
+beyond_hami() {
+  local way
+  hami gpu total $((part + 1)) $((part / 2)) $((part / 2 + 1))
+  result "HAMi-core with a limit of $part MiB (2 is CUDA_ERROR_OUT_OF_MEMORY)"
+  for way in cache async vmm; do
+    hami work "$way"
+    result "HAMi-core, $way"
+  done
+}
+
+# unledgered: programs without a container. The shim holds one that is started through us, and the modes of the nodes hold other users.
+unledgered() {
+  local i nodes uid=65534
+  chapter "Programs without a container"
+  outside_containers gpuledger run --memory "${part}MiB" -- "$PWD/work" cache
+  awk -v part="$part" '/^cache/ { good = $3 <= part && $3 >= part * 3 / 4 && $5 == part && $9 == "2," } END { exit !good }' said ||
+    die "it should have nearly all of $part MiB and then error 2"
+  result "gpuledger run, cache"
+  if ! real_gpu || ! command -v setpriv >/dev/null; then
+    skipped "a user's GPU nodes" "they take a real driver, and setpriv"
+    return
+  fi
+  chmod 755 . .. ../.. 2>/dev/null || :
+  nodes=(/dev/nvidia0 /dev/nvidiactl /dev/nvidia-uvm)
+  printf -- '- nodes of the driver, and NVreg_DeviceFileMode: `%s, %s`\n' "$(stat -c '%A %n' "${nodes[@]}" | tr '\n' ' ')" \
+    "$(sed -n 's/^DeviceFileMode: //p' /proc/driver/nvidia/params)" >>report
+  cp gpu /tmp/gpu-of-a-user && chmod 755 /tmp/gpu-of-a-user
+  chmod 660 "${nodes[@]}"
+  attempt setpriv --reuid $uid --regid $uid --clear-groups /tmp/gpu-of-a-user total 64
+  result "a user, nodes of mode 0660"
+  printf -- '- nodes afterwards: `%s`\n' "$(stat -c '%A %n' "${nodes[@]}" | tr '\n' ' ')" >>report
+  chmod 660 "${nodes[@]}"
+  attempt nvidia-smi -L
+  ./gpu total >/dev/null
+  printf -- '- nodes after programs of root: `%s`\n' "$(stat -c '%A %n' "${nodes[@]}" | tr '\n' ' ')" >>report
+  printf '[enforcement]\nuser_nodes = "acl"\n' >>config.toml
+  chmod 660 "${nodes[@]}"
   daemon
-  before=$(used_outside)
-  start full --memory "${part}MiB"
-  granted=$((part << 20))
-  result_strength full
-  run gpuledger-runtime --root run exec --detach full sh -c 'exec work settle fill >/tmp/filled 2>&1'
-  for ((i = 0; i < 1200; i++)); do
-    ! grep -q '^filled' full/rootfs/tmp/filled 2>/dev/null || break
+  run gpuledger grant --memory "${part}MiB" --gpu 0 --user $uid
+  reference >user.grant
+  for ((i = 0; i < 100; i++)); do
+    ! getfacl -cn /dev/nvidia0 2>/dev/null | grep -q "user:$uid:rw" || break
+    setpriv --reuid $uid --regid $uid --clear-groups sh -c ': </dev/nvidia0' 2>/dev/null && break
     sleep 0.1
   done
-  cat full/rootfs/tmp/filled
-  filled=$(sed -nE 's/^filled with ([0-9]+) bytes$/\1/p' full/rootfs/tmp/filled)
-  [ -n "$filled" ] || die "it should have filled its grant"
-  after=$(used_outside)
-  bytes=$((after - before))
-  printf -- '- a full grant of %s bytes: the program has %s, NVML sees %s more in use than before: **%s bytes beyond the grant** (to be 0 or less)\n' \
-    "$granted" "$filled" "$bytes" "$((bytes - granted))" >>report
-  real_gpu || [ "$bytes" -le "$granted" ] || die "NVML sees $bytes bytes of a grant of $granted"
-  finish full
+  attempt setpriv --reuid $uid --regid $uid --clear-groups /tmp/gpu-of-a-user total 64
+  result "a user with a grant, user_nodes = acl"
+  nvidia-smi -L >/dev/null
+  ./gpu total >/dev/null
+  attempt setpriv --reuid $uid --regid $uid --clear-groups /tmp/gpu-of-a-user total 64
+  result "the same after programs of root"
+  printf -- '- nodes then: `%s`\n' "$(stat -c '%A %n' "${nodes[@]}" | tr '\n' ' ')" >>report
+  run gpuledger release "$(cut -d. -f1 user.grant)"
+  sleep 2
+  attempt setpriv --reuid $uid --regid $uid --clear-groups /tmp/gpu-of-a-user total 64
+  result "and after its release"
   no_daemon
+  chmod 666 "${nodes[@]}"
+  rm /tmp/gpu-of-a-user
+}
+
+# watching: what gpuledgerd's look at the GPUs costs.
+watching() {
+  local before after i pids=() seconds=20
+  chapter "The cost of the watch"
+  real_gpu || seconds=1
+  sed -i 's/^interval = .*/interval = "1s"/' config.toml
+  for i in 1 2 3 4; do
+    start "watched-$i" --memory 2GiB
+    run gpuledger-runtime --root run exec --detach "watched-$i" gpu 64 hold
+  done
+  daemon
+  sleep 3
+  pids=("$daemon" $(pgrep -P "$daemon" || :))
+  before=$(ticks "${pids[@]}")
+  sleep $seconds
+  after=$(ticks "${pids[@]}")
+  printf -- '- gpuledgerd with 4 containers on the GPU, a look each second: **%s %%** of a core over %s s, %s MiB\n' \
+    "$(awk -v t=$((after - before)) -v s=$seconds -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.2f", 100 * t / hz / s }')" "$seconds" \
+    "$(awk '/^VmRSS/ { sum += $2 } END { printf "%d", sum / 1024 }' $(printf '/proc/%s/status ' "${pids[@]}"))" >>report
+  no_daemon
+  for i in 1 2 3 4; do finish "watched-$i"; done
+}
+
+# ticks PID...: processor time of processes, with that of children they have waited for.
+ticks() { sed 's/.*) //' $(printf '/proc/%s/stat ' "$@") | awk '{ t += $12 + $13 + $14 + $15 } END { print t }'; }
+
+# around: a program that goes past the library, and one of the node, are found; policy stops the container.
+around() {
+  local before=$SECONDS i node
+  chapter "Around the limit"
+  printf '[policy]\non_over_grant = "stop"\n' >>config.toml
+  sed -i 's/^interval = .*/interval = "500ms"\ngrace = "2s"/' config.toml
+  daemon
+  start past --memory "${part}MiB"
+  run gpuledger-runtime --root run exec --detach past sh -c "exec gpu past:/run/gpuledger/driver/libcuda.so.1 $((part + 1024)) hold >/tmp/past 2>&1"
+  for ((i = 0; i < 600; i++)); do
+    ! found stopped over-grant || break
+    sleep 0.1
+  done
+  printf -- '- past the library, it took %s MiB of %s: `%s`\n' "$((part + 1024))" "$part" "$(tr '\n' ';' <past/rootfs/tmp/past)" >>report
+  found stopped over-grant || die "gpuledgerd should have stopped it: $(tail -n 3 daemon.log)"
+  printf -- '- and was stopped, %s s after the container began (a finding lasts 2 s first): `%s`\n' "$((SECONDS - before))" "$(found_text stopped over-grant)" >>report
+  run gpuledger-runtime --root run delete --force past
+  run gpuledger release "$(cut -d. -f1 past.grant)"
+  before=$SECONDS
+  if real_gpu; then ./gpu 1024 hold & else LD_LIBRARY_PATH="$(dirname "$(find "$PWD/driver" -name libcuda.so)")" ./gpu 1024 hold & fi
+  node=$!
+  for ((i = 0; i < 600; i++)); do
+    ! found found outside-ledger || break
+    sleep 0.1
+  done
+  kill -9 "$node"
+  found found outside-ledger || die "gpuledgerd should have found process $node: $(tail -n 3 daemon.log)"
+  printf -- '- a program of the node: found after %s s: `%s`\n' "$((SECONDS - before))" "$(found_text found outside-ledger)" >>report
+  no_daemon
+}
+
+# found EVENT KIND: whether gpuledgerd has recorded it.
+found() { [ -n "$(found_text "$@")" ]; }
+found_text() { jq -r --arg event "$1" --arg kind "$2" 'select(.action == $event and .finding == $kind) | .message' audit.jsonl 2>/dev/null | head -n 1; }
+
+# accuracy: NVML, asked outside, against the grant, in bytes. gpuledgerd tells the shim what contexts and code take.
+accuracy() {
+  local way
+  chapter "A full grant, as NVML sees it"
+  daemon
+  for way in fill fill:3072 fill:700; do
+    fills "$way" "full-${way#fill:}" settle
+  done
+  fills fill at-once # what contexts take is known by now
+  no_daemon
+  [ -z "${HAMI_CORE:-}" ] || fills_hami fill:3072
+}
+
+# fills WAY NAME [settle]: fills a grant, after what its context takes was measured, and compares.
+fills() {
+  local before
+  before=$(used_outside)
+  start "$2" --memory "${part}MiB"
+  [ "$2" != full-fill ] || result_strength "$2"
+  run gpuledger-runtime --root run exec --detach "$2" sh -c "exec work ${3:-} $1 >/tmp/filled 2>&1"
+  compared "$1" "$before" "$2/rootfs/tmp/filled" "under a limit$([ -n "${3:-}" ] || echo ", as soon as it runs")"
+  finish "$2"
+}
+
+# compared WAY BEFORE FILE HOW: waits until it is full, and writes down what NVML sees.
+compared() {
+  local i filled bytes granted=$((part << 20))
+  for ((i = 0; i < 1200; i++)); do
+    ! grep -q '^filled' "$3" 2>/dev/null || break
+    sleep 0.1
+  done
+  cat "$3"
+  filled=$(sed -nE 's/^filled with ([0-9]+) bytes$/\1/p' "$3")
+  [ -n "$filled" ] || die "it should have filled its grant"
+  bytes=$(($(used_outside) - $2))
+  printf -- '- %s, %s: of a grant of %s bytes the program has %s, and NVML sees %s more in use than before: **%s bytes beyond the grant** (to be 0 or less)\n' \
+    "$4" "$(case $1 in fill) echo "blocks of 256 MiB and smaller" ;; *) echo "blocks of ${1#fill:} KiB" ;; esac)" "$granted" "$filled" "$bytes" "$((bytes - granted))" >>report
+  real_gpu || [ "$bytes" -le "$granted" ] || die "NVML sees $bytes bytes of a grant of $granted"
+}
+
+fills_hami() {
+  local before pid
+  before=$(used_outside)
+  mkdir -p /tmp/vgpulock
+  rm -f hami.cache filled
+  env LD_PRELOAD="$HAMI_CORE" CUDA_REDIRECT="$HAMI_CORE" LIBCUDA_LOG_LEVEL=0 CUDA_DEVICE_MEMORY_LIMIT="${part}m" \
+    CUDA_DEVICE_MEMORY_SHARED_CACHE="$PWD/hami.cache" ./work "$1" >filled 2>/dev/null &
+  pid=$!
+  compared "$1" "$before" filled "under HAMi-core's limit"
+  kill -9 "$pid"
+  wait "$pid" 2>/dev/null || :
 }
 
 result_strength() {
@@ -199,6 +401,8 @@ throttled() {
     start "share-$share" --memory "${part}MiB" --compute "$share"
     within "share-$share" work "product:$long" "product:$long"
     held=$(rate product)
+    within "share-$share" work "launch:$each"
+    printf -- '- cuLaunchKernel under a share of %s %%: %s ns\n' "$share" "$(rate launch)" >>report
     printf -- '- products a second with a share of %s %%: %s of %s, **%s %%** (after %s s; within 5 points to be recommended)\n' "$share" "$held" "$free" \
       "$(awk -v f="$free" -v h="$held" 'BEGIN { printf "%.1f", 100 * h / f }')" "$long" >>report
     finish "share-$share"
@@ -313,6 +517,8 @@ mps_by_hand() {
   sleep 2
   mps_ask "$pipe" "start_server -uid 0" >/dev/null
   sleep 2
+  mps_seen "the daemon has ended by itself" "$(kill -0 "$daemon_pid" 2>/dev/null && echo no || echo yes)"
+  mps_seen "all that it prints" "$(tail -n 12 by-hand.log)"
   mps_seen "a server without a GPU prints (the line with failed counts)" "$(grep -i failed by-hand.log | tail -n 1)"
   mps_seen "and at last" "$(tail -n 1 by-hand.log)"
   if command -v setpriv >/dev/null; then
@@ -389,13 +595,14 @@ refusals() {
 }
 
 story() {
+  local name failures=''
   enter
   export GPULEDGER_CONFIG=$PWD/config.toml
   if [ "${1:-}" = stand-in ]; then
     # Its NVML is asked as a real one is. Its GPU is on no bus, and each kernel takes a fifth of a millisecond.
     mount -t tmpfs tmpfs /sys/bus/pci/devices
     mkdir /sys/bus/pci/devices/0000:01:00.0 book
-    printf 'GPU-00000000-fa4e-d41e-0000-000000000001 16160 Stand-in\ncontext 64\nlaunch 200\n' >book/devices
+    printf 'GPU-00000000-fa4e-d41e-0000-000000000001 16160 Stand-in\ncontext 64\nunlisted 5700\nlaunch 200\n' >book/devices
     export FAKEDRIVER_DIR=$PWD/book
     write_config nvml "" "$PWD/driver"
   else
@@ -411,18 +618,56 @@ story() {
     printf -- '- memory limits of the driver itself: `%s`\n' "$(jq -r '.driver.memory_limits // "not asked"' state/inventory.json)"
   } >report
   part=$(($(mib "$(gpu free 0)") / 4))
-  exclusively
-  limited
-  frameworks
-  throughput
-  accuracy
-  throttled
-  mps
-  pytorch
-  refusals
+  cp config.toml config.first
+  for name in ${CHAPTERS:-$all}; do
+    tell "$name"
+  done
   run gpuledger check
   chapter "The report"
   cat report
+  [ -z "$failures" ] || die "these failed:$failures"
+}
+
+# tell CHAPTER: in a shell of its own. What a chapter that fails leaves is removed.
+tell() {
+  local status began=$SECONDS
+  rm -f why
+  set +e
+  (
+    set -e
+    "$1"
+  )
+  status=$?
+  set -e
+  say "($1: $((SECONDS - began)) s)"
+  if [ "$status" != 0 ]; then
+    failures+=" $1"
+    printf -- '- **FAILED**: %s: %s\n' "$1" "$(tail -n 1 why 2>/dev/null || echo "status $status")" >>report
+    show_logs
+    clean_node
+  fi
+  cp config.first config.toml
+}
+
+show_logs() {
+  [ ! -e daemon.pid ] || sed 's/^/  gpuledgerd: /' daemon.log | tail -n 20
+  tail -n 3 audit.jsonl 2>/dev/null | cut -c1-600 | sed 's/^/  audit: /'
+}
+
+clean_node() {
+  local container id
+  if [ -e daemon.pid ]; then
+    kill "$(cat daemon.pid)" 2>/dev/null || :
+    sleep 1
+    rm -f daemon.pid
+  fi
+  umount ./*/rootfs 2>/dev/null || :
+  for container in $(ls run 2>/dev/null); do
+    runc --root run delete --force "$container" || :
+  done
+  for id in $(gpuledger grants --json | jq -r '.grants[].id'); do
+    gpuledger release --force "$id" || :
+  done
 }
 
 case ${1:-} in

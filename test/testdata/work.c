@@ -4,14 +4,20 @@
  *   vmm      the same by memory that is mapped into one range of addresses, as expandable segments do
  *   graph    a CUDA graph with memory of its own, and one with more than there is
  *   product:N  matrix products for N seconds, how many a second, and whether they were right
+ *   beside:LIBRARY  compares what follows with the calls of that library, in turns
+ *   allocate:N  for N seconds each, pairs of cuMemAlloc and cuMemFree of 4 KiB and of 32 MiB: nanoseconds a pair
+ *   launch:N   for N seconds, launches of a kernel that does nothing: nanoseconds a launch
  *   train:N    for N seconds steps of what a small training does: stream-ordered memory, products, a number back
+ *   cpu:N    stays on processor N from then on
  *   settle   waits until what a context takes counts, or a minute
  *   fill     takes all that there is, says how much that was, and waits for ever
+ *   fill:N   the same in blocks of N KiB
  * A call that the driver does not have is said and passed over. */
 #define _GNU_SOURCE
 #include "../../shim/cuda_abi.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +50,7 @@
 CALLS(DECLARE)
 
 static CUdevice device;
-static CUfunction product_of;
+static CUfunction product_of, idle;
 static CUstream stream;
 
 /* need ends the program with a sentence. */
@@ -53,6 +59,14 @@ static void need(CUresult r, const char *what)
     if (r == CUDA_SUCCESS) return;
     printf("%s: error %d\n", what, r);
     exit(1);
+}
+
+static void stay(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    if (sched_setaffinity(0, sizeof set, &set)) perror("sched_setaffinity");
 }
 
 static double now(void)
@@ -177,7 +191,8 @@ static const char code[] =
     "LOOP:\nld.global.f32 %f2, [%d5];\nld.global.f32 %f3, [%d7];\nfma.rn.f32 %f1, %f2, %f3, %f1;\n"
     "add.s64 %d5, %d5, 4;\nadd.s64 %d7, %d7, %d8;\nadd.u32 %r8, %r8, 1;\nsetp.lt.u32 %p2, %r8, %r1;\n@%p2 bra LOOP;\n"
     "add.u32 %r9, %r7, %r5;\nmul.wide.u32 %d9, %r9, 4;\nadd.s64 %d10, %d3, %d9;\nst.global.f32 [%d10], %f1;\n"
-    "DONE:\nret;\n}\n";
+    "DONE:\nret;\n}\n"
+    ".visible .entry idle()\n{\nret;\n}\n";
 
 static void load_code(void)
 {
@@ -191,6 +206,7 @@ static void load_code(void)
     if (r != CUDA_SUCCESS) printf("%s\n", log);
     need(r, "cuModuleLoadDataEx");
     need(cuModuleGetFunction(&product_of, module, "product"), "cuModuleGetFunction");
+    need(cuModuleGetFunction(&idle, module, "idle"), "cuModuleGetFunction");
 }
 
 enum { N = 1024, THREADS = 256 };
@@ -264,6 +280,111 @@ static void train(double seconds)
     need(cuMemFree_v2(weights) || cuMemFree_v2(input), "cuMemFree");
 }
 
+/* ---- what single calls cost ---- */
+
+struct calls {
+    CUresult (*alloc)(CUdeviceptr *, size_t), (*free)(CUdeviceptr);
+    CUresult (*launch)(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **, void **);
+};
+static struct calls theirs; /* of the library beside */
+
+/* A library that stands before the driver may have another dlsym, which the C library's own finds nothing of. */
+static void look_beside(const char *name)
+{
+    void *library = dlopen(name, RTLD_NOW), *c = dlopen("libc.so.6", RTLD_NOW);
+    void *(*find)(void *, const char *) = NULL;
+
+    if (c) *(void **)&find = dlsym(c, "dlsym");
+    if (!library || !find) {
+        printf("no library beside: %s\n", dlerror());
+        exit(1);
+    }
+    *(void **)&theirs.alloc = find(library, "cuMemAlloc_v2");
+    *(void **)&theirs.free = find(library, "cuMemFree_v2");
+    *(void **)&theirs.launch = find(library, "cuLaunchKernel");
+}
+
+enum { SAMPLES = 1 << 18 };
+static double sample[2][SAMPLES];
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *of, int n)
+{
+    qsort(of, (size_t)n, sizeof *of, by_value);
+    return of[n / 2] * 1e9;
+}
+
+/* in_turns calls measure for each side, in another order each time, so that both have the same GPU and processor. */
+static void in_turns(const char *name, double seconds, double (*measure)(const struct calls *, size_t), size_t argument)
+{
+    struct calls ours = {cuMemAlloc_v2, cuMemFree_v2, cuLaunchKernel};
+    double start = now();
+    int n = 0;
+
+    for (; n < SAMPLES && (n < 2 || now() < start + seconds); n++)
+        for (int turn = 0; turn < 2; turn++) {
+            int side = turn ^ (n & 1);
+            if (side == 0 || theirs.alloc) sample[side][n] = measure(side ? &theirs : &ours, argument);
+        }
+    printf("%s: %.1f ns, the median of %d", name, median(sample[0], n), n);
+    if (theirs.alloc) {
+        double own = median(sample[1], n);
+        printf("; %.1f ns by the library beside, so %+.1f", own, median(sample[0], n) - own);
+    }
+    printf("\n");
+}
+
+static double pair(const struct calls *c, size_t bytes)
+{
+    CUdeviceptr p;
+    double before = now();
+    CUresult r = c->alloc(&p, bytes);
+
+    if (r == CUDA_SUCCESS) r = c->free(p);
+    before = now() - before;
+    need(r, "cuMemAlloc and cuMemFree");
+    return before;
+}
+
+static void pairs(const char *name, size_t bytes, double seconds)
+{
+    CUdeviceptr kept;
+
+    need(cuMemAlloc_v2(&kept, bytes), "cuMemAlloc"); /* what the driver keeps for it is there from now on */
+    in_turns(name, seconds, pair, bytes);
+    need(cuMemFree_v2(kept), "cuMemFree");
+}
+
+static void allocate(double seconds)
+{
+    pairs("small", 4 << 10, seconds / 2);
+    pairs("large", 32 * MIB, seconds / 2);
+}
+
+/* A batch is shorter than the driver's queue, so that no launch waits for the GPU. */
+static double batch(const struct calls *c, size_t size)
+{
+    double before = now();
+    CUresult r = CUDA_SUCCESS;
+
+    for (size_t i = 0; i < size && r == CUDA_SUCCESS; i++) r = c->launch(idle, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    before = (now() - before) / (double)size;
+    need(r, "cuLaunchKernel");
+    need(cuCtxSynchronize(), "cuCtxSynchronize");
+    return before;
+}
+
+static void launch(double seconds)
+{
+    load_code();
+    in_turns("launch", seconds, batch, 100);
+}
+
 /* ---- graphs ---- */
 
 /* plan captures an allocation, a kernel on it and its free. */
@@ -327,14 +448,14 @@ static void settle(void)
     } while (free == all && now() < start + 60);
 }
 
-static void fill(void)
+static void fill(size_t block_of)
 {
     size_t bytes = 0;
     CUdeviceptr p;
 
-    for (size_t size = 256 * MIB; size >= 64 << 10;)
+    for (size_t size = block_of ? block_of : 256 * MIB; size >= 64 << 10;)
         if (cuMemAlloc_v2(&p, size) == CUDA_SUCCESS) bytes += size;
-        else size /= 2;
+        else size = block_of ? 0 : size / 2;
     printf("filled with %zu bytes\n", bytes);
     for (;;) pause();
 }
@@ -366,9 +487,14 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "vmm") == 0) vmm();
         else if (strcmp(argv[i], "graph") == 0) graph();
         else if (strncmp(argv[i], "product:", 8) == 0) product(atof(argv[i] + 8));
+        else if (strncmp(argv[i], "allocate:", 9) == 0) allocate(atof(argv[i] + 9));
+        else if (strncmp(argv[i], "launch:", 7) == 0) launch(atof(argv[i] + 7));
         else if (strncmp(argv[i], "train:", 6) == 0) train(atof(argv[i] + 6));
+        else if (strncmp(argv[i], "cpu:", 4) == 0) stay(atoi(argv[i] + 4));
         else if (strcmp(argv[i], "settle") == 0) settle();
-        else if (strcmp(argv[i], "fill") == 0) fill();
+        else if (strcmp(argv[i], "fill") == 0) fill(0);
+        else if (strncmp(argv[i], "fill:", 5) == 0) fill((size_t)atol(argv[i] + 5) << 10);
+        else if (strncmp(argv[i], "beside:", 7) == 0) look_beside(argv[i] + 7);
         else return printf("it knows no %s\n", argv[i]), 2;
     }
     return 0;
