@@ -39,7 +39,7 @@ func measure(c *cli.Context) error {
 	}
 	defer done()
 	if !c.Bool("follow") {
-		s, err := sample(time.Now())
+		s, err := sample(time.Now(), true)
 		if err != nil {
 			return err
 		}
@@ -50,12 +50,12 @@ func measure(c *cli.Context) error {
 
 // answer writes a sample for each line that it reads. It ends with a sample that
 // fails: gpuledgerd then starts another process, which loads NVML again.
-func answer(in io.Reader, out io.Writer, sample func(time.Time) (grant.Sample, error)) error {
+func answer(in io.Reader, out io.Writer, sample sampling) error {
 	for lines := bufio.NewScanner(in); ; {
 		if !lines.Scan() {
 			return lines.Err()
 		}
-		s, err := sample(time.Now())
+		s, err := sample(time.Now(), lines.Text() == gpu.FreshShares)
 		if err != nil {
 			return err
 		}
@@ -74,8 +74,11 @@ func put(out io.Writer, s grant.Sample) error {
 	return err
 }
 
+// sampling takes a sample. fresh: also what changes little, and takes the driver long.
+type sampling func(now time.Time, fresh bool) (grant.Sample, error)
+
 // sampler is what the configuration says is to be asked.
-func sampler(source grant.Source) (sample func(time.Time) (grant.Sample, error), done func(), err error) {
+func sampler(source grant.Source) (sample sampling, done func(), err error) {
 	if source.Source != grant.Simulated {
 		s, err := nvml.OpenSampler(source.DriverRoot)
 		if err != nil {
@@ -84,5 +87,5 @@ func sampler(source grant.Source) (sample func(time.Time) (grant.Sample, error),
 		return s.Sample, s.Close, nil
 	}
 	s := simulated.Sampler{Path: source.File}
-	return s.Sample, func() {}, nil
+	return func(now time.Time, _ bool) (grant.Sample, error) { return s.Sample(now) }, func() {}, nil
 }

@@ -7,6 +7,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
+// FreshShares is the line that asks `gpuledger inventory measure` for a sample in which the
+// processes' shares of the GPU's time are not some seconds old. Any other line asks for a sample.
+const FreshShares = "shares"
+
 // ReadSample reads a sample as WriteSample and the JSON library write it. A sample each second can
 // have a thousand processes, and reflection takes several times as long.
 // TestSampleEqualsTheJSONLibrary compares both functions with the fields' tags.

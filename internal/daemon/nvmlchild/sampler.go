@@ -17,9 +17,15 @@ func NewSampler(config string) *Sampler {
 	return &Sampler{newChild(config, "measure", "--follow")}
 }
 
-// Sample takes one sample. An error says why there is none; the next call may start a new child.
-func (m *Sampler) Sample(ctx context.Context, source grant.Source) (sample grant.Sample, err error) {
-	err = m.exchange(ctx, source, nil, func(line []byte) (err error) {
+// Sample takes one sample. fresh: with the processes' shares of the GPU's time as they are now. An
+// error says why there is none; the next call may start a new child.
+func (m *Sampler) Sample(ctx context.Context, source grant.Source, fresh bool) (sample grant.Sample,
+	err error) {
+	var line []byte
+	if fresh {
+		line = []byte(gpu.FreshShares)
+	}
+	err = m.exchange(ctx, source, line, func(line []byte) (err error) {
 		sample, err = readSample(line)
 		return err
 	})

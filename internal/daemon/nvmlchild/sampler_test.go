@@ -76,7 +76,7 @@ func (n *fakeNVML) put(name, text string) {
 }
 
 func (n *fakeNVML) ask() (int, error) {
-	s, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML})
+	s, err := n.m.Sample(context.Background(), grant.Source{Source: grant.NVML}, false)
 	return len(s.GPUs), err
 }
 
@@ -137,7 +137,7 @@ func TestSamplerFollowsChanges(t *testing.T) {
 	}
 	before := n.m.current.cmd.Process.Pid
 	if _, err := n.m.Sample(context.Background(), grant.Source{
-		Source: grant.NVML, DriverRoot: "/elsewhere"}); err != nil || n.m.current.cmd.Process.Pid == before {
+		Source: grant.NVML, DriverRoot: "/elsewhere"}, false); err != nil || n.m.current.cmd.Process.Pid == before {
 		t.Errorf("another driver root is read through the same process (%v)", err)
 	}
 }
@@ -256,7 +256,7 @@ func TestSamplerEndsWithItsContext(t *testing.T) {
 	n.does("hang")
 	ctx, stop := context.WithCancel(context.Background())
 	time.AfterFunc(50*time.Millisecond, stop)
-	if _, err := n.m.Sample(ctx, grant.Source{}); err == nil {
+	if _, err := n.m.Sample(ctx, grant.Source{}, false); err == nil {
 		t.Error("there is a sample")
 	}
 }
@@ -281,7 +281,7 @@ func TestMonotonic(t *testing.T) {
 		}
 	}
 	n := newFakeNVML(t)
-	s, err := n.m.Sample(context.Background(), grant.Source{})
+	s, err := n.m.Sample(context.Background(), grant.Source{}, false)
 	if err != nil || s.Taken == s.Taken.Round(0) {
 		t.Errorf("a sample is of %v (%v)", s.Taken, err)
 	}

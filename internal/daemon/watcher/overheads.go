@@ -53,7 +53,7 @@ type grantGPU struct {
 type writtenOverhead struct {
 	used, counted grant.Bytes // measured and read from the account, when it was written last
 	overhead      grant.Bytes
-	moving        bool // the account had changed since it was read before
+	settled       bool // neither had changed since the time before
 	at            time.Time
 	pass          int // in which the grant was last used
 }
@@ -67,7 +67,8 @@ func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 	before := last.counted
 	least, most := used-min(used, max(before, counted)), used-min(used, min(before, counted))
 	last.overhead = min(max(last.overhead, least), most)
-	last.used, last.counted, last.moving = used, counted, before != counted
+	last.settled = before == counted && used == last.used && !last.at.IsZero()
+	last.used, last.counted = used, counted
 	return last
 }
 
@@ -103,10 +104,9 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 		last, known := o.written[key]
 		used := g.Used + g.Unlisted
 		moved := max(used, last.used) - min(used, last.used)
-		due := !known || last.moving || moved >= max(overheadStep, g.Granted/overheadPart) ||
+		due := !known || !last.settled || moved >= max(overheadStep, g.Granted/overheadPart) ||
 			r.Taken.Sub(last.at) >= overheadEvery
 		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
-			last.used, last.at = used, r.Taken
 			written, err := o.write(n.Policy.LimitsDir(g.ID), g, last)
 			if err == nil {
 				last = written
@@ -114,6 +114,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 			} else if errors.Is(err, limits.ErrSlow) {
 				o.skipUntil[g.ID] = r.Taken.Add(slowEvery)
 			}
+			last.used, last.at = used, r.Taken
 		}
 		last.pass = o.pass
 		o.written[key] = last
@@ -140,9 +141,10 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 // leastContext is less than any context takes, in bytes. What is smaller is something else.
 const leastContext = 16 * grant.MiB
 
-// learn takes the overhead of a process for what a context takes, if none was seen to have less.
+// learn takes the overhead of a process for what a context takes, if none was seen to have less. Two
+// measurements have to agree: a context that is being made has a part of its memory.
 func (o *overheadWriter) learn(g watch.GrantUse, last writtenOverhead) bool {
-	if g.Processes == 0 || last.moving {
+	if g.Processes == 0 || !last.settled {
 		return false
 	}
 	each := last.overhead / grant.Bytes(g.Processes)

@@ -115,8 +115,11 @@ func TestContextsAreLearned(t *testing.T) {
 		dir := n.Policy.LimitsDir(g.ID)
 		daemontest.Must(t, os.MkdirAll(dir, 0o700),
 			limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0, nil))
-		now = now.Add(time.Second)
-		o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{g}})
+		for _, used := range []grant.Bytes{32 * grant.MiB, used, used} { // at first the context is being made
+			g.Used = used
+			now = now.Add(time.Second)
+			o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{g}})
+		}
 		if got := limits.ReadContexts(n.Policy.ContextsFile())[uuid]; got != want {
 			t.Errorf("after %s of %d processes: %s is known, want %s", used, processes, got, want)
 		}

@@ -137,7 +137,7 @@ func (g *standInGPU) sampled(n int, attended bool) map[grant.ID]float64 {
 	mean := map[grant.ID]float64{}
 	for range n {
 		g.now = g.now.Add(time.Second)
-		sample, err := g.sampler.Sample(g.now)
+		sample, err := g.sampler.Sample(g.now, true)
 		daemontest.Must(g.t, err)
 		r := watch.Compare(watch.Input{Sample: sample, Processes: g.people, Grants: g.grants})
 		for _, use := range r.Grants {

@@ -27,7 +27,7 @@ import (
 type Watcher struct {
 	node    func() *node.Node
 	sampler interface {
-		Sample(context.Context, grant.Source) (grant.Sample, error)
+		Sample(context.Context, grant.Source, bool) (grant.Sample, error)
 		Close()
 	}
 	roots []string // where runtimes keep the states of containers, beside the usual places
@@ -99,7 +99,8 @@ const (
 )
 
 func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
-	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory)
+	sample, err := w.sampler.Sample(ctx, n.Policy.Inventory,
+		n.Policy.Enforcement.Compute == grant.ThrottleShare) // the throttle goes by the shares
 	if err != nil {
 		w.setFailure(err)
 		return err

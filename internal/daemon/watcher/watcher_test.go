@@ -31,7 +31,7 @@ import (
 // fixedSampler is a sampler that returns the same sample again and again, with the present time.
 type fixedSampler struct{ s grant.Sample }
 
-func (s fixedSampler) Sample(context.Context, grant.Source) (grant.Sample, error) {
+func (s fixedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample, error) {
 	s.s.Taken = time.Now()
 	return s.s, nil
 }
@@ -190,7 +190,7 @@ type timedSampler struct {
 	when time.Time
 }
 
-func (a timedSampler) Sample(context.Context, grant.Source) (grant.Sample, error) {
+func (a timedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample, error) {
 	a.s.Taken = a.when
 	return a.s, nil
 }

@@ -21,8 +21,24 @@ type Sampler struct {
 	events nvml.EventSet     // nil: XIDs are not told
 	seen   map[string]uint64 // the newest measurement of processes that was taken, by GPU
 	uuids  map[int]string    // by index, as they answered last
+	shares map[string]shares
+	noMIG  map[string]time.Time // when a GPU said last that it is not in MIG mode
+	now    time.Time            // of the sample that is being taken
 	close  func()
 }
+
+// shares is what the processes of a GPU had of its time, by pid, in percent.
+type shares struct {
+	taken time.Time
+	of    map[int]int
+}
+
+// How long some answers are kept. On an H100 with driver 580 the driver takes 1.4 ms of processor
+// time for the shares, and 0.2 ms for the mode, of 2 ms for all that is asked about a GPU.
+const (
+	keepShares = 5 * time.Second
+	keepNoMIG  = 30 * time.Second
+)
 
 // OpenSampler loads the NVML that lies below driverRoot.
 func OpenSampler(driverRoot string) (*Sampler, error) {
@@ -48,7 +64,8 @@ func NewSampler(lib nvml.Interface) (*Sampler, error) {
 	if err := checkLibrary(lib); err != nil {
 		return nil, err
 	}
-	s := &Sampler{lib: lib, seen: map[string]uint64{}, uuids: map[int]string{}, close: func() {}}
+	s := &Sampler{lib: lib, seen: map[string]uint64{}, uuids: map[int]string{}, shares: map[string]shares{},
+		noMIG: map[string]time.Time{}, close: func() {}}
 	s.listen()
 	return s, nil
 }
@@ -99,8 +116,12 @@ func (s *Sampler) xids() map[string][]int {
 }
 
 // Sample reads every GPU. One that does not answer has a health that says so; an error means that
-// nothing is known.
-func (s *Sampler) Sample(now time.Time) (grant.Sample, error) {
+// nothing is known. What processes have of the GPU's time may be some seconds old, unless it is to
+// be fresh.
+func (s *Sampler) Sample(now time.Time, fresh bool) (grant.Sample, error) {
+	if s.now = now; fresh {
+		clear(s.shares)
+	}
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return grant.Sample{}, fmt.Errorf("cannot count the GPUs: %v", ret)
@@ -214,12 +235,14 @@ const noInstance = 0xFFFFFFFF
 
 // instances lists the GPU's MIG devices.
 func (d usageReader) instances(u *grant.Usage) map[instance]string {
-	if !hasAll(d.lib, mig) {
+	if at, is := d.noMIG[u.UUID]; !hasAll(d.lib, mig) || is && isKept(at, d.now, keepNoMIG) {
 		return nil
 	}
 	if mode, _, ret := d.GetMigMode(); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+		d.noMIG[u.UUID] = d.now
 		return nil
 	}
+	delete(d.noMIG, u.UUID)
 	count, ret := d.GetMaxMigDeviceCount()
 	of := map[instance]string{}
 	for i := 0; ret == nvml.SUCCESS && i < count; i++ {
@@ -236,6 +259,9 @@ func (d usageReader) instances(u *grant.Usage) map[instance]string {
 	}
 	return of
 }
+
+// isKept reports whether an answer of a time is not too old. The clock may have been set back.
+func isKept(at, now time.Time, long time.Duration) bool { return !now.Before(at) && now.Sub(at) < long }
 
 // number enters a MIG device under its numbers.
 func number(of map[instance]string, u *grant.Usage, d nvml.Device) nvml.Return {
@@ -299,6 +325,10 @@ func (d usageReader) processes(u *grant.Usage, instances map[instance]string) nv
 		for _, info := range infos {
 			p := grant.ProcessUse{PID: int(info.Pid), Memory: grant.Bytes(info.UsedGpuMemory), Compute: -1}
 			if info.GpuInstanceId != noInstance {
+				if instances == nil { // it has come into MIG mode
+					delete(d.noMIG, u.UUID)
+					instances = d.instances(u)
+				}
 				p.Device = instances[instance{info.GpuInstanceId, info.ComputeInstanceId}]
 			}
 			if p.Unmeasured = info.UsedGpuMemory == unavailable; p.Unmeasured {
@@ -323,9 +353,22 @@ func (d usageReader) compute(u *grant.Usage) {
 	if len(u.Processes) == 0 || !has(d.lib, symbols{"nvmlDeviceGetProcessUtilization"}) {
 		return
 	}
+	if known, is := d.shares[u.UUID]; !is || !isKept(known.taken, d.now, keepShares) {
+		if !d.readShares(u) {
+			return
+		}
+	}
+	of := d.shares[u.UUID].of
+	for i := range u.Processes {
+		u.Processes[i].Compute = of[u.Processes[i].PID]
+	}
+}
+
+// readShares asks for what was measured since the last time.
+func (d usageReader) readShares(u *grant.Usage) bool {
 	samples, ret := d.GetProcessUtilization(d.seen[u.UUID])
 	if ret != nvml.SUCCESS {
-		return
+		return false
 	}
 	newest := d.seen[u.UUID]
 	of := map[int]int{}
@@ -337,7 +380,6 @@ func (d usageReader) compute(u *grant.Usage) {
 		}
 	}
 	d.seen[u.UUID] = newest
-	for i := range u.Processes {
-		u.Processes[i].Compute = of[u.Processes[i].PID]
-	}
+	d.shares[u.UUID] = shares{d.now, of}
+	return true
 }

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	api "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -52,7 +53,7 @@ func sampled(t *testing.T, s *server.Server) grant.Sample {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sample, err := sampler.Sample(machine(t, 0).Now())
+	sample, err := sampler.Sample(machine(t, 0).Now(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,6 +138,45 @@ func TestSampleOfPartitions(t *testing.T) {
 	}
 }
 
+// TestAnswersThatAreKept: shares of the GPU's time for some seconds, unless fresh ones are wanted;
+// that a GPU is not in MIG mode until a process runs on a MIG device, or for half a minute.
+func TestAnswersThatAreKept(t *testing.T) {
+	s := used(dgxa100.New())
+	d := at(s, 0)
+	var asked, modes int
+	d.GetProcessUtilizationFunc = func(uint64) ([]api.ProcessUtilizationSample, api.Return) {
+		asked++
+		return []api.ProcessUtilizationSample{{Pid: 10, TimeStamp: uint64(asked), SmUtil: uint32(asked)}},
+			api.SUCCESS
+	}
+	d.GetMigModeFunc = func() (int, int, api.Return) {
+		modes++
+		return api.DEVICE_MIG_DISABLE, api.DEVICE_MIG_DISABLE, api.SUCCESS
+	}
+	d.GetComputeRunningProcessesFunc = list(process(10, grant.GiB))
+	sampler, err := nvml.NewSampler(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := machine(t, 0).Now()
+	for i, c := range []struct {
+		after        time.Duration
+		fresh        bool
+		share, modes int
+	}{{0, false, 1, 1}, {time.Second, false, 1, 1}, {time.Second, true, 2, 1}, {4 * time.Second, false, 2, 1},
+		{time.Second, false, 3, 1}, {-time.Hour, false, 4, 2}, {30 * time.Second, false, 5, 3}} {
+		now = now.Add(c.after)
+		sample, err := sampler.Sample(now, c.fresh)
+		if err != nil || sample.GPUs[0].Processes[0].Compute != c.share || modes != c.modes {
+			t.Errorf("%d: %+v, its mode was asked %d times (%v)", i, sample.GPUs[0].Processes, modes, err)
+		}
+	}
+	d.GetComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 10, UsedGpuMemory: 5, GpuInstanceId: 7})
+	if _, err := sampler.Sample(now, false); err != nil || modes != 4 {
+		t.Errorf("a process runs on a MIG device, and the mode was asked %d times (%v)", modes, err)
+	}
+}
+
 // TestSampleOfSickGPUs: a GPU that does not answer does not keep the others from being reported.
 func TestSampleOfSickGPUs(t *testing.T) {
 	s := used(dgxa100.New())
@@ -145,7 +185,7 @@ func TestSampleOfSickGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := machine(t, 0).Now()
-	before, err := sampler.Sample(now)
+	before, err := sampler.Sample(now, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +209,7 @@ func TestSampleOfSickGPUs(t *testing.T) {
 		}
 		return handle(i)
 	}
-	after, err := sampler.Sample(now)
+	after, err := sampler.Sample(now, true)
 	if err != nil || len(after.GPUs) != 8 {
 		t.Fatalf("%d GPUs, %v", len(after.GPUs), err)
 	}
@@ -184,7 +224,8 @@ func TestSampleOfSickGPUs(t *testing.T) {
 		}
 	}
 	s.DeviceGetCountFunc = func() (int, api.Return) { return 0, api.ERROR_UNINITIALIZED }
-	if _, err := sampler.Sample(now); err == nil || !strings.HasPrefix(err.Error(), "cannot count the GPUs") {
+	if _, err := sampler.Sample(now, true); err == nil ||
+		!strings.HasPrefix(err.Error(), "cannot count the GPUs") {
 		t.Errorf("an NVML that has ended: %v", err)
 	}
 }
@@ -216,7 +257,7 @@ func TestSampleReportsErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range [][]int{{79, 31}, nil} {
-		sample, err := sampler.Sample(machine(t, 0).Now())
+		sample, err := sampler.Sample(machine(t, 0).Now(), true)
 		if err != nil || !reflect.DeepEqual(sample.GPUs[1].XIDs, want) || sample.GPUs[0].XIDs != nil {
 			t.Errorf("got %v and %v, want %v (%v)", sample.GPUs[1].XIDs, sample.GPUs[0].XIDs, want, err)
 		}
