@@ -338,13 +338,17 @@ accuracy() {
   [ -z "${HAMI_CORE:-}" ] || fills_hami fill:3072
 }
 
-# fills WAY NAME [settle]: fills a grant, after what its context takes was measured, and compares.
+# fills WAY NAME [settle]: fills a grant, after what its context takes was measured, and compares. It lives until gpuledgerd knows what contexts take.
 fills() {
-  local before
+  local before i
   before=$(used_outside)
   start "$2" --memory "${part}MiB"
   [ "$2" != full-fill ] || result_strength "$2"
   run gpuledger-runtime --root run exec --detach "$2" sh -c "exec work ${3:-} $1 >/tmp/filled 2>&1"
+  for ((i = 0; i < 100; i++)); do
+    [ ! -s bindings/contexts ] || break
+    sleep 0.1
+  done
   compared "$1" "$before" "$2/rootfs/tmp/filled" "under a limit$([ -n "${3:-}" ] || echo ", as soon as it runs")"
   finish "$2"
 }
