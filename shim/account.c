@@ -270,6 +270,12 @@ void account_give(int device, uint64_t bytes)
                                         __ATOMIC_SEQ_CST));
 }
 
+uint64_t account_context(int device)
+{
+    const struct record_limits *l = LOAD(&limits);
+    return l && device >= 0 && device < RECORD_DEVICES ? LOAD(&l->device[device].context) : 0;
+}
+
 static bool in_use(const struct record_slot *s)
 {
     for (int d = 0; d < RECORD_DEVICES; d++)

@@ -20,6 +20,9 @@ int account_device(const uint8_t uuid[16]);
 bool account_take(int device, uint64_t bytes);
 void account_give(int device, uint64_t bytes);
 
+/* account_context is what a context takes of a device, as far as the node knows it; else 0. */
+uint64_t account_context(int device);
+
 /* account_usage is a device's grant, what is used of it and what is free, in bytes. The slots of
  * dead processes are emptied first. */
 struct account_usage { uint64_t total, used, free; };

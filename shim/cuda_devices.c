@@ -94,6 +94,38 @@ CUresult location_of_stream(CUstream stream, struct location *l)
 
 /* ---- contexts ---- */
 
+/* A context takes memory that no call names. It counts before the driver makes the context, as much
+ * as the node has measured of others. What it takes beyond that is overhead. */
+static CUresult begin_context(struct track *t, CUdevice ordinal)
+{
+    *t = (struct track){.kind = TRACK_CONTEXT, .device = (int8_t)device_of(ordinal)};
+    t->bytes = account_context(t->device);
+    return t->bytes == 0 || account_take(t->device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult finish_context(CUresult r, struct track *t, const CUcontext *context, void (*undo)(uint64_t))
+{
+    if (t->bytes == 0) return r;
+    t->key = t->context = (uint64_t)(uintptr_t)*context;
+    return finish_allocation(r, t, undo);
+}
+
+static void undo_context(uint64_t context) { REAL(cuCtxDestroy_v2)((CUcontext)(uintptr_t)context); }
+
+#define CREATE(function, parameters, ...)                                       \
+    API CUresult function parameters                                            \
+    {                                                                           \
+        struct track t;                                                         \
+        CUresult r;                                                             \
+        if (!c) return REAL(function)(__VA_ARGS__);                             \
+        if ((r = begin_context(&t, d)) != CUDA_SUCCESS) return r;               \
+        return finish_context(REAL(function)(__VA_ARGS__), &t, c, undo_context); \
+    }
+CREATE(cuCtxCreate, (CUcontext *c, unsigned int flags, CUdevice d), c, flags, d)
+CREATE(cuCtxCreate_v2, (CUcontext *c, unsigned int flags, CUdevice d), c, flags, d)
+CREATE(cuCtxCreate_v3, (CUcontext *c, void *affinity, int n, unsigned int flags, CUdevice d), c, affinity, n, flags, d)
+CREATE(cuCtxCreate_v4, (CUcontext *c, void *params, unsigned int flags, CUdevice d), c, params, flags, d)
+
 static bool in_context(const struct track *t, uint64_t context) { return t->context == context; }
 
 /* uncount_context takes everything that was allocated in a context out of the account. */
@@ -110,13 +142,38 @@ static CUresult finish_destroy(CUresult r, CUcontext context)
 API CUresult cuCtxDestroy(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy)(c), c); }
 API CUresult cuCtxDestroy_v2(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy_v2)(c), c); }
 
-API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+static bool has_primary(CUdevice ordinal)
+{
+    unsigned int flags;
+    int active = 1;
+    return REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active;
+}
+
+static void undo_primary(uint64_t context)
+{
+    for (int i = 0; i < ORDINALS; i++)
+        if (__atomic_load_n(&primary[i], __ATOMIC_RELAXED) == context) REAL(cuDevicePrimaryCtxRelease)(i);
+}
+
+static CUresult retain(CUcontext *context, CUdevice ordinal)
 {
     CUresult r = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
 
-    if (r == CUDA_SUCCESS && context && ordinal >= 0 && ordinal < ORDINALS)
-        __atomic_store_n(&primary[ordinal], (uint64_t)(uintptr_t)*context, __ATOMIC_RELAXED);
+    if (r == CUDA_SUCCESS) __atomic_store_n(&primary[ordinal], (uint64_t)(uintptr_t)*context, __ATOMIC_RELAXED);
     return r;
+}
+
+/* Of threads that make the primary context at the same time, each counts it, and the last entry of the
+ * table takes the place of the others. */
+API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+{
+    struct track t;
+    CUresult r;
+
+    if (!context || ordinal < 0 || ordinal >= ORDINALS) return REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+    if (has_primary(ordinal)) return retain(context, ordinal);
+    if ((r = begin_context(&t, ordinal)) != CUDA_SUCCESS) return r;
+    return finish_context(retain(context, ordinal), &t, context, undo_primary);
 }
 
 /* The last release destroys the primary context, and only the driver knows how many users there

@@ -65,7 +65,11 @@
     ROW(cuGraphExecDestroy, FREED, "and trims the device's graph memory, which would hold it")                          \
     ROW(cuCtxDestroy, FREED, "everything that was allocated in the context")                                            \
     ROW(cuCtxDestroy_v2, FREED, "everything that was allocated in the context")                                         \
-    ROW(cuDevicePrimaryCtxRetain, TRACKED, "which context is a device's primary one")                                   \
+    ROW(cuCtxCreate, COUNTED, "what the node has measured of contexts; the rest is overhead")                           \
+    ROW(cuCtxCreate_v2, COUNTED, "as cuCtxCreate")                                                                      \
+    ROW(cuCtxCreate_v3, COUNTED, "as cuCtxCreate")                                                                      \
+    ROW(cuCtxCreate_v4, COUNTED, "as cuCtxCreate")                                                                      \
+    ROW(cuDevicePrimaryCtxRetain, COUNTED, "as cuCtxCreate, if the device has no primary context yet")                  \
     ROW(cuDevicePrimaryCtxRelease, FREED, "at the last release everything that was allocated in the context")           \
     ROW(cuDevicePrimaryCtxRelease_v2, FREED, "as cuDevicePrimaryCtxRelease")                                            \
     ROW(cuDevicePrimaryCtxReset, FREED, "everything that was allocated in the context")                                 \
@@ -98,12 +102,8 @@
  * allocates no device memory of its own */
 #define CUDA_PASSED(ROW)                                                                                                \
     ROW(cuGetExportTable, OVERHEAD, "undocumented tables that the CUDA runtime needs to start; one creates contexts")   \
-    ROW(cuCtxCreate, OVERHEAD, "only the driver knows a context's size")                                                \
-    ROW(cuCtxCreate_v2, OVERHEAD, "as cuCtxCreate")                                                                     \
-    ROW(cuCtxCreate_v3, OVERHEAD, "as cuCtxCreate")                                                                     \
-    ROW(cuCtxCreate_v4, OVERHEAD, "as cuCtxCreate")                                                                     \
-    ROW(cuGreenCtxCreate, OVERHEAD, "as cuCtxCreate")                                                                   \
-    ROW(cuGreenCtxDestroy, OVERHEAD, "as cuCtxCreate")                                                                  \
+    ROW(cuGreenCtxCreate, OVERHEAD, "only the driver knows its size")                                                   \
+    ROW(cuGreenCtxDestroy, OVERHEAD, "as cuGreenCtxCreate")                                                             \
     ROW(cuCtxSetLimit, OVERHEAD, "the heap, printf and stack buffers of a context")                                     \
     ROW(cuStreamCreate, OVERHEAD, "small buffers of the context")                                                       \
     ROW(cuStreamCreateWithPriority, OVERHEAD, "as cuStreamCreate")                                                      \

@@ -3,8 +3,8 @@
  *
  * The limits file is written by the node, read-only in the container, and mapped by each process.
  * Words change in place: a bind mount holds the file, so a container would never see a new one.
- * These words change: bytes and overhead of each device, then generation; share and gate of each
- * device, then beat. The devices do not change.
+ * These words change: bytes, overhead and context of each device, then generation; share and gate of
+ * each device, then beat. The devices do not change.
  *
  * The region file has one slot for each process. The process that holds the OFD lock on byte i of
  * the file owns slot i, and no other process writes to the slot. The kernel releases the lock when
@@ -30,7 +30,8 @@ struct record_device {
     uint64_t overhead; /* bytes that the node measured beyond the slots: contexts, code, uncounted calls */
     uint64_t share;    /* percent of the device's time; 0: no share, and nothing is throttled */
     uint64_t gate;     /* RECORD_GATE: when launches pass; 0: as share says */
-    uint64_t reserved[2];
+    uint64_t context;  /* bytes that a context takes, as the node measured it; 0: not known yet */
+    uint64_t reserved;
 };
 
 /* A gate is open for the first `open` microseconds of each `period` microseconds. It is one word,

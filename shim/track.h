@@ -9,6 +9,7 @@
 enum track_kind {
     TRACK_POINTER = 1, /* key: device address */
     TRACK_PAGE,        /* key: device address of a page of the GPU; count: small allocations in it */
+    TRACK_CONTEXT,     /* key: context */
     TRACK_ARRAY,       /* key: array or mipmapped array */
     TRACK_HANDLE,      /* key: VMM handle; link: its block; count: releases until it is invalid */
     TRACK_MAPPING,     /* key: start address; link: its block; bytes: of the range */

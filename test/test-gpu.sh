@@ -334,6 +334,7 @@ accuracy() {
     fills "$way" "full-${way#fill:}" settle
   done
   fills fill at-once # what contexts take is known by now
+  crowd 8
   no_daemon
   [ -z "${HAMI_CORE:-}" ] || fills_hami fill:3072
 }
@@ -351,6 +352,24 @@ fills() {
   done
   compared "$1" "$before" "$2/rootfs/tmp/filled" "under a limit$([ -n "${3:-}" ] || echo ", as soon as it runs")"
   finish "$2"
+}
+
+# crowd N: fills a grant by so many processes at once.
+crowd() {
+  local before bytes i j granted=$((part << 20))
+  before=$(used_outside)
+  start crowd --memory "${part}MiB"
+  for ((i = 0; i < $1; i++)); do
+    run gpuledger-runtime --root run exec --detach crowd sh -c "exec work settle fill:3072 >/tmp/filled.$i 2>&1"
+  done
+  for ((j = 0; j < 600; j++)); do
+    [ "$(cat crowd/rootfs/tmp/filled.* 2>/dev/null | grep -c '^filled')" -lt "$1" ] || break
+    sleep 0.1
+  done
+  bytes=$(($(used_outside) - before))
+  printf -- '- under a limit, %s processes at once, blocks of 3072 KiB: of a grant of %s bytes they have %s, and NVML sees %s more in use: **%s bytes beyond the grant** (to be 0 or less)\n' \
+    "$1" "$granted" "$(cat crowd/rootfs/tmp/filled.* | awk '/^filled/ { sum += $3 } END { printf "%.0f", sum }')" "$bytes" "$((bytes - granted))" >>report
+  finish crowd
 }
 
 # compared WAY BEFORE FILE HOW: waits until it is full, and writes down what NVML sees.

@@ -28,13 +28,15 @@ func Write(p grant.Policy, g grant.Grant) error {
 		return err
 	}
 	var known limits.Contexts
-	first := func(uuid string) grant.Bytes {
+	contexts := func(uuid string) grant.Bytes {
 		if known == nil { // only new files need it
 			known = limits.ReadContexts(p.ContextsFile())
 		}
 		return known[uuid]
 	}
-	ensure := func() error { return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p), first) }
+	ensure := func() error {
+		return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p), contexts)
+	}
 	err := ensure()
 	if errors.Is(err, unix.ENOSPC) {
 		err = makeRoom(root, ensure)

@@ -49,13 +49,22 @@ func (a *Account) Current() bool {
 // Used returns what Limits.Used returns.
 func (a *Account) Used(uuid string) (grant.Bytes, error) { return a.limits.usedIn(&a.region, uuid) }
 
-// Overhead returns what SetOverhead has set, or what the files began with.
-func (a *Account) Overhead(uuid string) (grant.Bytes, error) {
+// Published returns the overhead of a device and what a context takes of it, as they were set.
+func (a *Account) Published(uuid string) (overhead, context grant.Bytes, err error) {
 	d, err := a.limits.device(uuid)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return grant.Bytes(atomic.LoadUint64(&d.Overhead)), nil
+	return grant.Bytes(atomic.LoadUint64(&d.Overhead)), grant.Bytes(atomic.LoadUint64(&d.Context)), nil
+}
+
+// SetContext changes what a new context counts on a device.
+func (a *Account) SetContext(uuid string, b grant.Bytes) error {
+	d, err := a.limits.device(uuid)
+	if err == nil {
+		atomic.StoreUint64(&d.Context, uint64(b))
+	}
+	return err
 }
 
 // SetOverhead does what Limits.SetOverhead does.

@@ -11,9 +11,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Contexts are the bytes that a process uses of each GPU before it allocates anything, by UUID.
-// gpuledgerd measures them. New limits begin with them, so that a container that fills its grant at
-// once does not have them beside it. Later gpuledgerd writes what it measures of the container.
+// Contexts are the bytes that a CUDA context takes of each GPU, by UUID. gpuledgerd measures them.
+// The shim counts them before a context is made, so that a program that fills its grant at once
+// does not have its contexts beside it.
 type Contexts map[string]grant.Bytes
 
 // maxContexts is more than the file of any node, in bytes.

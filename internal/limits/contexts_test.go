@@ -8,8 +8,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestLimitsBeginWithWhatContextsTake: new files do, and those that exist keep what they have.
-func TestLimitsBeginWithWhatContextsTake(t *testing.T) {
+// TestLimitsHaveWhatContextsTake: new files do, and those that exist keep what they have.
+func TestLimitsHaveWhatContextsTake(t *testing.T) {
 	path, dir := filepath.Join(t.TempDir(), "contexts"), filepath.Join(t.TempDir(), "limits")
 	if known := ReadContexts(path); len(known) > 0 {
 		t.Errorf("without a file: %v", known)
@@ -17,11 +17,11 @@ func TestLimitsBeginWithWhatContextsTake(t *testing.T) {
 	mustDo(t, Contexts{uuid1: 500 * grant.MiB, "GPU-other": 1}.Save(path))
 	begins := func(bytes grant.Bytes) {
 		t.Helper()
-		first := func(uuid string) grant.Bytes { return ReadContexts(path)[uuid] }
-		mustDo(t, Ensure(dir, shares(grant.GiB, bytes), 0, first))
-		if r := open(t, dir).record; r.Device[0].Overhead != 0 ||
-			grant.Bytes(r.Device[1].Overhead) != 500*grant.MiB {
-			t.Errorf("%d and %d", r.Device[0].Overhead, r.Device[1].Overhead)
+		contexts := func(uuid string) grant.Bytes { return ReadContexts(path)[uuid] }
+		mustDo(t, Ensure(dir, shares(grant.GiB, bytes), 0, contexts))
+		if r := open(t, dir).record; r.Device[0].Context != 0 ||
+			grant.Bytes(r.Device[1].Context) != 500*grant.MiB {
+			t.Errorf("%d and %d", r.Device[0].Context, r.Device[1].Context)
 		}
 	}
 	begins(grant.GiB)

@@ -19,7 +19,8 @@ type device struct {
 	Overhead uint64
 	Share    uint64
 	Gate     uint64
-	_        [2]uint64
+	Context  uint64
+	_        uint64
 }
 
 // limitRecord is struct record_limits.

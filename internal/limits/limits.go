@@ -29,15 +29,15 @@ type Limits struct {
 // the GPUs' time. Files that exist for the same devices stay, and processes keep using them; Ensure
 // repairs in place what a container did to its region. No other program may write into dir, and
 // only one process at a time may call Ensure. A grant has at most MaxDevices devices. New files
-// begin with the overhead that first returns for a device; nil: with none.
-func Ensure(dir string, shares []grant.Share, percent int, first func(uuid string) grant.Bytes) error {
+// have what a context takes of a device, as contexts returns it; nil: nothing is known.
+func Ensure(dir string, shares []grant.Share, percent int, contexts func(uuid string) grant.Bytes) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil {
 		err = establish(dir, devices, func(i int) uint64 {
-			if first == nil {
+			if contexts == nil {
 				return 0
 			}
-			return uint64(first(shares[i].UUID))
+			return uint64(contexts(shares[i].UUID))
 		})
 	}
 	if err != nil {
@@ -48,7 +48,7 @@ func Ensure(dir string, shares []grant.Share, percent int, first func(uuid strin
 
 // establish makes the region before the limits, so that a reader that finds the limits also finds
 // the region.
-func establish(dir string, devices []device, overhead func(i int) uint64) error {
+func establish(dir string, devices []device, context func(i int) uint64) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -76,7 +76,7 @@ func establish(dir string, devices []device, overhead func(i int) uint64) error 
 	r := limitRecord{Magic: limitsMagic, Version: version, Devices: uint32(len(devices)),
 		ID: binary.NativeEndian.Uint64(random[:]), Generation: 1}
 	for i := range r.Device[:copy(r.Device[:], devices)] {
-		r.Device[i].Overhead = overhead(i)
+		r.Device[i].Context = context(i)
 	}
 	if err := ensureRegion(dir, headOf(&r), true); err != nil {
 		return err

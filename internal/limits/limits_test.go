@@ -59,6 +59,7 @@ func TestTheLayoutIsTheShims(t *testing.T) {
 	field("record_device", "overhead", unsafe.Offsetof(d.Overhead))
 	field("record_device", "share", unsafe.Offsetof(d.Share))
 	field("record_device", "gate", unsafe.Offsetof(d.Gate))
+	field("record_device", "context", unsafe.Offsetof(d.Context))
 	same("RECORD_GATE(1500, 20000)", gateWord(1500*time.Microsecond, 20*time.Millisecond))
 	same("RECORD_GATE(5000000, 5000000)", gateWord(5*time.Second, 5*time.Second))
 	same("sizeof(struct record_limits)", uint64(unsafe.Sizeof(r)))

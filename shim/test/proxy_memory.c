@@ -181,6 +181,41 @@ static void pages_are_counted(void)
     IS(free_mib(), GRANT, "its page is free");
 }
 
+/* What the node has measured of contexts counts before they are made. */
+static void contexts_are_counted(void)
+{
+    struct record_limits *l = limits();
+    unsigned long long before;
+    CUcontext c, again, primary;
+    CUdeviceptr p;
+
+    begin(0);
+    IS(free_mib(), GRANT, "one that was made before that was known");
+    l->device[0].context = 100 * MIB;
+    IS(cuCtxCreate_v2(&c, 0, 0), 0, "another one");
+    IS(free_mib(), GRANT - 100, "is counted");
+    IS(cuDevicePrimaryCtxRetain(&primary, 0) | cuDevicePrimaryCtxRetain(&again, 0), 0, "the primary one, twice");
+    IS(free_mib(), GRANT - 200, "is counted once");
+    before = fakedriverUsed(0);
+    IS(cuCtxCreate_v4(&again, NULL, 0, 0), CUDA_ERROR_OUT_OF_MEMORY, "one more does not fit");
+    IS(fakedriverUsed(0), before, "and the driver was not asked for it");
+    IS(cuCtxCreate_v3(NULL, NULL, 0, 0, 0), CUDA_ERROR_INVALID_VALUE, "what the driver refuses");
+    IS(cuCtxCreate_v2(&again, 0, 77), CUDA_ERROR_INVALID_DEVICE, "of a GPU that is not there");
+    IS(free_mib(), GRANT - 200, "is not counted");
+    IS(cuCtxSetCurrent(primary) | cuMemAlloc_v2(&p, 8 * MIB), 0, "memory in the primary context");
+    IS(cuDevicePrimaryCtxRelease(0), 0, "released once");
+    IS(free_mib(), GRANT - 208, "it is there");
+    IS(cuCtxSetCurrent(c) | cuDevicePrimaryCtxRelease(0), 0, "released again");
+    IS(free_mib(), GRANT - 100, "it is gone with its memory");
+    IS(cuDevicePrimaryCtxRetain(&primary, 0) | cuDevicePrimaryCtxReset(0), 0, "retained and reset");
+    IS(free_mib(), GRANT - 100, "it is gone again");
+    l->device[0].context = 50 * MIB;
+    IS(cuCtxCreate(&again, 0, 0), 0, "the node has measured less");
+    IS(free_mib(), GRANT - 150, "which counts");
+    IS(cuCtxDestroy_v2(again) | cuCtxSetCurrent(c), 0, "destroyed");
+    IS(free_mib(), GRANT - 100, "as much as was counted is free");
+}
+
 static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 {
     void *module;
@@ -192,5 +227,5 @@ static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 
 const struct tap_test memory_tests[] = {
     TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
-    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(pages_are_counted), TEST(a_module_is_not_counted_here), {NULL, NULL},
+    TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(pages_are_counted), TEST(contexts_are_counted), TEST(a_module_is_not_counted_here), {NULL, NULL},
 };

@@ -137,7 +137,8 @@ func TestSamplerFollowsChanges(t *testing.T) {
 	}
 	before := n.m.current.cmd.Process.Pid
 	if _, err := n.m.Sample(context.Background(), grant.Source{
-		Source: grant.NVML, DriverRoot: "/elsewhere"}, false); err != nil || n.m.current.cmd.Process.Pid == before {
+		Source: grant.NVML, DriverRoot: "/elsewhere"}, false); err != nil ||
+		n.m.current.cmd.Process.Pid == before {
 		t.Errorf("another driver root is read through the same process (%v)", err)
 	}
 }

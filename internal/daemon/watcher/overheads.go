@@ -23,7 +23,7 @@ type overheadWriter struct {
 	used      func(*limits.Account, string) (grant.Bytes, error)
 	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
 	pass      int
-	contexts  limits.Contexts // the least that a process was seen to have as overhead
+	contexts  limits.Contexts // the least that a context was seen to take
 }
 
 // openAccount holds a grant's files, open.
@@ -53,6 +53,8 @@ type grantGPU struct {
 type writtenOverhead struct {
 	used, counted grant.Bytes // measured and read from the account, when it was written last
 	overhead      grant.Bytes
+	context       grant.Bytes // that each counted context counts
+	processes     int
 	settled       bool // neither had changed since the time before
 	at            time.Time
 	pass          int // in which the grant was last used
@@ -110,7 +112,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 			written, err := o.write(n.Policy.LimitsDir(g.ID), g, last)
 			if err == nil {
 				last = written
-				learned = o.learn(g, last) || learned
+				learned = o.learn(g.GPU, last) || learned
 			} else if errors.Is(err, limits.ErrSlow) {
 				o.skipUntil[g.ID] = r.Taken.Add(slowEvery)
 			}
@@ -141,18 +143,19 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 // leastContext is less than any context takes, in bytes. What is smaller is something else.
 const leastContext = 16 * grant.MiB
 
-// learn takes the overhead of a process for what a context takes, if none was seen to have less. Two
-// measurements have to agree: a context that is being made has a part of its memory.
-func (o *overheadWriter) learn(g watch.GrantUse, last writtenOverhead) bool {
-	if g.Processes == 0 || !last.settled {
+// learn takes for a context what a process has beyond its allocations, if none was seen to have
+// less. Two measurements have to agree: a context that is being made has a part of its memory.
+func (o *overheadWriter) learn(gpu string, last writtenOverhead) bool {
+	if last.processes == 0 || !last.settled {
 		return false
 	}
-	each := last.overhead / grant.Bytes(g.Processes)
-	known, isKnown := o.contexts[g.GPU]
-	if each < leastContext || isKnown && each >= known {
+	beyond := (int64(last.used) - int64(last.counted)) / int64(last.processes) // of what is counted
+	each := int64(last.context) + beyond
+	known, isKnown := o.contexts[gpu]
+	if each < int64(leastContext) || isKnown && each >= int64(known) {
 		return false
 	}
-	o.contexts[g.GPU] = each
+	o.contexts[gpu] = grant.Bytes(each)
 	return true
 }
 
@@ -178,8 +181,11 @@ func (o *overheadWriter) write(dir string, g watch.GrantUse, last writtenOverhea
 	if err != nil {
 		return last, err // the container has damaged its account; the watch finds what it uses
 	}
-	if last.overhead, err = a.Overhead(g.GPU); err != nil {
+	if last.overhead, last.context, err = a.Published(g.GPU); err != nil {
 		return last, err
+	}
+	if last.processes = g.Processes; last.context != o.contexts[g.GPU] {
+		_ = a.SetContext(g.GPU, o.contexts[g.GPU])
 	}
 	last = last.next(g.Used+g.Unlisted, counted)
 	return last, a.SetOverhead(g.GPU, last.overhead)

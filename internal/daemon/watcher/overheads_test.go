@@ -100,8 +100,8 @@ func TestOverhead(t *testing.T) {
 	}
 }
 
-// TestContextsAreLearned: the least that a process has as overhead, once its account does not move.
-// Later limits begin with it.
+// TestContextsAreLearned: the least that a process has beyond its allocations, once neither
+// changes. Later limits have it, and their processes count it.
 func TestContextsAreLearned(t *testing.T) {
 	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
 	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
@@ -112,9 +112,13 @@ func TestContextsAreLearned(t *testing.T) {
 		t.Helper()
 		ids++
 		g := watch.GrantUse{ID: grant.NewID([16]byte{byte(ids)}), GPU: uuid, Used: used, Processes: processes}
-		dir := n.Policy.LimitsDir(g.ID)
+		dir, each := n.Policy.LimitsDir(g.ID), limits.ReadContexts(n.Policy.ContextsFile())[uuid]
 		daemontest.Must(t, os.MkdirAll(dir, 0o700),
-			limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0, nil))
+			limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0,
+				func(string) grant.Bytes { return each }))
+		o.used = func(*limits.Account, string) (grant.Bytes, error) { // as the shim counts contexts
+			return each * grant.Bytes(processes), nil
+		}
 		for _, used := range []grant.Bytes{32 * grant.MiB, used, used} { // at first the context is being made
 			g.Used = used
 			now = now.Add(time.Second)
