@@ -149,7 +149,7 @@ func throttle(f Facts) []Line {
 	return []Line{
 		{Status: OK,
 			Message: "a share of compute in mode limit has strength library, experimental: the shim " +
-				"throttles launches, which was never seen on a GPU (docs/strength.md)"}}
+				"throttles launches (docs/strength.md)"}}
 }
 
 // judged is a line that compares a strength with the one that the policy wants.

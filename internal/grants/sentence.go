@@ -51,8 +51,7 @@ func ofCompute(g grant.Grant, p grant.Policy) string {
 	case g.Mode != grant.Limit || g.Compute == 0:
 		return ""
 	case g.ComputeStrength == grant.StrengthLibrary:
-		return "; the compute has strength library, experimental: the shim throttles launches, which was " +
-			"never seen on a GPU " + mps
+		return "; the compute has strength library, experimental: the shim throttles launches " + mps
 	case admission.Share(g, p) > 0 && len(g.Bindings) > 0:
 		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
 			"created anew " + mps
