@@ -68,10 +68,7 @@ static bool leave_page(uint64_t address, struct track *t)
 
 bool untrack_pointer(uint64_t address, struct track *t)
 {
-    bool at_start = address == page_of(address); /* of a page, as is what has pages of its own */
-
-    if (at_start && track_remove(TRACK_POINTER, address, t)) return true;
-    return leave_page(address, t) || (!at_start && track_remove(TRACK_POINTER, address, t));
+    return track_remove(TRACK_POINTER, address, t) || leave_page(address, t);
 }
 
 void track_again(const struct track *t)
@@ -80,8 +77,12 @@ void track_again(const struct track *t)
 
     if (t->kind != TRACK_PAGE) {
         track_put(t, &old);
-    } else if (t->bytes > 0 || (t->device >= 0 && account_take(t->device, PAGE))) {
-        page.bytes = PAGE;
-        join_page(&page);
+        return;
     }
+    if (t->bytes == 0) { /* others were in the page */
+        if (track_count(TRACK_PAGE, page_of(t->key), 1, &old)) return;
+        if (t->device < 0 || !account_take(t->device, PAGE)) return;
+        page.bytes = PAGE;
+    }
+    join_page(&page);
 }

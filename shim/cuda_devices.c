@@ -14,12 +14,14 @@
 enum { ORDINALS = 64 };
 static int8_t devices[ORDINALS];   /* 0: not looked up yet, 1: not in the grant, 2 + n: the account's n */
 static uint64_t primary[ORDINALS]; /* each device's primary context */
+static uint8_t counted[ORDINALS];  /* the primary context is counted, or is about to be */
 
 /* A forked child has no context and none of its parent's memory. */
 static void in_child(void)
 {
     memset(devices, 0, sizeof devices);
     memset(primary, 0, sizeof primary);
+    memset(counted, 0, sizeof counted);
     track_forget();
     pools_forget();
 }
@@ -106,7 +108,7 @@ static CUresult begin_context(struct track *t, CUdevice ordinal)
 static CUresult finish_context(CUresult r, struct track *t, const CUcontext *context, void (*undo)(uint64_t))
 {
     if (t->bytes == 0) return r;
-    t->key = t->context = (uint64_t)(uintptr_t)*context;
+    t->key = (uint64_t)(uintptr_t)*context;
     return finish_allocation(r, t, undo);
 }
 
@@ -126,7 +128,10 @@ CREATE(cuCtxCreate_v2, (CUcontext *c, unsigned int flags, CUdevice d), c, flags,
 CREATE(cuCtxCreate_v3, (CUcontext *c, void *affinity, int n, unsigned int flags, CUdevice d), c, affinity, n, flags, d)
 CREATE(cuCtxCreate_v4, (CUcontext *c, void *params, unsigned int flags, CUdevice d), c, params, flags, d)
 
-static bool in_context(const struct track *t, uint64_t context) { return t->context == context; }
+static bool in_context(const struct track *t, uint64_t context)
+{
+    return t->context == context && t->kind != TRACK_CONTEXT;
+}
 
 /* uncount_context takes everything that was allocated in a context out of the account. */
 static void uncount_context(uint64_t context)
@@ -134,20 +139,24 @@ static void uncount_context(uint64_t context)
     if (context) track_remove_if(in_context, context, uncount);
 }
 
-static CUresult finish_destroy(CUresult r, CUcontext context)
-{
-    if (r == CUDA_SUCCESS) uncount_context((uint64_t)(uintptr_t)context);
-    return r;
-}
-API CUresult cuCtxDestroy(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy)(c), c); }
-API CUresult cuCtxDestroy_v2(CUcontext c) { return finish_destroy(REAL(cuCtxDestroy_v2)(c), c); }
-
-static bool has_primary(CUdevice ordinal)
-{
-    unsigned int flags;
-    int active = 1;
-    return REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active;
-}
+/* The context's own entry is removed before the driver destroys it, because another thread may get a
+ * new context with the same handle at once. */
+#define DESTROY(function)                                                     \
+    API CUresult function(CUcontext c)                                        \
+    {                                                                         \
+        struct track t;                                                       \
+        CUresult r;                                                           \
+        track_remove(TRACK_CONTEXT, (uint64_t)(uintptr_t)c, &t);              \
+        if ((r = REAL(function)(c)) != CUDA_SUCCESS) {                        \
+            if (t.kind) track_again(&t);                                      \
+            return r;                                                         \
+        }                                                                     \
+        uncount(&t);                                                          \
+        uncount_context((uint64_t)(uintptr_t)c);                              \
+        return r;                                                             \
+    }
+DESTROY(cuCtxDestroy)
+DESTROY(cuCtxDestroy_v2)
 
 static void undo_primary(uint64_t context)
 {
@@ -163,17 +172,18 @@ static CUresult retain(CUcontext *context, CUdevice ordinal)
     return r;
 }
 
-/* Of threads that make the primary context at the same time, each counts it, and the last entry of the
- * table takes the place of the others. */
+/* Of threads that make the primary context at the same time, the first one counts it. */
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 {
     struct track t;
     CUresult r;
 
     if (!context || ordinal < 0 || ordinal >= ORDINALS) return REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-    if (has_primary(ordinal)) return retain(context, ordinal);
-    if ((r = begin_context(&t, ordinal)) != CUDA_SUCCESS) return r;
-    return finish_context(retain(context, ordinal), &t, context, undo_primary);
+    if (__atomic_exchange_n(&counted[ordinal], 1, __ATOMIC_SEQ_CST)) return retain(context, ordinal);
+    r = begin_context(&t, ordinal);
+    if (r == CUDA_SUCCESS) r = finish_context(retain(context, ordinal), &t, context, undo_primary);
+    if (r != CUDA_SUCCESS) __atomic_store_n(&counted[ordinal], 0, __ATOMIC_SEQ_CST);
+    return r;
 }
 
 /* The last release destroys the primary context, and only the driver knows how many users there
@@ -182,10 +192,15 @@ static CUresult finish_release(CUresult r, CUdevice ordinal)
 {
     unsigned int flags;
     int active = 1;
+    uint64_t context;
+    struct track t;
 
     if (r != CUDA_SUCCESS || ordinal < 0 || ordinal >= ORDINALS) return r;
     if (REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active) return r;
-    uncount_context(__atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED));
+    context = __atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED);
+    if (track_remove(TRACK_CONTEXT, context, &t)) uncount(&t);
+    __atomic_store_n(&counted[ordinal], 0, __ATOMIC_SEQ_CST);
+    uncount_context(context);
     pools_reset(device_of(ordinal));
     return r;
 }

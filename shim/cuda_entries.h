@@ -3,11 +3,12 @@
  * `make shim-test` fails if an entry point that allocates, frees or reports memory has no row, and
  * if the exported symbols are not exactly those of CUDA_WRAPPED.
  *
- * COUNTED   it allocates memory, which is counted to the byte before the driver is called
+ * COUNTED   it allocates memory, which is counted before the driver is called
  * FREED     it frees what was counted
  * REPORTED  it reports memory: the wrapper reports the grant
  * RESOLVED  it returns entry points: the wrapper returns the wrappers
- * TRACKED   it allocates and frees nothing, but changes the tables that the counting needs
+ * TRACKED   it changes the tables that the counting needs. A variant of it that is not known is
+ *           passed on: it allocates nothing, or makes a context, which the node measures
  * THROTTLED it launches: the wrapper waits until the grant's gate is open. Only in
  *           libcuda-throttle.so.1, which containers with a share of compute get. It is built with
  *           -DTHROTTLE */
@@ -65,11 +66,11 @@
     ROW(cuGraphExecDestroy, FREED, "and trims the device's graph memory, which would hold it")                          \
     ROW(cuCtxDestroy, FREED, "everything that was allocated in the context")                                            \
     ROW(cuCtxDestroy_v2, FREED, "everything that was allocated in the context")                                         \
-    ROW(cuCtxCreate, COUNTED, "what the node has measured of contexts; the rest is overhead")                           \
-    ROW(cuCtxCreate_v2, COUNTED, "as cuCtxCreate")                                                                      \
-    ROW(cuCtxCreate_v3, COUNTED, "as cuCtxCreate")                                                                      \
-    ROW(cuCtxCreate_v4, COUNTED, "as cuCtxCreate")                                                                      \
-    ROW(cuDevicePrimaryCtxRetain, COUNTED, "as cuCtxCreate, if the device has no primary context yet")                  \
+    ROW(cuCtxCreate, TRACKED, "what the node has measured of contexts; the rest is overhead")                           \
+    ROW(cuCtxCreate_v2, TRACKED, "as cuCtxCreate")                                                                      \
+    ROW(cuCtxCreate_v3, TRACKED, "as cuCtxCreate")                                                                      \
+    ROW(cuCtxCreate_v4, TRACKED, "as cuCtxCreate")                                                                      \
+    ROW(cuDevicePrimaryCtxRetain, TRACKED, "as cuCtxCreate, if the device has no primary context yet")                  \
     ROW(cuDevicePrimaryCtxRelease, FREED, "at the last release everything that was allocated in the context")           \
     ROW(cuDevicePrimaryCtxRelease_v2, FREED, "as cuDevicePrimaryCtxRelease")                                            \
     ROW(cuDevicePrimaryCtxReset, FREED, "everything that was allocated in the context")                                 \

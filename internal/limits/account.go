@@ -46,8 +46,10 @@ func (a *Account) Current() bool {
 	return err == nil && file == a.region.is
 }
 
-// Used returns what Limits.Used returns.
-func (a *Account) Used(uuid string) (grant.Bytes, error) { return a.limits.usedIn(&a.region, uuid) }
+// Used returns what Limits.Used returns, and how many processes that is.
+func (a *Account) Used(uuid string) (sum grant.Bytes, processes int, err error) {
+	return a.limits.usedIn(&a.region, uuid)
+}
 
 // Published returns the overhead of a device and what a context takes of it, as they were set.
 func (a *Account) Published(uuid string) (overhead, context grant.Bytes, err error) {
@@ -58,13 +60,17 @@ func (a *Account) Published(uuid string) (overhead, context grant.Bytes, err err
 	return grant.Bytes(atomic.LoadUint64(&d.Overhead)), grant.Bytes(atomic.LoadUint64(&d.Context)), nil
 }
 
-// SetContext changes what a new context counts on a device.
-func (a *Account) SetContext(uuid string, b grant.Bytes) error {
-	d, err := a.limits.device(uuid)
-	if err == nil {
-		atomic.StoreUint64(&d.Context, uint64(b))
+// Reset prepares the files for the next process, while none of the grant's uses a GPU: nothing is
+// in use beside allocations, and a context counts what is known by now.
+func (a *Account) Reset(contexts Contexts) {
+	for i := range a.limits.record.Device[:a.limits.record.Devices] {
+		atomic.StoreUint64(&a.limits.record.Device[i].Overhead, 0)
 	}
-	return err
+	for uuid, bytes := range contexts {
+		if d, err := a.limits.device(uuid); err == nil {
+			atomic.StoreUint64(&d.Context, uint64(bytes))
+		}
+	}
 }
 
 // SetOverhead does what Limits.SetOverhead does.

@@ -38,10 +38,10 @@ func TestAccount(t *testing.T) {
 	}
 	reads := func(what string, want grant.Bytes) {
 		t.Helper()
-		if first, err := a.Used(uuid0); err != nil || first != want {
+		if first, _, err := a.Used(uuid0); err != nil || first != want {
 			t.Errorf("%s: %d of the first device are used (%v), want %d", what, first, err, want)
 		}
-		if second, err := a.Used(uuid1); err != nil || second != 2*want {
+		if second, _, err := a.Used(uuid1); err != nil || second != 2*want {
 			t.Errorf("%s: %d of the second device are used (%v), want %d", what, second, err, 2*want)
 		}
 	}
@@ -66,7 +66,7 @@ func TestAccount(t *testing.T) {
 				int64(unsafe.Offsetof(head{}.High)))
 			mustDo(t, err)
 		}
-		if used, err := a.Used(uuid0); err == nil {
+		if used, _, err := a.Used(uuid0); err == nil {
 			t.Errorf("cut to %s: %d are used", name, used)
 		}
 	}
@@ -80,7 +80,7 @@ func TestAccount(t *testing.T) {
 	if r := open(t, dir).record; r.Device[0].Overhead != 0 || r.Device[1].Overhead != 77 {
 		t.Errorf("the overheads are %d and %d", r.Device[0].Overhead, r.Device[1].Overhead)
 	}
-	if _, err := a.Used("GPU-00000000-0000-0000-0000-000000000000"); err == nil {
+	if _, _, err := a.Used("GPU-00000000-0000-0000-0000-000000000000"); err == nil {
 		t.Error("a device that is not the grant's is reported")
 	}
 }

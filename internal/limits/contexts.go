@@ -19,6 +19,10 @@ type Contexts map[string]grant.Bytes
 // maxContexts is more than the file of any node, in bytes.
 const maxContexts = 1 << 16
 
+// MaxContext is more than a context takes of any GPU, in bytes. It bounds what a program with
+// gigabytes of code can make the contexts of other tenants count.
+const MaxContext = grant.GiB
+
 // ReadContexts reads what is known from a file. Until gpuledgerd has seen a process, it is nothing.
 func ReadContexts(path string) Contexts {
 	text, err := host.ReadFile(path, maxContexts)
@@ -29,7 +33,7 @@ func ReadContexts(path string) Contexts {
 	for line := range strings.Lines(string(text)) {
 		uuid, number, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if bytes, err := strconv.ParseUint(number, 10, 64); err == nil {
-			c[uuid] = grant.Bytes(bytes)
+			c[uuid] = min(grant.Bytes(bytes), MaxContext)
 		}
 	}
 	return c

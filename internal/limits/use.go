@@ -169,19 +169,23 @@ func (l *Limits) Used(uuid string) (sum grant.Bytes, err error) {
 		return 0, err
 	}
 	defer r.close()
-	return l.usedIn(&r, uuid)
+	sum, _, err = l.usedIn(&r, uuid)
+	return sum, err
 }
 
-func (l *Limits) usedIn(r *region, uuid string) (sum grant.Bytes, err error) {
+func (l *Limits) usedIn(r *region, uuid string) (sum grant.Bytes, processes int, err error) {
 	d, err := l.device(uuid)
 	if err != nil {
-		return 0, fmt.Errorf("cannot tell what is used: %w", err)
+		return 0, 0, fmt.Errorf("cannot tell what is used: %w", err)
 	}
 	place := slices.IndexFunc(l.record.Device[:], func(o device) bool { return o.UUID == d.UUID })
 	err = r.each(func(devices int, s slot) {
 		if used := grant.Bytes(s.Used[place]); place < devices && sum+used >= sum {
 			sum += used
+			if used > 0 {
+				processes++
+			}
 		}
 	})
-	return sum, err
+	return sum, processes, err
 }

@@ -129,7 +129,7 @@ func (j *comparison) addGPU(g grant.Usage) {
 	j.findIdleHolders(g, usages)
 	if unknown := j.unmeasured(usages); !unknown.any {
 		use.Unexplained = g.Used - min(g.Used, accounted)
-		j.addUnlisted(g, use.Unexplained)
+		j.addUnlisted(g)
 		if use.Unexplained > driverOwn(g.Total) {
 			j.addUnexplained(g, use.Unexplained)
 		}
@@ -143,16 +143,20 @@ func (j *comparison) addGPU(g grant.Usage) {
 
 // maxUnlisted bounds what a process can use of a GPU beyond what the driver lists for it. On an
 // H100 (driver 580) each context takes 5.6 MiB so, and the first one of a GPU 3.3 MiB more. What is
-// above the bound has another cause.
+// above the bound has another cause, such as a process that is ending.
 const maxUnlisted = 16 * grant.MiB
 
-// addUnlisted divides what is used of a GPU by no process among its processes. What contexts take
-// counts against their grants, wherever the driver lists it. It is no finding.
-func (j *comparison) addUnlisted(g grant.Usage, unexplained grant.Bytes) {
-	if len(g.Processes) == 0 {
+// addUnlisted divides what the driver lists for no process of a GPU among its processes. What
+// contexts take counts against their grants, wherever the driver lists it. It is no finding.
+func (j *comparison) addUnlisted(g grant.Usage) {
+	unlisted := g.Used
+	for _, p := range g.Processes {
+		unlisted -= min(unlisted, p.Memory)
+	}
+	if len(g.Processes) == 0 || unlisted/grant.Bytes(len(g.Processes)) > maxUnlisted {
 		return
 	}
-	each := min(unexplained/grant.Bytes(len(g.Processes)), maxUnlisted)
+	each := unlisted / grant.Bytes(len(g.Processes))
 	for i := range j.out.Grants {
 		if u := &j.out.Grants[i]; u.GPU == g.UUID {
 			u.Unlisted = each * grant.Bytes(u.Processes)

@@ -271,9 +271,18 @@ func TestUnlisted(t *testing.T) {
 	if len(r.Findings) != 1 || r.Findings[0].Kind != grant.OutsideLedger {
 		t.Errorf("%+v", r.Findings)
 	}
-	s.Sample.GPUs[1].Used += grant.GiB
+	s.Sample.GPUs[1].Used += maxUnlisted + 1
+	if r = Compare(s); r.Grants[1].Unlisted != 0 {
+		t.Errorf("more than contexts take: %+v", r.Grants)
+	}
+	s.Sample.GPUs[1].Used--
 	if r = Compare(s); r.Grants[1].Unlisted != maxUnlisted {
-		t.Errorf("%+v", r.Grants)
+		t.Errorf("as much as contexts may take: %+v", r.Grants)
+	}
+	s.runs(77, 1, "/", 20*grant.GiB) // it has ended, and the driver still lists it
+	delete(s.Processes, 77)
+	if r = Compare(s); r.Grants[1].Unlisted != maxUnlisted/2 {
+		t.Errorf("beside a process that has ended: %+v", r.Grants)
 	}
 }
 

@@ -176,6 +176,15 @@ static void pages_are_counted(void)
     IS(fakedriverPeak(0), GRANT * MIB, "never more than the grant");
     while (odd > 0) cuMemFree_v2(small[--odd]);
     IS(free_mib(), GRANT, "all is free again");
+    IS(cuMemAlloc_v2(&p[0], 4096) | cuMemAlloc_v2(&p[1], 4096), 0, "two in a page");
+    while (n < GRANT / 2 - 1 && cuMemAlloc_v2(&small[n], 2 * MIB) == 0) n++;
+    IS(free_mib(), 0, "the grant is full");
+    IS(cuMemFree_v2(p[0] + 512), CUDA_ERROR_INVALID_VALUE, "the driver refuses an address inside one");
+    IS(cuMemFree_v2(p[0]), 0, "one is freed");
+    IS(free_mib(), 0, "and the other one still keeps the page");
+    IS(cuMemFree_v2(p[1]), 0, "that, too");
+    IS(free_mib(), 2, "and the page is free");
+    while (n > 0) cuMemFree_v2(small[--n]);
     IS(cuCtxGetCurrent(&first) | cuCtxCreate_v2(&c, 0, 0) | cuMemAlloc_v2(&p[0], 1) | cuMemAlloc_v2(&p[1], 1), 0, "in another context");
     IS(cuCtxDestroy_v2(c) | cuCtxSetCurrent(first), 0, "which is destroyed");
     IS(free_mib(), GRANT, "its page is free");

@@ -3,6 +3,7 @@ package watcher
 import (
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ type overheadWriter struct {
 	written   map[grantGPU]writtenOverhead
 	accounts  map[grant.ID]*openAccount
 	skipUntil map[grant.ID]time.Time // until when
-	used      func(*limits.Account, string) (grant.Bytes, error)
+	used      func(*limits.Account, string) (sum grant.Bytes, processes int, err error)
 	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
 	pass      int
 	contexts  limits.Contexts // the least that a context was seen to take
@@ -54,16 +55,17 @@ type writtenOverhead struct {
 	used, counted grant.Bytes // measured and read from the account, when it was written last
 	overhead      grant.Bytes
 	context       grant.Bytes // that each counted context counts
-	processes     int
-	settled       bool // neither had changed since the time before
+	processes     int         // that the driver lists
+	counting      int         // those with something in the account
+	settled       bool        // neither had changed since the time before
 	at            time.Time
 	pass          int // in which the grant was last used
 }
 
 // next returns what was written, with the overhead that follows from what the driver measured and
 // from the account. The account is read some milliseconds after the measurement, and a program can
-// allocate gigabytes in that time. So what was counted when it was measured is only known to lie
-// between two readings of the account, and the overhead moves no further than it has to. Before the
+// allocate gigabytes in that time. So what was counted when it was measured is only known to be
+// near two readings of the account, and the overhead moves no further than both prove. Before the
 // first reading, nothing was counted.
 func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 	before := last.counted
@@ -86,7 +88,8 @@ const (
 
 // update writes the records of the grants that have some.
 func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
-	if o.written == nil {
+	first := o.written == nil
+	if first {
 		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
 			map[grant.ID]time.Time{}
 		if o.contexts = limits.ReadContexts(n.Policy.ContextsFile()); o.contexts == nil {
@@ -101,6 +104,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 	o.pass++
 	learned := false
+	idle := map[grant.ID]bool{}
 	for _, g := range r.Grants {
 		key := grantGPU{g.ID, g.GPU}
 		last, known := o.written[key]
@@ -127,12 +131,19 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	if learned { // if it is not written, the next change is
 		_ = o.contexts.Save(n.Policy.ContextsFile())
 	}
+	if first || learned {
+		for _, name := range limits.Kept(n.Policy.LimitsRoot()) {
+			idle[grant.ID(name)] = true
+		}
+	}
 	maps.DeleteFunc(o.skipUntil, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
 	for key, last := range o.written {
 		if last.pass != o.pass {
+			idle[key.id] = true
 			delete(o.written, key)
 		}
 	}
+	o.reset(n, r, idle)
 	for id, a := range o.accounts {
 		if a.pass != o.pass {
 			o.close(id)
@@ -140,19 +151,39 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 }
 
+// reset prepares the files of grants of which no process uses a GPU. What a context counts does not
+// change while a process runs: learn compares what its contexts have counted.
+func (o *overheadWriter) reset(n *node.Node, r watch.Comparison, idle map[grant.ID]bool) {
+	for _, g := range r.Grants {
+		delete(idle, g.ID)
+	}
+	if len(idle) == 0 || slices.ContainsFunc(r.GPUs, func(g watch.GPUUse) bool { return g.Total == 0 }) {
+		return // a GPU does not answer, and its processes are not known
+	}
+	for id := range idle {
+		if a, err := limits.OpenAccount(n.Policy.LimitsDir(id)); err == nil {
+			a.Reset(o.contexts)
+			a.Close()
+		}
+	}
+}
+
 // leastContext is less than any context takes, in bytes. What is smaller is something else.
 const leastContext = 16 * grant.MiB
+
+// knownPart: what is less by a smaller part than this is no news.
+const knownPart = 32
 
 // learn takes for a context what a process has beyond its allocations, if none was seen to have
 // less. Two measurements have to agree: a context that is being made has a part of its memory.
 func (o *overheadWriter) learn(gpu string, last writtenOverhead) bool {
-	if last.processes == 0 || !last.settled {
+	if last.processes == 0 || !last.settled || last.counting > last.processes {
 		return false
 	}
 	beyond := (int64(last.used) - int64(last.counted)) / int64(last.processes) // of what is counted
-	each := int64(last.context) + beyond
+	each := min(int64(last.context)+beyond, int64(limits.MaxContext))
 	known, isKnown := o.contexts[gpu]
-	if each < int64(leastContext) || isKnown && each >= int64(known) {
+	if each < int64(leastContext) || isKnown && each >= int64(known-known/knownPart) {
 		return false
 	}
 	o.contexts[gpu] = grant.Bytes(each)
@@ -177,16 +208,14 @@ func (o *overheadWriter) write(dir string, g watch.GrantUse, last writtenOverhea
 			defer a.Close()
 		}
 	}
-	counted, err := o.used(a.Account, g.GPU)
+	counted, counting, err := o.used(a.Account, g.GPU)
 	if err != nil {
 		return last, err // the container has damaged its account; the watch finds what it uses
 	}
 	if last.overhead, last.context, err = a.Published(g.GPU); err != nil {
 		return last, err
 	}
-	if last.processes = g.Processes; last.context != o.contexts[g.GPU] {
-		_ = a.SetContext(g.GPU, o.contexts[g.GPU])
-	}
+	last.processes, last.counting = g.Processes, counting
 	last = last.next(g.Used+g.Unlisted, counted)
 	return last, a.SetOverhead(g.GPU, last.overhead)
 }

@@ -116,8 +116,8 @@ func TestContextsAreLearned(t *testing.T) {
 		daemontest.Must(t, os.MkdirAll(dir, 0o700),
 			limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: grant.GiB}}, 0,
 				func(string) grant.Bytes { return each }))
-		o.used = func(*limits.Account, string) (grant.Bytes, error) { // as the shim counts contexts
-			return each * grant.Bytes(processes), nil
+		o.used = func(*limits.Account, string) (grant.Bytes, int, error) { // as the shim counts contexts
+			return each * grant.Bytes(processes), processes, nil
 		}
 		for _, used := range []grant.Bytes{32 * grant.MiB, used, used} { // at first the context is being made
 			g.Used = used
@@ -133,9 +133,68 @@ func TestContextsAreLearned(t *testing.T) {
 	sees(700*grant.MiB, 1, 700*grant.MiB)
 	sees(1200*grant.MiB, 2, 600*grant.MiB)
 	sees(900*grant.MiB, 1, 600*grant.MiB)
-	o = overheadWriter{} // another gpuledgerd
+	sees(590*grant.MiB, 1, 600*grant.MiB) // too little less to be news
+	o = overheadWriter{}                  // another gpuledgerd
 	sees(650*grant.MiB, 1, 600*grant.MiB)
 	sees(500*grant.MiB, 1, 500*grant.MiB)
+}
+
+// TestAnIdleGrantIsReset: while a process runs, what a context counts stays as it is, so that what
+// was counted tells what contexts take. Then the next process begins without overhead, and with
+// what is known by now. So it is at the start of gpuledgerd, and not while a GPU does not answer.
+func TestAnIdleGrantIsReset(t *testing.T) {
+	const uuid = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7"
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	id := grant.ID("g-aaaaaaaaaaaa")
+	dir := n.Policy.LimitsDir(id)
+	daemontest.Must(t, os.MkdirAll(dir, 0o700),
+		limits.Contexts{uuid: 500 * grant.MiB}.Save(n.Policy.ContextsFile()),
+		limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0,
+			func(string) grant.Bytes { return 600 * grant.MiB }))
+	counted := 600 * grant.MiB
+	now := time.Now()
+	var o overheadWriter
+	passes := func(health grant.Bytes, used ...grant.Bytes) {
+		r := watch.Comparison{GPUs: []watch.GPUUse{{UUID: uuid, Total: health}}}
+		for _, bytes := range used {
+			r.Grants = append(r.Grants, watch.GrantUse{ID: id, GPU: uuid, Used: bytes, Processes: 1})
+		}
+		for range 5 {
+			now = now.Add(overheadEvery)
+			r.Taken = now
+			o.used = func(*limits.Account, string) (grant.Bytes, int, error) { return counted, 1, nil }
+			o.update(n, r)
+		}
+	}
+	is := func(what string, overhead, context grant.Bytes) {
+		t.Helper()
+		a, err := limits.OpenAccount(dir)
+		daemontest.Must(t, err)
+		defer a.Close()
+		if o, c, err := a.Published(uuid); err != nil || o != overhead || c != context {
+			t.Errorf("%s: the overhead is %s and a context %s, want %s and %s (%v)", what, o, c, overhead,
+				context, err)
+		}
+	}
+	passes(80*grant.GiB, 900*grant.MiB)
+	is("a process with code", 300*grant.MiB, 600*grant.MiB)
+	passes(80*grant.GiB, 520*grant.MiB) // again and again: nothing is learned from what was learned
+	is("one without", 0, 600*grant.MiB)
+	if known := limits.ReadContexts(n.Policy.ContextsFile())[uuid]; known != 500*grant.MiB {
+		t.Errorf("a context takes %s", known)
+	}
+	passes(80*grant.GiB, 900*grant.MiB)
+	passes(0)
+	is("a GPU that does not answer", 300*grant.MiB, 600*grant.MiB)
+	passes(80*grant.GiB, 900*grant.MiB)
+	passes(80 * grant.GiB)
+	is("idle", 0, 500*grant.MiB)
+	counted = 0
+	passes(80*grant.GiB, 900*grant.MiB)
+	o.closeAll()
+	o = overheadWriter{}
+	passes(80 * grant.GiB)
+	is("gpuledgerd begins", 0, 500*grant.MiB)
 }
 
 // TestKeptAccounts: an account stays open while its grant is used, and is opened again if its files
@@ -206,13 +265,13 @@ func TestASlowAccountIsNotRead(t *testing.T) {
 	asked := map[grant.ID]int{}
 	o := overheadWriter{}
 	defer o.closeAll()
-	o.used = func(a *limits.Account, _ string) (grant.Bytes, error) {
+	o.used = func(a *limits.Account, _ string) (grant.Bytes, int, error) {
 		if a == o.accounts[slow].Account {
 			asked[slow]++
-			return 0, fmt.Errorf("cannot read it: %w", limits.ErrSlow)
+			return 0, 0, fmt.Errorf("cannot read it: %w", limits.ErrSlow)
 		}
 		asked[other]++
-		return 0, nil
+		return 0, 0, nil
 	}
 	for _, c := range []struct {
 		after       time.Duration

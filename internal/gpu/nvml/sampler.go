@@ -30,15 +30,12 @@ type Sampler struct {
 // shares is what the processes of a GPU had of its time, by pid, in percent.
 type shares struct {
 	taken time.Time
-	of    map[int]int
+	of    map[int]int // nil: the driver does not say
 }
 
-// How long some answers are kept. On an H100 with driver 580 the driver takes 1.4 ms of processor
-// time for the shares, and 0.2 ms for the mode, of 2 ms for all that is asked about a GPU.
-const (
-	keepShares = 5 * time.Second
-	keepNoMIG  = 30 * time.Second
-)
+// keep is how long some answers are kept. On an H100 with driver 580 the driver takes 1.4 ms of
+// processor time for the shares, and 0.2 ms for the mode, of 2 ms for all that is asked of a GPU.
+const keep = 5 * time.Second
 
 // OpenSampler loads the NVML that lies below driverRoot.
 func OpenSampler(driverRoot string) (*Sampler, error) {
@@ -235,7 +232,7 @@ const noInstance = 0xFFFFFFFF
 
 // instances lists the GPU's MIG devices.
 func (d usageReader) instances(u *grant.Usage) map[instance]string {
-	if at, is := d.noMIG[u.UUID]; !hasAll(d.lib, mig) || is && isKept(at, d.now, keepNoMIG) {
+	if at, is := d.noMIG[u.UUID]; !hasAll(d.lib, mig) || is && isKept(at, d.now) {
 		return nil
 	}
 	if mode, _, ret := d.GetMigMode(); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
@@ -261,7 +258,7 @@ func (d usageReader) instances(u *grant.Usage) map[instance]string {
 }
 
 // isKept reports whether an answer of a time is not too old. The clock may have been set back.
-func isKept(at, now time.Time, long time.Duration) bool { return !now.Before(at) && now.Sub(at) < long }
+func isKept(at, now time.Time) bool { return !now.Before(at) && now.Sub(at) < keep }
 
 // number enters a MIG device under its numbers.
 func number(of map[instance]string, u *grant.Usage, d nvml.Device) nvml.Return {
@@ -353,22 +350,23 @@ func (d usageReader) compute(u *grant.Usage) {
 	if len(u.Processes) == 0 || !has(d.lib, symbols{"nvmlDeviceGetProcessUtilization"}) {
 		return
 	}
-	if known, is := d.shares[u.UUID]; !is || !isKept(known.taken, d.now, keepShares) {
-		if !d.readShares(u) {
-			return
-		}
+	if known, is := d.shares[u.UUID]; !is || !isKept(known.taken, d.now) {
+		d.shares[u.UUID] = shares{d.now, d.readShares(u)}
 	}
 	of := d.shares[u.UUID].of
+	if of == nil {
+		return
+	}
 	for i := range u.Processes {
 		u.Processes[i].Compute = of[u.Processes[i].PID]
 	}
 }
 
-// readShares asks for what was measured since the last time.
-func (d usageReader) readShares(u *grant.Usage) bool {
+// readShares asks for what was measured since the last time; nil if the driver does not say.
+func (d usageReader) readShares(u *grant.Usage) map[int]int {
 	samples, ret := d.GetProcessUtilization(d.seen[u.UUID])
 	if ret != nvml.SUCCESS {
-		return false
+		return nil
 	}
 	newest := d.seen[u.UUID]
 	of := map[int]int{}
@@ -380,6 +378,5 @@ func (d usageReader) readShares(u *grant.Usage) bool {
 		}
 	}
 	d.seen[u.UUID] = newest
-	d.shares[u.UUID] = shares{d.now, of}
-	return true
+	return of
 }

@@ -139,7 +139,7 @@ func TestSampleOfPartitions(t *testing.T) {
 }
 
 // TestAnswersThatAreKept: shares of the GPU's time for some seconds, unless fresh ones are wanted;
-// that a GPU is not in MIG mode until a process runs on a MIG device, or for half a minute.
+// that a GPU is not in MIG mode until a process runs on a MIG device, or for as long.
 func TestAnswersThatAreKept(t *testing.T) {
 	s := used(dgxa100.New())
 	d := at(s, 0)
@@ -163,8 +163,9 @@ func TestAnswersThatAreKept(t *testing.T) {
 		after        time.Duration
 		fresh        bool
 		share, modes int
-	}{{0, false, 1, 1}, {time.Second, false, 1, 1}, {time.Second, true, 2, 1}, {4 * time.Second, false, 2, 1},
-		{time.Second, false, 3, 1}, {-time.Hour, false, 4, 2}, {30 * time.Second, false, 5, 3}} {
+	}{{0, false, 1, 1}, {time.Second, false, 1, 1}, {time.Second, true, 2, 1}, {2 * time.Second, false, 2, 1},
+		{2 * time.Second, false, 2, 2}, {time.Second, false, 3, 2}, {-time.Hour, false, 4, 3},
+		{5 * time.Second, false, 5, 4}} {
 		now = now.Add(c.after)
 		sample, err := sampler.Sample(now, c.fresh)
 		if err != nil || sample.GPUs[0].Processes[0].Compute != c.share || modes != c.modes {
@@ -172,7 +173,7 @@ func TestAnswersThatAreKept(t *testing.T) {
 		}
 	}
 	d.GetComputeRunningProcessesFunc = list(api.ProcessInfo{Pid: 10, UsedGpuMemory: 5, GpuInstanceId: 7})
-	if _, err := sampler.Sample(now, false); err != nil || modes != 4 {
+	if _, err := sampler.Sample(now, false); err != nil || modes != 5 {
 		t.Errorf("a process runs on a MIG device, and the mode was asked %d times (%v)", modes, err)
 	}
 }
