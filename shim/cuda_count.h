@@ -17,8 +17,8 @@ uint64_t whole_pages(uint64_t bytes);
  * CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult finish_allocation(CUresult result, const struct track *t, void (*undo)(uint64_t key));
 
-/* finish_pointer does so for an allocation of so many bytes at an address, of which whole pages are
- * in the account. */
+/* finish_pointer does the same for plain memory of so many bytes. The account already has its whole
+ * pages. */
 CUresult finish_pointer(CUresult result, const struct track *t, uint64_t bytes, void (*undo)(uint64_t key));
 
 /* untrack_pointer removes what is at an address. *t is what uncount takes out of the account, or

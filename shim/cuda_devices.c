@@ -1,4 +1,4 @@
-/* The start of a process under the proxy, its devices and its contexts. */
+/* The start of a process under the shim, its devices and its contexts. */
 #include "cuda_devices.h"
 
 #include "account.h"
@@ -96,8 +96,8 @@ CUresult location_of_stream(CUstream stream, struct location *l)
 
 /* ---- contexts ---- */
 
-/* A context takes memory that no call names. It counts before the driver makes the context, as much
- * as the node has measured of others. What it takes beyond that is overhead. */
+/* A context takes memory that its caller does not ask for. It counts before the driver makes the
+ * context, as much as gpuledgerd has measured. What it takes beyond that is overhead. */
 static CUresult begin_context(struct track *t, CUdevice ordinal)
 {
     *t = (struct track){.kind = TRACK_CONTEXT, .device = (int8_t)device_of(ordinal)};
@@ -172,7 +172,8 @@ static CUresult retain(CUcontext *context, CUdevice ordinal)
     return r;
 }
 
-/* Of threads that make the primary context at the same time, the first one counts it. */
+/* Of threads that make the primary context at the same time, the first one counts it. If that is
+ * refused, a context that another thread then makes is overhead until the next retain. */
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 {
     struct track t;

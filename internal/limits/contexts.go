@@ -13,19 +13,19 @@ import (
 
 // Contexts are the bytes that a CUDA context takes of each GPU, by UUID. gpuledgerd measures them.
 // The shim counts them before a context is made, so that a program that fills its grant at once
-// does not have its contexts beside it.
+// does not take its contexts on top of it.
 type Contexts map[string]grant.Bytes
 
-// maxContexts is more than the file of any node, in bytes.
-const maxContexts = 1 << 16
+// maxFile is the largest file of contexts that is read, in bytes.
+const maxFile = 1 << 16
 
 // MaxContext is more than a context takes of any GPU, in bytes. It bounds what a program with
 // gigabytes of code can make the contexts of other tenants count.
 const MaxContext = grant.GiB
 
-// ReadContexts reads what is known from a file. Until gpuledgerd has seen a process, it is nothing.
+// ReadContexts reads what is known from a file. It is nil until gpuledgerd has seen a process.
 func ReadContexts(path string) Contexts {
-	text, err := host.ReadFile(path, maxContexts)
+	text, err := host.ReadFile(path, maxFile)
 	if err != nil {
 		return nil
 	}

@@ -3,8 +3,8 @@ package request
 import "github.com/gpuledger/gpuledger/internal/grant"
 
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
-// and knows nothing of what another one finds. A new one is a row here and such a file; a new kind
-// of mount is a case of mounts (mount.go), a new kind of device one of devices.class (device.go).
+// and knows nothing of what another one finds. A new one is a row here and such a file. Add a new
+// kind of mount as a case in mounts (mount.go), a new kind of device in devices.class (device.go).
 // Each has rows in the corpus (test/testdata/corpus). What a grant covers of its hits is decided
 // in internal/admission/hits.go.
 var vectors = [...]struct {

@@ -64,9 +64,9 @@ type writtenOverhead struct {
 
 // next returns what was written, with the overhead that follows from what the driver measured and
 // from the account. The account is read some milliseconds after the measurement, and a program can
-// allocate gigabytes in that time. So what was counted when it was measured is only known to be
-// near two readings of the account, and the overhead moves no further than both prove. Before the
-// first reading, nothing was counted.
+// allocate gigabytes in that time. What was counted when it was measured is assumed to lie between
+// the last reading of the account and this one: the overhead changes only if both require it. Before
+// the first reading, nothing was counted.
 func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 	before := last.counted
 	least, most := used-min(used, max(before, counted)), used-min(used, min(before, counted))
@@ -77,8 +77,8 @@ func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 }
 
 // How much the use has to change, and how old the record may get, before the account is read again.
-// Reading takes up to 200 KiB and a thousand locks for each grant. Less than a hundredth of a grant
-// can wait for some seconds.
+// Reading takes up to 200 KiB and a thousand locks for each grant. A change of less than a hundredth
+// of a grant is written some seconds later.
 const (
 	overheadStep  = 2 * grant.MiB
 	overheadPart  = 100
@@ -128,7 +128,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 			a.pass = o.pass
 		}
 	}
-	if learned { // if it is not written, the next change is
+	if learned { // if this write fails, the next change writes the file
 		_ = o.contexts.Save(n.Policy.ContextsFile())
 	}
 	if first || learned {
@@ -151,7 +151,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 }
 
-// reset prepares the files of grants of which no process uses a GPU. What a context counts does not
+// reset prepares the files of grants without a process on a GPU. What a context counts does not
 // change while a process runs: learn compares what its contexts have counted.
 func (o *overheadWriter) reset(n *node.Node, r watch.Comparison, idle map[grant.ID]bool) {
 	for _, g := range r.Grants {
@@ -168,19 +168,19 @@ func (o *overheadWriter) reset(n *node.Node, r watch.Comparison, idle map[grant.
 	}
 }
 
-// leastContext is less than any context takes, in bytes. What is smaller is something else.
+// leastContext is less than any context takes, in bytes.
 const leastContext = 16 * grant.MiB
 
-// knownPart: what is less by a smaller part than this is no news.
+// knownPart: a decrease of less than this part is ignored.
 const knownPart = 32
 
-// learn takes for a context what a process has beyond its allocations, if none was seen to have
-// less. Two measurements have to agree: a context that is being made has a part of its memory.
+// learn takes for a context what a process has beyond its allocations, if that is less than what is
+// known. Two measurements have to agree: a context that is being made has a part of its memory.
 func (o *overheadWriter) learn(gpu string, last writtenOverhead) bool {
 	if last.processes == 0 || !last.settled || last.counting > last.processes {
 		return false
 	}
-	beyond := (int64(last.used) - int64(last.counted)) / int64(last.processes) // of what is counted
+	beyond := (int64(last.used) - int64(last.counted)) / int64(last.processes) // the count
 	each := min(int64(last.context)+beyond, int64(limits.MaxContext))
 	known, isKnown := o.contexts[gpu]
 	if each < int64(leastContext) || isKnown && each >= int64(known-known/knownPart) {
