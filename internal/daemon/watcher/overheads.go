@@ -65,8 +65,8 @@ type writtenOverhead struct {
 // next returns what was written, with the overhead that follows from what the driver measured and
 // from the account. The account is read some milliseconds after the measurement, and a program can
 // allocate gigabytes in that time. What was counted when it was measured is assumed to lie between
-// the last reading of the account and this one: the overhead changes only if both require it. Before
-// the first reading, nothing was counted.
+// the last reading of the account and this one: the overhead changes only if both require it.
+// Before the first reading, nothing was counted.
 func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 	before := last.counted
 	least, most := used-min(used, max(before, counted)), used-min(used, min(before, counted))
@@ -77,8 +77,8 @@ func (last writtenOverhead) next(used, counted grant.Bytes) writtenOverhead {
 }
 
 // How much the use has to change, and how old the record may get, before the account is read again.
-// Reading takes up to 200 KiB and a thousand locks for each grant. A change of less than a hundredth
-// of a grant is written some seconds later.
+// Reading takes up to 200 KiB and a thousand locks for each grant. A change of less than a
+// hundredth of a grant is written some seconds later.
 const (
 	overheadStep  = 2 * grant.MiB
 	overheadPart  = 100
