@@ -161,7 +161,7 @@ func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant)
 	switch {
 	case err != nil && !gone(err):
 		return fmt.Errorf("cannot tell whether the claim of grant %s is there: %w", free[0].ID, err)
-	case err == nil && claim.UID == uid && d.allocatedHere(claim):
+	case err == nil && claim.UID == uid && isAllocatedOn(d.Node, claim):
 		return nil
 	}
 	var failed error
@@ -204,11 +204,11 @@ func gone(err error) bool {
 		metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// allocatedHere reports whether a claim has a device of this node.
-func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+// isAllocatedOn reports whether a claim has a device of a node.
+func isAllocatedOn(node string, claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil &&
 		slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
 			func(r resourceapi.DeviceRequestAllocationResult) bool {
-				return r.Driver == DriverName && r.Pool == d.Node
+				return r.Driver == DriverName && r.Pool == node
 			})
 }
