@@ -43,8 +43,8 @@
 //     real runtime).
 //   - Hook: gpuledger-hook, the program that an engine or an OCI runtime starts during a create; it
 //     decides as the wrapper does.
-//   - Entry point: a way by which a create comes to gpuledger: the wrapper, the hook, or the NRI
-//     plugin in gpuledgerd.
+//   - Entry point: a way by which a create comes to gpuledger: the wrapper, the hook, the NRI
+//     plugin in gpuledgerd, or a CDI name with its hook.
 //   - Request: what a container asks for, read from its spec; it lists every hit.
 //   - Hit: one way to a GPU that a spec contains; its vector says where (a variable, a mount, a
 //     device rule, ...).
