@@ -29,7 +29,9 @@ static CUresult one(unsigned int *seed, CUdeviceptr *p, CUmemGenericAllocationHa
         if (r != CUDA_SUCCESS) *h = 0;
         return CUDA_ERROR_INVALID_VALUE;
     case 4:
-        if (cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){1024, bytes / 4096, 0x20, 1}) == CUDA_SUCCESS) cuArrayDestroy(a);
+        /* More than half a page: a smaller array counts its elements alone (ADR 22), and two
+         * processes with one each would have a page more than they count. */
+        if (cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){1024, (bytes + MIB) / 4096, 0x20, 1}) == CUDA_SUCCESS) cuArrayDestroy(a);
         return CUDA_ERROR_INVALID_VALUE;
     default: return cuMemAlloc_v2(p, bytes);
     }
