@@ -43,6 +43,7 @@ func (s *site) refusals() {
 	victim := s.claimOf("victim")
 	others := s.Grant("--owner", "pod:00000000-0000-4000-8000-000000000000/main", "--gpu",
 		victim.GPUs[0].UUID, "--memory", "1GiB", "--mode", "limit")
+	defer func() { s.Must("release", string(others.ID)) }()
 	all := map[string]refused{
 		"all": {with("NVIDIA_VISIBLE_DEVICES", "all"), grant.VisibleDevicesAll,
 			"asks for all GPUs through NVIDIA_VISIBLE_DEVICES but holds no grant"},
@@ -55,7 +56,7 @@ func (s *site) refusals() {
 			grant.GrantOwnerMismatch, ""},
 		"forged": {podAnnotated("gpuledger.dev/gpus.main", victim.GPUs[0].UUID, "gpuledger.dev/memory.main",
 			"8GiB", "gpuledger.dev/mode.main", "limit"),
-			grant.GrantNotFound, ""},
+			grant.AskNotAllowed, ""},
 		"gpushare": {func(p, c object) {
 			podAnnotated("ALIYUN_COM_GPU_MEM_IDX", "0", "ALIYUN_COM_GPU_MEM_POD", "4",
 				"ALIYUN_COM_GPU_MEM_DEV", "15")(p, c)
@@ -86,7 +87,6 @@ func (s *site) refusals() {
 		}
 	}
 	s.anothersNamespace("victim")
-	s.Must("release", string(others.ID))
 }
 
 // podText is a pod as its user wrote it.
