@@ -21,6 +21,8 @@ import (
 func (s *site) claimsOfOthers() {
 	note(s.T, outcome{Engine: s.engine.name, Client: "kubelet", Entry: s.entry.name,
 		Case: "manifests of others become claims", Result: "ok", Why: standInMPS})
+	driver := s.startDRA() // the row before ended its own
+	defer s.ends(driver)
 	defer s.webhookEntered()()
 	all := samples(s.T)
 	for i, m := range all {

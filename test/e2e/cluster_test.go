@@ -38,7 +38,7 @@ var claimRows = []clusterRow{
 	{"a reference is good in its claim's pods alone", func(s *site, d **daemon) { s.stolen(d) }},
 	{"refused when it is prepared, with the reason in the pod's events",
 		func(s *site, d **daemon) { s.preparing(d) }},
-	{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(d) }},
+	{"the driver is updated beside the old one", func(s *site, d **daemon) { s.rollingUpdate(*d) }},
 	{"manifests of others become claims", func(s *site, _ **daemon) { s.claimsOfOthers() }},
 	{"pods come and go while all is killed",
 		func(s *site, d **daemon) { (*d).kill(); *d = s.claimStorm() }},
@@ -501,9 +501,9 @@ func (s *site) upgrade(driver **daemon) {
 const oldKubeVar = "OLD_KUBE"
 
 // rollingUpdate starts a second driver beside the first, as the DaemonSet does. It ends the old
-// one, and then kills the new one. The next row has the last one.
-func (s *site) rollingUpdate(driver **daemon) {
-	s.ends(*driver)
+// one, and then kills the new one.
+func (s *site) rollingUpdate(before *daemon) {
+	s.ends(before)
 	older := s.startDRAOf(cmp.Or(os.Getenv(oldKubeVar), "../../bin/gpuledger-kube"), "--pod-uid", "uid-1")
 	share := func(name string) {
 		s.T.Helper()
@@ -526,7 +526,7 @@ func (s *site) rollingUpdate(driver **daemon) {
 	s.ends(older)
 	share("after")
 	newer.kill()
-	*driver = s.startDRA("--pod-uid", "uid-3")
+	last := s.startDRA("--pod-uid", "uid-3")
 	share("last")
 	if ids := s.idsOf("pair"); !slices.Equal(ids, pair) {
 		s.T.Errorf("the claim of two requests had the grants %v and has %v", pair, ids)
@@ -557,6 +557,7 @@ func (s *site) rollingUpdate(driver **daemon) {
 	}
 	s.removed("stays", "after", "last")
 	s.nothingLeft()
+	s.ends(last)
 }
 
 // devicePlugin is for clusters without DRA: the guard is the same, and the kubelet counts the
