@@ -59,6 +59,26 @@ func readCheckpoint(dir, resource string) checkpoint {
 	return to
 }
 
+// checkpointVersion tells two checkpoints apart: the kubelet writes each as a new file. It is nil if
+// there is none.
+type checkpointVersion struct{ os.FileInfo }
+
+func statCheckpoint(dir string) checkpointVersion {
+	info, err := os.Stat(filepath.Join(dir, checkpointFile))
+	if err != nil {
+		return checkpointVersion{}
+	}
+	return checkpointVersion{info}
+}
+
+// same reports whether two checkpoints are one file with one content.
+func (v checkpointVersion) same(other checkpointVersion) bool {
+	if v.FileInfo == nil || other.FileInfo == nil {
+		return v.FileInfo == nil && other.FileInfo == nil
+	}
+	return os.SameFile(v.FileInfo, other.FileInfo) && v.ModTime().Equal(other.ModTime()) && v.Size() == other.Size()
+}
+
 // unstarted is how long an admitted pod may have no cgroup. The kubelet makes the cgroup when it
 // begins to start the pod. It first waits for the node's network, and does all this again after a
 // boot.

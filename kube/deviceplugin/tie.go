@@ -54,7 +54,7 @@ func (p *Plugin) tie() (untied int, failed error) {
 	return untied, failed
 }
 
-// tieInterval is the wait between two reads of a checkpoint that the kubelet is about to write.
+// tieInterval is the wait between two looks at a checkpoint that the kubelet is about to write.
 const tieInterval = 50 * time.Millisecond
 
 // tieSoon ties the grants that were just allocated, before a container can start with them. The
@@ -70,7 +70,7 @@ func (p *Plugin) tieSoon() {
 	done := p.done
 	p.ties.Go(func() {
 		for {
-			until := p.tieDeadline()
+			until, before := p.tieDeadline(), statCheckpoint(p.Dir)
 			// The rest, and errors, are left to Ensure.
 			if untied, err := p.tie(); untied == 0 || err != nil || time.Now().After(until) {
 				if p.doneTying(until) {
@@ -78,10 +78,13 @@ func (p *Plugin) tieSoon() {
 				}
 				continue
 			}
-			select {
-			case <-done:
-				return
-			case <-time.After(tieInterval):
+			// The checkpoint lists every device of the node, so it is read only when it has changed.
+			for before.same(statCheckpoint(p.Dir)) && time.Now().Before(until) {
+				select {
+				case <-done:
+					return
+				case <-time.After(tieInterval):
+				}
 			}
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -103,5 +104,29 @@ func TestUntrustedAnnotationsTieNothing(t *testing.T) {
 	if n := strings.Count(log.String(), "the engine of this node does not prove which pod"); n != 1 ||
 		!strings.Contains(log.String(), "engine=docker") {
 		t.Errorf("it is logged %d times:\n%s", n, log.String())
+	}
+}
+
+// The kubelet replaces its checkpoint by a new file.
+func TestACheckpointIsReadWhenItHasChanged(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, checkpointFile)
+	write := func() {
+		t.Helper()
+		check(t, os.WriteFile(path+".new", []byte("{}"), 0o600))
+		check(t, os.Rename(path+".new", path))
+	}
+	none := statCheckpoint(dir)
+	if !none.same(statCheckpoint(dir)) {
+		t.Error("no file is not like no file")
+	}
+	write()
+	first := statCheckpoint(dir)
+	if first.same(none) || none.same(first) || !first.same(statCheckpoint(dir)) {
+		t.Error("a first file is like none, or not like itself")
+	}
+	write()
+	if first.same(statCheckpoint(dir)) {
+		t.Error("another file of the same size is like the first")
 	}
 }
