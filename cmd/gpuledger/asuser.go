@@ -159,6 +159,6 @@ func what(q users.Quota) string {
 	}
 	add(true, "mode %s", strings.Join(modes, " or "))
 	add(q.TTL != "", "for at most %s", q.TTL)
-	add(q.Idle != "", "released after %s without a container", q.Idle)
+	add(q.Idle != "", "released after %s without use", q.Idle)
 	return strings.Join(parts, ", ")
 }

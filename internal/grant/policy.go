@@ -160,7 +160,7 @@ type Quota struct {
 	Modes  []Mode `toml:"modes" json:"modes"`           // none: limit
 	Grants int    `toml:"grants" json:"grants"`         // how many at once
 	TTL    string `toml:"ttl" json:"ttl"`               // the longest time of a grant, as 12h; "": for ever
-	Idle   string `toml:"idle" json:"idle"`             // a grant without a container for so long is released
+	Idle   string `toml:"idle" json:"idle"`             // a grant that nothing uses for so long is released
 }
 
 // Whose says in the words of the configuration whose quota it is.

@@ -107,6 +107,25 @@ func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
 	return grant.Process{PID: pid, Start: s.start}, s.parent, err
 }
 
+// UserOf returns the effective uid of a process, as this program's user namespace has it: root of a
+// rootless container is the user that started it.
+func (h Host) UserOf(pid int) (uint32, error) {
+	path := filepath.Join(h.Proc, strconv.Itoa(pid), "status")
+	text, err := ReadFile(path, maxProc)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if ids, is := strings.CutPrefix(line, "Uid:"); is { // real, effective, saved, of the file system
+			if fields := strings.Fields(ids); len(fields) == 4 {
+				uid, err := strconv.ParseUint(fields[1], 10, 32)
+				return uint32(uid), err
+			}
+		}
+	}
+	return 0, fmt.Errorf("cannot read the user of process %d: %s has no line of four uids", pid, path)
+}
+
 // stat has fields of /proc/PID/stat.
 type stat struct {
 	start   uint64 // clock ticks since the boot

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -177,55 +176,4 @@ func isPrintable(text string) bool {
 		}
 	}
 	return utf8.ValidString(text)
-}
-
-// releaseIdle releases grants that users asked for and that had no container for as long as their
-// quotas say. Whether a container uses one is what the kernel says now; the time is counted anew
-// after a restart of the daemon.
-func (s *Server) releaseIdle(n *node.Node, now time.Time) error {
-	last := s.idle
-	s.idle = map[string]time.Time{}
-	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
-		return nil
-	}
-	o, err := s.Ledger(n)
-	if err != nil {
-		return err
-	}
-	quotas := map[uint32]*grant.Quota{}
-	for _, g := range o.Grants {
-		if g.Source != grant.ByUser || len(g.Bindings) > 0 {
-			continue
-		}
-		q, known := quotas[g.User]
-		if !known {
-			q = users.QuotaOf(n.Policy.Quotas, g.User)
-			quotas[g.User] = q
-		}
-		if q == nil || q.MaxIdle() == 0 {
-			continue
-		}
-		since, was := last[string(g.ID)]
-		if !was {
-			since = now
-		}
-		if now.Sub(since) < q.MaxIdle() {
-			s.idle[string(g.ID)] = since
-			continue
-		}
-		released, err := grants.ReleaseIdle(n, g.ID)
-		if err != nil {
-			return err
-		}
-		if released {
-			node.RecordUser(n, "idle", g.User, g.ID, nil)
-			s.Log.WithFields(logrusFields(g)).Info("a user's grant had no container for too long; " +
-				"it is released")
-		}
-	}
-	return nil
-}
-
-func logrusFields(g grant.Grant) map[string]any {
-	return map[string]any{"grant": g.ID, "user": g.User}
 }

@@ -30,8 +30,9 @@ type Server struct {
 	Nodes func(context.Context) error
 	Log   *logrus.Logger
 
-	queue queue
-	idle  map[string]time.Time // since when a grant has no container, by id
+	queue  queue
+	idle   map[string]time.Time // since when nothing uses a grant, by id
+	opened openNodes
 
 	mu     sync.Mutex
 	open   [2]listener // for users, for root

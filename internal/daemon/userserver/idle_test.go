@@ -1,0 +1,130 @@
+package userserver
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// Users without a name. No process of theirs runs.
+const (
+	ada  = 60001
+	bert = 60002
+)
+
+// idleNode is a server on a node with user_nodes as given, and a grant of ada's and one of bert's,
+// whose quotas take what is idle for an hour. The node of their GPU is /dev/full.
+func idleNode(t *testing.T, userNodes grant.UserNodes) (s *Server, adas, berts grant.ID) {
+	t.Helper()
+	n := daemontest.NewNode(t)
+	n.Policy.Quotas = []grant.Quota{{User: "60001", Idle: "1h"}, {User: "60002", Idle: "1h"}}
+	n.Policy.Enforcement.UserNodes = userNodes
+	n.Policy.Audit.File = t.TempDir() + "/audit.jsonl"
+	enter := func(letter byte, user uint32) grant.ID {
+		id := n.Grant(letter)
+		daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) error {
+			g, err := tx.Get(id)
+			if err != nil {
+				return err
+			}
+			g.User, g.Source = user, grant.ByUser
+			return tx.Put(g)
+		}))
+		return id
+	}
+	adas, berts = enter('a', ada), enter('b', bert)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s = &Server{Node: func() *node.Node { return n.Node }, Log: log,
+		Ledger: func(n *node.Node) (grants.Overview, error) {
+			o, err := grants.Read(n)
+			o.Inventory = grant.Inventory{GPUs: []grant.GPU{{UUID: daemontest.GPU}}}
+			return o, err
+		},
+		opened: openNodes{nodes: func(grant.Inventory) map[uint64]string {
+			return map[uint64]string{unix.Mkdev(1, 7): daemontest.GPU}
+		}}}
+	return s, adas, berts
+}
+
+// opens starts a process of a user's that has the GPU's node open, and returns what ends it.
+func opens(t *testing.T, user uint32) (end func()) {
+	t.Helper()
+	full, err := os.Open("/dev/full")
+	daemontest.Must(t, err)
+	defer full.Close()
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{full}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	daemontest.Must(t, cmd.Start())
+	t.Cleanup(func() { daemontest.End(cmd) })
+	return func() { daemontest.End(cmd) }
+}
+
+// wantGrants runs a pass at a time and wants these grants to be left.
+func (s *Server) wantGrants(t *testing.T, when time.Time, ids ...grant.ID) {
+	t.Helper()
+	daemontest.Must(t, s.releaseIdle(s.Node(), when))
+	o, err := grants.Read(s.Node())
+	daemontest.Must(t, err)
+	left := map[grant.ID]bool{}
+	for _, g := range o.Grants {
+		left[g.ID] = true
+	}
+	for _, id := range ids {
+		if !left[id] {
+			t.Errorf("grant %s is released, want it kept", id)
+		}
+	}
+	if len(left) != len(ids) {
+		t.Errorf("the grants %v are left, want %v", left, ids)
+	}
+}
+
+// TestOpenNodeIsUse: where grants open nodes, one is in use while a process of its user has the
+// node open, as in a rootless container. The time of idleness begins when that ends.
+func TestOpenNodeIsUse(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesACL)
+	end := opens(t, ada)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	s.wantGrants(t, now.Add(59*time.Minute), adas, berts)
+	s.wantGrants(t, now.Add(time.Hour), adas)
+	s.wantGrants(t, now.Add(3*time.Hour), adas)
+	end()
+	s.wantGrants(t, now.Add(4*time.Hour-time.Second), adas)
+	s.wantGrants(t, now.Add(4*time.Hour))
+}
+
+// TestDueGrantIsLookedAtAgain: a node that was opened since the processes were read last keeps a
+// grant, however short the time of idleness is.
+func TestDueGrantIsLookedAtAgain(t *testing.T) {
+	s, adas, _ := idleNode(t, grant.UserNodesACL)
+	s.Node().Policy.Quotas[0].Idle = "2s"
+	s.Node().Policy.Quotas[1].Idle = "1s"
+	now := time.Now()
+	daemontest.Must(t, s.releaseIdle(s.Node(), now))
+	opens(t, ada)
+	s.wantGrants(t, now.Add(2*time.Second), adas)
+}
+
+// TestOpenNodeOfAnyUser: where every user opens every node, an open one says nothing of a grant.
+func TestOpenNodeOfAnyUser(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	opens(t, ada)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	s.wantGrants(t, now.Add(time.Hour))
+}
