@@ -74,10 +74,44 @@ func TestUsersNodes(t *testing.T) {
 	if got := openedBy(60001, "/dev/nvidia1", "unshare -Ur"); got != letIn {
 		t.Errorf("in a user namespace: %s", got)
 	}
+	pausedNodes(t, n)
 	d.End(syscall.SIGKILL)
 	n.Must("release", string(g.ID))
 	n.Daemon("--nri", "off")
 	rig.Eventually(t, "the node is closed after a kill", func() bool {
 		return openedBy(60001, "/dev/nvidia1") == closed
 	})
+}
+
+// pausedNodes: `gpuledger disable` refuses nothing, so it takes no user's access to a node away,
+// and a grant opens nodes as before. It says that the kernel still keeps others out, and what opens
+// the nodes to all.
+func pausedNodes(t *testing.T, n *rig.Node) {
+	t.Helper()
+	if out := n.Must("disable", "--until-enabled"); !strings.Contains(out, "device nodes stay as") {
+		t.Errorf("disable prints %q, want what happens to device nodes", out)
+	}
+	g := n.Grant("--memory", "1GiB", "--gpu", "0", "--user", "60001")
+	rig.Eventually(t, "a grant opens its GPU while refusals are disabled", func() bool {
+		return openedBy(60001, "/dev/nvidia0") == letIn
+	})
+	for user, want := range map[uint32]string{60001: letIn, 60002: closed} {
+		if got := openedBy(user, "/dev/nvidia1"); got != want {
+			t.Errorf("while refusals are disabled, user %d: %s, want %s", user, got, want)
+		}
+	}
+	for _, mode := range []os.FileMode{0o666, 0o660} {
+		want := map[os.FileMode]string{0o666: letIn, 0o660: closed}[mode]
+		for _, name := range []string{"nvidia0", "nvidia1", "nvidiactl"} {
+			must(t, os.Chmod("/dev/"+name, mode))
+		}
+		if got := openedBy(60002, "/dev/nvidia1"); got != want {
+			t.Errorf("of mode %o, another user: %s, want %s", mode, got, want)
+		}
+		if got := openedBy(60001, "/dev/nvidia1"); got != letIn {
+			t.Errorf("of mode %o, the user of the grant: %s, want %s", mode, got, letIn)
+		}
+	}
+	n.Must("release", string(g.ID))
+	n.Must("enable")
 }

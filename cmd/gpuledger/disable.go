@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -25,7 +26,9 @@ func disableCommand() *cli.Command {
 			"directory\n" +
 			"cannot be written; `gpuledger enable` ends it. Without a time the command asks for " +
 			"confirmation at a terminal; elsewhere it\n" +
-			"prints that there is no end.",
+			"prints that there is no end.\n" +
+			"Users keep the device nodes of their grants (user_nodes = \"acl\"), and the kernel still " +
+			"keeps others out of them.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "for", Usage: "how long, for example 30m (default: until enabled)"},
 			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without a question"},
@@ -47,11 +50,12 @@ func disableCommand() *cli.Command {
 				}
 			}
 			// a broken configuration is a reason to break the glass
-			p, err := openAnyway(c).Disable(c.Duration("for"))
+			n := openAnyway(c)
+			p, err := n.Disable(c.Duration("for"))
 			if err != nil {
 				return err
 			}
-			return printPause(c, p)
+			return printPause(c, p, n.Policy.Enforcement.UserNodes)
 		},
 	}
 }
@@ -78,11 +82,20 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-func printPause(c *cli.Context, p node.Pause) error {
+// keptNodes is what does not change where the kernel holds users by the access lists of device
+// nodes. The lists let users in, so to remove them would refuse what is granted.
+const keptNodes = "device nodes stay as user_nodes = \"acl\" has them: a user opens the GPUs of its grants " +
+	"and no others; `chmod 0666 /dev/nvidia*` opens them to all, `chmod 0660 /dev/nvidia*` undoes that\n"
+
+func printPause(c *cli.Context, p node.Pause, nodes grant.UserNodes) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, p)
 	}
-	_, err := fmt.Fprintf(c.App.Writer, "disabled %s: nothing is refused\n", until(p))
+	text := fmt.Sprintf("disabled %s: nothing is refused\n", until(p))
+	if nodes == grant.UserNodesACL {
+		text += keptNodes
+	}
+	_, err := fmt.Fprint(c.App.Writer, text)
 	return err
 }
 
