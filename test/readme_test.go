@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +56,27 @@ func TestReadme(t *testing.T) {
 			annotate(t, bundles[label[1]], reference)
 			annotate(t, bundles["thief"], strings.Split(reference, ".")[0]+"."+strings.Repeat("0", 32))
 		}
+	}
+}
+
+// TestReadmesUsersAreInUsers: `make e2e` types docs/users.md, as real users with Podman and Docker.
+// So what the README shows of users has to be that page's story, in its order: those who share a
+// GPU, one who takes too much, and one who waits.
+func TestReadmesUsersAreInUsers(t *testing.T) {
+	story := transcript.Steps(read(t, "../docs/users.md"), "Two share a GPU, a third one waits")
+	shown := transcript.Steps(read(t, "../README.md"), "A share of a GPU")
+	refused, waits, users := false, false, map[string]bool{}
+	for _, s := range shown {
+		at := slices.Index(story, s)
+		if at < 0 {
+			t.Fatalf("%s$ %s\n%s\nis not in docs/users.md, or in another order", s.User, s.Command, s.Says)
+		}
+		story, users[s.User] = story[at+1:], true
+		refused = refused || strings.Contains(s.Says, "refused (")
+		waits = waits || strings.Contains(s.Says, "waiting, ")
+	}
+	if len(users) < 4 || users[""] || !refused || !waits {
+		t.Errorf("the README shows %v", shown)
 	}
 }
 
