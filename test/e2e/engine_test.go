@@ -116,6 +116,8 @@ var entries = []entry{
 	{name: "users", on: hasUsers, prepare: (*site).bareRuntime, handler: "plain", bare: true, compare: users},
 	{name: "rootless", on: isPodman, prepare: (*site).bareRuntime, handler: "plain", bare: true,
 		compare: rootlessUsers},
+	{name: "asking", on: hasCompose, prepare: (*site).bareRuntime, handler: "plain",
+		settle: (*site).configure, bare: true, compare: askPages},
 	{name: "hook", on: hasHooks, prepare: (*site).bareRuntime, handler: "plain",
 		settle: (*site).installHook, bare: true,
 		stripped: func(e engine) string {

@@ -3,6 +3,8 @@
 # build.sh --list        the names and versions
 # build.sh --pin NAME    write NAME/go.mod and NAME/go.sum anew from the table below; commit the result
 #
+# A module npm:NAME is a package of npm's, with its own package-lock.json here, and needs node and npm.
+#
 # Each engine is a module of its own here, with its main packages as tools. As main modules they may have `replace` and
 # `exclude`, for want of which `go install engine@version` refuses most of them; none moves another's requirements, or
 # gpuledger's; and everything is checked against the go.sum that is committed.
@@ -22,6 +24,8 @@ table='
          crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -
          crio           github.com/cri-o/cri-o              v1.34.0          cmd/crio                                              containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
          dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
+         compose        github.com/docker/compose/v2        v2.40.3          cmd                                                   -
+         devcontainers  npm:@devcontainers/cli              0.80.3           -                                                     -
          etcd           go.etcd.io/etcd/server/v3           v3.6.16          .                                                     -
          kubernetes     k8s.io/kubernetes                   v1.36.3          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler,cmd/kubectl -
          kubernetes-1.36.0 k8s.io/kubernetes                   v1.36.0          cmd/kubelet,cmd/kube-apiserver,cmd/kube-controller-manager,cmd/kube-scheduler -
@@ -90,6 +94,25 @@ build() (
   say "built $name $version in $((SECONDS - began)) s"
 )
 
+# build_npm: a package of npm's and what it needs, without running their scripts.
+build_npm() (
+  cd "$1"
+  wanted=$( (cat package.json package-lock.json && declare -f build_npm) | sha256sum | cut -d ' ' -f 1)
+  out=$cache/$1
+  [ "$(cat "$out/stamp" 2>/dev/null)" != "$wanted" ] || exit 0
+  say "installing $1 $version, once"
+  rm -rf "$out.new"
+  mkdir -p "$out.new"
+  cp package.json package-lock.json "$out.new/"
+  npm ci --prefix "$out.new" --ignore-scripts --no-audit --no-fund >"$out.new/log" 2>&1 || {
+    tail -n 20 "$out.new/log" >&2
+    die "cannot install $1 $version; the tests with it cannot run without it"
+  }
+  echo "$wanted" >"$out.new/stamp"
+  rm -rf "$out"
+  mv "$out.new" "$out"
+)
+
 # pin: a go.mod that says what the engine's own says, with its commands as tools. Nothing is tidied: that would ask for
 # the tests' requirements of every requirement.
 pin() (
@@ -97,6 +120,11 @@ pin() (
   mkdir -p "$name"
   cd "$name"
   rm -f go.mod go.sum
+  if [[ $module = npm:* ]]; then
+    printf '{"private": true, "dependencies": {"%s": "%s"}}\n' "${module#npm:}" "$version" >package.json
+    npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund
+    exit
+  fi
   info=$(go mod download -json "$module@$version")
   theirs=$(go mod edit -json "$(jq -r .GoMod <<<"$info")")
   go mod init "github.com/gpuledger/gpuledger/test/engines/$name"
@@ -122,6 +150,7 @@ case ${1:-} in
     exec 9>"$cache/lock"
     flock 9 # two runs of make never build the same engine at once
     for engine; do
-      build "$engine" 9>&-
+      row "$engine"
+      if [[ $module = npm:* ]]; then build_npm "$engine" 9>&-; else build "$engine" 9>&-; fi
     done ;;
 esac
