@@ -118,6 +118,7 @@ func measureAll(ctx context.Context, o options) (err error) {
 		{"create with a grant", createGranted},
 		{"create with a grant and the driver's files", createWithDriver},
 		{"create with a grant, the wrapper alone", createGrantedAlone},
+		{"create that asks, the wrapper alone", createAsked},
 		{"inventory of eight GPUs", refreshInventory},
 		{"64 grants at once", grantsAtOnce},
 		{"admit at 1 and at 1,000 grants", admitAtScale},

@@ -173,13 +173,19 @@ func (r *rig) against(what string, wrappings []wrapping, contestants []contestan
 	return rows, nil
 }
 
-// granting is a contestant that creates a container with a grant. The wrapper replaces config.json.
-// So each round first restores the engine's config.json, and removes the ld.so.cache of the round
-// before.
+// granting is a contestant that creates a container with a grant.
 func (r *rig) granting(name string, node *node, reference string,
 	more ...func(*specs.Spec) error) (contestant, string, error) {
+	own := annotated(map[string]string{"gpuledger.dev/grant": reference})
+	return r.admitted(name, node, append([]func(*specs.Spec) error{own}, more...)...)
+}
+
+// admitted is a contestant that creates a container with GPUs. The wrapper replaces config.json.
+// So each round first restores the engine's config.json, and removes the ld.so.cache of the round
+// before.
+func (r *rig) admitted(name string, node *node,
+	more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
-	spec.Annotations["gpuledger.dev/grant"] = reference
 	bundle, err := r.bundle(name, spec, more...)
 	if err != nil {
 		return contestant{}, "", err

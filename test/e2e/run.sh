@@ -36,11 +36,9 @@ for want in "${wanted[@]}"; do
   done <<<"$table"
   [ -n "$found" ] || { echo "run.sh: there is no engine $want; there are: $(awk 'NF { print $1 }' <<<"$table" | xargs)" >&2; exit 2; }
 done
-mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk 'NF && !seen[$0]++')
-case ,${E2E_ENTRIES:-asking}, in
-  *,asking,*) ;;
-  *) mapfile -t builds < <(printf '%s\n' "${builds[@]}" | grep -vxE 'compose|devcontainers') ;; # only that entry point has them
-esac
+skipped='compose devcontainers' # only one entry point has them
+case ,${E2E_ENTRIES:-asking}, in *,asking,*) skipped= ;; esac
+mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk -v skipped=" $skipped " 'NF && !seen[$0]++ && !index(skipped, " " $0 " ")')
 case " ${names[*]} " in *" kubernetes-"*) [ -z "${KUBERNETES:-}" ] || builds+=("kubernetes-$KUBERNETES") ;; esac
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
 for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do
