@@ -76,7 +76,8 @@ func (v checkpointVersion) same(other checkpointVersion) bool {
 	if v.FileInfo == nil || other.FileInfo == nil {
 		return v.FileInfo == nil && other.FileInfo == nil
 	}
-	return os.SameFile(v.FileInfo, other.FileInfo) && v.ModTime().Equal(other.ModTime()) && v.Size() == other.Size()
+	return os.SameFile(v.FileInfo, other.FileInfo) && v.ModTime().Equal(other.ModTime()) &&
+		v.Size() == other.Size()
 }
 
 // unstarted is how long an admitted pod may have no cgroup. The kubelet makes the cgroup when it
