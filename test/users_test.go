@@ -165,6 +165,85 @@ func TestUsersAskWithinTheirQuotas(t *testing.T) {
 	n.CheckSound("after users")
 }
 
+// TestUsersChangeTheirGrants: as root's --update, within the quota, and no grant of another.
+func TestUsersChangeTheirGrants(t *testing.T) {
+	n, _ := usersNode(t, quotas)
+	of := func(uid uint32, args ...string) grant.ID {
+		t.Helper()
+		r := endsWith(t, as(n, uid, append([]string{"grant"}, args...)...), 0)
+		reference, err := grant.ParseReference(strings.TrimSpace(r.Stdout))
+		must(t, err)
+		return reference.ID
+	}
+	mine, other := of(ada, "--memory", "4GiB"), of(bob, "--memory", "1GiB")
+	roots := n.Grant("--memory", "1GiB")
+	update := func(uid uint32, id grant.ID, args ...string) rig.Result {
+		return as(n, uid, append([]string{"grant", "--update", string(id)}, args...)...)
+	}
+	memoryOf := func(id grant.ID) (memory grant.Bytes) {
+		for _, g := range n.Grants() {
+			if g.ID == id {
+				memory = g.GPUs[0].Memory
+			}
+		}
+		return memory
+	}
+	// the same words and the same document as root gets
+	r := endsWith(t, update(ada, mine, "--memory", "6GiB"), 0, "changed "+string(mine), "6GiB on GPU 0")
+	if again := n.Must("grant", "--update", string(mine), "--memory", "6GiB"); again != r.Stdout {
+		t.Errorf("a user reads\n%sand root\n%s", r.Stdout, again)
+	}
+	r = endsWith(t, update(ada, mine, "--compute", "30", "--json"), 0)
+	if again := n.Must("grant", "--update", string(mine), "--compute", "30", "--json"); again != r.Stdout {
+		t.Errorf("a user reads\n%sand root\n%s", r.Stdout, again)
+	}
+	// the quota is judged with the new size
+	endsWith(t, update(ada, mine, "--memory", "9GiB"), 3, "quota-exceeded", "is 8GiB in all")
+	second := of(ada, "--memory", "2GiB")
+	endsWith(t, update(ada, second, "--memory", "2049MiB"), 3, "quota-exceeded", "6GiB of it is granted")
+	endsWith(t, update(ada, mine, "--memory", "5GiB"), 0)
+	endsWith(t, update(ada, second, "--memory", "3GiB"), 0)
+	// and its time from when the grant was made
+	endsWith(t, update(ada, mine, "--ttl", "1h"), 0, "until ")
+	endsWith(t, update(ada, mine, "--ttl", "2h"), 3, "quota-exceeded", "is for 2h0m0s at most")
+	endsWith(t, update(ada, mine, "--ttl", "0"), 3, "quota-exceeded", "is for 2h0m0s at most")
+	// what root refuses, in root's words
+	endsWith(t, update(ada, mine), 2, "say what to change")
+	endsWith(t, update(ada, mine, "--label", "x", "--memory", "1GiB"), 2, "--label cannot be changed")
+	endsWith(t, update(bob, other, "--memory", "15900MiB"), 5, "no-capacity")
+	// another's grant is not there
+	for _, id := range []grant.ID{mine, roots.ID, "g-aaaaaaaaaaaa"} {
+		endsWith(t, update(bob, id, "--memory", "16MiB"), 4, "you have no grant "+string(id))
+		endsWith(t, update(bob, id, "--ttl", "1ms"), 4, "you have no grant "+string(id))
+	}
+	endsWith(t, update(eve, mine, "--memory", "1GiB"), 3, "user 4242 has no quota")
+	for _, body := range []string{`"memory":17179869184,"user":2`, `"ttl":-1`, `"compute":-1`,
+		`"compute":101`, `"memory":0`, `"memory":18446744073709551615`, `"ttl":9223372036854775807`} {
+		out := curlAs(n, ada, "POST", "/v1/update", fmt.Sprintf(`{"id":%q,%s}`, mine, body))
+		if !strings.Contains(out, `"error"`) {
+			t.Errorf("%s: %s", body, out)
+		}
+	}
+	out := curlAs(n, 0, "POST", "/v1/update", fmt.Sprintf(`{"id":%q,"memory":1048576}`, roots.ID))
+	if !strings.Contains(out, `has no quota`) {
+		t.Errorf("root of a container: %s", out)
+	}
+	if memoryOf(mine) != 5*grant.GiB || memoryOf(other) != grant.GiB || memoryOf(roots.ID) != grant.GiB {
+		t.Errorf("the ledger has %+v", n.Grants())
+	}
+	// a smaller quota takes nothing away, and keeps nobody from taking less
+	less := strings.Replace(read(t, n.Config), `memory = "8GiB"`, `memory = "1GiB"`, 1)
+	must(t, os.WriteFile(n.Config, []byte(less), 0o644))
+	rig.Eventually(t, "the quota is smaller", func() bool {
+		return update(ada, mine, "--memory", "6GiB").Code == 3
+	})
+	endsWith(t, update(ada, mine, "--memory", "4GiB"), 0)
+	if got := n.Must("audit", "--json"); !strings.Contains(got, `"changed"`) {
+		t.Errorf("the audit log:\n%s", got)
+	}
+	n.CheckSound("after changes")
+}
+
 func TestQuotaRaces(t *testing.T) {
 	n, _ := usersNode(t, quotas)
 	var all sync.WaitGroup

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -61,7 +62,10 @@ func grantCommand() *cli.Command {
 				return usage("--wait: want a duration above 0, as 30m, for a new grant")
 			}
 			if client, is := asUser(c); is {
-				if err := onlyRoot(c, "user", "owner", "for", "cdi", "update"); err != nil {
+				if c.IsSet("update") {
+					return changeAsUser(c, client)
+				}
+				if err := onlyRoot(c, "user", "owner", "for", "cdi"); err != nil {
 					return err
 				}
 				return enterAsUser(c, client)
@@ -227,48 +231,78 @@ var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", 
 	"wait"}
 
 func change(c *cli.Context, n *node.Node) error {
+	id, what, err := changeFrom(c)
+	if err != nil {
+		return err
+	}
+	g, err := grants.Update(n, id, what)
+	if err != nil {
+		return err
+	}
+	return printChanged(c, g, grants.Sentence(n, "changed", g), n.Host.Now())
+}
+
+func changeAsUser(c *cli.Context, client users.Client) error {
+	id, what, err := changeFrom(c)
+	if err == nil {
+		err = noArguments(c)
+	}
+	if err != nil {
+		return err
+	}
+	g, sentence, err := client.Update(context.Background(),
+		users.Update{ID: id, Memory: what.Memory, Compute: what.Compute, TTL: what.TTL})
+	if err != nil {
+		return err
+	}
+	return printChanged(c, g, sentence, time.Now())
+}
+
+func printChanged(c *cli.Context, g grant.Grant, sentence string, now time.Time) error {
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, grantToJSON(g, now))
+	}
+	fmt.Fprintln(c.App.Writer, sentence)
+	return nil
+}
+
+// changeFrom reads the flags of a change.
+func changeFrom(c *cli.Context) (id grant.ID, what grants.Terms, err error) {
 	// the whole reference is what people have at hand
 	reference, err := grant.ParseReference(c.String("update"))
 	if err != nil {
-		return usage("--update: %v", err)
+		return "", what, usage("--update: %v", err)
 	}
 	for _, flag := range fixed {
 		if c.IsSet(flag) {
-			return usage("--%s cannot be changed of a grant that exists; release it and grant anew", flag)
+			return "", what, usage("--%s cannot be changed of a grant that exists; release it and grant anew",
+				flag)
 		}
 	}
-	var what grants.Terms
 	if c.IsSet("memory") {
 		memory, err := size(c, "memory")
 		if err != nil {
-			return err
+			return "", what, err
 		}
 		what.Memory = &memory
 	}
 	if c.IsSet("compute") {
 		compute := c.Int("compute")
 		if compute < 0 || compute > 100 {
-			return usage("--compute: want a percentage from 1 to 100, or 0 for no share, not %d", compute)
+			return "", what, usage("--compute: want a percentage from 1 to 100, or 0 for no share, not %d",
+				compute)
 		}
 		what.Compute = &compute
 	}
 	if c.IsSet("ttl") {
 		ttl := c.Duration("ttl")
 		if ttl < 0 {
-			return usage("--ttl: want a duration, or 0 for ever, not %s", ttl)
+			return "", what, usage("--ttl: want a duration, or 0 for ever, not %s", ttl)
 		}
 		what.TTL = &ttl
 	}
 	if what == (grants.Terms{}) {
-		return usage("--update: say what to change: --memory, --compute or --ttl")
+		return "", what, usage("--update: say what to change: --memory, --compute or --ttl")
 	}
-	g, err := grants.Update(n, reference.ID, what)
-	if err != nil {
-		return err
-	}
-	if c.Bool("json") {
-		return printJSON(c.App.Writer, grantToJSON(g, n.Host.Now()))
-	}
-	fmt.Fprintln(c.App.Writer, grants.Sentence(n, "changed", g))
-	return nil
+	return reference.ID, what, nil
 }

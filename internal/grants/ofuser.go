@@ -12,12 +12,17 @@ import (
 // ReleaseOf is Release for a user of the node. A grant of another user is *grant.NotFoundError, as
 // one that does not exist.
 func ReleaseOf(n *node.Node, id grant.ID, user uint32) (grant.Grant, error) {
-	return releaseIf(n, id, func(g grant.Grant) error {
-		if g.User != user || user == 0 {
-			return &grant.NotFoundError{Message: fmt.Sprintf("you have no grant %s", id)}
-		}
-		return nil
-	})
+	return releaseIf(n, id, func(g grant.Grant) error { return onlyOf(user, id, g, nil) })
+}
+
+// onlyOf is the error of reading a grant, as a user of the node may see it: a grant of another user
+// is not there.
+func onlyOf(user uint32, id grant.ID, g grant.Grant, err error) error {
+	var unknown *grant.NotFoundError
+	if errors.As(err, &unknown) || err == nil && (g.User != user || user == 0) {
+		return &grant.NotFoundError{Message: fmt.Sprintf("you have no grant %s", id)}
+	}
+	return err
 }
 
 // errInUse says that a grant is not idle.

@@ -24,11 +24,32 @@ type Terms struct {
 // Update grows or shrinks a grant where it is. Its containers are limited to the new size from
 // their next allocation on. Errors are those of Enter, and *grant.NotFoundError.
 func Update(n *node.Node, id grant.ID, c Terms) (grant.Grant, error) {
+	return updateOf(n, id, c, 0, nil)
+}
+
+// UpdateOf is Update for a user of the node, who has a quota. What takes more than before is judged
+// by the quota as a new grant would be. A grant of another user is *grant.NotFoundError, as one
+// that does not exist.
+func UpdateOf(n *node.Node, id grant.ID, c Terms, user uint32, q grant.Quota) (grant.Grant, error) {
+	return updateOf(n, id, c, user, &q)
+}
+
+// updateOf is Update for root without a quota, and for a user with one.
+func updateOf(n *node.Node, id grant.ID, c Terms, user uint32, q *grant.Quota) (grant.Grant, error) {
 	var g grant.Grant
 	if n.Broken != nil {
 		return g, n.Broken
 	}
+	read := func(tx *ledger.Tx) (err error) {
+		if g, err = get(tx, id); q != nil {
+			err = onlyOf(user, id, g, err)
+		}
+		return err
+	}
 	if c.Memory != nil {
+		if err := n.Ledger.View(read); err != nil {
+			return g, err
+		}
 		if err := rehearse(n, id); err != nil {
 			return g, err
 		}
@@ -38,14 +59,14 @@ func Update(n *node.Node, id grant.ID, c Terms) (grant.Grant, error) {
 		if err != nil {
 			return err
 		}
-		if g, err = get(tx, id); err != nil {
+		if err := read(tx); err != nil {
 			return err
 		}
 		if g.Draining || g.Expired(v.Now) {
 			return &grant.NotFoundError{Message: fmt.Sprintf("cannot change grant %s: its time is over", id)}
 		}
 		before := g
-		if g, err = changed(n, before, c, v, inv); err != nil {
+		if g, err = changed(n, before, c, q, v, inv); err != nil {
 			return err
 		}
 		return putLimited(n, tx, before, g)
@@ -55,23 +76,53 @@ func Update(n *node.Node, id grant.ID, c Terms) (grant.Grant, error) {
 
 // changed gives the grant as it would be. A grant that does not grow needs no free memory: its GPU
 // may be over-full by now, and then to shrink grants is the way out.
-func changed(n *node.Node, g grant.Grant, c Terms, v grant.View, inv grant.Inventory) (grant.Grant, error) {
+func changed(n *node.Node, g grant.Grant, c Terms, q *grant.Quota, v grant.View,
+	inv grant.Inventory) (grant.Grant, error) {
 	memory, compute := g.Memory(), g.Compute
 	g.GPUs = slices.Clone(g.GPUs)
+	longer := c.TTL != nil && lastsLonger(g.Expires, *c.TTL, v.Now)
 	if err := apply(&g, c, v.Now); err != nil {
 		return g, err
 	}
+	ask := askOf(g)
+	ask.User, ask.Quota = g.User, q
+	if longer {
+		if err := checkTime(ask); err != nil {
+			return g, err
+		}
+	}
 	if g.Memory() <= memory && g.Compute <= compute {
 		if c.Compute != nil { // what is asked for anew is what can be kept
-			if err := askOf(g).Keepable(inv, n.Policy); err != nil {
+			if err := ask.Keepable(inv, n.Policy); err != nil {
 				return g, err
 			}
 		}
 		return g, divide(&g)
 	}
 	var err error
-	g.GPUs, err = admission.Place(askOf(g), g.ID, v, inv, n.Policy)
+	g.GPUs, err = admission.Place(ask, g.ID, v, inv, n.Policy)
 	return g, err
+}
+
+// checkTime refuses a time that the user's quota never gives. It counts from when the grant was
+// made.
+func checkTime(ask admission.Ask) error {
+	if ask.Quota == nil {
+		return nil
+	}
+	longest := ask.Quota.MaxTTL()
+	if longest <= 0 || ask.TTL > 0 && ask.TTL <= longest {
+		return nil
+	}
+	return &grant.Refusal{Code: grant.QuotaExceeded, Message: fmt.Sprintf(
+		"cannot change the time of the grant: your quota (of %s) is for %s at most, from when it was granted",
+		ask.Quota.Whose(), longest), Hint: "ask for a shorter time (--ttl)"}
+}
+
+// lastsLonger reports whether a grant that expires (zero: never) would last longer with a new time
+// (0: for ever) from now.
+func lastsLonger(expires time.Time, ttl time.Duration, now time.Time) bool {
+	return !expires.IsZero() && (ttl == 0 || now.Add(ttl).After(expires))
 }
 
 // putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a
@@ -142,6 +193,9 @@ func divide(g *grant.Grant) error {
 // askOf gives the request that the grant answers: for its own GPUs and its own size.
 func askOf(g grant.Grant) admission.Ask {
 	ask := admission.Ask{Compute: g.Compute, Mode: g.Mode, Owner: g.Owner}
+	if !g.Expires.IsZero() {
+		ask.TTL = g.Expires.Sub(g.Created)
+	}
 	if g.Mode != grant.Exclusive && g.Mode != grant.MIG {
 		ask.Memory = g.Memory()
 	}

@@ -20,8 +20,11 @@ type Client struct{ Socket string }
 // errGone says that the connection ended without an answer.
 var errGone = errors.New("gpuledgerd has ended the connection")
 
-// answerTime bounds all but waiting.
-const answerTime = 30 * time.Second
+// answerTime bounds all but waiting and a change, which waits for a slow driver (node.LimitTime).
+const (
+	answerTime = 30 * time.Second
+	updateTime = time.Minute
+)
 
 // Look returns what the caller may see.
 func (c Client) Look(ctx context.Context) (s Sight, err error) {
@@ -44,6 +47,14 @@ func (c Client) Release(ctx context.Context, id grant.ID) (grant.Grant, error) {
 	defer cancel()
 	e, err := c.events(ctx, ReleasePath, Release{ID: id}, nil)
 	return e.grant(), err
+}
+
+// Update changes a grant of the caller. It returns a sentence about the grant, too.
+func (c Client) Update(ctx context.Context, change Update) (grant.Grant, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, updateTime)
+	defer cancel()
+	e, err := c.events(ctx, UpdatePath, change, nil)
+	return e.grant(), e.Sentence, err
 }
 
 // Grant asks for a grant, and waits as long as the ask says. place is called with each place in the

@@ -18,6 +18,7 @@ const (
 	SightPath   = "/v" + Version + "/sight"   // GET: Sight
 	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
 	ReleasePath = "/v" + Version + "/release" // POST Release: Event
+	UpdatePath  = "/v" + Version + "/update"  // POST Update: Event
 )
 
 // MaxBody is the largest request, in bytes.
@@ -165,6 +166,14 @@ type Ask struct {
 // Release is a request to release grants.
 type Release struct {
 	ID grant.ID `json:"id"`
+}
+
+// Update is a request to change a grant. A member that is missing stays as it is.
+type Update struct {
+	ID      grant.ID       `json:"id"`
+	Memory  *grant.Bytes   `json:"memory,omitempty"`  // over all of its GPUs
+	Compute *int           `json:"compute,omitempty"` // percent; 0: no share any more
+	TTL     *time.Duration `json:"ttl,omitempty"`     // from now; 0: for ever
 }
 
 // Event is a line of an answer. The last one has a grant or an error.

@@ -92,6 +92,39 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	s.queue.poke()
 }
 
+// update changes a grant of the caller. Driver limits can take as long as root's update waits for
+// them, so the caller may have gone meanwhile.
+func (s *Server) update(w http.ResponseWriter, r *http.Request) {
+	var change users.Update
+	if !read(w, r, &change) {
+		return
+	}
+	n, p := s.Node(), peerOf(r)
+	g, err := updateOf(n, p, change)
+	if err != nil {
+		node.RecordUser(n, "refused", p.uid, "", err)
+		fail(w, http.StatusOK, err)
+		return
+	}
+	node.RecordUser(n, "changed", p.uid, g.ID, nil)
+	_ = send(w, users.Event{Grant: &users.List(g)[0], Sentence: grants.Sentence(n, "changed", g)})
+	s.queue.poke()
+}
+
+func updateOf(n *node.Node, p peer, change users.Update) (grant.Grant, error) {
+	c := grants.Terms{Memory: change.Memory, Compute: change.Compute, TTL: change.TTL}
+	_, err := grant.ParseReference(string(change.ID))
+	if err != nil || c == (grants.Terms{}) || c.TTL != nil && *c.TTL < 0 {
+		return grant.Grant{}, &grant.UsageError{
+			Message: "cannot change a grant: want its id, and what to change"}
+	}
+	q, err := quotaOf(n, p.uid)
+	if err != nil {
+		return grant.Grant{}, err
+	}
+	return grants.UpdateOf(n, change.ID, c, p.uid, *q)
+}
+
 // updateNodes has users' access to device nodes follow the ledger. The next pass of the daemon does
 // what fails here.
 func (s *Server) updateNodes(ctx context.Context) {
@@ -157,16 +190,22 @@ func inQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
 	if ask.Source != grant.ByUser { // root's
 		return ask, nil
 	}
-	if ask.Quota = users.QuotaOf(n.Policy.Quotas, ask.User); ask.Quota == nil {
-		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
-			Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(ask.User)),
-			Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
-				grant.Docs + "users.md)"}
-	}
-	if ask.TTL <= 0 {
+	var err error
+	if ask.Quota, err = quotaOf(n, ask.User); err == nil && ask.TTL <= 0 {
 		ask.TTL = ask.Quota.MaxTTL()
 	}
-	return ask, nil
+	return ask, err
+}
+
+// quotaOf is the quota of a user, who is refused without one.
+func quotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
+	if q := users.QuotaOf(n.Policy.Quotas, uid); q != nil {
+		return q, nil
+	}
+	return nil, &grant.Refusal{Code: grant.QuotaExceeded,
+		Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(uid)),
+		Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
+			grant.Docs + "users.md)"}
 }
 
 func isPrintable(text string) bool {

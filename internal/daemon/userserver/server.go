@@ -117,6 +117,7 @@ func (s *Server) newServer(root bool) *http.Server {
 	mux.HandleFunc("GET "+users.SightPath, s.sight)
 	mux.HandleFunc("POST "+users.GrantPath, s.grant)
 	mux.HandleFunc("POST "+users.ReleasePath, s.release)
+	mux.HandleFunc("POST "+users.UpdatePath, s.update)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, known := r.Context().Value(peerKey{}).(peer); !known {
