@@ -43,13 +43,18 @@ modes = ["limit", "exclusive"]
 // usersNode is a node with gpuledgerd and quotas, whose directory other users may enter.
 func usersNode(t *testing.T, config string) (*rig.Node, *rig.Daemon) {
 	t.Helper()
+	return usersNodeOf(t, rig.Setup{Config: config})
+}
+
+func usersNodeOf(t *testing.T, setup rig.Setup) (*rig.Node, *rig.Daemon) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "users-") // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	n := rig.NewNode(t, rig.Setup{Config: fmt.Sprintf("%s[users]\nsocket = %q\n",
-		busy, dir+"/users/socket") + config})
+	setup.Config = fmt.Sprintf("%s[users]\nsocket = %q\n", busy, dir+"/users/socket") + setup.Config
+	n := rig.NewNode(t, setup)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -242,6 +247,85 @@ func TestUsersChangeTheirGrants(t *testing.T) {
 		t.Errorf("the audit log:\n%s", got)
 	}
 	n.CheckSound("after changes")
+}
+
+// TestUsersExplain: a user reads the verdict that root reads, and nothing of others.
+func TestUsersExplain(t *testing.T) {
+	n, d := usersNodeOf(t, rig.Setup{Engine: "containerd",
+		Config: quotas + asks("containerd", "total = 50\nmodes = [\"limit\", \"exclusive\"]\n")})
+	r := endsWith(t, as(n, ada, "grant", "--memory", "1GiB", "--label", "adas"), 0)
+	mine, used := strings.TrimSpace(r.Stdout), strings.TrimSpace(endsWith(t,
+		as(n, ada, "grant", "--memory", "1GiB"), 0).Stdout)
+	roots := n.Grant("--memory", "3GiB", "--label", "for the boss")
+	tied := n.Grant("--memory", "1GiB", "--for", "namespace:hidden")
+	starts(t, n.Bundle("holder", rig.Env("GPULEDGER_GRANT="+used)))
+	starts(t, n.Bundle("secretive", wants("5GiB")))
+	must(t, os.Chmod(n.Dir+"/bundles", 0o755))
+	forged := string(roots.ID) + "." + strings.Repeat("0", len(roots.Secret))
+	cases := map[string]struct {
+		edit rig.Edit
+		code int
+		says string
+	}{
+		"no GPU":                    {rig.Env("A=b"), 0, "pass"},
+		"all of them":               {rig.Env("NVIDIA_VISIBLE_DEVICES=all"), 3, "refuse"},
+		"a device":                  {device("/dev/nvidia0", 195, 0), 3, "refuse"},
+		"its own grant":             {rig.Env("GPULEDGER_GRANT=" + mine), 0, "admit by grant g-"},
+		"one that a container has":  {rig.Env("GPULEDGER_GRANT=" + used), 3, "grant-in-use"},
+		"one that root gave away":   {rig.Env("GPULEDGER_GRANT=" + roots.String()), 0, "admit by grant g-"},
+		"one of root's":             {rig.Env("GPULEDGER_GRANT=" + string(roots.ID)), 3, "refuse"},
+		"one with a made-up secret": {rig.Env("GPULEDGER_GRANT=" + forged), 3, "refuse"},
+		"one that is tied to a pod": {rig.Env("GPULEDGER_GRANT=" + tied.String()), 3, "refuse"},
+		"none":                      {rig.Env("GPULEDGER_GRANT=g-aaaaaaaaaaaa"), 3, "grant-not-found"},
+		"an ask":                    {wants("2GiB"), 0, "admit by"},
+		"an ask for a whole GPU":    {rig.Annotation("gpuledger.dev/mode", "exclusive"), 3, "refuse"},
+		"privileged":                {rig.Privileged, 3, "refuse"},
+		"a cgroup of the engine's":  {together(wants("1GiB"), cgroupsPath("/docker")), 3, "injection-impossible"},
+	}
+	for name, c := range cases {
+		b := n.Bundle(strings.ReplaceAll(name, " ", "-"), c.edit)
+		user := endsWith(t, as(n, ada, "explain", "--bundle", b.Dir), c.code, c.says)
+		document := as(n, ada, "explain", "--bundle", b.Dir, "--json")
+		// an ask has another new id each time
+		if root := b.Explain(); root.Stdout != user.Stdout {
+			t.Errorf("%s: root reads\n%sand a user\n%s", name, root.Stdout, user.Stdout)
+		}
+		if root := b.Explain("--json"); root.Stdout != document.Stdout || root.Code != document.Code {
+			t.Errorf("%s: root reads\n%sand a user\n%s", name, root.Stdout, document.Stdout)
+		}
+	}
+	// a refusal names the holders to root, and nothing of them to a user
+	b := n.Bundle("too-much", wants("8GiB"))
+	if root := b.Explain(); !strings.Contains(root.Stdout, "for the boss") {
+		t.Errorf("root reads %s", root.Stdout)
+	}
+	for _, args := range [][]string{nil, {"--json"}} {
+		user := endsWith(t, as(n, eve, append([]string{"explain", "--bundle", b.Dir}, args...)...), 3,
+			"no-capacity")
+		seen := curlAs(n, eve, "POST", "/v1/explain", fmt.Sprintf(`{"references":[%q,%q,"../x",""]}`, forged,
+			roots.ID))
+		for _, secret := range []string{"boss", "adas", "secretive", "holder", "hidden", roots.Secret,
+			grant.SecretHash(roots.Secret)} {
+			if strings.Contains(user.Stdout+user.Stderr+seen, secret) {
+				t.Errorf("it shows a user %q:\n%s%s", secret, user.Stdout, seen)
+			}
+		}
+	}
+	// what the user cannot read, gpuledgerd does not read in its place
+	must(t, os.Chmod(b.Dir+"/config.json", 0o600))
+	endsWith(t, as(n, ada, "explain", "--bundle", b.Dir), 1, "permission denied")
+	must(t, os.Chmod(b.Dir+"/config.json", 0o644))
+	n.Must("disable")
+	if root, user := b.Explain(), as(n, ada, "explain", "--bundle", b.Dir); !strings.Contains(user.Stdout,
+		"mode disabled: ") || user.Code != root.Code {
+		t.Errorf("root reads\n%sand a user\n%s", root.Stdout, user.Stdout)
+	}
+	if out := curlAs(n, ada, "POST", "/v1/explain", `{"references":[`+strings.Repeat(`"g-aaaaaaaaaaaa",`, 64)+
+		`"g-aaaaaaaaaaaa"]}`); !strings.Contains(out, "too many references") {
+		t.Error(out)
+	}
+	d.End(syscall.SIGTERM)
+	endsWith(t, as(n, ada, "explain", "--bundle", b.Dir), 1, "cannot ask gpuledgerd on")
 }
 
 func TestQuotaRaces(t *testing.T) {

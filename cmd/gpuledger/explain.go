@@ -1,10 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/urfave/cli/v2"
@@ -14,6 +19,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 func explainCommand() *cli.Command {
@@ -22,7 +28,9 @@ func explainCommand() *cli.Command {
 		Usage:     "print the verdict about a container, without starting it",
 		UsageText: "gpuledger explain --bundle DIR [--json]",
 		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would " +
-			"start; 3: it would be refused.",
+			"start; 3: it would be refused. A user without\n" +
+			"root reads a bundle of its own, and gpuledgerd says what the ledger has. The verdict is that for " +
+			"an engine of root.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),
@@ -45,19 +53,61 @@ func explain(c *cli.Context) error {
 		return fmt.Errorf("cannot read the bundle: %w", err)
 	}
 	container := grant.Container{Engine: n.Policy.Engine, ID: filepath.Base(bundle), Bundle: bundle}
-	d := n.Explain(node.Create{Caller: request.Caller{Container: container}, Config: config, Hooked: true})
+	create := node.Create{Caller: request.Caller{Container: container}, Config: config, Hooked: true}
+	d, mode, err := explained(c, n, create)
+	if err != nil {
+		return err
+	}
 	if n.Broken != nil {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %v\n", n.Broken)
 	}
 	if c.Bool("json") {
-		err = printJSON(c.App.Writer, explainToJSON(n, d))
+		err = printJSON(c.App.Writer, explainToJSON(mode, d))
 	} else {
-		err = printVerdict(c.App.Writer, n, d)
+		err = printVerdict(c.App.Writer, mode, d)
 	}
 	if err == nil && d.Kind == grant.Refused {
 		return errRefused
 	}
 	return err
+}
+
+// explained is the decision about a create and what becomes of refusals, as root reads it from the
+// node's files and another user from gpuledgerd.
+func explained(c *cli.Context, n *node.Node, create node.Create) (node.Decision, grant.RulesMode, error) {
+	client, is := asUser(c)
+	if !is {
+		return n.Explain(create), n.Mode(), nil
+	}
+	if errors.Is(n.Broken, fs.ErrPermission) {
+		return node.Decision{}, "", n.Broken
+	}
+	references := referencesIn(create.Config)
+	seen, err := client.Basis(context.Background(), references)
+	if err != nil {
+		return node.Decision{}, "", err
+	}
+	b := node.Basis{View: seen.View(references), Inventory: seen.Inventory, Problem: seen.Problem}
+	b.Inventory.Shim, b.Inventory.Limiter = seen.Shim, seen.Limiter
+	mode := n.Mode()
+	if seen.Paused {
+		mode = grant.Disabled
+	}
+	return n.ExplainBy(create, b), mode, nil
+}
+
+// reference is what may be a grant's reference with its secret.
+var reference = regexp.MustCompile(`g-[a-z0-9]+\.[0-9a-f]+`)
+
+// referencesIn are the references in a config.json, wherever they stand.
+func referencesIn(config []byte) (all []string) {
+	for _, text := range reference.FindAllString(string(config), -1) {
+		if _, err := grant.ParseReference(text); err == nil && !slices.Contains(all, text) &&
+			len(all) < users.MaxReferences {
+			all = append(all, text)
+		}
+	}
+	return all
 }
 
 // explainJSON is a contract.
@@ -79,11 +129,11 @@ type explainJSON struct {
 	Recorded        []string                  `json:"recorded"`
 }
 
-func explainToJSON(n *node.Node, d node.Decision) explainJSON {
+func explainToJSON(mode grant.RulesMode, d node.Decision) explainJSON {
 	j := explainJSON{Verdict: d.Kind, Code: d.Code, Message: d.Message, Hint: d.Hint, Strength: d.Strength,
 		Details: d.Details, Edits: d.Edits,
 		Rules: edit.Rules(d.Verdict), Removed: []string{}, Recorded: d.Recorded}
-	if mode := n.Mode(); mode != grant.Enforce {
+	if mode != grant.Enforce {
 		j.Mode = mode
 	}
 	if d.Grant != nil {
@@ -108,8 +158,8 @@ func explainToJSON(n *node.Node, d node.Decision) explainJSON {
 }
 
 // printVerdict writes the verdict as a person would tell it.
-func printVerdict(w io.Writer, n *node.Node, d node.Decision) error {
-	if mode := n.Mode(); mode != grant.Enforce {
+func printVerdict(w io.Writer, mode grant.RulesMode, d node.Decision) error {
+	if mode != grant.Enforce {
 		fmt.Fprintf(w, "mode %s: the container starts; otherwise this would be its verdict\n", mode)
 	}
 	switch d.Kind {

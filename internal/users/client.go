@@ -30,15 +30,31 @@ const (
 func (c Client) Look(ctx context.Context) (s Sight, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, SightPath, nil)
+	return s, c.document(ctx, http.MethodGet, SightPath, nil, &s)
+}
+
+// Basis returns what a verdict about a container with these references is decided by.
+func (c Client) Basis(ctx context.Context, references []string) (b Basis, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	text, err := json.Marshal(Explain{References: references})
 	if err != nil {
-		return s, err
+		return b, fmt.Errorf("internal error: %w", err)
+	}
+	return b, c.document(ctx, http.MethodPost, ExplainPath, text, &b)
+}
+
+// document sends a request whose answer is one document.
+func (c Client) document(ctx context.Context, method, path string, request []byte, into any) error {
+	body, err := c.do(ctx, method, path, request)
+	if err != nil {
+		return err
 	}
 	defer body.Close()
-	if err := json.NewDecoder(body).Decode(&s); err != nil {
-		return s, fmt.Errorf("cannot understand gpuledgerd: %w", err)
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return fmt.Errorf("cannot understand gpuledgerd: %w", err)
 	}
-	return s, nil
+	return nil
 }
 
 // Release releases a grant of the caller.

@@ -2,6 +2,7 @@ package users
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -19,6 +20,7 @@ const (
 	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
 	ReleasePath = "/v" + Version + "/release" // POST Release: Event
 	UpdatePath  = "/v" + Version + "/update"  // POST Update: Event
+	ExplainPath = "/v" + Version + "/explain" // POST Explain: Basis
 )
 
 // MaxBody is the largest request, in bytes.
@@ -54,6 +56,7 @@ type Listed struct {
 	Created         time.Time     `json:"created"`
 	Expires         time.Time     `json:"expires"` // zero: never
 	Draining        bool          `json:"draining,omitempty"`
+	For             []grant.Tie   `json:"for,omitempty"`
 	User            uint32        `json:"user"`
 	Bindings        []Bound       `json:"bindings"`
 }
@@ -73,7 +76,7 @@ func List(grants ...grant.Grant) []Listed {
 		all[i] = Listed{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: string(g.Mode),
 			Strength: string(g.Strength), ComputeStrength: string(g.ComputeStrength), GPUs: g.GPUs,
 			Compute: g.Compute, Source: g.Source, Created: g.Created, Expires: g.Expires,
-			Draining: g.Draining, User: g.User}
+			Draining: g.Draining, For: g.For, User: g.User}
 		for _, b := range g.Bindings {
 			all[i].Bindings = append(all[i].Bindings, Bound{b.Container, b.Weaker, b.Life, b.PID})
 		}
@@ -86,7 +89,7 @@ func (l Listed) Grant() grant.Grant {
 	g := grant.Grant{ID: l.ID, Owner: l.Owner, Label: l.Label, Mode: grant.Mode(l.Mode),
 		Strength: grant.Strength(l.Strength), ComputeStrength: grant.Strength(l.ComputeStrength),
 		GPUs: l.GPUs, Compute: l.Compute, Source: l.Source, Created: l.Created, Expires: l.Expires,
-		Draining: l.Draining, User: l.User}
+		Draining: l.Draining, For: l.For, User: l.User}
 	for _, b := range l.Bindings {
 		g.Bindings = append(g.Bindings, grant.Binding{Grant: l.ID, Container: b.Container, Weaker: b.Weaker,
 			Life: b.Life, PID: b.PID})
@@ -174,6 +177,51 @@ type Update struct {
 	Memory  *grant.Bytes   `json:"memory,omitempty"`  // over all of its GPUs
 	Compute *int           `json:"compute,omitempty"` // percent; 0: no share any more
 	TTL     *time.Duration `json:"ttl,omitempty"`     // from now; 0: for ever
+}
+
+// Explain asks for what a verdict about a container of the caller is decided by. The container is
+// judged by the client: what it names, as files, the client may read and gpuledgerd does not.
+type Explain struct {
+	References []string `json:"references"` // those in its config.json, at most MaxReferences
+}
+
+// MaxReferences is how many references a container of a user is explained with.
+const MaxReferences = 64
+
+// Basis is what a verdict is decided by, as the caller may see it.
+type Basis struct {
+	Now       time.Time              `json:"now"`
+	Inventory grant.Inventory        `json:"inventory"`
+	Shim      grant.Shim             `json:"shim"`
+	Limiter   grant.Limiter          `json:"limiter"`
+	Problem   *grant.Problem         `json:"problem,omitempty"` // of the inventory
+	Grants    []Listed               `json:"grants"`
+	Opened    []grant.ID             `json:"opened"`            // those whose secrets the caller knows
+	Damaged   []grant.Damage         `json:"damaged,omitempty"` // without paths and errors
+	Outside   map[string]grant.Bytes `json:"outside,omitempty"` // by UUID
+	Held      map[string]bool        `json:"held,omitempty"`    // by UUID
+	MPS       []grant.MPSDaemon      `json:"mps,omitempty"`
+	Paused    bool                   `json:"paused"` // refusals are switched off
+}
+
+// View is the whole ledger as it was sent. references are those that were asked with.
+func (b Basis) View(references []string) grant.View {
+	v := grant.View{Now: b.Now, Damaged: b.Damaged, Outside: b.Outside, Held: b.Held, MPS: b.MPS}
+	for _, l := range b.Grants {
+		g := l.Grant()
+		for i := range g.Bindings { // none of them is of the container that is explained
+			g.Bindings[i].RuntimeRoot = "/"
+		}
+		v.Grants = append(v.Grants, g)
+	}
+	for _, text := range references {
+		r, err := grant.ParseReference(text)
+		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == r.ID })
+		if err == nil && i >= 0 && slices.Contains(b.Opened, r.ID) {
+			v.Grants[i].Secret = grant.SecretHash(r.Secret)
+		}
+	}
+	return v
 }
 
 // Event is a line of an answer. The last one has a grant or an error.

@@ -118,6 +118,7 @@ func (s *Server) newServer(root bool) *http.Server {
 	mux.HandleFunc("POST "+users.GrantPath, s.grant)
 	mux.HandleFunc("POST "+users.ReleasePath, s.release)
 	mux.HandleFunc("POST "+users.UpdatePath, s.update)
+	mux.HandleFunc("POST "+users.ExplainPath, s.explain)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, known := r.Context().Value(peerKey{}).(peer); !known {
