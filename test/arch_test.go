@@ -112,7 +112,7 @@ var layers = map[string][]string{
 		"internal/daemon/rootsocket", "internal/daemon/daemonlog", "internal/watch", "internal/cgmem",
 		"internal/failpoint", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
 	"internal/daemon/userserver": {"internal/daemon/rootsocket", "internal/admission", "internal/grant",
-		"internal/grants", "internal/node", "internal/users", "internal/watch"},
+		"internal/grants", "internal/host", "internal/node", "internal/users", "internal/watch"},
 	"internal/daemon/httpserver": {"internal/daemon/rootsocket", "internal/metrics", "internal/page"},
 	"internal/daemon/watcher": {"internal/grants", "internal/mpsstate", "internal/throttle",
 		"internal/daemon/ledgercache",

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -695,5 +697,83 @@ func askAs(t *testing.T, n *rig.Node, uid uint32, many int, format string) (end 
 		for _, c := range all {
 			_ = c.Close()
 		}
+	}
+}
+
+// TestMineInAContainer: whoever mounts the socket's directory and the program is there what the
+// kernel maps its user to. Root of a container is nobody, unless that is a user's own root.
+func TestMineInAContainer(t *testing.T) {
+	rig.Need(t, "ldd")
+	n, _ := usersNode(t, quotas)
+	granted := endsWith(t, as(n, ada, "grant", "--memory", "1GiB", "--label", "adas"), 0)
+	reference := strings.TrimSpace(granted.Stdout)
+	n.Grant("--memory", "2GiB", "--label", "for the boss")
+	mounts := func(s *specs.Spec) {
+		for source, place := range map[string]string{filepath.Dir(usersSocket(n)): "/run/gpuledger-users",
+			rig.Binary(t, "gpuledger"): "/bin/gpuledger"} {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: place, Type: "bind", Source: source,
+				Options: []string{"bind", "ro"}})
+		}
+	}
+	as := func(uid uint32) rig.Edit { return func(s *specs.Spec) { s.Process.User.UID = uid } }
+	for name, c := range map[string]struct {
+		edit rig.Edit
+		user int
+		mine bool
+	}{
+		"a user":              {as(ada), ada, true},
+		"another user":        {as(bob), bob, false},
+		"root of a container": {as(0), 0, false},
+		"a user's own root": {func(s *specs.Spec) {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+			s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ada, Size: 1}}
+			s.Linux.GIDMappings = []specs.LinuxIDMapping{{HostID: ada, Size: 1}}
+		}, ada, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := n.Bundle(strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), "'", ""), mounts, c.edit,
+				rig.Shell("gpuledger mine --json; gpuledger mine; gpuledger release --force g-aaaaaaaaaaaa"))
+			withLibraries(t, b, rig.Binary(t, "gpuledger"))
+			r := b.Run()
+			var mine struct {
+				User   int
+				Quota  *struct{ Memory grant.Bytes }
+				Grants []rig.Listed
+			}
+			if err := json.NewDecoder(strings.NewReader(r.Stdout)).Decode(&mine); err != nil {
+				t.Fatalf("%v: %+v", err, r)
+			}
+			if mine.User != c.user || (mine.Quota != nil) != (c.user != 0) ||
+				(len(mine.Grants) == 1) != c.mine || strings.Contains(r.Stdout, "boss") ||
+				strings.Contains(r.Stdout, "adas") != c.mine {
+				t.Errorf("%+v: %+v", mine, r)
+			}
+			if !strings.Contains(r.Stderr, "--force is root's") {
+				t.Errorf("a release by force: %s", r.Stderr)
+			}
+		})
+	}
+	// one that uses the grant sees itself
+	b := n.Bundle("user", mounts, as(ada), rig.Env("GPULEDGER_GRANT="+reference), rig.Shell("gpuledger mine"))
+	withLibraries(t, b, rig.Binary(t, "gpuledger"))
+	endsWith(t, b.Run(), 0, "8GiB of memory", "bound", "user", "adas")
+	n.CheckSound("after containers")
+}
+
+// withLibraries copies the libraries of a program of the node into a bundle's root file system.
+func withLibraries(t *testing.T, b *rig.Bundle, program string) {
+	t.Helper()
+	out, err := exec.Command("ldd", program).Output()
+	must(t, err)
+	must(t, os.MkdirAll(b.Dir+"/rootfs/run/gpuledger-users", 0o755),
+		os.WriteFile(b.Dir+"/rootfs/bin/gpuledger", nil, 0o755)) // where a user's own root makes no file
+	for _, word := range strings.Fields(string(out)) {
+		if !strings.HasPrefix(word, "/") {
+			continue
+		}
+		library, err := os.ReadFile(word)
+		must(t, err)
+		must(t, os.MkdirAll(filepath.Join(b.Dir, "rootfs", filepath.Dir(word)), 0o755),
+			os.WriteFile(filepath.Join(b.Dir, "rootfs", word), library, 0o755))
 	}
 }

@@ -74,27 +74,31 @@ func (v view) cards() ([]grants.Card, error) {
 	return grants.Cards(v.node, v.Overview)
 }
 
-// asUser reports whether the caller cannot read the ledger itself, and has to ask gpuledgerd.
+// asUser reports whether the caller cannot read the ledger itself, and has to ask gpuledgerd. Root
+// of a container, or of a user namespace, has to, too, where there is the socket and no ledger that
+// it reads.
 func asUser(c *cli.Context) (users.Client, bool) {
-	if os.Geteuid() == 0 {
-		return users.Client{}, false
-	}
 	n := openAnyway(c)
-	if err := unix.Access(n.Policy.StateDir, unix.R_OK|unix.X_OK); err == nil && n.Broken == nil {
-		return users.Client{}, false
-	}
 	socket := n.Policy.UsersSocket()
 	if socket == "" {
 		socket = grant.UsersSocket
 	}
-	return users.Client{Socket: socket}, true
+	err := unix.Access(n.Policy.StateDir, unix.R_OK|unix.X_OK)
+	is := err != nil || n.Broken != nil
+	if os.Geteuid() == 0 {
+		is = err != nil && unix.Access(socket, unix.F_OK) == nil
+	}
+	return users.Client{Socket: socket}, is
 }
 
 // rootsClient asks gpuledgerd on root's own socket.
 func rootsClient(n *node.Node) users.Client { return users.Client{Socket: n.Policy.RootsSocket()} }
 
+// grantRequest has gpuledgerd make a grant.
+type grantRequest func(context.Context, users.Ask, func(place, of int)) (grant.Grant, string, error)
+
 // enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait.
-func enterByDaemon(c *cli.Context, client users.Client, ask admission.Ask) (grant.Grant, grant.Reference,
+func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask) (grant.Grant, grant.Reference,
 	string, error) {
 	random, err := host.Random()
 	if err != nil {
@@ -103,9 +107,9 @@ func enterByDaemon(c *cli.Context, client users.Client, ask admission.Ask) (gran
 	secret := grant.NewSecret(random)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	request := users.Ask{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
+	terms := users.Ask{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
 		Since: time.Now()}
-	g, sentence, err := client.Grant(ctx, request, func(place, of int) {
+	g, sentence, err := send(ctx, terms, func(place, of int) {
 		if place == 0 {
 			fmt.Fprintln(c.App.ErrWriter,
 				"gpuledger: gpuledgerd is gone; the request is sent again when it is back")

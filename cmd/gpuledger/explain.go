@@ -29,8 +29,8 @@ func explainCommand() *cli.Command {
 		UsageText: "gpuledger explain --bundle DIR [--json]",
 		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would " +
 			"start; 3: it would be refused. A user without\n" +
-			"root reads a bundle of its own, and gpuledgerd says what the ledger has. The verdict is that for " +
-			"an engine of root.",
+			"root reads a bundle of its own, and gpuledgerd says what the ledger has. The verdict is that " +
+			"for an engine of root.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),

@@ -52,14 +52,14 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.StringFlag{Name: "app", Usage: "the application, for example a UID of a ReplicaSet: spread places its grants on different GPUs, if possible"},
 			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, for example 90m; with --update counted from now, 0 for ever"},
-			&cli.DurationFlag{Name: "wait", Usage: "wait in the queue of gpuledgerd until it can be granted, for this long at most, for example 30m"},
+			waitFlag(),
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
 			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			if c.IsSet("wait") && (c.Duration("wait") <= 0 || c.IsSet("update")) {
-				return usage("--wait: want a duration above 0, as 30m, for a new grant")
+			if err := checkWait(c); err != nil {
+				return err
 			}
 			if client, is := asUser(c); is {
 				if c.IsSet("update") {
@@ -82,6 +82,18 @@ func grantCommand() *cli.Command {
 	}
 }
 
+func waitFlag() cli.Flag {
+	return &cli.DurationFlag{Name: "wait", Usage: "wait in the queue of gpuledgerd until it can be " +
+		"granted, for this long at most, for example 30m"}
+}
+
+func checkWait(c *cli.Context) error {
+	if c.IsSet("wait") && (c.Duration("wait") <= 0 || c.IsSet("update")) {
+		return usage("--wait: want a duration above 0, as 30m, for a new grant")
+	}
+	return nil
+}
+
 func enter(c *cli.Context, n *node.Node) error {
 	ask, err := askFrom(c)
 	if err != nil {
@@ -102,7 +114,7 @@ func enterAsUser(c *cli.Context, client users.Client) error {
 	if err != nil {
 		return err
 	}
-	g, reference, sentence, err := enterByDaemon(c, client, ask)
+	g, reference, sentence, err := enterByDaemon(c, client.Grant, ask)
 	if err != nil {
 		return err
 	}
@@ -129,7 +141,7 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 	enter := func() (grant.Grant, grant.Reference, error) { return grants.Enter(n, ask) }
 	if c.IsSet("wait") {
 		enter = func() (grant.Grant, grant.Reference, error) {
-			g, reference, _, err := enterByDaemon(c, rootsClient(n), ask)
+			g, reference, _, err := enterByDaemon(c, rootsClient(n).Grant, ask)
 			return g, reference, err
 		}
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 func runCommand() *cli.Command {
@@ -27,16 +29,20 @@ func runCommand() *cli.Command {
 		Name:  "run",
 		Usage: "run a program, which is in no container, with a grant",
 		UsageText: "gpuledger run --memory 4GiB -- python train.py\n" +
+			"gpuledger run --memory 4GiB --wait 1h -- python train.py\n" +
 			"gpuledger run --memory 4GiB --user anna -- runuser -u anna -- python train.py",
 		Description: "The grant is the program's and that of the processes it starts, and ends with the " +
-			"last of them. In mode limit they get the\n" +
-			"shim. It stops no process that avoids it (docs/strength.md). The exit status is the program's.",
+			"last of them. In mode limit, what root\n" +
+			"runs gets the shim. It stops no process that avoids it (docs/strength.md). A user without " +
+			"root gets what gpuledgerd grants\nwithin the quota, without the shim. The exit status is the " +
+			"program's.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
 			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
 			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice or limit", Value: string(grant.Limit)},
+			waitFlag(),
 			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom the grant belongs, by name or uid"},
 			&cli.StringFlag{Name: "inside", Hidden: true},
 			&cli.StringFlag{Name: "owner", Value: string(grant.Bearer), Hidden: true}, // askFrom reads it
@@ -48,38 +54,75 @@ func runCommand() *cli.Command {
 			if c.IsSet("inside") {
 				return becomeProgram(c.String("inside"), c.Args().Slice())
 			}
-			return runProgram(c)
+			if err := checkWait(c); err != nil {
+				return err
+			}
+			program, err := exec.LookPath(c.Args().First())
+			if err != nil {
+				return fmt.Errorf("cannot run: %w", err)
+			}
+			argv := slices.Concat([]string{program}, c.Args().Tail())
+			if client, is := asUser(c); is {
+				return runAsUser(c, client, argv)
+			}
+			return runProgram(c, argv)
 		},
 	}
 }
 
-// runProgram runs the program and waits for its end. Only this thread starts it: its end would be
-// taken for that of this process (prctl(2), PR_SET_PDEATHSIG).
-func runProgram(c *cli.Context) error {
-	runtime.LockOSThread()
-	program, err := exec.LookPath(c.Args().First())
-	if err != nil {
-		return fmt.Errorf("cannot run: %w", err)
+// runAsUser becomes the program: gpuledgerd knows this process by its cgroup from then on.
+func runAsUser(c *cli.Context, client users.Client, argv []string) error {
+	if err := onlyRoot(c, "user"); err != nil {
+		return err
 	}
-	n, err := open(c)
+	ask, err := runAsk(c)
 	if err != nil {
 		return err
 	}
+	g, _, sentence, err := enterByDaemon(c, client.Run, ask)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(c.App.ErrWriter, sentence)
+	return becomeArgv(argv, withGPUs(os.Environ(), g))
+}
+
+func becomeArgv(argv, env []string) error {
+	return fmt.Errorf("cannot run %s: %w", grant.Printable(argv[0]), unix.Exec(argv[0], argv, env))
+}
+
+// runAsk reads the flags of a program's grant.
+func runAsk(c *cli.Context) (admission.Ask, error) {
 	ask, err := askFrom(c)
 	if err != nil {
-		return err
+		return ask, err
 	}
 	switch ask.Mode {
 	case grant.Exclusive, grant.Timeslice, grant.Limit:
 	default:
-		return usage("--mode: a program without a container gets no GPU in mode %s", ask.Mode)
+		return ask, usage("--mode: a program without a container gets no GPU in mode %s", ask.Mode)
 	}
-	ask.Label = grant.Printable(filepath.Base(program))
-	tree, err := grants.EnterTree(n, ask)
+	ask.Label = grant.Printable(filepath.Base(c.Args().First()))
+	return ask, nil
+}
+
+// runProgram runs the program and waits for its end. Only this thread starts it: its end would be
+// taken for that of this process (prctl(2), PR_SET_PDEATHSIG).
+func runProgram(c *cli.Context, argv []string) error {
+	runtime.LockOSThread()
+	n, err := open(c)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(tree.Cgroup) }() // unless processes are left in it
+	ask, err := runAsk(c)
+	if err != nil {
+		return err
+	}
+	tree, err := enterTree(c, n, ask)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tree.Cgroup) }() // unless processes are left in it, or it is gpuledgerd's
 	g := tree.Grant
 	inv, _ := n.Inventory()
 	inside, err := json.Marshal(surroundings{Cgroup: tree.Cgroup,
@@ -89,11 +132,21 @@ func runProgram(c *cli.Context) error {
 	}
 	fmt.Fprintln(c.App.ErrWriter, grants.Sentence(n, "granted", g))
 	cmd := exec.Command("/proc/self/exe",
-		slices.Concat([]string{"run", "--inside", string(inside), "--", program}, c.Args().Tail())...)
+		slices.Concat([]string{"run", "--inside", string(inside), "--"}, argv)...)
 	cmd.Env = withGPUs(os.Environ(), g)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	return wait(cmd)
+}
+
+// enterTree enters the grant of the program. With --wait gpuledgerd does it, and moves this process
+// into the cgroup.
+func enterTree(c *cli.Context, n *node.Node, ask admission.Ask) (grants.Tree, error) {
+	if !c.IsSet("wait") {
+		return grants.EnterTree(n, ask)
+	}
+	g, _, _, err := enterByDaemon(c, rootsClient(n).Run, ask)
+	return grants.Tree{Grant: g}, err
 }
 
 // withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them.
@@ -145,7 +198,7 @@ func (s programStatus) Error() string { return fmt.Sprintf("the program ended wi
 
 // surroundings are what the program gets before it starts.
 type surroundings struct {
-	Cgroup string
+	Cgroup string // "": it is in it already
 	Stage  string // a directory of this node's, over which a file system is made
 	Mounts []*cdispec.Mount
 }
@@ -156,7 +209,7 @@ type surroundings struct {
 func becomeProgram(inside string, argv []string) error {
 	var s surroundings
 	err := json.Unmarshal([]byte(inside), &s)
-	if err == nil {
+	if err == nil && s.Cgroup != "" {
 		err = os.WriteFile(filepath.Join(s.Cgroup, "cgroup.procs"), []byte("0"), 0)
 	}
 	if err == nil {
@@ -166,7 +219,7 @@ func becomeProgram(inside string, argv []string) error {
 		err = mountShim(s)
 	}
 	if err == nil {
-		err = unix.Exec(argv[0], argv, os.Environ())
+		return becomeArgv(argv, os.Environ())
 	}
 	return fmt.Errorf("cannot run %s: %w", grant.Printable(argv[0]), err)
 }

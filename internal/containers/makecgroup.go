@@ -4,35 +4,74 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// MakeCgroup makes a cgroup below that of this process, in the hierarchy in which Populated looks.
-// It returns its directory, and its path from the root of the hierarchy.
-func MakeCgroup(h host.Host, name string) (dir, path string, err error) {
+// MakeCgroup makes a cgroup below that of a process, in the hierarchy in which Populated looks. It
+// returns its directory, and its path from the root of the hierarchy.
+func MakeCgroup(h host.Host, pid int, name string) (dir, path string, err error) {
 	if err := nodesCgroups(h); err != nil {
 		return "", "", err
 	}
-	lines, err := os.ReadFile(filepath.Join(h.Proc, "self/cgroup"))
+	own, err := guarded(h, pid)
 	if err != nil {
 		return "", "", err
 	}
+	path = filepath.Join(own, name)
+	dir = CgroupDir(h, path)
+	return dir, path, os.Mkdir(dir, 0o755)
+}
+
+// CgroupDir is the directory of a cgroup, by its path from the root of the hierarchy in which
+// Populated looks. Unlike there, that root has one, too.
+func CgroupDir(h host.Host, path string) string {
+	return filepath.Join(filepath.Dir(relativeDir(h, "/any")), path)
+}
+
+// guarded is the cgroup of a process in that hierarchy.
+func guarded(h host.Host, pid int) (string, error) {
+	const most = 64 << 10 // bytes
+	lines, err := h.Cgroups(pid, most)
+	if err != nil {
+		return "", err
+	}
 	own := map[string]string{} // by controller; "" is v2
 	for line := range strings.Lines(string(lines)) {
-		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 {
+		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
 			for _, controller := range strings.Split(parts[1], ",") {
 				own[controller] = parts[2]
 			}
 		}
 	}
 	for _, controller := range []string{"devices", ""} {
-		if of, known := own[controller]; known {
-			path = filepath.Join(of, name)
-			dir = relativeDir(h, path)
-			return dir, path, os.Mkdir(dir, 0o755)
+		if path, known := own[controller]; known {
+			return path, nil
 		}
 	}
-	return "", "", errors.New("this process is in no hierarchy of cgroups")
+	return "", errors.New("the process is in no hierarchy of cgroups")
+}
+
+// Join moves a process into a cgroup. The kernel takes a pid, which may be another process's by the
+// time that it is written. is reports whether it still is the process's. If it is not after the
+// move, the process that was moved instead goes to where its parent is, as a new process does.
+func Join(h host.Host, dir string, pid int, is func() bool) error {
+	text := []byte(strconv.Itoa(pid))
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), text, 0); err != nil {
+		return err
+	}
+	if is() {
+		return nil
+	}
+	err := errors.New("the process has ended")
+	if _, parent, gone := h.Process(pid); gone == nil {
+		path, e := guarded(h, parent)
+		if e == nil {
+			e = os.WriteFile(filepath.Join(CgroupDir(h, path), "cgroup.procs"), text, 0)
+		}
+		err = errors.Join(err, e)
+	}
+	return err
 }

@@ -3,13 +3,10 @@ package grants
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
-	"github.com/gpuledger/gpuledger/internal/containers"
-	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
@@ -173,59 +170,4 @@ const sweeps = 16
 // ended since the last one.
 func isOver(g grant.Grant, v grant.View) bool {
 	return len(g.Bindings) == 0 && (g.Orphaned() || g.Draining || !g.Over && g.Expired(v.Now))
-}
-
-// Tree is the processes of a grant that are in no container: one, and those in its cgroup.
-type Tree struct {
-	Grant  grant.Grant
-	Cgroup string // its directory; to be removed when it is empty
-}
-
-// EnterTree enters a grant for processes that are in no container. It is bound in the critical
-// section that enters it, and counts while this process runs or a process is in the cgroup.
-func EnterTree(n *node.Node, ask admission.Ask) (t Tree, err error) {
-	if n.Broken != nil {
-		return t, n.Broken
-	}
-	self, err := n.Host.Self()
-	if err != nil {
-		return t, err
-	}
-	ask.Owner, ask.Source = grant.Bearer, grant.Asked
-	if t.Grant, _, err = node.NewGrant(n, ask); err != nil {
-		return t, err
-	}
-	name := "gpuledger-" + string(t.Grant.ID)
-	b := grant.Binding{Grant: t.Grant.ID, RuntimeRoot: n.Policy.RunDir, Container: name, Creator: self,
-		Strength: grant.StrengthNone, Weaker: "its processes are in no container"}
-	var path string
-	if t.Cgroup, path, err = containers.MakeCgroup(n.Host, name); err != nil {
-		return t, fmt.Errorf("cannot make the cgroup by which the grant's processes are known: %w", err)
-	}
-	b.Cgroups, b.Occupies = []string{path}, []string{path}
-	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		v, inv, err := readForPlacement(n, tx)
-		if err != nil {
-			return err
-		}
-		g := &t.Grant
-		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
-			return err
-		}
-		if err := tx.Put(*g); err != nil {
-			return err
-		}
-		failpoint.Hit("grants/tree")
-		if len(admission.NodeMounts(*g, inv, n.Policy)) > 0 {
-			if err := limitfiles.Write(n.Policy, *g); err != nil {
-				return err
-			}
-		}
-		return tx.Bind(b)
-	})
-	if err != nil {
-		_ = os.Remove(t.Cgroup)
-	}
-	t.Grant = withStrength(n, t.Grant)
-	return t, err
 }

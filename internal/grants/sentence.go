@@ -2,6 +2,7 @@ package grants
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,8 +30,13 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 		text += ", until " + g.Expires.Local().Format(time.RFC3339)
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
-	text += ofCompute(g, n.Policy)
-	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
+	program := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return isTree(n, b) })
+	text += ofCompute(g, n.Policy, program)
+	switch {
+	case g.Mode != grant.Limit || g.Strength != grant.StrengthNone:
+	case program:
+		text += " (the ledger counts the memory, and nothing holds the program to it)"
+	default:
 		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger " +
 			"doctor` says why)"
 	}
@@ -45,14 +51,14 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 }
 
 // ofCompute says what holds a container of mode limit to its share of compute.
-func ofCompute(g grant.Grant, p grant.Policy) string {
+func ofCompute(g grant.Grant, p grant.Policy, program bool) string {
 	const mps = "(mode mps enforces it)"
 	switch {
 	case g.Mode != grant.Limit || g.Compute == 0:
 		return ""
 	case g.ComputeStrength == grant.StrengthLibrary:
 		return "; the compute has strength library, experimental: the shim throttles launches " + mps
-	case admission.Share(g, p) > 0 && len(g.Bindings) > 0:
+	case admission.Share(g, p) > 0 && len(g.Bindings) > 0 && !program:
 		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
 			"created anew " + mps
 	}

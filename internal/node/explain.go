@@ -36,7 +36,8 @@ func (n *Node) ExplainBy(c Create, b Basis) Decision {
 	asRoot := *n
 	asRoot.Host.UID = 0
 	n = &asRoot
-	f, refused := readFactsBy(n, c, func() (grant.Inventory, *grant.Problem) { return b.Inventory, b.Problem })
+	inventory := func() (grant.Inventory, *grant.Problem) { return b.Inventory, b.Problem }
+	f, refused := readFactsBy(n, c, inventory)
 	if refused != nil {
 		return *refused
 	}

@@ -76,6 +76,16 @@ func (c Client) Update(ctx context.Context, change Update) (grant.Grant, string,
 // Grant asks for a grant, and waits as long as the ask says. place is called with each place in the
 // queue, and with 0 when the daemon is gone: the request is sent again then until its time is over.
 func (c Client) Grant(ctx context.Context, ask Ask, place func(place, of int)) (grant.Grant, string, error) {
+	return c.wait(ctx, GrantPath, ask, place)
+}
+
+// Run is Grant for this process and all that it will start. It is in the grant's cgroup then.
+func (c Client) Run(ctx context.Context, ask Ask, place func(place, of int)) (grant.Grant, string, error) {
+	return c.wait(ctx, RunPath, ask, place)
+}
+
+func (c Client) wait(ctx context.Context, path string, ask Ask,
+	place func(place, of int)) (grant.Grant, string, error) {
 	end := ask.Since.Add(ask.Wait)
 	for gone := false; ; {
 		left := ask
@@ -84,7 +94,7 @@ func (c Client) Grant(ctx context.Context, ask Ask, place func(place, of int)) (
 			left.Wait = 0
 		}
 		try, cancel := context.WithTimeout(ctx, left.Wait+answerTime)
-		e, err := c.events(try, GrantPath, left, func(n, of int) {
+		e, err := c.events(try, path, left, func(n, of int) {
 			gone = false
 			place(n, of)
 		})

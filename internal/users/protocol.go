@@ -18,6 +18,7 @@ const Version = "1"
 const (
 	SightPath   = "/v" + Version + "/sight"   // GET: Sight
 	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
+	RunPath     = "/v" + Version + "/run"     // POST Ask: lines of Event; the caller's process has it
 	ReleasePath = "/v" + Version + "/release" // POST Release: Event
 	UpdatePath  = "/v" + Version + "/update"  // POST Update: Event
 	ExplainPath = "/v" + Version + "/explain" // POST Explain: Basis

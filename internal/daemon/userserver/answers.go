@@ -152,7 +152,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusOK, err)
 		return
 	}
-	s.serveAsk(r.Context(), w, p, ask, request)
+	s.serveAsk(r.Context(), w, p, waiter{ask: ask}, request)
 }
 
 // askOf is what a request asks for, with what the kernel says about the caller in place of what the

@@ -39,8 +39,9 @@ type waiter struct {
 	user   uint32
 	since  time.Time // as the client says; it orders the requests of one user
 	number uint64
-	ask    admission.Ask // without the quota
-	wake   chan struct{} // the outcome, or another place
+	ask    admission.Ask   // without the quota
+	of     *grants.Program // that the grant is for; nil: for containers
+	wake   chan struct{}   // the outcome, or another place
 	out    *outcome
 }
 
@@ -85,7 +86,7 @@ func btoi(b bool) int {
 }
 
 // enter adds a request, where there is room for it.
-func (q *queue) enter(user uint32, since time.Time, ask admission.Ask) (*waiter, error) {
+func (q *queue) enter(user uint32, since time.Time, what waiter) (*waiter, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	own := 0
@@ -97,7 +98,8 @@ func (q *queue) enter(user uint32, since time.Time, ask admission.Ask) (*waiter,
 			"%d and %d)", own, len(q.waiting), maxWaitingOfUser, maxWaiting)
 	}
 	q.count++
-	w := &waiter{user: user, since: since, number: q.count, ask: ask, wake: make(chan struct{}, 1)}
+	w := &waiter{user: user, since: since, number: q.count, ask: what.ask, of: what.of,
+		wake: make(chan struct{}, 1)}
 	q.waiting = append(q.waiting, w)
 	for _, other := range q.waiting { // its turn may come before theirs
 		other.poke()
@@ -170,7 +172,7 @@ func (s *Server) grantFirst(n *node.Node, o grants.Overview, waiting []*waiter) 
 			continue
 		}
 		seen[w.user] = true
-		g, err := s.grantWaiting(n, o, w.ask)
+		g, err := s.grantWaiting(n, o, w)
 		if errors.Is(err, errLater) {
 			continue
 		}
@@ -189,13 +191,14 @@ func (s *Server) grantFirst(n *node.Node, o grants.Overview, waiting []*waiter) 
 var errLater = errors.New("it goes on waiting")
 
 // grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
-func (s *Server) grantWaiting(n *node.Node, o grants.Overview, ask admission.Ask) (g grant.Grant, err error) {
-	if ask, err = inQuota(n, ask); err != nil {
+func (s *Server) grantWaiting(n *node.Node, o grants.Overview, w *waiter) (g grant.Grant, err error) {
+	ask, err := inQuota(n, w.ask)
+	if err != nil {
 		return g, err
 	}
 	_, err = admission.Place(ask, "", o.View, o.Inventory, n.Policy)
 	if err == nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
-		g, _, err = grants.Enter(n, ask)
+		g, err = s.enter(n, ask, w.of)
 	}
 	if err != nil && admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
 		return g, errLater // another process may have been faster
@@ -207,9 +210,9 @@ func (s *Server) grantWaiting(n *node.Node, o grants.Overview, ask admission.Ask
 func bare(o grants.Overview) grant.View { return grant.View{Now: o.Now} }
 
 // serveAsk answers a request at once, or when its turn has come.
-func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, ask admission.Ask,
+func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, what waiter,
 	request users.Ask) {
-	n := s.Node()
+	n, ask := s.Node(), what.ask
 	answer := func(g grant.Grant, err error) {
 		if err != nil {
 			node.RecordUser(n, "refused", p.uid, "", err)
@@ -226,7 +229,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		}
 	}
 	if g, found := grants.FindBySecret(n, ask.User, ask.Secret); found {
-		answer(g, nil)
+		answer(g, rejoin(n, g, what.of))
 		return
 	}
 	_ = s.pass(n) // those who wait come first
@@ -237,7 +240,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		return
 	}
 	s.queue.turn.Lock()
-	g, _, err := grants.Enter(n, bounded)
+	g, err := s.enter(n, bounded, what.of)
 	s.queue.turn.Unlock()
 	if err == nil || request.Wait <= 0 {
 		answer(g, err)
@@ -248,7 +251,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		answer(g, err)
 		return
 	}
-	waiting, e := s.queue.enter(p.uid, request.Since, ask)
+	waiting, e := s.queue.enter(p.uid, request.Since, what)
 	if e != nil {
 		answer(g, e)
 		return

@@ -5,14 +5,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/gpuledger/gpuledger/internal/admission"
 )
 
 // enters has a user enter the queue, and says whether it was let in.
 func enters(t *testing.T, q *queue, user uint32) *waiter {
 	t.Helper()
-	w, err := q.enter(user, time.Time{}, admission.Ask{})
+	w, err := q.enter(user, time.Time{}, waiter{})
 	if err != nil && !strings.HasPrefix(err.Error(), "cannot wait: ") {
 		t.Errorf("no sentence: %v", err)
 	}

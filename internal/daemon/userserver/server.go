@@ -33,6 +33,7 @@ type Server struct {
 	queue  queue
 	idle   map[string]time.Time // since when nothing uses a grant, by id
 	opened openNodes
+	trees  trees
 
 	mu     sync.Mutex
 	open   [2]listener // for users, for root
@@ -48,12 +49,12 @@ type listener struct {
 
 func (s *Server) Name() string { return "users" }
 
-// Ensure listens where the configuration says, grants what those who wait can have by now, and
-// releases what is idle.
+// Ensure listens where the configuration says, grants what those who wait can have by now, releases
+// what is idle, and removes the cgroups of programs that have ended.
 func (s *Server) Ensure(context.Context) error {
 	n := s.Node()
 	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()), s.pass(n),
-		s.releaseIdle(n, time.Now()))
+		s.releaseIdle(n, time.Now()), s.removeTrees(n))
 }
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.
@@ -108,6 +109,7 @@ func (s *Server) listen(which int, address string) error {
 type peer struct {
 	uid  uint32
 	root bool // on root's socket: it has no quota, and is not bound by one
+	conn net.Conn
 }
 
 type peerKey struct{}
@@ -116,6 +118,7 @@ func (s *Server) newServer(root bool) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+users.SightPath, s.sight)
 	mux.HandleFunc("POST "+users.GrantPath, s.grant)
+	mux.HandleFunc("POST "+users.RunPath, s.run)
 	mux.HandleFunc("POST "+users.ReleasePath, s.release)
 	mux.HandleFunc("POST "+users.UpdatePath, s.update)
 	mux.HandleFunc("POST "+users.ExplainPath, s.explain)
@@ -131,7 +134,7 @@ func (s *Server) newServer(root bool) *http.Server {
 		}),
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			if c, is := conn.(*counted); is {
-				return context.WithValue(ctx, peerKey{}, peer{uid: c.uid, root: root})
+				return context.WithValue(ctx, peerKey{}, peer{uid: c.uid, root: root, conn: c.Conn})
 			}
 			return ctx
 		},

@@ -1,0 +1,167 @@
+package userserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// run answers as grant does. The grant is that of the process that has connected, which is moved
+// into a cgroup below its own.
+func (s *Server) run(w http.ResponseWriter, r *http.Request) {
+	var request users.Ask
+	if !read(w, r, &request) {
+		return
+	}
+	n, p := s.Node(), peerOf(r)
+	ask, err := askOf(n, p, request)
+	var process *rootsocket.Process
+	if err == nil {
+		process, err = rootsocket.ProcessOf(p.conn)
+	}
+	if err == nil {
+		defer process.Close()
+	}
+	var of *grants.Program
+	if err == nil {
+		of, err = programOf(n.Host, p, process)
+	}
+	if err == nil && !slices.Contains(modesOfPrograms, ask.Mode) {
+		err = &grant.UsageError{Message: fmt.Sprintf(
+			"cannot grant: a program without a container gets no GPU in mode %s", ask.Mode)}
+	}
+	if err != nil {
+		node.RecordUser(n, "refused", p.uid, "", err)
+		fail(w, http.StatusOK, err)
+		return
+	}
+	s.serveAsk(r.Context(), w, p, waiter{ask: ask, of: of}, request)
+}
+
+// modesOfPrograms are those in which a program needs no more than device nodes.
+var modesOfPrograms = []grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit}
+
+// programOf is the program of a process that has connected. By now it may run a program with the
+// rights of another user, or on an old kernel be another process: it is moved only if it is the
+// caller's in all respects. One in a container is the engine's, which gives it a cgroup.
+func programOf(h host.Host, p peer, process *rootsocket.Process) (*grants.Program, error) {
+	is, _, err := h.Process(process.PID)
+	if err == nil {
+		err = ownedBy(h, process.PID, p.uid)
+	}
+	if err == nil {
+		err = outsideContainers(h, process.PID)
+	}
+	if err == nil && !process.Is() { // then all this was read of another process
+		err = errors.New("it has ended")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot grant to process %d: %w", process.PID, err)
+	}
+	return &grants.Program{Process: is, Is: process.Is, Shim: p.root}, nil
+}
+
+// ownedBy is nil if a process has a user's id as its real, effective, saved and file system uid.
+func ownedBy(h host.Host, pid int, uid uint32) error {
+	text, err := host.ReadFile(fmt.Sprintf("%s/%d/status", h.Proc, pid), maxStatus)
+	if err != nil {
+		return err
+	}
+	_, line, _ := strings.Cut(string(text), "\nUid:")
+	line, _, _ = strings.Cut(line, "\n")
+	ids := strings.Fields(line)
+	if len(ids) != 4 || slices.ContainsFunc(ids, func(id string) bool { return id != fmt.Sprint(uid) }) {
+		return errors.New("it is not the caller's alone")
+	}
+	return nil
+}
+
+const maxStatus = 64 << 10 // bytes
+
+// outsideContainers is nil if a process is in this program's pid namespace.
+func outsideContainers(h host.Host, pid int) error {
+	var own, its unix.Stat_t
+	err := unix.Stat(h.Proc+"/self/ns/pid", &own)
+	if err == nil {
+		err = unix.Stat(fmt.Sprintf("%s/%d/ns/pid", h.Proc, pid), &its)
+	}
+	if err == nil && (own.Ino != its.Ino || own.Dev != its.Dev) {
+		err = errors.New("it is in a container, which asks when it is created (" + grant.Docs + "asking.md)")
+	}
+	return err
+}
+
+// enter enters a grant, for containers or for a program.
+func (s *Server) enter(n *node.Node, ask admission.Ask, of *grants.Program) (grant.Grant, error) {
+	if of == nil {
+		g, _, err := grants.Enter(n, ask)
+		return g, err
+	}
+	g, err := grants.EnterProgram(n, ask, *of)
+	if err == nil {
+		s.trees.add(grants.TreeOf(n, g))
+	}
+	return g, err
+}
+
+// rejoin has a program join the cgroup of the grant that it was given by an answer that was lost.
+func rejoin(n *node.Node, g grant.Grant, of *grants.Program) error {
+	if of == nil {
+		return nil
+	}
+	return grants.Rejoin(n, g, *of)
+}
+
+// trees are the cgroups of programs. They are root's, so their users cannot remove them.
+type trees struct {
+	mu   sync.Mutex
+	dirs map[string]bool
+}
+
+func (t *trees) add(dirs ...string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.dirs == nil {
+		t.dirs = map[string]bool{}
+	}
+	for _, dir := range dirs {
+		t.dirs[dir] = true
+	}
+}
+
+// removeTrees removes the cgroups of programs whose grants have ended. The kernel removes none that
+// has a process.
+func (s *Server) removeTrees(n *node.Node) error {
+	o, err := s.Ledger(n)
+	if err != nil {
+		return err
+	}
+	live := grants.Trees(n, o)
+	s.trees.add(live...) // those of before a restart, and root's
+	s.trees.mu.Lock()
+	defer s.trees.mu.Unlock()
+	for dir := range s.trees.dirs {
+		if slices.Contains(live, dir) {
+			continue
+		}
+		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+			delete(s.trees.dirs, dir)
+		}
+	}
+	return nil
+}

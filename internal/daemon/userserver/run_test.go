@@ -1,0 +1,60 @@
+package userserver
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// TestProgramOf: only a process that is the caller's in all respects is moved.
+func TestProgramOf(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to start processes of others")
+	}
+	const caller, other = 2, "not the caller's alone"
+	for name, c := range map[string]struct {
+		args  []string
+		attr  *syscall.SysProcAttr
+		wrong string
+	}{
+		"the caller's":       {[]string{"--reuid=2", "--regid=2", "--clear-groups"}, nil, ""},
+		"another's":          {[]string{"--reuid=5", "--regid=5", "--clear-groups"}, nil, other},
+		"root's":             {[]string{"--clear-groups"}, nil, other},
+		"with root's rights": {[]string{"--ruid=2", "--clear-groups"}, nil, other},
+		"with another's uid": {[]string{"--euid=2", "--clear-groups"}, nil, other},
+		"in a pid namespace": {[]string{"--reuid=2", "--regid=2", "--clear-groups"},
+			&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}, "in a container"},
+	} {
+		cmd := exec.Command("setpriv", append(c.args, "sh", "-p", "-c", "echo started; read x")...)
+		cmd.SysProcAttr = c.attr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		_, _ = out.Read(make([]byte, 16)) // it has its uids
+		process := &rootsocket.Process{PID: cmd.Process.Pid, UID: caller}
+		of, err := programOf(host.Default(), peer{uid: caller}, process)
+		switch {
+		case c.wrong == "" && (err == nil || !strings.Contains(err.Error(), "it has ended")):
+			// without a descriptor nothing says that it still is the process
+			t.Errorf("%s: %+v, %v", name, of, err)
+		case c.wrong != "" && (err == nil || !strings.Contains(err.Error(), c.wrong)):
+			t.Errorf("%s: %v, want %q", name, err, c.wrong)
+		}
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
