@@ -36,8 +36,7 @@ func session(t *testing.T) string {
 			return nil
 		})
 		rig.Eventually(t, "the session's cgroups can be removed", func() bool {
-			below, _ := filepath.Glob(dir + "/*/")
-			for _, cgroup := range append(below, dir) {
+			for _, cgroup := range append(treesIn(dir), dir) {
 				_ = os.Remove(cgroup)
 			}
 			_, err := os.Stat(dir)
@@ -74,6 +73,16 @@ func treesIn(session string) []string {
 // TestUsersRun: a user's program has a grant within the quota as long as it runs, in the user's own
 // session.
 func TestUsersRun(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if !rig.Under(t, layout) {
+				usersRun(t)
+			}
+		})
+	}
+}
+
+func usersRun(t *testing.T) {
 	rig.Need(t, "setpriv")
 	n, d := usersNode(t, quotas)
 	s := session(t)
@@ -199,6 +208,36 @@ func TestUsersRunWaits(t *testing.T) {
 	}
 	rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(treesIn(s)) == 0 })
 	n.CheckSound("at the end")
+}
+
+// TestUsersRunIsFinished: gpuledgerd is killed between the grant and the move. The request that is
+// sent again finds the grant, and its program is moved then.
+func TestUsersRunIsFinished(t *testing.T) {
+	rig.Need(t, "setpriv")
+	n, d := usersNodeOf(t, rig.Setup{Config: quotas, Tags: []string{"failpoint"}})
+	s := session(t)
+	for _, point := range []string{"grants/tree", "ledger/bind-written"} {
+		d.End(syscall.SIGKILL)
+		_ = os.Remove(filepath.Join(n.Dir, "gpuledgerd.log"))
+		d = n.Dying(point).Daemon("--nri", "off")
+		rig.Eventually(t, "it serves users", func() bool {
+			return strings.Contains(d.Log(), "serving the users")
+		})
+		cmd, out := runsIn(n, s, ada, "--memory", "8GiB", "--wait", "10m", "--", "cat", "/proc/self/cgroup"),
+			&lockedBuffer{}
+		cmd.Stdout, cmd.Stderr = out, out
+		must(t, cmd.Start())
+		rig.Eventually(t, "gpuledgerd dies", func() bool {
+			return strings.Contains(out.String(), "is gone")
+		})
+		d = n.Daemon("--nri", "off")
+		err := cmd.Wait()
+		if err != nil || strings.Count(out.String(), filepath.Base(s)+"/gpuledger-g-") != 1 {
+			t.Errorf("%s: %v: %s", point, err, out)
+		}
+		rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+		n.CheckSound(point)
+	}
 }
 
 // TestUsersRunOpensItsNodes before the program starts, and closes them when it has ended.

@@ -753,6 +753,15 @@ func TestMineInAContainer(t *testing.T) {
 			}
 		})
 	}
+	t.Run("with podman", func(t *testing.T) {
+		n.HideRun()
+		b := n.Bundle("podmans")
+		withLibraries(t, b, rig.Binary(t, "gpuledger"))
+		r := b.PodmanRun(n.Dir+"/none", "gpuledger mine", "--user", fmt.Sprint(ada),
+			"--volume", filepath.Dir(usersSocket(n))+":/run/gpuledger-users:ro",
+			"--volume", rig.Binary(t, "gpuledger")+":/usr/bin/gpuledger:ro")
+		endsWith(t, r, 0, "8GiB of memory", "adas")
+	})
 	// one that uses the grant sees itself
 	b := n.Bundle("user", mounts, as(ada), rig.Env("GPULEDGER_GRANT="+reference), rig.Shell("gpuledger mine"))
 	withLibraries(t, b, rig.Binary(t, "gpuledger"))

@@ -93,7 +93,7 @@ func explained(c *cli.Context, n *node.Node, create node.Create) (node.Decision,
 	if seen.Paused {
 		mode = grant.Disabled
 	}
-	return n.ExplainBy(create, b), mode, nil
+	return node.ExplainBy(n, create, b), mode, nil
 }
 
 // reference is what may be a grant's reference with its secret.

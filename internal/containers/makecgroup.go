@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,7 +23,10 @@ func MakeCgroup(h host.Host, pid int, name string) (dir, path string, err error)
 	}
 	path = filepath.Join(own, name)
 	dir = CgroupDir(h, path)
-	return dir, path, os.Mkdir(dir, 0o755)
+	if err = os.Mkdir(dir, 0o755); err == nil {
+		err = os.Chmod(dir, 0o755) // whatever the umask is: programs read the limits of their cgroups
+	}
+	return dir, path, err
 }
 
 // CgroupDir is the directory of a cgroup, by its path from the root of the hierarchy in which
@@ -38,20 +42,17 @@ func guarded(h host.Host, pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	own := map[string]string{} // by controller; "" is v2
+	hierarchy := "" // v2
+	if filepath.Base(CgroupDir(h, "/")) == "devices" {
+		hierarchy = "devices"
+	}
 	for line := range strings.Lines(string(lines)) {
-		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
-			for _, controller := range strings.Split(parts[1], ",") {
-				own[controller] = parts[2]
-			}
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), hierarchy) {
+			return parts[2], nil
 		}
 	}
-	for _, controller := range []string{"devices", ""} {
-		if path, known := own[controller]; known {
-			return path, nil
-		}
-	}
-	return "", errors.New("the process is in no hierarchy of cgroups")
+	return "", errors.New("the process is in no hierarchy of cgroups that is mounted")
 }
 
 // Join moves a process into a cgroup. The kernel takes a pid, which may be another process's by the

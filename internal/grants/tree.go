@@ -35,26 +35,29 @@ func EnterTree(n *node.Node, ask admission.Ask) (t Tree, err error) {
 // Program is a process of the node that is in no container.
 type Program struct {
 	grant.Process
-	// Is reports whether the pid is still this process's. While it is, no other process gets it.
+	// Is reports whether the pid is still this process's, and that the user's who asks.
 	Is func() bool
 	// Shim says that the program is started with the shim, which only root can mount.
 	Shim bool
 }
 
-var errProgramEnded = errors.New("cannot grant: the program that asked has ended")
+var errProgramEnded = errors.New("cannot grant: the program that asked has ended, or runs as another user")
 
 // EnterProgram is EnterTree for another process, which is moved into the cgroup.
-func EnterProgram(n *node.Node, ask admission.Ask, p Program) (grant.Grant, error) {
+func EnterProgram(n *node.Node, ask admission.Ask, p Program) (Tree, error) {
+	if !p.Is() {
+		return Tree{}, errProgramEnded
+	}
 	t, err := enterTree(n, ask, p.Process, p.Shim)
 	if err != nil {
-		return t.Grant, err
+		return t, err
 	}
 	if err = join(t.Cgroup, n, p); err != nil {
 		_, e := Release(n, t.Grant.ID, true)
 		_ = os.Remove(t.Cgroup)
 		err = errors.Join(err, e)
 	}
-	return t.Grant, err
+	return t, err
 }
 
 // Rejoin has a program join the cgroup of a grant that was entered for it. The answer to its
@@ -89,15 +92,6 @@ func Trees(n *node.Node, o Overview) (cgroups []string) {
 		}
 	}
 	return cgroups
-}
-
-// TreeOf is the cgroup, as a directory, of a grant whose processes are in no container; "" of
-// others.
-func TreeOf(n *node.Node, g grant.Grant) string {
-	for _, dir := range Trees(n, Overview{View: grant.View{Grants: []grant.Grant{g}}}) {
-		return dir
-	}
-	return ""
 }
 
 // isTree reports whether a binding is of processes that are in no container.

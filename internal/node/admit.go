@@ -38,8 +38,8 @@ type Create struct {
 	// not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
 
-	// reading is a test's: it is called before the inventory is read.
-	reading func()
+	// inventory reads the snapshot where that is not the node's to read (ExplainBy); nil: it is.
+	inventory func() (grant.Inventory, *grant.Problem)
 }
 
 // Decision is a verdict in force.

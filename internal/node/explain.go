@@ -17,8 +17,8 @@ type Basis struct {
 	Problem    *grant.Problem // of the inventory
 }
 
-// Basis returns the node's, with a view of the whole ledger that was read already.
-func (n *Node) Basis(v grant.View) (b Basis, err error) {
+// ReadBasis returns the node's, with a view of the whole ledger that was read already.
+func ReadBasis(n *Node, v grant.View) (b Basis, err error) {
 	b.View = v
 	b.Inventory, b.Problem = n.Inventory()
 	b.MPS = mpsstate.All(n.Host, n.Policy.RunDir)
@@ -32,12 +32,12 @@ func (n *Node) Basis(v grant.View) (b Basis, err error) {
 
 // ExplainBy is Explain for a caller that cannot read the node's files: what an engine that runs as
 // root would be answered. Whether another container has the cgroup is not known to the caller.
-func (n *Node) ExplainBy(c Create, b Basis) Decision {
+func ExplainBy(n *Node, c Create, b Basis) Decision {
 	asRoot := *n
 	asRoot.Host.UID = 0
 	n = &asRoot
-	inventory := func() (grant.Inventory, *grant.Problem) { return b.Inventory, b.Problem }
-	f, refused := readFactsBy(n, c, inventory)
+	c.inventory = func() (grant.Inventory, *grant.Problem) { return b.Inventory, b.Problem }
+	f, refused := readFacts(n, c)
 	if refused != nil {
 		return *refused
 	}

@@ -48,17 +48,13 @@ type gpuFacts struct {
 // readFacts reads the spec, and what is known of the container beside it. The second result is a
 // refusal of a spec that cannot be read: it could hold anything, and the real runtime would refuse
 // it.
-func readFacts(n *Node, c Create) (*createFacts, *Decision) { return readFactsBy(n, c, n.Inventory) }
-
-// readFactsBy is readFacts with the inventory from elsewhere.
-func readFactsBy(n *Node, c Create,
-	inventory func() (grant.Inventory, *grant.Problem)) (*createFacts, *Decision) {
+func readFacts(n *Node, c Create) (*createFacts, *Decision) {
 	f := &createFacts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
 	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
-		if c.reading != nil {
-			c.reading()
+		if c.inventory != nil {
+			return c.inventory()
 		}
-		return inventory()
+		return n.Inventory()
 	})
 	f.finder = n.finder(f.load)
 	f.finder.Seen = &request.Seen{}

@@ -94,7 +94,7 @@ func TestAGrantThatEndsMeanwhileIsNotBound(t *testing.T) {
 				create.Config = edited.Config
 			}
 			asked := 0
-			create.OnReading(func() {
+			create.OnReading(m.node, func() {
 				if asked++; asked == 1 {
 					c.meanwhile(m, g, reference)
 				}

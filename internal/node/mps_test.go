@@ -159,7 +159,7 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	c.Patience = 0
 	refused("without patience", true)
 	c.Patience = time.Hour
-	c.OnReading(func() { go m.serve(&holding{gpus: []int{0}}) })
+	c.OnReading(m.node, func() { go m.serve(&holding{gpus: []int{0}}) })
 	if d := m.node.Admit(c); !d.Bound {
 		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}

@@ -79,7 +79,7 @@ func TestACreateWaitsForItsTie(t *testing.T) {
 	}
 	tied := make(chan error, 1)
 	c.Patience = time.Hour
-	c.OnReading(func() {
+	c.OnReading(m.node, func() {
 		go func() {
 			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
 			tied <- err

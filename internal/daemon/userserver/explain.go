@@ -23,7 +23,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	o, err := s.Ledger(n)
 	var b node.Basis
 	if err == nil {
-		b, err = n.Basis(o.View)
+		b, err = node.ReadBasis(n, o.View)
 	}
 	if err != nil {
 		fail(w, http.StatusInternalServerError, err)

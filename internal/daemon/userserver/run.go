@@ -56,12 +56,14 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 // modesOfPrograms are those in which a program needs no more than device nodes.
 var modesOfPrograms = []grant.Mode{grant.Exclusive, grant.Timeslice, grant.Limit}
 
-// programOf is the program of a process that has connected. By now it may run a program with the
-// rights of another user, or on an old kernel be another process: it is moved only if it is the
-// caller's in all respects. One in a container is the engine's, which gives it a cgroup.
+// programOf is the program of a process that has connected. By now, or when its turn has come, it
+// may run a program with the rights of another user, or on an old kernel be another process: it is
+// moved only while it is the caller's in all respects. One in a container is the engine's, which
+// gives it a cgroup.
 func programOf(h host.Host, p peer, process *rootsocket.Process) (*grants.Program, error) {
-	is, _, err := h.Process(process.PID)
-	if err == nil {
+	of := &grants.Program{Shim: p.root}
+	var err error
+	if of.Process, _, err = h.Process(process.PID); err == nil {
 		err = ownedBy(h, process.PID, p.uid)
 	}
 	if err == nil {
@@ -73,25 +75,47 @@ func programOf(h host.Host, p peer, process *rootsocket.Process) (*grants.Progra
 	if err != nil {
 		return nil, fmt.Errorf("cannot grant to process %d: %w", process.PID, err)
 	}
-	return &grants.Program{Process: is, Is: process.Is, Shim: p.root}, nil
+	of.Is = func() bool { return ownedBy(h, process.PID, p.uid) == nil && process.Is() }
+	return of, nil
 }
 
-// ownedBy is nil if a process has a user's id as its real, effective, saved and file system uid.
+// ownedBy is nil if each thread of a process has a user's id as its real, effective, saved and file
+// system uid.
 func ownedBy(h host.Host, pid int, uid uint32) error {
-	text, err := host.ReadFile(fmt.Sprintf("%s/%d/status", h.Proc, pid), maxStatus)
+	tasks := fmt.Sprintf("%s/%d/task/", h.Proc, pid)
+	threads, err := host.Names(tasks)
+	if err == nil && len(threads) > maxThreads {
+		err = fmt.Errorf("it has more than %d threads", maxThreads)
+	}
 	if err != nil {
 		return err
 	}
-	_, line, _ := strings.Cut(string(text), "\nUid:")
-	line, _, _ = strings.Cut(line, "\n")
-	ids := strings.Fields(line)
-	if len(ids) != 4 || slices.ContainsFunc(ids, func(id string) bool { return id != fmt.Sprint(uid) }) {
-		return errors.New("it is not the caller's alone")
+	for _, thread := range threads {
+		text, err := host.ReadFile(tasks+thread+"/status", maxStatus)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH): // it has ended meanwhile
+		case err != nil:
+			return err
+		case !hasIDs(string(text), fmt.Sprint(uid)):
+			return errors.New("it is not the caller's alone")
+		}
 	}
 	return nil
 }
 
-const maxStatus = 64 << 10 // bytes
+// hasIDs reports whether all four uids in a /proc/PID/status are one.
+func hasIDs(status, uid string) bool {
+	_, line, _ := strings.Cut(status, "\nUid:")
+	line, _, _ = strings.Cut(line, "\n")
+	ids := strings.Fields(line)
+	return len(ids) == 4 && !slices.ContainsFunc(ids, func(id string) bool { return id != uid })
+}
+
+// Bounds of what is read of a process: a program that asks has some ten threads.
+const (
+	maxThreads = 256
+	maxStatus  = 64 << 10 // bytes
+)
 
 // outsideContainers is nil if a process is in this program's pid namespace.
 func outsideContainers(h host.Host, pid int) error {
@@ -112,11 +136,11 @@ func (s *Server) enter(n *node.Node, ask admission.Ask, of *grants.Program) (gra
 		g, _, err := grants.Enter(n, ask)
 		return g, err
 	}
-	g, err := grants.EnterProgram(n, ask, *of)
+	t, err := grants.EnterProgram(n, ask, *of)
 	if err == nil {
-		s.trees.add(grants.TreeOf(n, g))
+		s.trees.add(t.Cgroup)
 	}
-	return g, err
+	return t.Grant, err
 }
 
 // rejoin has a program join the cgroup of the grant that it was given by an answer that was lost.
@@ -131,6 +155,7 @@ func rejoin(n *node.Node, g grant.Grant, of *grants.Program) error {
 type trees struct {
 	mu   sync.Mutex
 	dirs map[string]bool
+	all  bool // those of before this program's start, too
 }
 
 func (t *trees) add(dirs ...string) {
@@ -147,20 +172,30 @@ func (t *trees) add(dirs ...string) {
 // removeTrees removes the cgroups of programs whose grants have ended. The kernel removes none that
 // has a process.
 func (s *Server) removeTrees(n *node.Node) error {
+	t := &s.trees
+	t.mu.Lock()
+	none := t.all && len(t.dirs) == 0
+	t.mu.Unlock()
+	if none {
+		return nil
+	}
 	o, err := s.Ledger(n)
 	if err != nil {
 		return err
 	}
 	live := grants.Trees(n, o)
-	s.trees.add(live...) // those of before a restart, and root's
-	s.trees.mu.Lock()
-	defer s.trees.mu.Unlock()
-	for dir := range s.trees.dirs {
+	if !t.all { // only this function reads and sets it
+		t.add(live...)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all = true
+	for dir := range t.dirs {
 		if slices.Contains(live, dir) {
 			continue
 		}
 		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
-			delete(s.trees.dirs, dir)
+			delete(t.dirs, dir)
 		}
 	}
 	return nil
