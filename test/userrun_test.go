@@ -240,11 +240,13 @@ func TestUsersRunIsFinished(t *testing.T) {
 	}
 }
 
-// TestUsersRunOpensItsNodes before the program starts, and closes them when it has ended.
+// TestUsersRunOpensItsNodes before the program starts, whenever the next pass of gpuledgerd is, and
+// closes them when it has ended.
 func TestUsersRunOpensItsNodes(t *testing.T) {
 	rig.Need(t, "setpriv")
 	ownDev(t)
-	n, _ := usersNode(t, quotas+"[enforcement]\nuser_nodes = \"acl\"\n")
+	n, _ := usersNode(t, "[daemon]\nlisten = \"\"\ninterval = \"3s\"\n[enforcement]\n"+
+		"user_nodes = \"acl\"\n"+quotas)
 	if why := openedBy(0, "/dev/nvidia1"); why != letIn {
 		t.Skipf("the device cgroup of this machine keeps root from the node (%s): "+
 			"access lists of nodes are not seen", why)

@@ -55,7 +55,10 @@ func usersNodeOf(t *testing.T, setup rig.Setup) (*rig.Node, *rig.Daemon) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	setup.Config = fmt.Sprintf("%s[users]\nsocket = %q\n", busy, dir+"/users/socket") + setup.Config
+	if !strings.Contains(setup.Config, "[daemon]") {
+		setup.Config = busy + setup.Config
+	}
+	setup.Config += fmt.Sprintf("[users]\nsocket = %q\n", dir+"/users/socket")
 	n := rig.NewNode(t, setup)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
