@@ -59,8 +59,8 @@ func readCheckpoint(dir, resource string) checkpoint {
 	return to
 }
 
-// checkpointVersion tells two checkpoints apart: the kubelet writes each as a new file. It is nil if
-// there is none.
+// checkpointVersion tells two checkpoints apart: the kubelet writes each as a new file. It is nil
+// if there is none.
 type checkpointVersion struct{ os.FileInfo }
 
 func statCheckpoint(dir string) checkpointVersion {

@@ -78,7 +78,7 @@ func (p *Plugin) tieSoon() {
 				}
 				continue
 			}
-			// The checkpoint lists every device of the node, so it is read only when it has changed.
+			// It lists every device of the node, so it is read only when it has changed.
 			for before.same(statCheckpoint(p.Dir)) && time.Now().Before(until) {
 				select {
 				case <-done:
