@@ -1,11 +1,12 @@
 /* Publish, then sum. A process adds to its own slot what it is about to allocate, and only then
- * adds up all slots. Of two processes that together would exceed the limit, the one that published
+ * adds up all slots, from the 65th on by blocks (sums.h). Of two processes that together would exceed the limit, the one that published
  * last sees the other. No word has two writing processes, so no counter can drift. No lock outlives
  * its process: the kernel releases it with the slot's mapping. */
 #include "account.h"
 
 #include "os.h"
 #include "record.h"
+#include "sums.h"
 
 #include <stddef.h>
 
@@ -15,6 +16,7 @@ static struct os_spin files; /* held while a descriptor of the region is open */
 static const struct record_limits *limits;
 static struct record_head *head; /* set last: a thread that sees it set sees the others set */
 static struct record_slot *mine; /* NULL until the process has a slot */
+static uint64_t *changes;        /* of the slot; set before mine */
 static const char *region_path;
 
 /* A fork waits until no descriptor of the region is open, because the child would inherit it with
@@ -27,6 +29,7 @@ static void in_child(void)
 {
     mine = NULL;
     head = NULL;
+    sums_reset();
     os_spin_unlock(&files);
 }
 
@@ -37,8 +40,9 @@ static bool limits_valid(const struct record_limits *l)
 
 static bool region_valid(const struct record_head *h)
 {
-    return h->magic == RECORD_REGION_MAGIC && h->version == RECORD_VERSION && h->slots == RECORD_SLOTS &&
-           h->slot_size == sizeof(struct record_slot) && h->id == limits->id && h->devices == limits->devices;
+    return h->magic == RECORD_REGION_MAGIC && h->version == RECORD_VERSION &&
+           (h->slots & ~RECORD_COUNTED) == RECORD_SLOTS && h->slot_size == sizeof(struct record_slot) &&
+           h->id == limits->id && h->devices == limits->devices;
 }
 
 static bool open_limits(const char *path)
@@ -71,15 +75,20 @@ static void raise_high(struct record_head *h, uint32_t i)
            !__atomic_compare_exchange_n(&h->high, &high, i + 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
 }
 
-static void empty(struct record_slot *s)
+static void empty(struct record_head *h, uint32_t i)
 {
-    for (int d = 0; d < RECORD_DEVICES; d++)
-        if (LOAD(&s->used[d])) __atomic_store_n(&s->used[d], 0, __ATOMIC_SEQ_CST);
+    struct record_slot *s = slot_at(h, i);
+
+    for (int d = 0; d < RECORD_DEVICES; d++) {
+        if (!LOAD(&s->used[d])) continue;
+        __atomic_store_n(&s->used[d], 0, __ATOMIC_SEQ_CST);
+        sums_changed(sums_changes(h, i), d);
+    }
 }
 
 /* Up to this many slots a sum costs little, and the mark stays. It is also the step in which free
  * slots are looked for. */
-#define STEP 64
+#define STEP RECORD_SINGLE
 
 /* owned_below returns one more than the highest slot below `high` that a process has. */
 static uint32_t owned_below(int fd, uint32_t high)
@@ -108,7 +117,7 @@ static void lower_high(struct record_head *h)
     if (fd < 0) return;
     to = owned_below(fd, high);
     if (to < high && os_lock(fd, to, high - to)) {
-        for (uint32_t i = to; i < high; i++) empty(slot_at(h, i));
+        for (uint32_t i = to; i < high; i++) empty(h, i);
         __atomic_compare_exchange_n(&h->high, &high, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     }
     os_close(fd);
@@ -121,7 +130,7 @@ static struct record_slot *claim(struct record_head *h, int fd)
         struct record_slot *s = slot_at(h, i);
         if (!os_lock(fd, i, 1)) continue;
         raise_high(h, i);
-        empty(s);
+        empty(h, i);
         __atomic_store_n(&s->pid, os_pid(), __ATOMIC_RELAXED);
         __atomic_fetch_add(&s->claims, 1, __ATOMIC_RELAXED);
         return s;
@@ -151,6 +160,7 @@ static bool open_region(bool join)
         return false;
     }
     __atomic_store_n(&head, h, __ATOMIC_SEQ_CST);
+    if (s) changes = sums_changes(h, (uint32_t)(s - slot_at(h, 0)));
     __atomic_store_n(&mine, s, __ATOMIC_SEQ_CST);
     return true;
 }
@@ -191,10 +201,6 @@ int account_device(const uint8_t uuid[16])
     return -1;
 }
 
-/* No device has this much memory: a word with one of these bits is invalid, and without them no sum
- * overflows. */
-#define INVALID_BITS (~UINT64_C(0) << 48)
-
 /* The last sum of each device. It is a hint for the next one and may be wrong. */
 static uint64_t recent[RECORD_DEVICES];
 
@@ -203,9 +209,14 @@ static uint64_t sum(struct record_head *h, int device)
 {
     uint32_t high = LOAD(&h->high);
     const uint64_t *used = &slot_at(h, 0)->used[device];
-    uint64_t total = LOAD(&limits->device[device].overhead), bits = total;
+    uint64_t total = LOAD(&limits->device[device].overhead), bits = total, blocks;
 
     if (high > RECORD_SLOTS) high = RECORD_SLOTS;
+    if (high > RECORD_SINGLE && sums_blocks(h, device, high, &blocks)) {
+        total += blocks;
+        bits |= blocks;
+        high = RECORD_SINGLE;
+    }
 #pragma GCC unroll 8 /* over 64 slots it saves 9 of 57 ns */
     for (uint32_t i = 0; i < high; i++, used += sizeof(struct record_slot) / sizeof *used) {
         uint64_t one = LOAD(used);
@@ -227,13 +238,15 @@ static bool try_take(struct record_head *h, struct record_slot *s, int device, u
     if (bytes > limit) return false;
     if (used > limit - bytes && sum(h, device) > limit - bytes) return false;
     __atomic_fetch_add(&s->used[device], bytes, __ATOMIC_SEQ_CST);
+    sums_changed(changes, device);
     if (sum(h, device) <= LOAD(&limits->device[device].bytes)) return true;
     __atomic_fetch_sub(&s->used[device], bytes, __ATOMIC_SEQ_CST);
+    sums_changed(changes, device);
     return false;
 }
 
-/* take_again is for what did not fit. A dead process may have held memory, or others may have
- * published what they then did not get. Where processes make each other fail, the pauses let one of
+/* take_again is for what did not fit. A dead process may have held memory, or ended before it counted
+ * that it gave some back, or others may have published what they then did not get. Where processes make each other fail, the pauses let one of
  * them succeed. */
 static bool take_again(struct record_slot *s, int device, uint64_t bytes)
 {
@@ -241,6 +254,7 @@ static bool take_again(struct record_slot *s, int device, uint64_t bytes)
 
     if (bytes > LOAD(&limits->device[device].bytes)) return false;
     account_reap();
+    sums_forget();
     for (unsigned int i = 0; i < 3; i++) {
         if (try_take(h, s, device, bytes)) return true;
         os_pause(1 + (os_pid() * 2654435761u >> 8 * i) % 50);
@@ -268,6 +282,7 @@ void account_give(int device, uint64_t bytes)
     do left = had > bytes ? had - bytes : 0;
     while (!__atomic_compare_exchange_n(&s->used[device], &had, left, true, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST));
+    sums_changed(changes, device);
 }
 
 uint64_t account_context(int device)
@@ -299,7 +314,7 @@ unsigned int account_reap(void)
         if (fd < 0) fd = os_open_region(region_path, RECORD_REGION_SIZE);
         if (fd < 0) break;
         if (!os_lock(fd, i, 1)) continue;
-        empty(s);
+        empty(h, i);
         reaped++;
     }
     if (fd >= 0) os_close(fd);
@@ -315,6 +330,7 @@ struct account_usage account_usage(int device)
 
     if (!h || device < 0 || device >= RECORD_DEVICES) return u;
     account_reap();
+    sums_forget();
     u.total = LOAD(&limits->device[device].bytes);
     u.used = sum(h, device);
     if (u.used > u.total) u.used = u.total; /* a smaller grant, or overhead */

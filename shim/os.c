@@ -132,4 +132,5 @@ void os_spin_lock(struct os_spin *s)
             sched_yield();
 }
 
+bool os_spin_try(struct os_spin *s) { return !__atomic_exchange_n(&s->held, 1, __ATOMIC_ACQUIRE); }
 void os_spin_unlock(struct os_spin *s) { __atomic_store_n(&s->held, 0, __ATOMIC_RELEASE); }

@@ -43,4 +43,5 @@ void *os_symbol(void *library, const char *name);
 /* A lock between the threads of this process, held for a few instructions at a time. */
 struct os_spin { int held; };
 void os_spin_lock(struct os_spin *s);
+bool os_spin_try(struct os_spin *s); /* false if it is held */
 void os_spin_unlock(struct os_spin *s);

@@ -8,7 +8,12 @@
  *
  * The region file has one slot for each process. The process that holds the OFD lock on byte i of
  * the file owns slot i, and no other process writes to the slot. The kernel releases the lock when
- * the process ends. */
+ * the process ends.
+ *
+ * Behind the region's head, in the same page, each block of slots has a count of its changes for
+ * each device (sums.h). Shims before these counts do not count what they change. So a region states
+ * in `slots` that all of its shims do, and those shims do not accept it: their cuInit fails. An
+ * older gpuledger reads it, and before its shim gets it, that gpuledger writes a head of its own. */
 #pragma once
 
 #include <stdint.h>
@@ -20,6 +25,9 @@ enum {
     RECORD_VERSION = 1,
     RECORD_DEVICES = 16, /* of one grant */
     RECORD_SLOTS = 1024, /* processes of one grant at a time */
+    RECORD_SINGLE = 64,  /* the first slots, which are in no block */
+    RECORD_BLOCK = 32,   /* slots of a block */
+    RECORD_BLOCKS = (RECORD_SLOTS - RECORD_SINGLE) / RECORD_BLOCK,
     RECORD_PAGE = 4096,
     RECORD_GPU_PAGE = 2 << 20, /* in which GPUs give memory, in bytes */
 };
@@ -33,6 +41,9 @@ struct record_device {
     uint64_t context;  /* bytes that a context takes, as the node measured it; 0: not known yet */
     uint64_t reserved;
 };
+
+/* In `slots` of a head: every process counts the changes of its slot. */
+#define RECORD_COUNTED UINT32_C(0x80000000)
 
 /* A gate is open for the first `open` microseconds of each `period` microseconds. It is one word,
  * so that no reader sees only half of a change. */
@@ -54,7 +65,7 @@ struct record_head {
     uint32_t version;
     uint32_t devices;
     uint64_t id;
-    uint32_t slots;
+    uint32_t slots; /* RECORD_SLOTS, with RECORD_COUNTED or without */
     uint32_t slot_size;
     uint64_t reserved[4];
     uint32_t high; /* no slot from here on has an owner; it falls when processes have ended */
@@ -67,8 +78,12 @@ struct record_slot {
     uint64_t reserved[7];
 };
 
+/* RECORD_CHANGES is where the counts of a block begin, one word for each device. */
+#define RECORD_CHANGES(block) (128 + (uint64_t)(block) * RECORD_DEVICES * sizeof(uint64_t))
+
 #define RECORD_SLOT(i) (RECORD_PAGE + (uint64_t)(i) * sizeof(struct record_slot))
 #define RECORD_REGION_SIZE RECORD_SLOT(RECORD_SLOTS)
 
 _Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: no line belongs to two slots");
 _Static_assert(sizeof(struct record_limits) <= RECORD_PAGE && sizeof(struct record_head) <= RECORD_PAGE, "one page each");
+_Static_assert(sizeof(struct record_head) <= RECORD_CHANGES(0) && RECORD_CHANGES(RECORD_BLOCKS) <= RECORD_PAGE, "both in one page");

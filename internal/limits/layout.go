@@ -7,6 +7,7 @@ const (
 	version     = 1
 	page        = 4096
 	slots       = 1024
+	counted     = 1 << 31 // in the head's Slots: every process counts the changes of its slot
 
 	// MaxDevices is the most devices that one grant can have under the shim.
 	MaxDevices = 16

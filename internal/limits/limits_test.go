@@ -50,6 +50,7 @@ func TestTheLayoutIsTheShims(t *testing.T) {
 	same("RECORD_VERSION", version)
 	same("RECORD_DEVICES", MaxDevices)
 	same("RECORD_SLOTS", slots)
+	same("RECORD_COUNTED", counted)
 	same("RECORD_PAGE", page)
 	same("RECORD_REGION_SIZE", regionSize)
 	same("RECORD_SLOT(7)", page+7*slotSize)
@@ -319,14 +320,44 @@ func TestEnsureRepairsARegionInUse(t *testing.T) {
 			info, err := os.Stat(path)
 			mustDo(t, err)
 			if inode(t, path) != before || len(content) != regionSize || info.Mode() != 0o666 ||
-				h.Magic != regionMagic || h.ID != id || h.Slots != slots || h.Devices != 2 {
+				h.Magic != regionMagic || h.ID != id || h.Devices != 2 {
 				t.Errorf("%v, %d bytes, head %+v", info.Mode(), len(content), h)
 			}
 			kept := name == "cut" || name == "grown" || name == "for root alone" // the head is still intact
-			if kept && h.High != 0 || !kept && h.High != slots {
-				t.Errorf("%d slots count", h.High)
+			if kept && (h.High != 0 || h.Slots != slots|counted) ||
+				!kept && (h.High != slots || h.Slots != slots) {
+				t.Errorf("%d slots count, and the head says %#x", h.High, h.Slots)
 			}
 		})
+	}
+}
+
+// TestARegionOfAnOlderVersionStays: its processes may be of an older shim, which does not count the
+// changes of its slot. So no later Ensure says that all of them do.
+func TestARegionOfAnOlderVersionStays(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(1, 1))
+	path := filepath.Join(dir, grant.RegionFile)
+	content, err := os.ReadFile(path)
+	mustDo(t, err)
+	var h head
+	copy(bytesOf(&h), content)
+	h.Slots, h.High = slots, 5
+	copy(content, bytesOf(&h))
+	mustDo(t, os.WriteFile(path, content, 0))
+	ensure(t, dir, shares(1, 1))
+	ensure(t, dir, shares(2, 2))
+	if is, err := os.ReadFile(path); err != nil || !bytes.Equal(is, content) {
+		t.Errorf("the region is another (%v)", err)
+	}
+	if err := Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, dir, shares(1, 1))
+	content, err = os.ReadFile(path)
+	mustDo(t, err)
+	if copy(bytesOf(&h), content); h.Slots != slots|counted || h.High != 0 {
+		t.Errorf("a new one has the head %+v", h)
 	}
 }
 

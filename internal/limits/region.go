@@ -71,16 +71,22 @@ func allocate(f *os.File) error {
 
 // setHead writes the head if it is wrong. The number of slots in use is unknown then, so all of
 // them count, unless isNew.
+//
+// The shims of a new region all count the changes of their slots, and the head says so. A region
+// that an older gpuledger made may have processes of an older shim, which do not. So it stays as it
+// is, and a head that was damaged does not say so either: then each sum reads all slots.
 func setHead(f *os.File, want head, isNew bool) error {
 	var have head
 	if _, err := f.ReadAt(bytesOf(&have), 0); err != nil {
 		return err
 	}
-	if want.High = have.High; have == want {
-		return nil
+	for _, want.Slots = range [...]uint32{slots | counted, slots} {
+		if want.High = have.High; have == want && !isNew {
+			return nil
+		}
 	}
 	if want.High = slots; isNew {
-		want.High = 0
+		want.High, want.Slots = 0, slots|counted
 	}
 	_, err := f.WriteAt(padded(&want), 0)
 	return err

@@ -44,8 +44,19 @@ static void begin(uint64_t bytes)
     head = make(region_file, RECORD_REGION_SIZE);
     atexit(remove_files);
     *limits = (struct record_limits){.magic = RECORD_LIMITS_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 7, .device[0] = {.uuid = {1}, .bytes = bytes}};
-    *head = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 7, .slots = RECORD_SLOTS, .slot_size = sizeof(struct record_slot)};
+    *head = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 7, .slots = RECORD_SLOTS | RECORD_COUNTED, .slot_size = sizeof(struct record_slot)};
     OK(account_open(limits_file, region_file), "the account opens");
+}
+
+/* crowd takes slots for processes that use nothing, and returns the open file whose locks they are.
+ * Those that begin now get the slots after them. */
+static int crowd(int slots)
+{
+    int fd = open(region_file, O_RDWR);
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = slots};
+
+    IS(fcntl(fd, F_OFD_SETLK, &l), 0, "other processes have the first slots");
+    return fd;
 }
 
 static struct record_slot *slot(int i) { return (struct record_slot *)((char *)head + RECORD_SLOT(i)); }
@@ -116,24 +127,28 @@ static void *hold(void *unused)
     return NULL;
 }
 
-static void never_more_than_fit(void)
+static void threads_behind(int others)
 {
     pthread_t t[6];
 
     begin(1000);
+    if (others) crowd(others);
     for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, i % 2 ? hold : race, NULL);
     for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
     IS(overruns, 0, "at most two hold 400 of 1000");
     IS(account_usage(0).used, 0, "and nothing is left");
 }
+static void never_more_than_fit(void) { threads_behind(0); }
+static void never_more_than_fit_in_a_block(void) { threads_behind(RECORD_SINGLE + 5); }
 
-static void processes_race(void)
+static void race_behind(int others)
 {
     int *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), status;
     pid_t pids[8];
     int fine = 0;
 
     begin(1000);
+    if (others) crowd(others);
     for (int i = 0; i < 8; i++) {
         if ((pids[i] = fork()) > 0) continue;
         if (!account_open(limits_file, region_file)) _exit(1);
@@ -152,6 +167,12 @@ static void processes_race(void)
     OK(shared[1] > 1000, "and not because none succeeded: %d", shared[1]);
     IS(account_usage(0).used, 0, "nothing is left");
 }
+
+static void processes_race(void) { race_behind(0); }
+
+/* Some of them have slots that are summed one by one, and the others are in two blocks. */
+static void processes_race_in_blocks(void) { race_behind(RECORD_SINGLE - 2); }
+static void processes_race_in_two_blocks(void) { race_behind(RECORD_SINGLE + RECORD_BLOCK - 4); }
 
 /* core #86: no process waits for another. */
 static void a_stopped_process_blocks_no_other(void)
@@ -184,11 +205,12 @@ static void a_stopped_process_blocks_no_other(void)
 }
 
 /* core #248 #260, hami #2500: killed at any moment, in the first call or the last. */
-static void killed_at_any_moment(void)
+static void killed_behind(int others)
 {
     unsigned int seed = 1;
 
     begin(1000);
+    if (others) crowd(others);
     for (int round = 0; round < 300; round++) {
         pid_t pid = fork();
         if (pid == 0) {
@@ -204,6 +226,8 @@ static void killed_at_any_moment(void)
     }
     IS(overruns, 0, "what a killed process held is free at once, 300 times");
 }
+static void killed_at_any_moment(void) { killed_behind(0); }
+static void killed_at_any_moment_in_a_block(void) { killed_behind(RECORD_SINGLE + 5); }
 
 /* killed_at runs the start and the first allocation in a child and kills it after the given number
  * of entries to and exits from system calls. False if it ended before. */
@@ -373,6 +397,205 @@ static void the_mark_falls_while_processes_come(void)
     IS(fine, WORKERS, "each process is below the mark as long as it lives");
 }
 
+/* ---- sums of blocks ---- */
+
+static uint64_t *count_of(int i) { return (uint64_t *)((char *)head + RECORD_CHANGES((i - RECORD_SINGLE) / RECORD_BLOCK)); }
+
+/* What changed is summed anew, and a block that did not is not read again: that is what makes a sum
+ * of a thousand slots short. */
+static void unchanged_blocks_are_remembered(void)
+{
+    enum { OTHERS = 900, OTHER = 200 };
+
+    begin(1000000);
+    crowd(OTHERS);
+    for (int i = 0; i < OTHERS; i++) slot(i)->used[0] = 100;
+    head->high = OTHERS;
+    OK(account_take(0, 1000000 - OTHERS * 100) && !account_take(0, 1), "all slots are summed, to the byte");
+    account_give(0, 1000);
+    slot(OTHER)->used[0] += 1000;
+    OK(account_take(0, 1000), "a change that is not counted is not seen");
+    account_give(0, 1000);
+    ++*count_of(OTHER);
+    OK(!account_take(0, 1), "one that is counted is");
+    slot(OTHER)->used[0] -= 500;
+    OK(account_take(0, 500), "nothing is refused by what is remembered");
+    IS(account_usage(0).used, 1000000, "and a report reads each slot");
+    slot(OTHER)->used[0] = UINT64_MAX;
+    ++*count_of(OTHER);
+    account_give(0, 5000);
+    OK(!account_take(0, 1), "with an invalid word in a block, nothing fits");
+}
+
+/* A region of an older gpuledger has processes that do not count their changes. */
+static void an_older_region_is_read_slot_by_slot(void)
+{
+    enum { OTHERS = 900 };
+
+    begin(1000000);
+    head->slots = RECORD_SLOTS;
+    crowd(OTHERS);
+    for (int i = 0; i < OTHERS; i++) slot(i)->used[0] = 100;
+    head->high = OTHERS;
+    OK(account_take(0, 1000), "an allocation");
+    slot(200)->used[0] += 1000000 - OTHERS * 100 - 1500;
+    OK(!account_take(0, 501) && account_take(0, 500), "a change that no count shows is seen at once");
+}
+
+/* An older gpuledger writes a head as it knows it, and zeroes the counts behind it, while processes
+ * run. From then on older shims may begin in the region. */
+static void an_older_gpuledger_takes_the_mark_away(void)
+{
+    begin(1000);
+    crowd(500);
+    OK(account_take(0, 100), "a process allocates, with remembered sums");
+    memset((char *)head + sizeof *head, 0, RECORD_PAGE - sizeof *head);
+    head->slots = RECORD_SLOTS;
+    head->high = RECORD_SLOTS;
+    slot(400)->used[0] = 600; /* by an older shim */
+    OK(!account_take(0, 301) && account_take(0, 300), "it sees what an older shim takes");
+    slot(400)->used[0] = 0;
+    OK(account_take(0, 600), "and gives back");
+}
+
+/* A child in slot 70 and this process in slot 100 are in two blocks, and each remembers the sum of
+ * the other's. The child stops after a number of instructions of what it does. */
+enum { CHILD = 70, PARENT = 100 };
+struct stepped {
+    uint64_t before, take, give, then; /* bytes: held at the start; of the call that stops; taken afterwards */
+};
+
+static void look(void)
+{
+    if (account_take(0, 1)) account_give(0, 1);
+}
+
+static pid_t step_into(const struct stepped *s)
+{
+    pid_t pid = fork();
+    int status;
+
+    if (pid == 0) {
+        bool took = true, then = false;
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0 || !account_open(limits_file, region_file)) _exit(8);
+        if (!account_take(0, s->before) || own_slot() != slot(CHILD)) _exit(9);
+        look();
+        raise(SIGSTOP);
+        if (s->take) took = account_take(0, s->take);
+        if (s->give) account_give(0, s->give);
+        raise(SIGSTOP);
+        if (s->then) then = account_take(0, s->then);
+        _exit(took | then << 1);
+    }
+    waitpid(pid, &status, 0);
+    if (!WIFSTOPPED(status)) abort();
+    look();
+    return pid;
+}
+
+/* step lets the child execute so many instructions. False: it was done before. */
+static bool step(pid_t pid, int instructions)
+{
+    int status = 0;
+
+    for (int i = 0; i < instructions; i++) {
+        ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL);
+        waitpid(pid, &status, 0);
+        if (!WIFSTOPPED(status)) abort();
+        if (WSTOPSIG(status) != SIGTRAP) return false;
+    }
+    return true;
+}
+
+/* run lets the child run to its next stop, or to its end, whose status it returns. */
+static int run(pid_t pid)
+{
+    int status;
+
+    ptrace(PTRACE_CONT, pid, NULL, NULL);
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void begin_blocks(void)
+{
+    int fd;
+    struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = CHILD, .l_len = 1};
+
+    begin(1000);
+    fd = crowd(PARENT);
+    OK(account_join() && own_slot() == slot(PARENT), "this process has its slot");
+    IS(fcntl(fd, F_OFD_SETLK, &l), 0, "and a child can have one in another block");
+}
+
+/* each_instruction stops a child after each of its instructions, calls `meanwhile`, and lets it end.
+ * `ended` is called while the child still has what it took. Their results and the child's are judged
+ * by `good`. */
+static void each_instruction(struct stepped s, bool (*meanwhile)(void), bool (*ended)(void), bool (*good)(bool, bool, int))
+{
+    int stops = 0, bad = 0;
+
+    begin_blocks();
+    for (bool more = true; more; stops++) {
+        pid_t pid = step_into(&s);
+        bool while_stopped, after;
+        int result;
+        more = step(pid, stops);
+        while_stopped = meanwhile();
+        if (more) run(pid);
+        after = ended();
+        result = run(pid);
+        bad += !good(while_stopped, after, result);
+        account_give(0, 5000);
+    }
+    OK(stops > 100, "stopped after each of %d instructions", stops);
+    IS(bad, 0, "and never was more taken than there is, or less than fits");
+}
+
+static bool take_600(void) { return account_take(0, 600); }
+static bool take_1000(void) { return account_take(0, 1000); }
+static bool only_look(void) { return look(), false; }
+static bool nothing(void) { return false; }
+
+static bool one_of_both(bool meanwhile, bool ended, int child) { return (void)ended, meanwhile != (child & 1); }
+static void two_take_what_one_can_have(void) { each_instruction((struct stepped){.take = 600}, take_600, nothing, one_of_both); }
+
+static bool the_child_alone(bool meanwhile, bool ended, int child) { return (void)meanwhile, !ended && child == 1; }
+static void a_sum_in_the_middle_of_a_change_is_not_kept(void) { each_instruction((struct stepped){.take = 600}, only_look, take_600, the_child_alone); }
+
+static bool the_parent_alone(bool meanwhile, bool ended, int child) { return (void)ended, meanwhile && child == 1; }
+static void a_change_in_the_middle_of_a_sum_is_seen(void) { each_instruction((struct stepped){.take = 1, .then = 600}, take_600, nothing, the_parent_alone); }
+
+/* What a killed process leaves is what it had written to the region. So it is killed after each
+ * instruction that changed something there, and before the first. What it had is free at once. */
+static void killed_after_each_change(struct stepped s)
+{
+    int stops[16] = {0}, changes = 0, bad = 0;
+    pid_t pid;
+
+    begin_blocks();
+    pid = step_into(&s);
+    for (uint64_t n = 1, used = slot(CHILD)->used[0], count = *count_of(CHILD); changes < 15 && step(pid, 1); n++) {
+        if (slot(CHILD)->used[0] != used || *count_of(CHILD) != count) stops[++changes] = (int)n;
+        used = slot(CHILD)->used[0];
+        count = *count_of(CHILD);
+    }
+    run(pid);
+    IS(changes, 2, "the call changes the process's word and counts that");
+    for (int i = 0; i <= changes; i++) {
+        pid = step_into(&s);
+        if (!step(pid, stops[i])) bad++;
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        bad += !take_1000();
+        account_give(0, 1000);
+        bad += account_usage(0).used != 0;
+    }
+    IS(bad, 0, "and all of the grant is free when it was killed after either");
+}
+static void killed_while_it_takes(void) { killed_after_each_change((struct stepped){.take = 600}); }
+static void killed_while_it_gives(void) { killed_after_each_change((struct stepped){.before = 600, .give = 600}); }
+
 /* ---- tracking ---- */
 
 static bool put(uint64_t key, uint64_t bytes)
@@ -445,9 +668,16 @@ static void tracking_threads(void)
 
 static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
-    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(never_more_than_fit), TEST(processes_race), TEST(a_stopped_process_blocks_no_other),
-    TEST(killed_at_any_moment), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
-    TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come), TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
+    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
+    TEST(processes_race_in_two_blocks), TEST(a_stopped_process_blocks_no_other),
+    TEST(killed_at_any_moment), TEST(killed_at_any_moment_in_a_block), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
+    TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come),
+    TEST(unchanged_blocks_are_remembered), TEST(an_older_region_is_read_slot_by_slot), TEST(an_older_gpuledger_takes_the_mark_away),
+#ifdef __x86_64__ /* elsewhere an atomic addition may be a loop that no single step gets through */
+    TEST(two_take_what_one_can_have), TEST(a_sum_in_the_middle_of_a_change_is_not_kept), TEST(a_change_in_the_middle_of_a_sum_is_seen),
+    TEST(killed_while_it_takes), TEST(killed_while_it_gives),
+#endif
+    TEST(a_million_entries), TEST(counted_entries), TEST(tracking_threads), {NULL, NULL},
 };
 
 int main(int argc, char **argv) { return tap_main(argc, argv, tests); }

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +62,7 @@ static void write_records(void)
     struct record_limits *l = map_new(PLACE_LIMITS, RECORD_PAGE);
     struct record_head *h = map_new(PLACE_REGION, RECORD_REGION_SIZE);
     *l = (struct record_limits){.magic = RECORD_LIMITS_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 1, .device[0] = {.uuid = {1}, .bytes = 1ull << 40}};
-    *h = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 1, .slots = RECORD_SLOTS, .slot_size = sizeof(struct record_slot)};
+    *h = (struct record_head){.magic = RECORD_REGION_MAGIC, .version = RECORD_VERSION, .devices = 1, .id = 1, .slots = RECORD_SLOTS | RECORD_COUNTED, .slot_size = sizeof(struct record_slot)};
 }
 
 static struct driver load(const char *path)
@@ -86,7 +87,7 @@ static double pairs(struct driver d)
     return (now() - start) / PAIRS;
 }
 
-static void measure(int processes, int earlier)
+static void measure(int processes, int busy, int earlier)
 {
     static struct driver bare, shim;
     double without[ROUNDS], with[ROUNDS];
@@ -99,13 +100,14 @@ static void measure(int processes, int earlier)
     for (int i = 0; i < earlier; i++) shim.free(held[i]);
     free(held);
     double usual = median(without, ROUNDS), usual_with = median(with, ROUNDS); /* sorts them: the first is the best */
-    printf("alloc+free, %4d processes, %7d earlier allocations: median %5.1f ns -> %6.1f ns, best %5.1f ns -> %6.1f ns: +%.1f ns\n", processes, earlier,
-           usual, usual_with, without[0], with[0], with[0] - without[0]);
+    printf("alloc+free, %4d processes, %d others busy, %7d earlier allocations: median %5.1f ns -> %6.1f ns, best %5.1f ns -> %6.1f ns: +%.1f ns\n", processes,
+           busy, earlier, usual, usual_with, without[0], with[0], with[0] - without[0]);
     fflush(stdout);
 }
 
-/* hold starts another process, with a slot and some memory. */
-static pid_t hold(void)
+/* hold starts another process, with a slot and some memory. A busy one allocates and frees all the
+ * time. */
+static pid_t hold(bool busy)
 {
     int ready[2];
     char byte;
@@ -117,7 +119,7 @@ static pid_t hold(void)
         struct driver d = load("libcuda.so.1");
         d.alloc(&p, 4096);
         if (write(ready[1], "y", 1) == 1)
-            for (;;) pause();
+            for (;;) busy ? (void)pairs(d) : (void)pause();
         _exit(1);
     }
     if (read(ready[0], &byte, 1) != 1) abort();
@@ -126,14 +128,14 @@ static pid_t hold(void)
     return pid;
 }
 
-static void at(int processes)
+static void at(int processes, int busy)
 {
     pid_t others[RECORD_SLOTS], me;
 
-    for (int i = 1; i < processes; i++) others[i] = hold();
+    for (int i = 1; i < processes; i++) others[i] = hold(i > processes - 1 - busy);
     if ((me = fork()) == 0) {
-        measure(processes, 0);
-        if (processes == 1) measure(processes, 1000), measure(processes, 100000), measure(processes, 1000000);
+        measure(processes, busy, 0);
+        if (processes == 1) measure(1, 0, 1000), measure(1, 0, 100000), measure(1, 0, 1000000);
         _exit(0);
     }
     waitpid(me, NULL, 0);
@@ -198,9 +200,11 @@ int main(int argc, char **argv)
     printf("load and cuInit: %.0f us without, %.0f us with: +%.0f us\n", median(without, LOADS) / 1e3, median(with, LOADS) / 1e3,
            (median(with, LOADS) - median(without, LOADS)) / 1e3);
     fflush(stdout);
-    at(1);
-    at(8);
-    at(64);
-    at(1000);
+    at(1, 0);
+    at(8, 0);
+    at(64, 0);
+    at(64, 1);
+    at(1000, 0);
+    at(1000, 1);
     return 0;
 }

@@ -1,11 +1,15 @@
-/* storm KILLS PROCESSES SEED: processes that allocate in every way are killed at random times and
- * replaced. The GPU must never give more than the grant, and at the end nothing must be left.
- * Prints TAP. */
+/* storm KILLS PROCESSES OTHERS SEED: processes that allocate in every way are killed at random times
+ * and replaced. They have slots behind those of `others`. The GPU must never give more than the
+ * grant, and at the end nothing must be left. Prints TAP. */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "tap.h"
 
+#include "../place.h"
+
+#include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -52,6 +56,15 @@ static void work(unsigned int seed)
     }
 }
 
+/* take_slots locks the first slots for as long as this process and its children live. */
+static bool take_slots(int n)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = n};
+    int fd = open(PLACE_REGION, O_RDWR | O_CLOEXEC);
+
+    return n == 0 || (fd >= 0 && fcntl(fd, F_OFD_SETLK, &l) == 0);
+}
+
 static pid_t start(unsigned int seed)
 {
     pid_t pid = fork();
@@ -61,14 +74,15 @@ static pid_t start(unsigned int seed)
 
 int main(int argc, char **argv)
 {
-    int kills = argc > 1 ? atoi(argv[1]) : 100, processes = argc > 2 ? atoi(argv[2]) : 8, died = 0;
-    unsigned int seed = argc > 3 ? (unsigned int)atoi(argv[3]) : (unsigned int)time(NULL);
+    int kills = argc > 1 ? atoi(argv[1]) : 100, processes = argc > 2 ? atoi(argv[2]) : 8, others = argc > 3 ? atoi(argv[3]) : 0, died = 0;
+    unsigned int seed = argc > 4 ? (unsigned int)atoi(argv[4]) : (unsigned int)time(NULL);
     pid_t pids[MOST];
     size_t free, total;
     CUcontext c;
 
     if (processes > MOST) processes = MOST;
     printf("# seed %u\n", seed);
+    OK(take_slots(others), "the first %d slots are others'", others);
     for (int i = 0; i < processes; i++) pids[i] = start(seed + (unsigned int)i);
     for (int k = 0; k < kills; k++) {
         int victim = rand_r(&seed) % processes, status;

@@ -121,14 +121,21 @@ func TestStorm(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tap(t, os.Environ(), stage(t, "plain")+"/bin/storm", strconv.Itoa(kills), "8")
+	for name, others := range map[string]string{"the first slots": "0", "slots in blocks": "62"} {
+		t.Run(name, func(t *testing.T) {
+			tap(t, os.Environ(), stage(t, "plain")+"/bin/storm", strconv.Itoa(kills), "8", others)
+		})
+	}
 }
 
 // heavy are the tests that run without a sanitizer only: under a sanitizer, a process of some MiB
 // takes some GiB.
 var heavy = []string{"sixty_four_processes", "processes_race", "killed_at_any_moment",
 	"a_stopped_process_blocks_no_other", "a_process_killed_at_its_start_blocks_no_other",
-	"a_word_has_one_writer"}
+	"a_word_has_one_writer", "processes_race_in_blocks", "processes_race_in_two_blocks",
+	"killed_at_any_moment_in_a_block", "killed_while_it_takes", "killed_while_it_gives",
+	"two_take_what_one_can_have", "a_sum_in_the_middle_of_a_change_is_not_kept",
+	"a_change_in_the_middle_of_a_sum_is_seen"}
 
 func TestUnderAddressAndUndefinedBehaviourSanitizers(t *testing.T) {
 	env := append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1")
@@ -154,7 +161,8 @@ func TestUnderThreadSanitizer(t *testing.T) {
 	env := append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1")
 	t.Run("account", func(t *testing.T) {
 		each(t, env, stage(t, "threads")+"/bin/account_test",
-			only("never_more_than_fit", "tracking_threads"), "setarch", "-R")
+			only("never_more_than_fit", "never_more_than_fit_in_a_block", "tracking_threads"),
+			"setarch", "-R")
 	})
 	t.Run("libcuda", func(t *testing.T) {
 		each(t, env, stage(t, "threads")+"/bin/proxy_test", only("threads"), "setarch", "-R")
