@@ -24,7 +24,7 @@ static void *wrapper_of(void *real, const char *name)
     bool uncounted = false;
 
     for (int i = 0; i < real_wrapped; i++) {
-        if (real == real_address(i)) return wrappers[i].wrapper;
+        if (real == real_function(i)) return wrappers[i].wrapper;
         uncounted |= wrappers[i].how == COUNTED && is_variant(wrappers[i].name, name);
     }
     return uncounted ? NULL : real;
