@@ -19,12 +19,17 @@ static bool is_capturing(void *stream, bool per_thread)
 
 /* A grant over several devices has a gate for each, and only the driver knows the device of a
  * stream. */
-static void pass_gate(CUstream stream, bool per_thread)
+static __attribute__((noinline)) void find_gate(CUstream stream, bool per_thread)
 {
     struct location l = {.device = 0};
 
     if (account_devices() > 1 && location_of_stream(stream, &l) != CUDA_SUCCESS) return;
     throttle_pass(l.device, is_capturing, stream, per_thread);
+}
+
+static inline void pass_gate(CUstream stream, bool per_thread)
+{
+    if (__builtin_expect(!throttle_within(&throttle_windows.only), false)) find_gate(stream, per_thread);
 }
 
 #define LAUNCH(function, parameters, stream, per_thread, ...) \

@@ -33,6 +33,27 @@ void os_pages_free(void *pages, size_t bytes);
 uint32_t os_pid(void);
 void os_pause(unsigned int microseconds); /* less than a second */
 uint64_t os_clock(void);                  /* microseconds of CLOCK_MONOTONIC */
+
+/* os_ticks reads the processor's counter. Its rate is not known. On some machines it changes, or
+ * differs between processors. It costs half as much as os_clock, and touches no memory. */
+#ifdef OS_TICKS_OF_TEST
+uint64_t os_ticks(void);
+#elif defined __x86_64__
+static inline uint64_t os_ticks(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
+    return (uint64_t)high << 32 | low;
+}
+#elif defined __aarch64__
+static inline uint64_t os_ticks(void)
+{
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+}
+#endif
+
 bool os_at_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
 /* os_library opens a library that is loaded already. os_symbol finds a function in it or in the

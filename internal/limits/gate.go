@@ -10,8 +10,8 @@ import (
 func (l *Limits) Share() int { return int(atomic.LoadUint64(&l.record.Device[0].Share)) }
 
 // SetGate opens the gate for launches on a device during the first part of each period. Both
-// durations are whole microseconds. A launch reads the gate at once; launches that wait read it
-// within a tenth of a second.
+// durations are whole microseconds. Launches read the gate within a millisecond, and those that
+// wait within a tenth of a second.
 func (l *Limits) SetGate(uuid string, open, period time.Duration) error {
 	d, err := l.device(uuid)
 	if err != nil {

@@ -36,8 +36,8 @@ run_tests() {
     echo "ok $program $name"
   done
 }
-run_tests throttle_test it_is_open_for_the_share a_gate_without_heartbeat
-run_tests account_test to_the_byte never_more_than_fit a_million_entries tracking_threads
+run_tests throttle_test it_is_open_for_the_share a_gate_without_heartbeat a_window_needs_no_clock
+run_tests account_test to_the_byte never_more_than_fit never_more_than_fit_in_a_block unchanged_blocks_are_remembered a_million_entries tracking_threads
 run_tests client dlopen_and_dlsym cuda_runtime dlvsym_of_dlsym
 run_tests client-linked linked
 run_tests proxy_test every_kind_is_counted a_pool_is_limited vmm_memory_is_freed_with_its_last_handle_or_mapping \

@@ -12,7 +12,7 @@ mkdir -p "$out"
 # The proxy does not define what it does not wrap, so the programs are linked with the driver.
 link=(-L"$lib" "-Wl,--allow-shlib-undefined" -lcuda -ldl)
 $cc "${flags[@]}" -o "$out/account_test" "$src"/{account_test.c,../account.c,../sums.c,../track.c,../os.c} -ldl
-$cc "${flags[@]}" -o "$out/throttle_test" "$src"/{throttle_test.c,../throttle.c}
+$cc "${flags[@]}" -DOS_TICKS_OF_TEST -o "$out/throttle_test" "$src"/{throttle_test.c,../throttle.c}
 $cc "${flags[@]}" -rdynamic -o "$out/proxy_test" "$src"/proxy_*.c "${link[@]}"
 $cc "${flags[@]}" -o "$out/storm" "$src/storm.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/client" "$src/client.c" -ldl

@@ -8,13 +8,21 @@
 
 enum { PERIOD = 20000, MAX_PERIOD = 5000000, HEARTBEAT_TIMEOUT = 10000000, MAX_SLEEP = 100000 };
 
-static uint64_t now, sleeps, longest_sleep;
+enum { WINDOW = 1000, TICKS = 2100 }; /* a microsecond has so many */
+
+static uint64_t now, sleeps, longest_sleep, looks;
+static uint64_t ticks_ahead, ticks_each = TICKS; /* the processor's counter */
+static int devices = 1;
 static struct account_gate written;   /* what the node wrote; share 0: nothing */
 static void (*node)(void);         /* what the node does meanwhile */
 static bool capturing;
 static int calls;
 
-uint64_t os_clock(void) { return now; }
+uint64_t os_clock(void) { return looks++, now; }
+uint64_t os_ticks(void) { return now * ticks_each + ticks_ahead; }
+bool os_spin_try(struct os_spin *s) { return (void)s, true; }
+void os_spin_unlock(struct os_spin *s) { (void)s; }
+int account_devices(void) { return devices; }
 void os_pause(unsigned int microseconds)
 {
     sleeps++;
@@ -169,13 +177,119 @@ static void a_capture_does_not_wait(void)
     IS(calls, 1, "an open gate does not call it");
 }
 
+/* know_rate launches until the counter's rate is known, through a gate that stays open. */
+static void know_rate(void)
+{
+    begin(100, 0);
+    for (int i = 0; i < 3; i++, now += 1100000) launch();
+    looks = 0;
+}
+
+static void a_window_needs_no_clock(void)
+{
+    know_rate();
+    IS(launch(), 0, "a launch passes");
+    IS(looks, 1, "and looks at the clock");
+    for (int i = 0; i < WINDOW - 2; i++, now++) launch();
+    IS(looks, 1, "those of the next millisecond do not");
+    OK(throttle_within(&throttle_windows.only), "nor do they look for their device");
+    now += 3;
+    OK(!throttle_within(&throttle_windows.only), "then the window ends");
+    launch();
+    IS(looks, 2, "and the next one looks");
+}
+
+static void each_device_has_its_window(void)
+{
+    devices = 2;
+    know_rate();
+    launch();
+    OK(!throttle_within(&throttle_windows.only), "one of several devices opens a window");
+    OK(throttle_within(&throttle_windows.until[0]) && !throttle_within(&throttle_windows.until[1]), "of its own");
+}
+
+static void a_window_ends_with_the_gate(void)
+{
+    uint64_t passed = 0, late = 0;
+
+    know_rate();
+    written.share = 50;
+    now += WINDOW;
+    for (unsigned int i = 0, seed = 1; i < 200000; i++) {
+        uint64_t open = now % PERIOD < PERIOD / 2;
+        if (!throttle_within(&throttle_windows.only)) {
+            if (launch() > 0) open = now % PERIOD == 0;
+        }
+        passed++;
+        late += !open;
+        now += rand_r(&seed) % 300;
+    }
+    IS(late, 0, "no launch passes a closed gate");
+    OK(looks < passed / 3, "and most do not look: %llu of %llu do", (unsigned long long)looks, (unsigned long long)passed);
+}
+
+static void a_change_is_seen_after_a_window(void)
+{
+    know_rate();
+    at(0, MAX_PERIOD);
+    launch();
+    written.share = 30;
+    written.gate = RECORD_GATE(0, MAX_PERIOD);
+    IS(launch(), 0, "a gate that closes early is not seen in a window");
+    now += WINDOW + 1;
+    OK(launch() > 0, "and is at its end");
+}
+
+static void counters_that_jump_open_nothing(void)
+{
+    know_rate();
+    at(0, PERIOD);
+    launch();
+    looks = 0;
+    ticks_ahead = (uint64_t)1 << 40;
+    launch();
+    IS(looks, 1, "after a jump the next launch looks");
+    ticks_ahead = 0;
+    launch();
+    IS(looks, 2, "as it does when a processor's counter is far behind");
+    launch();
+    IS(looks, 2, "and its window is in that one's time");
+}
+
+static void counters_of_another_rate(void)
+{
+    know_rate();
+    ticks_each = 21; /* as after a move to another machine */
+    ticks_ahead = now * (TICKS - 21);
+    launch();
+    for (int i = 0; i < 12; i++, now += 100000) launch();
+    looks = 0;
+    launch();
+    now += WINDOW + 1;
+    launch();
+    IS(looks, 2, "after a second, windows are a millisecond again");
+}
+
+static void a_counter_that_stands_still(void)
+{
+    ticks_each = 0;
+    know_rate();
+    launch();
+    launch();
+    IS(looks, 2, "each launch looks");
+}
+
 int main(int argc, char **argv)
 {
     static const struct tap_test tests[] = {
         {"without_a_share_nothing_waits", without_a_share_nothing_waits}, {"it_is_open_for_the_share", it_is_open_for_the_share},
         {"the_nodes_gate_counts", the_nodes_gate_counts}, {"each_waits_once", each_waits_once}, {"several_grants_take_turns", several_grants_take_turns},
         {"invalid_values_do_not_block", invalid_values_do_not_block}, {"a_change_is_seen_while_waiting", a_change_is_seen_while_waiting},
-        {"a_gate_without_heartbeat", a_gate_without_heartbeat}, {"a_capture_does_not_wait", a_capture_does_not_wait}, {NULL, NULL},
+        {"a_gate_without_heartbeat", a_gate_without_heartbeat}, {"a_capture_does_not_wait", a_capture_does_not_wait},
+        {"a_window_needs_no_clock", a_window_needs_no_clock}, {"each_device_has_its_window", each_device_has_its_window},
+        {"a_window_ends_with_the_gate", a_window_ends_with_the_gate}, {"a_change_is_seen_after_a_window", a_change_is_seen_after_a_window},
+        {"counters_that_jump_open_nothing", counters_that_jump_open_nothing}, {"counters_of_another_rate", counters_of_another_rate},
+        {"a_counter_that_stands_still", a_counter_that_stands_still}, {NULL, NULL},
     };
     return tap_main(argc, argv, tests);
 }
