@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -161,33 +162,79 @@ static double load_time(const char *path)
 
 typedef CUresult launch_function(CUfunction, CUDA_GRID, CUstream, void **, void **);
 
-static double launches(launch_function *launch)
+static double launches(launch_function *launch, int n)
 {
     double start = now();
-    for (int i = 0; i < PAIRS; i++)
+    for (int i = 0; i < n; i++)
         if (launch(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS) abort();
-    return (now() - start) / PAIRS;
+    return (now() - start) / n;
+}
+
+static launch_function *launch_shim, *launch_bare;
+
+static void compare_launches(const char *what, int n)
+{
+    double without[ROUNDS], with[ROUNDS];
+
+    for (int r = 0; r < ROUNDS; r++) without[r] = launches(launch_bare, n), with[r] = launches(launch_shim, n);
+    double usual = median(without, ROUNDS), usual_with = median(with, ROUNDS);
+    printf("launch, %s: median %.1f ns -> %.1f ns, best %.1f ns -> %.1f ns: %+.1f ns\n", what, usual, usual_with, without[0], with[0], with[0] - without[0]);
+    fflush(stdout);
+}
+
+static void *launch_always(void *stop)
+{
+    while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED)) launches(launch_shim, 100);
+    return NULL;
+}
+
+/* half_closed counts how many launches pass while the gate is closed. The period is 20 ms of the
+ * clock, and the gate is open for its first half. */
+static void half_closed(void)
+{
+    double end = now() + 2e9, before, after;
+    long passed = 0, late = 0;
+
+    do {
+        before = now();
+        launches(launch_shim, 1);
+        after = now();
+        passed++;
+        late += after - before < 1e6 && (long)(before / 1e3) % 20000 >= 10000;
+    } while (after < end);
+    printf("launch, through a gate that is open for half of the time: %ld of %ld passed while it was closed\n", late, passed);
 }
 
 /* launch_times measures the proxy that programs find. The share is 100 percent, so nothing
  * waits. */
 static void launch_times(void)
 {
-    double without[ROUNDS], with[ROUNDS];
     struct record_limits *l;
-    launch_function *shim, *bare;
+    size_t *walk;
+    pthread_t threads[3];
+    int stop = 0;
 
     write_records();
     l = map_old(PLACE_LIMITS, RECORD_PAGE);
+    l->id = 1; /* so that periods begin with the clock's */
     l->device[0].share = 100;
     load("libcuda.so.1");
     load(PLACE_LIBCUDA);
-    *(void **)&shim = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
-    *(void **)&bare = dlsym(dlopen(PLACE_LIBCUDA, RTLD_NOW), "cuLaunchKernel");
-    for (int r = 0; r < ROUNDS; r++) without[r] = launches(bare), with[r] = launches(shim);
-    double usual = median(without, ROUNDS), usual_with = median(with, ROUNDS);
-    printf("launch, %s: median %.1f ns -> %.1f ns, best %.1f ns -> %.1f ns\n", shim == bare ? "the driver's own function" : "through an open gate", usual, usual_with,
-           without[0], with[0]);
+    *(void **)&launch_shim = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
+    *(void **)&launch_bare = dlsym(dlopen(PLACE_LIBCUDA, RTLD_NOW), "cuLaunchKernel");
+    walk = dlsym(dlopen(PLACE_LIBCUDA, RTLD_NOW), "benchWalk");
+    compare_launches(launch_shim == launch_bare ? "the driver's own function" : "through an open gate", PAIRS);
+    if (launch_shim == launch_bare) return;
+    *walk = 512 << 10;
+    compare_launches("with a driver that uses the caches", PAIRS / 20);
+    *walk = 0;
+    for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, launch_always, &stop);
+    compare_launches("while three threads launch", PAIRS);
+    stop = 1;
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    l->device[0].share = 50;
+    usleep(2000); /* a window of the earlier gate may still be open */
+    half_closed();
 }
 
 int main(int argc, char **argv)

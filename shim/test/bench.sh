@@ -12,7 +12,7 @@ shim/build.sh "$tmp/proxy"
 mount -t tmpfs tmpfs /run
 mkdir -p /run/gpuledger/driver
 cc -O2 -shared -fPIC -Wl,-soname,libcuda.so.1 -o /run/gpuledger/driver/libcuda.so.1 shim/test/bench_driver.c
-cc -O2 -std=gnu11 -o "$tmp/bench" shim/test/bench.c -ldl
+cc -O2 -std=gnu11 -pthread -o "$tmp/bench" shim/test/bench.c -ldl
 LD_LIBRARY_PATH=$tmp/proxy "$tmp/bench"
 LD_LIBRARY_PATH=$tmp/proxy "$tmp/bench" launch
 mv "$tmp/proxy/libcuda-throttle.so.1" "$tmp/proxy/libcuda.so.1"
