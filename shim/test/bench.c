@@ -101,7 +101,7 @@ static void measure(int processes, int busy, int earlier)
     for (int i = 0; i < earlier; i++) shim.free(held[i]);
     free(held);
     double usual = median(without, ROUNDS), usual_with = median(with, ROUNDS); /* sorts them: the first is the best */
-    printf("alloc+free, %4d processes, %d others busy, %7d earlier allocations: median %5.1f ns -> %6.1f ns, best %5.1f ns -> %6.1f ns: +%.1f ns\n", processes,
+    printf("alloc+free, %4d processes (%d busy), %7d earlier allocations: median %5.1f ns -> %6.1f ns, best %5.1f ns -> %6.1f ns: +%.1f ns\n", processes,
            busy, earlier, usual, usual_with, without[0], with[0], with[0] - without[0]);
     fflush(stdout);
 }
@@ -133,7 +133,7 @@ static void at(int processes, int busy)
 {
     pid_t others[RECORD_SLOTS], me;
 
-    for (int i = 1; i < processes; i++) others[i] = hold(i > processes - 1 - busy);
+    for (int i = 1; i < processes; i++) others[i] = hold(i >= processes / 2 && i < processes / 2 + busy);
     if ((me = fork()) == 0) {
         measure(processes, busy, 0);
         if (processes == 1) measure(1, 0, 1000), measure(1, 0, 100000), measure(1, 0, 1000000);
