@@ -1,7 +1,6 @@
 package grants
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -142,32 +141,14 @@ func onlyOne(owner grant.Owner, v grant.View) error {
 			v.Grants[i].ID)}
 }
 
-// readForPlacement removes what is over, and reads all that a placement needs.
+// readForPlacement removes what is over, and returns all that a placement needs. It reads the
+// ledger once: every grant that waits for the lock waits for that.
 func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
 		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message,
 			Hint: problem.Hint}
 	}
-	for range sweeps {
-		if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
-			return grant.View{}, inv, err
-		}
-		v, err := tx.Whole(n.Host.Now())
-		if err != nil || !slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return isOver(g, v) }) {
-			return v, inv, err
-		}
-	}
-	return grant.View{}, inv, errors.New("cannot grant: containers end faster than their grants are swept")
-}
-
-// sweeps is how often a placement removes what is over, because another container has ended
-// meanwhile, before it fails.
-const sweeps = 16
-
-// isOver reports whether a grant does not count in a view and could count again. What a placement
-// takes for free has to stay free, so a sweep has to end such a grant first: its container may have
-// ended since the last one.
-func isOver(g grant.Grant, v grant.View) bool {
-	return len(g.Bindings) == 0 && (g.Orphaned() || g.Draining || !g.Over && g.Expired(v.Now))
+	v, err := limitfiles.Sweep(n.Policy, tx)
+	return v, inv, err
 }

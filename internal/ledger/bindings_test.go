@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -287,11 +288,21 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	draining.Draining, drainingBound.Draining = true, true
 	b.put(free, expired, old, oldBound, draining, drainingBound)
 	b.bind(bindingOf(id(4), "c4"), deadBinding(id(5), "c5"), bindingOf(id(6), "c6"), deadBinding(id(1), "c1"))
+	sweep := func() { // a placement counts by what it returns
+		b.update(func(tx *Tx) error {
+			left, err := tx.Swept()
+			whole, readErr := tx.Whole(b.now)
+			if got, want := fmt.Sprintf("%+v", left), fmt.Sprintf("%+v", whole); got != want {
+				t.Errorf("what is left is returned as\n%s\nand the ledger has\n%s", got, want)
+			}
+			return errors.Join(err, readErr)
+		})
+	}
 	b.now = noon.Add(23 * time.Hour)
-	b.update(func(tx *Tx) error { return tx.Sweep() })
+	sweep()
 	b.wantIDs(1, 2, 4, 6)
 	b.now = noon.Add(26 * time.Hour)
-	b.update(func(tx *Tx) error { return tx.Sweep() })
+	sweep()
 	b.wantIDs(1, 4, 6)
 	if b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c1") {
 		t.Error("a dead binding is still there")

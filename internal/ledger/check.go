@@ -62,7 +62,7 @@ func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) 
 			return err
 		}
 		if removes {
-			r.Findings, _ = removeOverdue(tx, s)
+			r.Findings, _ = removeOverdue(tx, s, tx.ledger.Host.Now())
 		}
 		repaired, _ := repairAll(tx, s)
 		count(&r, s)

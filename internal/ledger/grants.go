@@ -249,7 +249,12 @@ func (tx *Tx) Whole(now time.Time) (grant.View, error) {
 	if v.Grants, v.Damaged, err = tx.All(); err != nil {
 		return v, err
 	}
+	return v, tx.addFound(&v)
+}
+
+// addFound adds to a view what the watch found.
+func (tx *Tx) addFound(v *grant.View) error {
 	found, err := tx.Found()
 	v.Outside, v.Held = found.Outside, found.Held(tx.ledger.Host)
-	return v, err
+	return err
 }

@@ -40,35 +40,46 @@ func (p *plan) add(r repair) { *p = append(*p, r) }
 // expired a day ago and are not in use, dead bindings; and what crashes left behind. Grants that
 // expired since are over from then on. It returns the first thing that could not be done.
 func (tx *Tx) Sweep() error {
+	_, err := tx.Swept()
+	return err
+}
+
+// Swept does what Sweep does, and returns the ledger without what it removed. A placement counts by
+// this one reading: all that is free in it was ended before, so it stays free.
+func (tx *Tx) Swept() (grant.View, error) {
+	v := grant.View{Now: tx.ledger.Host.Now()}
 	if !tx.writes {
-		return errReadOnly
+		return v, errReadOnly
 	}
 	s, err := readSurvey(tx)
 	if err != nil {
-		return err
+		return v, err
 	}
-	_, failed := removeOverdue(tx, s)
-	if err := endExpired(tx, s.left()); err != nil && failed == nil {
+	_, failed := removeOverdue(tx, s, v.Now)
+	v.Grants, v.Damaged = s.left(), s.damaged
+	if err := endExpired(tx, v.Grants, v.Now); err != nil && failed == nil {
 		failed = err
 	}
-	_, err = repairAll(tx, s)
-	if failed != nil {
-		return failed
+	if _, err := repairAll(tx, s); err != nil && failed == nil {
+		failed = err
 	}
-	return err
+	if failed != nil {
+		return v, failed
+	}
+	return v, tx.addFound(&v)
 }
 
 // endExpired writes into those of the grants that are not in use and whose time is over that it is,
 // once. What they have of their GPUs is about to be granted anew, and a clock that is set back must
 // not bring them back.
-func endExpired(tx *Tx, grants []grant.Grant) error {
-	now := tx.ledger.Host.Now()
-	for _, g := range grants {
+func endExpired(tx *Tx, grants []grant.Grant, now time.Time) error {
+	for i := range grants {
+		g := &grants[i]
 		if len(g.Bindings) > 0 || g.Over || !g.Expired(now) {
 			continue
 		}
 		g.Over = true
-		if err := tx.Put(g); err != nil {
+		if err := tx.Put(*g); err != nil {
 			return err
 		}
 	}
@@ -78,8 +89,8 @@ func endExpired(tx *Tx, grants []grant.Grant) error {
 // removeOverdue removes the grants that are over, from the survey too. It leaves their links to the
 // other repairs. Nothing is synced: a grant that a power cut brings back is over as before, and is
 // removed again.
-func removeOverdue(tx *Tx, s *survey) (findings []Finding, failed error) {
-	for _, id := range overdue(s, tx.ledger.Host.Now()) {
+func removeOverdue(tx *Tx, s *survey, now time.Time) (findings []Finding, failed error) {
+	for _, id := range overdue(s, now) {
 		tx.found = ""
 		r := repair{path: s.files.grants.path(id), problem: "the grant is over"}
 		err := host.Remove(r.path)

@@ -72,13 +72,14 @@ func Remove(p grant.Policy, id grant.ID) {
 	_ = limits.Remove(p.LimitsDir(id)) // else the next sweep does
 }
 
-// Sweep removes from the ledger what is over, and from the run directory what was kept for it.
-func Sweep(p grant.Policy, now time.Time, tx *ledger.Tx) error {
-	if err := tx.Sweep(); err != nil {
-		return err
+// Sweep removes from the ledger what is over, and from the run directory what was kept for it. It
+// returns what is left of the ledger (Tx.Swept).
+func Sweep(p grant.Policy, tx *ledger.Tx) (grant.View, error) {
+	v, err := tx.Swept()
+	if err == nil {
+		_, err = Settle(p, v.Now, tx)
 	}
-	_, err := Settle(p, now, tx)
-	return err
+	return v, err
 }
 
 // Settle makes the files agree with the ledger: it removes those of grants that are gone, and sets

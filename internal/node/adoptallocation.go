@@ -37,7 +37,7 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 // GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
 	// the grants of containers that ended, this one's last among them
-	if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
+	if _, err := limitfiles.Sweep(n.Policy, tx); err != nil {
 		return adopted, err
 	}
 	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode,
