@@ -58,6 +58,7 @@ type writtenOverhead struct {
 	processes     int         // that the driver lists
 	counting      int         // those with something in the account
 	settled       bool        // neither had changed since the time before
+	steady        bool        // as settled, but the use may have changed by less than a step
 	at            time.Time
 	pass          int // in which the grant was last used
 }
@@ -110,11 +111,12 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 		last, known := o.written[key]
 		used := g.Used + g.Unlisted
 		moved := max(used, last.used) - min(used, last.used)
-		due := !known || !last.settled || moved >= max(overheadStep, g.Granted/overheadPart) ||
-			r.Taken.Sub(last.at) >= overheadEvery
+		calm := known && moved < max(overheadStep, g.Granted/overheadPart)
+		due := !last.steady || !calm || r.Taken.Sub(last.at) >= overheadEvery
 		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
 			written, err := o.write(n.Policy.LimitsDir(g.ID), g, last)
 			if err == nil {
+				written.steady = calm && written.counted == last.counted
 				last = written
 				learned = o.learn(g.GPU, last) || learned
 			} else if errors.Is(err, limits.ErrSlow) {

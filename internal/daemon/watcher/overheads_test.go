@@ -289,3 +289,41 @@ func TestASlowAccountIsNotRead(t *testing.T) {
 		t.Errorf("a grant that is over is remembered: %v", o.skipUntil)
 	}
 }
+
+// TestASteadyAccountIsReadSeldom: use that changes by less than a step in each pass does not make
+// the account be read in each pass. A change by more, and a change of the account, do.
+func TestASteadyAccountIsReadSeldom(t *testing.T) {
+	const uuid, id = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", grant.ID("g-aaaaaaaaaaaa")
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	dir := n.Policy.LimitsDir(id)
+	daemontest.Must(t, os.MkdirAll(filepath.Dir(dir), 0o700),
+		limits.Ensure(dir, []grant.Share{{UUID: uuid, Memory: 4 * grant.GiB}}, 0, nil))
+	read, counted := 0, grant.GiB
+	o := overheadWriter{used: func(*limits.Account, string) (grant.Bytes, int, error) {
+		read++
+		return counted, 1, nil
+	}}
+	defer o.closeAll()
+	now := time.Now()
+	passes := func(count int, used ...grant.Bytes) (reads int) {
+		before := read
+		for i := range count {
+			now = now.Add(time.Second)
+			o.update(n, watch.Comparison{Taken: now, Grants: []watch.GrantUse{{ID: id, GPU: uuid,
+				Granted: 4 * grant.GiB, Used: used[i%len(used)]}}})
+		}
+		return read - before
+	}
+	passes(5, grant.GiB)
+	if got := passes(20, grant.GiB, grant.GiB+grant.MiB); got > 5 {
+		t.Errorf("in 20 s of small changes the account was read %d times", got)
+	}
+	if got := passes(2, 2*grant.GiB); got != 2 {
+		t.Errorf("after a change by a GiB the account was read %d times in two passes", got)
+	}
+	passes(5, 2*grant.GiB)
+	counted = 2 * grant.GiB
+	if got := passes(6, 2*grant.GiB, 2*grant.GiB+grant.MiB); got < 2 || got > 3 {
+		t.Errorf("when the account had changed it was read %d times in six passes", got)
+	}
+}
