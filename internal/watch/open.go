@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,14 +23,16 @@ func GPUDevices(inv grant.Inventory) map[uint64]string {
 }
 
 // OpenGPUs lists the processes that have a GPU's device node open, by GPU and in the order of their
-// pids. It reads the open files of every process on the node. If the first thread of a process has
-// ended, it reads those of its other threads. It asks no file server, because that may be dead.
+// pids. It reads the open files of every other process on the node. If the first thread of a
+// process has ended, it reads those of its other threads. It asks no file server, because that may
+// be dead.
 func OpenGPUs(h host.Host, nodes map[uint64]string) map[string][]int {
 	openers := map[string][]int{}
 	names, _ := host.Names(h.Proc)
 	var pids []int
 	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
+		// this program opens no GPU, and holds a descriptor of each process that uses one
+		if pid, err := strconv.Atoi(name); err == nil && pid != os.Getpid() {
 			pids = append(pids, pid)
 		}
 	}
@@ -61,12 +64,8 @@ func openIn(dir string, nodes map[uint64]string) (uuids []string) {
 		return nil
 	}
 	uuids = []string{}
-	name := make([]byte, 64) // enough to see whether it is a path
 	for _, file := range files {
 		path := dir + "/fd/" + file
-		if n, err := unix.Readlink(path, name); err != nil || n == 0 || name[0] != '/' {
-			continue
-		}
 		var st unix.Statx_t
 		const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
 		err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_TYPE, &st)

@@ -130,10 +130,10 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 }
 
 // For how long the open files of the node's processes are not read again, and how many times as
-// long as the last reading took: that takes some 10 milliseconds for 400 processes.
+// long as the last reading took: that takes some 10 milliseconds for 1,000 processes.
 const (
-	openEvery  = 5 * time.Second
-	openFactor = 100
+	openEvery  = 15 * time.Second
+	openFactor = 300
 )
 
 // findOpenGPUs finds the processes that have a GPU's node open. The driver reports only those that
