@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,45 +47,61 @@ func BenchmarkDaemon(b *testing.B) {
 	}
 }
 
+// benchAgainst names a directory with the programs of another version. Both then take turns on the
+// same containers, the other version first and last.
+const benchAgainst = "GPULEDGER_BENCH_AGAINST"
+
 func benchDaemon(b *testing.B, containers int) {
 	b.ReportMetric(0, "ns/op") // time is not what is measured
 	n := rig.NewNode(b, rig.Setup{GPUs: 8, Memory: "81920MiB",
 		Config: "[daemon]\nlisten = \"127.0.0.1:0\"\n"})
 	c := crowdOf(b, n, containers)
+	if other := os.Getenv(benchAgainst); other != "" {
+		c.measure(n.Of(other), "-other")
+		c.measure(n, "-again")
+		defer c.measure(n.Of(other), "-other-again")
+	}
+	c.measure(n, "")
+}
+
+// measure runs the daemon of a version for a while. suffix ends the names of its figures.
+func (c *crowd) measure(n *rig.Node, suffix string) {
 	d := n.Daemon("--nri", "off")
-	address := ""
-	rig.Eventually(b, "it serves", func() bool {
-		_, rest, found := strings.Cut(d.Log(), `status page" address="`)
+	defer d.End(syscall.SIGTERM)
+	began, address := len(d.Log()), ""
+	rig.Eventually(c.b, "it serves", func() bool {
+		_, rest, found := strings.Cut(d.Log()[began:], `status page" address="`)
 		address, _, _ = strings.Cut(rest, `"`)
 		return found
 	})
 	c.moves(benchWarmUp, "")
-	before, began := c.spent(d.PID()), time.Now()
+	before, start := c.spent(d.PID()), time.Now()
 	slowest := c.moves(benchTime, address)
-	after, took := c.spent(d.PID()), time.Since(began)
+	after, took := c.spent(d.PID()), time.Since(start)
 	share := func(i int) float64 { return 100 * float64(after[i].cpu-before[i].cpu) / float64(took) }
-	b.ReportMetric(share(0), "daemon-cpu-%")
-	b.ReportMetric(share(1), "child-cpu-%")
-	b.ReportMetric(share(0)+share(1), "all-cpu-%")
-	b.ReportMetric(float64(after[0].peak)/(1<<20), "daemon-MiB")
-	b.ReportMetric(float64(after[1].peak)/(1<<20), "child-MiB")
-	b.ReportMetric(slowest.Seconds()*1000, "slowest-pass-ms")
-	b.ReportMetric(c.findings().Seconds()*1000, "slowest-finding-ms")
+	report := func(value float64, what string) { c.b.ReportMetric(value, what+suffix) }
+	report(share(0), "daemon-cpu-%")
+	report(share(1), "child-cpu-%")
+	report(share(0)+share(1), "all-cpu-%")
+	report(float64(after[0].peak)/(1<<20), "daemon-MiB")
+	report(float64(after[1].peak)/(1<<20), "child-MiB")
+	report(slowest.Seconds()*1000, "slowest-pass-ms")
+	report(c.findings().Seconds()*1000, "slowest-finding-ms")
 	load, _ := os.ReadFile("/proc/loadavg")
-	b.Logf("%d processes in %d containers for %v; load average after: %s", perBench*containers, containers,
-		took.Round(time.Second), load)
+	c.b.Logf("%d processes%s: %.2f %% and %.2f %% of a core, %d MiB, in %v; load average after: %s",
+		len(c.use.Processes), suffix, share(0), share(1), after[0].peak>>20, took.Round(time.Second), load)
 }
 
 // crowd is a node full of containers.
 type crowd struct {
-	b   testing.TB
+	b   *testing.B
 	n   *rig.Node
 	use simulated.Use
 
 	each simulated.Memory // roughly what a process uses
 }
 
-func crowdOf(b testing.TB, n *rig.Node, containers int) *crowd {
+func crowdOf(b *testing.B, n *rig.Node, containers int) *crowd {
 	b.Helper()
 	c := &crowd{b: b, n: n, use: simulated.Use{Version: 1}}
 	script := strings.Repeat("/bin/busybox sleep 10000 & ", perBench-1) + "exec /bin/busybox sleep 10000"
@@ -204,6 +221,7 @@ func (c *crowd) findings() (slowest time.Duration) {
 		rig.Eventually(c.b, "it is found", func() bool { return found() > before })
 		slowest = max(slowest, time.Since(began))
 	}
+	c.use.Processes = c.use.Processes[:was]
 	return slowest
 }
 
@@ -222,17 +240,14 @@ func (c *crowd) spent(daemon int) [2]cost {
 	return [2]cost{c.costOf(daemon), c.costOf(child)}
 }
 
+// cpuClockOfProcess is CPUCLOCK_SCHED of linux/posix-timers.h: with a pid, the clock counts what
+// all threads of a process have used.
+const cpuClockOfProcess = 2
+
 func (c *crowd) costOf(pid int) (took cost) {
-	const tick = 10 * time.Millisecond // USER_HZ is 100 on every architecture that Go knows
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	must(c.b, err)
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	for _, field := range fields[11:13] { // utime and stime (proc(5))
-		ticks, err := strconv.Atoi(field)
-		must(c.b, err)
-		took.cpu += time.Duration(ticks) * tick
-	}
+	var used unix.Timespec
+	must(c.b, unix.ClockGettime(int32(^pid<<3|cpuClockOfProcess), &used))
+	took.cpu = time.Duration(used.Nano())
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(c.b, err)
 	_, high, _ := strings.Cut(string(status), "VmHWM:")
