@@ -153,6 +153,14 @@ bench: ## ratios against bare runc and nvidia-container-runtime, in one run (roo
 	@go build -p $(JOBS) -o bin/bench ./test/bench
 	@bin/bench $(BENCHFLAGS)
 
+.PHONY: bench-scale
+bench-scale: ## a node of 16 GPUs, 1,000 grants, 500 containers, 10,000 other processes and 5,000 mounts, at three sizes, in some 20 minutes (root); BENCHFLAGS="-parts 50,10"
+	@test/setup.sh bench
+	@$(MAKE) --no-print-directory build
+	@gcc -static -Os -Wall -Wextra -o bin/sleepers test/bench/sleepers/sleepers.c
+	@go build -p $(JOBS) -o bin/bench ./test/bench
+	@bin/bench -only scale $(BENCHFLAGS)
+
 # The peers are pinned by a module of their own, so that their requirements never move ours.
 PEERS := nvidia-container-toolkit
 .PHONY: peers

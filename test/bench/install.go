@@ -26,7 +26,7 @@ func (r *rig) install() (err error) {
 	if r.tree, err = filepath.Abs(r.tree); err != nil {
 		return err
 	}
-	for _, program := range []*string{&r.runtime, &r.crun, &r.wrapper, &r.cli, &r.peer} {
+	for _, program := range []*string{&r.runtime, &r.crun, &r.wrapper, &r.cli, &r.daemon, &r.peer} {
 		from := *program
 		if from == "" {
 			continue

@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -30,6 +31,9 @@ type options struct {
 	runtime  string
 	rcuAsIs  bool
 	readBack bool
+	parts    string
+	calls    int
+	against  string
 }
 
 func main() {
@@ -41,14 +45,22 @@ func main() {
 		false,
 		"keep bindings, bundles and runtime state on the checkout's file system too, not on a tmpfs as "+
 			"under /run")
-	flag.StringVar(&o.only, "only", "", "measure only what has this `TEXT` in its name")
+	flag.StringVar(&o.only, "only", "",
+		"measure only what has this `TEXT` in its name; \"scale\": the node at scale, which is not "+
+			"measured otherwise")
+	flag.IntVar(&o.calls, "calls", 100,
+		"how `often` the node at scale is asked for each thing, at least 10")
+	flag.StringVar(&o.parts, "parts", "10,3,1", "the sizes of the node at scale, as `DIVISORS` of the whole")
 	flag.StringVar(&o.bin, "bin", "bin", "`folder` of the binaries that make build and make bench write")
 	flag.StringVar(&o.runtime, "runtime", "runc", "the bare OCI `runtime` to compare with")
+	flag.StringVar(&o.against, "against", "",
+		"a `folder` with the gpuledger and gpuledger-runtime of another version, which the node at scale "+
+			"calls in turns with these")
 	flag.BoolVar(&o.rcuAsIs, "rcu-as-is", false, "leave the kernel's RCU grace periods as they are")
 	flag.BoolVar(&o.readBack, "read-back", false,
 		"have the page cache forget the installed programs first, as a boot does")
 	flag.Parse()
-	if flag.NArg() > 0 || o.pairs < 40 {
+	if flag.NArg() > 0 || o.pairs < 40 || o.calls < 10 {
 		fmt.Fprintln(
 			os.Stderr,
 			"usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] "+
@@ -106,6 +118,13 @@ func measureAll(ctx context.Context, o options) (err error) {
 			err = cleanErr
 		}
 	}()
+	if o.only == scaleName {
+		report, err := r.scale()
+		if len(report.Sizes) > 0 { // also of a run that was interrupted
+			err = errors.Join(err, report.write(os.Stdout, o.json))
+		}
+		return err
+	}
 	report := Report{Machine: r.machine(), Pairs: o.pairs}
 	for _, scenario := range []struct {
 		name string

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,7 +26,8 @@ type rig struct {
 	crun      string // the second one; "": there is none
 	wrapper   string // gpuledger-runtime
 	cli       string // gpuledger
-	peer      string // nvidia-container-runtime
+	daemon    string // gpuledgerd
+	peer      string // nvidia-container-runtime; "": the node at scale is measured, without it
 	tree      string // the directory in which they are installed
 	pod       *exec.Cmd
 	cgroup    string
@@ -33,6 +35,7 @@ type rig struct {
 	live      map[string]bool // runtime roots that may hold the container
 	mounted   []string        // root file systems in their bundles
 	loadStart string
+	ends      []func() // ends what was started beside that, the last first
 }
 
 // containerID is the id of every container. Each contestant has a runtime root of its own.
@@ -48,7 +51,11 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	for _, binary := range []struct {
 		path *string
 		name string
-	}{{&r.wrapper, "gpuledger-runtime"}, {&r.cli, "gpuledger"}, {&r.peer, "peers/nvidia-container-runtime"}} {
+	}{{&r.wrapper, "gpuledger-runtime"}, {&r.cli, "gpuledger"}, {&r.daemon, "gpuledgerd"},
+		{&r.peer, "peers/nvidia-container-runtime"}} {
+		if o.only == scaleName && binary.path == &r.peer {
+			continue
+		}
 		if *binary.path, err = absolute(o, binary.name); err != nil {
 			return nil, err
 		}
@@ -186,6 +193,9 @@ func (r *rig) bundle(name string, spec *specs.Spec, more ...func(*specs.Spec) er
 // clean removes all files, also after a failure. It never follows a mount. The folder is on one
 // file system, and a container's mounts were in a namespace that is gone.
 func (r *rig) clean() error {
+	for _, end := range slices.Backward(r.ends) {
+		end()
+	}
 	for root := range r.live {
 		_ = r.command(nil, r.runtime, "--root", root, "delete", "--force", containerID).Run()
 	}

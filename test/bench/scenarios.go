@@ -28,6 +28,12 @@ type node struct {
 
 // newNode simulates two GPUs. realRuntime is the program that gpuledger-runtime finally executes.
 func (r *rig) newNode(name, realRuntime string) (*node, error) {
+	return r.newNodeOf(name, realRuntime, []string{"--gpus", "2", "--memory", "16160MiB", "--name",
+		"Tesla V100-SXM2-16GB"}, "")
+}
+
+// newNodeOf has the GPUs that `gpuledger inventory simulate` makes of the arguments, and more TOML.
+func (r *rig) newNodeOf(name, realRuntime string, gpus []string, more string) (*node, error) {
 	dir := r.path("nodes", name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -37,13 +43,12 @@ func (r *rig) newNode(name, realRuntime string) (*node, error) {
 	text := fmt.Sprintf("state_dir = %q\nrun_dir = %q\nengine = \"none\"\n[runtime]\npath = [%q]\n"+
 		"[inventory]\nsource = \"simulated\"\nfile = %q\n[audit]\nfile = %q\n",
 		filepath.Join(dir, "state"), r.path("run/nodes", name), realRuntime, description,
-		filepath.Join(dir, "audit.jsonl"))
+		filepath.Join(dir, "audit.jsonl")) + more
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		return nil, err
 	}
 	n := &node{rig: r, env: []string{"GPULEDGER_CONFIG=" + config}}
-	simulate := []string{"inventory", "simulate", "--gpus", "2", "--memory", "16160MiB", "--name",
-		"Tesla V100-SXM2-16GB", "--out", description}
+	simulate := append([]string{"inventory", "simulate", "--out", description}, gpus...)
 	return n, errors.Join(r.run(n.cli(simulate...)), r.run(n.cli("inventory", "refresh")))
 }
 
