@@ -10,6 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
+	gpunode "github.com/gpuledger/gpuledger/internal/node"
 )
 
 // scaleName is what -only says for the node at scale. A run without -only leaves it out: it takes
@@ -109,15 +115,8 @@ func (n *scaleNode) grow(to scaleSize) error {
 	if err := n.rig.addSleepers(to.Others - n.size.Others); err != nil {
 		return err
 	}
-	for i := n.size.Grants; i < to.Grants; i++ {
-		reference, err := n.grant("--memory", "256MiB", "--gpu", strconv.Itoa(i%scaleGPUs))
-		if err != nil {
-			return err
-		}
-		n.references = append(n.references, reference)
-		if n.rig.ctx.Err() != nil {
-			return errors.New("interrupted")
-		}
+	if err := n.addGrants(n.size.Grants, to.Grants); err != nil {
+		return err
 	}
 	for first := n.size.Containers; first < to.Containers; first += atOnceCreates {
 		var batch []*container
@@ -142,6 +141,23 @@ func (n *scaleNode) grow(to scaleSize) error {
 	}
 	n.size = to
 	return n.use.write()
+}
+
+// addGrants makes grants with one writing of the ledger. One after another would take minutes.
+func (n *scaleNode) addGrants(from, to int) error {
+	var asks []admission.Ask
+	for i := from; i < to; i++ {
+		asks = append(asks, admission.Ask{Memory: 256 * grant.MiB, Mode: grant.Limit, Owner: grant.Bearer,
+			Names: []string{strconv.Itoa(i % scaleGPUs)}, Source: "cli"})
+	}
+	opened := gpunode.Open(n.rig.path("nodes", scaleName, "config.toml"), host.Default())
+	for _, made := range grants.EnterAll(opened, asks, nil) {
+		if made.Err != nil {
+			return made.Err
+		}
+		n.references = append(n.references, made.Reference.String())
+	}
+	return nil
 }
 
 // addMounts mounts a tmpfs and a directory of another one in turn, as a kubelet does for secrets

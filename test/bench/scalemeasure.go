@@ -19,8 +19,8 @@ import (
 // with a scrape each 15 s, as Prometheus does by default, and one with a scrape each second, which
 // gives the times of its passes.
 const (
-	daemonWarmUp = 15 * time.Second
-	daemonTime   = 45 * time.Second
+	daemonWarmUp = 20 * time.Second
+	daemonTime   = 60 * time.Second
 	scrapeEvery  = 15 * time.Second
 )
 
@@ -103,12 +103,12 @@ func (n *scaleNode) measureCalls() ([]CallRow, error) {
 }
 
 // callsOf are the calls of one version's programs. Its release is of what its grant made.
-func (n *scaleNode) callsOf(suffix, cli, wrapper string, granted, free *admission) []measuredCall {
+func (n *scaleNode) callsOf(suffix, cli, wrapper string, granted, free *admittedContainer) []measuredCall {
 	made := ""
 	command := func(args ...string) func() *exec.Cmd {
 		return func() *exec.Cmd { return n.rig.command(n.env, append([]string{cli}, args...)...) }
 	}
-	admits := func(a *admission) func() *exec.Cmd {
+	admits := func(a *admittedContainer) func() *exec.Cmd {
 		return func() *exec.Cmd {
 			return n.rig.command(n.admitting.env, wrapper, "--root", n.root, "create",
 				"--bundle", a.bundle, a.id)
@@ -136,16 +136,16 @@ func grantIn(output string) string {
 	return ""
 }
 
-// An admission is a container that the wrapper admits and that does not start, because its real
+// An admittedContainer is one that the wrapper admits and that does not start, because its real
 // runtime is true(1).
-type admission struct {
+type admittedContainer struct {
 	*container
 	asked []byte // its config.json
 	grant string // its grant's id; "": none
 }
 
 // admit makes a container, and a grant for it if there are arguments for one.
-func (n *scaleNode) admit(id string, grantOf ...string) (*admission, error) {
+func (n *scaleNode) admit(id string, grantOf ...string) (*admittedContainer, error) {
 	reference := ""
 	if len(grantOf) > 0 {
 		var err error
@@ -159,19 +159,19 @@ func (n *scaleNode) admit(id string, grantOf ...string) (*admission, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &admission{container: c}
+	a := &admittedContainer{container: c}
 	a.grant, _, _ = strings.Cut(reference, ".")
 	a.asked, err = os.ReadFile(filepath.Join(c.bundle, "config.json"))
 	return a, err
 }
 
 // restore puts the engine's config.json back, which the wrapper has replaced.
-func (a *admission) restore() error {
+func (a *admittedContainer) restore() error {
 	return os.WriteFile(filepath.Join(a.bundle, "config.json"), a.asked, 0o644)
 }
 
 // end releases its grant.
-func (a *admission) end() error { return a.node.rig.run(a.node.cli("release", a.grant)) }
+func (a *admittedContainer) end() error { return a.node.rig.run(a.node.cli("release", a.grant)) }
 
 // bursts is how often containers are created at once.
 func (n *scaleNode) bursts() int { return 1 + n.rig.options.calls/50 }
