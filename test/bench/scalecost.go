@@ -40,11 +40,13 @@ func (r *rig) cost(cmd *exec.Cmd) (callCost, error) {
 	said := make([]byte, 2000)
 	n, _ := output.ReadAt(said, 0)
 	took := callCost{wall: wall, output: string(said[:n])}
-	if err != nil {
-		return took, fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, took.output)
+	if cmd.ProcessState != nil {
+		took.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	}
-	took.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	return took, nil
+	if err != nil {
+		err = fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, took.output)
+	}
+	return took, err
 }
 
 // Percentiles are of some figures, in milliseconds.
