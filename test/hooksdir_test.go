@@ -117,3 +117,38 @@ func podmanStory(t *testing.T, n *rig.Node, without string) {
 		t.Error("the refusal is not in the audit log")
 	}
 }
+
+// TestPodmanPreparesTheLimits: the container of a grant that nothing has used yet starts with its
+// limit. Podman's runtime mounts what the stage before the create has named before it calls the
+// hook that binds, and no gpuledgerd has made the files.
+func TestPodmanPreparesTheLimits(t *testing.T) {
+	rig.Need(t, "podman", "conmon")
+	if rig.Under(t, rig.V1) {
+		return
+	}
+	shortPaths(t)
+	for _, runtime := range []string{"runc", "crun"} {
+		t.Run(runtime, func(t *testing.T) {
+			rig.NeedRuntime(t, runtime)
+			n := newGPUNode(t, rig.Setup{Engine: "podman", Runtime: runtime, Config: asks("podman", "")})
+			n.HideRun()
+			hooks, b := hooksDirectory(t, n.Node, ""), n.container("c")
+			book := []string{"--volume", n.Dir + "/book:/run/fakedriver"}
+			given := n.Grant("--memory", "1GiB").String()
+			const limited = "1025 MiB: 2\n1023 MiB: 0\n"
+			for name, options := range map[string][]string{
+				"a grant":              {"--annotation", "gpuledger.dev/grant=" + given},
+				"a container's asking": {"--annotation", "gpuledger.dev/memory=1GiB"},
+			} {
+				r := b.PodmanRun(hooks, "exec /bin/gpu 1025 1023", append(options, book...)...)
+				if r.Code != 0 || r.Stdout != limited {
+					t.Errorf("%s: %+v, want\n%s", name, r, limited)
+				}
+			}
+			if left := n.Grants(); len(left) != 1 {
+				t.Errorf("%+v", left)
+			}
+			n.CheckSound("afterwards")
+		})
+	}
+}

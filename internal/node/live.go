@@ -8,6 +8,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -22,11 +24,34 @@ type Live struct {
 // or refuses, and binds nothing. What runs in the create itself decides again and binds.
 func (n *Node) Foresee(c Create) Decision {
 	d := n.Explain(c)
+	if d.Kind == grant.Admit && d.Limited {
+		prepareLimits(n, c, &d)
+	}
 	recordOnly(n, &d)
 	if d.Kind == grant.Refused {
 		recordDecision(n, c.Container, d.pod, d)
 	}
 	return d
+}
+
+// prepareLimits makes the files with a grant's limits: the real runtime mounts what the edits name
+// before it calls the hook that binds. A grant that this create is to enter has no id yet, so its
+// container is left as it is, and that hook injects.
+func prepareLimits(n *Node, c Create, d *Decision) {
+	if d.Grant.ID == "" {
+		d.Config = nil
+		return
+	}
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		g, err := tx.Get(d.Grant.ID)
+		if err != nil {
+			return err
+		}
+		return limitfiles.Write(n.Policy, g)
+	})
+	if err != nil {
+		*d = *unlimitable(c.Container, err)
+	}
 }
 
 // Fails records that a container which was admitted does not start after all, for this reason.
