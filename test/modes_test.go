@@ -277,6 +277,7 @@ func TestTheFiveWords(t *testing.T) {
 		if !strings.Contains(text, was) {
 			t.Fatalf("%s has no %s:\n%s", file, was, text)
 		}
+		text = regexp.MustCompile(`"sum": "\w+",`).ReplaceAllString(text, "") // it is changed by hand
 		must(t, os.WriteFile(file+".new", []byte(strings.Replace(text, was,
 			fmt.Sprintf(`"strength": %q`, word), 1)), 0o600))
 		must(t, os.Rename(file+".new", file))

@@ -85,7 +85,7 @@ func (f *bindingFiles) store(b *grant.Binding) error {
 	}
 	if err == nil {
 		failpoint.Hit("ledger/bind-linked")
-		err = host.ReplaceFile(f.path(key), append(data, '\n'), 0o600, host.Volatile)
+		err = host.ReplaceFile(f.path(key), withSum(append(data, '\n')), 0o600, host.Volatile)
 	}
 	if err != nil {
 		if before.Grant != b.Grant {

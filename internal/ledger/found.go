@@ -91,6 +91,6 @@ func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.P
 		return fmt.Errorf("internal error: cannot encode what was found outside the ledger: %w", err)
 	}
 	return l.Update(func(*Tx) error {
-		return host.ReplaceFile(l.files.found, append(data, '\n'), 0o600, host.Volatile)
+		return host.ReplaceFile(l.files.found, withSum(append(data, '\n')), 0o600, host.Volatile)
 	})
 }

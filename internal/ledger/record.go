@@ -14,6 +14,7 @@ import (
 // record is a grant as its file holds it. Unknown members are kept when a file is written again: a
 // newer gpuledger of the same format version may rely on them.
 type record struct {
+	Sum      string         `json:"sum,omitzero"` // checkSum; format.encode writes it
 	Version  int            `json:"version"`
 	ID       grant.ID       `json:"id"`
 	Owner    grant.Owner    `json:"owner"`
@@ -68,9 +69,18 @@ func (f format) decode(data []byte, id grant.ID) (record, error) {
 	return rec, validate(rec.grant())
 }
 
-// unmarshal decodes a versioned file with read, and may leave a part when it fails. Almost every
-// file has the current version, so it is decoded in one pass, and again only if it has another.
+// unmarshal decodes a versioned file with read, and may leave a part when it fails. What is wrong
+// with the content is said rather than that its sum does not fit.
 func (f format) unmarshal(data []byte, read func(*jsontext.Decoder) error, version func() int) error {
+	if err := f.unmarshalContent(data, read, version); err != nil {
+		return err
+	}
+	return checkSum(data)
+}
+
+// unmarshalContent decodes it. Almost every file has the current version, so it is decoded in one
+// pass, and again only if it has another.
+func (f format) unmarshalContent(data []byte, read func(*jsontext.Decoder) error, version func() int) error {
 	if len(data) == 0 {
 		return errors.New("it is empty")
 	}
@@ -129,7 +139,10 @@ func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 		rec.GPUs = append(rec.GPUs, share{Share: s, Unknown: old.unknownOf(s.UUID)})
 	}
 	data, err := rec.encode()
-	return append(data, '\n'), err
+	if err != nil {
+		return nil, err
+	}
+	return withSum(append(data, '\n')), nil
 }
 
 func (r record) unknownOf(uuid string) jsontext.Value {

@@ -13,6 +13,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 	*r = record{}
 	return tokens.Members(d, func(quoted jsontext.Value) error {
 		switch string(tokens.Name(quoted)) {
+		case "sum":
+			return tokens.String(d, &r.Sum)
 		case "version":
 			return tokens.Int(d, &r.Version)
 		case "id":
@@ -230,6 +232,7 @@ func (r bindingRecord) encode() ([]byte, error) {
 func (r record) encode() ([]byte, error) {
 	w := tokens.NewIndented()
 	w.Object(func() {
+		w.Words("sum", r.Sum)
 		w.Name("version").Int(int64(r.Version))
 		w.Name("id").String(string(r.ID))
 		w.Name("owner").String(string(r.Owner))

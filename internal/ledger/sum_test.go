@@ -1,0 +1,90 @@
+package ledger
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+)
+
+// TestNoFlippedBitReadsAsAnotherGrant: each bit of a grant's file flips in turn. The file is then
+// damaged, or reads as the same grant.
+func TestNoFlippedBitReadsAsAnotherGrant(t *testing.T) {
+	b := newLedger(t)
+	g := sample(1)
+	b.put(g)
+	whole := []byte(b.file(g.ID))
+	want, err := b.get(g.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harmless := 0
+	for at := range whole {
+		for bit := range 8 {
+			flipped := append([]byte{}, whole...)
+			flipped[at] ^= 1 << bit
+			b.setFile(g.ID, string(flipped))
+			got, err := b.get(g.ID)
+			if err == nil && !reflect.DeepEqual(got, want) {
+				t.Fatalf("bit %d of byte %d: %+v, was %+v", bit, at, got, want)
+			}
+			if err == nil {
+				harmless++
+			}
+		}
+	}
+	b.setFile(g.ID, string(whole))
+	if most := 8 * len(sumStart); harmless > most {
+		t.Errorf("%d of %d flips are not noticed, want at most the %d of the first line", harmless,
+			8*len(whole), most)
+	}
+}
+
+// TestAnOlderWriterLeavesNoWrongSum: it keeps the member at the end of what it writes.
+func TestAnOlderWriterLeavesNoWrongSum(t *testing.T) {
+	b := newLedger(t)
+	g := sample(1)
+	b.put(g)
+	var rec record
+	if err := json.Unmarshal([]byte(b.file(g.ID)), &rec); err != nil || len(rec.Sum) != sumSize {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	sum := rec.Sum
+	rec.Sum, rec.Label = "", "of an older version"
+	data, err := rec.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.TrimSuffix(strings.TrimSpace(string(data)), "\n}") + ",\n  \"sum\": \"" + sum + "\"\n}\n"
+	b.setFile(g.ID, text)
+	got, err := b.get(g.ID)
+	if err != nil || got.Label != "of an older version" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	b.put(got)
+	if again := b.file(g.ID); strings.Count(again, `"sum"`) != 1 || !strings.HasPrefix(again, sumStart) {
+		t.Errorf("written again it is %s", again)
+	}
+}
+
+// TestAFlippedFileIsDamaged, wherever behind the first line the bit is.
+func TestAFlippedFileIsDamaged(t *testing.T) {
+	text := withSum([]byte("{\n  \"version\": 1,\n  \"creator\": {\"pid\": 1234}\n}\n"))
+	if err := checkSum(text); err != nil {
+		t.Error(err)
+	}
+	for at := len(sumStart); at < len(text); at++ {
+		text[at] ^= 2
+		if err := checkSum(text); !errors.Is(err, errSum) {
+			t.Errorf("byte %d: %v", at, err)
+		}
+		text[at] ^= 2
+	}
+	for _, short := range []string{sumStart, sumStart + "1234", "{\n}\n", ""} {
+		if err := checkSum([]byte(short)); (err != nil) != strings.HasPrefix(short, sumStart) {
+			t.Errorf("%q: %v", short, err)
+		}
+	}
+}
