@@ -543,3 +543,16 @@ func inCgroup(t *testing.T, b *rig.Bundle, pid int) {
 		must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644))
 	}
 }
+
+// TestALeftBindingIsNotTheNextContainers: a container has ended without a delete, and another one
+// of its id starts without a GPU while the ledger is busy. The grant of the first is free.
+func TestALeftBindingIsNotTheNextContainers(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	g := n.Grant("--memory", "1GiB")
+	starts(t, n.Bundle("c", with(g), rig.Light)).End()
+	lock, err := os.OpenFile(n.Dir+"/run/lock", os.O_RDWR, 0)
+	must(t, err, flock(lock))
+	time.AfterFunc(500*time.Millisecond, func() { lock.Close() })
+	starts(t, n.Bundle("c", rig.Light))
+	wantState(t, n, g.ID, "another container of the id runs", grant.Free)
+}

@@ -71,7 +71,7 @@ func (n *Node) Admit(c Create) Decision {
 	recordOnly(n, &d)
 	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
 		// A binding that a dead container of this id left would count as this container's.
-		n.RemoveDeadBinding(c.Container.RuntimeRoot, c.Container.ID)
+		replaceDeadBinding(n, c.Container.RuntimeRoot, c.Container.ID)
 	}
 	if !d.Known { // the wrapper has recorded it
 		recordDecision(n, c.Container, d.pod, d)

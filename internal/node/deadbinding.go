@@ -1,23 +1,41 @@
 package node
 
 import (
+	"errors"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
-// RemoveDeadBinding removes a container's binding if the container has ended: at its delete, and
-// before another one of its id starts. It waits for the lock no longer than removalWait and never
-// fails: the next reader finds that a binding left behind is dead. It returns the bundle of what it
-// removed.
+// RemoveDeadBinding removes a container's binding if the container has ended, at its delete. It
+// waits for the lock no longer than removalWait and never fails: the next reader finds that a
+// binding left behind is dead. It returns the bundle of what it removed.
 func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) {
-	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
-		return ""
+	bundle, _ = removeDeadBinding(n, runtimeRoot, container, removalWait)
+	return bundle
+}
+
+// replaceDeadBinding is RemoveDeadBinding before another container of the id starts. What is left
+// would count as that container's until it ends, so it tries for longer. That happens only where
+// an id is used again and the delete has not removed the binding.
+func replaceDeadBinding(n *Node, runtimeRoot, container string) {
+	for end := time.Now().Add(replaceWait); ; time.Sleep(removalPause) {
+		_, err := removeDeadBinding(n, runtimeRoot, container, time.Until(end))
+		if err == nil || errors.Is(err, ledger.ErrNotFound) || !time.Now().Before(end) {
+			return
+		}
 	}
-	quick, until, driven := *n.Ledger, time.Now().Add(removalWait), false
-	quick.Wait = removalWait
-	_ = quick.Update(func(tx *ledger.Tx) error {
+}
+
+func removeDeadBinding(n *Node, runtimeRoot, container string, wait time.Duration) (bundle string,
+	err error) {
+	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
+		return "", nil
+	}
+	quick, until, driven := *n.Ledger, time.Now().Add(wait), false
+	quick.Wait = max(wait, time.Millisecond)
+	err = quick.Update(func(tx *ledger.Tx) error {
 		b, err := tx.Bindings.Of(runtimeRoot, container)
 		if err != nil || b.Life != grant.Dead {
 			return err
@@ -28,11 +46,16 @@ func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) 
 	if driven {
 		undrive(n, runtimeRoot, container, time.Until(until))
 	}
-	return bundle
+	return bundle, err
 }
 
-// removalWait is how long a delete or a create may be held up.
-const removalWait = 100 * time.Millisecond
+// removalWait is how long a delete may be held up, replaceWait a create of an id whose last
+// container has left a binding.
+const (
+	removalWait  = 100 * time.Millisecond
+	replaceWait  = 2 * time.Second
+	removalPause = 10 * time.Millisecond
+)
 
 // RemoveDeadBindings removes the bindings of containers that are gone, and with them the grants
 // that these adopted, and tells how many there were. It reads bindings only, and takes the lock
