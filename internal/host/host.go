@@ -40,7 +40,7 @@ type bootID struct {
 
 // Default is the Host of the machine that the program runs on.
 func Default() Host {
-	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: time.Now, UID: os.Geteuid(),
+	return Host{Proc: "/proc", Sys: "/sys", Dev: "/dev", Now: clock, UID: os.Geteuid(),
 		boot: &bootID{proc: "/proc"}}
 }
 
