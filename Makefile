@@ -18,7 +18,9 @@ LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 HOT_LIMIT := 5242880
 
 FUZZTIME ?= 10s
-TORTURE_ROUNDS ?= 200
+TIME ?= 30m
+SOAK ?= 4h
+TORTURE_ROUNDS ?=
 BENCHFLAGS ?=
 
 .PHONY: help
@@ -269,8 +271,17 @@ fuzz: ## every Fuzz function for FUZZTIME (10s)
 	[ $$found = 1 ] || { echo "cannot fuzz: no package has a Fuzz function" >&2; exit 1; }
 
 .PHONY: torture
-torture: ## crashes and races, TORTURE_ROUNDS (200) times each, with the stories; TEST_SEED=N repeats a run's random numbers (root)
+torture: ## containers of every engine and mode while everything breaks, for TIME (30m); an interrupted one goes on; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
 	@test/setup.sh torture
+	CAMPAIGN_TIME=$(TIME) CAMPAIGN_STATE="$(CURDIR)/.cache/campaign.json" test/rig/leftovers.sh \
+	  go test -C test/campaign -p $(JOBS) -count=1 -timeout 0 -v -run '^TestCampaign$$'
+ifneq ($(TORTURE_ROUNDS),)
 	$(MAKE) --no-print-directory build
 	GPULEDGER_TEST_MORE=1 SHIM_KILLS=500 TORTURE_ROUNDS=$(TORTURE_ROUNDS) test/rig/leftovers.sh go test -p 1 -tags failpoint -count=1 -timeout 60m \
 	  ./internal/ledger/... ./internal/node/... ./runtime/... ./hook/... ./test/...
+endif
+
+.PHONY: soak
+soak: ## the lives of make torture without faults, for SOAK (4h): memory, descriptors, files, cgroups and mounts must not grow (root)
+	@test/setup.sh torture
+	SOAK=$(SOAK) test/rig/leftovers.sh go test -C test/campaign -p $(JOBS) -count=1 -timeout 0 -v -run '^TestSoak$$'

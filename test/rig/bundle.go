@@ -164,6 +164,9 @@ func Identity(uid, namespace, pod, container string) Edit {
 	}
 }
 
+// CgroupPath is the container's cgroup, below the root of each hierarchy.
+func (b *Bundle) CgroupPath() string { return b.Node.cgroup() + "/" + b.ID }
+
 // Cgroup reads a file of the container's cgroup, on v1 of that controller.
 func (b *Bundle) Cgroup(controller, file string) string {
 	b.Node.T.Helper()

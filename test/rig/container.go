@@ -85,12 +85,16 @@ func (b *Bundle) End() {
 			b.Node.T.Fatalf("%s delete %s: %+v", b.Node.Runtime, b.ID, r)
 		}
 	}
-	Eventually(b.Node.T, "the container's cgroups are gone", func() bool {
-		for _, dir := range b.cgroups() {
-			removeCgroup(dir)
-		}
-		return len(b.cgroups()) == 0
-	})
+	Eventually(b.Node.T, "the container's cgroups are gone", b.RemoveCgroups)
+}
+
+// RemoveCgroups ends what runs in the container's cgroups and removes them. It reports whether they
+// are gone.
+func (b *Bundle) RemoveCgroups() bool {
+	for _, dir := range b.cgroups() {
+		removeCgroup(dir)
+	}
+	return len(b.cgroups()) == 0
 }
 
 // KillInit kills the container's first process, and leaves the real runtime's state of it.

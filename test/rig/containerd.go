@@ -69,8 +69,16 @@ func (c *Containerd) Kill() {
 
 // Ctr calls containerd's own client.
 func (c *Containerd) Ctr(args ...string) Result {
-	return Run(c.Node.Command("ctr", append([]string{"--address", c.socket()}, args...)...))
+	return Run(c.Command(args...))
 }
+
+// Command is containerd's own client.
+func (c *Containerd) Command(args ...string) *exec.Cmd {
+	return c.Node.Command("ctr", append([]string{"--address", c.socket()}, args...)...)
+}
+
+// Shims are the processes between the daemon and its containers.
+func (c *Containerd) Shims() []int { return c.shims() }
 
 // Run runs a container of busybox behind gpuledger-runtime; options are those of `ctr run`.
 func (c *Containerd) Run(id string, options []string, args ...string) Result {

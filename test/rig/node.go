@@ -110,11 +110,31 @@ type Result struct {
 // Run runs a command to its end and returns its output. The output goes to files, because a created
 // container keeps a pipe open as long as it lives.
 func Run(cmd *exec.Cmd) Result {
+	r, _ := RunKilled(cmd, 0)
+	return r
+}
+
+// RunKilled is Run for a program that is killed after a time, unless it has ended or the time is 0.
+// It returns the name of the program that was killed: a wrapper may have become the real runtime.
+func RunKilled(cmd *exec.Cmd, after time.Duration) (r Result, killed string) {
 	stdout, read := output()
 	stderr, readErr := output()
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	err := cmd.Run()
-	r := Result{Stdout: read(), Stderr: readErr()}
+	err := cmd.Start()
+	if err == nil {
+		done := make(chan string)
+		if after > 0 {
+			go func() { done <- killAfter(cmd.Process, after) }()
+		}
+		err = cmd.Wait()
+		if after > 0 {
+			killed = <-done
+		}
+		if name := filepath.Base(cmd.Path); killed != "" && strings.HasPrefix(name, killed) {
+			killed = name // the kernel keeps 15 bytes
+		}
+	}
+	r = Result{Stdout: read(), Stderr: readErr()}
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
@@ -125,7 +145,22 @@ func Run(cmd *exec.Cmd) Result {
 	case err != nil:
 		r.Code, r.Stderr = -1, err.Error()
 	}
-	return r
+	if !r.Killed() {
+		killed = ""
+	}
+	return r, killed
+}
+
+// killAfter kills a process after a time and returns the name of its program.
+func killAfter(p *os.Process, after time.Duration) string {
+	for end := time.Now().Add(after); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if !Lives(p.Pid) {
+			return ""
+		}
+	}
+	program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.Pid))
+	_ = p.Kill()
+	return strings.TrimSpace(string(program))
 }
 
 // output is a file without a name, and a function that reads what was written to it.

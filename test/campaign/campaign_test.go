@@ -1,0 +1,232 @@
+package campaign
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// The variables of make torture and make soak.
+const (
+	timeVar  = "CAMPAIGN_TIME"  // how long; empty: one short round of each fault
+	stateVar = "CAMPAIGN_STATE" // the file with what was done so far
+	faultsOf = "CAMPAIGN_FAULTS"
+	soakVar  = "SOAK"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(faultVar); dir != "" {
+		if err := serveFaulty(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
+	}
+	os.Exit(rig.Main(m))
+}
+
+// campaign is 16 workers on a node, and what breaks it.
+type campaign struct {
+	t       *testing.T
+	node    *node
+	workers []*worker
+	counts  *tally
+	state   string // the tally's file, or empty
+	mounts  []string
+	page    *page // of a soak
+
+	gate  sync.RWMutex // held for reading by a life, for writing while workers stand still
+	over  atomic.Bool
+	ended sync.WaitGroup
+
+	// of the present round; they change while the workers stand still
+	fault  fault
+	faulty string // the name of a fault under which a grant may fail
+	kills  bool
+	jumped bool // the clock has, in this or an earlier round
+}
+
+// newCampaign starts the node and the workers, which stand still.
+func newCampaign(t *testing.T, counts *tally) *campaign {
+	c := &campaign{t: t, node: newNode(t), counts: counts, state: os.Getenv(stateVar)}
+	for i := range engines {
+		e := &engines[i]
+		for range e.workers {
+			w := &worker{campaign: c, number: len(c.workers), engine: e, took: map[step]time.Duration{}}
+			for at := range slotsEach {
+				w.slots = append(w.slots, &slot{node: c.node, engine: e,
+					id: fmt.Sprintf("w%02d%c", w.number, 'a'+at)})
+			}
+			c.workers = append(c.workers, w)
+		}
+	}
+	for _, program := range []string{"gpuledger", "gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
+		rig.Binary(t, program, c.node.Tags...)
+	}
+	c.node.startDaemon("")
+	c.mounts = mounts(c.node.Dir)
+	c.gate.Lock()
+	for _, w := range c.workers {
+		c.ended.Go(func() {
+			for !c.over.Load() {
+				w.oneLife()
+			}
+		})
+	}
+	c.ended.Go(c.witness)
+	return c
+}
+
+func (w *worker) oneLife() {
+	w.gate.RLock()
+	defer w.gate.RUnlock()
+	if !w.over.Load() {
+		w.live()
+	}
+}
+
+// end lets the workers end. The caller holds the gate.
+func (c *campaign) end() {
+	c.over.Store(true)
+	c.gate.Unlock()
+	c.ended.Wait()
+}
+
+// calm has every worker do something, without kills. The caller holds the gate.
+func (c *campaign) calm(do func(w *worker)) {
+	kills := c.kills
+	c.kills = false
+	var all sync.WaitGroup
+	for _, w := range c.workers {
+		all.Go(func() {
+			w.kill = kill{}
+			do(w)
+		})
+	}
+	all.Wait()
+	c.kills = kills
+}
+
+// violation reports what must never be.
+func (c *campaign) violation(format string, args ...any) {
+	what := fmt.Sprintf("round %d (%s): ", c.counts.Round, c.fault.name) + fmt.Sprintf(format, args...)
+	c.counts.mu.Lock()
+	defer c.counts.mu.Unlock()
+	c.counts.Violations = append(c.counts.Violations, what)
+	fmt.Println(time.Now().Format("15:04:05"), "VIOLATION", what)
+	c.t.Fail()
+	if len(c.counts.Violations) > 40 {
+		c.over.Store(true)
+	}
+}
+
+// stream is a source of random numbers that depends only on the seed and its name.
+func (c *campaign) stream(name string, number int) *rand.Rand {
+	hash := fnv.New64a()
+	_, _ = fmt.Fprint(hash, name, " ", number)
+	return rand.New(rand.NewPCG(c.counts.Seed, hash.Sum64()))
+}
+
+// faultOf is the fault of a round. Each kind comes once in so many rounds as there are kinds.
+func (c *campaign) faultOf(all []fault, round int) fault {
+	order := c.stream("order", round/len(all)).Perm(len(all))
+	return all[order[round%len(all)]]
+}
+
+// round lets the workers work for a time, under a fault, and audits.
+func (c *campaign) round(f fault, length time.Duration) {
+	random := c.stream("fault", c.counts.Round)
+	for _, w := range c.workers {
+		w.random = c.stream("worker", c.counts.Round*len(c.workers)+w.number)
+	}
+	began := time.Now()
+	c.fault, c.kills, c.faulty = f, f.name != "", ""
+	if f.refuses {
+		c.faulty = f.name
+	}
+	heal := f.strike(c, random)
+	if !f.still {
+		c.gate.Unlock()
+		for end := time.Now().Add(length); time.Now().Before(end) && !c.over.Load(); {
+			if f.during != nil {
+				f.during(c, random)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		c.gate.Lock()
+	}
+	if heal != nil {
+		heal()
+	}
+	c.faulty = ""
+	if c.node.mark != "" || !c.node.daemonRuns() {
+		c.endDaemon()
+		c.node.startDaemon("")
+	}
+	c.audit()
+	if c.counts.Round%drainEvery == drainEvery-1 {
+		c.drain()
+	}
+	c.counts.mu.Lock()
+	c.counts.Round++
+	c.counts.Took += time.Since(began)
+	c.counts.Faults[f.name]++
+	c.counts.mu.Unlock()
+	if err := c.counts.save(c.state); err != nil {
+		c.t.Error(err)
+	}
+	lives, kills, violations := c.counts.sums()
+	fmt.Printf("%s round %d, %s: %d lives, %d kills, %d violations after %v\n",
+		time.Now().Format("15:04:05"), c.counts.Round, f.name, lives, kills, violations,
+		c.counts.Took.Round(time.Second))
+}
+
+// drainEvery is how many rounds there are to one after which nothing is left.
+const drainEvery = 3
+
+// TestCampaign runs for CAMPAIGN_TIME, or one short round of each fault. TEST_SEED repeats a
+// campaign's order of faults and kills. One that was interrupted goes on from its state file.
+func TestCampaign(t *testing.T) {
+	if rig.Under(t, rig.V1) { // where crun runs without CAP_SYS_RESOURCE too
+		return
+	}
+	all := chosenFaults(t)
+	length, until := time.Second, time.Duration(0)
+	if text := os.Getenv(timeVar); text != "" {
+		d, err := time.ParseDuration(text)
+		must(t, err)
+		length, until = 30*time.Second, d
+	}
+	counts := load(os.Getenv(stateVar))
+	if counts != nil {
+		fmt.Printf("goes on after round %d of seed %d\n", counts.Round, counts.Seed)
+	} else {
+		text := cmp.Or(os.Getenv(rig.SeedEnv), fmt.Sprint(time.Now().UnixNano()))
+		seed, err := strconv.ParseUint(text, 10, 64)
+		must(t, err)
+		counts = newTally(seed)
+	}
+	fmt.Printf("%s=%d repeats the order of faults and kills\n", rig.SeedEnv, counts.Seed)
+	c := newCampaign(t, counts)
+	for !c.over.Load() && (until == 0 && counts.Round < len(all) || counts.Took < until) {
+		c.round(c.faultOf(all, counts.Round), length)
+	}
+	c.fault = fault{name: "end"}
+	c.drain()
+	c.end()
+	counts.print(os.Stdout)
+	if lives, kills, _ := counts.sums(); lives == 0 || kills == 0 || counts.Looks == 0 || counts.Scans == 0 {
+		t.Error("something of it shows nothing: there was none")
+	}
+	if c.state != "" { // the next one begins anew
+		must(t, os.Rename(c.state, c.state+".done"))
+	}
+}

@@ -1,0 +1,162 @@
+package campaign
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// faultVar says that this process is a file system: the directory that it shows.
+const faultVar = "GPULEDGER_CAMPAIGN_FAULTFS"
+
+// faultyIn is how many requests there are to one that fails with EIO.
+const faultyIn = 40
+
+// mountFaulty shows a directory's own files at the same place, through a file system whose requests
+// fail at random. A program of its own serves it, so that the tests never wait for themselves.
+func mountFaulty(t testing.TB, dir string) (unmount func()) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), faultVar+"="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	rig.Eventually(t, "the file system is mounted", func() bool { return isFUSE(dir) })
+	return func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
+func isFUSE(dir string) bool {
+	var at syscall.Statfs_t
+	const fuseMagic = 0x65735546 // linux/magic.h
+	return syscall.Statfs(dir, &at) == nil && at.Type == fuseMagic
+}
+
+// serveFaulty is the program. The files are reached by a descriptor from before the mount.
+func serveFaulty(dir string) error {
+	below, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	root, err := fs.NewLoopbackRoot(fmt.Sprintf("/proc/self/fd/%d/", below.Fd()))
+	if err != nil {
+		return err
+	}
+	server, err := fuse.NewServer(faulty{fs.NewNodeFS(root, &fs.Options{})}, dir,
+		&fuse.MountOptions{DirectMountStrict: true, AllowOther: true, FsName: "faulty"})
+	if err != nil {
+		return err
+	}
+	server.Serve()
+	return nil
+}
+
+// faulty returns EIO for some requests, in place of doing them.
+type faulty struct{ fuse.RawFileSystem }
+
+func fails() bool { return rand.IntN(faultyIn) == 0 }
+
+func (f faulty) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	if fails() {
+		return 0, fuse.EIO
+	}
+	return f.RawFileSystem.Write(cancel, in, data)
+}
+
+func (f faulty) Read(cancel <-chan struct{}, in *fuse.ReadIn, to []byte) (fuse.ReadResult, fuse.Status) {
+	if fails() {
+		return nil, fuse.EIO
+	}
+	return f.RawFileSystem.Read(cancel, in, to)
+}
+
+func (f faulty) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Fsync(cancel, in)
+}
+
+func (f faulty) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.FsyncDir(cancel, in)
+}
+
+func (f faulty) Rename(cancel <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Rename(cancel, in, from, to)
+}
+
+func (f faulty) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Unlink(cancel, in, name)
+}
+
+func (f faulty) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,
+	out *fuse.CreateOut) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Create(cancel, in, name, out)
+}
+
+func (f faulty) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Open(cancel, in, out)
+}
+
+func (f faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.OpenDir(cancel, in, out)
+}
+
+// TestTheFaultyFileSystemFails, and keeps what it does not fail.
+func TestTheFaultyFileSystemFails(t *testing.T) {
+	dir := t.TempDir()
+	unmount := mountFaulty(t, dir)
+	failures := 0
+	for range 200 {
+		if err := os.WriteFile(filepath.Join(dir, "draft"), []byte("whole"), 0o600); err != nil {
+			failures++
+			continue
+		}
+		if err := os.Rename(filepath.Join(dir, "draft"), filepath.Join(dir, "file")); err != nil {
+			failures++
+		}
+	}
+	unmount()
+	text, err := os.ReadFile(filepath.Join(dir, "file"))
+	if failures < 3 || failures > 100 || err != nil || string(text) != "whole" {
+		t.Errorf("%d of 200 failed; the file has %q, %v", failures, text, err)
+	}
+	if left, _ := os.ReadDir(dir); strings.Contains(fmt.Sprint(left), "fuse_hidden") {
+		t.Errorf("%v", left)
+	}
+}

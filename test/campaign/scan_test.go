@@ -1,0 +1,328 @@
+package campaign
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// seen is a container that lived at a moment.
+type seen struct {
+	slot  *slot
+	pids  []int
+	found []int
+	what  string // for a message
+}
+
+// lives are the containers of the slots that no worker changes at the moment.
+func (c *campaign) lives() (all []seen) {
+	for _, w := range c.workers {
+		for _, s := range w.slots {
+			if !s.mu.TryLock() {
+				continue
+			}
+			if found, ok := s.found(); ok && s.live {
+				if pids := s.processes(); len(pids) > 0 {
+					what := fmt.Sprintf("container %s (%s) of %s", s.inLedger(), s.wish.name, w.engine.name)
+					all = append(all, seen{s, pids, found, what})
+				}
+			}
+			s.mu.Unlock()
+		}
+	}
+	return all
+}
+
+// witness compares the ledger with what lives, again and again while workers and faults are at it.
+func (c *campaign) witness() {
+	for !c.over.Load() {
+		c.gate.RLock()
+		before := c.lives()
+		grants, err := c.node.listWhole()
+		after := c.lives()
+		if err == nil && !c.fault.blind {
+			c.compare(both(before, after), grants)
+		}
+		c.gate.RUnlock()
+		time.Sleep(300 * time.Millisecond)
+	}
+}
+
+// both are those that lived all the time between: one of their processes is the same.
+func both(before, after []seen) (all []seen) {
+	for _, b := range before {
+		if slices.ContainsFunc(after, func(a seen) bool {
+			return a.slot == b.slot && slices.Equal(a.found, b.found) && slices.ContainsFunc(a.pids,
+				func(pid int) bool { return slices.Contains(b.pids, pid) })
+		}) {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// compare finds what must never be: a GPU that is given out beyond what it has, and a container
+// that can open another GPU than the ledger says.
+func (c *campaign) compare(live []seen, grants []listed) {
+	c.counts.add(&c.counts.Looks)
+	for _, what := range overdrawn(grants) {
+		c.violation("%s", what)
+	}
+	for _, l := range live {
+		want, granted := ofContainer(grants, l.slot.inLedger())
+		if !slices.Equal(l.found, withControl(want)) && !l.slot.holds(l.found) {
+			c.violation("%s can open %v, and by the ledger it has the GPUs %v of %d grants", l.what,
+				l.found, want, granted)
+		}
+	}
+}
+
+// holds reports whether a container without a GPU keeps the binding of its id's last container.
+// Where the run directory is read-only nothing can remove that, and the container must start.
+func (s *slot) holds(found []int) bool { return len(found) == 0 && s.stuck && s.wish.name == none }
+
+// ofContainer are the GPUs of the grants that are bound to a container.
+func ofContainer(grants []listed, id string) (gpus []int, number int) {
+	for _, g := range grants {
+		for _, b := range g.Bindings {
+			if b.Container != id {
+				continue
+			}
+			number++
+			for _, share := range g.GPUs {
+				gpus = append(gpus, share.Index)
+			}
+		}
+	}
+	return gpus, number
+}
+
+// overdrawn are GPUs with more memory granted than they have, in two modes, or exclusive to two.
+func overdrawn(grants []listed) (wrong []string) {
+	type use struct {
+		sum   grant.Bytes
+		modes []grant.Mode
+		ids   []grant.ID
+	}
+	of := map[string]*use{}
+	for _, g := range grants {
+		for _, share := range g.GPUs {
+			u := of[share.UUID]
+			if u == nil {
+				u = &use{}
+				of[share.UUID] = u
+			}
+			u.sum, u.modes, u.ids = u.sum+share.Memory, append(u.modes, g.Mode), append(u.ids, g.ID)
+		}
+	}
+	for uuid, u := range of {
+		modes := slices.Clone(u.modes)
+		slices.Sort(modes)
+		modes = slices.Compact(modes)
+		if u.sum > memory || len(modes) > 1 || modes[0] == grant.Exclusive && len(u.ids) > 1 {
+			wrong = append(wrong, fmt.Sprintf("the ledger has given out %s of GPU %s in the modes %v: %v",
+				u.sum, uuid, modes, u.ids))
+		}
+	}
+	return wrong
+}
+
+// audit is what holds after each round, with all programs alive and no fault.
+func (c *campaign) audit() {
+	c.sound()
+	c.readLog()
+	grants, err := c.node.list()
+	if err != nil {
+		c.violation("after the round: %v", err)
+		return
+	}
+	live := c.lives()
+	c.compare(live, grants)
+	for _, l := range live {
+		c.scan(l, grants)
+	}
+}
+
+// readLog looks for gpuledger's own mistakes in what gpuledgerd has logged since the last look.
+func (c *campaign) readLog() {
+	log, err := os.ReadFile(c.node.Dir + "/gpuledgerd.log")
+	if err != nil || int64(len(log)) < c.node.logged {
+		c.violation("gpuledgerd's log: %v", err)
+		return
+	}
+	text := string(log[c.node.logged:])
+	c.node.logged = int64(len(log))
+	for line := range strings.Lines(text) {
+		if mistaken(line) {
+			c.violation("gpuledgerd logs %s", strings.TrimSpace(line))
+		}
+	}
+}
+
+// mistaken reports whether a program prints a mistake of its own.
+func mistaken(text string) bool {
+	return strings.Contains(text, "internal error") || strings.HasPrefix(text, "panic:") ||
+		strings.Contains(text, "\npanic:") || strings.HasPrefix(text, "fatal error:")
+}
+
+// sound runs `gpuledger check` until one finds nothing to repair. The first may repair.
+func (c *campaign) sound() {
+	var r rig.Result
+	for range 40 {
+		if r = c.node.CLI("check"); r.Code == 0 && strings.Count(r.Stdout, "\n") == 1 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	c.violation("gpuledger check: %+v", r)
+}
+
+// scan has a process in the container open every node, and allocate in its limit and beyond.
+func (c *campaign) scan(l seen, grants []listed) {
+	c.counts.add(&c.counts.Scans)
+	s := l.slot
+	r := s.opens()
+	want, _ := ofContainer(grants, s.inLedger())
+	switch {
+	case r.Code != 0 && len(s.processes()) == 0: // it has ended meanwhile
+		return
+	case r.Code != 0:
+		c.violation("%s lives, and takes no process: %+v", l.what, r)
+	case !slices.Equal(numbers(r.Stdout), withControl(want)) && !s.holds(numbers(r.Stdout)):
+		c.violation("a process in %s can open %q, and by the ledger it has the GPUs %v", l.what, r.Stdout,
+			want)
+	}
+	if s.wish.name != string(grant.Limit) {
+		return
+	}
+	const right = "1025 MiB: 2\n512 MiB: 0\n" // CUDA_ERROR_OUT_OF_MEMORY and CUDA_SUCCESS
+	for range 5 {
+		if r = rig.Run(s.engine.execs(s, "/bin/gpu", "1025", "512")); r.Stdout == right {
+			return
+		}
+		time.Sleep(100 * time.Millisecond) // a client that was killed just now
+	}
+	if len(s.processes()) > 0 {
+		c.violation("a program in %s has %+v, want %q", l.what, r, right)
+	}
+}
+
+// drain ends every container and releases every grant. Nothing may be left then, and all GPUs can
+// be granted.
+func (c *campaign) drain() {
+	c.calm(func(w *worker) {
+		for _, s := range w.slots {
+			w.end(s)
+			w.clear(s)
+		}
+	})
+	c.endStrays()
+	grants, err := c.node.list()
+	if err != nil {
+		c.violation("%v", err)
+	}
+	for _, g := range grants {
+		r := c.node.CLI("release", string(g.ID))
+		if r.Code != 0 && r.Code != 4 {
+			c.violation("release of %s, which a killed program has left: %+v", g.ID, r)
+		}
+	}
+	c.sound()
+	var left []string
+	for range 600 { // gpuledgerd ends its MPS daemons, and tidies
+		if left = c.left(); len(left) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if len(left) > 0 {
+		c.violation("after all containers and grants: %v", left)
+	}
+	r := c.node.CLI("grant", "--mode", "exclusive", "--gpus", fmt.Sprint(gpus), "--label", "whole")
+	if r.Code != 0 {
+		c.violation("nothing is granted, and not all GPUs can be: %+v", r)
+		return
+	}
+	id, _, _ := strings.Cut(strings.TrimSpace(r.Stdout), ".")
+	if r := c.node.CLI("release", id); r.Code != 0 {
+		c.violation("release of all GPUs: %+v", r)
+	}
+}
+
+// endStrays ends the containers that containerd has started for a client that was killed before it
+// had an answer: nobody else will.
+func (c *campaign) endStrays() {
+	for range 50 {
+		strays := c.node.ctr.Shims()
+		for _, pid := range strays {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		for _, dir := range c.cgroups() {
+			stray := rig.Bundle{Node: c.node.Node, ID: filepath.Base(dir)}
+			if strings.HasPrefix(stray.ID, "w") && strings.Contains(stray.ID, "-") && !stray.RemoveCgroups() {
+				strays = append(strays, 0)
+			}
+		}
+		if len(strays) == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// cgroups are those of containers.
+func (c *campaign) cgroups() (found []string) {
+	parent := filepath.Dir((&rig.Bundle{Node: c.node.Node, ID: "x"}).CgroupPath())
+	for _, pattern := range []string{"/sys/fs/cgroup" + parent + "/*", "/sys/fs/cgroup/*" + parent + "/*"} {
+		dirs, _ := filepath.Glob(pattern)
+		for _, dir := range dirs {
+			// crun writes plain files into unified, which is no hierarchy here (rig.V1)
+			info, err := os.Stat(dir)
+			if err == nil && info.IsDir() && filepath.Base(dir) != "conmon" &&
+				!strings.HasPrefix(dir, "/sys/fs/cgroup/unified/") {
+				found = append(found, dir)
+			}
+		}
+	}
+	return found
+}
+
+// left is what containers and grants have left in the ledger, in cgroups, as mounts and processes.
+func (c *campaign) left() (left []string) {
+	for _, file := range c.node.Files() {
+		if strings.Contains(file, "g-") || strings.HasPrefix(file, "run/mps/") ||
+			strings.HasPrefix(file, "run/bindings/") || strings.HasPrefix(file, "run/creates/") {
+			left = append(left, file)
+		}
+	}
+	for _, dir := range c.cgroups() {
+		left = append(left, "cgroup "+dir)
+	}
+	for _, mount := range mounts(c.node.Dir) {
+		if !slices.Contains(c.mounts, mount) && mount != c.node.Dir+"/run/limits" { // it stays
+			left = append(left, "mount "+mount)
+		}
+	}
+	for _, pid := range processesOf(c.node.image + "/bin/opens") {
+		left = append(left, fmt.Sprint("process ", pid))
+	}
+	return left
+}
+
+// mounts are the mount points below a directory.
+func mounts(dir string) (below []string) {
+	info, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(info)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			below = append(below, f[4])
+		}
+	}
+	return below
+}

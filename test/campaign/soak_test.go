@@ -1,0 +1,186 @@
+package campaign
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/gpuledger/gpuledger/test/rig"
+)
+
+// measure is something that must not grow, and by how much it may differ.
+type measure struct {
+	name  string
+	take  func(*campaign) int
+	slack func(first int) int
+}
+
+func exactly(int) int  { return 0 }
+func a(int) int        { return 2 }
+func few(int) int      { return 6 }
+func third(of int) int { return of/3 + 8<<10 }
+
+// measures are taken while no container and no grant is there.
+var measures = []measure{
+	{"gpuledgerd: memory, KiB", func(c *campaign) int { return c.daemonStatus("VmRSS") }, third},
+	{"gpuledgerd: threads", func(c *campaign) int { return c.daemonStatus("Threads") }, few},
+	{"gpuledgerd: descriptors", func(c *campaign) int {
+		return entries(fmt.Sprintf("/proc/%d/fd", c.node.daemon.Process.Pid))
+	}, a},
+	{"gpuledgerd: goroutines", func(c *campaign) int { return c.page.goroutines() }, a},
+	{"files in state", func(c *campaign) int { return files(c.node.Dir + "/state") }, a},
+	{"files in run", func(c *campaign) int { return files(c.node.Dir + "/run") }, a},
+	{"cgroups", func(c *campaign) int {
+		total := 0
+		_ = filepath.WalkDir("/sys/fs/cgroup", func(_ string, entry os.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				total++
+			}
+			return nil
+		})
+		return total
+	}, exactly},
+	{"mounts", func(c *campaign) int { return len(mounts("")) }, exactly},
+	{"processes", func(c *campaign) int {
+		all, _ := filepath.Glob("/proc/[0-9]*")
+		return len(slices.DeleteFunc(all, func(dir string) bool {
+			pid, _ := strconv.Atoi(filepath.Base(dir))
+			return !rig.Lives(pid)
+		}))
+	}, a},
+}
+
+// daemonStatus is a number of gpuledgerd in /proc/PID/status.
+func (c *campaign) daemonStatus(key string) int {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.node.daemon.Process.Pid))
+	for line := range strings.Lines(string(text)) {
+		if name, rest, _ := strings.Cut(line, ":"); name == key {
+			n, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return n
+		}
+	}
+	return 0
+}
+
+func entries(dir string) int {
+	all, _ := os.ReadDir(dir)
+	return len(all)
+}
+
+func files(dir string) int {
+	total := 0
+	_ = filepath.WalkDir(dir, func(_ string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			total++
+		}
+		return nil
+	})
+	return total
+}
+
+// page is the status page, which somebody looks at all the time.
+type page struct {
+	client http.Client
+	over   chan struct{}
+	looks  int
+}
+
+func openPage(socket string) *page {
+	p := &page{over: make(chan struct{}), client: http.Client{Timeout: time.Minute,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}}
+	go func() {
+		for {
+			select {
+			case <-p.over:
+				return
+			case <-time.After(2 * time.Second):
+				if _, err := p.get("/"); err == nil {
+					p.looks++
+				}
+			}
+		}
+	}()
+	return p
+}
+
+func (p *page) get(path string) (string, error) {
+	answer, err := p.client.Get("http://gpuledger" + path)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return string(text), err
+}
+
+// goroutines is what the daemon says of itself.
+func (p *page) goroutines() int {
+	text, _ := p.get("/metrics")
+	_, rest, _ := strings.Cut(text, "\ngo_goroutines ")
+	number, _, _ := strings.Cut(rest, "\n")
+	n, _ := strconv.Atoi(number)
+	return n
+}
+
+// quiet takes all measures after a drain.
+func (c *campaign) quiet() []int {
+	c.drain()
+	time.Sleep(3 * time.Second)
+	var taken []int
+	for _, m := range measures {
+		taken = append(taken, m.take(c))
+	}
+	return taken
+}
+
+// TestSoak: lives without faults for SOAK, or a short time, with the status page open. What
+// gpuledgerd and the node hold at the end is what they held after the first tenth.
+func TestSoak(t *testing.T) {
+	if rig.Under(t, rig.V1) {
+		return
+	}
+	length := 10 * time.Second
+	if text := os.Getenv(soakVar); text != "" {
+		var err error
+		length, err = time.ParseDuration(text)
+		must(t, err)
+	}
+	c := newCampaign(t, newTally(uint64(time.Now().UnixNano())))
+	c.page = openPage(c.node.Dir + "/page.sock")
+	defer close(c.page.over)
+	began := time.Now()
+	var first []int
+	for time.Since(began) < length && !c.over.Load() {
+		c.round(fault{strike: nothing}, length/40)
+		if first == nil && time.Since(began) > length/10 {
+			first = c.quiet()
+		}
+	}
+	last := c.quiet()
+	c.end()
+	c.counts.print(os.Stdout)
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	fmt.Fprintf(w, "\tafter a tenth\tat the end, after %v\n", time.Since(began).Round(time.Second))
+	for i, m := range measures {
+		fmt.Fprintf(w, "%s\t%d\t%d\n", m.name, first[i], last[i])
+		if last[i] > first[i]+m.slack(first[i]) {
+			t.Errorf("%s: %d after a tenth, %d at the end", m.name, first[i], last[i])
+		}
+	}
+	if c.page.looks == 0 {
+		t.Error("nobody has seen the page")
+	}
+}

@@ -1,0 +1,122 @@
+package campaign
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"text/tabwriter"
+	"time"
+)
+
+// tally is what a campaign has done so far. It is kept in a file, so that one that was interrupted
+// goes on.
+type tally struct {
+	Seed       uint64
+	Round      int
+	Took       time.Duration
+	Lives      map[string]int // by engine and kind of grant
+	Refused    int            // forged requests
+	Kills      map[string]int // by program
+	Faults     map[string]int // rounds
+	Looks      int            // comparisons of the ledger with what lives
+	Scans      int            // of living containers, from the inside
+	Violations []string
+
+	mu sync.Mutex
+}
+
+func newTally(seed uint64) *tally {
+	return &tally{Seed: seed, Lives: map[string]int{}, Kills: map[string]int{}, Faults: map[string]int{}}
+}
+
+// load reads the file of an interrupted campaign; nil without one.
+func load(path string) *tally {
+	text, err := os.ReadFile(path)
+	t := newTally(0)
+	if path == "" || err != nil || json.Unmarshal(text, t) != nil {
+		return nil
+	}
+	return t
+}
+
+func (t *tally) save(path string) error {
+	if path == "" {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text, err := json.MarshalIndent(t, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (t *tally) kill(program string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Kills[program]++
+}
+
+func (t *tally) life(engine, kind string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Lives[engine+" "+kind]++
+}
+
+func (t *tally) add(to *int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	*to++
+}
+
+func (t *tally) sums() (lives, kills, violations int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return sum(t.Lives), sum(t.Kills), len(t.Violations)
+}
+
+func sum(of map[string]int) (n int) {
+	for _, count := range of {
+		n += count
+	}
+	return n
+}
+
+// print writes the table.
+func (t *tally) print(to io.Writer) {
+	lives, kills, _ := t.sums()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	defer w.Flush()
+	fmt.Fprintf(w, "seed\t%d\n", t.Seed)
+	fmt.Fprintf(w, "time\t%v, %d rounds\n", t.Took.Round(time.Second), t.Round)
+	section := func(title string, total int, of map[string]int) {
+		fmt.Fprintf(w, "%s\t%d\n", title, total)
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			fmt.Fprintf(w, "  %s\t%d\n", name, of[name])
+		}
+	}
+	section("container lives", lives, t.Lives)
+	section("kills", kills, t.Kills)
+	section("rounds by fault", sum(t.Faults), t.Faults)
+	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
+	fmt.Fprintf(w, "comparisons of the ledger with what lives\t%d\n", t.Looks)
+	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
+	fmt.Fprintf(w, "violations\t%d\n", len(t.Violations))
+	for _, what := range t.Violations {
+		fmt.Fprintf(w, "  %s\n", what)
+	}
+}
