@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -12,30 +11,23 @@ import (
 // waits for the lock no longer than removalWait and never fails: the next reader finds that a
 // binding left behind is dead. It returns the bundle of what it removed.
 func (n *Node) RemoveDeadBinding(runtimeRoot, container string) (bundle string) {
-	bundle, _ = removeDeadBinding(n, runtimeRoot, container, removalWait)
-	return bundle
+	return removeDeadBinding(n, runtimeRoot, container, removalWait)
 }
 
 // replaceDeadBinding is RemoveDeadBinding before another container of the id starts. What is left
-// would count as that container's until it ends, so it tries for longer. That happens only where
-// an id is used again and the delete has not removed the binding.
+// would count as that container's until it ends, so it waits for longer. That happens only where an
+// id is used again and the delete has not removed the binding.
 func replaceDeadBinding(n *Node, runtimeRoot, container string) {
-	for end := time.Now().Add(replaceWait); ; time.Sleep(removalPause) {
-		_, err := removeDeadBinding(n, runtimeRoot, container, time.Until(end))
-		if err == nil || errors.Is(err, ledger.ErrNotFound) || !time.Now().Before(end) {
-			return
-		}
-	}
+	removeDeadBinding(n, runtimeRoot, container, replaceWait)
 }
 
-func removeDeadBinding(n *Node, runtimeRoot, container string, wait time.Duration) (bundle string,
-	err error) {
+func removeDeadBinding(n *Node, runtimeRoot, container string, wait time.Duration) (bundle string) {
 	if !n.Ledger.Bindings.Has(runtimeRoot, container) {
-		return "", nil
+		return ""
 	}
 	quick, until, driven := *n.Ledger, time.Now().Add(wait), false
-	quick.Wait = max(wait, time.Millisecond)
-	err = quick.Update(func(tx *ledger.Tx) error {
+	quick.Wait = wait
+	_ = quick.Update(func(tx *ledger.Tx) error {
 		b, err := tx.Bindings.Of(runtimeRoot, container)
 		if err != nil || b.Life != grant.Dead {
 			return err
@@ -46,15 +38,14 @@ func removeDeadBinding(n *Node, runtimeRoot, container string, wait time.Duratio
 	if driven {
 		undrive(n, runtimeRoot, container, time.Until(until))
 	}
-	return bundle, err
+	return bundle
 }
 
 // removalWait is how long a delete may be held up, replaceWait a create of an id whose last
 // container has left a binding.
 const (
-	removalWait  = 100 * time.Millisecond
-	replaceWait  = 2 * time.Second
-	removalPause = 10 * time.Millisecond
+	removalWait = 100 * time.Millisecond
+	replaceWait = 2 * time.Second
 )
 
 // RemoveDeadBindings removes the bindings of containers that are gone, and with them the grants
