@@ -109,6 +109,12 @@ test-podman: ## Podman's own system tests of containers, bare and through us, in
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/podman/run.sh $(PODMAN_SUITE) $(PODMAN_FILES)
 
+.PHONY: test-critest
+test-critest: ## cri-tools' validation of containerd, bare and through us, in some minutes (root)
+	@test/setup.sh e2e
+	$(MAKE) --no-print-directory build
+	E2E_ENTRIES=critest test/rig/leftovers.sh test/e2e/run.sh containerd2,containerd1.7
+
 .PHONY: build
 build: ## bin/gpuledger, bin/gpuledger-runtime, bin/gpuledger-hook, bin/gpuledgerd and the proxies in bin/shim
 	@test/setup.sh check-go

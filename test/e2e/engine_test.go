@@ -83,6 +83,9 @@ type entry struct {
 	// test runs in place of all other tests at this entry point; nil: the story and the tests after
 	// it.
 	test func(*testing.T, *site)
+	// cluster is whether it is an entry point of whole clusters, and asked whether it is tested only
+	// where it is named.
+	cluster, asked bool
 	// cannot is why this entry point cannot hold a container that the client can ask for; "" if it
 	// can.
 	cannot func(client, container) string
@@ -141,7 +144,10 @@ var entries = []entry{
 			}
 			return ""
 		}},
-	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", test: cluster},
+	{name: "cluster", on: isCluster, prepare: (*site).wrapRuntime, handler: "gpuledger", test: cluster,
+		cluster: true},
+	{name: "critest", on: hasCRI, prepare: (*site).wrapRuntime, handler: "gpuledger", test: critest,
+		asked: true},
 	{name: "cdi", on: knowsCDI, prepare: (*site).bareRuntime, handler: "plain", bare: true,
 		only: []string{"plain", grantByName, gpuByName, askByName},
 		why:  "CDI alone sees only containers that use one of gpuledger's names"},
@@ -152,6 +158,9 @@ func isCluster(e engine) bool { return e.cluster }
 
 // knowsCDI reports whether an engine takes CDI's names.
 func knowsCDI(e engine) bool { return e.name != "containerd1.6" && e.name != "docker-20.10" }
+
+// hasCRI reports whether critest validates an engine: cri-tools want CRI as containerd has it since 1.7.
+func hasCRI(e engine) bool { return e.name == "containerd2" || e.name == "containerd1.7" }
 
 // hasHooks reports whether an engine has a hooks directory.
 func hasHooks(e engine) bool { return e.trust == grant.CRIO || e.trust == grant.Podman }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -22,9 +23,10 @@ func archives(t *testing.T, dir string, more map[string]string) map[string]strin
 	must(t, os.MkdirAll(dir, 0o755))
 	layer := busyboxLayer(t, more)
 	paths := map[string]string{image: filepath.Join(dir, "busybox.tar"),
-		pauseImage: filepath.Join(dir, "pause.tar")}
-	must(t, os.WriteFile(paths[image], archive(t, image, layer, nil), 0o644))
-	must(t, os.WriteFile(paths[pauseImage], archive(t, pauseImage, layer, pause), 0o644))
+		pauseImage: filepath.Join(dir, "pause.tar"), webImage: filepath.Join(dir, "web.tar")}
+	must(t, os.WriteFile(paths[image], archive(t, image, layer, nil), 0o644),
+		os.WriteFile(paths[pauseImage], archive(t, pauseImage, layer, pause), 0o644),
+		os.WriteFile(paths[webImage], archive(t, webImage, layer, []string{"httpd", "-f", "-p", "80"}), 0o644))
 	return paths
 }
 
@@ -64,10 +66,15 @@ func busyboxLayer(t *testing.T, more map[string]string) []byte {
 		put(t, w, tar.Header{Name: dir + "/", Mode: 0o755, Typeflag: tar.TypeDir}, nil)
 	}
 	put(t, w, tar.Header{Name: "tmp/", Mode: 0o1777, Typeflag: tar.TypeDir}, nil)
-	put(t, w, tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"))
-	put(t, w, tar.Header{Name: "etc/group", Mode: 0o644}, []byte("root:x:0:\n"))
+	put(t, w, tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"))
+	put(t, w, tar.Header{Name: "etc/group", Mode: 0o644}, []byte("root:x:0:\nnogroup:x:65534:\n"))
 	put(t, w, tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox)
-	for _, applet := range []string{"sh", "sleep", "cat", "sed", "mknod", "rm", "echo", "true"} {
+	applets, err := exec.Command(path, "--list").Output()
+	must(t, err)
+	for _, applet := range strings.Fields(string(applets)) {
+		if applet == "busybox" {
+			continue
+		}
 		put(t, w, tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}
 	for name, path := range more {

@@ -62,7 +62,7 @@ func everyEngine(names, at []string) int {
 			continue
 		}
 		for _, i := range entries {
-			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) || e.cluster != (i.test != nil) {
+			if i.on != nil && !i.on(e) || !slices.Contains(at, i.name) || e.cluster != i.cluster {
 				continue
 			}
 			ran++
@@ -91,9 +91,13 @@ func known() string {
 	return strings.Join(names, ", ")
 }
 
+// allEntries are the entry points that are tested unless some are named.
 func allEntries() string {
 	var names []string
 	for _, i := range entries {
+		if i.asked {
+			continue
+		}
 		names = append(names, i.name)
 	}
 	return strings.Join(names, ",")

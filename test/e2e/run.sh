@@ -5,7 +5,8 @@
 # STORM=300 creates and deletes so many pods while the cluster's parts are killed (default: 24); OLD_KUBE=FILE is an older
 # gpuledger-kube to update from (default: the same). KUBERNETES=1.35 takes kubernetes-1.35 of test/engines/build.sh, and
 # KUBERNETES_GATES=GATE=true,... sets feature gates of all its programs.
-# E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has).
+# E2E_ENTRIES=wrapper,configure,... names the entry points (default: all that an engine has, but for critest, which is
+# cri-tools' validation of containerd2 and containerd1.7).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
@@ -39,6 +40,7 @@ done
 skipped='compose devcontainers' # only one entry point has them
 case ,${E2E_ENTRIES:-asking}, in *,asking,*) skipped= ;; esac
 mapfile -t builds < <(printf '%s\n' "${builds[@]}" | awk -v skipped=" $skipped " 'NF && !seen[$0]++ && !index(skipped, " " $0 " ")')
+[[ ,${E2E_ENTRIES:-}, != *,critest,* ]] || builds+=(critest)
 case " ${names[*]} " in *" kubernetes-"*) [ -z "${KUBERNETES:-}" ] || builds+=("kubernetes-$KUBERNETES") ;; esac
 [ ${#builds[@]} = 0 ] || test/engines/build.sh "${builds[@]}"
 for program in gpuledger gpuledger-runtime gpuledger-hook gpuledgerd; do

@@ -36,6 +36,7 @@ type site struct {
 const (
 	image      = "localhost/busybox:1"
 	pauseImage = "localhost/pause:1"
+	webImage   = "localhost/web:1"
 )
 
 func newSite(t *testing.T) *site {

@@ -22,6 +22,7 @@ table='
          containerd-2   github.com/containerd/containerd/v2 v2.4.2           cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
          containerd-1.7 github.com/containerd/containerd    v1.7.35          cmd/containerd,cmd/containerd-shim-runc-v2,cmd/ctr    -
          crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -
+         critest        sigs.k8s.io/cri-tools               v1.36.0          own                                                   -
          crio           github.com/cri-o/cri-o              v1.34.0          cmd/crio                                              containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
          dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
          compose        github.com/docker/compose/v2        v2.40.3          cmd                                                   -
@@ -50,7 +51,7 @@ row() {
 }
 
 # stamp: what the result depends on.
-stamp() { (echo "$module $version $commands $tags $(go env GOVERSION GOARCH)" && cat go.mod go.sum && declare -f build) | sha256sum | cut -d ' ' -f 1; }
+stamp() { (echo "$module $version $commands $tags $(go env GOVERSION GOARCH)" && cat go.mod go.sum && find . -name '*.go' -exec cat {} + && declare -f build) | sha256sum | cut -d ' ' -f 1; }
 
 # fetch: everything the build needs, so that the compiler never waits for a server. The only step that a network can fail.
 fetch() {
@@ -134,7 +135,11 @@ pin() (
     (.Replace[]? | select(.New.Version) | "-replace=\(.Old.Path)\(if .Old.Version then "@" + .Old.Version else "" end)=\(.New.Path)@\(.New.Version)"),
     (.Replace[]? | select(.New.Path | startswith("./staging/")) | "-replace=\(.Old.Path)=\(.Old.Path)@\($staging)"),
     (.Godebug[]? | "-godebug=\(.Key)=\(.Value)")' <<<"$theirs" | xargs -r go mod edit
-  if ! go get -tool "${packages[@]/%/@$version}"; then
+  if [ "$commands" = own ]; then # it has no command for go get: the one that is here takes its packages
+    install -m 644 "$(jq -r .Dir <<<"$info")/go.sum" go.sum
+    go mod edit -require="$module@$version" -tool="github.com/gpuledger/gpuledger/test/engines/$name"
+    go mod tidy
+  elif ! go get -tool "${packages[@]/%/@$version}"; then
     # The checksum database does not know every module. The engine's own zip is verified, so its go.sum is as good.
     install -m 644 "$(jq -r .Dir <<<"$info")/go.sum" go.sum
     go get -tool "${packages[@]/%/@$version}"
