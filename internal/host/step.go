@@ -1,7 +1,9 @@
 package host
 
 import (
+	"fmt"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,6 +71,26 @@ func after(s Step, err error) {
 		Simulated.After(s, err)
 	}
 }
+
+// Mutex is a sync.Mutex that a goroutine may have while it makes steps. A simulator lets others run
+// meanwhile.
+type Mutex struct{ mu sync.Mutex }
+
+func (m *Mutex) Lock() {
+	if Simulated != nil {
+		_ = before(Step{Kind: TakesLock, Path: m.name()})
+	}
+	m.mu.Lock()
+}
+
+func (m *Mutex) Unlock() {
+	m.mu.Unlock()
+	if Simulated != nil {
+		after(Step{Kind: GivesLock, Path: m.name()}, nil)
+	}
+}
+
+func (m *Mutex) name() string { return fmt.Sprintf("mutex %p", m) }
 
 // Mkdir is os.Mkdir for a directory that only the caller's user can use.
 func Mkdir(path string) error {

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -89,7 +90,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	node.RecordUser(n, "released", p.uid, g.ID, nil)
 	s.updateNodes(r.Context())
 	_ = send(w, users.Event{Grant: &users.List(g)[0]})
-	s.queue.poke()
+	s.queue.Poke()
 }
 
 // updateNodes has users' access to device nodes follow the ledger. The next pass of the daemon does
@@ -147,26 +148,8 @@ func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 			Hint:    "leave --user, --owner and --for out"}
 	}
 	ask.User, ask.Source = p.uid, grant.ByUser
-	_, err := inQuota(n, ask)
+	_, err := userqueue.InQuota(n, ask)
 	return ask, err
-}
-
-// inQuota returns what is asked for with the quota that is in force now. A request may have waited
-// for days.
-func inQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
-	if ask.Source != grant.ByUser { // root's
-		return ask, nil
-	}
-	if ask.Quota = users.QuotaOf(n.Policy.Quotas, ask.User); ask.Quota == nil {
-		return ask, &grant.Refusal{Code: grant.QuotaExceeded,
-			Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(ask.User)),
-			Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
-				grant.Docs + "users.md)"}
-	}
-	if ask.TTL <= 0 {
-		ask.TTL = ask.Quota.MaxTTL()
-	}
-	return ask, nil
 }
 
 func isPrintable(text string) bool {
