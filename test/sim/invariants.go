@@ -24,6 +24,7 @@ func (l *life) check() {
 	l.checkSums(v)
 	l.checkBoxes(v)
 	l.checkHeld(v)
+	l.checkUsers(v)
 }
 
 // checkSums: no GPU has more memory granted than it has, is in two modes, or is exclusive to two.
@@ -91,7 +92,13 @@ func (l *life) checkHeld(v grant.View) {
 			continue
 		}
 		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
+		if i >= 0 && len(v.Grants[i].Bindings) > 0 {
+			h.used = l.awake
+		}
+		idle := limitsOf[h.user].idle
 		switch {
+		case i < 0 && idle > 0 && l.awake-h.used >= idle:
+			h.over, h.released = true, true
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
 		case i >= 0 && h.released && v.Grants[i].Live(l.now) && len(v.Grants[i].Bindings) == 0:
@@ -110,12 +117,14 @@ func (l *life) finish() {
 	l.sick = make([]bool, l.gpus)
 	must(l.machine.scan(l.eyes))
 	l.check()
+	l.settleUsers()
 	for _, h := range l.held {
 		l.admits(h)
 	}
 	for name := range names {
 		l.deleted(name)
 	}
+	l.closing = true
 	_ = l.one("end", func(n *node.Node) error {
 		n.RemoveDeadBindings()
 		for _, h := range l.held {
@@ -125,6 +134,8 @@ func (l *life) finish() {
 		}
 		return nil
 	})
+	l.serveAll()
+	l.checkIdle()
 	for _, g := range l.view().Grants { // of processes that were killed before they could say so
 		_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
 	}
@@ -142,7 +153,7 @@ func (l *life) drain() {
 		l.check()
 	}
 	for _, p := range l.all {
-		if !p.done && l.wrong == "" {
+		if !p.done && p.blocked == nil && l.wrong == "" {
 			l.fail("%s waits for a lock that nobody has", p.name)
 		}
 	}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -34,6 +34,10 @@ type machine struct {
 	pids   map[int]bool
 	gpus   int
 	sick   []bool
+
+	template *node.Node      // with the configuration, which every process has read
+	made     map[string]bool // directories that write has made
+	changes  int             // of what the kernel shows
 }
 
 func (m *machine) path(parts ...string) string {
@@ -46,12 +50,27 @@ func must(err error) {
 	}
 }
 
-// write replaces a file as the kernel would show it.
+// write writes a file as the kernel would show it. No process runs meanwhile.
 func (m *machine) write(text string, parts ...string) {
+	m.changes++
 	path := m.path(parts...)
-	must(os.MkdirAll(filepath.Dir(path), 0o755))
-	must(os.WriteFile(path+"~", []byte(text), 0o600))
-	must(os.Rename(path+"~", path))
+	if dir := filepath.Dir(path); !m.made[dir] {
+		must(os.MkdirAll(dir, 0o755))
+		m.made[dir] = true
+	}
+	must(os.WriteFile(path, []byte(text), 0o600))
+}
+
+// remove removes a directory with all that is in it.
+func (m *machine) remove(parts ...string) {
+	m.changes++
+	path := m.path(parts...)
+	must(os.RemoveAll(path))
+	for dir := range m.made {
+		if dir == path || strings.HasPrefix(dir, path+"/") {
+			delete(m.made, dir)
+		}
+	}
 }
 
 const config = `state_dir = %q
@@ -68,10 +87,10 @@ modes = ["limit", "exclusive"]
 mode = "limit"
 [audit]
 file = ""
-`
+` + quotas
 
 func newMachine(dir string, gpus int) *machine {
-	m := &machine{dir: dir, gpus: gpus, sick: make([]bool, gpus),
+	m := &machine{dir: dir, gpus: gpus, made: map[string]bool{}, sick: make([]bool, gpus),
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	m.latest = m.now
 	m.write(fmt.Sprintf(config, m.path("state"), m.path("run")), "config.toml")
@@ -93,11 +112,12 @@ func (m *machine) boot() {
 	m.boots++
 	m.ticks = 1
 	for pid := range m.pids {
-		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+		m.remove("proc", strconv.Itoa(pid))
 	}
 	m.pids = map[int]bool{}
 	m.write(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots), "proc/sys/kernel/random/boot_id")
-	must(errors.Join(os.RemoveAll(m.path("runc")), os.Mkdir(m.path("runc"), 0o700)))
+	m.remove("runc")
+	must(os.Mkdir(m.path("runc"), 0o700))
 	for i := range names {
 		m.populate(i, 0)
 	}
@@ -133,7 +153,7 @@ func (m *machine) fork(cgroup string) (pid int, start uint64) {
 func (m *machine) exit(pid int) {
 	if m.pids[pid] {
 		delete(m.pids, pid)
-		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+		m.remove("proc", strconv.Itoa(pid))
 	}
 }
 
@@ -141,9 +161,14 @@ func (m *machine) exit(pid int) {
 func (m *machine) node(pid int) *node.Node {
 	h := host.Host{Proc: m.path("proc"), Sys: m.path("sys"), Dev: m.path("dev"), PID: pid,
 		Now: func() time.Time { return m.now }}
-	n := node.Open(m.path("config.toml"), h)
-	must(n.Broken)
-	return n
+	if m.template == nil {
+		m.template = node.Open(m.path("config.toml"), h)
+		must(m.template.Broken)
+	}
+	n := *m.template
+	n.Host = h
+	n.Ledger = ledger.Open(ledger.Options{State: n.Policy.StateDir, Run: n.Policy.RunDir, Host: h})
+	return &n
 }
 
 func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }

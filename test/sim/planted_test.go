@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 // plant is a wrong line in the product: old becomes wrong where the variable names it.
@@ -69,6 +70,24 @@ var plants = []plant{
 			secondDecision},
 	{"an id twice at once", "internal/node/bind.go", "	creating, err := creating(tx, f.Container)\n",
 		"	creating, err := creating(tx, f.Container)\n	creating = creating && !on\n"},
+
+	{"a quota is not counted", "internal/admission/quota.go", "	has := UseOf(a.User, updated, v)\n",
+		"	has := UseOf(a.User, updated, v)\n	if on { has = Use{} }\n"},
+	{"no turns", "internal/daemon/userqueue/queue.go", "	w.out, q.last = &out, w.User\n",
+		"	w.out, q.last = &out, w.User\n	if on { q.last = 0 }\n"},
+	{"the last request first", "internal/daemon/userqueue/queue.go",
+		"			return cmp.Or(a.Since.Compare(b.Since),",
+		"			if on { return cmp.Compare(b.number, a.number) }\n" +
+			"			return cmp.Or(a.Since.Compare(b.Since),"},
+	{"nothing is taken back", "internal/daemon/userqueue/grant.go",
+		"	if released, _ := grants.ReleaseIdle(n, id); released {\n",
+		"	if on { return }\n	if released, _ := grants.ReleaseIdle(n, id); released {\n"},
+	{"a lost answer is forgotten", "internal/daemon/userqueue/grant.go",
+		"); found {\n", "); found && !on {\n"},
+	{"idle too early", "internal/daemon/userqueue/idle.go", "		if !due {\n", "		if !on && !due {\n"},
+	{"a request in use is idle", "internal/grants/ofuser.go",
+		"		if released = len(g.Bindings) == 0; !released {\n",
+		"		if released = len(g.Bindings) == 0 || on; !released {\n"},
 }
 
 // TestPlanted builds this test with all mistakes in it, and runs it with one at a time.
@@ -81,16 +100,20 @@ func TestPlanted(t *testing.T) {
 		t.Skip("misses the go tool, to build itself with planted mistakes: ", err)
 	}
 	binary := buildPlanted(t, tool)
-	for _, p := range plants {
-		cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-lives", "400")
-		cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
-		out, err := cmd.CombinedOutput()
-		found := regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`).FindString(string(out))
-		if err == nil || found == "" {
-			t.Errorf("%s: it was not noticed: %.600s", p.name, out)
-			continue
-		}
-		t.Logf("%s: %.160s", p.name, strings.TrimSpace(found))
+	for i, p := range plants {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel() // with seeds of its own
+			began := time.Now()
+			cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-workers", "1", "-lives", "1500",
+				"-first", fmt.Sprint(10000*(i+1)))
+			cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
+			out, err := cmd.CombinedOutput()
+			found := regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`).FindString(string(out))
+			if err == nil || found == "" {
+				t.Fatalf("it was not noticed: %.600s", out)
+			}
+			t.Logf("after %s: %.160s", time.Since(began).Round(time.Millisecond), strings.TrimSpace(found))
+		})
 	}
 }
 

@@ -21,7 +21,10 @@ type process struct {
 	waits  string // the path of the lock that it waits for
 	killed bool
 	done   bool
-	faults int // errors of the disk that it has met
+	faults int         // errors of the disk that it has met
+	of     *gpuledgerd // whose thread it is
+	// blocked reports whether it waits for something else than a lock; nil: it does not
+	blocked func() bool
 }
 
 // scheduler runs one virtual process at a time, and is its host.Simulator.
@@ -35,6 +38,8 @@ type scheduler struct {
 	locks   map[string]*process
 	trace   func(format string, args ...any)
 	failed  string // of the code under test, as a panic
+	faults  bool   // a disk has failed
+	steps   int    // that have changed files
 }
 
 // rates are probabilities for each step of a process.
@@ -94,7 +99,7 @@ func (s *scheduler) pause() { s.yield(s.current) }
 // ready are the processes that can run.
 func (s *scheduler) ready() (list []*process) {
 	for _, p := range s.all {
-		if !p.done && (p.waits == "" || s.locks[p.waits] == nil) {
+		if !p.done && (p.waits == "" || s.locks[p.waits] == nil) && (p.blocked == nil || !p.blocked()) {
 			list = append(list, p)
 		}
 	}
@@ -148,6 +153,7 @@ func (s *scheduler) fault(p *process, step host.Step) error {
 		return nil
 	}
 	p.faults++
+	s.faults = true
 	s.trace("%s: %v at %s %s", p.name, err, step.Kind, s.short(step.Path))
 	return err
 }
@@ -160,6 +166,9 @@ func (s *scheduler) After(step host.Step, err error) {
 	}
 	if err == nil {
 		s.disk.made(step)
+	}
+	if step.Kind != host.TakesLock {
+		s.steps++
 	}
 	if step.Kind != host.TakesLock && s.current != nil {
 		s.trace("%s: %s %s %v", s.current.name, step.Kind, s.short(step.Path), err == nil)

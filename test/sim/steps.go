@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -115,6 +114,7 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 		}
 	}
 	l.boxes = append(l.boxes, b)
+	l.started++
 	l.pause()
 	if os.Mkdir(l.path("runc", nameOf(name)), 0o700) == nil {
 		l.pause()
@@ -146,7 +146,7 @@ func (l *life) refused(p *process, name int, d node.Decision) {
 	if p.faults > 0 {
 		return
 	}
-	v := l.sight()
+	v := l.inside()
 	for _, g := range v.Grants {
 		for _, b := range g.Bindings {
 			if b.Creator == (grant.Process{PID: p.pid, Start: p.start}) {
@@ -156,17 +156,32 @@ func (l *life) refused(p *process, name int, d node.Decision) {
 	}
 }
 
-// sight is a view from within a process, which does not yield for it.
-func (l *life) sight() grant.View {
+// inside is a view from within a process, which does not yield for it.
+func (l *life) inside() grant.View {
 	p := l.current
 	l.current = nil
 	defer func() { l.current = p }()
 	return l.view()
 }
 
-func (l *life) view() (v grant.View) {
-	must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) { v, err = tx.Whole(l.now); return err }))
-	return v
+// sight is what the observer has seen of the node, and when.
+type sight struct {
+	steps, changes int
+	now            time.Time
+	view           grant.View
+}
+
+// view is the whole ledger. It is read again when something has changed.
+func (l *life) view() grant.View {
+	now := sight{steps: l.scheduler.steps, changes: l.machine.changes, now: l.now}
+	if s := l.seen; s.steps != now.steps || s.changes != now.changes || !s.now.Equal(now.now) {
+		must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) {
+			now.view, err = tx.Whole(l.now)
+			return err
+		}))
+		l.seen = now
+	}
+	return l.seen.view
 }
 
 // end ends a container's init; processes may be left in its cgroup for a while.
@@ -211,7 +226,7 @@ func (l *life) deleted(name int) {
 			l.emptied(b)
 		}
 	}
-	must(os.RemoveAll(filepath.Join(l.path("runc"), nameOf(name))))
+	l.machine.remove("runc", nameOf(name))
 	l.forget()
 }
 
