@@ -1,7 +1,6 @@
 package grants
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -152,27 +151,16 @@ func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory,
 		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message,
 			Hint: problem.Hint}
 	}
-	for range sweeps {
+	for range limitfiles.MaxSweeps {
 		if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
 			return grant.View{}, inv, err
 		}
 		v, err := tx.Whole(n.Host.Now())
-		if err != nil || !slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return isOver(g, v) }) {
+		if err != nil || !v.AnyCouldReturn() {
 			return v, inv, err
 		}
 	}
-	return grant.View{}, inv, errors.New("cannot grant: containers end faster than their grants are swept")
-}
-
-// sweeps is how often a placement removes what is over, because another container has ended
-// meanwhile, before it fails.
-const sweeps = 16
-
-// isOver reports whether a grant does not count in a view and could count again. What a placement
-// takes for free has to stay free, so a sweep has to end such a grant first: its container may have
-// ended since the last one.
-func isOver(g grant.Grant, v grant.View) bool {
-	return len(g.Bindings) == 0 && (g.Orphaned() || g.Draining || !g.Over && g.Expired(v.Now))
+	return grant.View{}, inv, limitfiles.ErrEndless
 }
 
 // Tree is the processes of a grant that are in no container: one, and those in its cgroup.

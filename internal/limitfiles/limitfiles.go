@@ -81,6 +81,13 @@ func Sweep(p grant.Policy, now time.Time, tx *ledger.Tx) error {
 	return err
 }
 
+// MaxSweeps is how often a placement removes what is over, because another container has ended
+// meanwhile, before it fails with ErrEndless.
+const MaxSweeps = 16
+
+// ErrEndless says that a placement cannot know what is free.
+var ErrEndless = errors.New("cannot grant: containers end faster than their grants are swept")
+
 // Settle makes the files agree with the ledger: it removes those of grants that are gone, and sets
 // those of live ones to what the ledger says. It costs as much as there are files.
 func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {

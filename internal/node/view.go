@@ -8,6 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
 	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
@@ -26,6 +27,21 @@ func readLedger(n *Node, f *createFacts) (*createFacts, grant.View) {
 // viewOf gives the ledger as a container sees it that has these facts.
 func viewOf(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 	return withProblem(n, f, ledgerView(n, tx, f))
+}
+
+// lastingView is viewOf with the ledger locked. Where the container could adopt a grant, it removes
+// what is over first: the grants of containers that ended, this one's last among them.
+func lastingView(n *Node, tx *ledger.Tx, f *createFacts) (grant.View, error) {
+	for range limitfiles.MaxSweeps {
+		v := viewOf(n, tx, f)
+		if v.Whole == nil || !v.Whole.AnyCouldReturn() {
+			return v, nil
+		}
+		if err := limitfiles.Sweep(n.Policy, n.Host.Now(), tx); err != nil {
+			return v, err
+		}
+	}
+	return grant.View{}, limitfiles.ErrEndless
 }
 
 // ledgerView reads the grants that the container owns or names, and where it could adopt one the
