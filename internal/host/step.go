@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -33,11 +34,13 @@ const (
 	Symlinks  StepKind = "symlink"   // Path leads to To
 	TakesLock StepKind = "take-lock" // waits while another process has it
 	GivesLock StepKind = "give-lock"
+	Mounts    StepKind = "mount" // a file system at Path
 )
 
 // Simulator stands between a simulated node's processes and its files.
 type Simulator interface {
-	// Before runs before a step. The step is not made if it returns an error.
+	// Before runs before a step. The step is not made if it returns an error, which is Made if the
+	// simulator has made it.
 	Before(Step) error
 	// After runs when the step was made, or has failed with an error of the system.
 	After(Step, error)
@@ -49,13 +52,21 @@ type Simulator interface {
 // in an order that a seed decides, with errors of the disk, power cuts and ends of processes.
 var Simulated Simulator
 
+// Made is Before's error for a step that the simulator has made itself.
+var Made = errors.New("the simulator has made this step")
+
 // Take makes a step: do, and around it what a simulator wants.
 func Take(s Step, do func() error) error {
 	err := before(s)
-	if err == nil {
+	switch err {
+	case nil:
 		err = do()
-		after(s, err)
+	case Made:
+		err = nil
+	default:
+		return err
 	}
+	after(s, err)
 	return err
 }
 

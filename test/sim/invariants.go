@@ -24,6 +24,7 @@ func (l *life) check() {
 	l.checkSums(v)
 	l.checkBoxes(v)
 	l.checkHeld(v)
+	l.checkLimits(v)
 	l.checkUsers(v)
 }
 
@@ -117,6 +118,7 @@ func (l *life) finish() {
 	l.sick = make([]bool, l.gpus)
 	must(l.machine.scan(l.eyes))
 	l.check()
+	l.settled()
 	l.settleUsers()
 	for _, h := range l.held {
 		l.admits(h)
@@ -200,7 +202,7 @@ func (l *life) empty() {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
 	for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants",
-		"run/cgroups", "run/creates"} {
+		"run/cgroups", "run/creates", "run/limits"} {
 		entries, _ := os.ReadDir(l.path(dir))
 		for _, e := range entries {
 			if l.wrong == "" {

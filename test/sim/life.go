@@ -40,6 +40,7 @@ type box struct {
 	grant   grant.ID
 	gpus    []string
 	alone   bool // its grant is exclusive
+	limited bool // the shim keeps it to its memory
 	written bool // the runtime's state is
 	left    bool // processes are left in its cgroup
 }
@@ -62,6 +63,7 @@ type life struct {
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
 	entries  int           // into the queue
+	limitsAt int           // the step at which the records were last checked
 	started  int           // containers
 	awake    time.Duration // by the clock that nobody sets
 

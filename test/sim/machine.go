@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"debug/elf"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -79,6 +81,9 @@ engine = "containerd"
 [inventory]
 source = "simulated"
 file = "x"
+[enforcement]
+limit = "library"
+shim = %q
 [annotations]
 trust = "adopt"
 [ask]
@@ -93,7 +98,7 @@ func newMachine(dir string, gpus int) *machine {
 	m := &machine{dir: dir, gpus: gpus, made: map[string]bool{}, sick: make([]bool, gpus),
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	m.latest = m.now
-	m.write(fmt.Sprintf(config, m.path("state"), m.path("run")), "config.toml")
+	m.write(fmt.Sprintf(config, m.path("state"), m.path("run"), m.path("shim")), "config.toml")
 	must(os.Mkdir(m.path("state"), 0o700))
 	m.write("Character devices:\n", "proc/devices")
 	for _, ns := range []string{"pid", "time", "cgroup"} {
@@ -103,8 +108,19 @@ func newMachine(dir string, gpus int) *machine {
 		must(os.Symlink("/proc/self/ns/"+ns, m.path("proc/1/ns", ns)))
 	}
 	m.write("0::/\n", "proc/self/cgroup")
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		m.write(libraryHead(), "shim", name)
+	}
 	m.boot()
 	return m
+}
+
+// libraryHead is the beginning of a library of this architecture, which is all that is looked at.
+func libraryHead() string {
+	head := []byte("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 13))
+	head[16] = byte(elf.ET_DYN)
+	head[18] = byte(map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH])
+	return string(head)
 }
 
 // boot gives the node another boot id. No process survives it.
@@ -171,7 +187,7 @@ func (m *machine) node(pid int) *node.Node {
 	return &n
 }
 
-func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
+func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i) }
 
 // scan takes the inventory.
 func (m *machine) scan(n *node.Node) error {
@@ -182,6 +198,8 @@ func (m *machine) scan(n *node.Node) error {
 	inv := grant.Inventory{Version: 1, BootID: boot, Taken: m.now, Source: "simulated",
 		Majors: map[string]int{"nvidia": 195}}
 	inv.Driver.Root = "/"
+	inv.Driver.Files = []grant.DriverFile{{Path: "/usr/lib/libcuda.so.1", Target: "/usr/lib",
+		Kind: grant.FileLibrary, Bits: 64, Names: []string{"libcuda.so.1"}, Capability: grant.Compute}}
 	for i := range m.gpus {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
 		if m.sick[i] {

@@ -109,6 +109,7 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	b := &box{name: name, creator: p}
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
+		b.limited = d.Limited
 		for _, s := range d.Grant.GPUs {
 			b.gpus = append(b.gpus, s.UUID)
 		}
@@ -245,7 +246,7 @@ func (l *life) release() {
 
 func (l *life) change() {
 	h := l.pick()
-	if h == nil {
+	if h == nil || h.user != 0 { // root may give a user more than the quota
 		return
 	}
 	memory, before := grant.Bytes(6*(1+l.random.IntN(4)))*grant.GiB, h.possible
@@ -262,13 +263,15 @@ func (l *life) change() {
 
 // tidy is a pass of gpuledgerd, or an administrator's check.
 func (l *life) tidy() {
-	kind := l.random.IntN(3)
+	kind := l.random.IntN(4)
 	l.begin("tidy", func(_ *process, n *node.Node) {
 		switch kind {
 		case 0:
 			n.RemoveDeadBindings()
 		case 1:
 			_, _ = grants.Reconcile(n)
+		case 2:
+			_, _ = grants.SettleLimits(n)
 		default:
 			_, _ = grants.Check(n)
 		}

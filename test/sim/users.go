@@ -108,7 +108,7 @@ func (l *life) serve(p *process, n *node.Node, r *userAsk) {
 		case out != nil:
 			g, err = out.Grant, out.Err
 		case r.state == left || d.ending:
-			l.settled(r, p)
+			l.clientless(r, p)
 			return
 		}
 	}
@@ -117,9 +117,9 @@ func (l *life) serve(p *process, n *node.Node, r *userAsk) {
 	switch {
 	case err == nil && (r.state == left || d.ending):
 		userqueue.TakeBack(n, r.User, g.ID)
-		l.settled(r, p)
+		l.clientless(r, p)
 	case r.state == left:
-		l.settled(r, p)
+		l.clientless(r, p)
 	case err == nil:
 		l.holds(r, g)
 	case !d.ending:
@@ -155,8 +155,8 @@ func (l *life) await(p *process, n *node.Node, r *userAsk) *userqueue.Outcome {
 	}
 }
 
-// settled is the end of a thread whose client is gone or was cut off.
-func (l *life) settled(r *userAsk, p *process) {
+// clientless is the end of a thread whose client is gone or was cut off.
+func (l *life) clientless(r *userAsk, p *process) {
 	l.trace("%s has no client any more", p.name)
 	if r.state == left {
 		r.state = unsettled
