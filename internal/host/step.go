@@ -83,6 +83,16 @@ func after(s Step, err error) {
 	}
 }
 
+// Go runs do in a goroutine of a group. A simulated process has no other goroutines: there it runs
+// at once.
+func Go(all *sync.WaitGroup, do func()) {
+	if Simulated != nil {
+		do()
+		return
+	}
+	all.Go(do)
+}
+
 // Mutex is a sync.Mutex that a goroutine may have while it makes steps. A simulator lets others run
 // meanwhile.
 type Mutex struct{ mu sync.Mutex }
