@@ -203,7 +203,7 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
 // putOff postpones the next question to a daemon that did not answer.
 func (d *daemon) putOff(err error, took time.Duration) {
 	if err != nil && took >= answerTime {
-		d.askedAgain = d.now().Add(restAfterSilence * took)
+		d.askedAgain = d.now().Add(restAfterSilence * min(took, allAnswers)) // longer: it was stopped
 	}
 }
 

@@ -59,7 +59,8 @@ func (m *Manager) Stop() {}
 // How long the ledger is not read again, as multiples of what reading it takes: that keeps reading
 // a large ledger below one percent of a core. In an unchanged ledger, only containers and grants
 // that have ended are news. A changed one is read again soon, and an unchanged one is read rarely
-// if there is no daemon to end.
+// if there is no daemon to end. No rest is longer than that: a pass takes for hours if this process
+// or the machine is stopped meanwhile, and no grant may wait a hundred times as long.
 const (
 	restAfter, restAfterChange = 100, 4
 	restIdle                   = 30 * time.Second
@@ -88,7 +89,7 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	case len(m.daemons) == 0 && m.failure == nil && m.readAt.Sub(m.grantsChanged) > clockTicks:
 		rest = restIdle
 	}
-	if began.Before(m.readAt.Add(rest)) && !died {
+	if began.Before(m.readAt.Add(min(rest, restIdle))) && !died {
 		return m.failure
 	}
 	o, err := m.Ledger(m.Node())
