@@ -59,7 +59,7 @@ func (l *life) refusedFinally(r *userAsk) {
 		return
 	}
 	for _, g := range l.inside().Grants {
-		if g.Label == r.Ask.Label && !g.Draining && len(g.Bindings) == 0 {
+		if g.Label == r.Ask.Label && !g.Draining && len(g.Bindings) == 0 && g.Live(l.now) {
 			l.fail("%s has ended without a grant, and has %s", r.Ask.Label, g.ID)
 		}
 	}

@@ -2,11 +2,16 @@ package sim
 
 import (
 	"fmt"
+	"io"
+	"slices"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/mps"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -17,8 +22,12 @@ type gpuledgerd struct {
 	pid     int
 	queue   userqueue.Queue
 	threads []*process
-	passing bool // its managers are at work
-	ending  bool // it was told to end: clients are cut off, and its threads come to their ends
+	passing bool // its manager of users is at work
+
+	mps         *mps.Manager
+	supervising bool // its manager of MPS daemons is at work
+
+	ending bool // it was told to end: clients are cut off, and its threads come to their ends
 }
 
 // startDaemon starts gpuledgerd unless it runs.
@@ -27,7 +36,10 @@ func (l *life) startDaemon() {
 		return
 	}
 	pid, _ := l.fork("/")
-	l.daemon = &gpuledgerd{pid: pid}
+	n, quiet := l.node(pid), logrus.New()
+	quiet.SetOutput(io.Discard)
+	l.daemon = &gpuledgerd{pid: pid, mps: &mps.Manager{Node: func() *node.Node { return n },
+		Ledger: grants.Read, Log: quiet, System: mpsSystem{l}}}
 	l.trace("gpuledgerd[%d] starts", pid)
 }
 
@@ -91,6 +103,11 @@ func (l *life) endDaemon() {
 	}
 	l.machine.exit(d.pid)
 	l.cutOff()
+	if !l.calm && l.random.IntN(4) == 0 { // by a service manager that ends all that it has started
+		for _, c := range slices.Clone(l.controls) {
+			l.endControl(c)
+		}
+	}
 }
 
 // epoch is the beginning of the clock that nobody sets, of which awake is how long it runs.

@@ -26,6 +26,12 @@ func (l *life) check() {
 	l.checkHeld(v)
 	l.checkLimits(v)
 	l.checkUsers(v)
+	l.checkControls()
+	for _, p := range l.all {
+		if p.creates && !p.done {
+			l.sawReady(p)
+		}
+	}
 }
 
 // checkSums: no GPU has more memory granted than it has, is in two modes, or is exclusive to two.
@@ -120,6 +126,7 @@ func (l *life) finish() {
 	l.check()
 	l.settled()
 	l.settleUsers()
+	l.settledControls()
 	for _, h := range l.held {
 		l.admits(h)
 	}
@@ -141,6 +148,7 @@ func (l *life) finish() {
 	for _, g := range l.view().Grants { // of processes that were killed before they could say so
 		_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
 	}
+	l.settledControls()
 	l.empty()
 }
 
@@ -202,7 +210,8 @@ func (l *life) empty() {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
 	for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants",
-		"run/cgroups", "run/creates", "run/limits"} {
+		"run/cgroups", "run/creates", "run/limits",
+		"run/mps"} {
 		entries, _ := os.ReadDir(l.path(dir))
 		for _, e := range entries {
 			if l.wrong == "" {

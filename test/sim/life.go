@@ -41,6 +41,7 @@ type box struct {
 	gpus    []string
 	alone   bool // its grant is exclusive
 	limited bool // the shim keeps it to its memory
+	mps     bool // its grant is in mode mps
 	written bool // the runtime's state is
 	left    bool // processes are left in its cgroup
 }
@@ -62,6 +63,7 @@ type life struct {
 
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
+	controls []*control
 	entries  int           // into the queue
 	limitsAt int           // the step at which the records were last checked
 	started  int           // containers
@@ -147,7 +149,7 @@ func (l *life) act() {
 		l.run(p)
 		return
 	}
-	switch n := l.random.IntN(130); {
+	switch n := l.random.IntN(142); {
 	case n < 14:
 		l.enter()
 	case n < 44:
@@ -168,6 +170,10 @@ func (l *life) act() {
 		l.jump()
 	case n < 92:
 		l.crash()
+	case n < 99:
+		l.supervise()
+	case n < 104:
+		l.forMPS()
 	default:
 		l.forUsers()
 	}
@@ -233,7 +239,7 @@ func (l *life) crash() {
 	l.trace("crash")
 	l.stop()
 	l.boxes = nil
-	l.daemon = nil
+	l.daemon, l.controls = nil, nil
 	for _, r := range l.requests { // the clients are on this node
 		if r.waiter = nil; r.state.open() {
 			r.state = unsettled

@@ -137,8 +137,8 @@ func (m *machine) boot() {
 	for i := range names {
 		m.populate(i, 0)
 	}
-	m.process(1, 1, "/")
-	m.process(observer, 1, "/")
+	m.process(1, 1, "/", 0)
+	m.process(observer, 1, "/", 1)
 }
 
 // populate sets how many processes are in a container's cgroup.
@@ -150,19 +150,22 @@ func (m *machine) populate(container, count int) {
 func nameOf(container int) string   { return fmt.Sprintf("c%d", container) }
 func cgroupOf(container int) string { return "/sim/" + nameOf(container) }
 
-func (m *machine) process(pid int, start uint64, cgroup string) {
-	m.write(fmt.Sprintf("%d (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, start), "proc",
+func (m *machine) process(pid int, start uint64, cgroup string, parent int) {
+	m.write(fmt.Sprintf("%d (x) S %d 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, parent, start), "proc",
 		strconv.Itoa(pid), "stat")
 	m.write("0::"+cgroup+"\n", "proc", strconv.Itoa(pid), "cgroup")
 }
 
 // fork starts a process with the lowest free pid.
-func (m *machine) fork(cgroup string) (pid int, start uint64) {
+func (m *machine) fork(cgroup string) (pid int, start uint64) { return m.child(cgroup, 1) }
+
+// child starts a process of a parent.
+func (m *machine) child(cgroup string, parent int) (pid int, start uint64) {
 	for pid = observer + 1; m.pids[pid]; pid++ {
 	}
 	m.ticks++
 	m.pids[pid] = true
-	m.process(pid, m.ticks, cgroup)
+	m.process(pid, m.ticks, cgroup, parent)
 	return pid, m.ticks
 }
 
@@ -200,6 +203,10 @@ func (m *machine) scan(n *node.Node) error {
 	inv.Driver.Root = "/"
 	inv.Driver.Files = []grant.DriverFile{{Path: "/usr/lib/libcuda.so.1", Target: "/usr/lib",
 		Kind: grant.FileLibrary, Bits: 64, Names: []string{"libcuda.so.1"}, Capability: grant.Compute}}
+	for _, name := range []string{grant.MPSControl, grant.MPSServer} {
+		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Kind: grant.FileBinary,
+			Path: "/usr/bin/" + name, Target: "/usr/bin/" + name})
+	}
 	for i := range m.gpus {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
 		if m.sick[i] {

@@ -88,6 +88,33 @@ var plants = []plant{
 	{"a request in use is idle", "internal/grants/ofuser.go",
 		"		if released = len(g.Bindings) == 0; !released {\n",
 		"		if released = len(g.Bindings) == 0 || on; !released {\n"},
+
+	{"no record for the shim", "internal/node/bind.go", "	if d.Limited {\n", "	if d.Limited && !on {\n"},
+	{"a limit that grows before the grant", "internal/grants/update.go",
+		"	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {\n",
+		"	if on { before = after }\n" +
+			"	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {\n"},
+	{"a record stays", "internal/limitfiles/limitfiles.go",
+		"			problem, err = \"the limits of a grant that is over\", limits.Remove(dir)\n",
+		"			if on { continue }\n" +
+			"			problem, err = \"the limits of a grant that is over\", limits.Remove(dir)\n"},
+	{"a record is not corrected", "internal/limitfiles/limitfiles.go",
+		"			return \"the limits are not what the ledger says\", l.Set(g.GPUs, share)\n",
+		"			if on { return \"\", nil }\n" +
+			"			return \"the limits are not what the ledger says\", l.Set(g.GPUs, share)\n"},
+
+	{"two MPS daemons of a GPU", "internal/mps/manager.go", "		if o := m.daemons[name]; o.runs() {\n",
+		"		if o := m.daemons[name]; o.runs() && !on {\n"},
+	{"an MPS daemon that ended is ready", "internal/mpsstate/mpsstate.go",
+		"		if runs, err := h.Runs(p); err != nil || !runs {\n",
+		"		if runs, err := h.Runs(p); !on && (err != nil || !runs) {\n"},
+	{"an MPS daemon is kept", "internal/mps/plan.go", "	return dismiss\n",
+		"	if on { return keep }\n	return dismiss\n"},
+	{"an MPS daemon is ready at once", "internal/mps/daemon.go",
+		"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: ",
+		"	if on { return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, " +
+			"Threads: w.threads}) }\n" +
+			"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "},
 }
 
 // TestPlanted builds this test with all mistakes in it, and runs it with one at a time.

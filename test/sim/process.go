@@ -14,15 +14,17 @@ import (
 
 // process is a virtual process: a goroutine that runs only while the scheduler waits for it.
 type process struct {
-	name   string
-	pid    int
-	start  uint64
-	resume chan struct{}
-	waits  string // the path of the lock that it waits for
-	killed bool
-	done   bool
-	faults int         // errors of the disk that it has met
-	of     *gpuledgerd // whose thread it is
+	name    string
+	pid     int
+	start   uint64
+	resume  chan struct{}
+	waits   string // the path of the lock that it waits for
+	killed  bool
+	done    bool
+	faults  int         // errors of the disk that it has met
+	creates bool        // it decides about a container
+	ready   []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
+	of      *gpuledgerd // whose thread it is
 	// blocked reports whether it waits for something else than a lock; nil: it does not
 	blocked func() bool
 }

@@ -19,7 +19,8 @@ import (
 func (l *life) enter() {
 	h := &holding{label: fmt.Sprintf("grant-%d", len(l.held)), busy: true}
 	ask := admission.Ask{Owner: grant.Bearer, Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
-		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive}[l.random.IntN(4)]}
+		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive, grant.MPS,
+			grant.MPS}[l.random.IntN(6)]}
 	each := card
 	if ask.Mode != grant.Exclusive {
 		each = grant.Bytes(1+l.random.IntN(8)) * grant.GiB
@@ -99,8 +100,11 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		annotations, cgroupOf(name))
+	p.creates = true
+	l.sawReady(p)
 	d := n.Admit(node.Create{Caller: request.Caller{Container: l.container(name, engine)},
 		Config: []byte(spec)})
+	p.creates = false
 	l.trace("%s: %s %s %v", p.name, d.Kind, d.Code, d.Bound)
 	if d.Kind == grant.Refused {
 		l.refused(p, name, d)
@@ -109,7 +113,8 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	b := &box{name: name, creator: p}
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
-		b.limited = d.Limited
+		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS
+		l.checkClient(p, d.Grant)
 		for _, s := range d.Grant.GPUs {
 			b.gpus = append(b.gpus, s.UUID)
 		}

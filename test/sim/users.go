@@ -135,6 +135,9 @@ func (l *life) await(p *process, n *node.Node, r *userAsk) *userqueue.Outcome {
 		p.blocked = func() bool { return len(w.Woken()) == 0 && !r.over && r.state == asking && !d.ending }
 		l.pause()
 		p.blocked = nil
+		if r.over || r.state == left || d.ending {
+			r.number = 0 // if it is not in the queue any more, it has left it
+		}
 		switch {
 		case r.state == left || d.ending:
 			out := d.queue.Leave(w)
@@ -160,7 +163,9 @@ func (l *life) clientless(r *userAsk, p *process) {
 	l.trace("%s has no client any more", p.name)
 	if r.state == left {
 		r.state = unsettled
-		l.refusedFinally(r)
+		if !p.of.ending { // it takes nothing back then: clients ask the next gpuledgerd again
+			l.refusedFinally(r)
+		}
 	}
 }
 
