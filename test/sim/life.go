@@ -131,9 +131,17 @@ func (l *life) begin(name string, act func(p *process, n *node.Node)) *process {
 	l.trace("begin %s", p.name)
 	l.spawn(p, func() {
 		act(p, l.node(pid))
-		l.machine.exit(pid)
+		l.gone(p)
 	})
 	return p
+}
+
+// gone is the end of a process, which may have been the creator of a container.
+func (l *life) gone(p *process) {
+	l.machine.exit(p.pid)
+	if p.binds {
+		l.machine.changes++
+	}
 }
 
 // act does one thing that the random numbers choose.
@@ -205,7 +213,7 @@ func (l *life) killed(p *process) {
 		return
 	}
 	l.kill(p)
-	l.machine.exit(p.pid)
+	l.gone(p)
 	for _, b := range l.boxes {
 		if b.creator == p {
 			b.creator = nil

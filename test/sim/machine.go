@@ -39,7 +39,7 @@ type machine struct {
 
 	template *node.Node      // with the configuration, which every process has read
 	made     map[string]bool // directories that write has made
-	changes  int             // of what the kernel shows
+	changes  int             // of what tells whether containers run
 }
 
 func (m *machine) path(parts ...string) string {
@@ -54,7 +54,6 @@ func must(err error) {
 
 // write writes a file as the kernel would show it. No process runs meanwhile.
 func (m *machine) write(text string, parts ...string) {
-	m.changes++
 	path := m.path(parts...)
 	if dir := filepath.Dir(path); !m.made[dir] {
 		must(os.MkdirAll(dir, 0o755))
@@ -65,7 +64,6 @@ func (m *machine) write(text string, parts ...string) {
 
 // remove removes a directory with all that is in it.
 func (m *machine) remove(parts ...string) {
-	m.changes++
 	path := m.path(parts...)
 	must(os.RemoveAll(path))
 	for dir := range m.made {
@@ -143,6 +141,7 @@ func (m *machine) boot() {
 
 // populate sets how many processes are in a container's cgroup.
 func (m *machine) populate(container, count int) {
+	m.changes++
 	text := fmt.Sprintf("populated %d\n", min(count, 1))
 	m.write(text, "sys/fs/cgroup", cgroupOf(container), "cgroup.events")
 }

@@ -71,7 +71,6 @@ func (l *life) listen(c *control) {
 		}
 	}
 	c.listens = true
-	l.machine.changes++
 }
 
 // controlOf is the daemon that runs in a directory, or nil.

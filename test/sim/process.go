@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -23,6 +24,7 @@ type process struct {
 	done    bool
 	faults  int         // errors of the disk that it has met
 	creates bool        // it decides about a container
+	binds   bool        // or has decided: it may be the creator of a container
 	ready   []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
 	of      *gpuledgerd // whose thread it is
 	// blocked reports whether it waits for something else than a lock; nil: it does not
@@ -171,12 +173,23 @@ func (s *scheduler) After(step host.Step, err error) {
 	if err == nil {
 		s.disk.made(step)
 	}
-	if step.Kind != host.TakesLock {
+	if err == nil && shows(step) {
 		s.steps++
 	}
 	if step.Kind != host.TakesLock && s.current != nil {
 		s.trace("%s: %s %s %v", s.current.name, step.Kind, s.short(step.Path), err == nil)
 	}
+}
+
+// shows reports whether a step can change what others read: not what is done to drafts.
+func shows(step host.Step) bool {
+	switch step.Kind {
+	case host.TakesLock, host.Creates, host.Syncs, host.SyncsDir, host.Mounts:
+		return false
+	case host.Writes, host.Removes:
+		return !strings.HasPrefix(filepath.Base(step.Path), ".")
+	}
+	return true
 }
 
 func (s *scheduler) short(path string) string {

@@ -100,7 +100,7 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		annotations, cgroupOf(name))
-	p.creates = true
+	p.creates, p.binds = true, true
 	l.sawReady(p)
 	d := n.Admit(node.Create{Caller: request.Caller{Container: l.container(name, engine)},
 		Config: []byte(spec)})
@@ -145,6 +145,7 @@ func (l *life) record(b *box) {
 			b.pid, b.start, l.path("sys/fs/cgroup", cgroupOf(b.name))), "runc", name, "state.json")
 	}
 	b.written = true
+	l.machine.changes++
 }
 
 // refused: a create that was refused leaves nothing, if it met no errors of the disk.
@@ -202,6 +203,7 @@ func (l *life) end() {
 	l.trace("end %s", nameOf(b.name))
 	if left := !b.left && l.random.IntN(4) == 0; left {
 		l.machine.exit(b.pid)
+		l.machine.changes++
 		b.pid, b.left = 0, true
 		return
 	}
@@ -233,6 +235,7 @@ func (l *life) deleted(name int) {
 		}
 	}
 	l.machine.remove("runc", nameOf(name))
+	l.machine.changes++
 	l.forget()
 }
 
