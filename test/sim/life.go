@@ -1,6 +1,8 @@
 // Package sim is a simulated node: the packages of the ledger, of admission and of the node run in
 // virtual processes, on a virtual disk, clock and boot, and one seed decides all that happens.
-// After every step the node must keep its promises (invariants.go).
+// gpuledgerd serves virtual users there (users.go), keeps the shim's records (limits.go) and has
+// virtual control daemons of MPS (mps.go). After every step the node must keep its promises
+// (invariants.go, fairness.go). docs/adr/0100-simulated-node.md says why.
 package sim
 
 import (
@@ -157,7 +159,7 @@ func (l *life) act() {
 		l.run(p)
 		return
 	}
-	switch n := l.random.IntN(142); {
+	switch n := l.random.IntN(148); {
 	case n < 14:
 		l.enter()
 	case n < 44:
@@ -178,9 +180,9 @@ func (l *life) act() {
 		l.jump()
 	case n < 92:
 		l.crash()
-	case n < 99:
-		l.supervise()
 	case n < 104:
+		l.supervise()
+	case n < 112:
 		l.forMPS()
 	default:
 		l.forUsers()

@@ -171,14 +171,31 @@ func (l *life) forMPS() {
 	switch n := l.random.IntN(10); {
 	case c.dies || n == 0:
 		l.endControl(c)
+		l.createBeside(c)
 	case n < 3 && len(c.servers) > 0:
 		l.trace("an MPS server of %d ends", c.pid)
 		l.machine.exit(c.servers[0])
 		c.servers = c.servers[1:]
+		l.createBeside(c)
 	case n < 5:
 		c.hangs = !c.hangs
 	case !c.listens:
 		l.listen(c)
+	}
+}
+
+// createBeside makes a container that needs a daemon which has just ended, or a server of it.
+func (l *life) createBeside(c *control) {
+	for _, g := range l.view().Grants {
+		i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == g.ID && h.acked && !h.over })
+		if i < 0 || g.Mode != grant.MPS || !slices.Equal(g.UUIDs(), c.gpus) || len(g.Bindings) > 0 {
+			continue
+		}
+		name, annotation := l.random.IntN(names), fmt.Sprintf(`"gpuledger.dev/grant":%q`, l.held[i].reference)
+		l.begin(nameOf(name), func(p *process, n *node.Node) {
+			l.make(p, n, name, grant.Containerd, annotation)
+		})
+		return
 	}
 }
 

@@ -257,7 +257,7 @@ func (l *life) change() {
 	if h == nil || h.user != 0 { // root may give a user more than the quota
 		return
 	}
-	memory, before := grant.Bytes(6*(1+l.random.IntN(4)))*grant.GiB, h.possible
+	memory, before := grant.Bytes(1+l.random.IntN(16))*1536*grant.MiB, h.possible // over 1, 2 or 3 GPUs
 	h.busy, h.possible = true, append(slices.Clone(before), memory)
 	l.begin("update", func(p *process, n *node.Node) {
 		_, err := grants.Update(n, h.id, grants.Terms{Memory: &memory})
