@@ -108,6 +108,8 @@ func (l *life) checkHeld(v grant.View) {
 			h.over, h.released = true, true
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
+		case i >= 0 && v.Grants[i].Draining && !h.over:
+			l.fail("grant %s (%s) is draining, and nobody has released it", h.id, h.label)
 		case i >= 0 && h.released && v.Grants[i].Live(l.now) && len(v.Grants[i].Bindings) == 0:
 			l.fail("grant %s (%s) was released, and is back", h.id, h.label)
 		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):

@@ -117,6 +117,9 @@ var plants = []plant{
 			"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "},
 }
 
+// brokenPromise is the line by which a life has failed.
+var brokenPromise = regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`)
+
 // TestPlanted builds this test with all mistakes in it, and runs it with one at a time.
 func TestPlanted(t *testing.T) {
 	if os.Getenv("SIM_PLANTED") != "" || *oneSeed != 0 || *duration != 0 {
@@ -135,7 +138,7 @@ func TestPlanted(t *testing.T) {
 				"-first", fmt.Sprint(10000*(i+1)))
 			cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
 			out, err := cmd.CombinedOutput()
-			found := regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`).FindString(string(out))
+			found := brokenPromise.FindString(string(out))
 			if err == nil || found == "" {
 				t.Fatalf("it was not noticed: %.600s", out)
 			}

@@ -91,7 +91,8 @@ func (l *life) ask() {
 // send has a thread of the daemon serve a request.
 func (l *life) send(r *userAsk) {
 	r.state = asking
-	l.thread(fmt.Sprintf("%s of %d", r.Ask.Label, r.User), func(p *process, n *node.Node) { l.serve(p, n, r) })
+	l.thread(fmt.Sprintf("%s of %d", r.Ask.Label, r.User),
+		func(p *process, n *node.Node) { l.serve(p, n, r) })
 }
 
 // serve is what package userserver does about a request for a grant.
