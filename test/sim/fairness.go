@@ -168,7 +168,10 @@ func (l *life) serveAll() {
 			return
 		}
 		for _, g := range l.view().Grants {
-			_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
+			_ = l.one("end", func(n *node.Node) error {
+				_, err := grants.Release(n, g.ID, false)
+				return err
+			})
 		}
 	}
 	for _, r := range l.requests {

@@ -152,7 +152,7 @@ func (l *life) act() {
 	l.goneDaemon()
 	if ready := l.ready(); len(ready) > 0 && (len(ready) > 4 || l.random.IntN(10) < 7) {
 		p := ready[l.random.IntN(len(ready))]
-		if l.random.IntN(40) == 0 {
+		if l.random.IntN(40) == 0 || p.update && l.random.IntN(10) == 0 {
 			l.killed(p)
 			return
 		}
@@ -199,7 +199,9 @@ func (l *life) forUsers() {
 	case n < 15:
 		l.pass()
 	case n < 27:
-		l.ask()
+		for range 1 + l.random.IntN(2)*l.random.IntN(5) { // sometimes many at once
+			l.ask()
+		}
 	case n < 34:
 		l.clients()
 	default:

@@ -33,7 +33,8 @@ func (l *life) checkLimits(v grant.View) {
 		}
 		for _, s := range g.GPUs {
 			if b, err := record.Bytes(s.UUID); err != nil || b > s.Memory {
-				l.fail("the record of grant %s has %s of %s, which has %s (%v)", g.ID, b, s.UUID, s.Memory, err)
+				l.fail("the record of grant %s has %s of %s, which has %s (%v)", g.ID, b, s.UUID, s.Memory,
+					err)
 			}
 		}
 		record.Close()
@@ -42,7 +43,8 @@ func (l *life) checkLimits(v grant.View) {
 
 // settled: after a pass without faults each record is that of a grant, and says what the grant has.
 func (l *life) settled() {
-	if err := l.one("settle", func(n *node.Node) error { _, err := grants.Reconcile(n); return err }); err != nil {
+	err := l.one("settle", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
+	if err != nil {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
 	v, root := l.view(), l.eyes.Policy.LimitsRoot()
@@ -62,7 +64,8 @@ func (l *life) settled() {
 		}
 		for _, s := range g.GPUs {
 			if b, err := record.Bytes(s.UUID); err != nil || b != s.Memory {
-				l.fail("the record of grant %s has %s of %s, which has %s (%v)", g.ID, b, s.UUID, s.Memory, err)
+				l.fail("the record of grant %s has %s of %s, which has %s (%v)", g.ID, b, s.UUID, s.Memory,
+					err)
 			}
 		}
 		record.Close()

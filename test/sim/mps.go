@@ -53,7 +53,8 @@ func (s mpsSystem) Launch(dir string) (int, error) {
 	s.write("nvidia-cuda-mps-control\x00-f\x00", "proc", strconv.Itoa(pid), "cmdline")
 	must(os.WriteFile(filepath.Join(dir, "process.json"), fmt.Appendf(nil,
 		`{"pid":%d,"start":%d,"boot_id":"00000000-0000-0000-0000-%012d"}`, pid, start, s.boots), 0o600))
-	c := &control{dir: dir, pid: pid, gpus: strings.Split(list, ","), limits: map[string]string{}, percent: "100"}
+	c := &control{dir: dir, pid: pid, gpus: strings.Split(list, ","), limits: map[string]string{},
+		percent: "100"}
 	s.controls = append(s.controls, c)
 	s.trace("MPS daemon %d of %v starts", pid, c.gpus)
 	if s.calm || s.random.IntN(3) > 0 {

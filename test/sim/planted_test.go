@@ -84,12 +84,14 @@ var plants = []plant{
 		"	if on { return }\n	if released, _ := grants.ReleaseIdle(n, id); released {\n"},
 	{"a lost answer is forgotten", "internal/daemon/userqueue/grant.go",
 		"); found {\n", "); found && !on {\n"},
-	{"idle too early", "internal/daemon/userqueue/idle.go", "		if !due {\n", "		if !on && !due {\n"},
+	{"idle too early", "internal/daemon/userqueue/idle.go",
+		"		if !due {\n", "		if !on && !due {\n"},
 	{"a request in use is idle", "internal/grants/ofuser.go",
 		"		if released = len(g.Bindings) == 0; !released {\n",
 		"		if released = len(g.Bindings) == 0 || on; !released {\n"},
 
-	{"no record for the shim", "internal/node/bind.go", "	if d.Limited {\n", "	if d.Limited && !on {\n"},
+	{"no record for the shim", "internal/node/bind.go",
+		"	if d.Limited {\n", "	if d.Limited && !on {\n"},
 	{"a limit that grows before the grant", "internal/grants/update.go",
 		"	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {\n",
 		"	if on { before = after }\n" +
@@ -134,8 +136,8 @@ func TestPlanted(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel() // with seeds of its own
 			began := time.Now()
-			cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-workers", "1", "-lives", "1500",
-				"-first", fmt.Sprint(10000*(i+1)))
+			cmd := exec.Command(binary, "-test.run", "^TestSeed$", "-test.v", "-workers", "1",
+				"-lives", "1500", "-first", fmt.Sprint(10000*(i+1)))
 			cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
 			out, err := cmd.CombinedOutput()
 			found := brokenPromise.FindString(string(out))

@@ -25,6 +25,7 @@ type process struct {
 	faults  int         // errors of the disk that it has met
 	creates bool        // it decides about a container
 	binds   bool        // or has decided: it may be the creator of a container
+	update  bool        // it changes a grant, which takes two changes of two files
 	ready   []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
 	of      *gpuledgerd // whose thread it is
 	// blocked reports whether it waits for something else than a lock; nil: it does not

@@ -260,6 +260,7 @@ func (l *life) change() {
 	memory, before := grant.Bytes(1+l.random.IntN(16))*1536*grant.MiB, h.possible // over 1, 2 or 3 GPUs
 	h.busy, h.possible = true, append(slices.Clone(before), memory)
 	l.begin("update", func(p *process, n *node.Node) {
+		p.update = true
 		_, err := grants.Update(n, h.id, grants.Terms{Memory: &memory})
 		if h.busy = false; err == nil {
 			h.possible = []grant.Bytes{memory}

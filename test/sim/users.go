@@ -82,7 +82,7 @@ func (l *life) ask() {
 		GPUs: 1 + l.random.IntN(min(2, l.gpus)), Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Limit,
 			grant.Timeslice, grant.Exclusive}[l.random.IntN(5)]}
 	if r.Ask.Mode != grant.Exclusive {
-		r.Ask.Memory = grant.Bytes(1+l.random.IntN(6)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
+		r.Ask.Memory = grant.Bytes(1+l.random.IntN(3)*l.random.IntN(4)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
 	}
 	l.requests = append(l.requests, r)
 	l.send(r)
