@@ -199,8 +199,12 @@ func (l *life) forUsers() {
 	case n < 15:
 		l.pass()
 	case n < 27:
-		for range 1 + l.random.IntN(2)*l.random.IntN(5) { // sometimes many at once
-			l.ask()
+		if l.random.IntN(3) > 0 {
+			l.ask(false)
+			return
+		}
+		for range 5 {
+			l.ask(true)
 		}
 	case n < 34:
 		l.clients()

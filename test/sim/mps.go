@@ -137,7 +137,7 @@ func (l *life) answer(c *control, words []string) (string, error) {
 	case "get_default_active_thread_percentage":
 		return c.percent + ".0", nil
 	case "quit":
-		if c.dies = true; l.calm || l.random.IntN(2) == 0 {
+		if c.dies = true; l.calm || l.random.IntN(5) == 0 { // else it takes its time
 			l.endControl(c)
 		}
 	}
@@ -170,7 +170,7 @@ func (l *life) forMPS() {
 	}
 	c := l.controls[l.random.IntN(len(l.controls))]
 	switch n := l.random.IntN(10); {
-	case c.dies || n == 0:
+	case c.dies && n < 4 || n == 0:
 		l.endControl(c)
 		l.createBeside(c)
 	case n < 3 && len(c.servers) > 0:

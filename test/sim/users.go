@@ -68,8 +68,8 @@ const (
 
 func (s requestState) open() bool { return s == asking || s == cut || s == left }
 
-// ask has a user ask for a grant.
-func (l *life) ask() {
+// ask has a user ask for a grant, or for one of many small ones, for which users wait together.
+func (l *life) ask(small bool) {
 	if l.daemon == nil || l.daemon.ending {
 		return
 	}
@@ -83,6 +83,9 @@ func (l *life) ask() {
 			grant.Timeslice, grant.Exclusive}[l.random.IntN(5)]}
 	if r.Ask.Mode != grant.Exclusive {
 		r.Ask.Memory = grant.Bytes(1+l.random.IntN(3)*l.random.IntN(4)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
+	}
+	if small {
+		r.Waits, r.Ask.Mode, r.Ask.GPUs, r.Ask.Memory = true, grant.Limit, 1, grant.GiB
 	}
 	l.requests = append(l.requests, r)
 	l.send(r)
