@@ -66,6 +66,7 @@ type life struct {
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
 	controls []*control
+	server   bool          // its grants are mostly of mode mps
 	entries  int           // into the queue
 	limitsAt int           // the step at which the records were last checked
 	started  int           // containers
@@ -84,6 +85,7 @@ func newLife(dir string, seed uint64, traced bool) *life {
 	if r.IntN(2) == 0 {
 		l.rates.fault, l.rates.readFault = .01, .001
 	}
+	l.server = r.IntN(3) == 0
 	l.trace = func(format string, args ...any) {
 		if !traced {
 			return
@@ -157,6 +159,10 @@ func (l *life) act() {
 			return
 		}
 		l.run(p)
+		return
+	}
+	if l.server && l.random.IntN(2) == 0 {
+		l.aboutMPS()
 		return
 	}
 	switch n := l.random.IntN(148); {

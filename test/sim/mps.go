@@ -185,7 +185,25 @@ func (l *life) forMPS() {
 	}
 }
 
-// createBeside makes a container that needs a daemon which has just ended, or a server of it.
+// aboutMPS is what happens most in a life with many grants in mode mps.
+func (l *life) aboutMPS() {
+	switch n := l.random.IntN(10); {
+	case l.daemon == nil:
+		l.startDaemon()
+	case n < 4:
+		l.supervise()
+	case n < 6:
+		l.forMPS()
+	case n < 7:
+		l.enter()
+	case n < 8:
+		l.release()
+	case len(l.controls) > 0:
+		l.createBeside(l.controls[l.random.IntN(len(l.controls))])
+	}
+}
+
+// createBeside makes a container that needs a daemon, which may have just ended.
 func (l *life) createBeside(c *control) {
 	for _, g := range l.view().Grants {
 		i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == g.ID && h.acked && !h.over })

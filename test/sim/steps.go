@@ -21,6 +21,9 @@ func (l *life) enter() {
 	ask := admission.Ask{Owner: grant.Bearer, Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
 		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive, grant.MPS,
 			grant.MPS}[l.random.IntN(6)]}
+	if l.server && l.random.IntN(4) > 0 {
+		ask.Mode = grant.MPS
+	}
 	each := card
 	if ask.Mode != grant.Exclusive {
 		each = grant.Bytes(1+l.random.IntN(8)) * grant.GiB
