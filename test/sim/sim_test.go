@@ -22,6 +22,7 @@ var (
 	duration = flag.Duration("duration", 0, "run lives of fresh seeds for so long")
 	lives    = flag.Uint64("lives", 40, "how many lives are run")
 	first    = flag.Uint64("first", 1, "the first seed")
+	withRare = flag.Bool("rare", false, "plant only the mistakes that take hundreds of lives to be noticed")
 	stride   = flag.Uint64("stride", 1, "from one seed to the next")
 	workers  = flag.Int("workers", runtime.NumCPU(), "in how many processes lives are run at once")
 )
