@@ -39,7 +39,7 @@ const (
 
 // Simulator stands between a simulated node's processes and its files.
 type Simulator interface {
-	// Before runs before a step. The step is not made if it returns an error, which is Made if the
+	// Before runs before a step. The step is not made if it returns an error, which is ErrMade if the
 	// simulator has made it.
 	Before(Step) error
 	// After runs when the step was made, or has failed with an error of the system.
@@ -52,8 +52,8 @@ type Simulator interface {
 // in an order that a seed decides, with errors of the disk, power cuts and ends of processes.
 var Simulated Simulator
 
-// Made is Before's error for a step that the simulator has made itself.
-var Made = errors.New("the simulator has made this step")
+// ErrMade is Before's error for a step that the simulator has made itself.
+var ErrMade = errors.New("the simulator has made this step")
 
 // Take makes a step: do, and around it what a simulator wants.
 func Take(s Step, do func() error) error {
@@ -61,7 +61,7 @@ func Take(s Step, do func() error) error {
 	switch err {
 	case nil:
 		err = do()
-	case Made:
+	case ErrMade:
 		err = nil
 	default:
 		return err

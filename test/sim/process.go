@@ -125,7 +125,7 @@ func (s *scheduler) Before(step host.Step) error {
 	case step.Kind == host.GivesLock:
 		return nil
 	case step.Kind == host.Mounts: // the directory itself will do
-		return host.Made
+		return host.ErrMade
 	}
 	if s.random.Float64() < s.rates.yield {
 		s.yield(p)
