@@ -97,6 +97,13 @@ func (g Grant) Live(now time.Time) bool {
 // one could release such a grant, so it ends then.
 func (g Grant) Orphaned() bool { return g.isContainers() && len(g.Bindings) == 0 }
 
+// CouldReturn reports whether the grant does not count at now and could count again: its container
+// has ended, and another one of that name may start. What a placement takes for free has to stay
+// free, so such a grant is removed first.
+func (g Grant) CouldReturn(now time.Time) bool {
+	return len(g.Bindings) == 0 && (g.isContainers() || g.Draining || !g.Over && g.Expired(now))
+}
+
 func (g Grant) isContainers() bool { return g.Source == Adopted || g.Source == Asked }
 
 // Sources of grants. A container's create enters the first two.

@@ -1,6 +1,9 @@
 package grant
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // View is the part of the ledger that a decision needs, as values that do not change. A placement
 // needs all grants; an admission needs only those that the container names or owns.
@@ -23,6 +26,11 @@ type View struct {
 	MPS []MPSDaemon
 	// why the node's state is unknown; with any of them, nothing that needs a GPU is admitted
 	Problems []Problem
+}
+
+// AnyCouldReturn reports whether a grant that does not count in the view could count again.
+func (v View) AnyCouldReturn() bool {
+	return slices.ContainsFunc(v.Grants, func(g Grant) bool { return g.CouldReturn(v.Now) })
 }
 
 // Damage is an entry of the ledger that cannot be read. It stays in place as evidence. Its GPUs

@@ -1,7 +1,10 @@
 package host
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,11 +34,13 @@ const (
 	Symlinks  StepKind = "symlink"   // Path leads to To
 	TakesLock StepKind = "take-lock" // waits while another process has it
 	GivesLock StepKind = "give-lock"
+	Mounts    StepKind = "mount" // a file system at Path
 )
 
 // Simulator stands between a simulated node's processes and its files.
 type Simulator interface {
-	// Before runs before a step. The step is not made if it returns an error.
+	// Before runs before a step. The step is not made if it returns an error, which is ErrMade if the
+	// simulator has made it.
 	Before(Step) error
 	// After runs when the step was made, or has failed with an error of the system.
 	After(Step, error)
@@ -47,13 +52,21 @@ type Simulator interface {
 // in an order that a seed decides, with errors of the disk, power cuts and ends of processes.
 var Simulated Simulator
 
+// ErrMade is Before's error for a step that the simulator has made itself.
+var ErrMade = errors.New("the simulator has made this step")
+
 // Take makes a step: do, and around it what a simulator wants.
 func Take(s Step, do func() error) error {
 	err := before(s)
-	if err == nil {
+	switch err {
+	case nil:
 		err = do()
-		after(s, err)
+	case ErrMade:
+		err = nil
+	default:
+		return err
 	}
+	after(s, err)
 	return err
 }
 
@@ -69,6 +82,36 @@ func after(s Step, err error) {
 		Simulated.After(s, err)
 	}
 }
+
+// Go runs do in a goroutine of a group. A simulated process has no other goroutines: there it runs
+// at once.
+func Go(all *sync.WaitGroup, do func()) {
+	if Simulated != nil {
+		do()
+		return
+	}
+	all.Go(do)
+}
+
+// Mutex is a sync.Mutex that a goroutine may have while it makes steps. A simulator lets others run
+// meanwhile.
+type Mutex struct{ mu sync.Mutex }
+
+func (m *Mutex) Lock() {
+	if Simulated != nil {
+		_ = before(Step{Kind: TakesLock, Path: m.name()})
+	}
+	m.mu.Lock()
+}
+
+func (m *Mutex) Unlock() {
+	m.mu.Unlock()
+	if Simulated != nil {
+		after(Step{Kind: GivesLock, Path: m.name()}, nil)
+	}
+}
+
+func (m *Mutex) name() string { return fmt.Sprintf("mutex %p", m) }
 
 // Mkdir is os.Mkdir for a directory that only the caller's user can use.
 func Mkdir(path string) error {

@@ -395,6 +395,28 @@ func TestStraysHideNoDamage(t *testing.T) {
 	}
 }
 
+// TestADraftOfALinkGoes: a repair that was killed leaves the draft of a link to a binding. It goes
+// with the next pass, and so does the directory of a grant that is over.
+func TestADraftOfALinkGoes(t *testing.T) {
+	b := newLedger(t)
+	b.put(sample(1))
+	for _, n := range []int{1, 2} { // there is no second grant
+		if err := os.MkdirAll(b.files.bindings.linksOf(id(n)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("x", temporary(b.files.bindings.linksOf(id(n))+"/key")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.update(func(tx *Tx) error { return tx.Sweep() })
+	if left, err := os.ReadDir(b.files.bindings.linksOf(id(1))); err != nil || len(left) > 0 {
+		t.Errorf("of a live grant are left: %v (%v)", left, err)
+	}
+	if _, err := os.Stat(b.files.bindings.linksOf(id(2))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of a grant that is over is left: %v", err)
+	}
+}
+
 // TestExpiredGrantsStayForADay to the nanosecond.
 func TestExpiredGrantsStayForADay(t *testing.T) {
 	b := newLedger(t)

@@ -96,7 +96,7 @@ func readLinks(s *survey) {
 	}
 	listEntries(s, f.bindings.records)
 	for _, id := range list(s, f.bindings.byGrant) {
-		s.byGrant[id] = list(s, f.bindings.linksOf(grant.ID(id)))
+		s.byGrant[id] = listEntries(s, f.bindings.linksOf(grant.ID(id)))
 	}
 	for _, uuid := range list(s, string(f.gpus)) {
 		s.gpus[uuid] = listEntries(s, f.gpus.of(uuid))

@@ -49,7 +49,7 @@ func Ensure(dir string, shares []grant.Share, percent int, contexts func(uuid st
 // establish makes the region before the limits, so that a reader that finds the limits also finds
 // the region.
 func establish(dir string, devices []device, context func(i int) uint64) error {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := host.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	// true for all containers of a grant but the first
@@ -218,8 +218,8 @@ func (l *Limits) Set(shares []grant.Share, percent int) error {
 	if err != nil {
 		return fmt.Errorf("cannot change the limits: %w", err)
 	}
-	l.set(devices)
-	return nil
+	return host.Take(host.Step{Kind: host.Writes, Path: filepath.Join(l.dir, grant.LimitsFile)},
+		func() error { l.set(devices); return nil })
 }
 
 // Bytes returns how many bytes of a device may be used.

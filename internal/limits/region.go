@@ -27,8 +27,11 @@ func ensureRegion(dir string, want head, isNew bool) error {
 	path := filepath.Join(dir, grant.RegionFile)
 	// Any user of the container writes into the region. The directory's mode keeps other users of
 	// the node out.
-	f, err := host.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o666)
-	if err != nil {
+	var f *os.File
+	if err := host.Take(host.Step{Kind: host.Creates, Path: path}, func() (err error) {
+		f, err = host.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o666)
+		return err
+	}); err != nil {
 		return leased(err, path)
 	}
 	defer f.Close()
@@ -180,12 +183,14 @@ func Kept(root string) (names []string) {
 func Remove(dir string) error {
 	for _, path := range []string{filepath.Join(dir, grant.LimitsFile),
 		filepath.Join(dir, grant.RegionFile)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) &&
+		if err := host.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) &&
 			!errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("cannot remove the limits of a grant: %w", err)
 		}
 	}
-	return os.RemoveAll(dir) // an interrupted write may have left drafts
+	return host.Take(host.Step{Kind: host.Removes, Path: dir}, func() error {
+		return os.RemoveAll(dir) // an interrupted write may have left drafts
+	})
 }
 
 // mountOptions are the mount options of the file system for all records. It has space for some 600
@@ -208,7 +213,9 @@ func Mount(root string) error {
 	if is {
 		return nil
 	}
-	if err := unix.Mount("tmpfs", root, "tmpfs", mountFlags, mountOptions); err != nil {
+	if err := host.Take(host.Step{Kind: host.Mounts, Path: root}, func() error {
+		return unix.Mount("tmpfs", root, "tmpfs", mountFlags, mountOptions)
+	}); err != nil {
 		return fmt.Errorf("cannot mount a small file system at %s for what containers write: %w", root, err)
 	}
 	return nil
@@ -241,7 +248,9 @@ func Enlarge(root string, by grant.Bytes) error {
 		options = append(options, fmt.Sprintf("nr_inodes=%d", st.Files+uint64(by)/bytesPerInode))
 	}
 	if err == nil {
-		err = unix.Mount("", root, "", unix.MS_REMOUNT|mountFlags, strings.Join(options, ","))
+		err = host.Take(host.Step{Kind: host.Mounts, Path: root}, func() error {
+			return unix.Mount("", root, "", unix.MS_REMOUNT|mountFlags, strings.Join(options, ","))
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("cannot make %s larger, as `mount -o remount,%s %s` does: %w", root,

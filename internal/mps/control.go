@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,6 +22,7 @@ type control struct {
 	program string
 	env     []string
 	driver  int // the driver's major version; 0: unknown
+	system  System
 }
 
 // control returns how to ask the daemon, with the programs of the inventory's driver.
@@ -36,7 +36,7 @@ func (d *daemon) control() (control, error) {
 		return control{}, err
 	}
 	return control{program: filepath.Join(links, "bin", grant.MPSControl), env: d.env(links, inv.Driver),
-		driver: inv.Driver.Major()}, nil
+		driver: inv.Driver.Major(), system: d.system}, nil
 }
 
 // env is the whole environment of NVIDIA's programs, which are below links.
@@ -55,21 +55,10 @@ func (c control) ask(ctx context.Context, format string, args ...any) (string, e
 	command := fmt.Sprintf(format, args...)
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.program)
-	cmd.Env, cmd.Stdin, cmd.WaitDelay = c.env, strings.NewReader(command+"\n"), time.Second
-	var out, wrong answer
-	cmd.Stdout, cmd.Stderr = &out, &wrong
-	err := cmd.Run()
-	switch {
-	case out.over || wrong.over:
-		return "", fmt.Errorf("it answers %q with more than %d bytes", command, maxAnswer)
-	case ctx.Err() == context.DeadlineExceeded:
-		return "", fmt.Errorf("it does not answer %q within %s", command, answerTime)
-	case err != nil:
-		return "", fmt.Errorf("it cannot be asked %q: %w: %s", command, err,
-			firstLine(string(wrong.text)+string(out.text)))
+	text, err := systemOr(c.system).Ask(ctx, c.program, c.env, command)
+	if err != nil {
+		return "", err
 	}
-	text := strings.TrimSpace(string(out.text))
 	if reportsError(text) {
 		return "", fmt.Errorf("it answers %q with %q", command, firstLine(text))
 	}

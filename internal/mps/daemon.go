@@ -37,6 +37,7 @@ type daemon struct {
 	name, dir string
 	node      *node.Node
 	log       *logrus.Logger
+	system    System // nil: this machine
 
 	read       bool            // state was read from the file
 	state      grant.MPSDaemon // as last written
@@ -59,6 +60,9 @@ type provenSockets struct {
 	daemon grant.Process
 	own    sockets
 }
+
+func (d *daemon) on() System     { return systemOr(d.system) }
+func (d *daemon) now() time.Time { return d.on().Now() }
 
 // facts are what a plan needs to know of the daemon.
 func (d *daemon) facts() facts {
@@ -123,7 +127,7 @@ func (d *daemon) detectEnd() (died bool) {
 	// the last for containers that have just begun
 	took := slices.Concat(d.lost, d.users, d.boundContainers())
 	slices.Sort(took)
-	d.lost, d.lostAt = slices.Compact(took), time.Now()
+	d.lost, d.lostAt = slices.Compact(took), d.now()
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + ended +
 		" has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
@@ -159,7 +163,7 @@ func (d *daemon) lostContexts() error {
 
 // writeState writes the state if it differs from the file.
 func (d *daemon) writeState(state grant.MPSDaemon) error {
-	state.Starting = state.Problem != "" && (time.Since(d.started) < startTime || state.Problem == noGrant)
+	state.Starting = state.Problem != "" && (d.now().Sub(d.started) < startTime || state.Problem == noGrant)
 	if written, known := mpsstate.Read(d.node.Host, d.dir); known && equalState(state, written) {
 		d.state = state
 		return nil
@@ -178,11 +182,11 @@ func equalState(a, b grant.MPSDaemon) bool {
 
 // serve has the daemon serve what is wanted, and writes down whether it does.
 func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
-	began := time.Now()
+	began := d.now()
 	ctx, cancel := context.WithTimeout(ctx, allAnswers)
 	defer cancel()
 	state, err := d.setUp(ctx, w, p)
-	d.putOff(err, time.Since(began))
+	d.putOff(err, d.now().Sub(began))
 	d.detectEnd() // a server that has ended meanwhile may have been replaced by setUp
 	if err != nil {
 		state = grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Servers: d.state.Servers, Problem: err.Error()}
@@ -199,14 +203,14 @@ func (d *daemon) serve(ctx context.Context, w want, p grant.Process) error {
 // putOff postpones the next question to a daemon that did not answer.
 func (d *daemon) putOff(err error, took time.Duration) {
 	if err != nil && took >= answerTime {
-		d.askedAgain = time.Now().Add(restAfterSilence * took)
+		d.askedAgain = d.now().Add(restAfterSilence * min(took, allAnswers)) // longer: it was stopped
 	}
 }
 
 // setUp sets the limits, has a server run, and returns the state that results.
 func (d *daemon) setUp(ctx context.Context, w want, p grant.Process) (grant.MPSDaemon, error) {
 	state := grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, Threads: w.threads}
-	before, err := socketStamps(ctx, d.dir)
+	before, err := d.socketStamps(ctx)
 	if err != nil {
 		return state, err
 	}
@@ -231,11 +235,11 @@ func (d *daemon) agree(ctx context.Context, c control, w want, state *grant.MPSD
 	}
 	asSaid := d.state.Problem == "" && d.state.Daemon == state.Daemon &&
 		fmt.Sprint(d.state.Limits, d.state.Threads) == fmt.Sprint(w.limits, w.threads)
-	if !asSaid || len(servers) == 0 || time.Since(d.looked) > lookEvery {
+	if !asSaid || len(servers) == 0 || d.now().Sub(d.looked) > lookEvery {
 		if err := c.setLimits(ctx, w, servers); err != nil {
 			return err
 		}
-		d.looked = time.Now()
+		d.looked = d.now()
 	}
 	if len(servers) == 0 { // after the limits: defaults apply to servers that start later
 		if servers, err = c.startServer(ctx); err != nil {
@@ -268,7 +272,7 @@ func (d *daemon) withReason(err error) error {
 
 // start starts the daemon, unless it failed a moment ago.
 func (d *daemon) start(w want) error {
-	now := time.Now()
+	now := d.now()
 	if now.Before(d.nextStart) {
 		return fmt.Errorf("the MPS daemon of %v is not ready: %s", w.uuids, d.state.Problem)
 	}

@@ -464,7 +464,7 @@ func TestSocketThatIsJustMoved(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	must(t, os.Chmod(filepath.Join(d.dir, "pipe/control"), 0o777))
-	both, err := socketStamps(context.Background(), d.dir)
+	both, err := d.socketStamps(context.Background())
 	stamp := both.control
 	if must(t, err); stamp == (host.Stamp{}) || !stamp.Before(time.Now()) {
 		t.Errorf("the stamp of a socket that was changed at %s is taken at %s", stamp.Changed(), time.Now())

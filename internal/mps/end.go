@@ -3,7 +3,6 @@ package mps
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
@@ -13,11 +12,11 @@ import (
 // dismiss tells the daemon to end, unless it has clients: to end it under a client that has work on
 // the GPU can hang all of its clients, and clients of other daemons too (seen up to CUDA 13.5).
 func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
-	began := time.Now()
+	began := d.now()
 	ctx, cancel := context.WithTimeout(ctx, allAnswers)
 	defer cancel()
 	err := d.tellToEnd(ctx, p)
-	d.putOff(err, time.Since(began))
+	d.putOff(err, d.now().Sub(began))
 	return err
 }
 
@@ -26,7 +25,7 @@ const noGrant = "its last grant is gone"
 
 // tellToEnd tells the daemon to end if its own socket answers and it has no clients.
 func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
-	before, err := socketStamps(ctx, d.dir)
+	before, err := d.socketStamps(ctx)
 	if err != nil {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
@@ -62,7 +61,7 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	if err := c.quit(ctx); err != nil {
 		return err
 	}
-	d.toldToEnd = time.Now()
+	d.toldToEnd = d.now()
 	d.log.WithField("gpus", d.state.GPUs).Info("ending the MPS daemon: its last grant is gone")
 	return nil
 }

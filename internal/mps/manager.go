@@ -8,9 +8,11 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,12 +33,21 @@ type Manager struct {
 	Node   func() *node.Node
 	Ledger func(*node.Node) (grants.Overview, error) // reads the ledger, or returns the cached one
 	Log    *logrus.Logger
+	System System // nil: this machine
 
 	daemons       map[string]*daemon // by name
 	readAt        time.Time          // when the ledger was last read
 	readTook      time.Duration      // how long that took
 	grantsChanged time.Time          // the time of its last change
 	failure       error              // the error of the last pass
+}
+
+func (m *Manager) now() time.Time { return systemOr(m.System).Now() }
+
+// sorted are the daemons in the order of their names.
+func (m *Manager) sorted() []*daemon {
+	return slices.SortedFunc(maps.Values(m.daemons),
+		func(a, b *daemon) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Name is the manager's name in logs.
@@ -48,7 +59,8 @@ func (m *Manager) Stop() {}
 // How long the ledger is not read again, as multiples of what reading it takes: that keeps reading
 // a large ledger below one percent of a core. In an unchanged ledger, only containers and grants
 // that have ended are news. A changed one is read again soon, and an unchanged one is read rarely
-// if there is no daemon to end.
+// if there is no daemon to end. No rest is longer than that: a pass takes for hours if this process
+// or the machine is stopped meanwhile, and no grant may wait a hundred times as long.
 const (
 	restAfter, restAfterChange = 100, 4
 	restIdle                   = 30 * time.Second
@@ -62,8 +74,8 @@ const clockTicks = 20 * time.Millisecond
 // ledger says, and no others. Every pass first looks for daemons that have ended, because the rest
 // waits for answers and may be postponed.
 func (m *Manager) Ensure(ctx context.Context) error {
-	began, died := time.Now(), false
-	for _, d := range m.daemons {
+	began, died := m.now(), false
+	for _, d := range m.sorted() {
 		died = d.detectEnd() || died
 		if err := d.shortenLogs(); err != nil {
 			m.Log.WithError(err).Debug("a log stays as long as it is")
@@ -77,11 +89,11 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	case len(m.daemons) == 0 && m.failure == nil && m.readAt.Sub(m.grantsChanged) > clockTicks:
 		rest = restIdle
 	}
-	if began.Before(m.readAt.Add(rest)) && !died {
+	if began.Before(m.readAt.Add(min(rest, restIdle))) && !died {
 		return m.failure
 	}
 	o, err := m.Ledger(m.Node())
-	m.readAt, m.readTook, m.grantsChanged = began, time.Since(began), changed
+	m.readAt, m.readTook, m.grantsChanged = began, m.now().Sub(began), changed
 	if err == nil {
 		err = m.ensure(ctx, o)
 	}
@@ -108,11 +120,11 @@ func (m *Manager) ensure(ctx context.Context, o grants.Overview) error {
 		return err
 	}
 	var all []facts
-	for _, d := range m.daemons {
+	for _, d := range m.sorted() {
 		d.detectEnd() // also of daemons from before this gpuledgerd was started
 		all = append(all, d.facts())
 	}
-	return m.apply(ctx, plan(all, wanted, len(o.Damaged) > 0, time.Now()), wanted)
+	return m.apply(ctx, plan(all, wanted, len(o.Damaged) > 0, m.now()), wanted)
 }
 
 // apply does the steps of a plan. It asks all daemons at the same time: one that does not answer,
@@ -127,7 +139,7 @@ func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]wan
 			d.users = wanted[s.name].containers
 		}
 		if s.action != start && s.action != remove {
-			asked.Go(func() { errs[i] = d.apply(ctx, s.action, wanted[s.name]) })
+			host.Go(&asked, func() { errs[i] = d.apply(ctx, s.action, wanted[s.name]) })
 		}
 	}
 	asked.Wait()
@@ -174,7 +186,7 @@ func (m *Manager) findDaemons(n *node.Node, wanted map[string]want) error {
 		if d == nil || d.dir != dir {
 			d = &daemon{name: name, dir: dir}
 		}
-		d.node, d.log = n, m.Log
+		d.node, d.log, d.system = n, m.Log, m.System
 		found[name] = d
 	}
 	m.daemons = found

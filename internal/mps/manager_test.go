@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -94,6 +96,41 @@ func TestChanged(t *testing.T) {
 	}
 	if !m.lastChange().After(before) {
 		t.Errorf("after %d grants it was changed at %s, as before", i, before)
+	}
+}
+
+// stopped is a machine whose clock goes on while this process is stopped.
+type stopped struct {
+	machine
+	now time.Time
+}
+
+func (s *stopped) Now() time.Time { return s.now }
+
+// TestAPassThatWasStopped: however long a pass took, because the process was stopped, the next one
+// is not put off for longer than a pass of an idle manager.
+func TestAPassThatWasStopped(t *testing.T) {
+	n := &node.Node{Host: host.Default(), Policy: grant.Policy{StateDir: t.TempDir(), RunDir: t.TempDir()}}
+	clock, reads := &stopped{now: time.Now().Add(-time.Hour)}, 0
+	m := &Manager{Node: func() *node.Node { return n }, System: clock,
+		Ledger: func(*node.Node) (grants.Overview, error) {
+			if reads++; reads == 1 {
+				clock.now = clock.now.Add(10 * time.Minute)
+				return grants.Overview{}, errors.New("it could not be read")
+			}
+			return grants.Overview{}, nil
+		}}
+	if m.Ensure(t.Context()) == nil {
+		t.Error("the error is lost")
+	}
+	clock.now = clock.now.Add(restIdle + time.Second)
+	if must(t, m.Ensure(t.Context())); reads != 2 {
+		t.Errorf("the ledger was read %d times, want 2", reads)
+	}
+	d := &daemon{system: clock}
+	d.putOff(errors.New("no answer"), time.Hour)
+	if rest := d.askedAgain.Sub(clock.now); rest > time.Minute {
+		t.Errorf("a daemon is not asked for %s", rest)
 	}
 }
 

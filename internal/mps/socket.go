@@ -53,14 +53,14 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 		{mpsstate.SocketPath(d.dir), own.control, mpsstate.OtherSocket},
 		{mpsstate.PrivilegedPath(d.dir), own.privileged, mpsstate.OtherPrivileged},
 	} {
-		pid, listens, err := host.Listener(s.path)
+		pid, listens, err := d.on().Listener(s.path)
 		if err != nil {
 			name := filepath.Base(s.path)
 			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", name, err)
 		}
 		_, parent, err := d.node.Host.Process(pid)
 		if listens != s.socket || pid != p.PID && (err != nil || parent != p.PID) ||
-			!d.node.Host.HoldsListener(pid, filepath.Base(s.path)) {
+			!d.on().HoldsListener(d.node.Host, pid, filepath.Base(s.path)) {
 			return own, mode, otherSocketError(s.other, p)
 		}
 	}
@@ -96,9 +96,9 @@ func stampsOf(dir string) stamps {
 // socketStamps are taken when each is old enough to be unique. A process that moves another socket
 // to a socket's place and then the daemon's back changes the time of its last change; connecting
 // does not.
-func socketStamps(ctx context.Context, dir string) (stamps, error) {
+func (d *daemon) socketStamps(ctx context.Context) (stamps, error) {
 	for range 2 {
-		s, now := stampsOf(dir), time.Now()
+		s, now := stampsOf(d.dir), d.now()
 		if isSettled(s.control, now) && isSettled(s.privileged, now) {
 			return s, nil
 		}

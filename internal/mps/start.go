@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -82,13 +81,11 @@ func (d *daemon) launch(w want) error {
 	if err != nil {
 		return err
 	}
-	if unit := unitOf(d.dir); hasUnit() {
-		if err := systemctl("start", unit); err != nil {
-			return err
-		}
-		return d.awaitLauncher(0) // for systemd it is enough that the launcher runs
+	pid, err := d.on().Launch(d.dir)
+	if err != nil {
+		return err
 	}
-	return d.runLauncher()
+	return d.awaitLauncher(pid)
 }
 
 // multiUser makes one server, root's, accept the processes of all users (NVIDIA's documentation of
@@ -157,33 +154,10 @@ func moveAside(dir, path string) error {
 	return err
 }
 
-// runLauncher runs the launcher in a session of its own. It outlives this process, which waits for
-// it meanwhile.
-func (d *daemon) runLauncher() error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	log, err := os.OpenFile(filepath.Join(d.dir, logFile),
-		os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := exec.Command(self, "mps", d.dir)
-	cmd.Stdout, cmd.Stderr, cmd.Dir, cmd.Env = log, log, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	go func() { _ = cmd.Wait() }()
-	return d.awaitLauncher(cmd.Process.Pid)
-}
-
 // awaitLauncher waits until the launcher has recorded its process. An earlier second start would
 // remove that record. The pid is the launcher's, or 0 if it is unknown.
 func (d *daemon) awaitLauncher(pid int) error {
-	for end := time.Now().Add(answerTime); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := d.now().Add(answerTime); d.now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if p, runs := processIn(d.dir, d.node.Host); p.PID != 0 && (p.PID == pid || pid == 0) {
 			if runs {
 				return nil

@@ -36,10 +36,6 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 // counts only with a binding, so a crash between here and the binding leaves nothing that holds a
 // GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
-	// the grants of containers that ended, this one's last among them
-	if _, err := limitfiles.Sweep(n.Policy, tx); err != nil {
-		return adopted, err
-	}
 	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode,
 		Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {

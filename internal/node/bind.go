@@ -57,7 +57,10 @@ func examineOwn(n *Node, c grant.Container) {
 // if other edits are needed than were planned, or facts that were not read.
 func commit(n *Node, f *createFacts, p plan) (d Decision, settled bool, err error) {
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		view := viewOf(n, tx, f)
+		view, err := lastingView(n, tx, f)
+		if err != nil {
+			return err
+		}
 		if !f.suffice(view) {
 			return nil
 		}

@@ -122,7 +122,10 @@ func commitSettled(n *Node, f *createFacts, holder grant.Process) (d Decision, s
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
-		view := viewOf(n, tx, f)
+		view, err := lastingView(n, tx, f)
+		if err != nil {
+			return err
+		}
 		if settled = f.suffice(view); !settled {
 			return nil
 		}

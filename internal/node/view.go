@@ -8,6 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
 	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
@@ -27,6 +28,25 @@ func readLedger(n *Node, f *createFacts) (*createFacts, grant.View) {
 func viewOf(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 	return withProblem(n, f, ledgerView(n, tx, f))
 }
+
+// lastingView is viewOf with the ledger locked. Where the container could adopt a grant, it removes
+// what is over first: the grants of containers that ended, this one's last among them.
+func lastingView(n *Node, tx *ledger.Tx, f *createFacts) (grant.View, error) {
+	for range maxSweeps {
+		v := viewOf(n, tx, f)
+		if v.Whole == nil || !v.Whole.AnyCouldReturn() {
+			return v, nil
+		}
+		if _, err := limitfiles.Sweep(n.Policy, tx); err != nil {
+			return v, err
+		}
+	}
+	return grant.View{}, errors.New("cannot grant: containers end faster than their grants are swept")
+}
+
+// maxSweeps is how often an adoption removes what is over, because another container has ended
+// meanwhile, before it fails.
+const maxSweeps = 16
 
 // ledgerView reads the grants that the container owns or names, and where it could adopt one the
 // whole ledger. What cannot be read is a problem of the view: it stops only containers that want a

@@ -24,6 +24,14 @@ func (l *life) check() {
 	l.checkSums(v)
 	l.checkBoxes(v)
 	l.checkHeld(v)
+	l.checkLimits(v)
+	l.checkUsers(v)
+	l.checkControls()
+	for _, p := range l.all {
+		if p.creates && !p.done {
+			l.sawReady(p)
+		}
+	}
 }
 
 // checkSums: no GPU has more memory granted than it has, is in two modes, or is exclusive to two.
@@ -91,9 +99,17 @@ func (l *life) checkHeld(v grant.View) {
 			continue
 		}
 		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
+		if i >= 0 && len(v.Grants[i].Bindings) > 0 {
+			h.used = l.awake
+		}
+		idle := limitsOf[h.user].idle
 		switch {
+		case i < 0 && idle > 0 && l.awake-h.used >= idle:
+			h.over, h.released = true, true
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
+		case i >= 0 && v.Grants[i].Draining && !h.over:
+			l.fail("grant %s (%s) is draining, and nobody has released it", h.id, h.label)
 		case i >= 0 && h.released && v.Grants[i].Live(l.now) && len(v.Grants[i].Bindings) == 0:
 			l.fail("grant %s (%s) was released, and is back", h.id, h.label)
 		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):
@@ -110,12 +126,16 @@ func (l *life) finish() {
 	l.sick = make([]bool, l.gpus)
 	must(l.machine.scan(l.eyes))
 	l.check()
+	l.settled()
+	l.settleUsers()
+	l.settledControls()
 	for _, h := range l.held {
 		l.admits(h)
 	}
 	for name := range names {
 		l.deleted(name)
 	}
+	l.closing = true
 	_ = l.one("end", func(n *node.Node) error {
 		n.RemoveDeadBindings()
 		for _, h := range l.held {
@@ -125,9 +145,12 @@ func (l *life) finish() {
 		}
 		return nil
 	})
+	l.serveAll()
+	l.checkIdle()
 	for _, g := range l.view().Grants { // of processes that were killed before they could say so
 		_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
 	}
+	l.settledControls()
 	l.empty()
 }
 
@@ -142,7 +165,7 @@ func (l *life) drain() {
 		l.check()
 	}
 	for _, p := range l.all {
-		if !p.done && l.wrong == "" {
+		if !p.done && p.blocked == nil && l.wrong == "" {
 			l.fail("%s waits for a lock that nobody has", p.name)
 		}
 	}
@@ -189,7 +212,8 @@ func (l *life) empty() {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
 	for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants",
-		"run/cgroups", "run/creates"} {
+		"run/cgroups", "run/creates", "run/limits",
+		"run/mps"} {
 		entries, _ := os.ReadDir(l.path(dir))
 		for _, e := range entries {
 			if l.wrong == "" {

@@ -1,12 +1,13 @@
 // Package sim is a simulated node: the packages of the ledger, of admission and of the node run in
 // virtual processes, on a virtual disk, clock and boot, and one seed decides all that happens.
-// After every step the node must keep its promises (invariants.go).
+// gpuledgerd serves virtual users there (users.go), keeps the shim's records (limits.go) and has
+// virtual control daemons of MPS (mps.go). After every step the node must keep its promises
+// (invariants.go, fairness.go). docs/adr/0100-simulated-node.md says why.
 package sim
 
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -27,6 +28,9 @@ type holding struct {
 	busy      bool // a process changes it
 	over      bool // a release was tried
 	released  bool // and acknowledged
+
+	user uint32        // who has asked for it
+	used time.Duration // when a container had it last
 }
 
 // box is a container that the virtual runtime has made, or is about to make.
@@ -38,6 +42,8 @@ type box struct {
 	grant   grant.ID
 	gpus    []string
 	alone   bool // its grant is exclusive
+	limited bool // the shim keeps it to its memory
+	mps     bool // its grant is in mode mps
 	written bool // the runtime's state is
 	left    bool // processes are left in its cgroup
 }
@@ -48,17 +54,29 @@ func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
 type life struct {
 	*machine
 	*scheduler
-	step  int
-	calm  bool // no more faults: what fits must be admitted
-	eyes  *node.Node
-	held  []*holding
-	boxes []*box
-	lines []string
+	step    int
+	calm    bool // no more faults: what fits must be admitted
+	closing bool // all grants are being released
+	eyes    *node.Node
+	held    []*holding
+	boxes   []*box
+	lines   []string
+	seen    sight
+
+	daemon   *gpuledgerd // nil: it does not run
+	requests []*userAsk
+	controls []*control
+	server   bool          // its grants are mostly of mode mps
+	entries  int           // into the queue
+	limitsAt int           // the step at which the records were last checked
+	started  int           // containers
+	awake    time.Duration // by the clock that nobody sets
+
 	wrong string // the first promise that was broken
 }
 
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
-func newLife(dir string, seed uint64) *life {
+func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
 	l := &life{machine: newMachine(dir, 1+r.IntN(3)), scheduler: &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
@@ -67,7 +85,11 @@ func newLife(dir string, seed uint64) *life {
 	if r.IntN(2) == 0 {
 		l.rates.fault, l.rates.readFault = .01, .001
 	}
+	l.server = r.IntN(3) == 0
 	l.trace = func(format string, args ...any) {
+		if !traced {
+			return
+		}
 		l.lines = append(l.lines, fmt.Sprintf("%d ", l.step)+fmt.Sprintf(format, args...))
 	}
 	host.Simulated = l.scheduler
@@ -113,52 +135,99 @@ func (l *life) begin(name string, act func(p *process, n *node.Node)) *process {
 	l.trace("begin %s", p.name)
 	l.spawn(p, func() {
 		act(p, l.node(pid))
-		l.machine.exit(pid)
+		l.gone(p)
 	})
 	return p
+}
+
+// gone is the end of a process, which may have been the creator of a container.
+func (l *life) gone(p *process) {
+	l.machine.exit(p.pid)
+	if p.binds {
+		l.machine.changes++
+	}
 }
 
 // act does one thing that the random numbers choose.
 func (l *life) act() {
 	l.all = slices.DeleteFunc(l.all, func(p *process) bool { return p.done })
-	if ready := l.ready(); len(ready) > 0 && (len(l.all) > 4 || l.random.IntN(10) < 7) {
+	l.goneDaemon()
+	if ready := l.ready(); len(ready) > 0 && (len(ready) > 4 || l.random.IntN(10) < 7) {
 		p := ready[l.random.IntN(len(ready))]
-		if l.random.IntN(40) == 0 {
+		if l.random.IntN(40) == 0 || p.update && l.random.IntN(10) == 0 {
 			l.killed(p)
 			return
 		}
 		l.run(p)
 		return
 	}
-	switch n := l.random.IntN(100); {
-	case n < 22:
+	if l.server && l.random.IntN(2) == 0 {
+		l.aboutMPS()
+		return
+	}
+	switch n := l.random.IntN(148); {
+	case n < 14:
 		l.enter()
-	case n < 52:
+	case n < 44:
 		l.create(l.random.IntN(names))
-	case n < 62:
+	case n < 54:
 		l.end()
-	case n < 74:
+	case n < 66:
 		l.remove()
-	case n < 80:
+	case n < 72:
 		l.release()
-	case n < 85:
+	case n < 77:
 		l.change()
-	case n < 90:
+	case n < 82:
 		l.tidy()
-	case n < 93:
+	case n < 85:
 		l.look()
-	case n < 97:
+	case n < 89:
 		l.jump()
-	default:
+	case n < 92:
 		l.crash()
+	case n < 104:
+		l.supervise()
+	case n < 112:
+		l.forMPS()
+	default:
+		l.forUsers()
+	}
+}
+
+// forUsers is something that users, their clients or the daemon do.
+func (l *life) forUsers() {
+	switch n := l.random.IntN(40); {
+	case n < 4:
+		l.startDaemon()
+	case n < 5:
+		l.stopDaemon()
+	case n < 15:
+		l.pass()
+	case n < 27:
+		if l.random.IntN(3) > 0 {
+			l.ask(false)
+			return
+		}
+		for range 5 {
+			l.ask(true)
+		}
+	case n < 34:
+		l.clients()
+	default:
+		l.releaseOf()
 	}
 }
 
 // killed is kill -9 of a process. What the runtime has made without writing it down goes with it.
 func (l *life) killed(p *process) {
 	l.trace("kill %s", p.name)
+	if p.of != nil {
+		l.endDaemon()
+		return
+	}
 	l.kill(p)
-	l.machine.exit(p.pid)
+	l.gone(p)
 	for _, b := range l.boxes {
 		if b.creator == p {
 			b.creator = nil
@@ -192,10 +261,17 @@ func (l *life) crash() {
 	l.trace("crash")
 	l.stop()
 	l.boxes = nil
+	l.daemon, l.controls = nil, nil
+	for _, r := range l.requests { // the clients are on this node
+		if r.waiter = nil; r.state.open() {
+			r.state = unsettled
+		}
+	}
 	l.disk.cut(l.random)
+	l.machine.changes++
 	must(l.disk.rebuild())
 	if l.random.IntN(2) == 0 {
-		must(os.RemoveAll(l.path("run")))
+		l.machine.remove("run")
 	}
 	l.boot()
 	l.eyes = l.node(observer)
@@ -211,6 +287,7 @@ func (l *life) crash() {
 func (l *life) jump() {
 	to := l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour)
 	l.trace("clock %v", to)
+	l.awake += max(to.Sub(l.now), 0)
 	l.now = to
 	if to.After(l.latest) {
 		l.latest = to

@@ -1,10 +1,11 @@
 package sim
 
 import (
-	"errors"
+	"debug/elf"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -34,6 +36,10 @@ type machine struct {
 	pids   map[int]bool
 	gpus   int
 	sick   []bool
+
+	template *node.Node      // with the configuration, which every process has read
+	made     map[string]bool // directories that write has made
+	changes  int             // of what tells whether containers run
 }
 
 func (m *machine) path(parts ...string) string {
@@ -46,12 +52,25 @@ func must(err error) {
 	}
 }
 
-// write replaces a file as the kernel would show it.
+// write writes a file as the kernel would show it. No process runs meanwhile.
 func (m *machine) write(text string, parts ...string) {
 	path := m.path(parts...)
-	must(os.MkdirAll(filepath.Dir(path), 0o755))
-	must(os.WriteFile(path+"~", []byte(text), 0o600))
-	must(os.Rename(path+"~", path))
+	if dir := filepath.Dir(path); !m.made[dir] {
+		must(os.MkdirAll(dir, 0o755))
+		m.made[dir] = true
+	}
+	must(os.WriteFile(path, []byte(text), 0o600))
+}
+
+// remove removes a directory with all that is in it.
+func (m *machine) remove(parts ...string) {
+	path := m.path(parts...)
+	must(os.RemoveAll(path))
+	for dir := range m.made {
+		if dir == path || strings.HasPrefix(dir, path+"/") {
+			delete(m.made, dir)
+		}
+	}
 }
 
 const config = `state_dir = %q
@@ -60,6 +79,9 @@ engine = "containerd"
 [inventory]
 source = "simulated"
 file = "x"
+[enforcement]
+limit = "library"
+shim = %q
 [annotations]
 trust = "adopt"
 [ask]
@@ -68,13 +90,13 @@ modes = ["limit", "exclusive"]
 mode = "limit"
 [audit]
 file = ""
-`
+` + quotas
 
 func newMachine(dir string, gpus int) *machine {
-	m := &machine{dir: dir, gpus: gpus, sick: make([]bool, gpus),
+	m := &machine{dir: dir, gpus: gpus, made: map[string]bool{}, sick: make([]bool, gpus),
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	m.latest = m.now
-	m.write(fmt.Sprintf(config, m.path("state"), m.path("run")), "config.toml")
+	m.write(fmt.Sprintf(config, m.path("state"), m.path("run"), m.path("shim")), "config.toml")
 	must(os.Mkdir(m.path("state"), 0o700))
 	m.write("Character devices:\n", "proc/devices")
 	for _, ns := range []string{"pid", "time", "cgroup"} {
@@ -84,8 +106,19 @@ func newMachine(dir string, gpus int) *machine {
 		must(os.Symlink("/proc/self/ns/"+ns, m.path("proc/1/ns", ns)))
 	}
 	m.write("0::/\n", "proc/self/cgroup")
+	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+		m.write(libraryHead(), "shim", name)
+	}
 	m.boot()
 	return m
+}
+
+// libraryHead is the beginning of a library of this architecture, which is all that is looked at.
+func libraryHead() string {
+	head := []byte("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 13))
+	head[16] = byte(elf.ET_DYN)
+	head[18] = byte(map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH])
+	return string(head)
 }
 
 // boot gives the node another boot id. No process survives it.
@@ -93,20 +126,22 @@ func (m *machine) boot() {
 	m.boots++
 	m.ticks = 1
 	for pid := range m.pids {
-		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+		m.remove("proc", strconv.Itoa(pid))
 	}
 	m.pids = map[int]bool{}
 	m.write(fmt.Sprintf("00000000-0000-0000-0000-%012d\n", m.boots), "proc/sys/kernel/random/boot_id")
-	must(errors.Join(os.RemoveAll(m.path("runc")), os.Mkdir(m.path("runc"), 0o700)))
+	m.remove("runc")
+	must(os.Mkdir(m.path("runc"), 0o700))
 	for i := range names {
 		m.populate(i, 0)
 	}
-	m.process(1, 1, "/")
-	m.process(observer, 1, "/")
+	m.process(1, 1, "/", 0)
+	m.process(observer, 1, "/", 1)
 }
 
 // populate sets how many processes are in a container's cgroup.
 func (m *machine) populate(container, count int) {
+	m.changes++
 	text := fmt.Sprintf("populated %d\n", min(count, 1))
 	m.write(text, "sys/fs/cgroup", cgroupOf(container), "cgroup.events")
 }
@@ -114,26 +149,29 @@ func (m *machine) populate(container, count int) {
 func nameOf(container int) string   { return fmt.Sprintf("c%d", container) }
 func cgroupOf(container int) string { return "/sim/" + nameOf(container) }
 
-func (m *machine) process(pid int, start uint64, cgroup string) {
-	m.write(fmt.Sprintf("%d (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, start), "proc",
+func (m *machine) process(pid int, start uint64, cgroup string, parent int) {
+	m.write(fmt.Sprintf("%d (x) S %d 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, parent, start), "proc",
 		strconv.Itoa(pid), "stat")
 	m.write("0::"+cgroup+"\n", "proc", strconv.Itoa(pid), "cgroup")
 }
 
 // fork starts a process with the lowest free pid.
-func (m *machine) fork(cgroup string) (pid int, start uint64) {
+func (m *machine) fork(cgroup string) (pid int, start uint64) { return m.child(cgroup, 1) }
+
+// child starts a process of a parent.
+func (m *machine) child(cgroup string, parent int) (pid int, start uint64) {
 	for pid = observer + 1; m.pids[pid]; pid++ {
 	}
 	m.ticks++
 	m.pids[pid] = true
-	m.process(pid, m.ticks, cgroup)
+	m.process(pid, m.ticks, cgroup, parent)
 	return pid, m.ticks
 }
 
 func (m *machine) exit(pid int) {
 	if m.pids[pid] {
 		delete(m.pids, pid)
-		must(os.RemoveAll(m.path("proc", strconv.Itoa(pid))))
+		m.remove("proc", strconv.Itoa(pid))
 	}
 }
 
@@ -141,12 +179,17 @@ func (m *machine) exit(pid int) {
 func (m *machine) node(pid int) *node.Node {
 	h := host.Host{Proc: m.path("proc"), Sys: m.path("sys"), Dev: m.path("dev"), PID: pid,
 		Now: func() time.Time { return m.now }}
-	n := node.Open(m.path("config.toml"), h)
-	must(n.Broken)
-	return n
+	if m.template == nil {
+		m.template = node.Open(m.path("config.toml"), h)
+		must(m.template.Broken)
+	}
+	n := *m.template
+	n.Host = h
+	n.Ledger = ledger.Open(ledger.Options{State: n.Policy.StateDir, Run: n.Policy.RunDir, Host: h})
+	return &n
 }
 
-func uuid(i int) string { return fmt.Sprintf("GPU-%d", i) }
+func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i) }
 
 // scan takes the inventory.
 func (m *machine) scan(n *node.Node) error {
@@ -157,6 +200,12 @@ func (m *machine) scan(n *node.Node) error {
 	inv := grant.Inventory{Version: 1, BootID: boot, Taken: m.now, Source: "simulated",
 		Majors: map[string]int{"nvidia": 195}}
 	inv.Driver.Root = "/"
+	inv.Driver.Files = []grant.DriverFile{{Path: "/usr/lib/libcuda.so.1", Target: "/usr/lib",
+		Kind: grant.FileLibrary, Bits: 64, Names: []string{"libcuda.so.1"}, Capability: grant.Compute}}
+	for _, name := range []string{grant.MPSControl, grant.MPSServer} {
+		inv.Driver.Files = append(inv.Driver.Files, grant.DriverFile{Kind: grant.FileBinary,
+			Path: "/usr/bin/" + name, Target: "/usr/bin/" + name})
+	}
 	for i := range m.gpus {
 		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
 		if m.sick[i] {

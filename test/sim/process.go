@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -14,14 +15,21 @@ import (
 
 // process is a virtual process: a goroutine that runs only while the scheduler waits for it.
 type process struct {
-	name   string
-	pid    int
-	start  uint64
-	resume chan struct{}
-	waits  string // the path of the lock that it waits for
-	killed bool
-	done   bool
-	faults int // errors of the disk that it has met
+	name    string
+	pid     int
+	start   uint64
+	resume  chan struct{}
+	waits   string // the path of the lock that it waits for
+	killed  bool
+	done    bool
+	faults  int         // errors of the disk that it has met
+	creates bool        // it decides about a container
+	binds   bool        // or has decided: it may be the creator of a container
+	update  bool        // it changes a grant, which takes two changes of two files
+	ready   []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
+	of      *gpuledgerd // whose thread it is
+	// blocked reports whether it waits for something else than a lock; nil: it does not
+	blocked func() bool
 }
 
 // scheduler runs one virtual process at a time, and is its host.Simulator.
@@ -35,6 +43,8 @@ type scheduler struct {
 	locks   map[string]*process
 	trace   func(format string, args ...any)
 	failed  string // of the code under test, as a panic
+	faults  bool   // a disk has failed
+	steps   int    // that have changed files
 }
 
 // rates are probabilities for each step of a process.
@@ -94,7 +104,7 @@ func (s *scheduler) pause() { s.yield(s.current) }
 // ready are the processes that can run.
 func (s *scheduler) ready() (list []*process) {
 	for _, p := range s.all {
-		if !p.done && (p.waits == "" || s.locks[p.waits] == nil) {
+		if !p.done && (p.waits == "" || s.locks[p.waits] == nil) && (p.blocked == nil || !p.blocked()) {
 			list = append(list, p)
 		}
 	}
@@ -114,6 +124,8 @@ func (s *scheduler) Before(step host.Step) error {
 		return unix.EIO
 	case step.Kind == host.GivesLock:
 		return nil
+	case step.Kind == host.Mounts: // the directory itself will do
+		return host.ErrMade
 	}
 	if s.random.Float64() < s.rates.yield {
 		s.yield(p)
@@ -148,6 +160,7 @@ func (s *scheduler) fault(p *process, step host.Step) error {
 		return nil
 	}
 	p.faults++
+	s.faults = true
 	s.trace("%s: %v at %s %s", p.name, err, step.Kind, s.short(step.Path))
 	return err
 }
@@ -161,9 +174,23 @@ func (s *scheduler) After(step host.Step, err error) {
 	if err == nil {
 		s.disk.made(step)
 	}
+	if err == nil && shows(step) {
+		s.steps++
+	}
 	if step.Kind != host.TakesLock && s.current != nil {
 		s.trace("%s: %s %s %v", s.current.name, step.Kind, s.short(step.Path), err == nil)
 	}
+}
+
+// shows reports whether a step can change what others read: not what is done to drafts.
+func shows(step host.Step) bool {
+	switch step.Kind {
+	case host.TakesLock, host.Creates, host.Syncs, host.SyncsDir, host.Mounts:
+		return false
+	case host.Writes, host.Removes:
+		return !strings.HasPrefix(filepath.Base(step.Path), ".")
+	}
+	return true
 }
 
 func (s *scheduler) short(path string) string {

@@ -3,9 +3,14 @@ package sim
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,18 +22,21 @@ var (
 	duration = flag.Duration("duration", 0, "run lives of fresh seeds for so long")
 	lives    = flag.Uint64("lives", 40, "how many lives are run")
 	first    = flag.Uint64("first", 1, "the first seed")
+	withRare = flag.Bool("rare", false, "plant only the mistakes that take hundreds of lives to be noticed")
+	stride   = flag.Uint64("stride", 1, "from one seed to the next")
+	workers  = flag.Int("workers", runtime.NumCPU(), "in how many processes lives are run at once")
 )
 
 const steps = 300
 
-func live(t *testing.T, seed uint64) (*life, string) {
+func live(t *testing.T, seed uint64, traced bool) (*life, string) {
 	t.Helper()
 	base := "/dev/shm" // no disk is needed: what a power cut leaves is simulated
 	if info, err := os.Stat(base); err != nil || !info.IsDir() {
-		base = t.TempDir()
+		base = os.TempDir()
 	}
-	// The paths are the same in every run: keys of bindings are made from them.
-	dir := base + "/gpuledger-sim"
+	// A seed has the same paths in every run: keys of bindings are made from them.
+	dir := fmt.Sprintf("%s/gpuledger-sim-%d", base, seed)
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
 		err = errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_EX), os.RemoveAll(dir), os.Mkdir(dir, 0o700))
@@ -37,37 +45,89 @@ func live(t *testing.T, seed uint64) (*life, string) {
 		t.Fatal(err)
 	}
 	defer func() { _, _, _ = os.RemoveAll(dir), os.Remove(dir+".lock"), lock.Close() }()
-	l := newLife(dir, seed)
+	// One virtual process runs at a time: another thread would only wake up to sleep again.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
+	l := newLife(dir, seed, traced)
 	return l, l.Run(steps)
 }
 
 // TestSeed runs lives of a node, each from a seed.
 func TestSeed(t *testing.T) {
 	if *oneSeed != 0 {
-		l, wrong := live(t, *oneSeed)
+		l, wrong := live(t, *oneSeed, true)
 		t.Log(strings.Join(l.lines, "\n"))
 		if wrong != "" {
 			t.Fatal(wrong)
 		}
 		return
 	}
-	seed, end, began, all := *first, *first+*lives, time.Now(), 0
-	for ; *duration > 0 && time.Since(began) < *duration || *duration == 0 && seed < end; seed++ {
-		l, wrong := live(t, seed)
-		if all += l.step; wrong != "" {
-			t.Fatalf("life %d, %s\ngo test ./test/sim -run TestSeed -seed %d", seed-*first+1, wrong, seed)
+	began, total := time.Now(), count{}
+	if *workers > 1 {
+		total = liveInProcesses(t)
+	} else {
+		total = liveAll(t, began)
+	}
+	hours := time.Since(began).Hours()
+	t.Logf("from seed %d, %s; an hour: %.0f lives of nodes, %.0f of containers", *first, total,
+		float64(total.nodes)/hours, float64(total.containers)/hours)
+}
+
+// count is what lives have in them.
+type count struct{ nodes, containers, steps int }
+
+func (c count) String() string {
+	return fmt.Sprintf("%d lives of nodes, %d of containers, %d steps", c.nodes, c.containers, c.steps)
+}
+
+// liveAll runs the lives of this process.
+func liveAll(t *testing.T, began time.Time) (c count) {
+	for seed := *first; *duration > 0 && time.Since(began) < *duration ||
+		*duration == 0 && c.nodes < int(*lives); seed += *stride {
+		l, wrong := live(t, seed, false)
+		c = count{c.nodes + 1, c.containers + l.started, c.steps + l.step}
+		if wrong != "" {
+			t.Fatalf("life %d, %s\ngo test ./test/sim -run TestSeed -seed %d", c.nodes, wrong, seed)
 		}
 	}
-	n := seed - *first
-	t.Logf("%d lives from seed %d, %d steps, %.0f lives an hour", n, *first, all,
-		float64(n)/time.Since(began).Hours())
+	return c
+}
+
+// liveInProcesses runs the lives in several processes at once: a process has one simulator.
+func liveInProcesses(t *testing.T) (total count) {
+	outputs := make([][]byte, *workers)
+	var all sync.WaitGroup
+	for i := range outputs {
+		share := (int(*lives) + *workers - 1 - i) / *workers
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestSeed$", "-test.v", "-test.timeout", "0",
+			"-workers", "1", "-stride", fmt.Sprint(*workers), "-first", fmt.Sprint(*first+uint64(i)),
+			"-lives", fmt.Sprint(share), "-duration", duration.String())
+		all.Go(func() {
+			var err error
+			if outputs[i], err = cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s", outputs[i])
+			}
+		})
+	}
+	all.Wait()
+	for _, out := range outputs {
+		var c count
+		_, line, _ := strings.Cut(string(out), "from seed ")
+		_, line, _ = strings.Cut(line, ", ")
+		if _, err := fmt.Sscanf(line, "%d lives of nodes, %d of containers, %d steps", &c.nodes,
+			&c.containers, &c.steps); err != nil && !t.Failed() {
+			t.Errorf("%v: %s", err, out)
+		}
+		total = count{total.nodes + c.nodes, total.containers + c.containers, total.steps + c.steps}
+	}
+	return total
 }
 
 // TestASeedIsOneLife: the same seed gives the same steps twice.
 func TestASeedIsOneLife(t *testing.T) {
 	for seed := uint64(1000); seed < 1010; seed++ {
-		a, _ := live(t, seed)
-		b, _ := live(t, seed)
+		a, _ := live(t, seed, true)
+		b, _ := live(t, seed, true)
 		if slices.Equal(a.lines, b.lines) {
 			continue
 		}

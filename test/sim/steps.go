@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -20,7 +19,11 @@ import (
 func (l *life) enter() {
 	h := &holding{label: fmt.Sprintf("grant-%d", len(l.held)), busy: true}
 	ask := admission.Ask{Owner: grant.Bearer, Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
-		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive}[l.random.IntN(4)]}
+		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive, grant.MPS,
+			grant.MPS}[l.random.IntN(6)]}
+	if l.server && l.random.IntN(4) > 0 {
+		ask.Mode = grant.MPS
+	}
 	each := card
 	if ask.Mode != grant.Exclusive {
 		each = grant.Bytes(1+l.random.IntN(8)) * grant.GiB
@@ -100,8 +103,11 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		annotations, cgroupOf(name))
+	p.creates, p.binds = true, true
+	l.sawReady(p)
 	d := n.Admit(node.Create{Caller: request.Caller{Container: l.container(name, engine)},
 		Config: []byte(spec)})
+	p.creates = false
 	l.trace("%s: %s %s %v", p.name, d.Kind, d.Code, d.Bound)
 	if d.Kind == grant.Refused {
 		l.refused(p, name, d)
@@ -110,11 +116,14 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	b := &box{name: name, creator: p}
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
+		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS
+		l.checkClient(p, d.Grant)
 		for _, s := range d.Grant.GPUs {
 			b.gpus = append(b.gpus, s.UUID)
 		}
 	}
 	l.boxes = append(l.boxes, b)
+	l.started++
 	l.pause()
 	if os.Mkdir(l.path("runc", nameOf(name)), 0o700) == nil {
 		l.pause()
@@ -139,6 +148,7 @@ func (l *life) record(b *box) {
 			b.pid, b.start, l.path("sys/fs/cgroup", cgroupOf(b.name))), "runc", name, "state.json")
 	}
 	b.written = true
+	l.machine.changes++
 }
 
 // refused: a create that was refused leaves nothing, if it met no errors of the disk.
@@ -146,7 +156,7 @@ func (l *life) refused(p *process, name int, d node.Decision) {
 	if p.faults > 0 {
 		return
 	}
-	v := l.sight()
+	v := l.inside()
 	for _, g := range v.Grants {
 		for _, b := range g.Bindings {
 			if b.Creator == (grant.Process{PID: p.pid, Start: p.start}) {
@@ -156,17 +166,32 @@ func (l *life) refused(p *process, name int, d node.Decision) {
 	}
 }
 
-// sight is a view from within a process, which does not yield for it.
-func (l *life) sight() grant.View {
+// inside is a view from within a process, which does not yield for it.
+func (l *life) inside() grant.View {
 	p := l.current
 	l.current = nil
 	defer func() { l.current = p }()
 	return l.view()
 }
 
-func (l *life) view() (v grant.View) {
-	must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) { v, err = tx.Whole(l.now); return err }))
-	return v
+// sight is what the observer has seen of the node, and when.
+type sight struct {
+	steps, changes int
+	now            time.Time
+	view           grant.View
+}
+
+// view is the whole ledger. It is read again when something has changed.
+func (l *life) view() grant.View {
+	now := sight{steps: l.scheduler.steps, changes: l.machine.changes, now: l.now}
+	if s := l.seen; s.steps != now.steps || s.changes != now.changes || !s.now.Equal(now.now) {
+		must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) {
+			now.view, err = tx.Whole(l.now)
+			return err
+		}))
+		l.seen = now
+	}
+	return l.seen.view
 }
 
 // end ends a container's init; processes may be left in its cgroup for a while.
@@ -181,6 +206,7 @@ func (l *life) end() {
 	l.trace("end %s", nameOf(b.name))
 	if left := !b.left && l.random.IntN(4) == 0; left {
 		l.machine.exit(b.pid)
+		l.machine.changes++
 		b.pid, b.left = 0, true
 		return
 	}
@@ -211,7 +237,8 @@ func (l *life) deleted(name int) {
 			l.emptied(b)
 		}
 	}
-	must(os.RemoveAll(filepath.Join(l.path("runc"), nameOf(name))))
+	l.machine.remove("runc", nameOf(name))
+	l.machine.changes++
 	l.forget()
 }
 
@@ -230,12 +257,13 @@ func (l *life) release() {
 
 func (l *life) change() {
 	h := l.pick()
-	if h == nil {
+	if h == nil || h.user != 0 { // root may give a user more than the quota
 		return
 	}
-	memory, before := grant.Bytes(6*(1+l.random.IntN(4)))*grant.GiB, h.possible
+	memory, before := grant.Bytes(1+l.random.IntN(16))*1536*grant.MiB, h.possible // over 1, 2 or 3 GPUs
 	h.busy, h.possible = true, append(slices.Clone(before), memory)
 	l.begin("update", func(p *process, n *node.Node) {
+		p.update = true
 		_, err := grants.Update(n, h.id, grants.Terms{Memory: &memory})
 		if h.busy = false; err == nil {
 			h.possible = []grant.Bytes{memory}
@@ -247,13 +275,15 @@ func (l *life) change() {
 
 // tidy is a pass of gpuledgerd, or an administrator's check.
 func (l *life) tidy() {
-	kind := l.random.IntN(3)
+	kind := l.random.IntN(4)
 	l.begin("tidy", func(_ *process, n *node.Node) {
 		switch kind {
 		case 0:
 			n.RemoveDeadBindings()
 		case 1:
 			_, _ = grants.Reconcile(n)
+		case 2:
+			_, _ = grants.SettleLimits(n)
 		default:
 			_, _ = grants.Check(n)
 		}

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -89,7 +90,7 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	node.RecordUser(n, "released", p.uid, g.ID, nil)
 	s.updateNodes(r.Context())
 	_ = send(w, users.Event{Grant: &users.List(g)[0]})
-	s.queue.poke()
+	s.queue.Poke()
 }
 
 // update changes a grant of the caller. Driver limits can take as long as root's update waits for
@@ -108,7 +109,7 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 	}
 	node.RecordUser(n, "changed", p.uid, g.ID, nil)
 	_ = send(w, users.Event{Grant: &users.List(g)[0], Sentence: grants.Sentence(n, "changed", g)})
-	s.queue.poke()
+	s.queue.Poke()
 }
 
 func updateOf(n *node.Node, p peer, change users.Update) (grant.Grant, error) {
@@ -118,7 +119,7 @@ func updateOf(n *node.Node, p peer, change users.Update) (grant.Grant, error) {
 		return grant.Grant{}, &grant.UsageError{
 			Message: "cannot change a grant: want its id, and what to change"}
 	}
-	q, err := quotaOf(n, p.uid)
+	q, err := userqueue.QuotaOf(n, p.uid)
 	if err != nil {
 		return grant.Grant{}, err
 	}
@@ -152,7 +153,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusOK, err)
 		return
 	}
-	s.serveAsk(r.Context(), w, p, waiter{ask: ask}, request)
+	s.serveAsk(r.Context(), w, p, ask, request, nil)
 }
 
 // askOf is what a request asks for, with what the kernel says about the caller in place of what the
@@ -180,32 +181,8 @@ func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 			Hint:    "leave --user, --owner and --for out"}
 	}
 	ask.User, ask.Source = p.uid, grant.ByUser
-	_, err := inQuota(n, ask)
+	_, err := userqueue.InQuota(n, ask)
 	return ask, err
-}
-
-// inQuota returns what is asked for with the quota that is in force now. A request may have waited
-// for days.
-func inQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
-	if ask.Source != grant.ByUser { // root's
-		return ask, nil
-	}
-	var err error
-	if ask.Quota, err = quotaOf(n, ask.User); err == nil && ask.TTL <= 0 {
-		ask.TTL = ask.Quota.MaxTTL()
-	}
-	return ask, err
-}
-
-// quotaOf is the quota of a user, who is refused without one.
-func quotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
-	if q := users.QuotaOf(n.Policy.Quotas, uid); q != nil {
-		return q, nil
-	}
-	return nil, &grant.Refusal{Code: grant.QuotaExceeded,
-		Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(uid)),
-		Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
-			grant.Docs + "users.md)"}
 }
 
 func isPrintable(text string) bool {

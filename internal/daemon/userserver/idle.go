@@ -4,66 +4,22 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
-	"github.com/gpuledger/gpuledger/internal/users"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// releaseIdle releases grants that users asked for and that nothing used for as long as their
-// quotas say. Whether a container uses one is what the kernel says now; the time is counted anew
-// after a restart of the daemon.
+// releaseIdle releases what nothing used for as long as the users' quotas say.
 func (s *Server) releaseIdle(n *node.Node, now time.Time) error {
-	last := s.idle
-	s.idle = map[string]time.Time{}
-	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
-		return nil
+	over, err := s.queue.ReleaseIdle(n, s.Ledger, now,
+		func(inv grant.Inventory, g grant.Grant, due bool) bool { return s.opened.by(n, inv, g, now, due) })
+	for _, g := range over {
+		s.Log.WithFields(logrus.Fields{"grant": g.ID, "user": g.User}).Info("nothing used a user's grant " +
+			"for too long; it is released")
 	}
-	o, err := s.Ledger(n)
-	if err != nil {
-		return err
-	}
-	quotas := map[uint32]*grant.Quota{}
-	for _, g := range o.Grants {
-		if g.Source != grant.ByUser || len(g.Bindings) > 0 {
-			continue
-		}
-		q, known := quotas[g.User]
-		if !known {
-			q = users.QuotaOf(n.Policy.Quotas, g.User)
-			quotas[g.User] = q
-		}
-		if q == nil || q.MaxIdle() == 0 {
-			continue
-		}
-		since, was := last[string(g.ID)]
-		if !was {
-			since = now
-		}
-		due := now.Sub(since) >= q.MaxIdle()
-		if s.opened.by(n, o.Inventory, g, now, due) {
-			s.idle[string(g.ID)] = now
-			continue
-		}
-		if !due {
-			s.idle[string(g.ID)] = since
-			continue
-		}
-		released, err := grants.ReleaseIdle(n, g.ID)
-		if err != nil {
-			return err
-		}
-		if released {
-			node.RecordUser(n, "idle", g.User, g.ID, nil)
-			s.Log.WithFields(logrusFields(g)).Info("nothing used a user's grant for too long; it is released")
-		}
-	}
-	return nil
-}
-
-func logrusFields(g grant.Grant) map[string]any {
-	return map[string]any{"grant": g.ID, "user": g.User}
+	return err
 }
 
 // openNodes has the users whose processes have a GPU's device node open, by GPU.

@@ -50,7 +50,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusOK, err)
 		return
 	}
-	s.serveAsk(r.Context(), w, p, waiter{ask: ask, of: of}, request)
+	s.serveAsk(r.Context(), w, p, ask, request, program{s, *of})
 }
 
 // modesOfPrograms are those in which a program needs no more than device nodes.
@@ -130,26 +130,22 @@ func outsideContainers(h host.Host, pid int) error {
 	return err
 }
 
-// enter enters a grant, for containers or for a program.
-func (s *Server) enter(n *node.Node, ask admission.Ask, of *grants.Program) (grant.Grant, error) {
-	if of == nil {
-		g, _, err := grants.Enter(n, ask)
-		return g, err
-	}
-	t, err := grants.EnterProgram(n, ask, *of)
+// program is a caller's program, which a grant is for.
+type program struct {
+	server *Server
+	of     grants.Program
+}
+
+func (p program) Enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
+	t, err := grants.EnterProgram(n, ask, p.of)
 	if err == nil {
-		s.trees.add(t.Cgroup)
+		p.server.trees.add(t.Cgroup)
 	}
 	return t.Grant, err
 }
 
-// rejoin has a program join the cgroup of the grant that it was given by an answer that was lost.
-func rejoin(n *node.Node, g grant.Grant, of *grants.Program) error {
-	if of == nil {
-		return nil
-	}
-	return grants.Rejoin(n, g, *of)
-}
+// Rejoin has the program join the cgroup of the grant.
+func (p program) Rejoin(n *node.Node, g grant.Grant) error { return grants.Rejoin(n, g, p.of) }
 
 // trees are the cgroups of programs. They are root's, so their users cannot remove them.
 type trees struct {

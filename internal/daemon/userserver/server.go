@@ -1,5 +1,5 @@
 // Package userserver serves the users of the node: what they may see, grants within their quotas,
-// and the queue of those who wait (docs/users.md). The kernel says who asks; nothing that a client
+// and places in the queue (docs/users.md). The kernel says who asks; nothing that a client
 // says about itself counts.
 package userserver
 
@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
@@ -30,8 +31,7 @@ type Server struct {
 	Nodes func(context.Context) error
 	Log   *logrus.Logger
 
-	queue  queue
-	idle   map[string]time.Time // since when nothing uses a grant, by id
+	queue  userqueue.Queue
 	opened openNodes
 	trees  trees
 
@@ -53,8 +53,8 @@ func (s *Server) Name() string { return "users" }
 // what is idle, and removes the cgroups of programs that have ended.
 func (s *Server) Ensure(context.Context) error {
 	n := s.Node()
-	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()), s.pass(n),
-		s.releaseIdle(n, time.Now()), s.removeTrees(n))
+	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()),
+		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now()), s.removeTrees(n))
 }
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.

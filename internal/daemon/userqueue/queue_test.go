@@ -1,4 +1,4 @@
-package userserver
+package userqueue
 
 import (
 	"slices"
@@ -8,9 +8,9 @@ import (
 )
 
 // enters has a user enter the queue, and says whether it was let in.
-func enters(t *testing.T, q *queue, user uint32) *waiter {
+func enters(t *testing.T, q *Queue, user uint32) *Waiter {
 	t.Helper()
-	w, err := q.enter(user, time.Time{}, waiter{})
+	w, err := q.enter(Request{User: user})
 	if err != nil && !strings.HasPrefix(err.Error(), "cannot wait: ") {
 		t.Errorf("no sentence: %v", err)
 	}
@@ -19,7 +19,7 @@ func enters(t *testing.T, q *queue, user uint32) *waiter {
 
 // TestQueueIsBounded: no user takes the room of others, and all of them no more than there is.
 func TestQueueIsBounded(t *testing.T) {
-	q := &queue{}
+	q := &Queue{}
 	for range 16 {
 		if enters(t, q, 1000) == nil {
 			t.Fatal("a user's first 16 requests wait")
@@ -40,7 +40,7 @@ func TestQueueIsBounded(t *testing.T) {
 	if enters(t, q, 5000) != nil || len(q.waiting) != 256 {
 		t.Fatalf("%d requests wait", len(q.waiting))
 	}
-	q.leave(first)
+	q.Leave(first)
 	if enters(t, q, 5000) == nil {
 		t.Error("a request that left still takes room")
 	}
@@ -50,9 +50,11 @@ func TestQueueIsBounded(t *testing.T) {
 // are in the order in which they began to wait, whenever they came.
 func TestOrder(t *testing.T) {
 	at := func(second int) time.Time { return time.Unix(int64(second), 0) }
-	waiting := []*waiter{{user: 7, since: at(2), number: 1}, {user: 7, since: at(1), number: 2},
-		{user: 3, since: at(9), number: 3}, {user: 0, since: at(9), number: 4},
-		{user: 3, since: at(9), number: 5}}
+	waiter := func(user uint32, since time.Time, number uint64) *Waiter {
+		return &Waiter{Request: Request{User: user, Since: since}, number: number}
+	}
+	waiting := []*Waiter{waiter(7, at(2), 1), waiter(7, at(1), 2), waiter(3, at(9), 3), waiter(0, at(9), 4),
+		waiter(3, at(9), 5)}
 	for last, want := range map[uint32][]uint64{0: {3, 2, 4, 5, 1}, 3: {2, 4, 3, 1, 5}, 7: {4, 3, 2, 5, 1},
 		99: {4, 3, 2, 5, 1}} {
 		var got []uint64

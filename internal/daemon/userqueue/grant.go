@@ -1,0 +1,151 @@
+package userqueue
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// Reader reads the ledger, or returns one that was read before and has not changed.
+type Reader func(*node.Node) (grants.Overview, error)
+
+// InQuota returns what is asked for with the quota that is in force now. A request may have waited
+// for days.
+func InQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
+	if ask.Source != grant.ByUser { // root's
+		return ask, nil
+	}
+	var err error
+	if ask.Quota, err = QuotaOf(n, ask.User); err == nil && ask.TTL <= 0 {
+		ask.TTL = ask.Quota.MaxTTL()
+	}
+	return ask, err
+}
+
+// QuotaOf is the quota of a user, who is refused without one.
+func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
+	if q := users.QuotaOf(n.Policy.Quotas, uid); q != nil {
+		return q, nil
+	}
+	return nil, &grant.Refusal{Code: grant.QuotaExceeded,
+		Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(uid)),
+		Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
+			grant.Docs + "users.md)"}
+}
+
+// Ask grants a request at once. If that is not possible now and the request waits, it enters the
+// queue: then there is a waiter, and the error is why there is no grant yet. current returns the
+// node, whose configuration may change meanwhile.
+func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Grant, *Waiter, error) {
+	n := current()
+	if g, found := grants.FindBySecret(n, r.Ask.User, r.Ask.Secret); found {
+		return g, nil, r.rejoin(n, g)
+	}
+	_ = q.Pass(n, read) // those who wait come first
+	n = current()
+	ask, err := InQuota(n, r.Ask)
+	if err != nil {
+		return grant.Grant{}, nil, err
+	}
+	q.turn.Lock()
+	g, err := r.enter(n, ask)
+	q.turn.Unlock()
+	if err == nil || !r.Waits {
+		return g, nil, err
+	}
+	o, e := grants.Read(n)
+	if e != nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+		return g, nil, err
+	}
+	w, e := q.enter(r)
+	if e != nil {
+		return g, nil, e
+	}
+	return g, w, err
+}
+
+// bare is the node without any grants and use.
+func bare(o grants.Overview) grant.View { return grant.View{Now: o.Now} }
+
+// Pass grants what those who wait can have now. Of each user only the first request is looked at.
+// The ledger is read once, without its lock, and written only for what fits.
+func (q *Queue) Pass(n *node.Node, read Reader) error {
+	q.turn.Lock()
+	defer q.turn.Unlock()
+	for {
+		waiting := q.ordered()
+		if len(waiting) == 0 {
+			return nil
+		}
+		o, err := read(n)
+		if err != nil {
+			return err
+		}
+		if !q.grantFirst(n, o, waiting) {
+			return nil
+		}
+	}
+}
+
+// grantFirst grants the first request that fits, and reports whether there was one.
+func (q *Queue) grantFirst(n *node.Node, o grants.Overview, waiting []*Waiter) bool {
+	seen := map[uint32]bool{}
+	for _, w := range waiting {
+		if seen[w.User] {
+			continue
+		}
+		seen[w.User] = true
+		g, err := grantWaiting(n, o, w.Request)
+		if errors.Is(err, errLater) {
+			continue
+		}
+		q.served(w, Outcome{g, err})
+		return true
+	}
+	return false
+}
+
+var errLater = errors.New("it goes on waiting")
+
+// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
+func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, err error) {
+	ask, err := InQuota(n, r.Ask)
+	if err != nil {
+		return g, err
+	}
+	_, err = admission.Place(ask, "", o.View, o.Inventory, n.Policy)
+	if err == nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+		g, err = r.enter(n, ask)
+	}
+	if err != nil && admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+		return g, errLater // another process may have been faster
+	}
+	return g, err
+}
+
+func (r Request) enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
+	if r.For != nil {
+		return r.For.Enter(n, ask)
+	}
+	g, _, err := grants.Enter(n, ask)
+	return g, err
+}
+
+func (r Request) rejoin(n *node.Node, g grant.Grant) error {
+	if r.For == nil {
+		return nil
+	}
+	return r.For.Rejoin(n, g)
+}
+
+// TakeBack releases a grant of whose client nothing is left, unless a container uses it by now.
+func TakeBack(n *node.Node, user uint32, id grant.ID) {
+	if released, _ := grants.ReleaseIdle(n, id); released {
+		node.RecordUser(n, "released", user, id, nil)
+	}
+}

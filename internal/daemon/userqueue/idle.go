@@ -1,0 +1,67 @@
+package userqueue
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// Opened reports whether a grant is in use without a container that gpuledger knows. due: if it is
+// not, it is released.
+type Opened func(inv grant.Inventory, g grant.Grant, due bool) bool
+
+// ReleaseIdle releases grants that users asked for and that nothing used for as long as their
+// quotas say, and returns them. Whether a container uses one is what the kernel says now; the time
+// is counted anew after a restart of the daemon. It is called by one goroutine.
+func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Opened,
+) (over []grant.Grant, err error) {
+	last := q.idle
+	q.idle = map[grant.ID]time.Time{}
+	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
+		return nil, nil
+	}
+	o, err := read(n)
+	if err != nil {
+		return nil, err
+	}
+	quotas := map[uint32]*grant.Quota{}
+	for _, g := range o.Grants {
+		if g.Source != grant.ByUser || len(g.Bindings) > 0 {
+			continue
+		}
+		limit, known := quotas[g.User]
+		if !known {
+			limit = users.QuotaOf(n.Policy.Quotas, g.User)
+			quotas[g.User] = limit
+		}
+		if limit == nil || limit.MaxIdle() == 0 {
+			continue
+		}
+		since, was := last[g.ID]
+		if !was {
+			since = now
+		}
+		due := now.Sub(since) >= limit.MaxIdle()
+		if opened(o.Inventory, g, due) {
+			q.idle[g.ID] = now
+			continue
+		}
+		if !due {
+			q.idle[g.ID] = since
+			continue
+		}
+		released, err := grants.ReleaseIdle(n, g.ID)
+		if err != nil {
+			return over, err
+		}
+		if released {
+			node.RecordUser(n, "idle", g.User, g.ID, nil)
+			over = append(over, g)
+		}
+	}
+	return over, nil
+}

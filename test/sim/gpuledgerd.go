@@ -1,0 +1,114 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/mps"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// gpuledgerd is the daemon of the node: several virtual processes with one pid and one queue, which
+// end together. Each of them opens the node for itself, because a virtual process must not wait for
+// what another one reads once.
+type gpuledgerd struct {
+	pid     int
+	queue   userqueue.Queue
+	threads []*process
+	passing bool // its manager of users is at work
+
+	mps         *mps.Manager
+	supervising bool // its manager of MPS daemons is at work
+
+	ending bool // it was told to end: clients are cut off, and its threads come to their ends
+}
+
+// startDaemon starts gpuledgerd unless it runs.
+func (l *life) startDaemon() {
+	if l.daemon != nil {
+		return
+	}
+	pid, _ := l.fork("/")
+	n, quiet := l.node(pid), logrus.New()
+	quiet.SetOutput(io.Discard)
+	l.daemon = &gpuledgerd{pid: pid, mps: &mps.Manager{Node: func() *node.Node { return n },
+		Ledger: grants.Read, Log: quiet, System: mpsSystem{l}}}
+	l.trace("gpuledgerd[%d] starts", pid)
+}
+
+// thread starts a thread of the daemon.
+func (l *life) thread(name string, act func(p *process, n *node.Node)) *process {
+	d := l.daemon
+	p := &process{name: fmt.Sprintf("%s[%d]", name, d.pid), pid: d.pid, of: d}
+	d.threads = append(d.threads, p)
+	l.trace("begin %s", p.name)
+	l.spawn(p, func() { act(p, l.node(d.pid)) })
+	return p
+}
+
+// pass is a pass of the daemon's managers for users. There is one at a time.
+func (l *life) pass() {
+	d := l.daemon
+	if d == nil || d.passing || d.ending {
+		return
+	}
+	d.passing = true
+	l.thread("pass", func(_ *process, n *node.Node) {
+		_ = d.queue.Pass(n, grants.Read)
+		_, _ = d.queue.ReleaseIdle(n, grants.Read, epoch.Add(l.awake),
+			func(grant.Inventory, grant.Grant, bool) bool { return false })
+		d.passing = false
+	})
+}
+
+// stopDaemon tells the daemon to end, as a restart of its service does.
+func (l *life) stopDaemon() {
+	if l.daemon == nil {
+		return
+	}
+	l.trace("gpuledgerd[%d] is told to end", l.daemon.pid)
+	l.daemon.ending = true
+}
+
+// goneDaemon lets the daemon go that was told to end, when its threads are done.
+func (l *life) goneDaemon() {
+	d := l.daemon
+	if d == nil || !d.ending {
+		return
+	}
+	for _, p := range d.threads {
+		if !p.done {
+			return
+		}
+	}
+	l.endDaemon()
+}
+
+// endDaemon is the end of the daemon with all of its threads.
+func (l *life) endDaemon() {
+	d := l.daemon
+	l.trace("gpuledgerd[%d] ends", d.pid)
+	l.daemon = nil
+	for _, p := range d.threads {
+		if !p.done {
+			l.kill(p)
+		}
+	}
+	l.machine.exit(d.pid)
+	l.cutOff()
+	if !l.calm && l.random.IntN(4) == 0 { // by a service manager that ends all that it has started
+		for _, c := range slices.Clone(l.controls) {
+			l.endControl(c)
+		}
+	}
+}
+
+// epoch is the beginning of the clock that nobody sets, of which awake is how long it runs.
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -1,0 +1,294 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// control is a control daemon of NVIDIA's Multi-Process Service: a process of the node that
+// outlives gpuledgerd.
+type control struct {
+	dir     string
+	pid     int
+	gpus    []string
+	servers []int
+	limits  map[string]string // by ordinal, as they were set
+	percent string
+	listens bool // its sockets are there
+	hangs   bool // it does not answer
+	dies    bool // soon after its start, or when it was told to end
+}
+
+// mpsSystem is the machine as package mps sees it.
+type mpsSystem struct{ *life }
+
+// Now is by the clock that nobody sets. It is long before the machine's time, so that sockets count
+// as settled at once.
+func (s mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
+
+// Launch runs the launcher to where it has become the daemon. The sockets may come later.
+func (s mpsSystem) Launch(dir string) (int, error) {
+	s.pause()
+	text, err := os.ReadFile(filepath.Join(dir, "orders.json"))
+	if err != nil || !s.calm && s.random.IntN(10) == 0 {
+		return 0, errors.Join(errors.New("the launcher cannot be started"), err)
+	}
+	_, list, _ := strings.Cut(string(text), "CUDA_VISIBLE_DEVICES=")
+	list, _, _ = strings.Cut(list, `"`)
+	pid, start := s.fork("/")
+	s.write("nvidia-cuda-mps-control\x00-f\x00", "proc", strconv.Itoa(pid), "cmdline")
+	must(os.WriteFile(filepath.Join(dir, "process.json"), fmt.Appendf(nil,
+		`{"pid":%d,"start":%d,"boot_id":"00000000-0000-0000-0000-%012d"}`, pid, start, s.boots), 0o600))
+	c := &control{dir: dir, pid: pid, gpus: strings.Split(list, ","), limits: map[string]string{},
+		percent: "100"}
+	s.controls = append(s.controls, c)
+	s.trace("MPS daemon %d of %v starts", pid, c.gpus)
+	if s.calm || s.random.IntN(3) > 0 {
+		s.listen(c)
+	}
+	return pid, nil
+}
+
+// listen makes the sockets of a daemon.
+func (l *life) listen(c *control) {
+	for _, path := range []string{mpsstate.SocketPath(c.dir), mpsstate.PrivilegedPath(c.dir)} {
+		_ = os.Remove(path)
+		if unix.Mknod(path, unix.S_IFSOCK|0o666, 0) != nil { // its directory is gone
+			return
+		}
+	}
+	c.listens = true
+}
+
+// controlOf is the daemon that runs in a directory, or nil.
+func (l *life) controlOf(dir string) *control {
+	i := slices.IndexFunc(l.controls, func(c *control) bool { return c.dir == dir })
+	if i < 0 {
+		return nil
+	}
+	return l.controls[i]
+}
+
+func (s mpsSystem) Listener(path string) (int, [2]uint64, error) {
+	c := s.controlOf(filepath.Dir(filepath.Dir(path)))
+	if c == nil || !c.listens {
+		return 0, [2]uint64{}, unix.ECONNREFUSED
+	}
+	socket, _, _ := mpsstate.Socket(path)
+	return c.pid, socket, nil
+}
+
+func (s mpsSystem) HoldsListener(_ host.Host, pid int, _ string) bool { return s.pids[pid] }
+
+// Ask is answered by the daemon to whose directory the environment leads.
+func (s mpsSystem) Ask(_ context.Context, _ string, env []string, command string) (string, error) {
+	s.pause()
+	dir := ""
+	for _, entry := range env {
+		if pipe, is := strings.CutPrefix(entry, "CUDA_MPS_PIPE_DIRECTORY="); is {
+			dir = filepath.Dir(pipe)
+		}
+	}
+	c := s.controlOf(dir)
+	switch {
+	case c == nil || !c.listens:
+		return "", errors.New("cannot find the MPS control daemon")
+	case c.hangs:
+		s.awake += 5 * time.Second
+		return "", fmt.Errorf("it does not answer %q", command)
+	}
+	return s.answer(c, strings.Fields(command))
+}
+
+// answer is what a daemon prints.
+func (l *life) answer(c *control, words []string) (string, error) {
+	switch words[0] {
+	case "get_server_list":
+		return strings.Trim(fmt.Sprint(c.servers), "[]"), nil
+	case "get_client_list":
+		return strings.Trim(fmt.Sprint(l.clientsOf(c)), "[]"), nil
+	case "start_server":
+		if l.calm || l.random.IntN(4) > 0 {
+			pid, _ := l.machine.child("/", c.pid)
+			c.servers = append(c.servers, pid)
+		}
+	case "get_server_status":
+		return "ACTIVE", nil
+	case "set_default_device_pinned_mem_limit":
+		c.limits[words[1]] = words[2]
+	case "get_default_device_pinned_mem_limit":
+		return c.limits[words[1]], nil
+	case "set_default_active_thread_percentage":
+		c.percent = words[1]
+	case "get_default_active_thread_percentage":
+		return c.percent + ".0", nil
+	case "quit":
+		if c.dies = true; l.calm || l.random.IntN(5) == 0 { // else it takes its time
+			l.endControl(c)
+		}
+	}
+	return "", nil
+}
+
+// clientsOf are the processes that use a daemon: the inits of containers.
+func (l *life) clientsOf(c *control) (pids []int) {
+	for _, b := range l.boxes {
+		if b.mps && b.pid != 0 && slices.Equal(b.gpus, c.gpus) {
+			pids = append(pids, b.pid)
+		}
+	}
+	return pids
+}
+
+// endControl ends a daemon with its servers. Its sockets stay as files.
+func (l *life) endControl(c *control) {
+	l.trace("MPS daemon %d of %v ends", c.pid, c.gpus)
+	for _, pid := range append(c.servers, c.pid) {
+		l.machine.exit(pid)
+	}
+	l.controls = slices.DeleteFunc(l.controls, func(o *control) bool { return o == c })
+}
+
+// forMPS is something that happens to the control daemons.
+func (l *life) forMPS() {
+	if len(l.controls) == 0 {
+		return
+	}
+	c := l.controls[l.random.IntN(len(l.controls))]
+	switch n := l.random.IntN(10); {
+	case c.dies && n < 4 || n == 0:
+		l.endControl(c)
+		l.createBeside(c)
+	case n < 3 && len(c.servers) > 0:
+		l.trace("an MPS server of %d ends", c.pid)
+		l.machine.exit(c.servers[0])
+		c.servers = c.servers[1:]
+		l.createBeside(c)
+	case n < 5:
+		c.hangs = !c.hangs
+	case !c.listens:
+		l.listen(c)
+	}
+}
+
+// aboutMPS is what happens most in a life with many grants in mode mps.
+func (l *life) aboutMPS() {
+	switch n := l.random.IntN(10); {
+	case l.daemon == nil:
+		l.startDaemon()
+	case n < 4:
+		l.supervise()
+	case n < 6:
+		l.forMPS()
+	case n < 7:
+		l.enter()
+	case n < 8:
+		l.release()
+	case len(l.controls) > 0:
+		l.createBeside(l.controls[l.random.IntN(len(l.controls))])
+	}
+}
+
+// createBeside makes a container that needs a daemon, which may have just ended.
+func (l *life) createBeside(c *control) {
+	for _, g := range l.view().Grants {
+		i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == g.ID && h.acked && !h.over })
+		if i < 0 || g.Mode != grant.MPS || !slices.Equal(g.UUIDs(), c.gpus) || len(g.Bindings) > 0 {
+			continue
+		}
+		name, annotation := l.random.IntN(names), fmt.Sprintf(`"gpuledger.dev/grant":%q`, l.held[i].reference)
+		l.begin(nameOf(name), func(p *process, n *node.Node) {
+			l.make(p, n, name, grant.Containerd, annotation)
+		})
+		return
+	}
+}
+
+// supervise is a pass of the manager of MPS daemons. There is one at a time.
+func (l *life) supervise() {
+	d := l.daemon
+	if d == nil || d.supervising || d.ending {
+		return
+	}
+	d.supervising = true
+	l.thread("mps", func(*process, *node.Node) {
+		_ = d.mps.Ensure(context.Background())
+		d.supervising = false
+	})
+}
+
+// checkControls: no GPU has two daemons.
+func (l *life) checkControls() {
+	for i, c := range l.controls {
+		for _, o := range l.controls[:i] {
+			if slices.ContainsFunc(c.gpus, func(u string) bool { return slices.Contains(o.gpus, u) }) {
+				l.fail("MPS daemon %d of %v runs beside %d of %v", c.pid, c.gpus, o.pid, o.gpus)
+			}
+		}
+	}
+}
+
+// sawReady remembers the daemons that could take a container of a grant, since its create began.
+func (l *life) sawReady(p *process) {
+	for _, c := range l.controls {
+		if c.listens && len(c.servers) > 0 {
+			p.ready = append(p.ready, strings.Join(c.gpus, ","))
+		}
+	}
+}
+
+// checkClient: a create in mode mps is admitted beside a daemon that was ready meanwhile.
+func (l *life) checkClient(p *process, g *grant.Grant) {
+	if g.Mode == grant.MPS && !slices.Contains(p.ready, strings.Join(g.UUIDs(), ",")) {
+		l.fail("%s is admitted with grant %s in mode mps, and no daemon was ready", p.name, g.ID)
+	}
+}
+
+// settledControls: without faults each grant has its daemon, and no other daemon is left.
+func (l *life) settledControls() {
+	for _, c := range slices.Clone(l.controls) {
+		if c.hangs = false; c.dies {
+			l.endControl(c)
+		} else if !c.listens {
+			l.listen(c)
+		}
+	}
+	for range 6 {
+		l.awake += time.Minute
+		l.supervise()
+		l.drain()
+	}
+	wanted := map[string]bool{}
+	for _, g := range l.view().Grants {
+		if g.Mode == grant.MPS && g.Live(l.now) {
+			wanted[strings.Join(g.UUIDs(), ",")] = true
+		}
+	}
+	for _, c := range l.controls {
+		name := strings.Join(c.gpus, ",")
+		if !wanted[name] {
+			l.fail("MPS daemon %d of %v is left without a grant", c.pid, c.gpus)
+		}
+		if !c.listens || len(c.servers) == 0 {
+			l.fail("MPS daemon %d of %v is not ready", c.pid, c.gpus)
+		}
+		delete(wanted, name)
+	}
+	for name := range wanted {
+		l.fail("a grant in mode mps has no daemon for %s", name)
+	}
+}
