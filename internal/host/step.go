@@ -39,8 +39,8 @@ const (
 
 // Simulator stands between a simulated node's processes and its files.
 type Simulator interface {
-	// Before runs before a step. The step is not made if it returns an error, which is ErrMade if the
-	// simulator has made it.
+	// Before runs before a step. The step is not made if it returns an error, which is ErrMade if
+	// the simulator has made it.
 	Before(Step) error
 	// After runs when the step was made, or has failed with an error of the system.
 	After(Step, error)

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// withoutRegistry are the tests of cri-tools that pull images, and its benchmarks. (Some others name an
-// image that is not here, or need a network. They fail, bare as through us.)
+// withoutRegistry are the tests of cri-tools that pull images, and its benchmarks. (Some others
+// name an image that is not here, or need a network. They fail, bare as through us.)
 const withoutRegistry = "benchmark|Image (Manager|Consistency|Identifier)|SupplementalGroupsPolicy"
 
 // withPrivilege are the tests whose containers are privileged, so that they reach each GPU.
@@ -24,8 +24,8 @@ var withPrivilege = regexp.MustCompile("Container Mount Propagation|when privile
 // tries is how often a test that differs runs: other work of the machine disturbs some of them.
 const tries = 3
 
-// critest runs the tests with which cri-tools validate an engine, with the engine's runtime bare and
-// through gpuledger-runtime, on a node with GPUs. Each has the same result, but for those with
+// critest runs the tests with which cri-tools validate an engine, with the engine's runtime bare
+// and through gpuledger-runtime, on a node with GPUs. Each has the same result, but for those with
 // privilege where the policy is enforced: they fail.
 func critest(t *testing.T, s *site) {
 	bare := s.validate("bare", pastHandler, "")
@@ -51,8 +51,8 @@ func critest(t *testing.T, s *site) {
 	}
 }
 
-// again runs tests that differ again, bare and through gpuledger-runtime, and returns those that differ
-// each time.
+// again runs tests that differ again, bare and through gpuledger-runtime, and returns those that
+// differ each time.
 func (s *site) again(mode string, differ map[string][2]string) map[string][2]string {
 	for try := 1; try < tries && len(differ) > 0; try++ {
 		var names []string
@@ -81,8 +81,8 @@ func (s *site) noteResults(mode string, results map[string]string) {
 	}
 }
 
-// validate runs tests with a runtime handler of the engine and returns how each of them ended. only is
-// a regular expression of their names; "" is all.
+// validate runs tests with a runtime handler of the engine and returns how each of them ended. only
+// is a regular expression of their names; "" is all.
 func (s *site) validate(name, handler, only string) map[string]string {
 	s.T.Helper()
 	images, report := filepath.Join(s.dir, "images.yaml"), filepath.Join(s.dir, "log", name+".xml")

@@ -83,8 +83,8 @@ type entry struct {
 	// test runs in place of all other tests at this entry point; nil: the story and the tests after
 	// it.
 	test func(*testing.T, *site)
-	// cluster is whether it is an entry point of whole clusters, and asked whether it is tested only
-	// where it is named.
+	// cluster is whether it is an entry point of whole clusters, and asked whether it is tested
+	// only where it is named.
 	cluster, asked bool
 	// cannot is why this entry point cannot hold a container that the client can ask for; "" if it
 	// can.
@@ -159,7 +159,8 @@ func isCluster(e engine) bool { return e.cluster }
 // knowsCDI reports whether an engine takes CDI's names.
 func knowsCDI(e engine) bool { return e.name != "containerd1.6" && e.name != "docker-20.10" }
 
-// hasCRI reports whether critest validates an engine: cri-tools want CRI as containerd has it since 1.7.
+// hasCRI reports whether critest validates an engine: cri-tools want CRI as containerd has it since
+// 1.7.
 func hasCRI(e engine) bool { return e.name == "containerd2" || e.name == "containerd1.7" }
 
 // hasHooks reports whether an engine has a hooks directory.

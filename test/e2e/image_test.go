@@ -26,12 +26,15 @@ func archives(t *testing.T, dir string, more map[string]string) map[string]strin
 		pauseImage: filepath.Join(dir, "pause.tar"), webImage: filepath.Join(dir, "web.tar")}
 	must(t, os.WriteFile(paths[image], archive(t, image, layer, nil), 0o644),
 		os.WriteFile(paths[pauseImage], archive(t, pauseImage, layer, pause), 0o644),
-		os.WriteFile(paths[webImage], archive(t, webImage, layer, []string{"httpd", "-f", "-p", "80"}), 0o644))
+		os.WriteFile(paths[webImage], archive(t, webImage, layer, web), 0o644))
 	return paths
 }
 
 // pause waits until it is ended by a signal.
 var pause = []string{"/bin/sh", "-c", "trap exit TERM INT; while :; do sleep 1000 & wait; done"}
+
+// web serves HTTP on the usual port.
+var web = []string{"httpd", "-f", "-p", "80"}
 
 // archive is an image of one layer, in the form of `docker save`.
 func archive(t *testing.T, name string, layer []byte, entrypoint []string) []byte {
@@ -66,7 +69,8 @@ func busyboxLayer(t *testing.T, more map[string]string) []byte {
 		put(t, w, tar.Header{Name: dir + "/", Mode: 0o755, Typeflag: tar.TypeDir}, nil)
 	}
 	put(t, w, tar.Header{Name: "tmp/", Mode: 0o1777, Typeflag: tar.TypeDir}, nil)
-	put(t, w, tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"))
+	put(t, w, tar.Header{Name: "etc/passwd", Mode: 0o644},
+		[]byte("root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"))
 	put(t, w, tar.Header{Name: "etc/group", Mode: 0o644}, []byte("root:x:0:\nnogroup:x:65534:\n"))
 	put(t, w, tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox)
 	applets, err := exec.Command(path, "--list").Output()

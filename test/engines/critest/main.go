@@ -1,5 +1,5 @@
-// Command critest runs the tests of sigs.k8s.io/cri-tools, which validate a container engine through
-// CRI, and writes their results as a JUnit report. Theirs is a test binary, which `go tool` cannot name.
+// Command critest runs the tests of sigs.k8s.io/cri-tools, which validate a container engine
+// through CRI. Theirs is a test binary, which `go tool` cannot name.
 package main
 
 import (
