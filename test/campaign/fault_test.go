@@ -24,7 +24,7 @@ type fault struct {
 	engine  bool // containerd may fail meanwhile
 	still   bool // the workers stand still
 	stuck   bool // bindings may stay, since none or not all can be removed meanwhile
-	blind   bool // listings lack files that are there; why is not known, go-fuse is suspected
+	blind   bool // listings may lack files that are there (see faulty)
 	// strike begins it. The workers stand still, also for what it returns.
 	strike func(*campaign, *rand.Rand) (heal func())
 	during func(*campaign, *rand.Rand) // again and again
