@@ -53,7 +53,7 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	done
 
 # Tests that make test has no time for (rig.More).
-MORE := TestConfigureBesideNVIDIA|TestKilledAtAnyTime|TestMPSOutlivesUpgrades|TestMakeTestGPU
+MORE := TestConfigureBesideNVIDIA|TestKilledAtAnyTime|TestMPSOutlivesUpgrades|TestMakeTestGPU|TestCampaign
 
 .PHONY: test-more
 test-more: ## what CI runs after make test: Kubernetes' module, the long tests, the demo, and the story through containerd 2.4 and Podman (root)
@@ -62,7 +62,7 @@ test-more: ## what CI runs after make test: Kubernetes' module, the long tests, 
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
 	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
-	GPULEDGER_TEST_MORE=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^($(MORE))$$' ./test
+	GPULEDGER_TEST_MORE=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^($(MORE))$$' ./test ./test/campaign
 	test/rig/leftovers.sh test/demo.sh
 	E2E_ENTRIES=wrapper,configure,unjudged test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
@@ -280,7 +280,7 @@ fuzz: ## every Fuzz function for FUZZTIME (10s)
 .PHONY: torture
 torture: ## containers of every engine and mode while everything breaks, for TIME (30m); an interrupted one goes on; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
 	@test/setup.sh torture
-	CAMPAIGN_TIME=$(TIME) CAMPAIGN_STATE="$(CURDIR)/.cache/campaign.json" test/rig/leftovers.sh \
+	GPULEDGER_TEST_MORE=1 CAMPAIGN_TIME=$(TIME) CAMPAIGN_STATE="$(CURDIR)/.cache/campaign.json" test/rig/leftovers.sh \
 	  go test -C test/campaign -p $(JOBS) -count=1 -timeout 0 -v -run '^TestCampaign$$'
 ifneq ($(TORTURE_ROUNDS),)
 	$(MAKE) --no-print-directory build

@@ -19,6 +19,9 @@ func TestMoreIsRun(t *testing.T) {
 	leftOut, named := map[string]bool{}, map[string]bool{}
 	files, err := filepath.Glob("*_test.go")
 	must(t, err)
+	campaign, err := filepath.Glob("campaign/*_test.go")
+	must(t, err)
+	files = append(files, campaign...)
 	calls := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{\n\trig\.More\(t\)`)
 	for _, file := range files {
 		for _, m := range calls.FindAllStringSubmatch(read(t, file), -1) {

@@ -45,6 +45,8 @@ func (a *atStep) Random() [16]byte       { return [16]byte{byte(a.step)} }
 func TestWhatAnAdoptionTakesForFreeStaysFree(t *testing.T) {
 	for step := 0; ; step++ {
 		m := newModel(t)
+		// where this test has a cgroup namespace, process 1 says that it is the node's
+		m.must(os.Symlink("/proc/1", filepath.Join(m.node.Host.Proc, "1")))
 		m.node.Policy.Engine, m.node.Policy.Annotations.Trust = grant.Containerd, grant.Adopt
 		_, _, err := grants.Enter(m.node, admission.Ask{Owner: grant.Bearer, Mode: grant.Exclusive,
 			GPUs: cards - 1})

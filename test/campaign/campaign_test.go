@@ -195,6 +195,7 @@ const drainEvery = 3
 // TestCampaign runs for CAMPAIGN_TIME, or one short round of each fault. TEST_SEED repeats a
 // campaign's order of faults and kills. One that was interrupted goes on from its state file.
 func TestCampaign(t *testing.T) {
+	rig.More(t)
 	if rig.Under(t, rig.V1) { // where crun runs without CAP_SYS_RESOURCE too
 		return
 	}
