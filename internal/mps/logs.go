@@ -24,13 +24,13 @@ const (
 	keptLog = 1 << 20
 )
 
-// shortenLogs cuts logs that have grown, and keeps their ends in NAME.1. A log is emptied and not
-// replaced, because its writer has it open. A writer that does not append leaves a hole, which
-// takes no space.
-func (d *daemon) shortenLogs() error {
+// shortenLogs cuts those logs in a daemon's directory that have grown, and keeps their ends in
+// NAME.1. A log is emptied and not replaced, because its writer has it open. A writer that does not
+// append leaves a hole, which takes no space.
+func shortenLogs(dir string) error {
 	for _, name := range logs {
-		if err := shorten(filepath.Join(d.dir, name)); err != nil {
-			return fmt.Errorf("cannot shorten the log of the MPS daemon of %v: %w", d.state.GPUs, err)
+		if err := shorten(filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("cannot shorten a log of the MPS daemon in %s: %w", dir, err)
 		}
 	}
 	return nil
@@ -96,7 +96,7 @@ func (d *daemon) logReason() string {
 		}
 	}
 	reason = grant.Printable(reason)
-	if strings.Contains(reason, notADaemon) && slices.Contains(d.args(), multiUser) {
+	if strings.Contains(reason, notADaemon) && slices.Contains(args(d.node.Policy), multiUser) {
 		reason += fmt.Sprintf("; this driver does not know %s, and driver %d does", multiUser,
 			grant.MPSUsersSince)
 	}

@@ -29,7 +29,7 @@ func TestLogsAreKeptShort(t *testing.T) {
 				if _, err := fmt.Fprintf(f, "%s\n%d\n", line, said); err != nil {
 					t.Fatal(err)
 				}
-				if err := d.shortenLogs(); err != nil {
+				if err := shortenLogs(d.dir); err != nil {
 					t.Fatal(err)
 				}
 				var now, before unix.Stat_t
@@ -65,7 +65,7 @@ func TestLogsThatAreNone(t *testing.T) {
 	if err := os.Symlink(elsewhere, filepath.Join(d.dir, "log/control.log")); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.shortenLogs(); err != nil {
+	if err := shortenLogs(d.dir); err != nil {
 		t.Error(err)
 	}
 	if info, err := os.Stat(elsewhere); err != nil || info.Size() != 2*maxLog {

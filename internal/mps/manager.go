@@ -77,7 +77,7 @@ func (m *Manager) Ensure(ctx context.Context) error {
 	began, died := m.now(), false
 	for _, d := range m.sorted() {
 		died = d.detectEnd() || died
-		if err := d.shortenLogs(); err != nil {
+		if err := shortenLogs(d.dir); err != nil {
 			m.Log.WithError(err).Debug("a log stays as long as it is")
 		}
 	}

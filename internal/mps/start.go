@@ -73,7 +73,7 @@ func (d *daemon) launch(w want) error {
 	if err := makeDirs(d.dir); err != nil {
 		return err
 	}
-	data, err := json.Marshal(launchCommand{Program: c.program, Args: d.args(),
+	data, err := json.Marshal(launchCommand{Program: c.program, Args: args(d.node.Policy),
 		Env: append(c.env, "CUDA_VISIBLE_DEVICES="+strings.Join(w.uuids, ",")), SHM: shmSize})
 	if err == nil {
 		err = host.ReplaceFile(filepath.Join(d.dir, commandFile), data, 0o600, host.Volatile)
@@ -97,7 +97,7 @@ const multiUser = "-multiuser-server"
 func (d *daemon) driverProblem() error {
 	inv, _ := d.node.Inventory()
 	problem := inv.Driver.MPSProblem()
-	if problem == "" && slices.Contains(d.args(), multiUser) {
+	if problem == "" && slices.Contains(args(d.node.Policy), multiUser) {
 		problem = inv.Driver.MPSUsersProblem()
 	}
 	if problem != "" {
@@ -109,8 +109,9 @@ func (d *daemon) driverProblem() error {
 // foreground makes the daemon remain the process that is started.
 const foreground = "-f"
 
-func (d *daemon) args() []string {
-	if d.node.Policy.Enforcement.MPSUsers == grant.MPSAll {
+// args are the options of NVIDIA's program under a policy.
+func args(p grant.Policy) []string {
+	if p.Enforcement.MPSUsers == grant.MPSAll {
 		return []string{foreground, multiUser}
 	}
 	return []string{foreground}
