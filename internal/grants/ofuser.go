@@ -44,18 +44,18 @@ func ReleaseIdle(n *node.Node, id grant.ID) (released bool, err error) {
 
 // FindBySecret finds the grant of a user that was made with a secret. The request for it was sent
 // before, and its answer was lost.
-func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool) {
+func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool, err error) {
 	o, err := Read(n)
 	if err != nil {
-		return found, false
+		return found, false, err
 	}
 	hash := grant.SecretHash(secret)
 	for _, g := range o.Grants {
 		if g.User == user && g.Secret == hash && !g.Draining {
-			return g, true
+			return g, true, nil
 		}
 	}
-	return found, false
+	return found, false, nil
 }
 
 // releaseIf is Release without force, of a grant that may be released.

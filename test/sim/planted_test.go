@@ -84,7 +84,7 @@ var plants = []plant{
 		"	if released, _ := grants.ReleaseIdle(n, id); released {\n",
 		"	if on { return }\n	if released, _ := grants.ReleaseIdle(n, id); released {\n"},
 	{"a lost answer is forgotten", "internal/daemon/userqueue/grant.go",
-		"); found {\n", "); found && !on {\n"},
+		"	case found:\n", "	case found && !on:\n"},
 	{"idle too early", "internal/daemon/userqueue/idle.go",
 		"		if !due {\n", "		if !on && !due {\n"},
 	{"a request in use is idle", "internal/grants/ofuser.go",

@@ -43,7 +43,11 @@ func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
 // node, whose configuration may change meanwhile.
 func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Grant, *Waiter, error) {
 	n := current()
-	if g, found := grants.FindBySecret(n, r.Ask.User, r.Ask.Secret); found {
+	g, found, err := grants.FindBySecret(n, r.Ask.User, r.Ask.Secret)
+	switch {
+	case err != nil: // it may be there
+		return grant.Grant{}, nil, err
+	case found:
 		return g, nil, r.rejoin(n, g)
 	}
 	_ = q.Pass(n, read) // those who wait come first
@@ -53,7 +57,7 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 		return grant.Grant{}, nil, err
 	}
 	q.turn.Lock()
-	g, err := r.enter(n, ask)
+	g, err = r.enter(n, ask)
 	q.turn.Unlock()
 	if err == nil || !r.Waits {
 		return g, nil, err
