@@ -1,6 +1,6 @@
 /* Publish, then sum. A process adds to its own slot what it is about to allocate, and only then
- * adds up all slots, from the 65th on by blocks (sums.h). Of two processes that together would exceed the limit, the one that published
- * last sees the other. No word has two writing processes, so no counter can drift. No lock outlives
+ * adds up all slots, from the 65th on by blocks (sums.h). Of two processes that together would
+ * exceed the limit, the one that published last sees the other. No word has two writing processes, so no counter can drift. No lock outlives
  * its process: the kernel releases it with the slot's mapping. */
 #include "account.h"
 
@@ -246,8 +246,8 @@ static bool try_take(struct record_head *h, struct record_slot *s, int device, u
 }
 
 /* take_again is for what did not fit. A dead process may have held memory, or ended before it counted
- * that it gave some back, or others may have published what they then did not get. Where processes make each other fail, the pauses let one of
- * them succeed. */
+ * that it gave some back, or others may have published what they then did not get. Where processes
+ * make each other fail, the pauses let one of them succeed. */
 static bool take_again(struct record_slot *s, int device, uint64_t bytes)
 {
     struct record_head *h = LOAD(&head);

@@ -86,4 +86,5 @@ struct record_slot {
 
 _Static_assert(sizeof(struct record_slot) == 192, "three cache lines a slot: no line belongs to two slots");
 _Static_assert(sizeof(struct record_limits) <= RECORD_PAGE && sizeof(struct record_head) <= RECORD_PAGE, "one page each");
-_Static_assert(sizeof(struct record_head) <= RECORD_CHANGES(0) && RECORD_CHANGES(RECORD_BLOCKS) <= RECORD_PAGE, "both in one page");
+_Static_assert(sizeof(struct record_head) <= RECORD_CHANGES(0), "the counts are behind the head");
+_Static_assert(RECORD_CHANGES(RECORD_BLOCKS) <= RECORD_PAGE, "and in its page");

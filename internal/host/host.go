@@ -110,20 +110,31 @@ func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
 // UserOf returns the effective uid of a process, as this program's user namespace has it: root of a
 // rootless container is the user that started it.
 func (h Host) UserOf(pid int) (uint32, error) {
-	path := filepath.Join(h.Proc, strconv.Itoa(pid), "status")
+	ids, err := ReadUIDs(filepath.Join(h.Proc, strconv.Itoa(pid), "status"))
+	return ids[1], err
+}
+
+// ReadUIDs reads a process's or a thread's real, effective, saved and file system's uid from its
+// status file in /proc.
+func ReadUIDs(path string) (ids [4]uint32, err error) {
 	text, err := ReadFile(path, maxProc)
 	if err != nil {
-		return 0, err
+		return ids, err
 	}
-	for line := range strings.Lines(string(text)) {
-		if ids, is := strings.CutPrefix(line, "Uid:"); is { // real, effective, saved, of the file system
-			if fields := strings.Fields(ids); len(fields) == 4 {
-				uid, err := strconv.ParseUint(fields[1], 10, 32)
-				return uint32(uid), err
-			}
+	_, line, _ := strings.Cut(string(text), "\nUid:") // a newline in its name is escaped
+	line, _, _ = strings.Cut(line, "\n")
+	fields := strings.Fields(line)
+	if len(fields) != len(ids) {
+		return ids, fmt.Errorf("cannot read the user of a process: %s has no line of four uids", path)
+	}
+	for i, field := range fields {
+		id, err := strconv.ParseUint(field, 10, 32)
+		if err != nil {
+			return ids, fmt.Errorf("cannot read the user of a process: %s: %w", path, err)
 		}
+		ids[i] = uint32(id)
 	}
-	return 0, fmt.Errorf("cannot read the user of process %d: %s has no line of four uids", pid, path)
+	return ids, nil
 }
 
 // stat has fields of /proc/PID/stat.

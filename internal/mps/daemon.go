@@ -61,8 +61,8 @@ type provenSockets struct {
 	own    sockets
 }
 
-func (d *daemon) on() System     { return systemOr(d.system) }
-func (d *daemon) now() time.Time { return d.on().Now() }
+func (d *daemon) sys() System    { return systemOr(d.system) }
+func (d *daemon) now() time.Time { return d.sys().Now() }
 
 // facts are what a plan needs to know of the daemon.
 func (d *daemon) facts() facts {

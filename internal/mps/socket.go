@@ -53,14 +53,14 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 		{mpsstate.SocketPath(d.dir), own.control, mpsstate.OtherSocket},
 		{mpsstate.PrivilegedPath(d.dir), own.privileged, mpsstate.OtherPrivileged},
 	} {
-		pid, listens, err := d.on().Listener(s.path)
+		pid, listens, err := d.sys().Listener(s.path)
 		if err != nil {
 			name := filepath.Base(s.path)
 			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", name, err)
 		}
 		_, parent, err := d.node.Host.Process(pid)
 		if listens != s.socket || pid != p.PID && (err != nil || parent != p.PID) ||
-			!d.on().HoldsListener(d.node.Host, pid, filepath.Base(s.path)) {
+			!d.sys().HoldsListener(d.node.Host, pid, filepath.Base(s.path)) {
 			return own, mode, otherSocketError(s.other, p)
 		}
 	}

@@ -81,7 +81,7 @@ func (d *daemon) launch(w want) error {
 	if err != nil {
 		return err
 	}
-	pid, err := d.on().Launch(d.dir)
+	pid, err := d.sys().Launch(d.dir)
 	if err != nil {
 		return err
 	}

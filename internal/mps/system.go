@@ -18,7 +18,7 @@ import (
 // System is what the manager uses of the machine beside files and /proc. A simulated node has one
 // of its own.
 type System interface {
-	// Now is the present time by a clock that nobody sets.
+	// Now is the present time by a clock that is never set.
 	Now() time.Time
 	// Launch starts the launcher of a directory. It returns its pid, or 0 if that is unknown.
 	Launch(dir string) (pid int, err error)

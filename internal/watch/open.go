@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,10 @@ func GPUDevices(inv grant.Inventory) map[uint64]string {
 	}
 	return nodes
 }
+
+// OpenRest is for how long the open files of the node's processes are not read again, after a
+// reading that took so long: some 10 milliseconds for 1,000 processes. That is a 300th of a core.
+func OpenRest(took time.Duration) time.Duration { return max(15*time.Second, 300*took) }
 
 // OpenGPUs lists the processes that have a GPU's device node open, by GPU and in the order of their
 // pids. It reads the open files of every other process on the node. If the first thread of a

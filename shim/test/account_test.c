@@ -399,7 +399,10 @@ static void the_mark_falls_while_processes_come(void)
 
 /* ---- sums of blocks ---- */
 
-static uint64_t *count_of(int i) { return (uint64_t *)((char *)head + RECORD_CHANGES((i - RECORD_SINGLE) / RECORD_BLOCK)); }
+static uint64_t *count_of(int i)
+{
+    return (uint64_t *)((char *)head + RECORD_CHANGES((i - RECORD_SINGLE) / RECORD_BLOCK));
+}
 
 /* What changed is summed anew, and a block that did not is not read again: that is what makes a sum
  * of a thousand slots short. */
@@ -531,7 +534,8 @@ static void begin_blocks(void)
 /* each_instruction stops a child after each of its instructions, calls `meanwhile`, and lets it end.
  * `ended` is called while the child still has what it took. Their results and the child's are judged
  * by `good`. */
-static void each_instruction(struct stepped s, bool (*meanwhile)(void), bool (*ended)(void), bool (*good)(bool, bool, int))
+static void each_instruction(struct stepped s, bool (*meanwhile)(void), bool (*ended)(void),
+                             bool (*good)(bool, bool, int))
 {
     int stops = 0, bad = 0;
 
@@ -558,13 +562,22 @@ static bool only_look(void) { return look(), false; }
 static bool nothing(void) { return false; }
 
 static bool one_of_both(bool meanwhile, bool ended, int child) { return (void)ended, meanwhile != (child & 1); }
-static void two_take_what_one_can_have(void) { each_instruction((struct stepped){.take = 600}, take_600, nothing, one_of_both); }
+static void two_take_what_one_can_have(void)
+{
+    each_instruction((struct stepped){.take = 600}, take_600, nothing, one_of_both);
+}
 
 static bool the_child_alone(bool meanwhile, bool ended, int child) { return (void)meanwhile, !ended && child == 1; }
-static void a_sum_in_the_middle_of_a_change_is_not_kept(void) { each_instruction((struct stepped){.take = 600}, only_look, take_600, the_child_alone); }
+static void a_sum_in_the_middle_of_a_change_is_not_kept(void)
+{
+    each_instruction((struct stepped){.take = 600}, only_look, take_600, the_child_alone);
+}
 
 static bool the_parent_alone(bool meanwhile, bool ended, int child) { return (void)ended, meanwhile && child == 1; }
-static void a_change_in_the_middle_of_a_sum_is_seen(void) { each_instruction((struct stepped){.take = 1, .then = 600}, take_600, nothing, the_parent_alone); }
+static void a_change_in_the_middle_of_a_sum_is_seen(void)
+{
+    each_instruction((struct stepped){.take = 1, .then = 600}, take_600, nothing, the_parent_alone);
+}
 
 /* What a killed process leaves is what it had written to the region. So it is killed after each
  * instruction that changed something there, and before the first. What it had is free at once. */

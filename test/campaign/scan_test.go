@@ -257,7 +257,7 @@ func (c *campaign) drain() {
 }
 
 // endStrays ends the containers that containerd has started for a client that was killed before it
-// had an answer: nobody else will.
+// had an answer. No other client ends them.
 func (c *campaign) endStrays() {
 	for range 50 {
 		strays := c.node.ctr.Shims()

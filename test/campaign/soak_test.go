@@ -92,7 +92,7 @@ func files(dir string) int {
 	return total
 }
 
-// page is the status page, which somebody looks at all the time.
+// page is the status page, which is asked for all the time.
 type page struct {
 	client http.Client
 	over   chan struct{}
@@ -185,6 +185,6 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	if c.page.looks == 0 {
-		t.Error("nobody has seen the page")
+		t.Error("the page was never read")
 	}
 }

@@ -32,7 +32,7 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	_ = send(w, basisOf(n, b, p.uid, ask.References))
 }
 
-// basisOf is a basis as a user may see it. A grant of another is anonymous. Whoever knows its
+// basisOf is a basis as a user may see it. A grant of another is anonymous. A user who knows its
 // secret reads who may use it, as a create with that secret would say.
 func basisOf(n *node.Node, b node.Basis, uid uint32, references []string) users.Basis {
 	sent := users.Basis{Now: b.Now, Inventory: b.Inventory, Shim: b.Inventory.Shim,

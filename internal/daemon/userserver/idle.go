@@ -30,13 +30,6 @@ type openNodes struct {
 	next  time.Time // when they are read again, unless a grant is due before
 }
 
-// For how long the open files of the node's processes are not read again, and how many times as
-// long as the last reading took. The watch reads them as seldom.
-const (
-	openEvery  = 5 * time.Second
-	openFactor = 100
-)
-
 // by reports whether a process of the grant's user has the node of one of the grant's GPUs open, on
 // a node where grants open them. So a grant is in use without a container that gpuledger knows: by
 // a rootless container, or by a program. If a grant is due for its release, the answer is of this
@@ -48,7 +41,7 @@ func (a *openNodes) by(n *node.Node, inv grant.Inventory, g grant.Grant, now tim
 	if !now.Before(a.next) || due && !a.read.Equal(now) {
 		began := time.Now()
 		a.look(n, inv)
-		a.read, a.next = now, now.Add(max(openEvery, openFactor*time.Since(began)))
+		a.read, a.next = now, now.Add(watch.OpenRest(time.Since(began)))
 	}
 	return slices.ContainsFunc(g.GPUs, func(share grant.Share) bool {
 		d, known := inv.Device(share.UUID)

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -91,31 +90,20 @@ func ownedBy(h host.Host, pid int, uid uint32) error {
 		return err
 	}
 	for _, thread := range threads {
-		text, err := host.ReadFile(tasks+thread+"/status", maxStatus)
+		ids, err := host.ReadUIDs(tasks + thread + "/status")
 		switch {
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH): // it has ended meanwhile
 		case err != nil:
 			return err
-		case !hasIDs(string(text), fmt.Sprint(uid)):
+		case ids != [4]uint32{uid, uid, uid, uid}:
 			return errors.New("it is not the caller's alone")
 		}
 	}
 	return nil
 }
 
-// hasIDs reports whether all four uids in a /proc/PID/status are one.
-func hasIDs(status, uid string) bool {
-	_, line, _ := strings.Cut(status, "\nUid:")
-	line, _, _ = strings.Cut(line, "\n")
-	ids := strings.Fields(line)
-	return len(ids) == 4 && !slices.ContainsFunc(ids, func(id string) bool { return id != uid })
-}
-
-// Bounds of what is read of a process: a program that asks has some ten threads.
-const (
-	maxThreads = 256
-	maxStatus  = 64 << 10 // bytes
-)
+// maxThreads bounds what is read of a process: a program that asks has some ten threads.
+const maxThreads = 256
 
 // outsideContainers is nil if a process is in this program's pid namespace.
 func outsideContainers(h host.Host, pid int) error {

@@ -129,13 +129,6 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 	return errors.Join(err, wrong) // a full disk does not keep containers from being stopped
 }
 
-// For how long the open files of the node's processes are not read again, and how many times as
-// long as the last reading took: that takes some 10 milliseconds for 1,000 processes.
-const (
-	openEvery  = 15 * time.Second
-	openFactor = 300
-)
-
 // findOpenGPUs finds the processes that have a GPU's node open. The driver reports only those that
 // use the GPU.
 func (w *Watcher) findOpenGPUs(n *node.Node) {
@@ -148,7 +141,7 @@ func (w *Watcher) findOpenGPUs(n *node.Node) {
 		return
 	}
 	w.opened = watch.OpenGPUs(n.Host, w.nodes(inv))
-	w.nextLook = time.Now().Add(max(openEvery, openFactor*time.Since(began)))
+	w.nextLook = time.Now().Add(watch.OpenRest(time.Since(began)))
 }
 
 // compare compares a sample with the ledger. A new finding is confirmed with a ledger that was read
