@@ -2,11 +2,14 @@ package ledger
 
 import (
 	"errors"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // TestNoFlippedBitReadsAsAnotherGrant: each bit of a grant's file flips in turn. The file is then
@@ -85,6 +88,47 @@ func TestAFlippedFileIsDamaged(t *testing.T) {
 	for _, short := range []string{sumStart, sumStart + "1234", "{\n}\n", ""} {
 		if err := checkSum([]byte(short)); (err != nil) != strings.HasPrefix(short, sumStart) {
 			t.Errorf("%q: %v", short, err)
+		}
+	}
+}
+
+// TestNoFlippedBitIsReadInTheRunDirectory: the same for a container's binding, and for what the
+// watch found.
+func TestNoFlippedBitIsReadInTheRunDirectory(t *testing.T) {
+	b := newLedger(t)
+	b.put(sample(1))
+	b.bind(bindingOf(id(1), "c1"))
+	if err := b.SetFound(map[string]grant.Bytes{gpu0: grant.GiB}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for path, read := range map[string]func(tx *Tx) error{
+		b.files.bindings.path(keyOf("c1")): func(tx *Tx) error {
+			_, err := tx.Bindings.files.load(keyOf("c1"))
+			return err
+		},
+		b.files.found: func(tx *Tx) error { _, err := tx.Found(); return err },
+	} {
+		whole, err := os.ReadFile(path)
+		if err == nil {
+			err = b.View(read)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := len(sumStart); at < len(whole); at++ {
+			for bit := range 8 {
+				flipped := append([]byte{}, whole...)
+				flipped[at] ^= 1 << bit
+				if err := os.WriteFile(path, flipped, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if b.View(read) == nil {
+					t.Fatalf("bit %d of byte %d of %s is not noticed:\n%s", bit, at, path, flipped)
+				}
+			}
+		}
+		if err := os.WriteFile(path, whole, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
