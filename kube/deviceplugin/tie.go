@@ -57,12 +57,15 @@ func (p *Plugin) tie() (untied int, failed error) {
 // tieInterval is the wait between two looks at a checkpoint that the kubelet is about to write.
 const tieInterval = 50 * time.Millisecond
 
+// tieTime is how long the checkpoint is looked at after an Allocate; a variable for a test.
+var tieTime = admissionTime
+
 // tieSoon ties the grants that were just allocated, before a container can start with them. The
 // next call of Ensure may be too late.
 func (p *Plugin) tieSoon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tieUntil = time.Now().Add(admissionTime)
+	p.tieUntil = time.Now().Add(tieTime)
 	if p.tying {
 		return
 	}
