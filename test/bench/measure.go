@@ -78,7 +78,9 @@ func (r *rig) timed(cmd *exec.Cmd) (time.Duration, error) {
 		return 0, err
 	}
 	defer output.Close()
-	cmd.Stdout, cmd.Stderr = output, output
+	if cmd.Stdout == nil {
+		cmd.Stdout, cmd.Stderr = output, output
+	}
 	begin := time.Now()
 	err = cmd.Run()
 	took := time.Since(begin)

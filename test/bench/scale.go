@@ -16,6 +16,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	gpunode "github.com/gpuledger/gpuledger/internal/node"
+
+	"golang.org/x/sys/unix"
 )
 
 // scaleName is what -only says for the node at scale. A run without -only leaves it out: it takes
@@ -282,4 +284,13 @@ func (n *scaleNode) stopAll() {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
+}
+
+// isOver reports whether a process has ended, reaped or not.
+func isOver(pid int) bool {
+	if errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		return true
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err != nil || strings.Contains(string(stat), ") Z ")
 }
