@@ -112,7 +112,8 @@ func (l life) ended() error {
 				break
 			}
 			if err != nil || time.Now().After(deadline) {
-				return fmt.Errorf("%s: process %d does not end: %w", l.name, pid, cmp.Or(err, os.ErrDeadlineExceeded))
+				return fmt.Errorf("%s: process %d does not end: %w", l.name, pid,
+					cmp.Or(err, os.ErrDeadlineExceeded))
 			}
 			time.Sleep(time.Millisecond)
 		}
