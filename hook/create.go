@@ -58,7 +58,7 @@ func (c *call) create() error {
 	}
 	d := c.node.Admit(asked)
 	failpoint.Hit("hook/admitted")
-	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
+	if refusal := d.Refusal(); refusal != nil && d.NotEnforced == "" {
 		return refusal
 	}
 	if d.Config == nil {

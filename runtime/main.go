@@ -135,8 +135,8 @@ func (w *wrapper) create() error {
 		Patience: node.MostPatience,
 	}
 	d := w.node.Admit(asked)
-	if d.Mode != "" {
-		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.Mode])
+	if d.NotEnforced != "" {
+		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}

@@ -166,7 +166,7 @@ func TestRepairedLinksWorkAgain(t *testing.T) {
 	b.unsound()
 }
 
-func TestJudge(t *testing.T) {
+func TestInvariants(t *testing.T) {
 	mig := "MIG-0"
 	inv := &grant.Inventory{GPUs: []grant.GPU{
 		{UUID: gpu0, Memory: 16 * grant.GiB},

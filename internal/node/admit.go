@@ -42,13 +42,14 @@ type Create struct {
 	inventory func() (grant.Inventory, *grant.Problem)
 }
 
-// Decision is a verdict in force.
+// Decision is a verdict, and what was done about it.
 type Decision struct {
 	grant.Verdict
 	Config []byte // the config.json to run instead of the given one; nil: run it as it is
-	// report or disabled: the verdict, a refusal or a pass that takes GPUs away, is only recorded;
-	// run the container as it is
-	Mode grant.RulesMode
+	// NotEnforced is set if the verdict, a refusal or a pass that takes GPUs away, is only
+	// recorded: to the mode that is the reason (report, disabled or observed). The container is to
+	// run as it is. "": the verdict is in force.
+	NotEnforced grant.RulesMode
 	// the grant is bound to the container by this call; Unbind if it does not come to be
 	Bound bool
 	Known bool // the wrapper bound the grant to this very container before
@@ -69,7 +70,7 @@ func (n *Node) Admit(c Create) Decision {
 	d := admit(n, c)
 	d.began = began
 	recordOnly(n, &d)
-	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
+	if !d.Bound && (d.Kind != grant.Refused || d.NotEnforced != "") {
 		// A binding that a dead container of this id left would count as this container's.
 		replaceDeadBinding(n, c.Container.RuntimeRoot, c.Container.ID)
 	}
@@ -79,14 +80,14 @@ func (n *Node) Admit(c Create) Decision {
 	return d
 }
 
-// recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so
-// that the ledger stays true; nothing is refused then, hidden or stripped.
+// recordOnly makes a decision one that is only recorded, where the policy is not enforced.
+// Admissions go on, so that the ledger stays true; nothing is refused then, hidden or stripped.
 func recordOnly(n *Node, d *Decision) {
 	if d.Kind == grant.Admit || d.Kind == grant.Pass && !d.Touches() {
 		return
 	}
 	if mode := n.Mode(); mode != grant.Enforce {
-		d.Mode, d.Config = mode, nil
+		d.NotEnforced, d.Config = mode, nil
 	}
 }
 
@@ -94,7 +95,7 @@ func recordOnly(n *Node, d *Decision) {
 // enforced, or the policy exempts it, and the decision changes nothing of it.
 func (n *Node) Unjudged(d Decision) bool {
 	switch {
-	case d.Mode != "":
+	case d.NotEnforced != "":
 		return true
 	case d.Kind != grant.Pass || d.Touches():
 		return false

@@ -20,9 +20,9 @@ func (n *Node) Settle(c Create, holder grant.Process) Decision {
 	}
 	switch mode := n.Mode(); {
 	case mode != grant.Enforce:
-		d.Mode = mode
+		d.NotEnforced = mode
 	case c.Running:
-		d.Mode = grant.Observed
+		d.NotEnforced = grant.Observed
 	}
 	recordDecision(n, c.Container, d.pod, d)
 	return d

@@ -184,10 +184,10 @@ func TestReportOnlyRecords(t *testing.T) {
 		m.node.Policy.Rules.Mode, m.node.Policy.Rules.Ungranted = c.mode, c.hide
 		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create),
 			"Admit": m.node.Admit(c.create)} {
-			if d.Kind != c.kind || d.Mode != c.recorded || (d.Config != nil) != c.edited ||
+			if d.Kind != c.kind || d.NotEnforced != c.recorded || (d.Config != nil) != c.edited ||
 				m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
 				t.Errorf("%s, by %s: %s, mode %q, edited %v, unjudged %v, bound %v", c.name, way, d.Kind,
-					d.Mode, d.Config != nil, m.node.Unjudged(d), d.Bound)
+					d.NotEnforced, d.Config != nil, m.node.Unjudged(d), d.Bound)
 			}
 		}
 	}
@@ -227,8 +227,8 @@ func TestSettleOfAContainerWithoutEdits(t *testing.T) {
 		m.node.Policy.Rules.Mode = c.mode
 		c.create.Running = c.running
 		if d := m.node.Settle(c.create, self); d.Kind != grant.Refused || d.Code != c.want ||
-			d.Mode != c.records || d.Bound {
-			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.Mode)
+			d.NotEnforced != c.records || d.Bound {
+			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.NotEnforced)
 		}
 	}
 	m.node.Policy.Rules.Ungranted = grant.Hide

@@ -73,7 +73,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	if d.Bound {
 		p.remember(c.GetId())
 	}
-	if err := p.answer(c, d); err != nil || d.Mode != "" || !d.Touches() {
+	if err := p.answer(c, d); err != nil || d.NotEnforced != "" || !d.Touches() {
 		return nil, nil, err
 	}
 	adjustment, err := p.can.Container(d.Verdict, c)
@@ -253,10 +253,10 @@ func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	if refusal.Hint != "" {
 		line += "; hint: " + refusal.Hint
 	}
-	if line = oci.Clean(line); d.Mode == "" {
+	if line = oci.Clean(line); d.NotEnforced == "" {
 		return errors.New(line)
 	}
-	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.Mode, line)
+	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.NotEnforced, line)
 	return nil
 }
 
