@@ -28,14 +28,14 @@ type Create struct {
 	// the spec.
 	Hooked, Restored bool
 
-	// Patience is how long Admit may wait for what comes in a moment (patience.go): a tie of a
+	// Timeout is how long Admit may try again for what comes in a moment (retry.go): a tie of a
 	// claim's grant to the container's pod, or the daemon of a grant in mode mps. 0: it does not
 	// wait.
-	Patience time.Duration
+	Timeout time.Duration
 
-	// AnyRoot (Settle, Explain): the runtime's root is a guess, so a binding of this id is the
-	// container's own whatever root it names. Running (Settle): the container has started and is
-	// not stopped, so a refusal is only recorded.
+	// AnyRoot (JudgeCreated, Explain): the runtime's root is a guess, so a binding of this id is
+	// the container's own whatever root it names. Running (JudgeCreated): the container has started
+	// and is not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
 
 	// inventory reads the snapshot where that is not the node's to read (ExplainBy); nil: it is.
@@ -132,7 +132,7 @@ func admit(n *Node, c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return withOwnCgroup(n, f, bindPatiently(n, f))
+	return withOwnCgroup(n, f, bindWithRetries(n, f))
 }
 
 // forOneCreate gives the node for one create: what is known of a binding after one look at all

@@ -68,7 +68,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 		return nil, nil, err
 	}
 	// waiting for the ledger's lock may take half of the limit
-	create.Reserve, create.Patience = true, p.timeout/4
+	create.Reserve, create.Timeout = true, p.timeout/4
 	d := n.Admit(create)
 	if d.Bound {
 		p.remember(c.GetId())
@@ -182,7 +182,7 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 			return node.Decision{}, fmt.Errorf("gpuledger: cannot tell processes: %w", err)
 		}
 	}
-	d := n.Settle(create, holder)
+	d := n.JudgeCreated(create, holder)
 	if d.Bound && create.Reserve {
 		p.remember(c.GetId())
 	}
