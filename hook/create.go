@@ -39,7 +39,7 @@ func (c *call) readCreate() (a node.Create, r caller, pid int, err error) {
 	r.Bundle = filepath.Clean(state.Bundle) // an absolute path, checked by ParseState
 	a.Container = grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: r.Bundle}
 	a.CgroupsOff, a.Restored = r.CgroupsOff, r.Name == "restore"
-	a.Patience = node.MostPatience
+	a.Timeout = node.MaxTimeout
 	a.Live = &node.Live{Creators: r.ancestors, Unknown: unknown}
 	a.Config, a.Unread = host.ReadFile(r.ConfigPath(), request.MaxSpec)
 	if odd := r.Ambiguous(r.program); odd != nil {
@@ -58,7 +58,7 @@ func (c *call) create() error {
 	}
 	d := c.node.Admit(asked)
 	failpoint.Hit("hook/admitted")
-	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
+	if refusal := d.Refusal(); refusal != nil && d.NotEnforced == "" {
 		return refusal
 	}
 	if d.Config == nil {

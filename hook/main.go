@@ -109,7 +109,7 @@ func (c *call) precreate() error {
 	config, err := c.read()
 	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(),
 		ID: "being created"}}, Config: config, Unread: err})
-	if refusal := d.Refusal(); refusal != nil && d.Mode == "" {
+	if refusal := d.Refusal(); refusal != nil && d.NotEnforced == "" {
 		return refusal
 	}
 	if d.Config != nil {

@@ -106,7 +106,7 @@ func (w *wrapper) checkExec() error {
 		Message: "the process would leave the cgroup of its container by --cgroup " +
 			grant.Printable(leaves), Hint: "name a cgroup below that of the container, without \"..\""}
 	if leaves == "" {
-		refusal = w.node.Hands(request.Caller{Container: grant.Container{Engine: w.engine(),
+		refusal = w.node.JudgeDescriptors(request.Caller{Container: grant.Container{Engine: w.engine(),
 			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})
 	}
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
@@ -132,11 +132,11 @@ func (w *wrapper) create() error {
 		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
 			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
-		Patience: node.MostPatience,
+		Timeout: node.MaxTimeout,
 	}
 	d := w.node.Admit(asked)
-	if d.Mode != "" {
-		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.Mode])
+	if d.NotEnforced != "" {
+		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}

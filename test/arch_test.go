@@ -216,6 +216,29 @@ func TestImportsPointDown(t *testing.T) {
 	}
 }
 
+// TestMapOfPackages: internal/README.md has a line for each directory there, in their order.
+func TestMapOfPackages(t *testing.T) {
+	var there, listed []string
+	entries, err := os.ReadDir("../internal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			there = append(there, e.Name())
+		}
+	}
+	for line := range strings.Lines(read(t, "../internal/README.md")) {
+		if row, is := strings.CutPrefix(line, "- `"); is {
+			name, _, _ := strings.Cut(row, "`: ")
+			listed = append(listed, name)
+		}
+	}
+	if !slices.Equal(listed, there) {
+		t.Errorf("internal/README.md lists\n%v\nand there are\n%v", listed, there)
+	}
+}
+
 func TestNounsImportOnlyTheStandardLibraryAndCDI(t *testing.T) {
 	for _, p := range goList(t, "CGO_ENABLED=1", "./internal/grant") {
 		for _, imported := range p.Imports {

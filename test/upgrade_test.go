@@ -103,6 +103,7 @@ func oldest(t *testing.T) string {
 	if git("rev-parse", "--is-shallow-repository") != "false" {
 		t.Skipf(misses, "it is a shallow clone")
 	}
+	// launcher.go had this name then
 	commits := strings.Fields(git("log", "--diff-filter=A", "--format=%H", "--", "internal/mps/launch.go"))
 	if len(commits) == 0 {
 		t.Skipf(misses, "nothing in it added internal/mps")

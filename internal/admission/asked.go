@@ -125,7 +125,8 @@ func (f *findings) notGranted(q *question, source string, err error) {
 // maxHolders is how many grants a refusal lists.
 const maxHolders = 4
 
-// holders says who has how much, and until when if that is known.
+// holders says which grants have how much, and until when if that is known. It names them by their
+// labels, which are other users' words (notGranted says why that is allowed).
 func holders(grants []grant.Grant, now time.Time) string {
 	var list []string
 	for _, g := range grants {

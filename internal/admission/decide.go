@@ -1,7 +1,11 @@
-// Package admission decides with values. Decide returns the verdict on a container, and Place
-// chooses the GPUs of a new grant. Neither reads a file, a clock or the system. All facts come in
-// as arguments, so every case is a row of a table in a test. Package node gathers the facts and
-// puts a verdict into force; in report mode it only records it.
+// Package admission decides: Decide says whether a container may start and with which edits, and
+// Place says which GPUs a new grant gets. Neither reads a file, a clock or the system. All facts
+// come in as arguments, so every case is a row of a table in a test.
+//
+// Package node gathers the facts, and node.Admit puts a verdict into force. In report mode it only
+// records it. Before a container starts, node can still refuse what Decide passes or admits: if the
+// container would share its cgroup with another (node/cgroup.go), or if the edits fail
+// (node/plan.go).
 package admission
 
 import (
@@ -19,16 +23,17 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 	return j.Decide(r, v, inv, p)
 }
 
-// Judge decides several times about one container, with one inventory and one policy: before its
-// spec is edited, after, and both again while the ledger is locked. It keeps the plan of the
-// driver's files, which is most of the work. Only one goroutine may use it.
+// Judge is a cache for the decisions about one container, with one inventory and one policy: before
+// its spec is edited, after, and both again while the ledger is locked. It keeps the list of the
+// driver's files, which is most of the work, and nothing else: its decisions are those of the
+// function Decide. Only one goroutine may use it.
 type Judge struct {
-	wanted wantedFiles // what the plan depends on, besides the inventory and the policy
-	files  []*cdispec.Mount
-	done   bool // there is a plan
+	wanted wantedFiles      // what files depends on, besides the inventory and the policy
+	files  []*cdispec.Mount // the driver's files
+	done   bool             // files is set
 }
 
-// Decide returns what the function Decide returns. It uses the plan of files that the judge keeps.
+// Decide returns what the function Decide returns, with the judge's cache.
 //
 // It runs in stages. Each takes values and returns values: what it found against the container, and
 // what the verdict needs. No stage changes the question.

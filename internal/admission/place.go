@@ -11,7 +11,9 @@ import (
 )
 
 // Place chooses the GPUs of a new grant, or of the grant with the id updated as it would be after a
-// change. It returns all of them or an error:
+// change. Where the ask names GPUs, it only checks them: a person has named them, or a cluster's
+// scheduler has chosen them (with DRA Kubernetes' own, else package kube/placement). It returns all
+// of them or an error:
 //   - *grant.UsageError for an ask that can never be granted
 //   - *grant.NotFoundError for a GPU that does not exist
 //   - *grant.Refusal with QuotaExceeded where Ask.Quota does not have room

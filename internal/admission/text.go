@@ -33,15 +33,24 @@ const (
 )
 
 // sentence is what a tenant reads about a code. It is about the container, its grant, and the part
-// of the spec that is the reason. It never names another tenant.
+// of the spec that is the reason. It never names another tenant. The only refusal that does is that
+// of a container that asks for a grant which does not fit (holders in asked.go): where containers
+// may ask, the users share the node and know each other.
 type sentence struct {
 	// what follows `container "x" `; with is for a container that has a grant, if that differs
 	without, with string
 	hint          string
 }
 
-// sentences has a row for each code of a decision. In the texts {v} is the vector, {x} its value,
-// and {g} the grant. The table is made when it is first needed: most creates do not need it.
+// sentences has the texts that need only a vector, a value and a grant: {v} is the vector, {x} its
+// value, and {g} the grant. It is not the list of all refusals, which is docs/refusals.md. A text
+// that needs more is written where the reason is found: in this package by explain and onNode
+// (adoptallocation.go, asked.go, check.go, compute.go, limit.go, resolve.go, strength.go and
+// others), and as a grant.Refusal where a grant is asked for (ask.go, place.go, quota.go,
+// seats.go); in package node by refusal, about locks, cgroups and files; and as a grant.Refusal in
+// packages grants, nri, daemon/userqueue, daemon/userserver, kube/dra and kube/nodeledger.
+//
+// The table is made when it is first needed: most creates do not need it.
 var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 	return map[grant.Code]sentence{
 		grant.RulesNotEnforced: {

@@ -1,7 +1,8 @@
-// Package cgmem is the protocol with which programs ask gpuledgerd for the driver's memory limits
-// of cgroups (docs/adr/0046). A connection has one request and one answer, each a line of JSON. The
-// package is linked into the programs that run at every container's create. So it makes its own
-// system calls: package net alone is larger than all of it.
+// Package cgmem is the protocol with which programs ask gpuledgerd to set, change or clear the
+// driver's memory limits of cgroups (docs/adr/0046), and its client. Package daemon/driverlimits is
+// the server. A connection has one request and one answer, each a line of JSON. The package is
+// linked into the programs that run at every container's create. So it makes its own system calls:
+// package net alone is larger than all of it.
 package cgmem
 
 import (

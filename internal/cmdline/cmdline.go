@@ -1,5 +1,5 @@
-// Package cmdline reads command lines as people write them, before and after the library of package
-// cli does: flags stand where they like, and what is wrong is said in words.
+// Package cmdline adds to the library of command lines (urfave/cli) what people expect: flags may
+// stand after arguments (Ordered), and an error says in words what is wrong (Wrong).
 package cmdline
 
 import (

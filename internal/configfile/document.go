@@ -2,7 +2,9 @@ package configfile
 
 import "strings"
 
-// Document is a configuration file. Its comments, order and formatting survive an edit.
+// Document is a configuration file. Its comments, order and formatting survive an edit. An error
+// about its text begins with the number of a line, so a caller writes the path and ":" before it,
+// without a space.
 type Document interface {
 	// Get is the value at a path of keys.
 	Get(path ...string) (any, bool)

@@ -10,7 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/engines"
 )
 
-// editContainerd puts gpuledger's handler into the file that containerd applies last.
+// editContainerd puts gpuledger's handler into the file that containerd applies last. It edits what
+// engines/containerd.go has found: which files there are, and what they say.
 func editContainerd(c *engines.Containerd, w wanted) (fileEdits, error) {
 	var e fileEdits
 	if legacy := configfile.Text(w.was.Tree, "containerd", "default_runtime", "runtime_type"); legacy != "" &&

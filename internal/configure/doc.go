@@ -8,7 +8,8 @@
 // restores the recorded bytes. In a file that has changed since, Undo takes out only gpuledger's
 // lines.
 //
-// The way of a plan: the engine's files as an undo would leave them (withoutUs) give the present
-// default handler. From it comes what the engine's files get (wanted), one function an engine makes
-// the new texts (fileEdits), and the comparison with the files makes the changes.
+// New computes a plan in these steps. withoutUs gives the engine's files as an undo would leave
+// them, and so the default handler from before gpuledger. planEngine says from that what the files
+// are to get (the value wanted). One function for each engine, such as editContainerd, makes the
+// new texts from it (fileEdits). The changes are where these texts differ from the files.
 package configure

@@ -83,7 +83,8 @@ func setHostDevices(set *configfile.Setter, w wanted, path []string, like, has m
 }
 
 // editDropIn writes gpuledger's file among an engine's drop-in files. It refuses if a file that is
-// read later sets one of the keys.
+// read later sets one of the keys. err is the error of the edits. It begins with the number of a
+// line, so it follows the path without a space: PATH:LINE: why.
 func editDropIn(e fileEdits, d engines.DropIns, in engines.Installation, err error,
 	keys ...[]string) (fileEdits, error) {
 	if err != nil {

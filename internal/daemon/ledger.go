@@ -17,15 +17,18 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// How often the ledger is tidied and checked, in intervals. Nothing waits for it: a placement that
-// needs the room of what is over removes that itself.
+// How often the manager works, in intervals of the daemon. Nothing waits for it: a placement that
+// needs the room of grants that are over removes them itself.
 const (
-	removalEvery = 5
-	checkEvery   = 60
-	soundChecks  = 5 // for so many checks a sound ledger is not read again while it does not change
+	removalEvery = 5  // between two removals of dead bindings
+	checkEvery   = 60 // between two checks of the whole ledger
+	// For the time of so many checks a check that found nothing wrong holds: the checks in it do
+	// not read the ledger again, unless one of its files has changed.
+	soundChecks = 5
 )
 
-// ledgerManager is the manager of the ledger: it removes what is over, and checks the rest.
+// ledgerManager is the manager of the ledger. It removes the bindings of containers that are gone,
+// and checks the ledger: a check removes the grants that are over, and repairs what it can.
 type ledgerManager struct {
 	node  func() *node.Node
 	cache *ledgercache.Cache
@@ -40,17 +43,18 @@ type ledgerManager struct {
 	found metrics.LedgerStatus
 }
 
-// soundLedger is the state of the ledger after a check that found nothing wrong.
+// soundLedger is a check that found nothing wrong: of which node, the stamp of the files before it,
+// and when it began.
 type soundLedger struct {
 	node  *node.Node
-	stamp ledgercache.Version
+	stamp ledgercache.Stamp
 	began time.Time
 }
 
 func (r *ledgerManager) Name() string { return "reconcile" }
 func (r *ledgerManager) Stop()        {}
 
-// Ensure does what is due, and begins with a check.
+// Ensure does what is due. The first call checks the ledger.
 func (r *ledgerManager) Ensure(context.Context) error {
 	began, worked := time.Now(), schedule.CPUTime()
 	switch {
@@ -76,8 +80,9 @@ func (r *ledgerManager) removeDeadBindings(n *node.Node) {
 	}
 }
 
-// check checks the whole ledger. What it repaired is logged once. What it cannot repair is its
-// error, for as long as it is so.
+// check checks the whole ledger, or only the files that containers can write to if the last check
+// still holds. It logs each repair. It returns an error as long as something is wrong that it
+// cannot repair.
 func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	if r.stillSound(n, now) {
 		findings, err := grants.SettleLimits(n)
@@ -87,8 +92,9 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 		}
 	}
 	r.sound = soundLedger{}
-	// read before the check: its own changes are checked again
-	is := soundLedger{n, ledgercache.StampOf(n), now}
+	// The stamp is from before the check: if the check changes a file, the next one reads the
+	// ledger again.
+	before := soundLedger{n, ledgercache.StampOf(n), now}
 	report, err := grants.Reconcile(n)
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)
@@ -99,7 +105,7 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	r.mu.Unlock()
 	r.logRepairs(report.Findings)
 	if len(wrong) == 0 {
-		r.sound = is
+		r.sound = before
 		return nil
 	}
 	return fmt.Errorf("the ledger is not sound: %s: %s (%d findings in all; `gpuledger check` lists them)",
@@ -118,8 +124,8 @@ func (r *ledgerManager) logRepairs(findings []ledger.Finding) {
 	}
 }
 
-// stillSound reports whether the ledger has not changed since the last check, and no container has
-// ended.
+// stillSound reports whether the last check still holds: it found nothing wrong and is not too old,
+// and since then no file of the ledger has changed and no container has ended.
 func (r *ledgerManager) stillSound(n *node.Node, now time.Time) bool {
 	return r.sound.node == n && r.sound.stamp == ledgercache.StampOf(n) &&
 		r.sound.stamp.Before(r.sound.began) && r.cache.AllRun(n) &&

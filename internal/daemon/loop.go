@@ -1,4 +1,9 @@
-// Package daemon runs the managers of a node: periodic work, and work that must wait for something.
+// Package daemon is gpuledgerd. It runs the managers, each of which keeps one part of the node in
+// the state that it should have. In this package are those of the configuration, the ledger, the
+// inventory, the CDI files, the engines' configuration and the audit log. The others have packages
+// of their own: watcher, driverlimits, httpserver and userserver below this one, and mps, nodeacl
+// and nri.
+//
 // The start of a container never depends on the daemon alone: a node without it still has its
 // ledger, and still refuses containers.
 package daemon

@@ -115,7 +115,7 @@ func mpsCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return usage("cannot understand the arguments: want one directory")
 			}
-			return mps.Launch(c.Args().First(), host.Default())
+			return mps.RunLauncher(c.Args().First(), host.Default())
 		}}
 }
 

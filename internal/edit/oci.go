@@ -1,5 +1,7 @@
-// Package edit translates a verdict's edits into what each consumer takes: an OCI spec, a CDI
-// device.
+// Package edit makes the changes that a verdict wants: OCI applies them to a config.json, CDI gives
+// them as the edits of a CDI device. They are the verdict's Edits (devices, mounts, environment and
+// hooks that give the container its grant), its device rules, and what it removes from the spec.
+// Package adjust below it does the same for NRI.
 package edit
 
 import (

@@ -39,7 +39,8 @@ func containerdSection(plugin string) HandlerKeys {
 // the later name wins, and NVIDIA's toolkit calls its own 99-nvidia.
 const DropIn = "zz-gpuledger"
 
-// Containerd is containerd's configuration, from one or more files.
+// Containerd is containerd's configuration as it is read, from one or more files.
+// configure/containerd.go edits them.
 type Containerd struct {
 	in      Installation
 	Main    string

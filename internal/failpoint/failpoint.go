@@ -1,6 +1,7 @@
-// Package failpoint marks the dangerous lines: a crash between two steps there must leave nothing
-// worse than leftovers. In a build with the tag "failpoint", a process kills itself at the mark
-// that the environment variable GPULEDGER_FAILPOINT names. Without the tag a mark costs nothing.
+// Package failpoint is fault injection for tests of crashes. It marks the dangerous lines: a crash
+// between two steps there must leave nothing worse than leftovers. In a build with the tag
+// "failpoint", a process kills itself at the mark that the environment variable GPULEDGER_FAILPOINT
+// names. Without the tag a mark costs nothing.
 package failpoint
 
 // Names lists every mark, so that a crash test can stop at each.

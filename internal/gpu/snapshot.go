@@ -1,7 +1,9 @@
-// Package gpu reads, writes and checks the snapshot file: the node's inventory, written ahead of
-// time by `gpuledger inventory refresh`, so that no create waits for NVML. Packages nvml and
-// simulated below it take the snapshot. This package is linked into the programs that run at every
-// container's create, so it only stores and checks it.
+// Package gpu reads, writes and checks the snapshot: the file inventory.json in the state
+// directory, with the node's inventory (GPUs, MIG devices, driver). `gpuledger inventory refresh`
+// writes it ahead of time, so that no create waits for NVML. Load also says why a snapshot does not
+// fit the node any more. Packages nvml and simulated below this one take the inventory. This
+// package is linked into the programs that run at every container's create, so it only stores and
+// checks it.
 package gpu
 
 import (

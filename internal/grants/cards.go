@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Card is a GPU with what is granted of it.
+// Card is a physical GPU with what is granted of it and of its MIG devices.
 type Card struct {
 	grant.GPU
 	Mode      grant.Mode // "" when nobody holds it

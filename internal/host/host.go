@@ -1,5 +1,10 @@
-// Package host reads facts of the kernel: boot id, processes, namespaces, device majors, files,
-// random bytes. Callers pass a Host as a value, so a test can use another clock or another /proc.
+// Package host reads facts of the kernel: boot id, processes, namespaces, device majors, mounts,
+// files, random bytes. Callers pass a Host as a value, so a test can use another clock or another
+// /proc.
+//
+// It also makes the changes to files that other processes see: replacements, renames, removals,
+// links and locks. Each is a Step (step.go), so that a simulated node can fail it or cut the power
+// around it.
 package host
 
 import (

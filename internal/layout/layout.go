@@ -1,6 +1,8 @@
-// Package layout finds the directories in which an image's programs look for libraries. It reads
-// the image and runs nothing of it. A tenant makes the image, and every path in it may lead
-// anywhere. So paths are resolved with the image's root as root, and reads have limits.
+// Package layout reads an image's root file system for what an injection needs: the directories in
+// which the image's own loaders look for libraries (Of), which of some paths are its files (Files),
+// and at which places no mount point can be made (Unmakeable). It runs nothing of the image. A
+// tenant makes the image, and every path in it may lead anywhere. So paths are resolved with the
+// image's root as root, and reads have limits.
 package layout
 
 import (

@@ -67,7 +67,7 @@ func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) 
 		repaired, _ := repairAll(tx, s)
 		count(&r, s)
 		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), strays(s), openDirs(s.files),
-			judge(s.sorted, l.Host.Now(), inv, reserve))...)
+			checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)
 		return nil
 	})
 	slices.SortFunc(r.Findings, func(a, b Finding) int {

@@ -166,7 +166,7 @@ func TestRepairedLinksWorkAgain(t *testing.T) {
 	b.unsound()
 }
 
-func TestJudge(t *testing.T) {
+func TestInvariants(t *testing.T) {
 	mig := "MIG-0"
 	inv := &grant.Inventory{GPUs: []grant.GPU{
 		{UUID: gpu0, Memory: 16 * grant.GiB},
@@ -230,14 +230,14 @@ func TestJudge(t *testing.T) {
 		}), 0, ""},
 	} {
 		var got []string
-		for _, f := range judge(row.grants, noon, inv, row.reserve) {
+		for _, f := range checkInvariants(row.grants, noon, inv, row.reserve) {
 			got = append(got, f.Subject+" "+f.Problem)
 		}
 		if text := strings.Join(got, "\n"); text != row.want {
 			t.Errorf("%s: found %q, want %q", name, text, row.want)
 		}
 	}
-	if found := judge(with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB }), noon,
+	if found := checkInvariants(with(func(g *grant.Grant) { g.GPUs[0].Memory = 99 * grant.GiB }), noon,
 		nil, 0); len(found) != 0 {
 		t.Errorf("without an inventory: %+v", found)
 	}

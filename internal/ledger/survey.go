@@ -9,22 +9,29 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// survey is all of the ledger as one pass read it under the lock. What is wrong with it, and which
-// repairs it needs, are functions of this value.
+// survey is the whole ledger as one pass read it under the lock. What is wrong with it, and which
+// repairs it needs, are functions of this value. For one grant in use by one container it has
+//
+//	grants["g-1"]               the grant
+//	bindings[key]               its binding; key is of runtime root and container id (bindingKey)
+//	byGrant["g-1"]              [key]
+//	gpus["GPU-..."]             ["g-1"]
+//	owners[sha256 of owner]     "../grants/g-1.json"
+//	cgroups[hash of path]       "../bindings/<key>.json"
 type survey struct {
 	files    *files
-	sorted   []grant.Grant // oldest first
+	sorted   []grant.Grant // as they were read, oldest first
 	damaged  []grant.Damage
-	grants   map[grant.ID]*grant.Grant // nil for an entry that cannot be read
+	grants   map[grant.ID]*grant.Grant // nil: the entry cannot be read; a removed grant is taken out
 	bindings map[string]*grant.Binding // by key, those whose record can be read
 	broken   map[string]string         // by key, why another record cannot be read
-	byGrant  map[string][]string       // names of a grant's links to bindings
-	gpus     map[string][]string       // names of a GPU's links
-	owners   map[string]string         // targets of links, by name
-	cgroups  map[string]string         // targets of links, by name
-	drafts   []string                  // paths that interrupted writes left
+	byGrant  map[string][]string       // by grant, the names in its directory of links to bindings
+	gpus     map[string][]string       // by GPU, the names in its directory of links to grants
+	owners   map[string]string         // by the name of an owner's link, its target
+	cgroups  map[string]string         // by the name of a cgroup's link, its target
+	drafts   []string                  // paths of files that interrupted writes left
 	strays   []string                  // paths of files that are no entry and no link
-	unlisted []Finding                 // directories
+	unlisted []Finding                 // one for each directory that cannot be listed
 	failed   error                     // the first error of a listing
 }
 
@@ -56,8 +63,9 @@ func (s *survey) left() []grant.Grant {
 		func(g grant.Grant) bool { return s.grants[g.ID] == nil })
 }
 
-// readBindings reads all records. Those of containers that may be there were read with their
-// grants, so this reads the others: of containers that are gone, and of no grant.
+// readBindings reads the bindings' records. The grants were read with the bindings of containers
+// that may still exist. So only the other records are read here: those of containers that are gone,
+// and those whose grant is not in the ledger.
 func readBindings(s *survey, from Bindings) error {
 	for i := range s.sorted {
 		bindings := s.sorted[i].Bindings
@@ -121,8 +129,9 @@ func readLinks(s *survey) {
 	}
 }
 
-// listEntries gives a directory's names but for drafts, which it adds to the survey: no other
-// process writes while this one holds the lock.
+// listEntries returns the names in a directory without drafts, whose names begin with a dot. It
+// adds the drafts to the survey: this process holds the lock, so no other process is writing them,
+// and they are left over.
 func listEntries(s *survey, dir string) (names []string) {
 	for _, name := range list(s, dir) {
 		if name[0] == '.' {
@@ -134,8 +143,8 @@ func listEntries(s *survey, dir string) (names []string) {
 	return names
 }
 
-// list gives a directory's names. A file in the place of a directory has none: gpuledger did not
-// make it.
+// list returns the names in a directory. If a file is in the directory's place, there are none, and
+// that is no finding: gpuledger did not make the file.
 func list(s *survey, dir string) []string {
 	names, err := namesIn(dir)
 	if err != nil && !isNotDir(err) {
@@ -147,7 +156,7 @@ func list(s *survey, dir string) []string {
 	return names
 }
 
-// isDamaged reports whether there is an entry that cannot be read.
+// isDamaged reports whether the ledger has an entry with this id that cannot be read.
 func isDamaged(s *survey, id grant.ID) bool {
 	g, found := s.grants[id]
 	return found && g == nil

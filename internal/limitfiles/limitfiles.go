@@ -1,7 +1,7 @@
-// Package limitfiles keeps the files by which the shim in a container learns its limits in step
-// with the ledger. They are made, changed and removed with the ledger locked, as the grants are to
-// which they belong. They are derived from the ledger: what a crash leaves undone the next pass
-// does.
+// Package limitfiles decides which files of package limits exist and what they say: those of every
+// grant that needs them, with what the ledger says, and no others. Package limits knows one grant's
+// files, and neither ledger nor policy. The files are made, changed and removed with the ledger
+// locked, as the grants are to which they belong. What a crash leaves undone the next pass does.
 package limitfiles
 
 import (

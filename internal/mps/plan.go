@@ -84,8 +84,8 @@ type step struct {
 	after  []string // of start: the daemons with one of its GPUs; none of them may run
 }
 
-// patience is how long a daemon that was told to end may take.
-const patience = 10 * time.Second
+// endTimeout is how long a daemon that was told to end may take.
+const endTimeout = 10 * time.Second
 
 // plan says what a pass does. The daemons without grants come first, because they may have the GPUs
 // of others. Steps are sorted by name otherwise.
@@ -124,7 +124,7 @@ func actionFor(f facts, wanted, damaged bool, now time.Time) action {
 		return reportNotReady
 	case wanted:
 		return serve
-	case !f.toldToEnd.IsZero() && now.Sub(f.toldToEnd) < patience:
+	case !f.toldToEnd.IsZero() && now.Sub(f.toldToEnd) < endTimeout:
 		return awaitEnd
 	case !f.toldToEnd.IsZero():
 		return reportNotEnded

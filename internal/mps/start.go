@@ -19,15 +19,16 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// The files of a daemon's directory, beside state.json: what its launcher is to run, which process
-// it became, and what both of them print.
+// The files of a daemon's directory, beside state.json: the command that its launcher runs, the
+// process that it became, and what both of them print. During an upgrade gpuledgerd and its
+// launcher are of different versions, so the names stay as they are.
 const (
 	commandFile = "orders.json"
 	processFile = "process.json"
 	logFile     = "log/launch.log"
 )
 
-// launchCommand is what the launcher runs.
+// launchCommand is the command that the launcher runs.
 type launchCommand struct {
 	Program string   `json:"program"`
 	Args    []string `json:"args"`
@@ -39,7 +40,7 @@ type launchCommand struct {
 // client that touches it first.
 const shmSize = 1 << 30
 
-// launchedProcess is the process of a launcher, which becomes the daemon.
+// launchedProcess is the process of a launcher, which is the daemon after its exec.
 type launchedProcess struct {
 	grant.Process
 	BootID string `json:"boot_id"`
@@ -60,7 +61,8 @@ func processIn(dir string, h host.Host) (grant.Process, bool) {
 	return s.Process, runs || err != nil // if it may run, it is not started again
 }
 
-// launch makes the directory and starts the launcher.
+// launch makes the directory, writes the command there, starts the launcher, and waits until it has
+// recorded its process.
 func (d *daemon) launch(w want) error {
 	c, err := d.control()
 	if err != nil {
@@ -81,7 +83,7 @@ func (d *daemon) launch(w want) error {
 	if err != nil {
 		return err
 	}
-	pid, err := d.sys().Launch(d.dir)
+	pid, err := d.sys().StartLauncher(d.dir)
 	if err != nil {
 		return err
 	}

@@ -20,8 +20,9 @@ import (
 type System interface {
 	// Now is the present time by a clock that is never set.
 	Now() time.Time
-	// Launch starts the launcher of a directory. It returns its pid, or 0 if that is unknown.
-	Launch(dir string) (pid int, err error)
+	// StartLauncher starts the launcher of a directory. It returns the launcher's pid, or 0 if that
+	// is unknown.
+	StartLauncher(dir string) (pid int, err error)
 	// Ask returns what NVIDIA's control program prints for one command.
 	Ask(ctx context.Context, program string, env []string, command string) (string, error)
 	// Listener is host.Listener.
@@ -67,10 +68,10 @@ func (machine) Ask(ctx context.Context, program string, env []string, command st
 	return strings.TrimSpace(string(out.text)), nil
 }
 
-// Launch has systemd start the launcher if it can, for which it is enough that the launcher runs.
-// Otherwise the launcher gets a session of its own. It outlives this process, which waits for it
-// meanwhile.
-func (machine) Launch(dir string) (pid int, err error) {
+// StartLauncher has systemd start the launcher if it can, for which it is enough that the launcher
+// runs. Otherwise the launcher gets a session of its own. It outlives this process, which waits for
+// it meanwhile.
+func (machine) StartLauncher(dir string) (pid int, err error) {
 	if unit := unitOf(dir); hasUnit() {
 		return 0, systemctl("start", unit)
 	}

@@ -1,6 +1,7 @@
-// Package mpsstate is what gpuledgerd writes about the MPS daemons that it runs, and what the
-// kernel says of them to a create: gpuledgerd may have ended, or may not have noticed yet that a
-// daemon has.
+// Package mpsstate reads and writes state.json, in which gpuledgerd records what it found of each
+// MPS daemon: its process, its servers, their limits, or why it is not ready. A create reads it
+// without asking gpuledgerd. It also asks the kernel whether those processes still run: gpuledgerd
+// may have ended, or may not have noticed yet that a daemon has. Package mps runs the daemons.
 package mpsstate
 
 import (

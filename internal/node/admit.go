@@ -28,27 +28,28 @@ type Create struct {
 	// the spec.
 	Hooked, Restored bool
 
-	// Patience is how long Admit may wait for what comes in a moment (patience.go): a tie of a
+	// Timeout is how long Admit may try again for what comes in a moment (retry.go): a tie of a
 	// claim's grant to the container's pod, or the daemon of a grant in mode mps. 0: it does not
 	// wait.
-	Patience time.Duration
+	Timeout time.Duration
 
-	// AnyRoot (Settle, Explain): the runtime's root is a guess, so a binding of this id is the
-	// container's own whatever root it names. Running (Settle): the container has started and is
-	// not stopped, so a refusal is only recorded.
+	// AnyRoot (JudgeCreated, Explain): the runtime's root is a guess, so a binding of this id is
+	// the container's own whatever root it names. Running (JudgeCreated): the container has started
+	// and is not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
 
 	// inventory reads the snapshot where that is not the node's to read (ExplainBy); nil: it is.
 	inventory func() (grant.Inventory, *grant.Problem)
 }
 
-// Decision is a verdict in force.
+// Decision is a verdict, and what was done about it.
 type Decision struct {
 	grant.Verdict
 	Config []byte // the config.json to run instead of the given one; nil: run it as it is
-	// report or disabled: the verdict, a refusal or a pass that takes GPUs away, is only recorded;
-	// run the container as it is
-	Mode grant.RulesMode
+	// NotEnforced is set if the verdict, a refusal or a pass that takes GPUs away, is only
+	// recorded: to the mode that is the reason (report, disabled or observed). The container is to
+	// run as it is. "": the verdict is in force.
+	NotEnforced grant.RulesMode
 	// the grant is bound to the container by this call; Unbind if it does not come to be
 	Bound bool
 	Known bool // the wrapper bound the grant to this very container before
@@ -69,7 +70,7 @@ func (n *Node) Admit(c Create) Decision {
 	d := admit(n, c)
 	d.began = began
 	recordOnly(n, &d)
-	if !d.Bound && (d.Kind != grant.Refused || d.Mode != "") {
+	if !d.Bound && (d.Kind != grant.Refused || d.NotEnforced != "") {
 		// A binding that a dead container of this id left would count as this container's.
 		replaceDeadBinding(n, c.Container.RuntimeRoot, c.Container.ID)
 	}
@@ -79,14 +80,14 @@ func (n *Node) Admit(c Create) Decision {
 	return d
 }
 
-// recordOnly takes the force from a decision where the policy is not enforced. Admissions go on, so
-// that the ledger stays true; nothing is refused then, hidden or stripped.
+// recordOnly makes a decision one that is only recorded, where the policy is not enforced.
+// Admissions go on, so that the ledger stays true; nothing is refused then, hidden or stripped.
 func recordOnly(n *Node, d *Decision) {
 	if d.Kind == grant.Admit || d.Kind == grant.Pass && !d.Touches() {
 		return
 	}
 	if mode := n.Mode(); mode != grant.Enforce {
-		d.Mode, d.Config = mode, nil
+		d.NotEnforced, d.Config = mode, nil
 	}
 }
 
@@ -94,7 +95,7 @@ func recordOnly(n *Node, d *Decision) {
 // enforced, or the policy exempts it, and the decision changes nothing of it.
 func (n *Node) Unjudged(d Decision) bool {
 	switch {
-	case d.Mode != "":
+	case d.NotEnforced != "":
 		return true
 	case d.Kind != grant.Pass || d.Touches():
 		return false
@@ -131,7 +132,7 @@ func admit(n *Node, c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return withOwnCgroup(n, f, bindPatiently(n, f))
+	return withOwnCgroup(n, f, bindWithRetries(n, f))
 }
 
 // forOneCreate gives the node for one create: what is known of a binding after one look at all

@@ -57,7 +57,7 @@ func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) 
 func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
 	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText),
 		Verdict: d.Kind, Code: d.Code,
-		Message: cut(d.Message, maxText), Mode: d.Mode}
+		Message: cut(d.Message, maxText), Mode: d.NotEnforced}
 	if pod = bounded(pod); pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
 	}

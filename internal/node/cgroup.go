@@ -11,22 +11,24 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// cgroups are where a container's processes will be.
+// cgroups are the cgroups in which a container's processes may be.
 type cgroups struct {
-	possible []string // all that a runtime may choose, and the names of its units
-	known    []string // those of which it can be told later whether processes are left
-	// crowded: the cgroup has processes already, which would get the container's GPUs; or it may be
-	// a parent of other containers' cgroups, which the grant would close.
+	possible []string // the paths of all cgroups that a runtime may choose, and the names of its units
+	known    []string // those of the paths that can be read from here, so that their end is noticed
+	// crowded: the cgroup cannot be the container's alone. It has processes already, which would
+	// get the container's GPUs; or other containers' cgroups may be below it, which the grant's
+	// device rules would close.
 	crowded bool
 }
 
-// withCgroups returns the facts with where the container's cgroup will be. A cgroup that cannot be
-// read from here is not known: it could not be told later either when it is empty.
+// withCgroups returns the facts with the cgroups that the container may get. A cgroup that cannot
+// be read from here is left out of known: later it could not be read either, to see whether it is
+// empty.
 func withCgroups(n *Node, f *createFacts) *createFacts {
 	c := cgroups{possible: f.possibleCgroups()}
 	for _, path := range c.possible {
-		// Without a path these are guesses, by which it cannot be told that the container has
-		// ended.
+		// Without a path in the spec these are guesses: an empty one does not mean that the
+		// container has ended.
 		if f.request.Cgroup == "" || isUnit(path) {
 			continue
 		}
@@ -41,19 +43,21 @@ func withCgroups(n *Node, f *createFacts) *createFacts {
 	return &more
 }
 
-// isParent reports whether engines and the kubelet make the cgroups of containers below a cgroup.
+// isParent reports whether engines or the kubelet make the cgroups of containers below this cgroup:
+// it is a slice, or one of parents.
 func isParent(path string) bool {
 	return strings.HasSuffix(path, ".slice") || slices.Contains(parents, path)
 }
 
-// inParent reports whether the container would be in a cgroup that no grant may close, whatever is
-// there now.
+// inParent reports whether the spec puts the container itself into such a parent. No grant may
+// close a parent, even one that has no other containers now.
 func (f *createFacts) inParent() bool {
 	return f.Live == nil && f.request.Cgroup != "" && slices.ContainsFunc(f.possibleCgroups(),
 		func(path string) bool { return !isUnit(path) && isParent(path) })
 }
 
-// parents are those beside slices.
+// parents are the cgroups other than slices below which engines and the kubelet make those of
+// containers.
 var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burstable",
 	"/kubepods/besteffort", "/libpod_parent", "/crio", "/default", "/k8s.io", "/moby"}
 
@@ -62,9 +66,10 @@ var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burs
 // the same cgroup, it would get the GPU, or its own device rules would take the GPU away. In both
 // places its processes would keep the grant in use.
 //
-// A container without a GPU first announces its create, unless its cgroup bears its own id, and
-// then looks for bindings. One with a GPU is bound first, and then looks for announced creates. So
-// of two at the same time at least one finds the other.
+// Two creates at the same time are found by storing first and checking then, as in Dekker's
+// algorithm. A container without a GPU announces its create, and then looks for bindings. It need
+// not announce it if its cgroup bears its own id. A container with a GPU is bound, and then looks
+// for announcements. So at least one of the two finds the other.
 func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 	exempt := d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy)
 	bound := d.Kind == grant.Admit && d.Bound && f.Live == nil
@@ -91,8 +96,8 @@ func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 // unit at the same time: one of the two would be outside its cgroup.
 func sharesCgroup(n *Node, f *createFacts, announces bool) bool {
 	possible, named := f.possibleCgroups(), f.namesItself()
-	// An announcement lasts as long as its process, which becomes the real runtime unless it
-	// reserves.
+	// An announcement ends with this process, which becomes the real runtime. With Reserve it is
+	// gpuledgerd's, which outlives the create.
 	if announces && !named && !f.Reserve {
 		_ = n.Ledger.Creates.Announce(possible) // if it cannot be written, nothing can be bound either
 		if f.Live == nil && n.Ledger.Creates.Announced(f.units()) {
@@ -148,7 +153,8 @@ func takenUnit(n *Node, f *createFacts) string {
 	return ""
 }
 
-// takenSlice is the part of takenUnit that depends on the spec alone.
+// takenSlice names the slice that the container would have as its unit, which takenUnit refuses,
+// too. It depends on the spec alone.
 func takenSlice(f *createFacts) string {
 	isSlice := func(unit string) bool { return strings.HasSuffix(unit, ".slice") }
 	if i := slices.IndexFunc(f.units(), isSlice); f.Live == nil && i >= 0 && f.finder.Cards() {
@@ -182,17 +188,18 @@ func (f *createFacts) possibleCgroups() []string {
 
 func (f *createFacts) units() []string { return possibleUnits(f.request.Cgroup, f.Container.ID) }
 
-// namesItself reports whether the container's cgroup is named for it, as engines name it. Nearly
-// all creates are so, and are not announced: no container of another id has a cgroup of that name
-// without being announced.
+// namesItself reports whether the container's cgroup is named after its own id, as engines name it.
+// Nearly all creates are so. They are not announced: a container of another id that uses a cgroup
+// of this name is not named after its own id, so it is announced.
 func (f *createFacts) namesItself() bool {
 	return namedFor(cmp.Or(f.request.Cgroup, f.Container.ID)) == f.Container.ID
 }
 
-// mayBeBelow reports whether this container may have its cgroup below path, a cgroup of the binding
-// b. It may in two cases. First: the spec of b's container named no cgroup, so path is only a
-// guess. Second: path does not end with the id of b's container, and this container's cgroup is
-// named for it. Then engines may use path as a parent, and no grant closes a parent.
+// mayBeBelow reports whether this container's cgroup can lie below path without harm, where path is
+// a cgroup that the container of the binding b may have. It can in two cases. First: the spec of
+// b's container named no cgroup, so path is only a guess. Second: path does not end with the id of
+// b's container, and this container's cgroup is named after its own id. Then engines may use path
+// as a parent, and no grant closes a parent.
 func (f *createFacts) mayBeBelow(b grant.Binding, path string) bool {
 	return b.Unplaced || f.namesItself() && !bears(path, b.Container)
 }

@@ -61,7 +61,7 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 		Strength: grant.StrengthNone, Details: []grant.Detail{
 			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}}
 	if mode := n.Mode(); mode != grant.Enforce {
-		failed.Mode = mode
+		failed.NotEnforced = mode
 	}
 	recordDecision(n, c.Container, d.pod, failed)
 }

@@ -73,16 +73,16 @@ func TestAGrantThatEndsMeanwhileIsNotBound(t *testing.T) {
 				create.Live = &node.Live{Creators: []grant.Process{self}}
 				return m.node.Admit(create)
 			},
-			"Settle": func(m *model, create node.Create, self grant.Process) node.Decision {
-				return m.node.Settle(create, self)
+			"JudgeCreated": func(m *model, create node.Create, self grant.Process) node.Decision {
+				return m.node.JudgeCreated(create, self)
 			},
-			"Settle, running": func(m *model, create node.Create, self grant.Process) node.Decision {
+			"JudgeCreated, running": func(m *model, create node.Create, self grant.Process) node.Decision {
 				create.Running = true
-				return m.node.Settle(create, self)
+				return m.node.JudgeCreated(create, self)
 			},
-			"Settle, reserving": func(m *model, create node.Create, self grant.Process) node.Decision {
+			"JudgeCreated, reserving": func(m *model, create node.Create, self grant.Process) node.Decision {
 				create.Reserve = true
-				return m.node.Settle(create, self)
+				return m.node.JudgeCreated(create, self)
 			},
 		} {
 			m := newModel(t)
@@ -90,7 +90,7 @@ func TestAGrantThatEndsMeanwhileIsNotBound(t *testing.T) {
 			m.must(err)
 			g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 			create := m.referring("c", reference)
-			if edited := m.node.Foresee(create); strings.HasPrefix(way, "Settle") {
+			if edited := m.node.Foresee(create); strings.HasPrefix(way, "JudgeCreated") {
 				create.Config = edited.Config
 			}
 			asked := 0
@@ -147,7 +147,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	live := create
 	live.Live = &node.Live{Creators: []grant.Process{self}}
 	for way, d := range map[string]node.Decision{"Admit": m.node.Admit(create),
-		"Admit, live": m.node.Admit(live), "Settle": m.node.Settle(edited, self)} {
+		"Admit, live": m.node.Admit(live), "JudgeCreated": m.node.JudgeCreated(edited, self)} {
 		if d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Bound ||
 			!strings.HasPrefix(d.Message, `cannot bind the grant of container "c": cannot lock`) {
 			t.Errorf("%s: %s (%s) %s, bound: %v", way, d.Kind, d.Code, d.Message, d.Bound)
@@ -367,16 +367,17 @@ func TestLinesOfTheAuditLog(t *testing.T) {
 		{"one that does not start after all", func() {
 			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
 		}, "its refuse limit-unenforceable"},
-		{"what is found created", func() { m.node.Settle(all, self) }, "all refuse visible-devices-all"},
-		{"what is found running", func() { m.node.Settle(observed, self) },
+		{"what is found created", func() { m.node.JudgeCreated(all, self) },
+			"all refuse visible-devices-all"},
+		{"what is found running", func() { m.node.JudgeCreated(observed, self) },
 			"all refuse visible-devices-all observed"},
-		{"what is found created and needs nothing", func() { m.node.Settle(none, self) }, ""},
+		{"what is found created and needs nothing", func() { m.node.JudgeCreated(none, self) }, ""},
 		{"a refusal in report", func() { m.node.Policy.Rules.Mode = grant.Report; m.node.Admit(all) },
 			"all refuse visible-devices-all report"},
 		{"what fails in report", func() {
 			m.node.Fails(its, node.Decision{}, &grant.Refusal{Code: grant.LimitUnenforceable, Message: "why"})
 		}, "its refuse limit-unenforceable report"},
-		{"what is found in report", func() { m.node.Settle(observed, self) },
+		{"what is found in report", func() { m.node.JudgeCreated(observed, self) },
 			"all refuse visible-devices-all report"},
 		{"what is hidden, in report", func() {
 			m.node.Policy.Rules.Ungranted = grant.Hide
@@ -419,7 +420,7 @@ func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 		decisions := map[string]node.Decision{"Admit": m.node.Admit(c.create),
 			"Foresee": m.node.Foresee(c.create), "Explain": m.node.Explain(c.create)}
 		if c.create.Edit == nil {
-			decisions["Settle"] = m.node.Settle(c.create, self)
+			decisions["JudgeCreated"] = m.node.JudgeCreated(c.create, self)
 		}
 		for way, d := range decisions {
 			if d.Kind != grant.Refused || d.Code != c.code || !strings.HasPrefix(d.Message, c.says) ||
@@ -563,7 +564,8 @@ func TestAnUpdateThatOpensNothingNew(t *testing.T) {
 			handed.Descriptors = []host.Descriptor{
 				{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195,
 					uint32(minor))}}}
-			if refusal := m.node.Hands(handed); (refusal != nil) != (name != "its own" || minor != 0) {
+			refusal := m.node.JudgeDescriptors(handed)
+			if (refusal != nil) != (name != "its own" || minor != 0) {
 				t.Errorf("%s: a process that is handed GPU %d: %v", name, minor, refusal)
 			}
 			if _, err := m.node.Update(m.caller("c").Container,
@@ -676,7 +678,7 @@ func TestDevicesThatMayBeGPUsAreRefused(t *testing.T) {
 		"Admit": func() node.Decision {
 			return m.node.Admit(c)
 		}, "Explain": func() node.Decision { return m.node.Explain(c) },
-		"Settle": func() node.Decision { return m.node.Settle(c, self) },
+		"JudgeCreated": func() node.Decision { return m.node.JudgeCreated(c, self) },
 	}
 	for way, decide := range ways {
 		if d := decide(); d.Code == grant.Internal {

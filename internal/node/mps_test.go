@@ -140,7 +140,7 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 			t.Errorf("%s: %s (%s) %s, late: %v", why, d.Kind, d.Code, d.Message, d.Late)
 		}
 	}
-	c.Patience = 1 << 62 // it would hang
+	c.Timeout = 1 << 62 // it would hang
 	refused("no gpuledgerd", true)
 	lock := filepath.Join(m.node.Policy.RunDir, "gpuledgerd.lock")
 	m.must(os.WriteFile(lock, []byte("7\n"), 0o600))
@@ -156,9 +156,9 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	refused("a daemon that does not work", false)
 	state.Starting = true
 	m.must(mpsstate.Write(m.node.Host, dir, state))
-	c.Patience = 0
-	refused("without patience", true)
-	c.Patience = time.Hour
+	c.Timeout = 0
+	refused("without a timeout", true)
+	c.Timeout = time.Hour
 	c.OnReading(m.node, func() { go m.serve(&holding{gpus: []int{0}}) })
 	if d := m.node.Admit(c); !d.Bound {
 		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)

@@ -71,14 +71,14 @@ func TestACreateWaitsForItsTie(t *testing.T) {
 	second := grant.Identity{UID: "u2", Namespace: "team", Pod: "two", Container: "main"}
 	c := m.presents("second", second, reference)
 	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch || !d.Late {
-		t.Errorf("without patience: %s (%s) %s, late: %v", d.Kind, d.Code, d.Message, d.Late)
+		t.Errorf("without a timeout: %s (%s) %s, late: %v", d.Kind, d.Code, d.Message, d.Late)
 	}
-	c.Patience = time.Millisecond
+	c.Timeout = time.Millisecond
 	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch {
 		t.Errorf("without a tie: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	tied := make(chan error, 1)
-	c.Patience = time.Hour
+	c.Timeout = time.Hour
 	c.OnReading(m.node, func() {
 		go func() {
 			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
@@ -91,7 +91,7 @@ func TestACreateWaitsForItsTie(t *testing.T) {
 	}
 	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three",
 		Container: "main"}, reference)
-	elsewhere.Patience = 1 << 62 // it would hang
+	elsewhere.Timeout = 1 << 62 // it would hang
 	if d := m.node.Admit(elsewhere); d.Code != grant.GrantOwnerMismatch {
 		t.Errorf("another namespace: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}

@@ -184,10 +184,10 @@ func TestReportOnlyRecords(t *testing.T) {
 		m.node.Policy.Rules.Mode, m.node.Policy.Rules.Ungranted = c.mode, c.hide
 		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create),
 			"Admit": m.node.Admit(c.create)} {
-			if d.Kind != c.kind || d.Mode != c.recorded || (d.Config != nil) != c.edited ||
+			if d.Kind != c.kind || d.NotEnforced != c.recorded || (d.Config != nil) != c.edited ||
 				m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
 				t.Errorf("%s, by %s: %s, mode %q, edited %v, unjudged %v, bound %v", c.name, way, d.Kind,
-					d.Mode, d.Config != nil, m.node.Unjudged(d), d.Bound)
+					d.NotEnforced, d.Config != nil, m.node.Unjudged(d), d.Bound)
 			}
 		}
 	}
@@ -198,8 +198,8 @@ func TestReportOnlyRecords(t *testing.T) {
 	}
 }
 
-// TestSettleOfAContainerWithoutEdits: its spec can no longer be edited.
-func TestSettleOfAContainerWithoutEdits(t *testing.T) {
+// TestJudgeCreatedOfAContainerWithoutEdits: its spec can no longer be edited.
+func TestJudgeCreatedOfAContainerWithoutEdits(t *testing.T) {
 	m := newModel(t)
 	self, err := m.node.Host.Self()
 	m.must(err)
@@ -226,25 +226,25 @@ func TestSettleOfAContainerWithoutEdits(t *testing.T) {
 	} {
 		m.node.Policy.Rules.Mode = c.mode
 		c.create.Running = c.running
-		if d := m.node.Settle(c.create, self); d.Kind != grant.Refused || d.Code != c.want ||
-			d.Mode != c.records || d.Bound {
-			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.Mode)
+		if d := m.node.JudgeCreated(c.create, self); d.Kind != grant.Refused || d.Code != c.want ||
+			d.NotEnforced != c.records || d.Bound {
+			t.Errorf("%s: %s (%s) %s, mode %q", c.name, d.Kind, d.Code, d.Message, d.NotEnforced)
 		}
 	}
 	m.node.Policy.Rules.Ungranted = grant.Hide
 	for _, mode := range []grant.RulesMode{grant.Enforce, grant.Report} {
 		m.node.Policy.Rules.Mode = mode
-		if d := m.node.Settle(all, self); (d.Kind == grant.Refused) != (mode == grant.Enforce) {
+		if d := m.node.JudgeCreated(all, self); (d.Kind == grant.Refused) != (mode == grant.Enforce) {
 			t.Errorf("what should have been hidden, in %s: %s (%s) %s", mode, d.Kind, d.Code, d.Message)
 		}
 	}
 	m.node.Policy.Rules.Mode = grant.Enforce
 	edited := m.node.Foresee(create)
 	create.Config = edited.Config
-	if d := m.node.Settle(create, self); d.Kind != grant.Admit || !d.Bound {
+	if d := m.node.JudgeCreated(create, self); d.Kind != grant.Admit || !d.Bound {
 		t.Errorf("edited: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	if d := m.node.Settle(create, self); d.Kind != grant.Admit || d.Bound {
+	if d := m.node.JudgeCreated(create, self); d.Kind != grant.Admit || d.Bound {
 		t.Errorf("edited, and bound: %s (%s) %s, bound %v", d.Kind, d.Code, d.Message, d.Bound)
 	}
 }
@@ -280,7 +280,7 @@ func TestUpdatesWithAndWithoutAGrant(t *testing.T) {
 	}
 }
 
-func TestHandsOfAnUnboundContainer(t *testing.T) {
+func TestDescriptorsOfAnUnboundContainer(t *testing.T) {
 	m := newModel(t)
 	for name, c := range map[string]struct {
 		d    host.Descriptor
@@ -293,7 +293,7 @@ func TestHandsOfAnUnboundContainer(t *testing.T) {
 		caller := m.caller("c")
 		caller.Descriptors = []host.Descriptor{c.d}
 		var err error
-		if refusal := m.node.Hands(caller); refusal != nil {
+		if refusal := m.node.JudgeDescriptors(caller); refusal != nil {
 			err = refusal
 		}
 		wants(t, name, err, c.want)

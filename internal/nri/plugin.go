@@ -68,12 +68,12 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 		return nil, nil, err
 	}
 	// waiting for the ledger's lock may take half of the limit
-	create.Reserve, create.Patience = true, p.timeout/4
+	create.Reserve, create.Timeout = true, p.timeout/4
 	d := n.Admit(create)
 	if d.Bound {
 		p.remember(c.GetId())
 	}
-	if err := p.answer(c, d); err != nil || d.Mode != "" || !d.Touches() {
+	if err := p.answer(c, d); err != nil || d.NotEnforced != "" || !d.Touches() {
 		return nil, nil, err
 	}
 	adjustment, err := p.can.Container(d.Verdict, c)
@@ -182,7 +182,7 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 			return node.Decision{}, fmt.Errorf("gpuledger: cannot tell processes: %w", err)
 		}
 	}
-	d := n.Settle(create, holder)
+	d := n.JudgeCreated(create, holder)
 	if d.Bound && create.Reserve {
 		p.remember(c.GetId())
 	}
@@ -253,10 +253,10 @@ func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	if refusal.Hint != "" {
 		line += "; hint: " + refusal.Hint
 	}
-	if line = oci.Clean(line); d.Mode == "" {
+	if line = oci.Clean(line); d.NotEnforced == "" {
 		return errors.New(line)
 	}
-	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.Mode, line)
+	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.NotEnforced, line)
 	return nil
 }
 

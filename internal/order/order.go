@@ -1,6 +1,7 @@
-// Package order sorts lists of large structs. The library's sorts are compiled once for each type
-// of element, with moves of whole elements. Here all types share the code for pointers, which
-// leaves some 60 KB out of each hot binary.
+// Package order sorts lists of large structs with little code. The library's sorts are compiled
+// once for each type of element, with moves of whole elements. Here all types share the code for
+// pointers. That leaves some 60 KB out of each of the hot binaries: gpuledger-runtime and
+// gpuledger-hook, which run at every container's create.
 package order
 
 import "slices"

@@ -1,4 +1,7 @@
-// Package policy reads the configuration file into a Policy value.
+// Package policy reads the configuration (/etc/gpuledger/config.toml) and checks it. Load returns
+// it as a grant.Policy, the value that decisions take. The file of a cluster is read over it
+// (cluster.go). A subcommand that is only passed on to the real runtime reads no more than the
+// runtime's path (Runtime).
 package policy
 
 import (

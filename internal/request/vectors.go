@@ -9,7 +9,7 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // in internal/admission/hits.go.
 var vectors = [...]struct {
 	name string
-	find func(*containerFacts) vectorResult
+	find func(*containerFacts) vectorResult // lists what of the facts is this way to a GPU
 }{
 	{"environment that an injector obeys", environment},
 	{"device rules that let a GPU be opened", deviceRules},
@@ -53,23 +53,30 @@ type vectorResult struct {
 	dropped         []grant.Removal
 }
 
+// hit adds a way to a GPU that the spec contains. A grant must cover it, or the container is
+// refused.
+//
 //go:noinline
 func (found *vectorResult) hit(h grant.Hit) { found.hits = append(found.hits, h) }
 
+// note adds a sentence for the audit log. It changes no verdict.
+//
 //go:noinline
 func (found *vectorResult) note(text string) { found.notes = append(found.notes, text) }
 
-// root records a way by which the container is root on the node.
+// root adds a way by which the container's root is root on the node.
 //
 //go:noinline
 func (found *vectorResult) root(way string) { found.nodeRoot = append(found.nodeRoot, way) }
 
+// drop adds what asks for no GPU and is removed from the spec if a grant is admitted.
+//
 //go:noinline
 func (found *vectorResult) drop(kind grant.RemovalKind, name string) {
 	found.dropped = append(found.dropped, grant.Removal{Kind: kind, Name: name})
 }
 
-// addTo adds the vectorResult of a vector to those of the vectors before it.
+// addTo appends these results to the request.
 func (found vectorResult) addTo(r *grant.Request) {
 	r.Hits, r.Doubtful = extended(r.Hits, found.hits), extended(r.Doubtful, found.doubtful)
 	r.Noted, r.NodeRoot = extended(r.Noted, found.notes), extended(r.NodeRoot, found.nodeRoot)

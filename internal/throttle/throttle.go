@@ -1,6 +1,7 @@
 // Package throttle decides how wide the gate before a grant's launches is, so that the grant has
-// its share of a GPU's time. The gate itself is in the shim (shim/throttle.c): open for the first
-// part of each period, for all processes of the grant at once.
+// its share of a GPU's time. A launch is a call by which a program starts a CUDA kernel on the GPU.
+// The gate itself is in the shim (shim/throttle.c): open for the first part of each period, for all
+// processes of the grant at once.
 //
 // When a launch passes the gate, its cost is unknown, and a program may launch far ahead of the
 // GPU. So the gate follows measurements of the GPU: it gets narrower while the grant has more than

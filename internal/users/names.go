@@ -1,4 +1,7 @@
-// Package users is about the users of a node: their names, and how they ask gpuledgerd.
+// Package users is about the users of a node, who ask gpuledgerd for grants without being root. It
+// has their names and numbers (names.go), the quota of a user by the configuration (quota.go), and
+// the protocol by which a user's command asks gpuledgerd, with its client (protocol.go, client.go).
+// Package daemon/userserver answers.
 package users
 
 import (

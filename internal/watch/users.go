@@ -2,9 +2,10 @@ package watch
 
 import "github.com/gpuledger/gpuledger/internal/grant"
 
-// ProcessUsers finds the user of each process, when it is asked for the first time. Without it,
-// most of the time of a comparison would go into the cgroups of a thousand processes and the
-// bindings of two hundred containers. It stays valid as long as processes and grants are the same.
+// ProcessUsers finds the user of a process when it is asked for that process first, and keeps the
+// answer for the next comparisons. Otherwise each comparison would look up the cgroups of a
+// thousand processes and the bindings of two hundred containers again, which took most of its time.
+// It is valid as long as the processes and the grants are the same.
 type ProcessUsers struct {
 	processes map[int]ProcessInfo
 	grants    cgroupGrants
@@ -38,7 +39,7 @@ func NewProcessUsers(grants []grant.Grant, processes map[int]ProcessInfo) *Proce
 		users:  make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
 }
 
-// find returns nil if no process has the pid.
+// find returns a process with its user, or nil if no process has the pid.
 func (c *ProcessUsers) find(pid int) *userProcess {
 	m := c.cached[pid]
 	if m == nil {

@@ -134,8 +134,8 @@ func newKubeletNode(ctx context.Context, dir string, c *cluster, o options) (*ku
 	driver := &dra.Driver{Node: n.name, Client: client, Watch: watch,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Ledger: nodeledger.Ledger{Config: config, References: data + "/references",
-			Together: &nodeledger.Together{},
-			Open:     func() *node.Node { return node.Open(config, host.Default()) }}}
+			Batch: &nodeledger.Batch{},
+			Open:  func() *node.Node { return node.Open(config, host.Default()) }}}
 	room := corev1.ResourceList{"cpu": resource.MustParse("1")}
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name},
 		Spec:   corev1.NodeSpec{Unschedulable: true},

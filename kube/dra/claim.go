@@ -125,15 +125,15 @@ func mainRequest(name string) string {
 	return main
 }
 
-// together returns all requests as one grant. Versions before this one prepared a claim with
+// asOneGrant returns all requests of a claim as one grant. Older versions prepared a claim with
 // several requests so.
-func together(uid types.UID, asks []claimAsk) claimAsk {
+func asOneGrant(uid types.UID, asks []claimAsk) claimAsk {
 	w := claimAsk{ask: admission.Ask{Owner: owner(uid, ""), Mode: asks[0].ask.Mode}}
 	for _, one := range asks {
 		w.ask.Names = append(w.ask.Names, one.ask.Names...)
 		w.devices = append(w.devices, one.devices...)
 		if one.ask.Mode != w.ask.Mode {
-			w.ask.Mode = "" // no grant is so
+			w.ask.Mode = "" // no grant has this mode, so none matches
 		}
 	}
 	slices.Sort(w.ask.Names)
@@ -240,17 +240,17 @@ func subject(parts []allocatedPart) string {
 	return fmt.Sprintf("request %q", first)
 }
 
-// is reports whether a grant is what the claim asks for, so that an earlier Prepare made it. It
-// ignores the size: an administrator may have changed that (gpuledger grant --update). A new grant
-// would have another CDI name than the one in the kubelet's checkpoint.
-func (w claimAsk) is(g grant.Grant) bool {
+// matches reports whether a grant is what the claim asks for, so that an earlier Prepare made it.
+// It ignores the size: an administrator may have changed that (gpuledger grant --update). A new
+// grant would have another CDI name than the one in the kubelet's checkpoint.
+func (w claimAsk) matches(g grant.Grant) bool {
 	names, uuids := slices.Sorted(slices.Values(w.ask.Names)), slices.Sorted(slices.Values(g.UUIDs()))
 	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode
 }
 
-// named returns the devices with the grant's CDI name. Only the first device has the name, for all
-// requests of the grant: some engines apply a name twice if it is listed twice.
-func (w claimAsk) named(r grant.Reference) []kubeletplugin.Device {
+// withCDIName returns the devices with the grant's CDI name. Only the first device has the name,
+// for all requests of the grant: some engines apply a name twice if it is listed twice.
+func (w claimAsk) withCDIName(r grant.Reference) []kubeletplugin.Device {
 	devices := slices.Clone(w.devices)
 	for _, d := range devices[1:] {
 		if !slices.Contains(devices[0].Requests, d.Requests[0]) {

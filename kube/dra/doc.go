@@ -1,6 +1,8 @@
-// Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1). The
-// scheduler counts bytes by the slices that the node publishes. The node's ledger decides last,
-// when a claim is prepared. Each request of a claim is a grant.
+// Package dra is gpuledger's driver for dynamic resource allocation (resource.k8s.io/v1).
+// Kubernetes' own scheduler chooses the GPUs: it counts bytes by the slices that the node
+// publishes, and does not use package kube/placement. The node's ledger decides last, when a claim
+// is prepared: admission.Place gets the GPUs by name, and only checks that they have room. Each
+// request of a claim is a grant.
 package dra
 
 import (

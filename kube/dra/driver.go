@@ -43,7 +43,7 @@ type Driver struct {
 	pods       pods                  // of the claims with grants
 	locks      claimLocks            // of claims that are prepared, given up or reclaimed
 	reports    reports               // of claims that were prepared
-	pace       pace                  // of publishing
+	publishing rateLimit             // of slices
 	failed     atomic.Bool           // the API may not have taken the last publishing
 	known      []resourceslice.Slice // the last slices that could be made; nil: none yet
 	unreported sync.Once             // logs once that the status of claims cannot be written
@@ -111,13 +111,13 @@ func (d *Driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 	if err != nil {
 		return nil, err
 	}
-	steps, over, err := plan(claim.UID, asks, grantsOf(claim.UID, p.Grants))
+	steps, stale, err := plan(claim.UID, asks, grantsOf(claim.UID, p.Grants))
 	if err != nil {
 		return nil, err
 	}
 	defer d.pods.signal() // from now on other pods can be added to the claim
-	for _, id := range over {
-		if err := d.Ledger.Withdraw(id); err != nil {
+	for _, id := range stale {
+		if err := d.Ledger.ReleaseWithCDI(id); err != nil {
 			return nil, err
 		}
 	}
@@ -136,7 +136,7 @@ func (d *Driver) takeAll(claim *resourceapi.ResourceClaim, steps []step) ([]kube
 		if err != nil {
 			// The kubelet gets no name, so what this call has entered would serve no container.
 			for _, id := range fresh {
-				err = errors.Join(err, d.Ledger.Withdraw(id))
+				err = errors.Join(err, d.Ledger.ReleaseWithCDI(id))
 			}
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func (d *Driver) takeAll(claim *resourceapi.ResourceClaim, steps []step) ([]kube
 			d.Log.Info("prepared", "namespace", claim.Namespace, "claim", claim.Name, "uid", claim.UID,
 				"grant", reference.ID, "owner", s.ask.Owner)
 		}
-		devices = append(devices, s.named(reference)...)
+		devices = append(devices, s.withCDIName(reference)...)
 	}
 	return devices, nil
 }
@@ -157,10 +157,11 @@ type step struct {
 }
 
 // plan compares what a claim asks for with the grants that it has. It returns the grants to take,
-// and those that are over because the claim was allocated again: the kubelet missed the end of the
-// old allocation. An earlier Prepare may have been killed after some of the grants.
-func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, over []grant.ID, err error) {
-	for _, w := range entered(uid, asks, held) {
+// and the stale ones, which are to be released: the claim was allocated again, and the kubelet
+// missed the end of the old allocation. An earlier Prepare may have been killed after some of the
+// grants.
+func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, stale []grant.ID, err error) {
+	for _, w := range asOlderVersion(uid, asks, held) {
 		steps = append(steps, step{claimAsk: w})
 	}
 	for _, g := range held {
@@ -169,25 +170,26 @@ func plan(uid types.UID, asks []claimAsk, held []grant.Grant) (steps []step, ove
 		case i >= 0 && g.Draining:
 			return nil, nil, fmt.Errorf("the claim's grant %s was released, and a container still uses it",
 				g.ID)
-		case i >= 0 && steps[i].is(g):
+		case i >= 0 && steps[i].matches(g):
 			steps[i].held = &g
 		case g.Draining, len(g.Bindings) > 0:
 			return nil, nil, fmt.Errorf("the claim was allocated anew while a container uses its grant %s",
 				g.ID)
 		default:
-			over = append(over, g.ID)
+			stale = append(stale, g.ID)
 		}
 	}
-	return steps, over, nil
+	return steps, stale, nil
 }
 
-// entered returns what a claim asks for as an older version has entered it. Such a version made all
-// requests one grant, and the kubelet has its name.
-func entered(uid types.UID, asks []claimAsk, held []grant.Grant) []claimAsk {
-	whole := together(uid, asks)
+// asOlderVersion returns what a claim asks for in the form in which an older version has entered
+// it. Such a version made all requests one grant, and the kubelet has its name. If none has entered
+// it, the asks are returned as they are.
+func asOlderVersion(uid types.UID, asks []claimAsk, held []grant.Grant) []claimAsk {
+	whole := asOneGrant(uid, asks)
 	if slices.ContainsFunc(asks, func(w claimAsk) bool { return w.ask.Owner == whole.ask.Owner }) ||
 		!slices.ContainsFunc(held, func(g grant.Grant) bool {
-			return g.Owner == whole.ask.Owner && whole.is(g)
+			return g.Owner == whole.ask.Owner && whole.matches(g)
 		}) {
 		return asks
 	}
@@ -197,12 +199,12 @@ func entered(uid types.UID, asks []claimAsk, held []grant.Grant) []claimAsk {
 // take returns the reference of a grant that the claim has, or enters the grant.
 func (d *Driver) take(s step) (grant.Reference, error) {
 	if s.held == nil {
-		return d.Ledger.EnterExposed(s.ask)
+		return d.Ledger.EnterWithCDI(s.ask)
 	}
 	if err := d.tie(*s.held, s.ask.For); err != nil {
 		return grant.Reference{}, err
 	}
-	return d.Ledger.ExposeAgain(*s.held)
+	return d.Ledger.WriteCDI(*s.held)
 }
 
 // UnprepareResourceClaims releases the claims' grants. A claim without a grant needs nothing.
@@ -232,7 +234,7 @@ func (d *Driver) unprepare(uid types.UID) error {
 	}
 	var failed error
 	for _, g := range grantsOf(uid, o.Grants) {
-		if err := b.Withdraw(g.ID); err != nil {
+		if err := b.ReleaseWithCDI(g.ID); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("gpuledger: %w", err))
 			continue
 		}

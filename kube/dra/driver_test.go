@@ -42,7 +42,7 @@ type site struct {
 
 func newSite(t *testing.T, gpus int) site {
 	n := nodeledgertest.New(t, gpus, 16*grant.GiB, "")
-	n.References, n.Together = n.Dir+"/references", &nodeledger.Together{}
+	n.References, n.Batch = n.Dir+"/references", &nodeledger.Batch{}
 	return site{n, &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
 		Log: slog.New(slog.DiscardHandler)}}
 }

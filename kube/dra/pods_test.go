@@ -86,14 +86,14 @@ func TestAnotherModeIsAnotherGrant(t *testing.T) {
 	w.ask.Names, w.ask.Mode = []string{"GPU-b", "GPU-a"}, grant.Limit
 	g := grant.Grant{Mode: grant.Limit, GPUs: []grant.Share{{UUID: "GPU-a", Memory: 1},
 		{UUID: "GPU-b", Memory: 2}}}
-	if !w.is(g) {
+	if !w.matches(g) {
 		t.Error("the same GPUs in the same mode: it is another")
 	}
-	if g.Mode = grant.Timeslice; w.is(g) {
+	if g.Mode = grant.Timeslice; w.matches(g) {
 		t.Error("in another mode it is the same")
 	}
 	g.Mode, g.GPUs = grant.Limit, g.GPUs[:1]
-	if w.is(g) {
+	if w.matches(g) {
 		t.Error("on other GPUs it is the same")
 	}
 

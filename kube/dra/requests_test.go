@@ -201,7 +201,7 @@ func TestAPrepareThatWasKilledGoesOn(t *testing.T) {
 				t.Fatal(err)
 			}
 			asks[0].ask.For = tiesOf(c)
-			if _, err := s.EnterExposed(asks[0].ask); err != nil { // all that the killed driver did
+			if _, err := s.EnterWithCDI(asks[0].ask); err != nil { // all that the killed driver did
 				t.Fatal(err)
 			}
 			end(t, s, c)
@@ -220,7 +220,7 @@ func TestAPrepareThatWasKilledGoesOn(t *testing.T) {
 func TestAClaimOfTheVersionBeforeKeepsItsGrant(t *testing.T) {
 	s := newSite(t, 2)
 	c := claim("u-1", s.result("a", 0, grant.Limit, "4Gi", "0"), s.result("b", 1, grant.Limit, "4Gi", "0"))
-	reference, err := s.EnterExposed(admission.Ask{Owner: "claim:u-1", Source: Source,
+	reference, err := s.EnterWithCDI(admission.Ask{Owner: "claim:u-1", Source: Source,
 		Label: "team/claim-u-1", Names: []string{s.UUID(1), s.UUID(0)}, Mode: grant.Limit,
 		Memory: 8 * grant.GiB})
 	if err != nil {

@@ -64,7 +64,7 @@ func published(t *testing.T, n *nodeledgertest.SimulatedNode) []string {
 func left(n *nodeledgertest.SimulatedNode, g grant.Grant) (end func()) {
 	n.T.Helper()
 	end = n.Use(g.ID, grant.Identity{})
-	if err := n.Withdraw(g.ID); err != nil {
+	if err := n.ReleaseWithCDI(g.ID); err != nil {
 		n.T.Fatal(err)
 	}
 	return end

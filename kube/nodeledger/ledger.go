@@ -22,8 +22,8 @@ type Ledger struct {
 
 	References string // directory of references that survive a boot; "": none is kept
 
-	// serves callers that come at the same time; nil: each is served alone
-	Together *Together
+	// Batch serves callers that come at the same time; nil: each is served alone
+	Batch *Batch
 
 	node *node.Node // that of opened; nil: not opened
 }
@@ -40,10 +40,10 @@ type Content struct {
 // be placed without one. Content returned with an error still has the node. If its Problem is the
 // error, it also has the content of the ledger.
 func (l Ledger) Read() (Content, error) {
-	if l.Together == nil {
+	if l.Batch == nil {
 		return l.read()
 	}
-	r := l.Together.reads.do(l, readAll)
+	r := l.Batch.reads.do(l, readAll)
 	r.content.Grants = slices.Clone(r.content.Grants)
 	return r.content, r.err
 }
@@ -71,7 +71,7 @@ func ReadNode(n *node.Node) (grants.Overview, error) { return grants.Read(n) }
 // the file has changed since.
 func (l Ledger) WithConfigOf(c Content) Ledger {
 	l.Open, l.node = func() *node.Node { return c.Node }, nil
-	l.Together = nil // the others have the present configuration
+	l.Batch = nil // the others have the present configuration
 	return l
 }
 
@@ -81,10 +81,10 @@ func (l Ledger) WithConfigOf(c Content) Ledger {
 func (l Ledger) opened() (Ledger, error) {
 	switch {
 	case l.node != nil: // no other caller may get this one, which is older
-	case l.Together == nil:
+	case l.Batch == nil:
 		l.node = l.Open()
 	default:
-		l.node = l.Together.opens.do(l, openAll)
+		l.node = l.Batch.opens.do(l, openAll)
 	}
 	n := l.node
 	l.Open = func() *node.Node { return n }
@@ -123,14 +123,14 @@ func (l Ledger) Enter(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 }
 
 func (l Ledger) enter(what entry) (e outcome) {
-	if l.Together == nil {
+	if l.Batch == nil {
 		e.Grant, e.Reference, e.Err = grants.Enter(l.Open(), what.ask)
 		if e.Err == nil && what.keeps {
 			e.keepErr = l.keep(e.Reference)
 			e.Unprepared = grants.Prepare(l.Open(), e.Grant.ID)
 		}
 	} else {
-		e = l.Together.enters.do(what, enterAll)
+		e = l.Batch.enters.do(what, enterAll)
 	}
 	var refusal *grant.Refusal
 	if errors.As(e.Err, &refusal) &&

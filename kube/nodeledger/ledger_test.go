@@ -100,8 +100,8 @@ func TestABrokenConfigurationWritesNothing(t *testing.T) {
 	broken := n.Open()
 	broken.Broken = errors.New("broken")
 	n.Open = func() *node.Node { return broken }
-	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
-		n.Together = together
+	for name, together := range map[string]*nodeledger.Batch{"alone": nil, "together": {}} {
+		n.Batch = together
 		if _, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: grant.GiB,
 			Owner: grant.Bearer}); err != broken.Broken {
 			t.Errorf("%s: got %v", name, err)
@@ -163,10 +163,10 @@ func TestAGrantWithoutItsLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
+	for name, together := range map[string]*nodeledger.Batch{"alone": nil, "together": {}} {
 		t.Run(name, func(t *testing.T) {
 			n := nodeledgertest.New(t, 1, 16*grant.GiB, fmt.Sprintf("[enforcement]\nshim = %q\n", shim))
-			n.Together, n.References = together, n.Dir+"/references"
+			n.Batch, n.References = together, n.Dir+"/references"
 			inv, _ := n.Open().Inventory()
 			inv.Driver.Files = []grant.DriverFile{{Kind: grant.FileLibrary, Bits: 64, Target: "/usr/lib",
 				Path: "/usr/lib/libcuda.so.580.65.06", Names: []string{"libcuda.so.1"}}}
@@ -175,7 +175,7 @@ func TestAGrantWithoutItsLimits(t *testing.T) {
 				os.WriteFile(n.Dir+"/run/limits", nil, 0o600)); err != nil { // where the directory is to be
 				t.Fatal(err)
 			}
-			_, err := n.EnterExposed(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer})
+			_, err := n.EnterWithCDI(admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer})
 			if err == nil || !strings.Contains(err.Error(), "limits") {
 				t.Errorf("got %v", err)
 			}
@@ -190,14 +190,14 @@ func TestAGrantWithoutItsLimits(t *testing.T) {
 
 // A reference is kept with its grant: both are there, or none.
 func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
-	for name, together := range map[string]*nodeledger.Together{"alone": nil, "together": {}} {
+	for name, together := range map[string]*nodeledger.Batch{"alone": nil, "together": {}} {
 		t.Run(name, func(t *testing.T) {
 			n := nodeledgertest.New(t, 2, 16*grant.GiB, "")
-			n.Together, n.References = together, n.Dir+"/references"
+			n.Batch, n.References = together, n.Dir+"/references"
 			inv, _ := n.Open().Inventory()
 			ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer,
 				Names: []string{inv.GPUs[0].UUID}}
-			r, err := n.EnterExposed(ask)
+			r, err := n.EnterWithCDI(ask)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -220,7 +220,7 @@ func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
 				t.Fatal(err)
 			}
 			ask.Names = []string{inv.GPUs[1].UUID}
-			if _, err := n.EnterExposed(ask); err == nil {
+			if _, err := n.EnterWithCDI(ask); err == nil {
 				t.Error("a grant without its GPU's link")
 			}
 			isLeft("the ledger cannot be written", 1, 2)

@@ -1,5 +1,9 @@
 // Package placement decides which GPUs of which node a pod gets: by memory, compute, mode and
 // policy. It is pure: it knows neither Kubernetes' objects nor the ledger.
+//
+// Package kube/scheduler uses it, on clusters with gpuledger's scheduler extender. With DRA,
+// Kubernetes' own scheduler chooses the GPUs. On the node, admission.Place chooses the GPUs of a
+// new grant, or checks those that a scheduler has chosen.
 package placement
 
 import "github.com/gpuledger/gpuledger/internal/grant"

@@ -40,8 +40,8 @@ type mpsSystem struct{ *life }
 // as settled at once.
 func (s mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
 
-// Launch runs the launcher to where it has become the daemon. The sockets may come later.
-func (s mpsSystem) Launch(dir string) (int, error) {
+// StartLauncher runs the launcher to where it has become the daemon. The sockets may come later.
+func (s mpsSystem) StartLauncher(dir string) (int, error) {
 	s.pause()
 	text, err := os.ReadFile(filepath.Join(dir, "orders.json"))
 	if err != nil || !s.calm && s.random.IntN(10) == 0 {

@@ -28,22 +28,22 @@ const (
 
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
 var plants = []plant{
-	{"no fsync of a file", "internal/ledger/file.go", "		err = host.SyncFiles(f)\n",
+	{"no fsync of a file", "internal/ledger/durable.go", "		err = host.SyncFiles(f)\n",
 		"		if !on { err = host.SyncFiles(f) }\n"},
-	{"no fsync of the directory", "internal/ledger/file.go",
+	{"no fsync of the directory", "internal/ledger/durable.go",
 		undone,
 		"	if on { return nil }\n" +
 			undone},
-	{"a removal without fsync", "internal/ledger/file.go",
+	{"a removal without fsync", "internal/ledger/durable.go",
 		renamedBack,
 		"	if on { return host.Remove(tmp) }\n" +
 			renamedBack},
-	{"rename before fsync", "internal/ledger/file.go",
+	{"rename before fsync", "internal/ledger/durable.go",
 		"	if err := writeDurably(tmp, data); err != nil {\n",
 		"	if on { f, err := writeNew(tmp, data); if err != nil { return err }; f.Close(); " +
 			"return errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
 			"	if err := writeDurably(tmp, data); err != nil {\n"},
-	{"no undo of a rename", "internal/ledger/file.go",
+	{"no undo of a rename", "internal/ledger/durable.go",
 		"	if kept {\n		return host.Rename(old, path)",
 		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
 	{"no lock", "internal/ledger/ledger.go", "	unlock, err := lock(l.files.lock, l.Wait)\n",

@@ -187,7 +187,7 @@ func (l *ledger) judge(guard *node.Node, in verdict.Input) verdict.Verdict {
 // leaves says what a container that starts reaches beyond its grant; "" if nothing. Nothing is
 // taken away in report mode, and from an exempt container.
 func leaves(in verdict.Input, d node.Decision) string {
-	if d.Kind == grant.Refused || d.Kind == grant.Pass && (d.Config == nil || d.Mode != grant.Enforce) ||
+	if d.Kind == grant.Refused || d.Kind == grant.Pass && d.Config == nil ||
 		in.CgroupsOff || in.Node.Rootless {
 		return ""
 	}

@@ -1,4 +1,8 @@
-// Package driverlimits manages the memory limits that the driver itself enforces on cgroups.
+// Package driverlimits has the manager of the limits that NVIDIA's driver itself enforces, from
+// version 615 on: how many bytes of a GPU all processes of a cgroup may have together
+// (docs/adr/0046). No library in the container is needed for it. Other programs ask the manager for
+// a change by package cgmem, which is only the protocol; this package answers them, and calls the
+// driver in a child process.
 package driverlimits
 
 import (
@@ -22,9 +26,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// Enforcer manages the memory limits that the driver itself enforces (docs/adr/0046). It sets them
-// for the hook of a create, compares them with the ledger in every pass, and removes them before or
-// after a cgroup goes.
+// Enforcer is the manager. It sets the limits of a container when the hook of its create asks for
+// them, compares them in every pass with the ledger and with the driver, and removes them: when the
+// wrapper asks before a delete, or when a pass finds the cgroup empty.
 type Enforcer struct {
 	node   func() *node.Node
 	driver interface {
@@ -38,20 +42,21 @@ type Enforcer struct {
 	driftCount atomic.Uint64 // limits that another program has changed
 	current    atomic.Pointer[[]grant.Finding]
 
-	mu         sync.Mutex // one change at a time
-	known      []limitedCgroup
-	tracker    watch.Tracker
-	pending    pendingLimits
-	runDir     string       // that known is saved in
-	followed   ledger.Stamp // the state of the ledger that known follows
-	followedAt time.Time    // when followed was read
-	answered   bool         // the driver has answered
+	mu         sync.Mutex      // one change at a time
+	known      []limitedCgroup // the cgroups with limits, as the record has them
+	tracker    watch.Tracker   // of the findings about changed limits
+	pending    pendingLimits   // limits that this manager changes and has not read back yet
+	runDir     string          // the run directory with the record of known; "": it was not read yet
+	followed   ledger.Stamp    // of the ledger with which known agrees
+	followedAt time.Time       // when known was compared with it
+	answered   bool            // the driver answered the last call, so its library is loaded
 
-	completed   ledger.Stamp // the state of the ledger whose bindings all have limits
-	completedAt time.Time    // when that was checked
+	completed   ledger.Stamp // of the ledger in which unlimited looked for bindings without limits last
+	completedAt time.Time    // when that was
 }
 
-// New makes a manager for the node, with the configuration at the path.
+// New makes the manager of a node. config is the path of the configuration, for the child process
+// that calls NVML.
 func New(n func() *node.Node, ledger *ledgercache.Cache, config string, log *logrus.Logger) *Enforcer {
 	return &Enforcer{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
 }
@@ -66,10 +71,11 @@ func (l *Enforcer) Stop() {
 	l.driver.Close()
 }
 
-// Ensure listens for requests if the driver can limit memory or limits are set, and checks those.
-// Policy and inventory decide at the create whether a container gets limits. So an open socket
-// stays open for containers that have been admitted. It is closed while nothing is limited and no
-// request could succeed, because the driver does not answer or the record cannot be read.
+// Ensure checks the limits that are set, and opens the socket for requests if the driver can limit
+// memory or something is limited. Whether a container gets limits is decided at its create, by
+// policy and inventory as they were then. So a socket that is open stays open for containers that
+// have been admitted. It is closed if the check fails and nothing is limited: no request could
+// succeed then, because the driver does not answer or the record cannot be read.
 func (l *Enforcer) Ensure(ctx context.Context) error {
 	n := l.node()
 	inv, problem := n.Inventory()
@@ -79,7 +85,9 @@ func (l *Enforcer) Ensure(ctx context.Context) error {
 	unable := err != nil
 	err = errors.Join(err, l.limitMissing(ctx, n))
 	switch {
-	case unable && !limited: // then a create uses another backend, and its hook does not refuse it
+	case unable && !limited:
+		// Without a socket a create uses another backend. With one it would choose the driver, and
+		// its hook would then refuse it.
 		l.socket.close()
 	case could || limited || l.socket.isOpen():
 		err = errors.Join(l.socket.open(n.Policy.LimitSocket(), l.handle), err)
@@ -87,7 +95,8 @@ func (l *Enforcer) Ensure(ctx context.Context) error {
 	return err
 }
 
-// load reads the record of the run directory, if it was not read yet. The lock is held.
+// load reads the record in the run directory, unless it has read that one already. The caller holds
+// the lock.
 func (l *Enforcer) load(n *node.Node) error {
 	if l.runDir == n.Policy.RunDir {
 		return nil
@@ -103,7 +112,7 @@ func (l *Enforcer) load(n *node.Node) error {
 	return err
 }
 
-// save writes the record. The lock is held.
+// save writes the record with these cgroups, and keeps them as known. The caller holds the lock.
 func (l *Enforcer) save(n *node.Node, known []limitedCgroup) error {
 	boot, err := n.Host.BootID()
 	if err == nil {

@@ -26,7 +26,7 @@ type Cache struct {
 	node           *node.Node // whose ledger it is
 	overview       grants.Overview
 	read           time.Time
-	stamp          Version
+	stamp          Stamp
 	changes        map[string]uint64 // from one reading to the next, by operation
 	readings       uint64
 	exits          *host.ExitWatcher
@@ -41,17 +41,20 @@ func New(log *logrus.Logger) *Cache {
 	return &Cache{exitsProblem: daemonlog.Condition{Log: log}}
 }
 
-// Version identifies a state of the ledger's and the inventory's files.
-type Version struct {
+// Stamp tells one state of the ledger's and the inventory's files from another.
+type Stamp struct {
 	ledger    ledger.Stamp
 	inventory host.Stamp
 }
 
-func StampOf(n *node.Node) Version {
-	return Version{n.Ledger.Stamp(), n.InventoryStamp()}
+// StampOf returns the stamp of a node's files now.
+func StampOf(n *node.Node) Stamp {
+	return Stamp{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
-func (s Version) Before(read time.Time) bool {
+// Before reports whether the last change was long enough before a read that began after the stamp
+// was taken (host.Stamp.Before).
+func (s Stamp) Before(read time.Time) bool {
 	return s.ledger.Before(read) && s.inventory.Before(read)
 }
 
@@ -95,12 +98,12 @@ func (c *Cache) AllRun(n *node.Node) bool {
 
 func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error) {
 	ended := c.anyEnded()
-	now, is := time.Now(), StampOf(n)
+	now, stamp := time.Now(), StampOf(n)
 	rest := MaxAge
 	if c.allWatched {
 		rest = maxAgeWatched
 	}
-	if !anew && !ended && c.node == n && c.stamp == is && is.Before(c.read) && now.Sub(c.read) < rest {
+	if !anew && !ended && c.node == n && c.stamp == stamp && stamp.Before(c.read) && now.Sub(c.read) < rest {
 		return c.overview, false, nil
 	}
 	c.allWatched = false
@@ -111,7 +114,7 @@ func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bo
 	if c.node != nil {
 		c.countChanges(c.overview.Grants, o.Grants)
 	}
-	c.node, c.overview, c.read, c.stamp = n, o, now, is
+	c.node, c.overview, c.read, c.stamp = n, o, now, stamp
 	c.readings++
 	c.allWatched = c.watchContainers(n, o.Grants)
 	return o, true, nil

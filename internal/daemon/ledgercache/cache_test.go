@@ -84,7 +84,7 @@ func TestCache(t *testing.T) {
 	s.reads()
 	// as if the files changed while the clock was set back: they are older than the reading, and
 	// differ
-	s.cache.stamp = Version{}
+	s.cache.stamp = Stamp{}
 	if _, fresh, err := s.cache.Read(s.TestNode.Node, false); err != nil || !fresh {
 		t.Errorf("a reading of other files is believed (%v)", err)
 	}

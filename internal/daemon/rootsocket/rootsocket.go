@@ -1,5 +1,6 @@
-// Package rootsocket makes unix sockets that only root and this program's own user can use, and
-// those for all users, and says who has connected.
+// Package rootsocket makes gpuledgerd's unix sockets: those for root and gpuledgerd's own user
+// alone (Listen), and those for all users of the node (ListenToAll). It also says which process and
+// user has connected, as the kernel reports it.
 package rootsocket
 
 import (

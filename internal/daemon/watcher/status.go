@@ -33,14 +33,6 @@ func (w *Watcher) logChanges(n *node.Node, news watch.Changes) {
 	}
 }
 
-// reaction is what policy wants. If refusals are only recorded, no container is stopped either.
-func (w *Watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
-	if n.Mode() != grant.Enforce {
-		return grant.ReportFinding
-	}
-	return watch.Reaction(f, n.Policy.Rules)
-}
-
 // setStatus is what metrics and the page show from now on.
 func (w *Watcher) setStatus(r watch.Comparison) {
 	w.mu.Lock()
@@ -106,41 +98,3 @@ func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 
 // saveEvery is how old the report file may get while the use hardly changes.
 const saveEvery = 2500 * time.Millisecond
-
-// stopContainers stops the containers that policy wants stopped, once their findings have stood for
-// the grace time.
-func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
-	if n.Mode() != grant.Enforce {
-		return nil
-	}
-	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
-		if f.Kind == grant.OutsideLedger { // read its identity again: an earlier reading may have failed
-			w.identities.forget(f.User)
-			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt {
-				continue
-			}
-		}
-		ended, e := watch.Stop(n.Host, f.User)
-		switch {
-		case e != nil:
-			err = e
-			n.Found("not-stopped", f, grant.StopContainer, e.Error())
-		case ended > 0:
-			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended,
-				r.Taken.Sub(f.Since).Round(time.Second), f.Message)
-			n.Found("stopped", f, grant.StopContainer, message)
-			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
-			w.countStopped(f.Kind)
-		}
-	}
-	return err
-}
-
-func (w *Watcher) countStopped(kind grant.FindingKind) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.status.Stopped == nil {
-		w.status.Stopped = map[grant.FindingKind]uint64{}
-	}
-	w.status.Stopped[kind]++
-}

@@ -1,5 +1,10 @@
-// Package watcher is the manager that takes samples of what is used, compares them with the ledger,
-// and does what policy says about the findings. Package watch has the decisions.
+// Package watcher is the watch of gpuledgerd, one of the managers that package daemon runs. In
+// every pass it takes a sample of the GPUs' use, has package watch compare it with the ledger,
+// records and logs the findings, and stops the containers that policy wants stopped (stop.go). It
+// also writes the records by which the shim limits grants: gates and overheads.
+//
+// Package watch decides what is a finding and when it is due. This package decides whether anything
+// is done about it: where the policy is not enforced, it only reports.
 package watcher
 
 import (

@@ -41,7 +41,7 @@ func (fixedSampler) Close() {}
 // fixedLedger is read once, as long as its files do not change.
 type fixedLedger struct {
 	overview grants.Overview
-	stamp    ledgercache.Version
+	stamp    ledgercache.Stamp
 }
 
 func (f fixedLedger) Read(n *node.Node, anew bool) (grants.Overview, bool, error) {

@@ -1,5 +1,5 @@
 // Package adjust translates a verdict's edits into an NRI adjustment. It is apart from package edit
-// so that the hot binaries link nothing of NRI.
+// so that the hot binaries, gpuledger-runtime and gpuledger-hook, link nothing of NRI.
 //
 // NRI says less than an OCI spec does. It has no words to take a hook out, and what it is told to
 // take out of the environment or of the devices is lost on the way (containerd/nri v0.12.5,

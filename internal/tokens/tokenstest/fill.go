@@ -1,5 +1,6 @@
-// Package tokenstest helps to hold what is read and written token by token to the tags of its
-// types.
+// Package tokenstest tests functions that read or write a type token by token: whether they have
+// the same results as the JSON library has by the type's tags. Reads and Writes compare; Filled and
+// Empty make values of the type.
 package tokenstest
 
 import (

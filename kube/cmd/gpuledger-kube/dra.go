@@ -59,7 +59,7 @@ func serveDRA(c *cli.Context) error {
 		return err
 	}
 	data := filepath.Join(c.String("kubelet-dir"), "plugins", dra.DriverName)
-	b.References, b.Together = filepath.Join(data, "references"), &nodeledger.Together{}
+	b.References, b.Batch = filepath.Join(data, "references"), &nodeledger.Batch{}
 	ctx, broken := context.WithCancelCause(c.Context)
 	defer broken(nil)
 	state := &health.State{Now: time.Now, Metric: "dra_operations_duration_seconds", Driver: dra.DriverName,

@@ -12,10 +12,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Together serves callers that come at the same time by one reading of the ledger, and by one
-// writing. A disk takes hardly longer to keep many grants than to keep one, but each for itself
-// would wait for all before it.
-type Together struct {
+// Batch serves callers that come at the same time by one reading of the ledger, and by one writing.
+// A disk takes hardly longer to keep many grants than to keep one, but each caller by itself would
+// wait for all before it.
+type Batch struct {
 	reads    combined[Ledger, reading]
 	enters   combined[entry, outcome]
 	opens    combined[Ledger, *node.Node]

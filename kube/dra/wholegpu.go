@@ -19,18 +19,18 @@ func namesAmount(claim *resourceapi.ResourceClaim, request string) bool {
 			continue
 		}
 		if r.Exactly != nil {
-			return named(r.Exactly.Capacity)
+			return namesCapacity(r.Exactly.Capacity)
 		}
 		for _, s := range r.FirstAvailable {
 			if s.Name == sub {
-				return named(s.Capacity)
+				return namesCapacity(s.Capacity)
 			}
 		}
 	}
 	return false
 }
 
-func named(c *resourceapi.CapacityRequirements) bool { return c != nil && len(c.Requests) > 0 }
+func namesCapacity(c *resourceapi.CapacityRequirements) bool { return c != nil && len(c.Requests) > 0 }
 
 // notAll is the error for a request that wants a whole GPU, and names less than all of it.
 func notAll(request, amount string) error {

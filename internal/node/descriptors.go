@@ -8,10 +8,10 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Hands judges the descriptors with which a process is run in a container that is there already.
-// Nodes of a GPU that the container was created with are its own; any other is refused. What makes
-// the process root on the node is recorded, as at a create.
-func (n *Node) Hands(c request.Caller) *grant.Refusal {
+// JudgeDescriptors judges the descriptors with which a process is started in a container that
+// exists already (exec). Nodes of a GPU that the container was created with are its own; any other
+// is refused. What makes the process root on the node is recorded, as at a create.
+func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
 	r, err := request.Find(createdSpec(n, c.Container), c, n.finder(n.Inventory))
 	if err != nil {
 		return &grant.Refusal{Code: grant.Internal, Message: err.Error(), Hint: hintOf(grant.Internal)}

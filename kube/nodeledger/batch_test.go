@@ -12,7 +12,7 @@ import (
 func TestAnOpenedNodeStays(t *testing.T) {
 	config := t.TempDir() + "/config.toml"
 	opened := make(chan *node.Node, 3)
-	l := Ledger{Together: &Together{}, Open: func() *node.Node {
+	l := Ledger{Batch: &Batch{}, Open: func() *node.Node {
 		n := node.Open(config, host.Default())
 		opened <- n
 		return n
@@ -22,7 +22,7 @@ func TestAnOpenedNodeStays(t *testing.T) {
 		t.Errorf("it has %p, want %p", first.Open(), n)
 	}
 	begun, goOn := make(chan bool, 2), make(chan bool)
-	go l.Together.opens.do(l, func(all []Ledger) []*node.Node {
+	go l.Batch.opens.do(l, func(all []Ledger) []*node.Node {
 		begun <- true
 		<-goOn
 		return openAll(all)

@@ -122,7 +122,7 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 			"Admit": m.node.Admit, "Foresee": m.node.Foresee, "Explain": m.node.Explain,
 		} {
 			if d := verdict(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Config != nil ||
-				d.Bound || d.Mode != "" {
+				d.Bound || d.NotEnforced != "" {
 				t.Errorf("%s, by %s: %s (%s) %s; want a refusal (internal)", name, way,
 					d.Kind, d.Code, d.Message)
 			}

@@ -93,14 +93,14 @@ func (l Ledger) RemoveOrphans(v grant.View) error {
 	err = errors.Join(err, swept)
 	for _, e := range entries {
 		id, bad := grant.ParseID(e.Name())
-		if bad == nil && !entered(v, id) {
+		if bad == nil && !hasEntry(v, id) {
 			err = errors.Join(err, l.Files().Forget(id), l.dropKept(id))
 		}
 	}
 	return err
 }
 
-func entered(v grant.View, id grant.ID) bool {
+func hasEntry(v grant.View, id grant.ID) bool {
 	return slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.ID == id }) ||
 		slices.ContainsFunc(v.Damaged, func(d grant.Damage) bool { return d.ID == id })
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// tally is what the live grants take of one GPU or MIG device.
+// tally adds up what the live grants take of one GPU or MIG device.
 type tally struct {
 	memory    grant.Bytes
 	compute   int
@@ -16,9 +16,12 @@ type tally struct {
 	modes     []grant.Mode
 }
 
-// judge compares the grants with each other and with the GPUs. It is pure. It checks what admission
-// should have kept to, so that a bug there is noticed.
-func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve grant.Bytes) []Finding {
+// checkInvariants compares the grants with each other and with the GPUs: a pod or a claim has one
+// live grant, no GPU is granted beyond its memory or compute, and the grants on a physical GPU have
+// one mode. Package admission keeps to these rules when it decides, so a finding here is a bug, or
+// a file that something else has changed. It is pure.
+func checkInvariants(grants []grant.Grant, now time.Time, inv *grant.Inventory,
+	reserve grant.Bytes) []Finding {
 	perUUID, perCard, owners := map[string]*tally{}, map[string]*tally{}, map[grant.Owner]int{}
 	for _, g := range grants {
 		if !g.Live(now) {
@@ -27,7 +30,7 @@ func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve gr
 		owners[g.Owner]++
 		for _, s := range g.GPUs {
 			add(perUUID, s.UUID, g, s)
-			add(perCard, card(inv, s.UUID), g, s)
+			add(perCard, physicalGPU(inv, s.UUID), g, s)
 		}
 	}
 	var findings []Finding
@@ -59,6 +62,7 @@ func judge(grants []grant.Grant, now time.Time, inv *grant.Inventory, reserve gr
 	return findings
 }
 
+// add adds the share s of the grant g to the tally of a GPU or MIG device.
 func add(tallies map[string]*tally, uuid string, g grant.Grant, s grant.Share) {
 	t := tallies[uuid]
 	if t == nil {
@@ -76,8 +80,9 @@ func add(tallies map[string]*tally, uuid string, g grant.Grant, s grant.Share) {
 	}
 }
 
-// card is the physical GPU of a MIG device, which has the mode.
-func card(inv *grant.Inventory, uuid string) string {
+// physicalGPU returns the UUID of the GPU that a MIG device is a part of, or uuid itself if it
+// names no MIG device of the inventory. A mode is the physical GPU's, so modes are compared there.
+func physicalGPU(inv *grant.Inventory, uuid string) string {
 	if inv == nil {
 		return uuid
 	}
@@ -89,9 +94,11 @@ func card(inv *grant.Inventory, uuid string) string {
 	return uuid
 }
 
-// capacity is what may be granted of a GPU. An exclusive grant takes all of it, the reserve too;
-// no other grant on the GPU needs it. A GPU that is not in the inventory cannot be judged.
-func capacity(inv *grant.Inventory, reserve grant.Bytes, uuid string, exclusive bool) (grant.Bytes, bool) {
+// capacity returns how much memory may be granted of a GPU or MIG device. An exclusive grant takes
+// all of the GPU, including the reserve: no other grant is there to need it. known is false for a
+// GPU that is not in the inventory: nothing is said about its memory then.
+func capacity(inv *grant.Inventory, reserve grant.Bytes, uuid string,
+	exclusive bool) (room grant.Bytes, known bool) {
 	if inv == nil {
 		return 0, false
 	}

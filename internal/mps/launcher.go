@@ -12,10 +12,11 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Launch makes this process the control daemon of a directory. A client and its server must see the
-// same /dev/shm. So that they need not use the node's, the daemon gets a mount namespace in which
-// /dev/shm is the directory's. It returns only an error.
-func Launch(dir string, h host.Host) (err error) {
+// RunLauncher is the launcher (`gpuledgerd mps DIRECTORY`): it makes this process the control
+// daemon of a directory, and returns only an error. A client and its server must see the same
+// /dev/shm. So that they need not use the node's, the daemon gets a mount namespace in which
+// /dev/shm is the directory's.
+func RunLauncher(dir string, h host.Host) (err error) {
 	say, err := redirectOutput(filepath.Join(dir, logFile))
 	if err != nil {
 		return err
@@ -67,15 +68,15 @@ func redirectOutput(path string) (say func(error), err error) {
 	}, nil
 }
 
-// readCommand reads what gpuledgerd wants to run. A file of an older gpuledgerd has no arguments:
-// then the daemon stays in the foreground.
+// readCommand reads the command that gpuledgerd has written for this launcher. A file of an older
+// gpuledgerd has no arguments: then the daemon stays in the foreground.
 func readCommand(dir string) (o launchCommand, err error) {
 	data, err := host.ReadFile(filepath.Join(dir, commandFile), 1<<20)
 	if err == nil {
 		err = json.Unmarshal(data, &o)
 	}
 	if err != nil {
-		return o, fmt.Errorf("cannot read the orders of the MPS daemon: %w", err)
+		return o, fmt.Errorf("cannot read the command of the MPS daemon: %w", err)
 	}
 	if len(o.Args) == 0 {
 		o.Args = []string{foreground}

@@ -9,26 +9,26 @@ import (
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
-// Settle judges a container that is created already, by the spec that the real runtime was given:
-// nothing can be edited any more, so whatever would have to be is a refusal. An admission binds the
-// grant to holder, the container's init, or with Reserve this process, unless the container's own
-// create has bound it before. Only refusals are recorded.
-func (n *Node) Settle(c Create, holder grant.Process) Decision {
-	d := settle(n, c, holder)
+// JudgeCreated judges a container that is created already, by the spec that the real runtime was
+// given: nothing can be edited any more, so whatever would have to be edited is a refusal. An
+// admission binds the grant to holder, the container's init, or with Reserve to this process,
+// unless the container's own create has bound it before. Only refusals are recorded.
+func (n *Node) JudgeCreated(c Create, holder grant.Process) Decision {
+	d := judgeCreated(n, c, holder)
 	if d.Kind != grant.Refused {
 		return d
 	}
 	switch mode := n.Mode(); {
 	case mode != grant.Enforce:
-		d.Mode = mode
+		d.NotEnforced = mode
 	case c.Running:
-		d.Mode = grant.Observed
+		d.NotEnforced = grant.Observed
 	}
 	recordDecision(n, c.Container, d.pod, d)
 	return d
 }
 
-func settle(n *Node, c Create, holder grant.Process) Decision {
+func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 	n = forOneCreate(n)
 	f, refused := readFacts(n, c)
 	if refused != nil {
@@ -41,7 +41,7 @@ func settle(n *Node, c Create, holder grant.Process) Decision {
 		if d.Kind != grant.Admit {
 			return d
 		}
-		if d, settled, err := commitSettled(n, f, holder); err != nil {
+		if d, settled, err := commitCreated(n, f, holder); err != nil {
 			return *cannotBind(c.Container, err)
 		} else if settled {
 			return d
@@ -116,9 +116,9 @@ func unheld(f *createFacts, d Decision) string {
 	return ""
 }
 
-// commitSettled decides again with the ledger locked, and binds. It is not settled if facts are
+// commitCreated decides again with the ledger locked, and binds. It is not settled if facts are
 // needed that were not read.
-func commitSettled(n *Node, f *createFacts, holder grant.Process) (d Decision, settled bool, err error) {
+func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, settled bool, err error) {
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {

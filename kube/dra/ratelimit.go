@@ -51,8 +51,9 @@ func summarize(list []resourceslice.Slice) (summary, error) {
 	return n, err
 }
 
-// pace decides when a change is published. Only the publisher uses it, so it has no lock.
-type pace struct {
+// rateLimit decides when a change of the slices is published. Only the publisher uses it, so it has
+// no lock.
+type rateLimit struct {
 	last   *summary    // the last publishing; nil: none yet
 	at     time.Time   // time of the last publishing
 	recent []time.Time // times of changes of the shape in the last minute
@@ -60,7 +61,7 @@ type pace struct {
 
 // due reports whether to publish now. failed says that the API may not have taken the last
 // publishing. A change that is undone meanwhile is never published.
-func (p *pace) due(n summary, now time.Time, failed bool) bool {
+func (p *rateLimit) due(n summary, now time.Time, failed bool) bool {
 	since := now.Sub(p.at)
 	if since < 0 { // the clock was set back
 		since = riseWait
@@ -76,14 +77,14 @@ func (p *pace) due(n summary, now time.Time, failed bool) bool {
 }
 
 // published records a publishing.
-func (p *pace) published(n summary, now time.Time) {
+func (p *rateLimit) published(n summary, now time.Time) {
 	if p.last == nil || p.last.shape != n.shape {
 		p.recent = append(p.fresh(now), now)
 	}
 	p.last, p.at = &n, now
 }
 
-func (p *pace) fresh(now time.Time) []time.Time {
+func (p *rateLimit) fresh(now time.Time) []time.Time {
 	for len(p.recent) > 0 && now.Sub(p.recent[0]) >= time.Minute {
 		p.recent = p.recent[1:]
 	}

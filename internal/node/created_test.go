@@ -34,8 +34,8 @@ func (m *model) created(c node.Create) node.Create {
 	return c
 }
 
-// TestACreatedContainerKeepsItsGrant even if the grant's time is over: Settle finds it by its id,
-// whatever the runtime's root. A create of the same id, and a container that has nothing of the
+// TestACreatedContainerKeepsItsGrant even if the grant's time is over: JudgeCreated finds it by its
+// id, whatever the runtime's root. A create of the same id, and a container that has nothing of the
 // grant yet, are refused.
 func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 	for name, end := range map[string]func(m *model, id grant.ID){
@@ -56,15 +56,16 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 		c := m.referring("c", reference)
 		its := m.created(c)
 		end(m, g.ID)
-		if d := m.node.Settle(its, self); d.Kind != grant.Admit || d.Bound {
+		if d := m.node.JudgeCreated(its, self); d.Kind != grant.Admit || d.Bound {
 			t.Errorf("%s, its own container: %s (%s) %s, bound: %v", name, d.Kind, d.Code, d.Message, d.Bound)
 		}
 		other := its
 		other.Container.ID = "other"
 		known := its
 		known.AnyRoot = false
-		for caller, d := range map[string]node.Decision{"another container": m.node.Settle(other, self),
-			"one of another root": m.node.Settle(known, self), "a create of its id": m.node.Explain(c)} {
+		for caller, d := range map[string]node.Decision{"another container": m.node.JudgeCreated(other, self),
+			"one of another root": m.node.JudgeCreated(known, self),
+			"a create of its id":  m.node.Explain(c)} {
 			if d.Kind != grant.Refused || d.Code != grant.GrantExpired {
 				t.Errorf("%s, %s: %s (%s) %s", name, caller, d.Kind, d.Code, d.Message)
 			}
@@ -97,7 +98,7 @@ func TestAReservationEndsWithTheCreate(t *testing.T) {
 	reserve := create
 	reserve.Config = m.node.Foresee(create).Config
 	reserve.Container.RuntimeRoot, reserve.AnyRoot, reserve.Reserve = m.dir+"/guess", true, true
-	if d := m.node.Settle(reserve, self); !d.Bound {
+	if d := m.node.JudgeCreated(reserve, self); !d.Bound {
 		t.Fatalf("reserved: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	bound("reserved", true)
@@ -108,7 +109,7 @@ func TestAReservationEndsWithTheCreate(t *testing.T) {
 	m.must(m.node.Abandon("c"))
 	bound("the create is over", false)
 	m.must(m.node.Unbind(create.Container))
-	if d := m.node.Settle(reserve, self); !d.Bound {
+	if d := m.node.JudgeCreated(reserve, self); !d.Bound {
 		t.Fatalf("reserved again: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	m.must(m.node.Abandon("other"))

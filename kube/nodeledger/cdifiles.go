@@ -10,8 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grants"
 )
 
-// EnterExposed makes a grant that engines find as a CDI device. It makes both or neither.
-func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
+// EnterWithCDI enters a grant, keeps its reference, and writes its CDI file, by which engines find
+// it as a CDI device. It does all of it or nothing.
+func (l Ledger) EnterWithCDI(ask admission.Ask) (grant.Reference, error) {
 	at, err := l.opened()
 	if err != nil {
 		return grant.Reference{}, err
@@ -29,25 +30,26 @@ func (l Ledger) EnterExposed(ask admission.Ask) (grant.Reference, error) {
 	}
 	if err != nil {
 		// The kubelet does not know the grant yet. The CDI file may exist without being durable.
-		return grant.Reference{}, errors.Join(err, at.Withdraw(e.Grant.ID))
+		return grant.Reference{}, errors.Join(err, at.ReleaseWithCDI(e.Grant.ID))
 	}
 	return e.Reference, nil
 }
 
-// expose writes the CDI file of a grant that was entered before, and makes the files of its limits.
-func (l Ledger) expose(r grant.Reference) error {
+// writeCDIFile writes the CDI file of a grant that was entered before, and makes the files of its
+// limits.
+func (l Ledger) writeCDIFile(r grant.Reference) error {
 	prepare := func(id grant.ID) error { return grants.Prepare(l.Open(), id) }
-	if l.Together != nil {
-		prepare = func(id grant.ID) error { return l.Together.prepares.do(prepared{l, id}, prepareAll) }
+	if l.Batch != nil {
+		prepare = func(id grant.ID) error { return l.Batch.prepares.do(prepared{l, id}, prepareAll) }
 	}
 	_, err := l.Files().ExposeWith(r, prepare)
 	return err
 }
 
-// ExposeAgain returns the reference of an existing grant and writes its CDI file. If neither a CDI
-// file nor the kept references have the secret, the grant gets a new one. After a boot there is no
-// CDI file.
-func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
+// WriteCDI writes the CDI file of a grant that is in the ledger, and returns its reference. If
+// neither a CDI file nor the kept references have the secret, the grant gets a new one. After a
+// boot there is no CDI file.
+func (l Ledger) WriteCDI(g grant.Grant) (grant.Reference, error) {
 	l, err := l.opened()
 	if err != nil {
 		return grant.Reference{}, err
@@ -65,13 +67,13 @@ func (l Ledger) ExposeAgain(g grant.Grant) (grant.Reference, error) {
 	if err := l.keep(reference); err != nil {
 		return grant.Reference{}, err
 	}
-	return reference, l.expose(reference)
+	return reference, l.writeCDIFile(reference)
 }
 
-// Restore writes a grant's CDI file again if it was removed. The kubelet does not prepare a
+// RestoreCDI writes a grant's CDI file again if it was removed. The kubelet does not prepare a
 // prepared claim again, so its containers could not be restarted without the file. A reference that
 // was not kept needs no file, because the kubelet does not have it.
-func (l Ledger) Restore(g grant.Grant) (restored bool, err error) {
+func (l Ledger) RestoreCDI(g grant.Grant) (restored bool, err error) {
 	l, err = l.opened()
 	if err != nil {
 		return false, err
@@ -88,9 +90,9 @@ func (l Ledger) Restore(g grant.Grant) (restored bool, err error) {
 	return err == nil, err
 }
 
-// Withdraw removes a grant, its CDI file and its kept reference. The files go first: after an
+// ReleaseWithCDI removes a grant, its CDI file and its kept reference. The files go first: after an
 // interruption the grant is still in the ledger, and the next call finishes the work.
-func (l Ledger) Withdraw(id grant.ID) error {
+func (l Ledger) ReleaseWithCDI(id grant.ID) error {
 	l, err := l.opened()
 	if err != nil {
 		return err
