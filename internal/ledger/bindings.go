@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Bindings answers which containers use grants, from the records and the kernel. It never waits,
@@ -47,6 +48,10 @@ func (s Bindings) Used(id grant.ID) bool {
 	_, err := os.Lstat(s.files.linksOf(id))
 	return !errors.Is(err, fs.ErrNotExist) // if this program cannot look, one may have been
 }
+
+// UseStamp changes when a container is bound to the grant, and when its binding is removed. So it
+// shows a use that began and ended between two looks at the bindings. It costs one system call.
+func (s Bindings) UseStamp(id grant.ID) host.Stamp { return host.StampOf(s.files.linksOf(id)) }
 
 // Count is how many bindings are written down, of containers that run or not.
 func (s Bindings) Count() int {

@@ -93,7 +93,9 @@ func (l *life) checkTurns(v grant.View) {
 		r.number = 0 // counted
 	}
 	for _, r := range waiting {
-		if !l.isFirst(r, waiting) || !l.fits(r, v) {
+		// If its user was served, too, it may be the first one only since then.
+		own := func(o *userAsk) bool { return o.User == r.User }
+		if slices.ContainsFunc(served, own) || !l.isFirst(r, waiting) || !l.fits(r, v) {
 			clear(r.passed)
 		}
 		for user, times := range r.passed {

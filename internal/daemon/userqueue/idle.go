@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
 )
@@ -14,13 +15,20 @@ import (
 // not, it is released.
 type Opened func(inv grant.Inventory, g grant.Grant, due bool) bool
 
+// idleness is since when nothing has used a grant, and what its bindings were then.
+type idleness struct {
+	since time.Time
+	stamp host.Stamp
+}
+
 // ReleaseIdle releases grants that users asked for and that nothing used for as long as their
-// quotas say, and returns them. Whether a container uses one is what the kernel says now; the time
-// is counted anew after a restart of the daemon. It is called by one goroutine.
+// quotas say, and returns them. Whether a container uses one is what the kernel says now, or a
+// changed stamp of its bindings: a container can come and go between two calls. The time is counted
+// anew after a restart of the daemon. It is called by one goroutine.
 func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Opened,
 ) (over []grant.Grant, err error) {
 	last := q.idle
-	q.idle = map[grant.ID]time.Time{}
+	q.idle = map[grant.ID]idleness{}
 	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
 		return nil, nil
 	}
@@ -41,17 +49,16 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Ope
 		if limit == nil || limit.MaxIdle() == 0 {
 			continue
 		}
-		since, was := last[g.ID]
-		if !was {
-			since = now
+		idle, was := last[g.ID]
+		if stamp := n.Ledger.Bindings.UseStamp(g.ID); !was || stamp != idle.stamp {
+			idle = idleness{now, stamp}
 		}
-		due := now.Sub(since) >= limit.MaxIdle()
+		due := now.Sub(idle.since) >= limit.MaxIdle()
 		if opened(o.Inventory, g, due) {
-			q.idle[g.ID] = now
-			continue
+			idle.since, due = now, false
 		}
 		if !due {
-			q.idle[g.ID] = since
+			q.idle[g.ID] = idle
 			continue
 		}
 		released, err := grants.ReleaseIdle(n, g.ID)

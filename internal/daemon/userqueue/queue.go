@@ -31,7 +31,7 @@ type Queue struct {
 	last    uint32 // the user who was granted something last
 	count   uint64
 	turn    host.Mutex // one request is granted at a time
-	idle    map[grant.ID]time.Time
+	idle    map[grant.ID]idleness
 }
 
 // Request is what a user asks for.

@@ -128,3 +128,18 @@ func TestOpenNodeOfAnyUser(t *testing.T) {
 	s.wantGrants(t, now, adas, berts)
 	s.wantGrants(t, now.Add(time.Hour))
 }
+
+// TestContainerBetweenTwoLooksIsUse: a container that came and went between two looks used the
+// grant, so the time of idleness begins anew.
+func TestContainerBetweenTwoLooksIsUse(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	over := exec.Command("true")
+	daemontest.Must(t, over.Run(), s.Node().Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: adas, RuntimeRoot: t.TempDir(), Container: "short",
+			Creator: grant.Process{PID: over.Process.Pid, Start: 1}})
+	}))
+	s.wantGrants(t, now.Add(time.Hour), adas)
+	s.wantGrants(t, now.Add(2*time.Hour))
+}
