@@ -70,15 +70,18 @@ func (d *daemon) facts() facts {
 		askedAgain: d.askedAgain}
 }
 
-// runs reports whether its process runs.
+// runs reports whether its process runs, or may run.
 func (d *daemon) runs() bool {
-	_, runs := processIn(d.dir, d.node.Host)
-	return runs
+	_, runs, err := processIn(d.dir, d.node.Host)
+	return runs || err != nil
 }
 
 // apply does an action on a daemon that runs.
 func (d *daemon) apply(ctx context.Context, a action, w want) error {
-	p, _ := processIn(d.dir, d.node.Host)
+	p, _, err := processIn(d.dir, d.node.Host)
+	if err != nil {
+		return fmt.Errorf("cannot tell whether the MPS daemon of %v runs: %w", d.state.GPUs, err)
+	}
 	switch a {
 	case serve, reportNotReady:
 		d.toldToEnd = time.Time{}
@@ -281,11 +284,15 @@ func (d *daemon) start(w want) error {
 	}
 	d.backoff = min(max(firstWait, 2*d.backoff), lastWait)
 	d.nextStart = now.Add(d.backoff)
+	d.toldToEnd = time.Time{} // that was the one before
 	if err := d.launch(w); err != nil {
 		return d.startFailed(w, err)
 	}
-	p, runs := processIn(d.dir, d.node.Host)
-	if !runs {
+	p, runs, err := processIn(d.dir, d.node.Host)
+	switch {
+	case err != nil:
+		return d.startFailed(w, err)
+	case !runs:
 		return d.startFailed(w, fmt.Errorf("it ended at once; see %s", filepath.Join(d.dir, "log")))
 	}
 	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")

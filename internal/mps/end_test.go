@@ -2,6 +2,8 @@ package mps
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -34,4 +36,39 @@ func TestDaemonStaysForANewGrant(t *testing.T) {
 	if asked := s.asked(d); !strings.Contains(asked, "quit") {
 		t.Errorf("without the grant it is asked %s", asked)
 	}
+}
+
+// TestOrderToEndIsForOneDaemon: a daemon that is started after another one was told to end was not
+// told so itself. If it was, nothing would ever end it.
+func TestOrderToEndIsForOneDaemon(t *testing.T) {
+	s := newStage(t)
+	d := s.again(grant.MPSName([]string{"GPU-0"}))
+	d.toldToEnd = time.Now().Add(-time.Hour)
+	if err := d.start(wanted("GPU-0")); err == nil {
+		t.Error("it starts without NVIDIA's programs")
+	}
+	if !d.toldToEnd.IsZero() {
+		t.Errorf("the next daemon counts as told to end at %s", d.toldToEnd)
+	}
+}
+
+// TestUnreadableProcessMayRun: while the file with the daemon's process cannot be read, no other
+// daemon is started.
+func TestUnreadableProcessMayRun(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	file := filepath.Join(d.dir, processFile)
+	must(t, os.Rename(file, file+".away"), os.Mkdir(file, 0o700))
+	if !d.runs() {
+		t.Error("a daemon whose process cannot be read counts as ended")
+	}
+	if err := d.apply(context.Background(), serve, wanted("GPU-0")); err == nil ||
+		!strings.Contains(err.Error(), "cannot tell whether") {
+		t.Errorf("the pass says %v", err)
+	}
+	must(t, os.Remove(file))
+	if d.runs() {
+		t.Error("without the file a daemon counts as running")
+	}
+	must(t, os.Rename(file+".away", file), s.pass(context.Background(), d, true))
 }

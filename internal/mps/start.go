@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,19 +47,26 @@ type launchedProcess struct {
 	BootID string `json:"boot_id"`
 }
 
-// processIn is the process of the daemon in a directory, and whether it runs.
-func processIn(dir string, h host.Host) (grant.Process, bool) {
-	var s launchedProcess
+// processIn is the process of the daemon in a directory, and whether it runs. An error means that it
+// may run: then no other one is started.
+func processIn(dir string, h host.Host) (p grant.Process, runs bool, err error) {
 	data, err := host.ReadFile(filepath.Join(dir, processFile), 1<<10)
-	if err != nil || json.Unmarshal(data, &s) != nil {
-		return s.Process, false
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, false, nil
+	}
+	if err != nil {
+		return p, false, err
+	}
+	var s launchedProcess
+	if json.Unmarshal(data, &s) != nil {
+		return s.Process, false, nil
 	}
 	boot, err := h.BootID()
 	if err != nil || boot != s.BootID {
-		return s.Process, false
+		return s.Process, false, err
 	}
-	runs, err := h.Runs(s.Process)
-	return s.Process, runs || err != nil // if it may run, it is not started again
+	runs, err = h.Runs(s.Process)
+	return s.Process, runs, err
 }
 
 // launch makes the directory, writes the command there, starts the launcher, and waits until it has
@@ -161,8 +169,9 @@ func moveAside(dir, path string) error {
 // remove that record. The pid is the launcher's, or 0 if it is unknown.
 func (d *daemon) awaitLauncher(pid int) error {
 	for end := d.now().Add(answerTime); d.now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if p, runs := processIn(d.dir, d.node.Host); p.PID != 0 && (p.PID == pid || pid == 0) {
-			if runs {
+		p, runs, err := processIn(d.dir, d.node.Host)
+		if p.PID != 0 && (p.PID == pid || pid == 0) {
+			if runs || err != nil {
 				return nil
 			}
 			return fmt.Errorf("it ended at once: %s", cmp.Or(d.logReason(),
