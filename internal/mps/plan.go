@@ -134,13 +134,15 @@ func actionFor(f facts, wanted, damaged bool, now time.Time) action {
 	return dismiss
 }
 
-// overlapping lists the other daemons that have one of the GPUs, or will have it.
+// overlapping lists the other daemons that have one of the GPUs, or will have it, or may have it:
+// one that runs and whose state could not be written or read has no GPUs in its facts.
 func overlapping(name string, uuids []string, all []facts, wanted map[string]want) (names []string) {
 	for _, f := range all {
 		has := func(uuid string) bool {
 			return slices.Contains(f.gpus, uuid) || slices.Contains(wanted[f.name].uuids, uuid)
 		}
-		if f.name != name && slices.ContainsFunc(uuids, has) {
+		mayHave := f.runs && len(f.gpus) == 0 && len(wanted[f.name].uuids) == 0
+		if f.name != name && (mayHave || slices.ContainsFunc(uuids, has)) {
 			names = append(names, f.name)
 		}
 	}

@@ -46,12 +46,15 @@ func TestPlan(t *testing.T) {
 		{"it has ended and is not wanted", []facts{{name: "a", toldToEnd: now.Add(-time.Hour)}}, nil,
 			false, "a remove"},
 		{"an entry cannot be read that may need it", []facts{
-			{name: "a", runs: true}, {name: "b"}, {name: "c", runs: true}, {name: "d"}},
+			{name: "a", runs: true, gpus: []string{"GPU-0"}}, {name: "b"}, {name: "c", runs: true},
+			{name: "d"}},
 			map[string]want{"c": over("GPU-2"), "d": over("GPU-3")}, true,
 			"a keep, b keep, c serve, d start"},
 		{"those without grants come first, and may be in the way",
 			[]facts{{name: "a"}, {name: "b", runs: true, gpus: []string{"GPU-0", "GPU-1"}}, {name: "c"}},
 			map[string]want{"a": over("GPU-1", "GPU-2")}, false, "b dismiss, c remove, a start after [b]"},
+		{"it runs, and nobody knows on which GPUs", []facts{{name: "a"}, {name: "b", runs: true}},
+			map[string]want{"a": over("GPU-0")}, false, "b dismiss, a start after [b]"},
 		{"one of two with a GPU in common is started", []facts{
 			{name: "a"}, {name: "b"}, {name: "c", runs: true, gpus: []string{"GPU-5"}}},
 			map[string]want{"a": over("GPU-0"), "b": over("GPU-0", "GPU-1"), "c": over("GPU-5")}, false,

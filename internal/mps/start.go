@@ -47,8 +47,8 @@ type launchedProcess struct {
 	BootID string `json:"boot_id"`
 }
 
-// processIn is the process of the daemon in a directory, and whether it runs. An error means that it
-// may run: then no other one is started.
+// processIn is the process of the daemon in a directory, and whether it runs. An error means that
+// it may run: then no other one is started.
 func processIn(dir string, h host.Host) (p grant.Process, runs bool, err error) {
 	data, err := host.ReadFile(filepath.Join(dir, processFile), 1<<10)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -94,6 +94,11 @@ const keep = 24 * time.Hour
 
 // checkHeld: no acknowledged grant is lost or changed, and none comes back.
 func (l *life) checkHeld(v grant.View) {
+	for _, g := range v.Grants {
+		if _, seen := l.entered[g.ID]; !seen {
+			l.entered[g.ID] = l.awake
+		}
+	}
 	for _, h := range l.held {
 		if !h.acked || !h.expires.IsZero() && !l.latest.Before(h.expires.Add(keep)) {
 			continue

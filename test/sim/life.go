@@ -66,11 +66,12 @@ type life struct {
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
 	controls []*control
-	server   bool          // its grants are mostly of mode mps
-	entries  int           // into the queue
-	limitsAt int           // the step at which the records were last checked
-	started  int           // containers
-	awake    time.Duration // by the clock that nobody sets
+	server   bool                       // its grants are mostly of mode mps
+	entries  int                        // into the queue
+	limitsAt int                        // the step at which the records were last checked
+	started  int                        // containers
+	awake    time.Duration              // by the clock that nobody sets
+	entered  map[grant.ID]time.Duration // when each grant was first seen, by that clock
 
 	wrong string // the first promise that was broken
 }
@@ -78,9 +79,10 @@ type life struct {
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
-	l := &life{machine: newMachine(dir, 1+r.IntN(3)), scheduler: &scheduler{random: r,
+	l := &life{entered: map[grant.ID]time.Duration{}, machine: newMachine(dir, 1+r.IntN(3))}
+	l.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
-		locks: map[string]*process{}}}
+		locks: map[string]*process{}}
 	l.rates.yield = []float64{.02, .1, .5}[r.IntN(3)]
 	if r.IntN(2) == 0 {
 		l.rates.fault, l.rates.readFault = .01, .001

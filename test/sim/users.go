@@ -173,12 +173,17 @@ func (l *life) clientless(r *userAsk, p *process) {
 	}
 }
 
-// holds: the client has the answer, and a grant.
+// holds: the client has the answer, and a grant. It may have been entered long before: a lost
+// answer is asked for again, and that is no use of the grant.
 func (l *life) holds(r *userAsk, g grant.Grant) {
 	r.state = granted
+	used, seen := l.entered[g.ID]
+	if !seen {
+		used = l.awake
+	}
 	l.held = append(l.held, &holding{label: r.Ask.Label, id: g.ID, user: r.User, acked: true, over: l.closing,
 		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, expires: g.Expires,
-		possible: []grant.Bytes{g.Memory()}, used: l.awake})
+		possible: []grant.Bytes{g.Memory()}, used: used})
 }
 
 // cutOff: the daemon has ended, and with it all connections. Who does not wait does not ask again.
