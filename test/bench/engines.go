@@ -15,8 +15,8 @@ import (
 
 const engineImage = "localhost/peers:1"
 
-// seen prints what a container has of the GPUs: the device nodes, whether it may open them (without a
-// driver the kernel then has no such device), and the driver's files.
+// seen prints what a container has of the GPUs: the device nodes, whether it may open them (without
+// a driver the kernel then has no such device), and the driver's files.
 const seen = `for node in /dev/nvidia*; do ls -l $node | { read -r mode _ _ _ major minor _; echo $node $mode $major $minor; }
 (: <$node) 2>&1 | sed 's/.*: //'; done; ls /lib/x86_64-linux-gnu`
 
@@ -39,7 +39,8 @@ func podmanRuns(r *rig) ([]Row, error) {
 	}
 	return r.ran(engine{name: "podman", runtime: r.crun, native: []string{"--device", nativeName},
 		run: func(runtime string, options, command []string) *exec.Cmd {
-			argv := append([]string{"podman", "--runtime", runtime, "run", "--rm", "--network", "none"}, options...)
+			argv := append([]string{"podman", "--runtime", runtime, "run", "--rm", "--network", "none"},
+				options...)
 			return r.command(nil, append(append(argv, engineImage), command...)...)
 		},
 		granted: func(reference string) []string {
@@ -49,9 +50,9 @@ func podmanRuns(r *rig) ([]Row, error) {
 
 const containerdConfig = `version = 3
 oom_score = 0
-disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri",
-  "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.zfs"]
+disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri",
+  "io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.zfs"]
 `
 
 func containerdRuns(r *rig) ([]Row, error) {
@@ -171,7 +172,8 @@ func sameInside(withCDI, withGrant *exec.Cmd) error {
 	for i := range max(len(native), len(granted)) {
 		if i >= len(native) || i >= len(granted) || native[i] != granted[i] {
 			return fmt.Errorf("a container with CDI has\n%s\nwith a grant it has\n%s",
-				strings.Join(native[min(i, len(native)):], "\n"), strings.Join(granted[min(i, len(granted)):], "\n"))
+				strings.Join(native[min(i, len(native)):], "\n"),
+				strings.Join(granted[min(i, len(granted)):], "\n"))
 		}
 	}
 	for _, must := range []string{"/dev/nvidia1 ", "No such device", filepath.Base(driverMark)} {
@@ -221,7 +223,7 @@ func (r *rig) image() (archive string, err error) {
 
 // engineVersions names the engines of -peers.
 func (r *rig) engineVersions() string {
-	hami := "not measured"
+	hami := hamiNot + "; " + hamiHow
 	if os.Getenv(hamiVar) != "" {
 		hami = "the library that " + hamiVar + " names"
 	}

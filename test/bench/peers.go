@@ -78,7 +78,8 @@ const (
 )
 
 // withGrant is a create by gpuledger with a grant of two GPUs and a whole driver, and the bare
-// runtime with the config.json that this makes. It writes the CDI file with the same nodes and files.
+// runtime with the config.json that this makes. It writes the CDI file with the same nodes and
+// files.
 func (r *rig) withGrant(name string) (bare, ours contestant, final []byte, err error) {
 	node, err := r.newDriverNode(name, r.runtime)
 	if err != nil {
@@ -99,9 +100,10 @@ func (r *rig) withGrant(name string) (bare, ours contestant, final []byte, err e
 	return bare, ours, final, r.writeCDI(final)
 }
 
-// nativeEdits are the GPUs and the driver's files of a container, as a CDI file has them: where ours
-// has a proxy of a library, the library itself, and nothing else of ours. It has no hooks. NVIDIA's
-// files have some, which write ld.so.cache and make links; ours does this without a process.
+// nativeEdits are the GPUs and the driver's files of a container, as a CDI file has them: where
+// ours has a proxy of a library, the library itself, and nothing else of ours. It has no hooks.
+// NVIDIA's files have some, which write ld.so.cache and make links; ours does this without a
+// process.
 func (r *rig) nativeEdits(config []byte) (edits cdispec.ContainerEdits, err error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
@@ -130,8 +132,8 @@ func (r *rig) nativeEdits(config []byte) (edits cdispec.ContainerEdits, err erro
 			Options: m.Options})
 	}
 	if len(edits.DeviceNodes) < 3 || len(edits.Mounts) < len(driverLibraries) {
-		err = fmt.Errorf("a container has only %d device nodes and %d files of the driver", len(edits.DeviceNodes),
-			len(edits.Mounts))
+		err = fmt.Errorf("a container has only %d device nodes and %d files of the driver",
+			len(edits.DeviceNodes), len(edits.Mounts))
 	}
 	return edits, err
 }
@@ -151,24 +153,24 @@ func (r *rig) writeCDI(config []byte) error {
 }
 
 // createBesideToolkit compares a create with two GPUs and the driver's files: by gpuledger, with a
-// grant, and by nvidia-container-runtime in its mode cdi. Each is compared with the bare runtime that
-// gets the config.json which that wrapper made.
+// grant, and by nvidia-container-runtime in its mode cdi. Each is compared with the bare runtime
+// that gets the config.json which that wrapper made.
 func createBesideToolkit(r *rig) ([]Row, error) {
 	bare, ours, final, err := r.withGrant("toolkit")
 	if err != nil {
 		return nil, err
 	}
 	file := r.path("nodes/toolkit/peer.toml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n",
-		r.runtime), 0o644); err != nil {
+	config := fmt.Sprintf("[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [%q]\n", r.runtime)
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		return nil, err
 	}
 	asking := func(s *specs.Spec) error {
 		s.Process.Env = append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES="+nativeName)
 		return withLoader(s)
 	}
-	theirs, bundle, err := r.editing("toolkit-nvidia", r.peer, []string{"NVIDIA_CTK_CONFIG_FILE_PATH=" + file},
-		asking)
+	theirs, bundle, err := r.editing("toolkit-nvidia", r.peer,
+		[]string{"NVIDIA_CTK_CONFIG_FILE_PATH=" + file}, asking)
 	if err != nil {
 		return nil, err
 	}

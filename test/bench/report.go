@@ -144,7 +144,8 @@ func (r Report) tables() [][][]string {
 	for _, call := range r.Calls {
 		calls = append(calls, call.cells())
 	}
-	return slices.DeleteFunc([][][]string{rows, calls}, func(table [][]string) bool { return len(table) == 1 })
+	empty := func(table [][]string) bool { return len(table) == 1 }
+	return slices.DeleteFunc([][][]string{rows, calls}, empty)
 }
 
 func readFile(path string) string {

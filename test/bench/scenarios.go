@@ -252,9 +252,9 @@ func (r *rig) sameConfig(name, what string, node *node, must string,
 	return []Row{row}, nil
 }
 
-// sides are a create by the bare runtime and the contestant's, which edits its config.json. The bare
-// runtime gets the config.json that the contestant's runtime made, which is final. It must have a
-// text that shows that this runtime did its work.
+// sides are a create by the bare runtime and the contestant's, which edits its config.json. The
+// bare runtime gets the config.json that the contestant's runtime made, which is final. It must
+// have a text that shows that this runtime did its work.
 func (r *rig) sides(edits contestant, bundle, name, must string,
 	more ...func(*specs.Spec) error) (bare, edited contestant, final []byte, err error) {
 	if _, err := r.once(edits); err != nil {
