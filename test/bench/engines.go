@@ -136,11 +136,12 @@ func (r *rig) ran(e engine) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	over := " over " + filepath.Base(e.runtime)
+	what := e.name + " run over " + filepath.Base(e.runtime)
+	gpus := what + ", 2 GPUs and the driver's files"
 	return []Row{
-		comparison(e.name+" run"+over+", no GPU", wrapperName, times[0], times[1]),
-		comparison("the same, 2 GPUs and the driver's files; base: its own CDI", wrapperName, times[2], times[3]),
-		comparison("the same; base: no GPU", "its own CDI", times[0], times[2]),
+		comparison(what+", no GPU", wrapperName, times[0], times[1]),
+		comparison(gpus+"; base: its own CDI", wrapperName, times[2], times[3]),
+		comparison(gpus+"; base: no GPU", "its own CDI", times[0], times[2]),
 	}, nil
 }
 
