@@ -162,6 +162,15 @@ bench: ## ratios against bare runc and nvidia-container-runtime, in one run (roo
 	@go build -p $(JOBS) -o bin/bench ./test/bench
 	@bin/bench $(BENCHFLAGS)
 
+.PHONY: bench-peers
+bench-peers: ## beside peers, in some 8 minutes (root): NVIDIA's runtime, CDI of Podman and of containerd, and HAMi-core: HAMI_CORE=.../libvgpu.so; BENCHFLAGS="-pairs 60 -only Podman"
+	@test/setup.sh bench-peers
+	@$(MAKE) --no-print-directory build peers
+	@test/engines/build.sh containerd-2
+	@shim/test/peers.sh bin/peers/library
+	@go build -p $(JOBS) -o bin/bench ./test/bench
+	@bin/bench -peers -markdown $(BENCHFLAGS)
+
 .PHONY: bench-scale
 bench-scale: ## a node of 16 GPUs, 1,000 grants, 500 containers, 10,000 other processes and 5,000 mounts, at three sizes, in some 20 minutes (root); BENCHFLAGS="-parts 50,10"
 	@test/setup.sh bench

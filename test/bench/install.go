@@ -20,7 +20,7 @@ const pieceSize = 32 << 10
 // binaries. It writes piece by piece, as a package manager does. With -read-back it then drops them
 // from the page cache. The first start reads them back by single pages, as after a boot.
 func (r *rig) install() (err error) {
-	if r.tree, err = os.MkdirTemp(r.options.bin, "installed-"); err != nil {
+	if r.tree, err = os.MkdirTemp(r.options.bin, "installed-"+os.Getenv(machineVar)); err != nil {
 		return err
 	}
 	if r.tree, err = filepath.Abs(r.tree); err != nil {

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	testrig "github.com/gpuledger/gpuledger/test/rig"
 )
 
 // insideEnv marks the second start, which has a mount namespace of its own.
@@ -34,9 +36,12 @@ type options struct {
 	parts    string
 	calls    int
 	against  string
+	peers    bool
+	engines  string
 }
 
 func main() {
+	inMachine := testrig.EnterMachine()
 	var o options
 	flag.IntVar(&o.pairs, "pairs", 100, "measured `rounds` of each comparison, at least 40")
 	flag.BoolVar(&o.json, "json", false, "print one JSON document")
@@ -59,15 +64,18 @@ func main() {
 	flag.BoolVar(&o.rcuAsIs, "rcu-as-is", false, "leave the kernel's RCU grace periods as they are")
 	flag.BoolVar(&o.readBack, "read-back", false,
 		"have the page cache forget the installed programs first, as a boot does")
+	flag.BoolVar(&o.peers, "peers", false, "compare with what does similar work, in a machine of its own")
+	flag.StringVar(&o.engines, "engines", ".cache/engines",
+		"`folder` of what test/engines/build.sh builds, for -peers")
 	flag.Parse()
 	if flag.NArg() > 0 || o.pairs < 40 || o.calls < 10 {
 		fmt.Fprintln(
 			os.Stderr,
 			"usage: bench [-pairs N] [-json|-markdown] [-disk] [-only TEXT] [-bin DIR] [-runtime RUNC] "+
-				"[-rcu-as-is] [-read-back]   (N is at least 40)")
+				"[-rcu-as-is] [-read-back] [-peers]   (N is at least 40)")
 		os.Exit(2)
 	}
-	if err := start(o); err != nil {
+	if err := start(o, inMachine); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
@@ -75,14 +83,17 @@ func main() {
 
 // start runs the benchmark in a mount namespace of its own, so that no container's mount reaches
 // the machine.
-func start(o options) error {
+func start(o options, inMachine bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if os.Getenv(insideEnv) == "1" {
+	if os.Getenv(insideEnv) == "1" || inMachine {
 		return measureAll(ctx, o)
 	}
 	if os.Getuid() != 0 {
 		return fmt.Errorf("cannot start containers: make bench needs root")
+	}
+	if o.peers {
+		return startMachine(o)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -126,23 +137,12 @@ func measureAll(ctx context.Context, o options) (err error) {
 		return err
 	}
 	report := Report{Machine: r.machine(), Pairs: o.pairs}
-	for _, scenario := range []struct {
-		name string
-		run  func(*rig) ([]Row, error)
-	}{
-		{"create without a GPU", createNoGPU},
-		{"create without a GPU, the wrappers alone", createNoGPUAlone},
-		{"list", list},
-		{"life without a GPU", lives},
-		{"create with a grant", createGranted},
-		{"create with a grant and the driver's files", createWithDriver},
-		{"create with a grant, the wrapper alone", createGrantedAlone},
-		{"create that asks, the wrapper alone", createAsked},
-		{"inventory of eight GPUs", refreshInventory},
-		{"64 grants at once", grantsAtOnce},
-		{"admit at 1 and at 1,000 grants", admitAtScale},
-		{"sizes", sizes},
-	} {
+	measured := scenarios
+	if o.peers {
+		measured = peerScenarios
+		report.Machine.Engines = r.engineVersions()
+	}
+	for _, scenario := range measured {
 		if !strings.Contains(scenario.name, o.only) {
 			continue
 		}
@@ -152,6 +152,11 @@ func measureAll(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("%s: %w", scenario.name, err)
 		}
 		report.Rows = append(report.Rows, rows...)
+	}
+	if o.peers {
+		if report.Calls, err = r.peerCalls(); err != nil {
+			return err
+		}
 	}
 	report.Machine.LoadAfter = loadAverage()
 	switch {
@@ -165,6 +170,27 @@ func measureAll(ctx context.Context, o options) (err error) {
 		report.writeText(os.Stdout)
 	}
 	return nil
+}
+
+// A scenario is one comparison, with a name for -only.
+type scenario struct {
+	name string
+	run  func(*rig) ([]Row, error)
+}
+
+var scenarios = []scenario{
+	{"create without a GPU", createNoGPU},
+	{"create without a GPU, the wrappers alone", createNoGPUAlone},
+	{"list", list},
+	{"life without a GPU", lives},
+	{"create with a grant", createGranted},
+	{"create with a grant and the driver's files", createWithDriver},
+	{"create with a grant, the wrapper alone", createGrantedAlone},
+	{"create that asks, the wrapper alone", createAsked},
+	{"inventory of eight GPUs", refreshInventory},
+	{"64 grants at once", grantsAtOnce},
+	{"admit at 1 and at 1,000 grants", admitAtScale},
+	{"sizes", sizes},
 }
 
 // absolute is a path under the folder of binaries. The error for a missing binary names the command

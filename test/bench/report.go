@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -40,6 +41,7 @@ type Machine struct {
 	RCU        string `json:"rcu"`
 	LoadBefore string `json:"load_before"`
 	LoadAfter  string `json:"load_after"`
+	Engines    string `json:"engines,omitempty"` // of -peers
 }
 
 // A Report is one run.
@@ -47,6 +49,7 @@ type Report struct {
 	Machine Machine `json:"machine"`
 	Pairs   int     `json:"pairs"`
 	Rows    []Row   `json:"rows"`
+	Calls   []Call  `json:"calls,omitempty"` // of -peers
 }
 
 func comparison(what, who string, base, times []time.Duration) Row {
@@ -87,7 +90,7 @@ func (row Row) cells() []string {
 
 func (r Report) notes() []string {
 	m := r.Machine
-	return []string{
+	notes := []string{
 		fmt.Sprintf("Machine: %s, %d cores, Linux %s, %s; the ledger on %s, run_dir, bundles, root file "+
 			"systems and runtime state on %s.",
 			m.CPU, m.Cores, m.Kernel, m.Cgroups, m.FileSystem, m.Run),
@@ -100,29 +103,49 @@ func (r Report) notes() []string {
 		"Simulated GPUs: the grant's edits are device nodes and rules; a driver's files only where a row " +
 			"says so.",
 	}
+	if m.Engines != "" {
+		notes = append(notes, m.Engines)
+	}
+	return notes
 }
 
 func (r Report) writeText(w io.Writer) {
 	for _, note := range r.notes() {
 		fmt.Fprintln(w, note)
 	}
-	fmt.Fprintln(w)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, strings.Join(header, "\t"))
-	for _, row := range r.Rows {
-		fmt.Fprintln(table, strings.Join(row.cells(), "\t"))
+	for _, t := range r.tables() {
+		fmt.Fprintln(w)
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, cells := range t {
+			fmt.Fprintln(table, strings.Join(cells, "\t"))
+		}
+		_ = table.Flush()
 	}
-	_ = table.Flush()
 }
 
 func (r Report) writeMarkdown(w io.Writer) {
 	for _, note := range r.notes() {
 		fmt.Fprintf(w, "* %s\n", note)
 	}
-	fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(header, " | "), strings.Repeat("---|", len(header)))
-	for _, row := range r.Rows {
-		fmt.Fprintf(w, "| %s |\n", strings.Join(row.cells(), " | "))
+	for _, t := range r.tables() {
+		fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(t[0], " | "), strings.Repeat("---|", len(t[0])))
+		for _, cells := range t[1:] {
+			fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))
+		}
 	}
+}
+
+// tables are the rows and the calls, if there are some, each with its header.
+func (r Report) tables() [][][]string {
+	rows, calls := [][]string{header}, [][]string{callHeader}
+	for _, row := range r.Rows {
+		rows = append(rows, row.cells())
+	}
+	for _, call := range r.Calls {
+		calls = append(calls, call.cells())
+	}
+	empty := func(table [][]string) bool { return len(table) == 1 }
+	return slices.DeleteFunc([][][]string{rows, calls}, empty)
 }
 
 func readFile(path string) string {

@@ -71,7 +71,7 @@ func newRig(ctx context.Context, o options) (*rig, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = os.MkdirTemp(cache, "bench-"); err != nil {
+	if r.dir, err = os.MkdirTemp(cache, "bench-"+os.Getenv(machineVar)); err != nil {
 		return nil, err
 	}
 	r.limits = canLimit()

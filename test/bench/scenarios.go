@@ -185,10 +185,15 @@ func (r *rig) granting(name string, node *node, reference string,
 	return r.admitted(name, node, append([]func(*specs.Spec) error{own}, more...)...)
 }
 
-// admitted is a contestant that creates a container with GPUs. The wrapper replaces config.json.
-// So each round first restores the engine's config.json, and removes the ld.so.cache of the round
-// before.
+// admitted is a contestant that creates a container with GPUs.
 func (r *rig) admitted(name string, node *node,
+	more ...func(*specs.Spec) error) (contestant, string, error) {
+	return r.editing(name, r.wrapper, node.env, more...)
+}
+
+// editing is a contestant whose runtime replaces config.json. So each round first restores the
+// engine's config.json, and removes the ld.so.cache of the round before.
+func (r *rig) editing(name, runtime string, env []string,
 	more ...func(*specs.Spec) error) (contestant, string, error) {
 	spec := r.spec()
 	bundle, err := r.bundle(name, spec, more...)
@@ -201,7 +206,7 @@ func (r *rig) admitted(name string, node *node,
 		return contestant{}, "", err
 	}
 	cache := filepath.Join(spec.Root.Path, "etc/ld.so.cache")
-	c := r.creating(name, r.wrapper, bundle, node.env)
+	c := r.creating(name, runtime, bundle, env)
 	c.before = func() error {
 		if err := os.Remove(cache); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -233,31 +238,9 @@ func (r *rig) sameConfig(name, what string, node *node, must string,
 	if err != nil {
 		return nil, err
 	}
-	if _, err := r.once(ours); err != nil {
-		return nil, err
-	}
-	config := filepath.Join(bundle, "config.json")
-	final, err := os.ReadFile(config)
+	bare, ours, _, err := r.sides(ours, bundle, name+"-bare", must, more...)
 	if err != nil {
 		return nil, err
-	}
-	if !strings.Contains(string(final), must) {
-		return nil, fmt.Errorf("%s started the container without %s", wrapperName, must)
-	}
-	same, err := r.bundle(name+"-bare", r.spec(), more...)
-	if err != nil {
-		return nil, err
-	}
-	own := strings.NewReplacer(bundle+"/", same+"/")
-	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))),
-		0o644); err != nil {
-		return nil, err
-	}
-	bare := r.creating(name+"-bare", r.runtime, same, nil)
-	bare.before = func() error { return r.tidy(r.path("run/rootfs", name+"-bare"), final) }
-	asked := ours.before
-	ours.before = func() error {
-		return errors.Join(r.tidy(r.path("run/rootfs", name+"-ours"), final), asked())
 	}
 	times, err := r.compare(r.options.pairs, bare, ours)
 	if err != nil {
@@ -267,6 +250,38 @@ func (r *rig) sameConfig(name, what string, node *node, must string,
 	row.Budget = "+4 ms"
 	row.within(row.Added.Median <= 4, true)
 	return []Row{row}, nil
+}
+
+// sides are a create by the bare runtime and the contestant's, which edits its config.json. The
+// bare runtime gets the config.json that the contestant's runtime made, which is final. It must
+// have a text that shows that this runtime did its work.
+func (r *rig) sides(edits contestant, bundle, name, must string,
+	more ...func(*specs.Spec) error) (bare, edited contestant, final []byte, err error) {
+	if _, err := r.once(edits); err != nil {
+		return bare, edited, nil, fmt.Errorf("%s: %w", edits.name, err)
+	}
+	if final, err = os.ReadFile(filepath.Join(bundle, "config.json")); err != nil {
+		return bare, edited, nil, err
+	}
+	if !strings.Contains(string(final), must) {
+		return bare, edited, nil, fmt.Errorf("%s started the container without %s", edits.name, must)
+	}
+	same, err := r.bundle(name, r.spec(), more...)
+	if err != nil {
+		return bare, edited, nil, err
+	}
+	own := strings.NewReplacer(bundle+"/", same+"/")
+	if err := os.WriteFile(filepath.Join(same, "config.json"), []byte(own.Replace(string(final))),
+		0o644); err != nil {
+		return bare, edited, nil, err
+	}
+	bare = r.creating(name, r.runtime, same, nil)
+	bare.before = func() error { return r.tidy(r.path("run/rootfs", name), final) }
+	restore := edits.before
+	edits.before = func() error {
+		return errors.Join(r.tidy(r.path("run/rootfs", edits.name), final), restore())
+	}
+	return bare, edits, final, nil
 }
 
 // createGrantedAlone is a create with a grant, without and with a driver's files. As in
