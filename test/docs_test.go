@@ -326,6 +326,21 @@ func TestDocumentsLinkToExistingFiles(t *testing.T) {
 	}
 }
 
+// TestSuitesNameExistingTests: docs/suites.md names tests of ours as FILE:TEST.
+func TestSuitesNameExistingTests(t *testing.T) {
+	named := regexp.MustCompile("`([a-z0-9_/]+_test\\.go)(:Test\\w+)?`").FindAllStringSubmatch(
+		read(t, "../docs/suites.md"), -1)
+	for _, name := range named {
+		file, test := read(t, "../"+name[1]), strings.TrimPrefix(name[2], ":")
+		if !strings.Contains(file, "func "+test) {
+			t.Errorf("docs/suites.md names %s, which is not in %s", test, name[1])
+		}
+	}
+	if len(named) < 20 {
+		t.Errorf("only %d tests were looked for", len(named))
+	}
+}
+
 // TestLinksLeadToHeadings: a link with an anchor leads to a heading of that page, as GitHub names
 // its headings.
 func TestLinksLeadToHeadings(t *testing.T) {
