@@ -111,8 +111,8 @@ func TestTheKubeletRegistersTheDriver(t *testing.T) {
 	versions := []string{"v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"}
 	if info.Type != registration.DRAPlugin || info.Name != DriverName || info.Endpoint != at.driver ||
 		!slices.Equal(info.SupportedVersions, versions) {
-		t.Errorf("got %v, want type %s, name %s, endpoint %s and %v", info, registration.DRAPlugin, DriverName,
-			at.driver, versions)
+		t.Errorf("got %v, want type %s, name %s, endpoint %s and %v", info, registration.DRAPlugin,
+			DriverName, at.driver, versions)
 	}
 	registered := func(is bool, why, want string) {
 		t.Helper()
