@@ -3,7 +3,7 @@
 # Runs the tests of nvidia-container-runtime that test it as a program: those of cmd/nvidia-container-runtime of the version that
 # test/tools/nvidia-container-toolkit pins. They find the runtime in PATH: first NVIDIA's own, then gpuledger-runtime in its place, on a node with
 # GPUs and on one without an inventory, compared test by test. Not a line of them is changed. Exit status 1 where a test's result is another one
-# through us and differences.txt does not explain it, or where the low-level runtime is called in another way. README.md has the other tests.
+# through us and differences.txt does not explain it, or where the low-level runtime is called in another way. docs/suites.md has the other tests.
 # The module lacks its tests' input: here runc writes the spec, and a stand-in for runc writes down its calls. No container is started.
 # Results: .cache/nvidia-suite/out/VERSION/NODE/main_test.tap and .calls. Root, Debian 12.
 set -euo pipefail
