@@ -110,6 +110,12 @@ test-podman: ## Podman's own system tests of containers, bare and through us, in
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/podman/run.sh $(PODMAN_SUITE) $(PODMAN_FILES)
 
+.PHONY: test-nvidia
+test-nvidia: ## the tests of nvidia-container-runtime as a program, with NVIDIA's and with ours in its place, in half a minute (root)
+	@test/setup.sh test-nvidia
+	$(MAKE) --no-print-directory build peers
+	test/rig/leftovers.sh test/nvidia/run.sh
+
 .PHONY: test-critest
 test-critest: ## cri-tools' validation of containerd, bare and through us, in some minutes (root)
 	@test/setup.sh e2e

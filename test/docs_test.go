@@ -326,6 +326,29 @@ func TestDocumentsLinkToExistingFiles(t *testing.T) {
 	}
 }
 
+// TestSuitesNameExistingTests: docs/suites.md names tests of ours as FILE:TEST, and rows of the
+// test of a cluster.
+func TestSuitesNameExistingTests(t *testing.T) {
+	page, cluster := read(t, "../docs/suites.md"), read(t, "e2e/cluster_test.go")
+	ours := regexp.MustCompile("`((?:test|kube|internal|hook)/[a-z0-9_/-]+_test\\.go)(:Test\\w+)?`")
+	named := ours.FindAllStringSubmatch(page, -1)
+	for _, name := range named {
+		file, test := read(t, "../"+name[1]), strings.TrimPrefix(name[2], ":")
+		if !strings.Contains(file, "func "+test) {
+			t.Errorf("docs/suites.md names %s, which is not in %s", test, name[1])
+		}
+	}
+	rows := regexp.MustCompile(`row ("[^"]+")`).FindAllStringSubmatch(page, -1)
+	for _, row := range rows {
+		if !strings.Contains(cluster, "{"+row[1]+",") {
+			t.Errorf("docs/suites.md names the row %s, which test/e2e/cluster_test.go does not have", row[1])
+		}
+	}
+	if len(named) < 60 || len(rows) < 8 {
+		t.Errorf("only %d tests and %d rows were looked for", len(named), len(rows))
+	}
+}
+
 // TestLinksLeadToHeadings: a link with an anchor leads to a heading of that page, as GitHub names
 // its headings.
 func TestLinksLeadToHeadings(t *testing.T) {

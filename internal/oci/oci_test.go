@@ -47,6 +47,7 @@ func TestParse(t *testing.T) {
 		{"an id after --", "create --bundle /b -- -x", Command{Name: "create", Bundle: "/b", ID: "-x"}},
 		{"-- before the subcommand", "-- create -b /b c1", Command{Name: "create", Bundle: "/b", ID: "c1"}},
 		{"a container named create", "state create", Command{Name: "state", ID: "create"}},
+		{"a bundle named create", "create -b create c1", Command{Name: "create", Bundle: "create", ID: "c1"}},
 		{"an id that is a value's twin", "create --pid-file create -b /b run",
 			Command{Name: "create", Bundle: "/b", ID: "run"}},
 		{"another config of crun", "create -f other.json -b /b c1",

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/sbin:/sbin
 # shellcheck disable=SC2034 # they are for suite.sh
-name=crun known=debian here=$PWD/test/crun
+name=crun known='debian-v[12]' here=$PWD/test/crun
 . test/suite/suite.sh
 
 # source_package: crun's source of the version that is installed, in $cache/VERSION, as Debian has it. This machine's list of sources may name

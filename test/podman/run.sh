@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
 # shellcheck disable=SC2034 # they are for suite.sh
-name=podman known='crun|runc' here=$PWD/test/podman
+name=podman known='(crun|runc)-v[12]' here=$PWD/test/podman
 . test/suite/suite.sh
 
 # What runs unless files are named. Left out are those about images, registries and Podman's own output; and, for the time that they take or for what

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
 # shellcheck disable=SC2034 # they are for suite.sh
-name=runc known='newest|debian' here=$PWD/test/runc
+name=runc known='(newest|debian)-v[12]' here=$PWD/test/runc
 . test/suite/suite.sh
 
 # images: root file systems of what this machine and Debian's mirror have; runc's own would come from the network at each test.

@@ -1,10 +1,10 @@
-# suite.sh: what run.sh of test/runc, test/crun and test/podman share: a runtime's or an engine's own tests run bare and through
+# suite.sh: what run.sh of test/runc, test/crun, test/podman and test/nvidia share: a runtime's or an engine's own tests run bare and through
 # gpuledger-runtime, on a node with GPUs and on one without an inventory, and are compared test by test. run.sh sets
 #   name      the suite's
-#   known     a regular expression of the cases that there are; a case ends with -v1 or -v2, its cgroups' version
+#   known     a regular expression of the cases that there are; batch takes the end of one, v1 or v2, for its cgroups' version
 #   here      its directory, with differences.txt and, where something is to be laid out in the namespaces, prepare.sh
 # and declares
-#   place CASE   sets tests, the directory of the test files, and real, the runtime
+#   place CASE   sets tests, the directory of the test files, and real, the runtime; or a batch of its own
 # Results: .cache/NAME-suite/out/CASE/NODE/FILE.tap.
 # shellcheck shell=bash disable=SC2154 # they are run.sh's
 repo=$PWD cache=$PWD/.cache/$name-suite suite=$PWD/test/suite
@@ -23,7 +23,7 @@ begin() {
   done
   IFS=, read -ra cases <<<"$1"
   for case in "${cases[@]}"; do
-    [[ $case =~ ^($known)-v[12]$ ]] || usage
+    [[ $case =~ ^($known)$ ]] || usage
   done
   mkdir -p "$cache"
   work=$(mktemp -d "${TMPDIR:-/tmp}/gpuledger-$name-XXXXXX") && chmod 755 "$work"
