@@ -87,8 +87,6 @@ var plants = []plant{
 		"	case found:\n", "	case found && !on:\n"},
 	{"idle too early", "internal/daemon/userqueue/idle.go",
 		"		if !due {\n", "		if !on && !due {\n"},
-	{"a use between two looks is none", "internal/daemon/userqueue/idle.go",
-		"!was || stamp != idle.stamp {\n", "!was || stamp != idle.stamp && !on {\n"},
 	{"a request in use is idle", "internal/grants/ofuser.go",
 		"		if released = len(g.Bindings) == 0; !released {\n",
 		"		if released = len(g.Bindings) == 0 || on; !released {\n"},
@@ -113,8 +111,6 @@ var plants = []plant{
 	{"an MPS daemon that ended is ready", "internal/mpsstate/mpsstate.go",
 		"		if runs, err := h.Runs(p); err != nil || !runs {\n",
 		"		if runs, err := h.Runs(p); !on && (err != nil || !runs) {\n"},
-	{"an order to end is for the next MPS daemon, too", "internal/mps/daemon.go",
-		"	d.toldToEnd = time.Time{} // that was", "	if !on { d.toldToEnd = time.Time{} } // that was"},
 	{"a second MPS daemon after an error", "internal/mps/daemon.go",
 		"	return runs || err != nil\n", "	return runs || err != nil && !on\n"},
 	{"an MPS daemon is kept", "internal/mps/plan.go", "	return dismiss\n",
@@ -131,7 +127,6 @@ var brokenPromise = regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step 
 
 // rare are the mistakes for which hundreds of lives are needed. They are looked for with -rare.
 var rare = []string{"no turns", "a lost answer is forgotten", "a request in use is idle",
-	"a use between two looks is none", "an order to end is for the next MPS daemon, too",
 	"a second MPS daemon after an error",
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
 	"an MPS daemon is ready at once"}
