@@ -1,7 +1,8 @@
 /* Publish, then sum. A process adds to its own slot what it is about to allocate, and only then
  * adds up all slots, from the 65th on by blocks (sums.h). Of two processes that together would
- * exceed the limit, the one that published last sees the other. No word has two writing processes, so no counter can drift. No lock outlives
- * its process: the kernel releases it with the slot's mapping. */
+ * exceed the limit, the one that published last sees the other. No word has two writing processes,
+ * so no counter can drift. No lock outlives its process: the kernel releases it with the slot's
+ * mapping. */
 #include "account.h"
 
 #include "os.h"

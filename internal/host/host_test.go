@@ -41,3 +41,29 @@ func TestTheBootsIDIsReadOnce(t *testing.T) {
 		t.Errorf("of another /proc: %q (%v)", id, err)
 	}
 }
+
+// TestReadUIDs: a file without a line of four uids is an error, and never root's. A process can
+// have a newline in its name, which the kernel escapes.
+func TestReadUIDs(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		want [4]uint32
+		ok   bool
+	}{
+		"four":             {"Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t9\t9\t9\t9\n", [4]uint32{1, 2, 3, 4}, true},
+		"in the name":      {"Name:\tx\\nUid:\t0\t0\t0\t0\nUid:\t7\t7\t7\t7\n", [4]uint32{7, 7, 7, 7}, true},
+		"no line":          {"Name:\tx\nGid:\t9\t9\t9\t9\n", [4]uint32{}, false},
+		"three":            {"Name:\tx\nUid:\t1\t2\t3\n", [4]uint32{}, false},
+		"five":             {"Name:\tx\nUid:\t1\t2\t3\t4\t5\n", [4]uint32{}, false},
+		"more than 32 bit": {"Name:\tx\nUid:\t1\t2\t3\t4294967296\n", [4]uint32{}, false},
+	} {
+		path := filepath.Join(t.TempDir(), "status")
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadUIDs(path)
+		if (err == nil) != c.ok || c.ok && got != c.want {
+			t.Errorf("%s: %v and %v, want %v", name, got, err, c.want)
+		}
+	}
+}

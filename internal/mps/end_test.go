@@ -72,3 +72,15 @@ func TestUnreadableProcessMayRun(t *testing.T) {
 	}
 	must(t, os.Rename(file+".away", file), s.pass(context.Background(), d, true))
 }
+
+// TestUnknownBootMayRun: while the kernel does not say which boot it is, a recorded process may
+// run, and a launcher that has recorded it has come so far.
+func TestUnknownBootMayRun(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	s.node.Host.Proc = t.TempDir()
+	if !d.runs() {
+		t.Error("a daemon of an unknown boot counts as ended")
+	}
+	must(t, d.awaitLauncher(os.Getpid()))
+}

@@ -53,7 +53,7 @@ func TestPlan(t *testing.T) {
 		{"those without grants come first, and may be in the way",
 			[]facts{{name: "a"}, {name: "b", runs: true, gpus: []string{"GPU-0", "GPU-1"}}, {name: "c"}},
 			map[string]want{"a": over("GPU-1", "GPU-2")}, false, "b dismiss, c remove, a start after [b]"},
-		{"it runs, and nobody knows on which GPUs", []facts{{name: "a"}, {name: "b", runs: true}},
+		{"it runs, and its GPUs are not known", []facts{{name: "a"}, {name: "b", runs: true}},
 			map[string]want{"a": over("GPU-0")}, false, "b dismiss, a start after [b]"},
 		{"one of two with a GPU in common is started", []facts{
 			{name: "a"}, {name: "b"}, {name: "c", runs: true, gpus: []string{"GPU-5"}}},

@@ -89,9 +89,9 @@ static CUresult keep(long n)
     return r;
 }
 
-static const char *who(void)
+static const char *library(void)
 {
-    Dl_info of = {.dli_fname = "nobody"};
+    Dl_info of = {.dli_fname = "none"};
     dladdr((void *)allocate, &of);
     return of.dli_fname;
 }
@@ -107,7 +107,7 @@ static void serve(void)
     while (fgets(line, sizeof line, stdin)) {
         n = 0;
         if (sscanf(line, "%15s %ld", word, &n) < 1) die("it reads an empty line");
-        if (strcmp(word, "who") == 0) puts(who());
+        if (strcmp(word, "library") == 0) puts(library());
         else if (strcmp(word, "pairs") == 0) printf("%.2f\n", pairs(n));
         else if (strcmp(word, "launches") == 0) printf("%.2f\n", launches(launch, n));
         else if (strcmp(word, "keep") == 0) printf("%d\n", keep(n));

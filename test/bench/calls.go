@@ -209,7 +209,7 @@ func (r *rig) loaded(libraries []library, processes int) (callers []*caller, end
 // standsBehind checks that cuMemAlloc_v2 is the library's own, and that it refuses what is beyond
 // the limit.
 func (c *caller) standsBehind(l library, limit grant.Bytes, limited bool) error {
-	who, err := c.ask("who")
+	who, err := c.ask("library")
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,8 @@ const engineImage = "localhost/peers:1"
 
 // seen prints what a container has of the GPUs: the device nodes, whether it may open them (without
 // a driver the kernel then has no such device), and the driver's files.
-const seen = `for node in /dev/nvidia*; do ls -l $node | { read -r mode _ _ _ major minor _; echo $node $mode $major $minor; }
+const seen = `for node in /dev/nvidia*; do
+ls -l $node | { read -r mode _ _ _ major minor _; echo $node $mode $major $minor; }
 (: <$node) 2>&1 | sed 's/.*: //'; done; ls /lib/x86_64-linux-gnu`
 
 // An engine starts containers of engineImage with an OCI runtime.

@@ -110,5 +110,5 @@ func (l *life) endDaemon() {
 	}
 }
 
-// epoch is the beginning of the clock that nobody sets, of which awake is how long it runs.
+// epoch is the beginning of the monotonic clock, of which awake is how long it runs.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)

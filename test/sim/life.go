@@ -70,7 +70,7 @@ type life struct {
 	entries  int                        // into the queue
 	limitsAt int                        // the step at which the records were last checked
 	started  int                        // containers
-	awake    time.Duration              // by the clock that nobody sets
+	awake    time.Duration              // by the monotonic clock
 	entered  map[grant.ID]time.Duration // when each grant was first seen, by that clock
 
 	wrong string // the first promise that was broken

@@ -36,7 +36,7 @@ type control struct {
 // mpsSystem is the machine as package mps sees it.
 type mpsSystem struct{ *life }
 
-// Now is by the clock that nobody sets. It is long before the machine's time, so that sockets count
+// Now is by the monotonic clock. It is long before the machine's time, so that sockets count
 // as settled at once.
 func (s mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
 
