@@ -121,8 +121,7 @@ func (c *campaign) violation(format string, args ...any) {
 	c.counts.mu.Lock()
 	defer c.counts.mu.Unlock()
 	c.counts.Violations = append(c.counts.Violations, what)
-	fmt.Println(time.Now().Format("15:04:05"), "VIOLATION", what)
-	c.t.Fail()
+	c.t.Errorf("%s VIOLATION %s", time.Now().Format("15:04:05"), what)
 	if len(c.counts.Violations) > 40 {
 		c.over.Store(true)
 	}

@@ -6,15 +6,19 @@
 package rig
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // layoutVar passes the wanted cgroup layout to the re-executed test binary. Its presence also says
@@ -43,7 +47,7 @@ func Main(m *testing.M) int {
 		return 0
 	}
 	if os.Getenv(layoutVar) == "" {
-		return again(AsIs, os.Args[1:])
+		return again(AsIs, nil, os.Args[1:])
 	}
 	if err := Private(Layout(os.Getenv(layoutVar))); err != nil {
 		fmt.Fprintln(os.Stderr, "rig:", err)
@@ -72,20 +76,56 @@ func Under(t *testing.T, layout Layout) bool {
 	if layout == V1 && !exists("/sys/fs/cgroup/devices") {
 		t.Skip("this machine has no cgroup v1: its device rules are not tested here")
 	}
-	if again(layout, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v",
+	said := &testLines{}
+	if again(layout, said, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v",
 		"-test.count=1"}) != 0 {
-		t.Error("failed under cgroup", layout)
+		t.Errorf("failed under cgroup %s; what its tests said last:\n%s", layout, said)
 	}
 	return true
 }
 
-// again runs the test binary in a new mount namespace and returns its status.
-func again(layout Layout, args []string) int {
+// testLines keeps the last lines that a test file logged. They repeat why a test failed where the
+// logs of engines follow it.
+type testLines struct {
+	rest []byte // of a line that has not ended
+	kept []string
+}
+
+var testLine = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
+
+func (l *testLines) Write(text []byte) (int, error) {
+	l.rest = append(l.rest, text...)
+	for {
+		line, rest, ended := bytes.Cut(l.rest, []byte("\n"))
+		if !ended {
+			return len(text), nil
+		}
+		l.rest = rest
+		if testLine.Match(line) {
+			l.kept = append(l.kept, string(line))
+			l.kept = l.kept[max(0, len(l.kept)-20):]
+		}
+	}
+}
+
+func (l *testLines) String() string { return strings.Join(l.kept, "\n") }
+
+// again runs the test binary in a new mount namespace and returns its status. What it prints goes to
+// the standard output and to also.
+func again(layout Layout, also io.Writer, args []string) int {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if also != nil {
+		cmd.Stdout = io.MultiWriter(os.Stdout, also)
+	}
 	cmd.Env = append(os.Environ(), layoutVar+"="+string(layout), builtVar+"="+binaries)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Run(); err != nil {
+	cmd.WaitDelay = 5 * time.Second // for what has been left behind and holds the output
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		fmt.Fprintln(os.Stderr, "rig:", err)
+		return 1
+	}
+	if !cmd.ProcessState.Success() {
 		return 1
 	}
 	return 0
