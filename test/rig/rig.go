@@ -77,8 +77,8 @@ func Under(t *testing.T, layout Layout) bool {
 		t.Skip("this machine has no cgroup v1: its device rules are not tested here")
 	}
 	said := &testLines{}
-	if again(layout, said, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$", "-test.v",
-		"-test.count=1"}) != 0 {
+	if again(layout, said, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$",
+		"-test.v", "-test.count=1"}) != 0 {
 		t.Errorf("failed under cgroup %s; what its tests said last:\n%s", layout, said)
 	}
 	return true
@@ -110,8 +110,8 @@ func (l *testLines) Write(text []byte) (int, error) {
 
 func (l *testLines) String() string { return strings.Join(l.kept, "\n") }
 
-// again runs the test binary in a new mount namespace and returns its status. What it prints goes to
-// the standard output and to also.
+// again runs the test binary in a new mount namespace and returns its status. Its output also goes
+// to also, unless that is nil.
 func again(layout Layout, also io.Writer, args []string) int {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
