@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -102,10 +103,15 @@ func (m moby) run(s *site, c container) result {
 	}
 	var ended struct{ StatusCode int }
 	must(s.T, m.decoded(&ended, "POST", "/containers/"+created.Id+"/wait", nil))
-	stream, err := m.call("GET", "/containers/"+created.Id+"/logs?stdout=1&stderr=1", nil)
-	must(s.T, err)
 	r := rig.Result{Code: ended.StatusCode}
-	r.Stdout, r.Stderr = demultiplexed(stream)
+	for range 20 { // moby 2 may write a container's log after it has said that the container ended
+		stream, err := m.call("GET", "/containers/"+created.Id+"/logs?stdout=1&stderr=1", nil)
+		must(s.T, err)
+		if r.Stdout, r.Stderr = demultiplexed(stream); r.Stdout+r.Stderr != "" {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 	return result{r, created.Id}
 }
 
