@@ -94,6 +94,8 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 				}
 				wantRefused(t, b.Create(), "injection-impossible")
 				outsider.End()
+				rig.Eventually(t, "the other one's processes have left the cgroup",
+					func() bool { return len(b.Processes()) == 0 })
 				if rest == "" { // else runc cannot enter a cgroup of version 2 that others have been below
 					opensItsGPU(t, n, starts(t, b), "alone")
 					b.End()
