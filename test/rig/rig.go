@@ -76,10 +76,10 @@ func Under(t *testing.T, layout Layout) bool {
 	if layout == V1 && !exists("/sys/fs/cgroup/devices") {
 		t.Skip("this machine has no cgroup v1: its device rules are not tested here")
 	}
-	said := &testLines{}
-	if again(layout, said, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$",
+	logged := &testLines{}
+	if again(layout, logged, []string{"-test.run", "^" + strings.ReplaceAll(t.Name(), "/", "$/^") + "$",
 		"-test.v", "-test.count=1"}) != 0 {
-		t.Errorf("failed under cgroup %s; what its tests said last:\n%s", layout, said)
+		t.Errorf("failed under cgroup %s; what it logged last:\n%s", layout, logged)
 	}
 	return true
 }
@@ -110,13 +110,13 @@ func (l *testLines) Write(text []byte) (int, error) {
 
 func (l *testLines) String() string { return strings.Join(l.kept, "\n") }
 
-// again runs the test binary in a new mount namespace and returns its status. Its output also goes
-// to also, unless that is nil.
-func again(layout Layout, also io.Writer, args []string) int {
+// again runs the test binary in a new mount namespace and returns its status. What it prints is
+// copied to record, unless that is nil.
+func again(layout Layout, record io.Writer, args []string) int {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	if also != nil {
-		cmd.Stdout = io.MultiWriter(os.Stdout, also)
+	if record != nil {
+		cmd.Stdout = io.MultiWriter(os.Stdout, record)
 	}
 	cmd.Env = append(os.Environ(), layoutVar+"="+string(layout), builtVar+"="+binaries)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
