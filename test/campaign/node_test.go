@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -225,7 +226,8 @@ func (n *node) showGPUs(id string, indexes []int) {
 	_ = os.WriteFile(dir+"/devices", []byte(devices), 0o644)
 }
 
-// startDaemon starts gpuledgerd; at a point it kills itself.
+// startDaemon starts gpuledgerd; at a point it kills itself. Without one it has taken its lock when
+// startDaemon returns: one that starts while the run directory is read-only ends, rightly.
 func (n *node) startDaemon(point string) {
 	n.T.Helper()
 	view := n.Node
@@ -244,6 +246,12 @@ func (n *node) startDaemon(point string) {
 	n.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.daemon.Start(); err != nil {
 		n.T.Fatal(err)
+	}
+	if point == "" {
+		rig.Within(n.T, time.Minute, "gpuledgerd has its lock", func() bool {
+			pid, _ := os.ReadFile(n.Dir + "/run/gpuledgerd.lock")
+			return string(pid) == fmt.Sprintln(n.daemon.Process.Pid)
+		})
 	}
 }
 
