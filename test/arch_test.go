@@ -151,10 +151,12 @@ var pure = []string{"internal/grant", "internal/admission", "internal/edit", "in
 var system = []string{"os/exec", "net", "net/http", "syscall", "time/tzdata",
 	"golang.org/x/sys/unix", "io/ioutil"}
 
-// heavy packages are never linked into the hot binaries (DESIGN: the hot path is lean).
+// heavy packages are never linked into the hot binaries: the hot path is lean. hash/crc32 makes its
+// tables at each start of a program.
 var heavy = []string{"github.com/urfave/cli", "github.com/NVIDIA/go-nvml", "github.com/containerd/",
 	"google.golang.org/grpc", "k8s.io/",
-	"github.com/prometheus/", "github.com/sirupsen/logrus", "net/http", "net", "regexp", "runtime/cgo"}
+	"github.com/prometheus/", "github.com/sirupsen/logrus", "net/http", "net", "regexp", "runtime/cgo",
+	"hash/crc32"}
 
 // goPackage is what `go list -json` reports about a package.
 type goPackage struct {

@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"errors"
+	"hash/crc32"
+	"math/rand/v2"
 	"os"
 	"reflect"
 	"strings"
@@ -129,6 +131,19 @@ func TestNoFlippedBitIsReadInTheRunDirectory(t *testing.T) {
 		}
 		if err := os.WriteFile(path, whole, 0o600); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestSumIsThatOfTheLibrary compares with hash/crc32, whose sums the files of older versions have.
+func TestSumIsThatOfTheLibrary(t *testing.T) {
+	table := crc32.MakeTable(crc32.Castagnoli)
+	random := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, 4096)
+	for size := range data {
+		data[size] = byte(random.Uint32())
+		if got, want := crc32c(data[:size]), crc32.Checksum(data[:size], table); got != want {
+			t.Fatalf("of %d bytes: %08x, want %08x", size, got, want)
 		}
 	}
 }
