@@ -46,9 +46,9 @@ func checkSum(data []byte) error {
 	return nil
 }
 
-// crc32c is the CRC-32C of some data. It is as slow as half a kilobyte allows (3 us), and needs no
-// preparation: hash/crc32 makes its tables for this polynomial when the package is initialised, which
-// took 0.25 ms of each start of each program.
+// crc32c is the CRC-32C of some data. Half a kilobyte takes 3 us, and nothing has to be prepared:
+// hash/crc32 makes its tables for this polynomial when the package is initialised, which took
+// 0.25 ms of each start of each program.
 func crc32c(data []byte) uint32 {
 	crc := ^uint32(0)
 	for _, b := range data {
