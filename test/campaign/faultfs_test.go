@@ -1,6 +1,7 @@
 package campaign
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -140,24 +141,26 @@ func (f faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	return f.RawFileSystem.OpenDir(cancel, in, out)
 }
 
-// TestTheFaultyFileSystemFails, and keeps what it does not fail.
+// TestTheFaultyFileSystemFails, and keeps what it does not fail. Of a thousand tries some twenty give
+// EIO; of two hundred only two did, once in several hundred runs.
 func TestTheFaultyFileSystemFails(t *testing.T) {
 	dir := t.TempDir()
 	unmount := mountFaulty(t, dir)
+	const tries = 1000
 	failures := 0
-	for range 200 {
-		if err := os.WriteFile(filepath.Join(dir, "draft"), []byte("whole"), 0o600); err != nil {
-			failures++
-			continue
+	for range tries {
+		err := os.WriteFile(filepath.Join(dir, "draft"), []byte("whole"), 0o600)
+		if err == nil {
+			err = os.Rename(filepath.Join(dir, "draft"), filepath.Join(dir, "file"))
 		}
-		if err := os.Rename(filepath.Join(dir, "draft"), filepath.Join(dir, "file")); err != nil {
+		if errors.Is(err, syscall.EIO) {
 			failures++
 		}
 	}
 	unmount()
 	text, err := os.ReadFile(filepath.Join(dir, "file"))
-	if failures < 3 || failures > 100 || err != nil || string(text) != "whole" {
-		t.Errorf("%d of 200 failed; the file has %q, %v", failures, text, err)
+	if failures < 3 || failures > tries/2 || err != nil || string(text) != "whole" {
+		t.Errorf("%d of %d failed; the file has %q, %v", failures, tries, text, err)
 	}
 	if left, _ := os.ReadDir(dir); strings.Contains(fmt.Sprint(left), "fuse_hidden") {
 		t.Errorf("%v", left)
