@@ -141,8 +141,8 @@ func (f faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	return f.RawFileSystem.OpenDir(cancel, in, out)
 }
 
-// TestTheFaultyFileSystemFails, and keeps what it does not fail. Of a thousand tries some twenty give
-// EIO; of two hundred only two did, once in several hundred runs.
+// TestTheFaultyFileSystemFails, and keeps what it does not fail. Of a thousand tries some twenty
+// give EIO; of two hundred only two did, once in several hundred runs.
 func TestTheFaultyFileSystemFails(t *testing.T) {
 	dir := t.TempDir()
 	unmount := mountFaulty(t, dir)
