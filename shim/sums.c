@@ -43,9 +43,9 @@ static uint64_t read_block(struct record_head *h, int device, uint32_t block)
 bool sums_blocks(struct record_head *h, int device, uint32_t high, uint64_t *sum)
 {
     uint32_t blocks = (high - RECORD_SINGLE + RECORD_BLOCK - 1) / RECORD_BLOCK;
+    uint64_t total = 0; /* adding to *sum would make each block wait for the one before */
 
     if (LOAD(&h->slots) != (RECORD_SLOTS | RECORD_COUNTED) || !os_spin_try(&lock)) return false;
-    *sum = 0;
     for (uint32_t b = 0; b < blocks; b++) {
         struct known *k = &known[device][b];
         uint64_t next = LOAD(&changes_of(h, b)[device]) + 1;
@@ -53,8 +53,9 @@ bool sums_blocks(struct record_head *h, int device, uint32_t high, uint64_t *sum
             k->bytes = read_block(h, device, b);
             k->next = next;
         }
-        *sum += k->bytes;
+        total += k->bytes;
     }
+    *sum = total;
     os_spin_unlock(&lock);
     return true;
 }
