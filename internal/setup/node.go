@@ -65,6 +65,11 @@ func (n *node) install(o configureFlags, cluster []byte) error {
 	if err := foreign(files, before); err != nil {
 		return err
 	}
+	// A boot in the middle would remove the record and leave programs, which no one could remove or
+	// replace then.
+	if err := cancelAtBoot(); err != nil {
+		return err
+	}
 	if err := writeRecord(union(before, files)); err != nil {
 		return err
 	}
@@ -81,7 +86,6 @@ func (n *node) install(o configureFlags, cluster []byte) error {
 	if err := writeRecord(files); err != nil {
 		return err
 	}
-	removeFile(atBoot)
 	taken := false
 	if o.cluster != "" {
 		if _, err := take(cluster); err != nil {
@@ -215,6 +219,19 @@ func removeAtBoot(paths []string) error {
 		return err
 	}
 	return host.ReplaceFile(atBoot, []byte(text), 0o644, host.Durable)
+}
+
+// cancelAtBoot makes the next boot remove nothing. If this is killed after it, the record still has
+// what the removal had to leave: an installation goes on from that, and a removal finishes it.
+func cancelAtBoot() error {
+	if err := os.Remove(atBoot); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot keep the next boot from removing gpuledger: %w", err)
+	}
+	// also if the file is gone: a killed run may have removed it without this
+	if err := host.SyncDir(filepath.Dir(atBoot)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot keep the next boot from removing gpuledger: %w", err)
+	}
+	return nil
 }
 
 // files are the paths of the tree, sorted, with the links last, so that their targets are installed
