@@ -36,7 +36,7 @@ func (n *node) startDaemon() error {
 			"containers are guarded without it, and mode mps, the watch and metrics are not there")
 		return nil
 	}
-	unit, err := n.daemonUnit()
+	unit, err := n.shown(daemonUnit, "MainPID,UnitFileState")
 	switch {
 	case err != nil:
 		return err
@@ -53,15 +53,15 @@ func (n *node) startDaemon() error {
 	return n.run("systemctl", "start", daemonUnit)
 }
 
-// daemonUnit is what systemctl shows of the daemon's unit.
-func (n *node) daemonUnit() (map[string]string, error) {
-	out, err := n.output("systemctl", "show", "--property=MainPID,UnitFileState", daemonUnit)
-	unit := map[string]string{}
+// shown are properties of a unit, as systemctl shows them.
+func (n *node) shown(unit, properties string) (map[string]string, error) {
+	out, err := n.output("systemctl", "show", "--property="+properties, unit)
+	values := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		unit[name] = value
+		values[name] = value
 	}
-	return unit, err
+	return values, err
 }
 
 // runsOther reports whether the daemon's process runs another file than the installed one. A new

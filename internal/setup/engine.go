@@ -17,22 +17,22 @@ import (
 const restartDue = "/run/gpuledger-setup.restart-"
 
 // change runs `gpuledger configure` of the node with args, which changes an engine's files.
-func (n *node) change(args ...string) error {
-	changes, err := n.changes(args)
+func (n *node) change(args ...string) (preview, error) {
+	p, err := n.preview(args)
 	if err != nil {
-		return err
+		return p, err
 	}
-	if changes {
+	if p.changes {
 		if err := host.ReplaceFile(restartDue+args[0], nil, 0o600, host.Volatile); err != nil {
-			return err
+			return p, err
 		}
 	}
-	return n.run("gpuledger", append([]string{"configure"}, args...)...)
+	return p, n.run("gpuledger", append([]string{"configure"}, args...)...)
 }
 
 // restart makes the engine read its files, if they have changed since it read them. The engine's
-// containers go on.
-func (n *node) restart(args ...string) error {
+// containers go on. The error is a *downError if the engine's unit has failed since.
+func (n *node) restart(unit string, args ...string) error {
 	engine := args[0]
 	due := restartDue + engine
 	if !exists(due) {
@@ -44,6 +44,9 @@ func (n *node) restart(args ...string) error {
 	}
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
 	time.Sleep(n.settle)
+	if down := n.failureOf(unit); down != nil {
+		return down
+	}
 	if err != nil {
 		return err
 	}
@@ -54,38 +57,42 @@ func (n *node) restart(args ...string) error {
 // distributions of Kubernetes write their engine's file anew at a restart; there undo succeeds only
 // after it.
 func (n *node) undo(engine string) error {
-	failed := n.change(engine, "--undo")
+	p, failed := n.change(engine, "--undo")
 	if !exists(restartDue + engine) {
 		return failed
 	}
-	return n.restart(engine, "--undo")
+	return n.restart(p.unit, engine, "--undo")
 }
 
-// changes reports whether a configure would change a file that the engine reads, or the engine has
-// yet to read it.
-func (n *node) changes(args []string) (bool, error) {
+// preview is what a configure would do.
+type preview struct {
+	changes bool   // a file that the engine reads, or the engine has yet to read it
+	unit    string // the engine's service of systemd; "" if there is none to restart
+}
+
+// preview reads what `gpuledger configure` prints before it changes anything.
+func (n *node) preview(args []string) (p preview, err error) {
 	out, err := n.output("gpuledger", append(append([]string{"configure"}, args...), "--dry-run",
 		"--json")...)
 	var answer struct {
-		Files []struct{ Path, Action string }
-		Waits string
+		Files   []struct{ Path, Action string }
+		Waits   string
+		Restart struct{ Unit string }
 	}
 	// an undo that fails still prints what it would do
 	if err != nil && json.Unmarshal(out, &answer) != nil {
-		return false, err
+		return p, err
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return false, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
+		return p, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
-	if answer.Waits != "" { // configure was undone by hand, and the engine has not read that
-		return true, nil
-	}
+	p.unit = answer.Restart.Unit
+	p.changes = answer.Waits != "" // configure was undone by hand, and the engine has not read that
 	for _, f := range answer.Files {
-		if f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper) {
-			return true, nil
-		}
+		p.changes = p.changes ||
+			f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper)
 	}
-	return false, nil
+	return p, nil
 }
 
 // engineFiles are the files and directories in which engines, k3s and RKE2 have their configuration

@@ -120,7 +120,8 @@ func (n *node) configure(o configureFlags, taken bool) error {
 	if o.mode != "" && !hasMode() { // with a default handler, configure writes report if the file has no mode
 		args = append(args, "--mode", o.mode)
 	}
-	if err := n.change(args...); err != nil {
+	change, err := n.change(args...)
+	if err != nil {
 		return err
 	}
 	if o.asDefault && !taken {
@@ -129,8 +130,8 @@ func (n *node) configure(o configureFlags, taken bool) error {
 			return err
 		}
 	}
-	if err := n.restart(args...); err != nil {
-		return err
+	if err := n.restart(change.unit, args...); err != nil {
+		return n.backOut(o.engine, change.unit, err)
 	}
 	return n.startDaemon()
 }

@@ -65,6 +65,7 @@ if [ -n "$undo" ]; then [ ! -e /etc/engine.conf ] || action=remove; else [ -e /e
 if [ -n "$dry" ]; then
   echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]'
   [ ! -e /waits ] || echo ', "waits": "the engine calls gpuledger-runtime"'
+  echo ', "restart": {"unit": "engine.service"}'
   echo '}'
   exit
 fi
@@ -74,7 +75,7 @@ case $action in
 esac
 /bin/busybox grep -q mode /etc/gpuledger/config.toml || [ -n "$undo" ] || printf '[policy]\nmode = "%s"\n' "$mode" >>/etc/gpuledger/config.toml
 [ -z "$restart" ] || /bin/busybox rm -f /waits
-[ -z "$restart" ] || [ ! -e /refuses ]
+[ -z "$restart" ] || [ ! -e /refuses ] || [ -n "$undo" -a ! -s /refuses -a -e /breaks ]
 `
 
 // written is the default configuration after gpuledger-setup and the stand-in have changed it.
@@ -223,6 +224,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json",
 		"gpuledger configure crio --as-default --mode report",
 		"gpuledger configure crio --as-default --mode report --restart",
+		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl show --property=MainPID,UnitFileState gpuledgerd.service",
 		"systemctl enable gpuledgerd.service",
 		"systemctl start gpuledgerd.service")
@@ -263,6 +265,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	s.wants("removed, but for what ends containers", s.on(), kept...)
 	s.wants("called", s.calls(), "gpuledger configure crio --undo --dry-run --json",
 		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
+		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
 		"systemctl daemon-reload")
 	s.must("remove", "--engine=crio")
