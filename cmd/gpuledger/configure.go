@@ -47,7 +47,8 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 			"and that the policy would\n" +
 			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes " +
 			"\"report\" and\n" +
-			"policy.privileged becomes \"strip\".",
+			"policy.privileged becomes \"strip\". A later call without --as-default leaves gpuledger\nthe " +
+			"default; --undo takes that back.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "as-default", Usage: "make gpuledger the handler of containers that choose none"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},
@@ -146,6 +147,9 @@ type configureAnswer struct {
 	Notes   []string          `json:"notes"`
 	Waits   string            `json:"waits,omitempty"` // with --undo: for what, before our own files can go
 	Restart *engines.Restart  `json:"restart,omitempty"`
+
+	// without --as-default: an earlier call made gpuledger the default, and this one leaves it so
+	StillDefault bool `json:"still_default,omitempty"`
 }
 
 // changeJSON is one file.
@@ -171,7 +175,7 @@ func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
 	if err != nil {
 		return err
 	}
-	o.File = plan.File
+	o.File, a.StillDefault = plan.File, plan.StillDefault
 	if o.AsDefault && o.Root == "/" {
 		s := plan.Survey(host.Default())
 		a.Running = &s

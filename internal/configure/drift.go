@@ -69,9 +69,7 @@ func Defaults(root, stateDir string) ([]Default, error) {
 			all = append(all, Default{Engine: engine, Name: engines.Of(engine).Name, Err: err})
 			continue
 		}
-		if !slices.ContainsFunc(r.Files, func(e fileRecord) bool {
-			return !e.Shared && setsDefault(engine, e.After.Data)
-		}) {
+		if !r.setsDefault() {
 			continue
 		}
 		if d, runs := defaultOf(here, engine, r); runs {
@@ -79,6 +77,13 @@ func Defaults(root, stateDir string) ([]Default, error) {
 		}
 	}
 	return all, nil
+}
+
+// setsDefault reports whether a file of the record makes gpuledger's handler the default.
+func (r engineRecord) setsDefault() bool {
+	return slices.ContainsFunc(r.Files, func(e fileRecord) bool {
+		return !e.Shared && setsDefault(r.Engine, e.After.Data)
+	})
 }
 
 // defaultOf reads an engine's files. runs is false if these say that the engine runs no containers

@@ -42,6 +42,9 @@ type Plan struct {
 	Notes   []string     // what the administrator should know
 	Policy  grant.Policy // in force after the plan is applied
 	File    string       // the engine's main configuration file; "" for the usual one
+	// an earlier configure with AsDefault made gpuledger's handler the default, and this one,
+	// without AsDefault, leaves it so
+	StillDefault bool
 	// the directories in which the real runtime keeps the state of this engine's containers
 	Roots []string
 
@@ -83,7 +86,8 @@ func New(o Options) (*Plan, error) {
 	if err := mayReplace(o, was); err != nil {
 		return nil, err
 	}
-	p := &Plan{File: in.File, Roots: was.Roots, Notes: without.notes(), in: in, former: without.former}
+	p := &Plan{File: in.File, Roots: was.Roots, Notes: without.notes(), in: in, former: without.former,
+		StillDefault: !o.AsDefault && r.setsDefault()}
 	engine, changes, err := planEngine(o, in, own, was)
 	if err != nil {
 		return nil, err

@@ -1,7 +1,9 @@
 package setup
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,6 +55,24 @@ func (n *node) restart(unit string, args ...string) error {
 	return os.Remove(due)
 }
 
+// dropDefault undoes a configure that made gpuledger the default handler, because another
+// configure does not take that back. It restarts nothing. Where a distribution writes its engine's
+// file anew at the restart, the undo fails until then, but the default is gone from what gpuledger
+// wrote.
+func (n *node) dropDefault(engine string) error {
+	args := []string{engine}
+	p, err := n.preview(args)
+	if err != nil || !p.stillDefault {
+		return err
+	}
+	_, failed := n.change(engine, "--undo")
+	if p, err = n.preview(args); err != nil || !p.stillDefault {
+		return err
+	}
+	return fmt.Errorf("cannot take back that gpuledger is %s's default handler: %w", engine,
+		cmp.Or(failed, errors.New("it is the default after an undo")))
+}
+
 // undo takes gpuledger's lines out of an engine's files and makes the engine read them. Some
 // distributions of Kubernetes write their engine's file anew at a restart; there undo succeeds only
 // after it.
@@ -68,6 +88,9 @@ func (n *node) undo(engine string) error {
 type preview struct {
 	changes bool   // a file that the engine reads, or the engine has yet to read it
 	unit    string // the engine's service of systemd; "" if there is none to restart
+
+	// gpuledger is the default handler since an earlier configure, and this one leaves it so
+	stillDefault bool
 }
 
 // preview reads what `gpuledger configure` prints before it changes anything.
@@ -78,6 +101,8 @@ func (n *node) preview(args []string) (p preview, err error) {
 		Files   []struct{ Path, Action string }
 		Waits   string
 		Restart struct{ Unit string }
+
+		StillDefault bool `json:"still_default"`
 	}
 	// an undo that fails still prints what it would do
 	if err != nil && json.Unmarshal(out, &answer) != nil {
@@ -86,7 +111,7 @@ func (n *node) preview(args []string) (p preview, err error) {
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return p, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
-	p.unit = answer.Restart.Unit
+	p.unit, p.stillDefault = answer.Restart.Unit, answer.StillDefault
 	p.changes = answer.Waits != "" // configure was undone by hand, and the engine has not read that
 	for _, f := range answer.Files {
 		p.changes = p.changes ||

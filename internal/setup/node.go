@@ -113,6 +113,11 @@ func (n *node) configure(o configureFlags, taken bool) error {
 	if err := n.run("gpuledger", "inventory", "refresh"); err != nil {
 		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error())
 	}
+	if !o.asDefault {
+		if err := n.dropDefault(o.engine); err != nil {
+			return err
+		}
+	}
 	args := []string{o.engine}
 	if o.asDefault {
 		args = append(args, "--as-default")

@@ -51,26 +51,31 @@ const recordsCall = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 
 // gpuledger stands in for the program. configure writes /etc/engine.conf and policy.mode as the
 // real one does, --undo removes the first, and --dry-run prints the changes. If /refuses exists, a
-// restart fails. If /waits exists, the engine has yet to read an undo.
+// restart fails; if it is empty and /breaks exists, only one with gpuledger's edits. If /waits
+// exists, the engine has yet to read an undo. If /keeps exists, an undo fails and changes nothing.
 const gpuledger = recordsCall + `
 [ "$1" = configure ] || exit 0
-restart= undo= mode=report
+restart= undo= default= mode=report
 for word; do
   case $previous in --mode) mode=$word ;; esac
-  case $word in --dry-run) dry=yes ;; --restart) restart=yes ;; --undo) undo=yes ;; esac
+  case $word in --dry-run) dry=yes ;; --restart) restart=yes ;; --undo) undo=yes ;; --as-default) default=yes ;; esac
   previous=$word
 done
 action=keep
 if [ -n "$undo" ]; then [ ! -e /etc/engine.conf ] || action=remove; else [ -e /etc/engine.conf ] || action=create; fi
+was=; ! /bin/busybox grep -qs default /etc/engine.conf || was=yes
+[ -z "$default" -o -n "$was" ] || action=create
 if [ -n "$dry" ]; then
   echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]'
   [ ! -e /waits ] || echo ', "waits": "the engine calls gpuledger-runtime"'
   echo ', "restart": {"unit": "engine.service"}'
+  [ -z "$was" -o -n "$undo$default" ] || echo ', "still_default": true'
   echo '}'
   exit
 fi
+[ -z "$undo" -o ! -e /keeps ] || exit 1
 case $action in
-  create) echo ours >/etc/engine.conf ;;
+  create) echo ours ${default:+default} >/etc/engine.conf ;;
   remove) /bin/busybox rm /etc/engine.conf ;;
 esac
 /bin/busybox grep -q mode /etc/gpuledger/config.toml || [ -n "$undo" ] || printf '[policy]\nmode = "%s"\n' "$mode" >>/etc/gpuledger/config.toml
@@ -288,6 +293,35 @@ func read(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(text))
+}
+
+// TestNoLongerTheDefault: --as-default is taken out of the pod's arguments. One restart makes
+// gpuledger a handler beside the engine's default, and the next start changes nothing.
+func TestNoLongerTheDefault(t *testing.T) {
+	s := newMachine(t)
+	s.write("node/etc/default/gpuledgerd", "")
+	for _, c := range []struct {
+		args []string
+		want string
+		n    int // restarts
+	}{
+		{[]string{"--as-default"}, "ours default", 1}, {nil, "ours", 1}, {nil, "ours", 0},
+		{[]string{"--as-default"}, "ours default", 1}, {[]string{"--as-default"}, "ours default", 0},
+	} {
+		s.must(append([]string{"install", "--engine=crio"}, c.args...)...)
+		if text := read(t, s.dir+"/node/etc/engine.conf"); text != c.want {
+			t.Errorf("with %q the engine's file has %q, want %q", c.args, text, c.want)
+		}
+		if got := restarts(s.calls()); len(got) != c.n {
+			t.Errorf("with %q it restarts %q", c.args, got)
+		}
+	}
+	s.write("node/keeps", "")
+	if status, out := s.run("install", "--engine=crio"); status != 1 ||
+		!strings.Contains(out, "cannot take back that gpuledger is crio's default handler: cannot run "+
+			"gpuledger [configure crio --undo]") {
+		t.Errorf("an undo that fails: status %d\n%s", status, out)
+	}
 }
 
 // restarts are the calls that restart an engine or the daemon.
@@ -536,6 +570,7 @@ func TestNodeWithoutSystemd(t *testing.T) {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	s.wants("called", s.calls(), "gpuledger inventory refresh",
+		"gpuledger configure containerd --dry-run --json",
 		"gpuledger configure containerd --dry-run --json", "gpuledger configure containerd")
 	if status, out := s.run("install", "--engine=containerd"); status != 0 ||
 		strings.Contains(out, "restart containerd") {
