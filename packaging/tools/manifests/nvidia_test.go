@@ -68,11 +68,56 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 			t.Errorf("%s: %v", values, err)
 		}
 	}
+	for values, refused := range map[string]bool{
+		"{kinds: [{name: old, nodeSelector: {kind: old}, policy: {mode: enforce}}]}":                false,
+		"{kinds: [{name: a, nodeSelector: {gpuledger.dev/node: shared}, policy: {mode: enforce}}]}": true,
+		"{policy: {mode: enforce}, kinds: [{name: a, nodeSelector: {gpuledger.dev/node: shared}, " +
+			"policy: {mode: report}}]}": false,
+	} {
+		if _, err := renderedWith(t, all, namespace, "v1.36.2", values); (err != nil) != refused {
+			t.Errorf("%s: %v", values, err)
+		}
+	}
 	others := having(t, aNode("b", shared, `{nvidia.com/gpu: "0"}`), aNode("c", "{}",
 		`{nvidia.com/gpu: "8"}`), aSlice("gpu.nvidia.com", "c", "[{name: gpu-0}]"),
 		aSlice("gpu.nvidia.com", "b", "[]"), aSlice("gpuledger.dev", "b", "[{name: gpu-0}]"))
 	if _, err := renderedWith(t, others, namespace, "v1.36.2", enforce); err != nil {
 		t.Error(err)
+	}
+}
+
+// The names that gpuledger's own plugin gives to the kubelet are not NVIDIA's.
+func TestOurOwnNameIsNotTheirs(t *testing.T) {
+	const ours = "{agent: device-plugin, policy: {mode: enforce}, scheduler: {enabled: true, " +
+		"resources: [{name: nvidia.com/gpu}], shared: [nvidia.com/gpu.shared]}}"
+	const shared = "{gpuledger.dev/node: shared}"
+	if _, err := renderedWith(t, having(t, aNode("a", shared, `{nvidia.com/gpu: "8", `+
+		`nvidia.com/gpu.shared: "4"}`)), namespace, "v1.36.2", ours); err != nil {
+		t.Error(err)
+	}
+	if _, err := renderedWith(t, having(t, aNode("a", shared, `{nvidia.com/mig-1g.10gb: "1"}`)), namespace,
+		"v1.36.2", ours); err == nil {
+		t.Error("it enforces beside NVIDIA's plugin")
+	}
+}
+
+// An upgrade does not take away what gives the nodes back.
+func TestASetUpNodeIsNotForgotten(t *testing.T) {
+	set := func(containers string) cluster {
+		return having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: gpuledger-setup-h100, namespace: "+
+			namespace+"}, spec: {template: {spec: {initContainers: "+containers+"}}}}")
+	}
+	for _, values := range []string{"{setup: {install: false}}", "{setup: {enabled: false}}"} {
+		_, err := renderedWith(t, set("[{name: install}]"), namespace, "v1.36.2", values)
+		if err == nil || !strings.Contains(err.Error(),
+			"refused: DaemonSet gpuledger-setup-h100 has installed gpuledger on nodes") {
+			t.Errorf("%s: %v", values, err)
+		}
+		for _, c := range []cluster{set("[]"), having(t)} {
+			if _, err := renderedWith(t, c, namespace, "v1.36.2", values); err != nil {
+				t.Errorf("%s: %v", values, err)
+			}
+		}
 	}
 }
 

@@ -79,7 +79,11 @@ func TestTheChartBeginsInReportMode(t *testing.T) {
 
 const kinds = `
 policy: {mode: enforce, reserve: 1GiB, exempt: [{namespace: gpu-operator}]}
-config: {audit: {keep: 8}, inventory: {driver_root: /run/nvidia/driver}}
+config:
+  audit: {keep: 8}
+  ask: {total: 50, max_gpus: 2}
+  quota: [{user: ada, gpus: 2, grants: 3}]
+  inventory: {driver_root: /run/nvidia/driver}
 kinds:
   - name: h100
     nodeSelector: {gpu: h100}
@@ -94,6 +98,8 @@ func TestKindsOfNodesDiffer(t *testing.T) {
 	want := policy.Default()
 	want.Rules.Reserve, want.Audit.Keep, want.Inventory.DriverRoot = grant.Size(grant.GiB), 8,
 		"/run/nvidia/driver"
+	want.Asks.Total, want.Asks.MaxGPUs = 50, 2
+	want.Quotas = []grant.Quota{{User: "ada", GPUs: 2, Grants: 3}}
 	for kind, change := range map[string]func(*grant.Policy){
 		"default": func(*grant.Policy) {}, "old": func(*grant.Policy) {},
 		"h100": func(p *grant.Policy) {

@@ -1,3 +1,13 @@
+{{- /* wholeNumbers makes each number of a table a whole one, as every number of the configuration is. Helm
+reads each number of a file as one with a fraction, which the nodes would not take. */ -}}
+{{- define "wholeNumbers" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "float64" $value }}{{ $_ := set $ $key (int64 $value) }}{{ end }}
+{{- if kindIs "map" $value }}{{ include "wholeNumbers" $value }}{{ end }}
+{{- if kindIs "slice" $value }}{{ range $value }}{{ if kindIs "map" . }}{{ include "wholeNumbers" . }}{{ end }}{{ end }}{{ end }}
+{{- end }}
+{{- end -}}
+
 {{- /* toml is the text that a kind of nodes gets: root, kind ({} for the default). */ -}}
 {{- define "toml" -}}
 {{- $policy := mergeOverwrite (deepCopy .root.Values.policy) (get .kind "policy" | default dict | deepCopy) }}
@@ -11,8 +21,6 @@
 {{- $own = append $own (dict "namespace" $.root.Release.Namespace "pod" . "container" "agent") }}
 {{- end }}
 {{- $_ := set $policy "exempt" (concat $own (get $policy "exempt" | default list)) }}
-{{- /* Helm reads each number of a file as one with a fraction */ -}}
-{{- with get $tables "audit" }}{{ if hasKey . "keep" }}{{ $_ := set . "keep" (int .keep) }}{{ end }}{{ end }}
 {{- if .root.Values.scheduler.enabled }}
 {{- $trust := get $tables "annotations" | default dict }}
 {{- if ne (get $trust "trust" | default "adopt") "adopt" }}
@@ -20,7 +28,20 @@
 {{- end }}
 {{- $_ := set $tables "annotations" (merge (dict "trust" "adopt") $trust) }}
 {{- end }}
-{{- toToml (merge (dict "policy" $policy) $tables) }}
+{{- $all := merge (dict "policy" $policy) $tables }}
+{{- include "wholeNumbers" $all }}
+{{- toToml $all }}
+{{- end -}}
+
+{{- /* nodeMode is the mode of a node: root, labels. */ -}}
+{{- define "nodeMode" -}}
+{{- $mode := .root.Values.policy.mode }}{{ $found := false }}{{ $labels := .labels }}
+{{- range .root.Values.kinds }}
+{{- $of := true }}
+{{- range $label, $value := .nodeSelector }}{{ if ne (get $labels $label) $value }}{{ $of = false }}{{ end }}{{ end }}
+{{- if and $of (not $found) }}{{ $found = true }}{{ $mode = get (get . "policy" | default dict) "mode" | default $mode }}{{ end }}
+{{- end }}
+{{- $mode }}
 {{- end -}}
 
 {{- define "whileUninstalling" -}}
