@@ -104,8 +104,8 @@ func TestOurOwnNameIsNotTheirs(t *testing.T) {
 // An upgrade does not take away what gives the nodes back.
 func TestASetUpNodeIsNotForgotten(t *testing.T) {
 	set := func(containers string) cluster {
-		return having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: gpuledger-setup-h100, namespace: "+
-			namespace+"}, spec: {template: {spec: {initContainers: "+containers+"}}}}")
+		return having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: gpuledger-setup-h100, "+
+			"namespace: "+namespace+"}, spec: {template: {spec: {initContainers: "+containers+"}}}}")
 	}
 	for _, values := range []string{"{setup: {install: false}}", "{setup: {enabled: false}}"} {
 		_, err := renderedWith(t, set("[{name: install}]"), namespace, "v1.36.2", values)
