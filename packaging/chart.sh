@@ -143,7 +143,7 @@ kubectl -n team delete resourceclaim share --wait=false >/dev/null
 
 step "an uninstall with a node that does not come names it"
 echo b >"$work/down"
-kubectl cordon b >/dev/null # else the Job's own pod may wait there
+kubectl taint node b down=:NoExecute >/dev/null # else the Job's own pod may wait there
 ! helm uninstall --timeout 90s || fail "it uninstalls"
 cp "$work/job.log" "$work/said"
 says "cannot wait any longer for the nodes (gpuledger-setup-h100): gpuledger-setup-h100-"
@@ -152,7 +152,7 @@ says " on node b."
 
 step "the way back"
 : >"$work/down"
-kubectl uncordon b >/dev/null
+kubectl taint node b down- >/dev/null
 helm rollback "$revision" --wait --timeout 90s || { cat "$work/said" >&2; fail "helm rollback"; }
 [ "$(of gpuledger-dra '{.status.numberAvailable}') $(of gpuledger-setup '{.spec.template.spec.initContainers[0].args[0]}') $(of gpuledger-setup '{.spec.template.spec.containers[0].readinessProbe.exec.command[1]}') $(mode default)" = '2 install ready "enforce"' ] || fail "it is not as it was"
 

@@ -2,6 +2,7 @@ package uninstall
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,9 +13,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -53,6 +57,17 @@ func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
 	return c
 }
 
+func node(name string, ready corev1.ConditionStatus) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}}}
+}
+
+// podOf is a pod of a DaemonSet that is not ready.
+func podOf(name, node string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name + "-" + node, Namespace: ours,
+		Labels: map[string]string{"app.kubernetes.io/name": name}}, Spec: corev1.PodSpec{NodeName: node}}
+}
+
 // fakeCluster is a fake API whose DaemonSets have one node, at once where node is true.
 type fakeCluster struct {
 	*testing.T
@@ -69,7 +84,9 @@ func newCluster(t *testing.T, node bool, objects ...runtime.Object) *fakeCluster
 			return true, nil, err
 		}
 		s := o.(*appsv1.DaemonSet).DeepCopy()
-		if s.Spec.Template.Spec.NodeSelector["gpuledger.dev/node"] == "shared" {
+		if s.Spec.Template.Spec.NodeSelector["gpuledger.dev/node"] == nowhere {
+			s.Status.NumberMisscheduled = c.remaining(name)
+		} else {
 			s.Status.DesiredNumberScheduled, s.Status.CurrentNumberScheduled = 1, 1
 			if node {
 				s.Status.UpdatedNumberScheduled, s.Status.NumberAvailable = 1, 1
@@ -88,6 +105,54 @@ func (c *fakeCluster) run(setups ...string) error {
 			c.said = append(c.said, fmt.Sprintf(format,
 				args...))
 		}}.Run(ctx)
+}
+
+// remaining counts the pods of a DaemonSet. A call of the client would wait for its own lock here.
+func (c *fakeCluster) remaining(name string) (n int32) {
+	list, err := c.client.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"),
+		corev1.SchemeGroupVersion.WithKind("Pod"), ours)
+	if err != nil {
+		c.Fatal(err)
+	}
+	for _, pod := range list.(*corev1.PodList).Items {
+		if pod.Labels["app.kubernetes.io/name"] == name {
+			n++
+		}
+	}
+	return n
+}
+
+// failsAfter makes the API answer calls of a verb with an error, so many times, once the
+// DaemonSet has been changed.
+func (c *fakeCluster) failsAfter(name, verb string, times int, err error) {
+	changed := false
+	c.client.PrependReactor("*", "daemonsets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if p, is := a.(clienttesting.PatchAction); is && p.GetName() == name && !changed {
+			changed = true
+			return false, nil, nil
+		}
+		if !changed || verb != "*" && a.GetVerb() != verb || times == 0 {
+			return false, nil, nil
+		}
+		times--
+		return true, nil, err
+	})
+}
+
+// claimComes makes a claim come once an agent leaves.
+func (c *fakeCluster) claimComes() {
+	c.client.PrependReactor("patch", "daemonsets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		_ = c.client.Tracker().Add(claim("late", "gpuledger.dev", "a"))
+		return false, nil, nil
+	})
+}
+
+// goesDown makes a node not ready once a DaemonSet is changed.
+func (c *fakeCluster) goesDown(name string) {
+	nodes := corev1.SchemeGroupVersion.WithResource("nodes")
+	c.client.PrependReactor("patch", "daemonsets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return false, nil, c.client.Tracker().Update(nodes, node(name, corev1.ConditionUnknown), "")
+	})
 }
 
 func (c *fakeCluster) set(name string) *appsv1.DaemonSet {
@@ -125,13 +190,12 @@ func TestNodesAreGivenBack(t *testing.T) {
 }
 
 // No scheduler may place a pod by what a node published once. Without the device plugin, whose
-// account may not do that, nothing is looked for.
+// account may not do that, nothing is removed.
 func TestWhatNodesPublishedIsRemoved(t *testing.T) {
-	node := func(name string, notes map[string]string) *corev1.Node {
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: notes}}
-	}
+	published := node("a", corev1.ConditionTrue)
+	published.Annotations = map[string]string{nodestate.Annotation: "{}", "other": "stays"}
 	all := []runtime.Object{config(nil), setup("gpuledger-setup"),
-		node("a", map[string]string{nodestate.Annotation: "{}", "other": "stays"}), node("b", nil)}
+		published, node("b", corev1.ConditionTrue)}
 	c := newCluster(t, true, append(all, set("gpuledger-device-plugin", corev1.PodSpec{}))...)
 	if err := c.run("gpuledger-setup"); err != nil {
 		t.Fatal(err)
@@ -151,7 +215,7 @@ func TestWhatNodesPublishedIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range c.client.Actions() {
-		if a.GetResource().Resource == "nodes" {
+		if a.GetResource().Resource == "nodes" && a.GetVerb() != "list" {
 			t.Errorf("with the DRA driver: %v", a)
 		}
 	}
@@ -241,10 +305,7 @@ func TestAPodWithAClaimForItsResources(t *testing.T) {
 // A claim that came while the agent left brings the agent back.
 func TestAClaimThatComesMeanwhile(t *testing.T) {
 	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
-	c.client.PrependReactor("patch", "daemonsets", func(clienttesting.Action) (bool, runtime.Object, error) {
-		_ = c.client.Tracker().Add(claim("late", "gpuledger.dev", "a"))
-		return false, nil, nil
-	})
+	c.claimComes()
 	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(), "claim team/late of a") {
 		t.Errorf("got %v", err)
 	}
@@ -258,16 +319,174 @@ func TestAClaimThatComesMeanwhile(t *testing.T) {
 
 // A node that does not come is named.
 func TestANodeThatDoesNotCome(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "gpuledger-setup-abcde", Namespace: ours,
-		Labels: map[string]string{"app.kubernetes.io/component": "setup"}},
-		Spec: corev1.PodSpec{NodeName: "node-7"}}
+	pod := podOf("gpuledger-setup", "node-7")
 	c := newCluster(t, false, config(nil), setup("gpuledger-setup"), pod)
 	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(),
-		"cannot wait any longer for the nodes (gpuledger-setup): gpuledger-setup-abcde on node node-7") {
+		"cannot wait any longer for the nodes (gpuledger-setup): gpuledger-setup-node-7 on node node-7") {
 		t.Errorf("got %v", err)
 	}
 	c = newCluster(t, false, config(map[string]string{force: "force"}), setup("gpuledger-setup"), pod)
 	if err := c.run("gpuledger-setup"); err != nil || !strings.Contains(c.said[len(c.said)-1], "node-7") {
 		t.Errorf("forced: %v, %q", err, c.said)
+	}
+}
+
+var (
+	errRefused   = errors.New("connection refused")
+	errForbidden = apierrors.NewForbidden(schema.GroupResource{Resource: "daemonsets"}, "", nil)
+)
+
+// An API server that restarts, as when its node is given back, does not end the uninstall.
+func TestTheAPIIsAwayForAWhile(t *testing.T) {
+	for name, changed := range map[string]string{"while the agents go": "gpuledger-dra",
+		"while the nodes are given back": "gpuledger-setup"} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}),
+				setup("gpuledger-setup"))
+			c.failsAfter(changed, "get", 3, errRefused)
+			if err := c.run("gpuledger-setup"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What the API has last said is reported. It is no node that is missing, so force does not hide it.
+func TestTheAPIStaysAway(t *testing.T) {
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		err         error
+		calls       int // after the change
+	}{
+		"at the deadline": {nil, errRefused, -1},
+		"forced":          {map[string]string{force: "force"}, errRefused, -1},
+		"forbidden":       {map[string]string{force: "force"}, errForbidden, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newCluster(t, true, config(c.annotations), setup("gpuledger-setup"))
+			k.failsAfter("gpuledger-setup", "get", c.calls, c.err)
+			if err := k.run("gpuledger-setup"); !errors.Is(err, c.err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// The agents come back although the API does not work at once.
+func TestTheAgentsComeBackLater(t *testing.T) {
+	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
+	c.failsAfter("gpuledger-dra", "patch", 3, errRefused)
+	c.claimComes()
+	if err := c.run("gpuledger-setup"); err == nil || errors.Is(err, errRefused) {
+		t.Errorf("got %v", err)
+	}
+	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != "shared" {
+		t.Errorf("the agent is on nodes with %q", got)
+	}
+	c = newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
+	c.failsAfter("gpuledger-dra", "*", -1, errRefused)
+	if err := c.run("gpuledger-setup"); !errors.Is(err, errRefused) ||
+		!strings.Contains(err.Error(), "cannot change the nodes of gpuledger-dra") {
+		t.Errorf("for ever: %v", err)
+	}
+}
+
+// An uninstall that was interrupted has taken the agent from its nodes. The next one still knows
+// them.
+func TestTheAgentsNodesOutliveTheJob(t *testing.T) {
+	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
+	c.failsAfter("gpuledger-dra", "*", -1, errRefused) // as if the Job's pod had ended there
+	_ = c.run("gpuledger-setup")
+	c.client.ReactionChain = c.client.ReactionChain[1:]
+	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != nowhere {
+		t.Fatalf("the agent is on nodes with %q", got)
+	}
+	c.claimComes()
+	if err := c.run("gpuledger-setup"); err == nil {
+		t.Error("it does not refuse")
+	}
+	after := c.set("gpuledger-dra")
+	if got := after.Spec.Template.Spec.NodeSelector; got["gpuledger.dev/node"] != "shared" ||
+		len(after.Annotations) > 0 {
+		t.Errorf("the agent is on nodes with %v, %v", got, after.Annotations)
+	}
+}
+
+// A selector that no node has is never taken for the one that the agent had.
+func TestTheAgentsNodesAreNotKnown(t *testing.T) {
+	agent := set("gpuledger-dra", corev1.PodSpec{})
+	agent.Spec.Template.Spec.NodeSelector["gpuledger.dev/node"] = nowhere
+	c := newCluster(t, true, config(nil), agent, setup("gpuledger-setup"))
+	c.claimComes()
+	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(),
+		"cannot bring gpuledger-dra back to its nodes") || !strings.Contains(err.Error(), "`helm rollback`") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// No kubelet ends an agent's pod on a node that is down. The other nodes are given back.
+func TestAnAgentsPodThatNoKubeletEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes []runtime.Object
+		want  string
+	}{
+		"its node is down": {[]runtime.Object{node("a", corev1.ConditionUnknown)}, ""},
+		"its node is gone": {nil, ""},
+		"its node is ready": {[]runtime.Object{node("a", corev1.ConditionTrue)},
+			"cannot wait any longer for the agents (gpuledger-dra): gpuledger-dra-a on node a. "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newCluster(t, true, append(c.nodes, config(nil), set("gpuledger-dra", corev1.PodSpec{}),
+				setup("gpuledger-setup"), podOf("gpuledger-dra", "a"))...)
+			err := k.run("gpuledger-setup")
+			if c.want == "" && (err != nil || !slices.Contains(k.said,
+				"these nodes are not ready, and their agents' pods stay: a")) {
+				t.Errorf("got %v, %q", err, k.said)
+			}
+			if c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want)) {
+				t.Errorf("got %v", err)
+			}
+			stopped := k.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"] == nowhere
+			if stopped != (c.want == "") {
+				t.Errorf("the agent is stopped: %v", stopped)
+			}
+		})
+	}
+}
+
+// As many nodes are down as may be unavailable. The others are given back all the same, also in a
+// second run, and a forced end names all nodes that are not.
+func TestNodesThatAreDownDoNotHoldBackTheOthers(t *testing.T) {
+	some := intstr.FromString("10%")
+	for name, down := range map[string]int{"before": 0, "meanwhile": 1} {
+		t.Run(name, func(t *testing.T) {
+			only := setup("gpuledger-setup")
+			only.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &some}
+			old := podOf("gpuledger-setup", "old") // ready, with the template before the removal
+			old.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady,
+				Status: corev1.ConditionTrue}}
+			c := newCluster(t, false, config(map[string]string{force: "force"}), only, old,
+				podOf("gpuledger-setup", "down"), podOf("gpuledger-setup", ""),
+				node("old", corev1.ConditionTrue))
+			if down > 0 {
+				_ = c.client.Tracker().Add(node("down", corev1.ConditionTrue))
+				c.goesDown("down")
+			}
+			for range 2 {
+				_ = c.run("gpuledger-setup")
+				r := c.set("gpuledger-setup").Spec.UpdateStrategy.RollingUpdate
+				if got := r.MaxUnavailable.String(); got != "2" {
+					t.Errorf("%s may be unavailable", got)
+				}
+			}
+			if !slices.Contains(c.said, "forced: not given back: gpuledger-setup- on no node yet, "+
+				"gpuledger-setup-down on node down, gpuledger-setup-old on node old") {
+				t.Errorf("got %q", c.said)
+			}
+			after, err := c.client.CoreV1().ConfigMaps(ours).Get(t.Context(), configMap, metav1.GetOptions{})
+			if err != nil || len(after.Annotations) > 0 {
+				t.Errorf("the next uninstall is forced, too: %v, %v", after.Annotations, err)
+			}
+		})
 	}
 }

@@ -24,7 +24,7 @@ func uninstallCommand() *cli.Command {
 				EnvVars: []string{"POD_NAMESPACE"}, Value: "gpuledger-system"},
 			kubeconfigFlag(),
 			&cli.DurationFlag{Name: "timeout", Usage: "how long to wait for the nodes",
-				Value: 10 * time.Minute},
+				Value: 4 * time.Minute},
 		},
 		Action: uninstallAll,
 	}

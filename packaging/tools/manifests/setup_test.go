@@ -12,6 +12,7 @@ import (
 
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/kubernetes/pkg/apis/apps"
 	"k8s.io/kubernetes/pkg/apis/batch"
 	"k8s.io/kubernetes/pkg/apis/core"
@@ -277,7 +278,7 @@ func TestNodesWithPackages(t *testing.T) {
 // No account of the set-up reaches the API. That of the removal exists only for it, and may change
 // no more than it does.
 func TestWhatTheSetUpMayDo(t *testing.T) {
-	for agent, may := range map[string]string{"dra": "[resourceclaims] [list]",
+	for agent, may := range map[string]string{"dra": "[resourceclaims] [list], [nodes] [list]",
 		"device-plugin": "[pods] [list], [nodes] [list patch]"} {
 		all, err := rendered(t, namespace, "v1.36.2", kinds+"\nagent: "+agent)
 		if err != nil {
@@ -303,16 +304,39 @@ func TestWhatTheSetUpMayDo(t *testing.T) {
 		}
 		want := []string{"[daemonsets] [gpuledger-dra gpuledger-device-plugin gpuledger-setup " +
 			"gpuledger-setup-h100 " +
-			"gpuledger-setup-old] [get patch]", "[configmaps] [gpuledger-config] [get]", "[pods] [] [list]"}
+			"gpuledger-setup-old] [get patch]", "[configmaps] [gpuledger-config] [get patch]",
+			"[pods] [] [list]"}
 		if !slices.Equal(got, want) {
 			t.Errorf("in its namespace it may\n%s", strings.Join(got, "\n"))
 		}
 		job := objects["Job/gpuledger-uninstall"].value.(*batch.Job).Spec.Template.Spec
 		c := job.Containers[0]
-		if !slices.Equal(c.Args, []string{"uninstall", "--timeout=10m", "gpuledger-setup",
+		if !slices.Equal(c.Args, []string{"uninstall", "--timeout=4m", "gpuledger-setup",
 			"gpuledger-setup-h100",
 			"gpuledger-setup-old"}) || len(job.Volumes) > 0 || !*c.SecurityContext.RunAsNonRoot {
 			t.Errorf("got %+v", c)
+		}
+		until := objects["Job/gpuledger-uninstall"].value.(*batch.Job).Spec.ActiveDeadlineSeconds
+		if until == nil || *until != 300 || job.PriorityClassName != "system-node-critical" {
+			t.Errorf("the job ends after %v seconds, with priority %q", until, job.PriorityClassName)
+		}
+		for _, toleration := range job.Tolerations {
+			if (toleration.Key == "" || toleration.Key == "node.kubernetes.io/unreachable") &&
+				toleration.Value == "" &&
+				toleration.Effect != core.TaintEffectNoSchedule {
+				t.Errorf("the job may go to a node that is down: %+v", toleration)
+			}
+		}
+		for _, o := range made { // Helm deletes hook-succeeded also after a Job that has failed
+			named, err := meta.Accessor(o.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := named.GetAnnotations()
+			if o.kind != "Job" && notes["helm.sh/hook"] == "pre-delete" &&
+				notes["helm.sh/hook-delete-policy"] != "before-hook-creation" {
+				t.Errorf("%s/%s may be deleted while the job runs", o.kind, o.name)
+			}
 		}
 	}
 	for name, o := range mustRender(t, namespace, "v1.36.2", kinds) {

@@ -45,9 +45,27 @@ reads each number of a file as one with a fraction, which the nodes would not ta
 {{- end -}}
 
 {{- define "whileUninstalling" -}}
-helm.sh/hook: pre-delete
+helm.sh/hook: {{ .when }}
 helm.sh/hook-weight: "-1"
-helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+helm.sh/hook-delete-policy: {{ .policy }}
+{{- end -}}
+
+{{- /* tolerationsOfTheJob keeps the uninstall's Job off nodes that are down: a toleration of all taints
+also tolerates node.kubernetes.io/unreachable. So NoExecute is tolerated by name only. One of these is
+not-ready: the Job restarts the engine of its own node, and has to go on. The toleration of unreachable
+with a value that this taint never has tolerates nothing. It keeps the API server from adding one. */ -}}
+{{- define "tolerationsOfTheJob" -}}
+{{- $all := list (dict "key" "node.kubernetes.io/not-ready" "operator" "Exists" "effect" "NoExecute") }}
+{{- $all = append $all (dict "key" "node.kubernetes.io/unreachable" "operator" "Equal" "value" "never" "effect" "NoExecute") }}
+{{- range .Values.tolerations }}
+{{- $key := get . "key" | default "" }}{{ $effect := get . "effect" | default "" }}
+{{- if and (not $key) (not $effect) }}
+{{- $all = append $all (merge (dict "effect" "NoSchedule") .) }}
+{{- else if not (or (eq $key "node.kubernetes.io/unreachable") (and (not $key) (eq $effect "NoExecute"))) }}
+{{- $all = append $all . }}
+{{- end }}
+{{- end }}
+{{- toJson $all }}
 {{- end -}}
 
 {{- /* setupDaemonSet is the set-up's DaemonSet of a kind of nodes: root, name, key, nodeSelector, not (nodes of other kinds). */ -}}
