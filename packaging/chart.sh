@@ -115,7 +115,7 @@ kubelets &
 
 step "helm install: report mode, each node its kind's set-up"
 kubectl create namespace gpuledger-system >/dev/null
-helm install "$chart" --set 'kinds[0].name=h100,kinds[0].nodeSelector.gpu=h100,uninstall.timeout=20s' --wait --timeout 90s || { cat "$work/said" >&2; fail "helm install"; }
+helm install "$chart" --set 'kinds[0].name=h100,kinds[0].nodeSelector.gpu=h100,uninstall.timeout=30s' --wait --timeout 90s || { cat "$work/said" >&2; fail "helm install"; }
 for set in gpuledger-dra:2 gpuledger-setup:1 gpuledger-setup-h100:1; do
   [ "$(of "${set%:*}" '{.status.numberAvailable}')" = "${set#*:}" ] || fail "$set"
 done
