@@ -78,10 +78,12 @@ func validated(text []byte) ([]manifest, error) {
 			return nil, err
 		}
 		o := manifest{kind.Kind, named.GetName(), value}
-		if seen[o.kind+"/"+o.name] {
+		// Helm makes the objects of one hook when those of another are gone.
+		id := o.kind + "/" + o.name + "/" + named.GetAnnotations()["helm.sh/hook"]
+		if seen[id] {
 			return nil, fmt.Errorf("%s %s is there twice", o.kind, o.name)
 		}
-		seen[o.kind+"/"+o.name] = true
+		seen[id] = true
 		// The API server knows a namespaced object's namespace by its path, or sets "default".
 		if named.GetNamespace() == "" {
 			named.SetNamespace(namespaceOf(value))
