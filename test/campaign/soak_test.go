@@ -56,10 +56,12 @@ var measures = []measure{
 	}, exactly},
 	{"mounts", func(c *campaign) int { return len(mounts("")) }, exactly},
 	{"processes", func(c *campaign) int {
+		ours, _ := os.Readlink("/proc/self/ns/mnt") // tests of other packages have others
 		all, _ := filepath.Glob("/proc/[0-9]*")
 		return len(slices.DeleteFunc(all, func(dir string) bool {
 			pid, _ := strconv.Atoi(filepath.Base(dir))
-			return !rig.Lives(pid)
+			theirs, _ := os.Readlink(dir + "/ns/mnt")
+			return theirs != ours || !rig.Lives(pid)
 		}))
 	}, a},
 }
@@ -149,6 +151,16 @@ func (c *campaign) quiet() []int {
 	return taken
 }
 
+// grown are the measures that have grown by more than they may.
+func grown(first, last []int) (all []string) {
+	for i, m := range measures {
+		if last[i] > first[i]+m.slack(first[i]) {
+			all = append(all, fmt.Sprintf("%s: %d after a tenth, %d at the end", m.name, first[i], last[i]))
+		}
+	}
+	return all
+}
+
 // TestSoak: lives without faults for SOAK, or a short time, with the status page open. What
 // gpuledgerd and the node hold at the end is what they held after the first tenth.
 func TestSoak(t *testing.T) {
@@ -173,6 +185,11 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	last := c.quiet()
+	// tests of other packages make cgroups for a while; what leaks stays
+	for tries := 0; tries < 12 && len(grown(first, last)) > 0; tries++ {
+		time.Sleep(5 * time.Second)
+		last = c.quiet()
+	}
 	c.end()
 	c.counts.print(os.Stdout)
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
@@ -180,9 +197,9 @@ func TestSoak(t *testing.T) {
 	fmt.Fprintf(w, "\tafter a tenth\tat the end, after %v\n", time.Since(began).Round(time.Second))
 	for i, m := range measures {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", m.name, first[i], last[i])
-		if last[i] > first[i]+m.slack(first[i]) {
-			t.Errorf("%s: %d after a tenth, %d at the end", m.name, first[i], last[i])
-		}
+	}
+	for _, what := range grown(first, last) {
+		t.Error(what)
 	}
 	if c.page.looks == 0 {
 		t.Error("the page was never read")
