@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -69,7 +68,7 @@ func former(set *appsv1.DaemonSet) map[string]string {
 		if value == nowhere { // an uninstall was interrupted
 			value, known = kept[label]
 		}
-		if !known || value == nowhere {
+		if !known {
 			return nil
 		}
 		selector[label] = value
@@ -147,16 +146,10 @@ func (u Uninstall) selects(ctx context.Context, name string, labels, was map[str
 		}
 		note = string(text)
 	}
-	patch, err := json.Marshal(map[string]any{
+	if err := u.patch(ctx, name, types.MergePatchType, map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{formerNodes: note}},
 		"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
-			"nodeSelector": labels}}}})
-	if err != nil {
-		return err
-	}
-	_, err = u.Client.AppsV1().DaemonSets(u.Namespace).Patch(ctx, name, types.MergePatchType, patch,
-		metav1.PatchOptions{})
-	if err != nil {
+			"nodeSelector": labels}}}}); err != nil {
 		return fmt.Errorf("cannot change the nodes of %s: %w", name, err)
 	}
 	return nil

@@ -2,13 +2,11 @@ package uninstall
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -39,16 +37,11 @@ func (u Uninstall) returnNodesOf(ctx context.Context, name string) error {
 		return err
 	}
 	was := chartsUnavailable(set)
-	patch, err := json.Marshal(map[string]any{
+	if err := u.patch(ctx, name, types.StrategicMergePatchType, map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{formerUnavailable: was.String()}},
 		"spec": map[string]any{
 			"updateStrategy": rolling(unavailable(set, dead)),
-			"template":       map[string]any{"spec": removal(set.Spec.Template.Spec)}}})
-	if err != nil {
-		return err
-	}
-	if _, err := u.Client.AppsV1().DaemonSets(u.Namespace).Patch(ctx, name,
-		types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			"template":       map[string]any{"spec": removal(set.Spec.Template.Spec)}}}); err != nil {
 		return fmt.Errorf("cannot let %s give its nodes back: %w", name, err)
 	}
 	u.Say("%s gives its nodes back", name)
@@ -74,12 +67,8 @@ func (u Uninstall) widen(ctx context.Context) error {
 			*r.MaxUnavailable == wants {
 			continue
 		}
-		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"updateStrategy": rolling(wants)}})
-		if err != nil {
-			return err
-		}
-		if _, err := u.Client.AppsV1().DaemonSets(u.Namespace).Patch(ctx, name,
-			types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if err := u.patch(ctx, name, types.StrategicMergePatchType, map[string]any{
+			"spec": map[string]any{"updateStrategy": rolling(wants)}}); err != nil {
 			return fmt.Errorf("cannot let %s go on beside nodes that are down: %w", name, err)
 		}
 	}

@@ -4,6 +4,7 @@ package uninstall
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -138,4 +139,14 @@ func (u Uninstall) daemonSet(ctx context.Context, name string) (*appsv1.DaemonSe
 		return nil, fmt.Errorf("cannot read %s: %w", name, err)
 	}
 	return set, nil
+}
+
+// patch changes a DaemonSet.
+func (u Uninstall) patch(ctx context.Context, name string, how types.PatchType, changes any) error {
+	text, err := json.Marshal(changes)
+	if err != nil {
+		return err
+	}
+	_, err = u.Client.AppsV1().DaemonSets(u.Namespace).Patch(ctx, name, how, text, metav1.PatchOptions{})
+	return err
 }

@@ -33,13 +33,18 @@ reads each number of a file as one with a fraction, which the nodes would not ta
 {{- toToml $all }}
 {{- end -}}
 
+{{- /* selects is not empty if a node selector selects a node: selector, labels. */ -}}
+{{- define "selects" -}}
+{{- $labels := .labels }}{{ $all := true }}
+{{- range $label, $value := .selector }}{{ if ne (get $labels $label) $value }}{{ $all = false }}{{ end }}{{ end }}
+{{- if $all }}yes{{ end }}
+{{- end -}}
+
 {{- /* nodeMode is the mode of a node: root, labels. */ -}}
 {{- define "nodeMode" -}}
 {{- $mode := .root.Values.policy.mode }}{{ $found := false }}{{ $labels := .labels }}
 {{- range .root.Values.kinds }}
-{{- $of := true }}
-{{- range $label, $value := .nodeSelector }}{{ if ne (get $labels $label) $value }}{{ $of = false }}{{ end }}{{ end }}
-{{- if and $of (not $found) }}{{ $found = true }}{{ $mode = get (get . "policy" | default dict) "mode" | default $mode }}{{ end }}
+{{- if and (not $found) (include "selects" (dict "selector" .nodeSelector "labels" $labels)) }}{{ $found = true }}{{ $mode = get (get . "policy" | default dict) "mode" | default $mode }}{{ end }}
 {{- end }}
 {{- $mode }}
 {{- end -}}
