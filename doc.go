@@ -1,8 +1,8 @@
 // Package gpuledger is the root of the module: gpuledger keeps a ledger of the GPUs that containers
 // on a node may use, and enforces it when a container is created.
 //
-// Whether a container may start is decided in internal/admission/decide.go. The ways to a GPU are
-// the table in internal/request/vectors.go, and a new way is added there. docs/ARCHITECTURE.md
+// Decide in internal/admission/decide.go decides whether a container may start. The ways to a GPU
+// are the table in internal/request/vectors.go, and a new way is added there. docs/ARCHITECTURE.md
 // shows how the packages meet.
 //
 // The words below mean the same in code, command line, logs and documentation.
@@ -48,7 +48,7 @@
 //   - Request: what a container asks for, read from its spec; it lists every hit.
 //   - Hit: one way to a GPU that a spec contains; its vector says where (a variable, a mount, a
 //     device rule, ...).
-//   - Cover: how a grant can allow a hit; a hit that the grant does not cover is refused.
+//   - Cover: the way in which a grant allows a hit; a hit that the grant does not cover is refused.
 //   - Allocation: what a scheduler's annotations state about a container's GPUs; a node with
 //     trust = "adopt" enters it as a grant (adopts it).
 //   - Verdict: the decision about a container: pass (it needs no grant), admit (with edits) or

@@ -2,8 +2,8 @@
 // Place says which GPUs a new grant gets. Neither reads a file, a clock or the system. All facts
 // come in as arguments, so every case is a row of a table in a test.
 //
-// Package node gathers the facts, and node.Admit puts a verdict into force. In report mode it only
-// records it. Before a container starts, node can still refuse what Decide passes or admits: if the
+// Package node gathers the facts, and node.Admit puts a verdict into force. In report mode
+// node.Admit only records the verdict. Before a container starts, node can still refuse what Decide passes or admits: if the
 // container would share its cgroup with another (node/cgroup.go), or if the edits fail
 // (node/plan.go).
 package admission
@@ -23,20 +23,20 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 	return j.Decide(r, v, inv, p)
 }
 
-// Judge is a cache for the decisions about one container, with one inventory and one policy: before
-// its spec is edited, after, and both again while the ledger is locked. It keeps the list of the
-// driver's files, which is most of the work, and nothing else: its decisions are those of the
-// function Decide. Only one goroutine may use it.
+// Judge caches what the decisions about one container share. There are up to four, with one
+// inventory and one policy: on the spec before its edits and after them, and on both again while the
+// ledger is locked. It keeps the list of the driver's files, which is most of the work, and nothing
+// else. Only one goroutine may use it.
 type Judge struct {
 	wanted wantedFiles      // what files depends on, besides the inventory and the policy
 	files  []*cdispec.Mount // the driver's files
 	done   bool             // files is set
 }
 
-// Decide returns what the function Decide returns, with the judge's cache.
+// Decide makes the decision. The function Decide calls it with an empty cache.
 //
 // It runs in stages. Each takes values and returns values: what it found against the container, and
-// what the verdict needs. No stage changes the question.
+// what the verdict needs. No stage changes q.
 func (j *Judge) Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) grant.Verdict {
 	q := &question{request: r, view: v, inventory: inv, policy: p}
 	switch {

@@ -5,18 +5,18 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
 // and knows nothing of what another one finds. A new one is a row here and such a file. Add a new
 // kind of mount as a case in mounts (mount.go), a new kind of device in devices.class (device.go).
-// Each has rows in the corpus (test/testdata/corpus). What a grant covers of its hits is decided
-// in internal/admission/hits.go.
+// Every vector, kind of mount and kind of device has rows in the corpus (test/testdata/corpus).
+// internal/admission/hits.go decides which hits a grant covers.
 var vectors = [...]struct {
 	name string
-	find func(*containerFacts) vectorResult // lists what of the facts is this way to a GPU
+	find func(*containerFacts) vectorResult // returns the hits of this vector
 }{
 	{"environment that an injector obeys", environment},
 	{"device rules that let a GPU be opened", deviceRules},
 	{"device nodes", deviceNodes},
 	{"descriptors that are handed in", descriptors},
 	{"mounts of device nodes, device lists and the ledger's directories", mounts},
-	{"raw cgroup keys that set no resource, or the driver's limit", unified},
+	{"raw cgroup keys that set the driver's limit, or that set no resource", unified},
 	{"hooks of NVIDIA's injectors", hooks},
 	{"CDI names, and annotations that change device policy", annotations},
 	{"ways that make root in the container root on the node", nodeRoot},
