@@ -3,9 +3,9 @@
 // come in as arguments, so every case is a row of a table in a test.
 //
 // Package node gathers the facts, and node.Admit puts a verdict into force. In report mode
-// node.Admit only records the verdict. Before a container starts, node can still refuse what Decide passes or admits: if the
-// container would share its cgroup with another (node/cgroup.go), or if the edits fail
-// (node/plan.go).
+// node.Admit only records the verdict. Before a container starts, node can still refuse what Decide
+// passes or admits: if the container would share its cgroup with another (node/cgroup.go), or if
+// the edits fail (node/plan.go).
 package admission
 
 import (
@@ -24,8 +24,8 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 }
 
 // Judge caches what the decisions about one container share. There are up to four, with one
-// inventory and one policy: on the spec before its edits and after them, and on both again while the
-// ledger is locked. It keeps the list of the driver's files, which is most of the work, and nothing
+// inventory and one policy: on the spec before its edits and after them, and on both again while
+// the ledger is locked. It keeps the list of the driver's files, which is most of the work, and nothing
 // else. Only one goroutine may use it.
 type Judge struct {
 	wanted wantedFiles      // what files depends on, besides the inventory and the policy
