@@ -25,8 +25,8 @@ func Decide(r grant.Request, v grant.View, inv grant.Inventory, p grant.Policy) 
 
 // Judge caches what the decisions about one container share. There are up to four, with one
 // inventory and one policy: on the spec before its edits and after them, and on both again while
-// the ledger is locked. It keeps the list of the driver's files, which is most of the work, and nothing
-// else. Only one goroutine may use it.
+// the ledger is locked. It keeps the list of the driver's files, which is most of the work, and
+// nothing else. Only one goroutine may use it.
 type Judge struct {
 	wanted wantedFiles      // what files depends on, besides the inventory and the policy
 	files  []*cdispec.Mount // the driver's files
