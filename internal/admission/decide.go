@@ -33,7 +33,7 @@ type Judge struct {
 	done   bool             // files is set
 }
 
-// Decide makes the decision. The function Decide calls it with an empty cache.
+// Decide makes the decision. (Decide, the function above, calls it with an empty cache.)
 //
 // It runs in stages. Each takes values and returns values: what it found against the container, and
 // what the verdict needs. No stage changes q.

@@ -32,7 +32,7 @@ func rules(f Facts) []Line {
 			Hint: "run `gpuledger enable` when the emergency is over"}}
 	case grant.Report:
 		return []Line{{Status: Warning,
-			Message: `policy.mode is "report": what would be refused starts, and is recorded`,
+			Message: `policy.mode is "report": containers that would be refused start, and are recorded`,
 			Hint:    "read the audit log, then set policy.mode = \"enforce\""}}
 	}
 	return []Line{{Status: OK, Message: "refusals are enforced"}}
