@@ -17,7 +17,6 @@ enum {
     MAX_PATH = 1024,
     NOT_FOUND = -2, /* ENOENT */
     NO_DIR = -20,   /* ENOTDIR */
-    NOT_OPEN = -9,  /* EBADF */
 };
 
 #if defined __x86_64__
@@ -98,26 +97,38 @@ static void read_environment(char *const *env, struct environment *e)
     if (!e->path) e->path = "";
 }
 
-/* plain reports whether a descriptor leads nowhere: a pipe, a terminal, /dev/null, or not open.
- * What else there is, package host knows. */
+/* are_open reports whether the standard descriptors are. In place of one that is not, a runtime in C
+ * would give the container the next file that it opens, such as that of --log. Go opens /dev/null
+ * there before anything else. */
+static bool are_open(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (call(SYS_fcntl, fd, F_GETFD, 0, 0, 0) < 0) return false;
+    return true;
+}
+
+/* plain reports whether a descriptor leads nowhere: a pipe, a terminal, /dev/null. What else there
+ * is, package host knows. */
 static bool plain(int fd)
 {
     struct statx st;
-    long err = status(fd, "", AT_EMPTY_PATH, &st);
 
-    if (err) return err == NOT_OPEN;
+    if (status(fd, "", AT_EMPTY_PATH, &st)) return false;
     if (S_ISFIFO(st.stx_mode)) return true;
     return S_ISCHR(st.stx_mode) && (st.stx_rdev_major == 1 || st.stx_rdev_major == 4 || st.stx_rdev_major == 5 ||
                                     (st.stx_rdev_major >= 136 && st.stx_rdev_major <= 143));
 }
 
-/* read_file returns the size of a whole file, or -1 if it does not fit. */
+/* read_file returns the size of a whole regular file, or -1 if it does not fit or is of another kind:
+ * what is read from a pipe, Go could not read again. */
 static long read_file(const char *path, char *to)
 {
-    long fd = call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0, 0), size = 0, n;
+    long fd = call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0, 0), size = 0, n = -1;
+    struct statx st;
 
     if (fd < 0) return -1;
-    while ((n = call(SYS_read, fd, (long)(to + size), MAX_CONFIG - size, 0, 0)) > 0) size += n;
+    if (!status((int)fd, "", AT_EMPTY_PATH, &st) && S_ISREG(st.stx_mode))
+        while ((n = call(SYS_read, fd, (long)(to + size), MAX_CONFIG - size, 0, 0)) > 0) size += n;
     call(SYS_close, fd, 0, 0, 0, 0);
     return n || size == MAX_CONFIG ? -1 : size;
 }
@@ -217,6 +228,7 @@ static bool keeps(const struct path *runtime, const struct line *line)
     for (const char *c = runtime->text; *c; c++)
         if (*c == '/') base = c + 1;
     if (!line->root || !line->id) return false;
+    if (!is_clean(line->root, length(line->root))) return false; /* Go cleans paths */
     file.size = 0;
     for (const char *c = line->id; *c; c++)
         if (*c == '/') return false;
@@ -236,7 +248,7 @@ static __attribute__((noinline)) void pass(const struct line *line, char **argv,
     long size;
 
     read_environment(env, &e);
-    if (e.odd || (line->starts && (e.listens || !plain(0) || !plain(1) || !plain(2)))) return;
+    if (e.odd || !are_open() || (line->starts && (e.listens || !plain(0) || !plain(1) || !plain(2)))) return;
     size = read_file(e.config, config);
     if (size < 0 || !read_config(config, (size_t)size, &r)) return;
     if (find(&r, e.path, &runtime) != YES) return;

@@ -2,6 +2,8 @@ package test
 
 import (
 	"debug/elf"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +16,7 @@ import (
 
 // frontCalls are the system calls of a call that is not judged, up to the exec of the real runtime.
 // All others would be Go's, whose start the front saves.
-var frontCalls = []string{"execve", "openat", "read", "close", "statx", "newfstatat"}
+var frontCalls = []string{"execve", "openat", "read", "close", "fcntl", "statx", "newfstatat"}
 
 // TestFrontComesBeforeGo: for a line as engines write it the front executes the real runtime, with
 // its arguments, and Go does not start. For another one Go does. Nothing depends on the name by
@@ -31,6 +33,7 @@ func TestFrontComesBeforeGo(t *testing.T) {
 	link := filepath.Join(dir, "gpuledger-runtime.crio")
 	must(t, os.Symlink(rig.Binary(t, "gpuledger-runtime"), link))
 	must(t, os.MkdirAll(filepath.Join(dir, "c1"), 0o700))
+	must(t, os.Symlink("c1", filepath.Join(dir, "link")))
 	plain := "[runtime]\npath = [\"" + real + "\"]\n"
 	for _, c := range []struct {
 		name, config, env, line string
@@ -44,6 +47,8 @@ func TestFrontComesBeforeGo(t *testing.T) {
 			"--root " + dir + " state c2", false},
 		{"NVIDIA's runtime does not have it", plain + "unjudged = \"x\"\n", "",
 			"--root " + dir + " state c1", true},
+		{"a root that Go reads otherwise", plain + "unjudged = \"x\"\n", "",
+			"--root " + dir + "/link/.. state c1", false},
 		{"called back", plain, "_GPULEDGER_HANDED_ON=1", "--root /r state c1", false},
 		{"descriptors by systemd's protocol", plain, "LISTEN_FDS=0",
 			"exec --process /p c1", false},
@@ -69,6 +74,49 @@ func TestFrontComesBeforeGo(t *testing.T) {
 				t.Errorf("before Go: %v, want %v\n%.2000s", before, c.before, text)
 			}
 		})
+	}
+}
+
+// TestClosedDescriptorsAreFilled: the real runtime gets /dev/null in place of a standard descriptor
+// that is closed. A runtime in C would give the container the next file that it opens, such as that
+// of --log, which may be a cgroup's cgroup.procs.
+func TestClosedDescriptorsAreFilled(t *testing.T) {
+	dir := t.TempDir()
+	real, said := filepath.Join(dir, "runc"), filepath.Join(dir, "said")
+	script := "#!/bin/sh\nat() { readlink /proc/$$/fd/$1 || echo none; }\n" +
+		"a=$(at 0) b=$(at 1) c=$(at 2)\necho $a $b $c >" + said + "\n"
+	must(t, os.WriteFile(real, []byte(script), 0o755))
+	config := filepath.Join(dir, "config.toml")
+	must(t, os.WriteFile(config, []byte("[runtime]\npath = [\""+real+"\"]\n"), 0o600))
+	for _, line := range []string{"--root /r state c1", "--root /r exec --process /p c1"} {
+		for closed := range 3 {
+			arguments := append([]string{"-c", fmt.Sprintf(`exec "$@" %d>&-`, closed), "sh",
+				rig.Binary(t, "gpuledger-runtime")}, strings.Fields(line)...)
+			cmd := exec.Command("sh", arguments...)
+			cmd.Env = append(os.Environ(), "GPULEDGER_CONFIG="+config)
+			must(t, cmd.Run())
+			if got := strings.Fields(read(t, said)); len(got) != 3 || got[closed] != os.DevNull {
+				t.Errorf("%s, %d closed: the runtime's descriptors are %q", line, closed, got)
+			}
+		}
+	}
+}
+
+// TestConfigurationInAPipe: the front leaves to Go what can be read once only.
+func TestConfigurationInAPipe(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"runc", "other"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+"\n"), 0o755))
+	}
+	reads, writes, err := os.Pipe()
+	must(t, err)
+	_, err = fmt.Fprintf(writes, "only_go = 1.5\n[runtime]\npath = [\"%s/other\"]\n", dir)
+	must(t, errors.Join(err, writes.Close()))
+	cmd := exec.Command(rig.Binary(t, "gpuledger-runtime"), "--root", "/r", "state", "c1")
+	cmd.Env = append(os.Environ(), "GPULEDGER_CONFIG=/dev/fd/3", "PATH="+dir+":"+os.Getenv("PATH"))
+	cmd.ExtraFiles = []*os.File{reads}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "other\n" {
+		t.Errorf("%v\n%s\nwant the runtime of the configuration", err, out)
 	}
 }
 

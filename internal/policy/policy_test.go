@@ -216,6 +216,9 @@ func TestRuntimeEqualsWhatLoadReads(t *testing.T) {
 		"[runtime]\nunjudged = { containerd = \"/opt/a\", cri-o = \"b\" } # two\npath = [\"crun\"]\n",
 		"runtime.unjudged.podman = \"crun\"\n",
 		"runtime = { path = [\"a\"], unjudged = { podman = \"crun\" } }\n", "[runtime]\nunjudged = \"\"\n",
+		"Engine = \"docker\"\n[Runtime]\nPath = [\"a\"]\nUnJudged = \"b\"\n", "[runtime]\nPATH = [\"a\"]\n",
+		"[runtime]\npath = [\"a\"]\n[Runtime]\nPath = [\"b\"]\n", "RUNTIME.UNJUDGED.podman = \"crun\"\n",
+		"Runtime = { Path = [\"a\"], Unjudged = { Podman = \"crun\", podman = \"runc\" } }\n",
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/pelletier/go-toml/v2/unstable"
 
@@ -55,6 +56,9 @@ type runtimeScan struct {
 // keyValue handles one expression, in any of the forms in which TOML writes its table.
 func (s *runtimeScan) keyValue(table []string, e *unstable.Node) {
 	key := append(slices.Clip(table), keyOf(e)...)
+	for i := range min(2, len(key)) {
+		key[i] = strings.ToLower(key[i]) // as the library finds the fields of Load
+	}
 	value := e.Value()
 	switch {
 	case slices.Equal(key, []string{"engine"}) && value.Kind == unstable.String:

@@ -305,7 +305,9 @@ var configs = []string{
 	"[[runtime]]\npath = [\"a\"]\n", "[a.runtime]\npath = [\"a\"]\n",
 	"[runtime.x]\npath = [\"a\"]\n", "\r\n", "[runtime]\npath = [\"\"]\n",
 	"[runtime]\n[a]\n[runtime]\npath = [\"a\"]\n", "x = [[1]]\n", "x = [1, \"a\", true,]\n",
-	"x = [,]\n", "x\n", "x =\n", "[a]b = 1\n", "# \x01\n",
+	"[Runtime]\npath = [\"a\"]\n", "[runtime]\nPath = [\"a\"]\n", "Runtime.path = [\"a\"]\n",
+	"[RUNTIME.unjudged]\ndocker = \"x\"\n", "[runtime.Unjudged]\ndocker = \"x\"\n", "RunTime = {}\n",
+	"[audit]\nruntime = 1\nRuntime = 2\n", "x = [,]\n", "x\n", "x =\n", "[a]b = 1\n", "# \x01\n",
 }
 
 // TestShippedConfig: the front reads the configuration that the packages have, and what configure
