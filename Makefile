@@ -116,6 +116,14 @@ test-nvidia: ## the tests of nvidia-container-runtime as a program, with NVIDIA'
 	$(MAKE) --no-print-directory build peers
 	test/rig/leftovers.sh test/nvidia/run.sh
 
+CRIO_SUITE ?= runc-v1
+CRIO_FILES ?=
+.PHONY: test-crio
+test-crio: ## CRI-O's own integration tests of containers, bare and through us, in some 15 minutes (root); CRIO_SUITE=crun-v1 CRIO_FILES=ctr.bats
+	@test/setup.sh test-crio
+	$(MAKE) --no-print-directory build
+	test/rig/leftovers.sh test/crio/run.sh $(CRIO_SUITE) $(CRIO_FILES)
+
 .PHONY: test-critest
 test-critest: ## cri-tools' validation of containerd, bare and through us, in some minutes (root)
 	@test/setup.sh e2e

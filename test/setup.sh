@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh demo|test|test-runc|test-crun|test-podman|test-nvidia|e2e|torture|bench|bench-peers|pictures|test-monitoring|packages|release|test-packages|test-systemd|test-quickstart|shim-arm64|check-go
+# setup.sh demo|test|test-runc|test-crun|test-podman|test-crio|test-nvidia|e2e|torture|bench|bench-peers|pictures|test-monitoring|packages|release|test-packages|test-systemd|test-quickstart|shim-arm64|check-go
 # Installs what a make target lacks, on Debian 12 and as root. Where nothing is missing it changes nothing and asks no server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +21,7 @@ needs[test-runc]="$base bats:bats gawk:gawk bc:bc ip:iproute2 newuidmap:uidmap g
 needs[test-crun]="$base crun:crun python3:python3 ip:iproute2 script:bsdutils"
 needs[test-podman]="$base crun:crun podman:podman conmon:conmon bats:bats gawk:gawk ip:iproute2 script:bsdutils /usr/lib/cni/bridge:containernetworking-plugins iptables:iptables"
 needs[test-nvidia]="$base"
+needs[test-crio]="$base crun:crun conmon:conmon bats:bats gawk:gawk ip:iproute2 script:bsdutils sysctl:procps /usr/lib/cni/bridge:containernetworking-plugins iptables:iptables socat:socat netstat:net-tools python3:python3 curl:curl pkg-config:pkg-config /usr/include/seccomp.h:libseccomp-dev"
 needs[pictures]="${needs[test]} chromium:chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf:fonts-dejavu-core"
 needs[test-monitoring]="${needs[test]} promtool:prometheus"
 needs[e2e]="${needs[test]} dockerd:docker.io podman-compose:podman-compose node:nodejs npm:npm"

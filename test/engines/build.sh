@@ -24,6 +24,7 @@ table='
          crictl         sigs.k8s.io/cri-tools               v1.36.0          cmd/crictl                                            -
          critest        sigs.k8s.io/cri-tools               v1.36.0          own                                                   -
          crio           github.com/cri-o/cri-o              v1.34.0          cmd/crio                                              containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
+         crio-suite     github.com/cri-o/cri-o              v1.34.0          test/copyimg,test/checkseccomp                                     containers_image_openpgp,exclude_graphdriver_btrfs,btrfs_noversion,seccomp
          dockerd        github.com/moby/moby/v2             v2.0.0-beta.24   cmd/dockerd                                           -
          compose        github.com/docker/compose/v2        v2.40.3          cmd                                                   -
          devcontainers  npm:@devcontainers/cli              0.80.3           -                                                     -

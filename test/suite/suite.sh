@@ -2,6 +2,7 @@
 # gpuledger-runtime, on a node with GPUs and on one without an inventory, and are compared test by test. run.sh sets
 #   name      the suite's
 #   known     a regular expression of the cases that there are; batch takes the end of one, v1 or v2, for its cgroups' version
+#   engine    the engine that calls the runtime, where one does and its identities count
 #   here      its directory, with differences.txt and, where something is to be laid out in the namespaces, prepare.sh
 # and declares
 #   place CASE   sets tests, the directory of the test files, and real, the runtime; or a batch of its own
@@ -48,7 +49,8 @@ configure() {
   local dir=$2
   [ "$1" != bare ] || { echo "$3"; return; }
   mkdir -m 700 "$dir/state" "$dir/run"
-  printf 'state_dir = "%s/state"\nrun_dir = "%s/run"\n[runtime]\npath = ["%s"]\n[audit]\nfile = "%s/audit.jsonl"\n' "$dir" "$dir" "$3" "$dir" >"$dir/config.toml"
+  [ -z "${engine:-}" ] || printf 'engine = "%s"\n' "$engine" >"$dir/config.toml"
+  printf 'state_dir = "%s/state"\nrun_dir = "%s/run"\n[runtime]\npath = ["%s"]\n[audit]\nfile = "%s/audit.jsonl"\n' "$dir" "$dir" "$3" "$dir" >>"$dir/config.toml"
   if [ "$1" = inventory ]; then
     printf '[inventory]\nsource = "simulated"\nfile = "%s/gpus.json"\n' "$dir" >>"$dir/config.toml"
     bin/gpuledger inventory simulate --gpus 2 --memory 80GiB --out "$dir/gpus.json" >/dev/null
