@@ -174,11 +174,11 @@ static bool span_is(struct span s, const char *name)
     return s.size == length(name) && same(s.at, name, s.size);
 }
 
-/* span_is_else reports whether a name is another one only in its letters' case. Go takes it for that
- * one. name is in lower case. */
-static bool span_is_else(struct span s, const char *name)
+/* span_equals_fold compares without regard to the letters' case, as Go finds a key. name is in lower
+ * case. */
+static bool span_equals_fold(struct span s, const char *name)
 {
-    if (s.size != length(name) || span_is(s, name)) return false;
+    if (s.size != length(name)) return false;
     for (size_t i = 0; i < s.size; i++)
         if ((s.at[i] | ' ') != name[i]) return false;
     return true;
@@ -262,7 +262,7 @@ static bool header(struct text *t, struct runtimes *found, bool *in, bool *seen)
     bool many = take(t, '[') && take(t, '['), below = false;
     struct span first, name;
 
-    if (!key(t, &first) || span_is_else(first, "runtime")) return false;
+    if (!key(t, &first) || (span_equals_fold(first, "runtime") && !span_is(first, "runtime"))) return false;
     while (take(t, '.')) {
         if (!key(t, &name)) return false;
         if (span_is(first, "runtime") && (below || !span_is(name, "unjudged"))) return false;
@@ -288,7 +288,7 @@ static bool key_value(struct text *t, struct runtimes *found, bool in, bool top)
 
     if (!key(t, &name)) return false;
     blanks(t);
-    if (!take(t, '=') || (top && (span_is(name, "runtime") || span_is_else(name, "runtime")))) return false;
+    if (!take(t, '=') || (top && span_is(name, "runtime"))) return false;
     blanks(t);
     if (in && span_is(name, "path")) {
         if (found->count || !array(t, found) || !found->count) return false;
