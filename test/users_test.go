@@ -621,19 +621,30 @@ func usersSocket(n *rig.Node) string {
 	return path
 }
 
-// asUserDo calls a function in a thread of a user; the thread is not used again.
+// asUserDo calls a function in a thread of a user. The thread is root's again afterwards: it must
+// not end, since the kernel would kill the gpuledgerd that it may have started (prctl(2),
+// PR_SET_PDEATHSIG).
 func asUserDo(uid int, do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(uid),
-			uintptr(uid), uintptr(uid)); e != 0 {
-			done <- nil
-			return
-		}
-		done <- do()
-	}()
-	return <-done
+	runtime.LockOSThread()
+	if err := setThreadUser(uid); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err := do()
+	if back := setThreadUser(0); back != nil {
+		return back // and the thread stays locked: it is not root's
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// setThreadUser sets the real and the effective user of this thread alone. The saved one stays
+// root.
+func setThreadUser(uid int) error {
+	if _, _, e := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(uid), uintptr(uid), 0); e != 0 {
+		return e
+	}
+	return nil
 }
 
 // dialAs connects as a user.
