@@ -24,7 +24,6 @@ type fault struct {
 	engine  bool // containerd may fail meanwhile
 	still   bool // the workers stand still
 	stuck   bool // bindings may stay, since none or not all can be removed meanwhile
-	blind   bool // listings may lack files that are there (see faulty)
 	// strike begins it. The workers stand still, also for what it returns.
 	strike func(*campaign, *rand.Rand) (heal func())
 	during func(*campaign, *rand.Rand) // again and again
@@ -45,19 +44,18 @@ var faults = []fault{
 	{name: "no inodes in run", refuses: true, strike: fillInodes("run")},
 	{name: "state read-only", refuses: true, strike: readOnly("state")},
 	{name: "run read-only", refuses: true, stuck: true, strike: readOnly("run")},
-	{name: "EIO in state", refuses: true, stuck: true, blind: true, strike: faultyFiles("state")},
+	{name: "EIO in state", refuses: true, stuck: true, strike: faultyFiles("state")},
 	{name: "clock jumps", refuses: true, strike: setClock, during: jump},
 	{name: "boot id changes", still: true, strike: reboot},
 	{name: "inventory changes", refuses: true, strike: loseGPUs},
 	{name: "bits flip", still: true, strike: flipBits},
 }
 
-// chosenFaults are those of CAMPAIGN_FAULTS, names with commas between, or all but the blind ones:
-// what gpuledger removes because a file is said not to be there is missed after the round, too.
+// chosenFaults are those of CAMPAIGN_FAULTS, names with commas between, or all.
 func chosenFaults(t *testing.T) []fault {
 	text := os.Getenv(faultsOf)
 	if text == "" {
-		return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return f.blind })
+		return faults
 	}
 	names := strings.Split(text, ",")
 	chosen := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
