@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,8 +25,15 @@ type below struct {
 	fd int
 }
 
+// newBelow is the node of a descriptor. The collector closes it: where go-fuse has a node of the
+// file already it drops the new one, and tells nobody.
+func newBelow(fd int) *below {
+	b := &below{fd: fd}
+	runtime.AddCleanup(b, func(fd int) { _ = unix.Close(fd) }, fd)
+	return b
+}
+
 var (
-	_ fs.NodeOnForgetter    = (*below)(nil)
 	_ fs.NodeLookuper       = (*below)(nil)
 	_ fs.NodeGetattrer      = (*below)(nil)
 	_ fs.NodeSetattrer      = (*below)(nil)
@@ -42,14 +50,11 @@ var (
 	_ fs.NodeStatfser       = (*below)(nil)
 )
 
-// OnForget is when the kernel has no more use for the file.
-func (b *below) OnForget() { _ = unix.Close(b.fd) }
-
 // path names the file whatever happens to its name.
 func (b *below) path() string { return fmt.Sprintf("/proc/self/fd/%d", b.fd) }
 
-// child is the node of a descriptor, which it keeps or closes: a file has one node, or locks of it
-// would exclude nobody.
+// child is the node of a descriptor. All that are made of one file are one to the kernel, by its
+// number, or locks would exclude nobody.
 func (b *below) child(ctx context.Context, fd int, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	var stat syscall.Stat_t
 	if err := syscall.Fstat(fd, &stat); err != nil {
@@ -57,12 +62,7 @@ func (b *below) child(ctx context.Context, fd int, out *fuse.EntryOut) (*fs.Inod
 		return nil, fs.ToErrno(err)
 	}
 	out.FromStat(&stat)
-	file := &below{fd: fd}
-	node := b.NewInode(ctx, file, fs.StableAttr{Mode: stat.Mode, Ino: stat.Ino})
-	if node.Operations() != fs.InodeEmbedder(file) {
-		_ = unix.Close(fd)
-	}
-	return node, 0
+	return b.NewInode(ctx, newBelow(fd), fs.StableAttr{Mode: stat.Mode, Ino: stat.Ino}), 0
 }
 
 func (b *below) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
@@ -90,8 +90,9 @@ func (b *below) Setattr(ctx context.Context, f fs.FileHandle, in *fuse.SetAttrIn
 	if err != nil {
 		return fs.ToErrno(err)
 	}
-	defer unix.Close(file)
-	if errno := fs.NewLoopbackFile(file).(fs.FileSetattrer).Setattr(ctx, in, out); errno != 0 {
+	opened := fs.NewLoopbackFile(file)
+	defer opened.(fs.FileReleaser).Release(ctx)
+	if errno := opened.(fs.FileSetattrer).Setattr(ctx, in, out); errno != 0 {
 		return errno
 	}
 	return b.Getattr(ctx, f, out)
@@ -205,7 +206,7 @@ func TestFilesThatAreReplacedAreFound(t *testing.T) {
 		}
 	})
 	whole := 0
-	for range 2000 {
+	for range 20000 {
 		switch text, err := os.ReadFile(file); {
 		case err == nil && string(text) == "whole":
 			whole++
@@ -215,7 +216,7 @@ func TestFilesThatAreReplacedAreFound(t *testing.T) {
 	}
 	over.Store(true)
 	writer.Wait()
-	if whole < 1000 {
+	if whole < 10000 {
 		t.Errorf("only %d were read", whole)
 	}
 	locks := func() error {

@@ -7,9 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -24,6 +26,9 @@ const faultVar = "GPULEDGER_CAMPAIGN_FAULTFS"
 // faultyIn is how many requests there are to one that fails with EIO.
 const faultyIn = 40
 
+// mostDescriptors is far from the limit of a process.
+const mostDescriptors = 5000
+
 // mountFaulty shows a directory's own files at the same place, through a file system whose requests
 // fail at random. A program of its own serves it, so that the tests never wait for themselves.
 func mountFaulty(t testing.TB, dir string) (unmount func()) {
@@ -37,6 +42,9 @@ func mountFaulty(t testing.TB, dir string) (unmount func()) {
 	}
 	rig.Eventually(t, "the file system is mounted", func() bool { return isFUSE(dir) })
 	return func() {
+		if n := entries(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid)); n > mostDescriptors {
+			t.Errorf("the faulty file system has %d descriptors: it has failed with EMFILE, too", n)
+		}
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -57,11 +65,16 @@ func serveFaulty(dir string) error {
 	if err != nil {
 		return err
 	}
-	server, err := fuse.NewServer(faulty{fs.NewNodeFS(&below{fd: fd}, &fs.Options{})}, dir,
+	server, err := fuse.NewServer(faulty{fs.NewNodeFS(newBelow(fd), &fs.Options{NullPermissions: true})}, dir,
 		&fuse.MountOptions{DirectMountStrict: true, AllowOther: true, FsName: "faulty"})
 	if err != nil {
 		return err
 	}
+	go func() {
+		for range time.Tick(time.Second / 4) {
+			runtime.GC() // which closes descriptors
+		}
+	}()
 	server.Serve()
 	return nil
 }
@@ -111,6 +124,35 @@ func (f faulty) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) f
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Unlink(cancel, in, name)
+}
+
+func (f faulty) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Link(cancel, in, name, out)
+}
+
+func (f faulty) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name string,
+	out *fuse.EntryOut) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.Symlink(cancel, in, target, name, out)
+}
+
+func (f faulty) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.ReadDir(cancel, in, out)
+}
+
+func (f faulty) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	if fails() {
+		return fuse.EIO
+	}
+	return f.RawFileSystem.ReadDirPlus(cancel, in, out)
 }
 
 func (f faulty) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,

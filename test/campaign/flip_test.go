@@ -91,7 +91,7 @@ func (c *campaign) flippedBinding(where string, before, after []listed) {
 		if state, there := now[b.ID]; b.State != grant.Free && (!there || state == grant.Free) {
 			c.violation("%s: grant %s was %s, and is now %q", where, b.ID, b.State, state)
 		} else if state != b.State {
-			c.refused(where, b)
+			c.refused(where, b, "")
 		}
 	}
 }
@@ -102,12 +102,16 @@ func same(a, b listed) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v",
 // GPU starts.
 func (c *campaign) closed(where string, g listed) {
 	index := fmt.Sprint(g.GPUs[0].Index)
-	if r := c.node.CLI("grant", "--mode", string(g.Mode), "--memory", "1MiB", "--gpu", index); r.Code == 0 {
+	args := []string{"grant", "--mode", string(g.Mode), "--gpu", index}
+	if g.Mode != grant.Exclusive {
+		args = append(args, "--memory", "1MiB")
+	}
+	if r := c.node.CLI(args...); r.Code != 5 && r.Code != 3 {
 		id, _, _ := strings.Cut(strings.TrimSpace(r.Stdout), ".")
 		_ = c.node.CLI("release", id)
-		c.violation("%s: GPU %s takes another grant beside the damaged %s", where, index, g.ID)
+		c.violation("%s: a grant on GPU %s beside the damaged %s: %+v", where, index, g.ID, r)
 	}
-	c.refused(where, g)
+	c.refused(where, g, "grant-in-use")
 	b := c.node.bundle(c.node.Node, "harmless", rig.Shell("exit 0"))
 	if r := b.Run(); r.Code != 0 {
 		c.violation("%s: a container without a GPU: %+v", where, r)
@@ -115,8 +119,8 @@ func (c *campaign) closed(where string, g listed) {
 	b.End()
 }
 
-// refused: no container is created with the grant.
-func (c *campaign) refused(where string, g listed) {
+// refused: no container is created with the grant, and not for that reason.
+func (c *campaign) refused(where string, g listed, not string) {
 	for _, w := range c.workers {
 		for _, s := range w.slots {
 			if s.reference.ID != g.ID {
@@ -125,7 +129,8 @@ func (c *campaign) refused(where string, g listed) {
 			b := c.node.bundle(c.node.Node, "flipped",
 				rig.Annotation("gpuledger.dev/grant", s.reference.String()))
 			r := b.Create()
-			if r.Code == 0 || !strings.Contains(r.Stderr, "refused (") {
+			if r.Code == 0 || !strings.Contains(r.Stderr, "refused (") ||
+				not != "" && strings.Contains(r.Stderr, "refused ("+not+")") {
 				c.violation("%s: a create with grant %s: %+v", where, g.ID, r)
 			}
 			b.End()

@@ -219,11 +219,16 @@ func (n *node) showGPUs(id string, indexes []int) {
 	for _, e := range left {
 		_ = os.RemoveAll(filepath.Join(dir, e.Name()))
 	}
+	n.listGPUs(id, indexes)
+}
+
+// listGPUs has it show these to programs that start from now on.
+func (n *node) listGPUs(id string, indexes []int) {
 	devices := "context 1\n"
 	for _, i := range indexes {
 		devices += fmt.Sprintf("%s %d Stand-in\n", n.uuids[i], memory/grant.MiB)
 	}
-	_ = os.WriteFile(dir+"/devices", []byte(devices), 0o644)
+	_ = os.WriteFile(n.bookOf(id)+"/devices", []byte(devices), 0o644)
 }
 
 // startDaemon starts gpuledgerd; at a point it kills itself. Without one it has taken its lock when

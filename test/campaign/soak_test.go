@@ -38,8 +38,8 @@ var measures = []measure{
 		return entries(fmt.Sprintf("/proc/%d/fd", c.node.daemon.Process.Pid))
 	}, a},
 	{"gpuledgerd: goroutines", func(c *campaign) int { return c.page.goroutines() }, a},
-	{"files in state", func(c *campaign) int { return files(c.node.Dir + "/state") }, a},
-	{"files in run", func(c *campaign) int { return files(c.node.Dir + "/run") }, a},
+	{"files and directories in state", func(c *campaign) int { return files(c.node.Dir + "/state") }, a},
+	{"files and directories in run", func(c *campaign) int { return files(c.node.Dir + "/run") }, a},
 	{"cgroups", func(c *campaign) int {
 		total := 0
 		_ = filepath.WalkDir("/sys/fs/cgroup", func(_ string, entry os.DirEntry, err error) error {
@@ -86,7 +86,7 @@ func entries(dir string) int {
 func files(dir string) int {
 	total := 0
 	_ = filepath.WalkDir(dir, func(_ string, entry os.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
+		if err == nil {
 			total++
 		}
 		return nil

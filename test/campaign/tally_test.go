@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"testing"
 	"text/tabwriter"
 	"time"
 )
@@ -23,7 +24,7 @@ type tally struct {
 	Refused    int            // forged requests
 	Kills      map[string]int // by program
 	Faults     map[string]int // rounds
-	Looks      int            // comparisons of the ledger with what lives
+	Looks      map[string]int // comparisons of the ledger with what lives meanwhile, by fault
 	Scans      int            // of living containers, from the inside
 	Violations []string
 
@@ -31,7 +32,8 @@ type tally struct {
 }
 
 func newTally(seed uint64) *tally {
-	return &tally{Seed: seed, Lives: map[string]int{}, Kills: map[string]int{}, Faults: map[string]int{}}
+	return &tally{Seed: seed, Lives: map[string]int{}, Kills: map[string]int{}, Faults: map[string]int{},
+		Looks: map[string]int{}}
 }
 
 // load reads the file of an interrupted campaign; nil without one.
@@ -61,6 +63,37 @@ func (t *tally) save(path string) error {
 		return err
 	}
 	return os.Rename(path+".new", path)
+}
+
+// violation enters what must never be, and returns how many there are.
+func (t *tally) violation(what string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Violations = append(t.Violations, what)
+	return len(t.Violations)
+}
+
+func (t *tally) look(fault string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Looks[fault]++
+}
+
+// complete fails the test if containers of a kind never lived, or nothing was compared under a
+// fault.
+func (t *tally) complete(test *testing.T, faults []fault) {
+	for _, e := range engines {
+		for _, k := range kinds {
+			if k.name != forged && (k.name != asks || e.asks) && t.Lives[e.name+" "+k.name] == 0 {
+				test.Errorf("no container of %s (%s) has lived", e.name, k.name)
+			}
+		}
+	}
+	for _, f := range faults {
+		if !f.still && t.Faults[f.name] > 0 && t.Looks[f.name] == 0 {
+			test.Errorf("nothing was compared under %q", f.name)
+		}
+	}
 }
 
 func (t *tally) kill(program string) {
@@ -113,7 +146,7 @@ func (t *tally) print(to io.Writer) {
 	section("kills", kills, t.Kills)
 	section("rounds by fault", sum(t.Faults), t.Faults)
 	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
-	fmt.Fprintf(w, "comparisons of the ledger with what lives\t%d\n", t.Looks)
+	section("comparisons of the ledger with what lives, by fault", sum(t.Looks), t.Looks)
 	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
 	fmt.Fprintf(w, "violations\t%d\n", len(t.Violations))
 	for _, what := range t.Violations {

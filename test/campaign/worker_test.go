@@ -31,6 +31,7 @@ type slot struct {
 	wish      wish
 	reference grant.Reference
 	ends      bool  // the grant has a time
+	jumped    bool  // the clock has, since the grant was made
 	stuck     bool  // it was created while no binding could be removed
 	gpus      []int // of its grant, nil if that is only in the ledger
 }
@@ -72,12 +73,16 @@ func (s *slot) found() (minors []int, ok bool) {
 
 func (s *slot) foundFile() string { return filepath.Join(s.bundle.Dir, "rootfs/tmp/found") }
 
+// numbers reads what /bin/opens prints: a line with the nodes that it could open.
 func numbers(text string) []int {
 	all := []int{}
+	if !strings.HasSuffix(text, "\n") {
+		return []int{-1} // which no node has
+	}
 	for field := range strings.FieldsSeq(text) {
 		n, err := strconv.Atoi(field)
 		if err != nil {
-			return nil
+			return []int{-1}
 		}
 		all = append(all, n)
 	}
@@ -228,7 +233,7 @@ func (w *worker) grant(s *slot, k kind) (ok bool) {
 		return true
 	}
 	n, args := at(s.node.Node, w.dying(toGrant)), k.grantArgs(w.random, s.id)
-	s.ends = slices.Contains(args, "--ttl")
+	s.ends, s.jumped = slices.Contains(args, "--ttl"), w.jumps
 	r, killed := w.run(command{toGrant, commandOf(n, args...)})
 	if killed {
 		w.forget(s)
@@ -265,7 +270,11 @@ func (w *worker) create(s *slot) bool {
 	if s.bundle != nil {
 		_ = os.Remove(s.foundFile())
 	}
-	s.node.showGPUs(s.id, cmpOr(s.gpus, every(gpus)))
+	shown := cmpOr(s.gpus, every(gpus))
+	if s.wish.name == asks {
+		shown = nil // the client waits until it is known which one the container has
+	}
+	s.node.showGPUs(s.id, shown)
 	for tries := 0; ; tries++ {
 		r, killed := w.creates(s)
 		switch {
@@ -275,6 +284,9 @@ func (w *worker) create(s *slot) bool {
 			w.violation("container %s of %s is forged and was created", s.id, w.engine.name)
 			return true
 		case s.wish.name == forged:
+			if !strings.Contains(r.Stderr, "refused (") && w.faulty == "" && !w.engineFaulty() {
+				w.violation("container %s of %s is forged and failed by itself: %+v", s.id, w.engine.name, r)
+			}
 			w.counts.add(&w.counts.Refused)
 			return false
 		case r.Code == 0:
@@ -332,6 +344,13 @@ func (w *worker) started(s *slot) bool {
 		}
 	}
 	found, _ := s.found()
+	switch {
+	case s.wish.name != asks:
+	case len(found) == 2: // a GPU, and the control node
+		s.node.listGPUs(s.id, found[:1])
+	default:
+		w.violation("container %s of %s has asked for a GPU and can open %v", s.id, w.engine.name, found)
+	}
 	if s.gpus != nil && !slices.Equal(found, withControl(s.gpus)) {
 		w.violation("container %s (%s) of %s can open %v, and was granted the GPUs %v", s.id, s.wish.name,
 			w.engine.name, found, s.gpus)
@@ -365,9 +384,17 @@ func (w *worker) end(s *slot) {
 		return
 	}
 	s.live = false
-	if w.kills && w.random.IntN(5) == 0 {
-		if pids := s.processes(); len(pids) > 0 && syscall.Kill(pids[0], syscall.SIGKILL) == nil {
-			w.counts.kill("container")
+	pids := s.processes()
+	if len(pids) == 0 && w.engine.name != "containerd" { // whose containers end with their shims
+		w.violation("container %s of %s has ended by itself", s.id, w.engine.name)
+	}
+	if w.kills && len(pids) > 0 && w.random.IntN(5) == 0 {
+		for _, pid := range pids { // the first one's end ends the others, and it may have any place here
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		w.counts.kill("container")
+		if w.random.IntN(2) == 0 {
+			w.free(s)
 		}
 	}
 	for _, c := range w.engine.deletes(s, w.dying(toDelete)) {
@@ -395,6 +422,26 @@ func (w *worker) clear(s *slot) {
 	w.release(s)
 }
 
+// free waits until the grants of a container that has ended are free, before its engine is told to
+// delete it.
+func (w *worker) free(s *slot) {
+	w.gone(s)
+	if w.faulty != "" {
+		return
+	}
+	var held int
+	for range 100 {
+		all, err := s.node.list()
+		if err == nil {
+			if _, held = ofContainer(all, s.inLedger()); held == 0 {
+				return
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.violation("container %s of %s has ended, and holds %d grants", s.id, w.engine.name, held)
+}
+
 func (w *worker) release(s *slot) {
 	if referenceOf(s) == "" {
 		return
@@ -405,7 +452,7 @@ func (w *worker) release(s *slot) {
 		w.forget(s)
 		return
 	}
-	expired := r.Code == 4 && s.ends && w.jumped
+	expired := r.Code == 4 && s.ends && s.jumped
 	if r.Code != 0 && !expired && w.faulty == "" {
 		w.violation("release of %s, of %s: %+v", s.reference.ID, s.id, r)
 	}
