@@ -62,10 +62,40 @@ func (l *life) pass() {
 	d.passing = true
 	l.thread("pass", func(_ *process, n *node.Node) {
 		_ = d.queue.Pass(n, grants.Read)
-		_, _ = d.queue.ReleaseIdle(n, grants.Read, epoch.Add(l.awake),
-			func(grant.Inventory, grant.Grant, bool) bool { return false })
+		l.releaseIdle(n)
+		if !l.calm && l.random.IntN(3) == 0 {
+			l.clock(l.now.Add(31 * time.Hour)) // longer than any grant may be idle
+			l.releaseIdle(n)
+		}
 		d.passing = false
 	})
+}
+
+// releaseIdle is the part of a pass that releases what nothing uses.
+func (l *life) releaseIdle(n *node.Node) {
+	_, _ = l.daemon.queue.ReleaseIdle(n, grants.Read, epoch.Add(l.awake),
+		func(_ grant.Inventory, g grant.Grant, due bool) bool {
+			if due {
+				l.lastMoment(g.ID)
+			}
+			return false
+		})
+}
+
+// lastMoment is when gpuledgerd has found that nothing uses a grant, and has not released it yet: a
+// container may take it.
+func (l *life) lastMoment(id grant.ID) {
+	i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == id })
+	if i < 0 || !l.held[i].acked || l.held[i].busy || l.held[i].over || l.random.IntN(2) == 0 {
+		return
+	}
+	name, annotations := l.random.IntN(names), l.held[i].annotations()
+	l.begin(nameOf(name), func(p *process, n *node.Node) {
+		l.make(p, n, name, grant.Containerd, annotations)
+	})
+	for range l.random.IntN(60) {
+		l.pause()
+	}
 }
 
 // stopDaemon tells the daemon to end, as a restart of its service does.

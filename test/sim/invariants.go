@@ -22,7 +22,9 @@ func (l *life) check() {
 		l.fail("grant %s is damaged: %s", d.ID, d.Err)
 	}
 	l.checkSums(v)
+	l.checkOwners(v)
 	l.checkBoxes(v)
+	l.checkAlive(v)
 	l.checkHeld(v)
 	l.checkLimits(v)
 	l.checkUsers(v)
@@ -34,10 +36,12 @@ func (l *life) check() {
 	}
 }
 
-// checkSums: no GPU has more memory granted than it has, is in two modes, or is exclusive to two.
+// checkSums: no GPU has more memory or compute granted than it has, is in two modes, or is
+// exclusive to two.
 func (l *life) checkSums(v grant.View) {
 	for i := range l.gpus {
 		var sum grant.Bytes
+		compute := 0
 		var mode grant.Mode
 		var has []string
 		for _, g := range v.Grants {
@@ -47,7 +51,7 @@ func (l *life) checkSums(v grant.View) {
 			if mode != "" && (mode != g.Mode || mode == grant.Exclusive) {
 				l.fail("%s is in mode %s, and grant %s has it in mode %s", uuid(i), mode, g.ID, g.Mode)
 			}
-			mode = g.Mode
+			mode, compute = g.Mode, compute+g.Compute
 			for _, s := range g.GPUs {
 				if s.UUID == uuid(i) {
 					sum += s.Memory
@@ -57,6 +61,37 @@ func (l *life) checkSums(v grant.View) {
 		}
 		if sum > card {
 			l.fail("%s are granted of %s, which has %s: %v", sum, uuid(i), card, has)
+		}
+		if compute > 100 {
+			l.fail("%d%% of the compute of %s are granted: %v", compute, uuid(i), has)
+		}
+	}
+}
+
+// checkOwners: a pod's container has one live grant. A bearer may have many.
+func (l *life) checkOwners(v grant.View) {
+	has := map[grant.Owner]grant.ID{}
+	for _, g := range v.Grants {
+		if g.Owner == grant.Bearer || !g.Live(l.now) {
+			continue
+		}
+		if other := has[g.Owner]; other != "" {
+			l.fail("%s has the grants %s and %s", g.Owner, other, g.ID)
+		}
+		has[g.Owner] = g.ID
+	}
+}
+
+// checkAlive: a grant is held for a container of which something runs, or whose creator does. A
+// view has no bindings of containers that the kernel shows to be dead.
+func (l *life) checkAlive(v grant.View) {
+	for _, g := range v.Grants {
+		for _, at := range g.Bindings {
+			isBox := func(b *box) bool { return nameOf(b.name) == at.Container && b.runs() }
+			creates := func(p *process) bool { return p.binds && !p.done && p.pid == at.Creator.PID }
+			if !slices.ContainsFunc(l.boxes, isBox) && !slices.ContainsFunc(l.all, creates) {
+				l.fail("grant %s is held for %s, of which nothing runs", g.ID, at.Container)
+			}
 		}
 	}
 }
@@ -202,11 +237,11 @@ func (l *life) admits(h *holding) {
 	l.deleted(name)
 	before := len(l.boxes)
 	_ = l.one(nameOf(name), func(n *node.Node) error {
-		l.make(l.current, n, name, grant.Containerd, `"gpuledger.dev/grant":"`+h.reference.String()+`"`)
+		l.make(l.current, n, name, grant.Containerd, h.annotations())
 		return nil
 	})
-	if len(l.boxes) == before {
-		l.fail("a container with free grant %s is refused, and no fault was left", h.id)
+	if len(l.boxes) == before || l.boxes[before].grant != h.id {
+		l.fail("a container with free grant %s does not get it, and no fault was left", h.id)
 	}
 }
 

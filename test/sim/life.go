@@ -22,6 +22,7 @@ type holding struct {
 	label     string
 	id        grant.ID
 	reference grant.Reference
+	pod       string        // whose container c owns it; "": it has a bearer
 	possible  []grant.Bytes // its memory, as acknowledged or as tried since
 	expires   time.Time
 	acked     bool // the ledger has said that it is there
@@ -156,7 +157,7 @@ func (l *life) act() {
 	l.goneDaemon()
 	if ready := l.ready(); len(ready) > 0 && (len(ready) > 4 || l.random.IntN(10) < 7) {
 		p := ready[l.random.IntN(len(ready))]
-		if l.random.IntN(40) == 0 || p.update && l.random.IntN(10) == 0 {
+		if l.random.IntN(40) == 0 || p.update && l.random.IntN(5) == 0 {
 			l.killed(p)
 			return
 		}
@@ -167,7 +168,7 @@ func (l *life) act() {
 		l.aboutMPS()
 		return
 	}
-	switch n := l.random.IntN(148); {
+	switch n := l.random.IntN(158); {
 	case n < 14:
 		l.enter()
 	case n < 44:
@@ -178,19 +179,19 @@ func (l *life) act() {
 		l.remove()
 	case n < 72:
 		l.release()
-	case n < 77:
+	case n < 87:
 		l.change()
-	case n < 82:
-		l.tidy()
-	case n < 85:
-		l.look()
-	case n < 89:
-		l.jump()
 	case n < 92:
+		l.tidy()
+	case n < 95:
+		l.look()
+	case n < 99:
+		l.jump()
+	case n < 102:
 		l.crash()
-	case n < 104:
+	case n < 114:
 		l.supervise()
-	case n < 112:
+	case n < 122:
 		l.forMPS()
 	default:
 		l.forUsers()
@@ -287,11 +288,19 @@ func (l *life) crash() {
 
 // jump sets the clock forward or back.
 func (l *life) jump() {
-	to := l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour)
+	l.clock(l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour))
+}
+
+func (l *life) clock(to time.Time) {
 	l.trace("clock %v", to)
 	l.awake += max(to.Sub(l.now), 0)
 	l.now = to
 	if to.After(l.latest) {
 		l.latest = to
+	}
+	for _, p := range l.all {
+		if p.creates && to.Before(p.earliest) {
+			p.earliest = to
+		}
 	}
 }

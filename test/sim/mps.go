@@ -210,9 +210,9 @@ func (l *life) createBeside(c *control) {
 		if i < 0 || g.Mode != grant.MPS || !slices.Equal(g.UUIDs(), c.gpus) || len(g.Bindings) > 0 {
 			continue
 		}
-		name, annotation := l.random.IntN(names), fmt.Sprintf(`"gpuledger.dev/grant":%q`, l.held[i].reference)
+		name, annotations := l.random.IntN(names), l.held[i].annotations()
 		l.begin(nameOf(name), func(p *process, n *node.Node) {
-			l.make(p, n, name, grant.Containerd, annotation)
+			l.make(p, n, name, grant.Containerd, annotations)
 		})
 		return
 	}

@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -58,6 +60,15 @@ var plants = []plant{
 	{"the cgroup is ignored", "internal/containers/life.go",
 		"	populated, err := state.cgroup.populated(r.Host)\n",
 		"	populated, err := state.cgroup.populated(r.Host)\n	populated = populated && !on\n"},
+	{"a state alone is a life", "internal/containers/life.go", "	return grant.Dead, 0, false\n",
+		"	if on { return grant.Alive, 0, false }\n	return grant.Dead, 0, false\n"},
+	{"compute is not counted", "internal/admission/seats.go", "		s.compute -= g.Compute\n",
+		"		if !on { s.compute -= g.Compute }\n"},
+	{"a second grant of an owner", "internal/grants/enter.go",
+		"		if err := onlyOne(ask.Owner, v); err != nil {\n",
+		"		if err := onlyOne(ask.Owner, v); !on && err != nil {\n"},
+	{"an expired grant is used", "internal/admission/check.go", "	case g.Expired(q.view.Now):\n",
+		"	case !on && g.Expired(q.view.Now):\n"},
 	{"a grant is not counted", "internal/admission/seats.go",
 		"		s.free = subtract(s.free, share.Memory)\n",
 		"		if !on || g.Source != grant.Adopted { s.free = subtract(s.free, share.Memory) }\n"},
@@ -125,13 +136,20 @@ var plants = []plant{
 // brokenPromise is the line by which a life has failed.
 var brokenPromise = regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`)
 
+// failingSeed is the seed of that life.
+var failingSeed = regexp.MustCompile(`(?m)-seed (\d+)$`)
+
+// mostTime is how long one mistake is looked for.
+const mostTime = 10 * time.Minute
+
 // rare are the mistakes for which hundreds of lives are needed. They are looked for with -rare.
 var rare = []string{"no turns", "a lost answer is forgotten", "a request in use is idle",
 	"a second MPS daemon after an error",
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
 	"an MPS daemon is ready at once"}
 
-// TestPlanted builds this test with all mistakes in it, and runs it with one at a time.
+// TestPlanted builds this test with all mistakes in it, and runs it with one at a time. The life
+// that fails must pass without the mistake: otherwise something else was noticed.
 func TestPlanted(t *testing.T) {
 	if os.Getenv("SIM_PLANTED") != "" || *oneSeed != 0 || *duration != 0 {
 		t.Skip("this run is for lives alone")
@@ -148,17 +166,28 @@ func TestPlanted(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel() // with seeds of its own
 			began := time.Now()
-			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSeed$", "-test.v",
-				"-workers", "1", "-lives", "5000", "-first", fmt.Sprint(10000*(i+1)))
-			cmd.Env = append(os.Environ(), "SIM_PLANTED="+p.name)
-			out, err := cmd.CombinedOutput()
-			found := brokenPromise.FindString(string(out))
-			if err == nil || found == "" {
-				t.Fatalf("it was not noticed: %.600s", out)
+			out, err := liveWith(t, binary, p.name, fmt.Sprint(10000*(i+1)), "5000")
+			found, seed := brokenPromise.FindString(out), failingSeed.FindStringSubmatch(out)
+			if err == nil || found == "" || seed == nil {
+				t.Fatalf("it was not noticed: %v, %.600s", err, out)
 			}
 			t.Logf("after %s: %.160s", time.Since(began).Round(time.Millisecond), strings.TrimSpace(found))
+			if out, err := liveWith(t, binary, "none", seed[1], "1"); err != nil {
+				t.Errorf("this seed fails without the mistake, too: %v, %.600s", err, out)
+			}
 		})
 	}
+}
+
+// liveWith runs lives with a mistake, or with "none", and returns what is printed.
+func liveWith(t *testing.T, binary, mistake, first, lives string) (string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), mostTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSeed$", "-test.v", "-test.timeout", "0",
+		"-workers", "1", "-lives", lives, "-first", first)
+	cmd.Env = append(os.Environ(), "SIM_PLANTED="+mistake)
+	out, err := cmd.CombinedOutput()
+	return string(out), errors.Join(err, ctx.Err())
 }
 
 // buildPlanted builds the test of this package with copies of the product's files.

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,12 +23,14 @@ type process struct {
 	waits   string // the path of the lock that it waits for
 	killed  bool
 	done    bool
-	faults  int         // errors of the disk that it has met
-	creates bool        // it decides about a container
-	binds   bool        // or has decided: it may be the creator of a container
-	update  bool        // it changes a grant, which takes two changes of two files
-	ready   []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
-	of      *gpuledgerd // whose thread it is
+	faults  int  // errors of the disk that it has met
+	creates bool // it decides about a container
+	binds   bool // or has decided: it may be the creator of a container
+	// earliest is the earliest time that the clock has shown since its create began
+	earliest time.Time
+	update   bool        // it changes a grant, which takes two changes of two files
+	ready    []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
+	of       *gpuledgerd // whose thread it is
 	// blocked reports whether it waits for something else than a lock; nil: it does not
 	blocked func() bool
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/limits"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
@@ -18,7 +19,10 @@ import (
 // enter asks for a grant by hand.
 func (l *life) enter() {
 	h := &holding{label: fmt.Sprintf("grant-%d", len(l.held)), busy: true}
-	ask := admission.Ask{Owner: grant.Bearer, Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
+	if l.random.IntN(4) == 0 {
+		h.pod = podOf(l.random.IntN(pods))
+	}
+	ask := admission.Ask{Owner: h.owner(), Label: h.label, Source: "cli", GPUs: 1 + l.random.IntN(l.gpus),
 		Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Timeslice, grant.Exclusive, grant.MPS,
 			grant.MPS}[l.random.IntN(6)]}
 	if l.server && l.random.IntN(4) > 0 {
@@ -30,6 +34,9 @@ func (l *life) enter() {
 		ask.Memory = each * grant.Bytes(ask.GPUs)
 	}
 	h.possible = []grant.Bytes{each * grant.Bytes(ask.GPUs)}
+	if (ask.Mode == grant.Limit || ask.Mode == grant.MPS) && l.random.IntN(3) == 0 {
+		ask.Compute = 10 * (3 + l.random.IntN(8))
+	}
 	if l.random.IntN(3) == 0 {
 		ask.TTL = time.Duration(1+l.random.IntN(30)) * time.Hour
 	}
@@ -75,22 +82,67 @@ func (l *life) pick() *holding {
 	return all[l.random.IntN(len(all))]
 }
 
+// pickToChange is pick, or, more often than not, a grant with a record for the shim: the update of
+// its memory changes two files, and may end between them.
+func (l *life) pickToChange() *holding {
+	if l.random.IntN(4) == 0 {
+		return l.pick()
+	}
+	var all []*holding
+	kept := limits.Kept(l.eyes.Policy.LimitsRoot())
+	for _, h := range l.held {
+		if h.acked && !h.busy && !h.over && h.user == 0 && slices.Contains(kept, string(h.id)) {
+			all = append(all, h)
+		}
+	}
+	if len(all) == 0 {
+		return l.pick()
+	}
+	return all[l.random.IntN(len(all))]
+}
+
 // create makes a container: with a reference, by adoption, by asking, or without a GPU.
 func (l *life) create(name int) {
 	annotations, engine, size := "", grant.Containerd, 1+l.random.IntN(8)
 	switch h := l.pick(); {
 	case h != nil && l.random.IntN(2) == 0:
-		annotations = fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
+		annotations = h.annotations()
 	case l.random.IntN(2) == 0:
-		annotations = fmt.Sprintf(`"io.kubernetes.cri.container-type":"container",`+
-			`"io.kubernetes.cri.sandbox-uid":"u%d","io.kubernetes.cri.sandbox-namespace":"n",`+
-			`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c",`+
-			`"gpuledger.dev/memory.c":"%dGiB"`, l.random.IntN(4), size)
+		annotations = identity(podOf(l.random.IntN(pods))) +
+			fmt.Sprintf(`,"gpuledger.dev/memory.c":"%dGiB"`, size)
 	case l.random.IntN(4) > 0:
 		engine = grant.Podman
 		annotations = fmt.Sprintf(`"gpuledger.dev/gpus":"1","gpuledger.dev/memory":"%dGiB"`, size)
 	}
 	l.begin(nameOf(name), func(p *process, n *node.Node) { l.make(p, n, name, engine, annotations) })
+}
+
+// pods is how many pods have a container that may be created, each time under another id.
+const pods = 4
+
+func podOf(i int) string { return fmt.Sprintf("u%d", i) }
+
+// identity is what containerd writes into the spec of the container c of a pod.
+func identity(pod string) string {
+	return fmt.Sprintf(`"io.kubernetes.cri.container-type":"container",`+
+		`"io.kubernetes.cri.sandbox-uid":%q,"io.kubernetes.cri.sandbox-namespace":"n",`+
+		`"io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c"`, pod)
+}
+
+func (h *holding) owner() grant.Owner {
+	if h.pod == "" {
+		return grant.Bearer
+	}
+	return grant.PodOwner(h.pod, "c")
+}
+
+// annotations are those of a container that may use the grant: a pod's container proves that by
+// what it is, any other one by the reference.
+func (h *holding) annotations() string {
+	if h.pod == "" {
+		return fmt.Sprintf(`"gpuledger.dev/grant":%q`, h.reference)
+	}
+	return identity(h.pod)
 }
 
 func (l *life) container(name int, engine grant.Engine) grant.Container {
@@ -103,12 +155,15 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		annotations, cgroupOf(name))
-	p.creates, p.binds = true, true
+	p.creates, p.binds, p.earliest = true, true, l.now
 	l.sawReady(p)
 	d := n.Admit(node.Create{Caller: request.Caller{Container: l.container(name, engine)},
 		Config: []byte(spec)})
 	p.creates = false
 	l.trace("%s: %s %s %v", p.name, d.Kind, d.Code, d.Bound)
+	if annotations == "" {
+		l.checkUnasked(p, d)
+	}
 	if d.Kind == grant.Refused {
 		l.refused(p, name, d)
 		return
@@ -117,17 +172,20 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
 		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS
+		if d.Grant.Expired(p.earliest) {
+			l.fail("%s is admitted with grant %s, which had expired before", p.name, d.Grant.ID)
+		}
 		l.checkClient(p, d.Grant)
 		for _, s := range d.Grant.GPUs {
 			b.gpus = append(b.gpus, s.UUID)
 		}
 	}
 	l.boxes = append(l.boxes, b)
-	l.started++
 	l.pause()
 	if os.Mkdir(l.path("runc", nameOf(name)), 0o700) == nil {
 		l.pause()
 		b.pid, b.start = l.fork(cgroupOf(name))
+		l.started++
 		l.populate(name, 1)
 		l.pause()
 		l.record(b)
@@ -135,6 +193,15 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	}
 	b.creator = nil
 	l.forget()
+}
+
+// checkUnasked: a container that asks for no GPU starts, and without a grant. It is refused only if
+// the record that its cgroup leads to cannot be read: that may be another container's, with a GPU.
+func (l *life) checkUnasked(p *process, d node.Decision) {
+	unread := d.Code == grant.InjectionImpossible && p.faults > 0
+	if d.Bound || d.Kind == grant.Refused && !unread {
+		l.fail("%s asks for no GPU: %s %s, bound: %v", p.name, d.Kind, d.Code, d.Bound)
+	}
 }
 
 // record writes the state as crun and runc do.
@@ -256,11 +323,14 @@ func (l *life) release() {
 }
 
 func (l *life) change() {
-	h := l.pick()
+	h := l.pickToChange()
 	if h == nil || h.user != 0 { // root may give a user more than the quota
 		return
 	}
-	memory, before := grant.Bytes(1+l.random.IntN(16))*1536*grant.MiB, h.possible // over 1, 2 or 3 GPUs
+	most := []int{4, 4, 16}[l.random.IntN(3)] // what is small fits mostly
+
+	// over 1, 2 or 3 GPUs
+	memory, before := grant.Bytes(1+l.random.IntN(most))*1536*grant.MiB, h.possible
 	h.busy, h.possible = true, append(slices.Clone(before), memory)
 	l.begin("update", func(p *process, n *node.Node) {
 		p.update = true
@@ -275,15 +345,16 @@ func (l *life) change() {
 
 // tidy is a pass of gpuledgerd, or an administrator's check.
 func (l *life) tidy() {
-	kind := l.random.IntN(4)
-	l.begin("tidy", func(_ *process, n *node.Node) {
+	kind := l.random.IntN(5)
+	l.begin("tidy", func(p *process, n *node.Node) {
 		switch kind {
 		case 0:
 			n.RemoveDeadBindings()
 		case 1:
 			_, _ = grants.Reconcile(n)
-		case 2:
-			_, _ = grants.SettleLimits(n)
+		case 2, 3:
+			_, err := grants.SettleLimits(n)
+			l.settledBy(p, err)
 		default:
 			_, _ = grants.Check(n)
 		}
