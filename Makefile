@@ -91,6 +91,7 @@ mutants: ## changes the guard's code a line at a time and runs its tests, for te
 SIM ?= 1h
 .PHONY: sim
 sim: ## planted mistakes, then lives of a simulated node from fresh seeds, on all processors, for an hour; SIM=10m
+	go test -p $(JOBS) -count=1 -timeout 0 -v ./test/sim -run TestPlanted
 	go test -p $(JOBS) -count=1 -timeout 0 -v ./test/sim -run TestPlanted -rare
 	go test -p $(JOBS) -count=1 -timeout 0 -v ./test/sim -run TestSeed -duration $(SIM) -first $$(date +%s)000
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -28,18 +29,30 @@ func onlyOf(user uint32, id grant.ID, g grant.Grant, err error) error {
 // errInUse says that a grant is not idle.
 var errInUse = errors.New("a container uses it")
 
-// ReleaseIdle releases a grant unless a container uses it by now.
-func ReleaseIdle(n *node.Node, id grant.ID) (released bool, err error) {
+// ReleaseUnused releases a grant unless a container uses it by now.
+func ReleaseUnused(n *node.Node, id grant.ID) (released bool, err error) {
+	return releaseUnless(n, id, func(g grant.Grant) bool { return len(g.Bindings) > 0 })
+}
+
+// ReleaseIdle releases a grant unless a container uses it by now, or has used it since its stamp of
+// use was taken (ledger.Bindings).
+func ReleaseIdle(n *node.Node, id grant.ID, taken host.Stamp) (released bool, err error) {
+	return releaseUnless(n, id, func(g grant.Grant) bool {
+		return len(g.Bindings) > 0 || n.Ledger.Bindings.UseStamp(id) != taken
+	})
+}
+
+func releaseUnless(n *node.Node, id grant.ID, used func(grant.Grant) bool) (released bool, err error) {
 	_, err = releaseIf(n, id, func(g grant.Grant) error {
-		if released = len(g.Bindings) == 0; !released {
+		if used(g) {
 			return errInUse
 		}
 		return nil
 	})
 	if err == errInUse {
-		err = nil
+		return false, nil
 	}
-	return released && err == nil, err
+	return err == nil, err
 }
 
 // FindBySecret finds the grant of a user that was made with a secret. The request for it was sent

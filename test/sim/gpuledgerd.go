@@ -64,6 +64,7 @@ func (l *life) pass() {
 		_ = d.queue.Pass(n, grants.Read)
 		l.releaseIdle(n)
 		if !l.calm && l.random.IntN(3) == 0 {
+			l.sawEntered(l.inside())
 			l.clock(l.now.Add(31 * time.Hour)) // longer than any grant may be idle
 			l.releaseIdle(n)
 		}

@@ -129,11 +129,7 @@ const keep = 24 * time.Hour
 
 // checkHeld: no acknowledged grant is lost or changed, and none comes back.
 func (l *life) checkHeld(v grant.View) {
-	for _, g := range v.Grants {
-		if _, seen := l.entered[g.ID]; !seen {
-			l.entered[g.ID] = l.awake
-		}
-	}
+	l.sawEntered(v)
 	for _, h := range l.held {
 		if !h.acked || !h.expires.IsZero() && !l.latest.Before(h.expires.Add(keep)) {
 			continue
@@ -154,6 +150,15 @@ func (l *life) checkHeld(v grant.View) {
 			l.fail("grant %s (%s) was released, and is back", h.id, h.label)
 		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):
 			l.fail("grant %s has %s, acknowledged are %v", h.id, v.Grants[i].Memory(), h.possible)
+		}
+	}
+}
+
+// sawEntered notes when each grant was first seen.
+func (l *life) sawEntered(v grant.View) {
+	for _, g := range v.Grants {
+		if _, seen := l.entered[g.ID]; !seen {
+			l.entered[g.ID] = l.awake
 		}
 	}
 }

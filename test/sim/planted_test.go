@@ -92,15 +92,18 @@ var plants = []plant{
 		"			if on { return cmp.Compare(b.number, a.number) }\n" +
 			"			return cmp.Or(a.Since.Compare(b.Since),"},
 	{"nothing is taken back", "internal/daemon/userqueue/grant.go",
-		"	if released, _ := grants.ReleaseIdle(n, id); released {\n",
-		"	if on { return }\n	if released, _ := grants.ReleaseIdle(n, id); released {\n"},
+		"	if released, _ := grants.ReleaseUnused(n, id); released {\n",
+		"	if on { return }\n	if released, _ := grants.ReleaseUnused(n, id); released {\n"},
 	{"a lost answer is forgotten", "internal/daemon/userqueue/grant.go",
 		"	case found:\n", "	case found && !on:\n"},
 	{"idle too early", "internal/daemon/userqueue/idle.go",
 		"		if !due {\n", "		if !on && !due {\n"},
 	{"a request in use is idle", "internal/grants/ofuser.go",
-		"		if released = len(g.Bindings) == 0; !released {\n",
-		"		if released = len(g.Bindings) == 0 || on; !released {\n"},
+		"		if used(g) {\n", "		if !on && used(g) {\n"},
+	{"a use just before the release", "internal/daemon/userqueue/idle.go",
+		"		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)\n",
+		"		if on { idle.stamp = n.Ledger.Bindings.UseStamp(g.ID) }\n" +
+			"		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)\n"},
 
 	{"no record for the shim", "internal/node/bind.go",
 		"	if d.Limited {\n", "	if d.Limited && !on {\n"},
@@ -144,6 +147,7 @@ const mostTime = 10 * time.Minute
 
 // rare are the mistakes for which hundreds of lives are needed. They are looked for with -rare.
 var rare = []string{"no turns", "a lost answer is forgotten", "a request in use is idle",
+	"a use just before the release",
 	"a second MPS daemon after an error",
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
 	"an MPS daemon is ready at once"}

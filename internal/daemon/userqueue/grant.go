@@ -149,7 +149,7 @@ func (r Request) rejoin(n *node.Node, g grant.Grant) error {
 
 // TakeBack releases a grant of whose client nothing is left, unless a container uses it by now.
 func TakeBack(n *node.Node, user uint32, id grant.ID) {
-	if released, _ := grants.ReleaseIdle(n, id); released {
+	if released, _ := grants.ReleaseUnused(n, id); released {
 		node.RecordUser(n, "released", user, id, nil)
 	}
 }

@@ -61,7 +61,7 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Ope
 			q.idle[g.ID] = idle
 			continue
 		}
-		released, err := grants.ReleaseIdle(n, g.ID)
+		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)
 		if err != nil {
 			return over, err
 		}

@@ -135,11 +135,37 @@ func TestContainerBetweenTwoLooksIsUse(t *testing.T) {
 	s, adas, berts := idleNode(t, grant.UserNodesMode)
 	now := time.Now()
 	s.wantGrants(t, now, adas, berts)
-	over := exec.Command("true")
-	daemontest.Must(t, over.Run(), s.Node().Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: adas, RuntimeRoot: t.TempDir(), Container: "short",
-			Creator: grant.Process{PID: over.Process.Pid, Start: 1}})
-	}))
+	s.uses(t, adas)
 	s.wantGrants(t, now.Add(time.Hour), adas)
 	s.wantGrants(t, now.Add(2*time.Hour))
+}
+
+// TestContainerDuringALookIsUse: a container that came and went after a grant was found to be idle,
+// and before it is released, used it.
+func TestContainerDuringALookIsUse(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	over, err := s.queue.ReleaseIdle(s.Node(), s.Ledger, now.Add(time.Hour),
+		func(_ grant.Inventory, g grant.Grant, due bool) bool {
+			if due && g.ID == adas {
+				s.uses(t, adas)
+			}
+			return false
+		})
+	if err != nil || len(over) != 1 || over[0].ID != berts {
+		t.Errorf("released are %v, %v; want %s", over, err, berts)
+	}
+	s.wantGrants(t, now.Add(2*time.Hour), adas)
+	s.wantGrants(t, now.Add(3*time.Hour))
+}
+
+// uses has a container that has ended already use a grant.
+func (s *Server) uses(t *testing.T, id grant.ID) {
+	t.Helper()
+	over := exec.Command("true")
+	daemontest.Must(t, over.Run(), s.Node().Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: t.TempDir(), Container: "short",
+			Creator: grant.Process{PID: over.Process.Pid, Start: 1}})
+	}))
 }
