@@ -81,6 +81,7 @@ func TestDescriptorsThatReachAContainer(t *testing.T) {
 			"behind a listening socket":              {[]*os.File{socket, gpu}, "LISTEN_FDS=1", []string{"--preserve-fds=1"}, "gpu-device-node"},
 			"as a listening socket":                  {[]*os.File{gpu}, "LISTEN_FDS=1", nil, "gpu-device-node"},
 			"a directory of gpuledger":               {[]*os.File{ours}, "", []string{"--preserve-fds=1"}, "gpu-socket"},
+			"no listening socket":                    {nil, "LISTEN_FDS=4", nil, ""},
 			"inherited, and not handed on":           {[]*os.File{gpu, other}, "", nil, ""},
 			"behind those that are handed on":        {[]*os.File{file, gpu}, "", []string{"--preserve-fds=1"}, ""},
 			"a file, a socket and devices of no GPU": {[]*os.File{file, socket, null, tty}, "", []string{"--preserve-fds=4"}, ""},

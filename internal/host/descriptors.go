@@ -22,8 +22,10 @@ type Descriptor struct {
 var plainMajors = map[uint32]bool{1: true, 4: true, 5: true, 136: true, 137: true, 138: true, 139: true,
 	140: true, 141: true, 142: true, 143: true}
 
-// Descriptors lists the descriptors of the calling process that are lower than below. It leaves out
-// pipes, terminals, /dev/null, and sockets without a name.
+// Descriptors lists the descriptors that the calling process passes on to a program that it
+// executes, and that are lower than below. Those that Go's runtime has opened for itself, such as
+// the files of a cgroup's CPU limit (since Go 1.25), are closed then. It leaves out pipes,
+// terminals, /dev/null, and sockets without a name.
 func Descriptors(below int) (list []Descriptor) {
 	numbers := make([]int, 0, 3)
 	if below <= 16 {
@@ -40,6 +42,10 @@ func Descriptors(below int) (list []Descriptor) {
 	}
 	for _, fd := range numbers {
 		d := Descriptor{Number: fd}
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		if err == nil && flags&unix.FD_CLOEXEC != 0 {
+			continue
+		}
 		if d.stat(fd, "", unix.AT_EMPTY_PATH) == nil && d.leads() {
 			list = append(list, d)
 		}
