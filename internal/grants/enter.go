@@ -1,8 +1,8 @@
 package grants
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -31,7 +31,7 @@ func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error
 		if err != nil {
 			return err
 		}
-		if err := onlyOne(ask.Owner, v); err != nil {
+		if err := onlyOne(tx, ask.Owner, v); err != nil {
 			return err
 		}
 		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
@@ -79,7 +79,7 @@ func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []E
 		for i, ask := range asks {
 			e := &all[i]
 			if e.Err == nil {
-				e.Err = onlyOne(ask.Owner, v)
+				e.Err = onlyOne(tx, ask.Owner, v)
 			}
 			if e.Err == nil {
 				e.Grant.GPUs, e.Err = admission.Place(ask, "", v, inv, n.Policy)
@@ -126,19 +126,40 @@ func strengthened(n *node.Node, inv grant.Inventory, g grant.Grant) grant.Grant 
 	return g
 }
 
-// onlyOne refuses a second live grant of an owner by name.
-func onlyOne(owner grant.Owner, v grant.View) error {
+// onlyOne refuses a second live grant of an owner by name. An entry that cannot be read may be the
+// owner's, too: the link from the owner says so.
+func onlyOne(tx *ledger.Tx, owner grant.Owner, v grant.View) error {
 	if owner == grant.Bearer {
 		return nil
 	}
-	i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.Owner == owner && g.Live(v.Now) })
-	if i < 0 {
+	for _, g := range v.Grants {
+		if g.Owner == owner && g.Live(v.Now) {
+			return holds(owner, g.ID)
+		}
+	}
+	if len(v.Damaged) == 0 {
 		return nil
 	}
+	g, err := tx.ByOwner(owner)
+	var damage *ledger.DamagedError
+	switch {
+	case errors.As(err, &damage):
+		return &grant.Refusal{Code: grant.LedgerUnreadable,
+			Message: fmt.Sprintf("cannot grant: %s has grant %s, which cannot be read: %s", owner, damage.ID,
+				damage.Err),
+			Hint: "`gpuledger check` says what is wrong with it"}
+	case errors.Is(err, ledger.ErrNotFound):
+		return nil
+	case err == nil && g.Live(v.Now): // it can be read by now
+		return holds(owner, g.ID)
+	}
+	return err
+}
+
+func holds(owner grant.Owner, id grant.ID) error {
 	return &grant.Refusal{Code: grant.GrantInUse,
-		Message: fmt.Sprintf("cannot grant: %s holds grant %s already", owner, v.Grants[i].ID),
-		Hint: fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it",
-			v.Grants[i].ID)}
+		Message: fmt.Sprintf("cannot grant: %s holds grant %s already", owner, id),
+		Hint:    fmt.Sprintf("change that one with `gpuledger grant --update %s`, or release it", id)}
 }
 
 // readForPlacement removes what is over, and returns all that a placement needs. It reads the

@@ -126,6 +126,25 @@ func TestRenewAndOffer(t *testing.T) {
 	offer("before the inventory is taken again", second, "inventory-stale: ...")
 }
 
+// TestAnOwnerOfADamagedGrantHasNoSecond: while it cannot be read, it may be a live one.
+func TestAnOwnerOfADamagedGrantHasNoSecond(t *testing.T) {
+	m := newModel(t)
+	first, _ := m.entered(admission.Ask{Owner: "pod:u/a"})
+	path := m.dir + "/state/grants/" + string(first.ID) + ".json"
+	whole, err := os.ReadFile(path)
+	m.must(errors.Join(err, os.WriteFile(path, []byte("damaged"), 0o600)))
+	ask := admission.Ask{Owner: "pod:u/a", Mode: grant.Limit, GPUs: 1, Memory: grant.GiB, Source: "cli"}
+	_, _, err = grants.Enter(m.node, ask)
+	wants(t, "a second one", err, "ledger-unreadable: cannot grant: pod:u/a has grant "+string(first.ID)+
+		", which cannot be read: ...")
+	for _, e := range grants.EnterAll(m.node, []admission.Ask{ask}, nil) {
+		wants(t, "a second one of several", e.Err, "ledger-unreadable: ...")
+	}
+	m.must(os.WriteFile(path, whole, 0o600))
+	_, _, err = grants.Enter(m.node, ask)
+	wants(t, "a second one when it can be read", err, "grant-in-use: ...")
+}
+
 // TestANodeWithABrokenConfiguration grants and admits nothing; a container that reaches no GPU
 // starts.
 func TestANodeWithABrokenConfiguration(t *testing.T) {

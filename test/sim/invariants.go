@@ -141,7 +141,8 @@ func (l *life) checkHeld(v grant.View) {
 		idle := limitsOf[h.user].idle
 		switch {
 		case i < 0 && idle > 0 && l.awake-h.used >= idle:
-			h.over, h.released = true, true
+			// a pass that fails puts it back
+			h.over, h.released = true, l.daemon == nil || !l.daemon.passing
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
 		case i >= 0 && v.Grants[i].Draining && !h.over:
