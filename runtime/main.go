@@ -103,8 +103,9 @@ func (w *wrapper) checkExec() error {
 	}
 	w.node = node.Open(policy.Path(""), host.Default())
 	refusal := &grant.Refusal{Code: grant.InjectionImpossible,
-		Message: "the process would leave the cgroup of its container by --cgroup " +
-			grant.Printable(leaves), Hint: "name a cgroup below that of the container, without \"..\""}
+		Message: "the process would leave the cgroup of its container: --cgroup " +
+			grant.Printable(leaves) + " is not a sub cgroup path", // as runc says it
+		Hint: "name a cgroup below that of the container, without \"..\""}
 	if leaves == "" {
 		refusal = w.node.JudgeDescriptors(request.Caller{Container: grant.Container{Engine: w.engine(),
 			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})
