@@ -26,7 +26,7 @@ type below struct {
 }
 
 // newBelow is the node of a descriptor. The collector closes it: where go-fuse has a node of the
-// file already it drops the new one, and tells nobody.
+// file already it drops the new one without a call.
 func newBelow(fd int) *below {
 	b := &below{fd: fd}
 	runtime.AddCleanup(b, func(fd int) { _ = unix.Close(fd) }, fd)
@@ -54,7 +54,7 @@ var (
 func (b *below) path() string { return fmt.Sprintf("/proc/self/fd/%d", b.fd) }
 
 // child is the node of a descriptor. All that are made of one file are one to the kernel, by its
-// number, or locks would exclude nobody.
+// number, or two locks of one file would not exclude each other.
 func (b *below) child(ctx context.Context, fd int, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	var stat syscall.Stat_t
 	if err := syscall.Fstat(fd, &stat); err != nil {
@@ -190,7 +190,7 @@ func (b *below) Statfs(_ context.Context, out *fuse.StatfsOut) syscall.Errno {
 }
 
 // TestFilesThatAreReplacedAreFound: each of a reader's tries gives the whole file or EIO, while
-// others replace it. And a lock excludes, whoever has opened the file.
+// others replace it. And a lock of the file excludes a lock by another opening of it.
 func TestFilesThatAreReplacedAreFound(t *testing.T) {
 	dir := t.TempDir()
 	file, draft := filepath.Join(dir, "file"), filepath.Join(dir, "draft")

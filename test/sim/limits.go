@@ -51,7 +51,7 @@ func (l *life) settled() {
 }
 
 // settledBy: when a pass over the records is over that has met no error, they are what the ledger
-// says. Whoever changes them has the ledger's lock, and nobody had it since.
+// says: records are changed under the ledger's lock, and no process has had that since.
 func (l *life) settledBy(p *process, err error) {
 	if err != nil || p.faults > 0 {
 		return
