@@ -74,13 +74,19 @@ func (l *life) pass() {
 
 // releaseIdle is the part of a pass that releases what nothing uses.
 func (l *life) releaseIdle(n *node.Node) {
-	_, _ = l.daemon.queue.ReleaseIdle(n, grants.Read, epoch.Add(l.awake),
+	clock := func() time.Time { return epoch.Add(l.awake) }
+	over, _ := l.daemon.queue.ReleaseIdle(n, grants.Read, clock,
 		func(_ grant.Inventory, g grant.Grant, due bool) bool {
 			if due {
 				l.lastMoment(g.ID)
 			}
 			return false
 		})
+	for _, h := range l.held {
+		if slices.ContainsFunc(over, func(g grant.Grant) bool { return g.ID == h.id }) {
+			h.released = true
+		}
+	}
 }
 
 // lastMoment is when gpuledgerd has found that nothing uses a grant, and has not released it yet: a

@@ -141,8 +141,7 @@ func (l *life) checkHeld(v grant.View) {
 		idle := limitsOf[h.user].idle
 		switch {
 		case i < 0 && idle > 0 && l.awake-h.used >= idle:
-			// a pass that fails puts it back
-			h.over, h.released = true, l.daemon == nil || !l.daemon.passing
+			h.over = true // and not released: a pass that fails or crashes puts it back
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
 		case i >= 0 && v.Grants[i].Draining && !h.over:

@@ -24,8 +24,9 @@ type idleness struct {
 // ReleaseIdle releases grants that users asked for and that nothing used for as long as their
 // quotas say, and returns them. Whether a container uses one is what the kernel says now, or a
 // changed stamp of its bindings: a container can come and go between two calls. The time is counted
-// anew after a restart of the daemon. It is called by one goroutine.
-func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Opened,
+// anew after a restart of the daemon. The clock is asked after a grant was looked at, never before:
+// a daemon that stands still in between must not count that time. It is called by one goroutine.
+func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, opened Opened,
 ) (over []grant.Grant, err error) {
 	last := q.idle
 	q.idle = map[grant.ID]idleness{}
@@ -50,12 +51,14 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, now time.Time, opened Ope
 			continue
 		}
 		idle, was := last[g.ID]
-		if stamp := n.Ledger.Bindings.UseStamp(g.ID); !was || stamp != idle.stamp {
+		stamp := n.Ledger.Bindings.UseStamp(g.ID)
+		now := clock()
+		if !was || stamp != idle.stamp {
 			idle = idleness{now, stamp}
 		}
 		due := now.Sub(idle.since) >= limit.MaxIdle()
 		if opened(o.Inventory, g, due) {
-			idle.since, due = now, false
+			idle.since, due = clock(), false
 		}
 		if !due {
 			q.idle[g.ID] = idle

@@ -12,9 +12,10 @@ import (
 )
 
 // releaseIdle releases what nothing used for as long as the users' quotas say.
-func (s *Server) releaseIdle(n *node.Node, now time.Time) error {
-	over, err := s.queue.ReleaseIdle(n, s.Ledger, now,
-		func(inv grant.Inventory, g grant.Grant, due bool) bool { return s.opened.by(n, inv, g, now, due) })
+func (s *Server) releaseIdle(n *node.Node, clock func() time.Time) error {
+	pass := clock()
+	over, err := s.queue.ReleaseIdle(n, s.Ledger, clock,
+		func(inv grant.Inventory, g grant.Grant, due bool) bool { return s.opened.by(n, inv, g, pass, due) })
 	for _, g := range over {
 		s.Log.WithFields(logrus.Fields{"grant": g.ID, "user": g.User}).Info("nothing used a user's grant " +
 			"for too long; it is released")

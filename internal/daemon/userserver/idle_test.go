@@ -73,10 +73,13 @@ func opens(t *testing.T, user uint32) (end func()) {
 	return func() { daemontest.End(cmd) }
 }
 
+// at is a clock that stands.
+func at(when time.Time) func() time.Time { return func() time.Time { return when } }
+
 // wantGrants runs a pass at a time and wants these grants to be left.
 func (s *Server) wantGrants(t *testing.T, when time.Time, ids ...grant.ID) {
 	t.Helper()
-	daemontest.Must(t, s.releaseIdle(s.Node(), when))
+	daemontest.Must(t, s.releaseIdle(s.Node(), at(when)))
 	o, err := grants.Read(s.Node())
 	daemontest.Must(t, err)
 	left := map[grant.ID]bool{}
@@ -115,7 +118,7 @@ func TestDueGrantIsLookedAtAgain(t *testing.T) {
 	s.Node().Policy.Quotas[0].Idle = "2s"
 	s.Node().Policy.Quotas[1].Idle = "1s"
 	now := time.Now()
-	daemontest.Must(t, s.releaseIdle(s.Node(), now))
+	daemontest.Must(t, s.releaseIdle(s.Node(), at(now)))
 	opens(t, ada)
 	s.wantGrants(t, now.Add(2*time.Second), adas)
 }
@@ -146,7 +149,7 @@ func TestContainerDuringALookIsUse(t *testing.T) {
 	s, adas, berts := idleNode(t, grant.UserNodesMode)
 	now := time.Now()
 	s.wantGrants(t, now, adas, berts)
-	over, err := s.queue.ReleaseIdle(s.Node(), s.Ledger, now.Add(time.Hour),
+	over, err := s.queue.ReleaseIdle(s.Node(), s.Ledger, at(now.Add(time.Hour)),
 		func(_ grant.Inventory, g grant.Grant, due bool) bool {
 			if due && g.ID == adas {
 				s.uses(t, adas)
@@ -158,6 +161,21 @@ func TestContainerDuringALookIsUse(t *testing.T) {
 	}
 	s.wantGrants(t, now.Add(2*time.Hour), adas)
 	s.wantGrants(t, now.Add(3*time.Hour))
+}
+
+// TestDaemonThatStandsStill: the time between the beginning of a pass and its look at a grant is
+// not one in which nothing used the grant.
+func TestDaemonThatStandsStill(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	read, now := s.Ledger, time.Now()
+	s.Ledger = func(n *node.Node) (grants.Overview, error) {
+		now = now.Add(5 * time.Hour)
+		return read(n)
+	}
+	daemontest.Must(t, s.releaseIdle(s.Node(), func() time.Time { return now }))
+	s.Ledger = read
+	s.wantGrants(t, now.Add(59*time.Minute), adas, berts)
+	s.wantGrants(t, now.Add(time.Hour))
 }
 
 // uses has a container that has ended already use a grant.

@@ -54,7 +54,7 @@ func (s *Server) Name() string { return "users" }
 func (s *Server) Ensure(context.Context) error {
 	n := s.Node()
 	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()),
-		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now()), s.removeTrees(n))
+		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now), s.removeTrees(n))
 }
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.
