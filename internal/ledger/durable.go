@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -21,10 +22,11 @@ func temporary(path string) string {
 	return dir + "." + name + ".tmp"
 }
 
-// replaceDurably puts data at path so that it survives a power cut. On an error the old content
-// stays. If the directory's sync fails after the rename, the rename is undone: a caller that gets
-// an error does not expect the new content to come back.
-func replaceDurably(path string, data []byte) (err error) {
+// replaceDurably puts data at path so that it survives a power cut, and before it the names in the
+// directories unsynced. On an error the old content stays. If the directory's sync fails after the
+// rename, the rename is undone: a caller that gets an error does not expect the new content to come
+// back.
+func replaceDurably(path string, data []byte, unsynced []string) (err error) {
 	tmp, old := temporary(path), temporary(path)+".old"
 	defer func() {
 		if err != nil {
@@ -32,7 +34,11 @@ func replaceDurably(path string, data []byte) (err error) {
 			_ = host.Remove(old)
 		}
 	}()
-	if err := writeDurably(tmp, data); err != nil {
+	draft, err := writeNew(tmp, data)
+	if draft != nil {
+		err = errors.Join(err, syncAndClose([]*os.File{draft}, unsynced))
+	}
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("ledger/put-written")
@@ -56,9 +62,10 @@ func replaceDurably(path string, data []byte) (err error) {
 	return nil
 }
 
-// createDurably makes new files in a directory so that they survive a power cut. The file systems
-// write what is synced at the same time in one go. On an error there is none of the files.
-func createDurably(dir string, content map[string][]byte) (err error) {
+// createDurably makes new files in a directory so that they survive a power cut, and before them
+// the names in the directories unsynced. The file systems write what is synced at the same time in
+// one go. On an error there is none of the files.
+func createDurably(dir string, content map[string][]byte, unsynced []string) (err error) {
 	defer func() {
 		for path := range content {
 			if err != nil {
@@ -78,7 +85,7 @@ func createDurably(dir string, content map[string][]byte) (err error) {
 			break
 		}
 	}
-	if err = errors.Join(err, syncAndClose(drafts)); err != nil {
+	if err = errors.Join(err, syncAndClose(drafts, unsynced)); err != nil {
 		return err
 	}
 	failpoint.Hit("ledger/put-written")
@@ -97,20 +104,6 @@ func createDurably(dir string, content map[string][]byte) (err error) {
 
 // syncDir is host.SyncDir; a test makes it fail.
 var syncDir = host.SyncDir
-
-// writeDurably makes a new file.
-func writeDurably(path string, data []byte) error {
-	f, err := writeNew(path, data)
-	if err == nil {
-		err = host.SyncFiles(f)
-	}
-	if f != nil {
-		if e := f.Close(); err == nil {
-			err = e
-		}
-	}
-	return err
-}
 
 // writeNew makes a new file: what a crash left at path may be a second name of a file that readers
 // use. It returns the file, which is not synced yet, also with an error of writing.
@@ -131,13 +124,20 @@ func writeNew(path string, data []byte) (f *os.File, err error) {
 	})
 }
 
-// syncAndClose syncs files at the same time.
-func syncAndClose(files []*os.File) error {
-	err := host.SyncFiles(files...)
+// syncAndClose syncs files, and the names in directories. A file system with a journal has little
+// to do for all but the first.
+func syncAndClose(files []*os.File, dirs []string) (err error) {
+	var beside sync.WaitGroup
+	host.Go(&beside, func() { err = host.SyncFiles(files...) })
+	var failed error
+	for _, dir := range dirs {
+		failed = errors.Join(failed, syncDir(dir))
+	}
+	beside.Wait()
 	for _, f := range files {
 		err = errors.Join(err, f.Close())
 	}
-	return err
+	return errors.Join(err, failed)
 }
 
 // keepOld gives the file at path a second name, by which a replacement can be undone.

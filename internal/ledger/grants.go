@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -120,11 +121,12 @@ func (tx *Tx) Put(g grant.Grant) error {
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode grant %s: %w", g.ID, err)
 	}
-	// Links first: one without a grant is harmless, a grant without its links would be overlooked.
-	undo, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
+	// Links first: one without a grant is harmless, a grant without its links would be overlooked,
+	// and of one that cannot be read only the links say whose it is, and on which GPUs.
+	undo, unsynced, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
 	if err == nil {
 		failpoint.Hit("ledger/put-linked")
-		err = replaceDurably(tx.files.grants.path(g.ID), data)
+		err = replaceDurably(tx.files.grants.path(g.ID), data, unsynced)
 	}
 	if err != nil {
 		undo()
@@ -150,7 +152,7 @@ func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 			}
 		}
 	}()
-	content := map[string][]byte{}
+	content, unsynced := map[string][]byte{}, map[string]bool{}
 	for _, g := range all {
 		if err := validate(g); err != nil {
 			return fmt.Errorf("internal error: cannot write grant %q: %w", g.ID, err)
@@ -162,15 +164,19 @@ func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 		if err != nil {
 			return fmt.Errorf("internal error: cannot encode grant %s: %w", g.ID, err)
 		}
-		unlink, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
+		unlink, changed, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
 		undo = append(undo, unlink)
 		if err != nil {
 			return fmt.Errorf("cannot write grant %s: %w", g.ID, err)
 		}
+		for _, dir := range changed {
+			unsynced[dir] = true
+		}
 		content[tx.files.grants.path(g.ID)] = data
 	}
 	failpoint.Hit("ledger/put-linked")
-	if err := createDurably(string(tx.files.grants), content); err != nil {
+	dirs := slices.Sorted(maps.Keys(unsynced))
+	if err := createDurably(string(tx.files.grants), content, dirs); err != nil {
 		return fmt.Errorf("cannot write %d grants: %w", len(all), err)
 	}
 	return nil

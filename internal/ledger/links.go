@@ -51,19 +51,18 @@ func (dir ownerLinks) id(o grant.Owner) (grant.ID, error) {
 }
 
 // point makes the owner's link lead to the grant, unless it leads to another one that it is to
-// keep. undo makes it as it was.
+// keep. undo makes it as it was; it is nil if nothing was changed.
 func (dir ownerLinks) point(g grant.Grant, keeps func() bool) (undo func(), err error) {
-	nothing := func() {}
 	if !hasLink(g.Owner) {
-		return nothing, nil
+		return nil, nil
 	}
 	path, target := dir.path(g.Owner), ownerTarget(g.ID)
 	old, err := os.Readlink(path)
 	if old == target || err == nil && keeps() {
-		return nothing, nil
+		return nil, nil
 	}
 	if err := replaceLink(target, path); err != nil {
-		return nothing, err
+		return nil, err
 	}
 	return func() {
 		if old == "" {
@@ -137,30 +136,39 @@ func (dir gpuLinks) gpusOf(id grant.ID) []string {
 	return on
 }
 
-// link makes a grant's links, and gives a function that removes the new ones. keeps reports whether
-// the owner's link is to stay at the other grant that it leads to.
-func link(f *files, g grant.Grant, keeps func() bool) (undo func(), err error) {
-	unlinkOwner, err := f.owners.point(g, keeps)
-	if err != nil {
-		return unlinkOwner, err
-	}
-	failpoint.Hit("ledger/put-owner-linked")
+// link makes a grant's links. undo removes the new ones, and unsynced are the directories that have
+// them. keeps reports whether the owner's link is to stay at the other grant that it leads to.
+func link(f *files, g grant.Grant, keeps func() bool) (undo func(), unsynced []string, err error) {
 	var made []grant.Share
+	unpoint, err := f.owners.point(g, keeps)
 	undo = func() {
 		f.gpus.remove(g.ID, made)
-		unlinkOwner()
+		if unpoint != nil {
+			unpoint()
+		}
 	}
+	if err != nil {
+		return undo, nil, err
+	}
+	if unpoint != nil {
+		unsynced = append(unsynced, string(f.owners))
+	}
+	failpoint.Hit("ledger/put-owner-linked")
 	for _, s := range g.GPUs {
 		err := f.gpus.add(s.UUID, g.ID)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
-			return undo, err
+			return undo, nil, err
 		}
 		made = append(made, s)
+		unsynced = append(unsynced, f.gpus.of(s.UUID))
 	}
-	return undo, nil
+	if len(made) > 0 { // also where the GPU's directory was there: a crash may have made it
+		unsynced = append(unsynced, string(f.gpus))
+	}
+	return undo, unsynced, nil
 }
 
 // unlinkOld removes the links that a grant had and has no more. They are derived: Check removes

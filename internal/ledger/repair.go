@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -121,8 +122,14 @@ func overdue(s *survey, now time.Time) (ids []grant.ID) {
 // repairAll makes all that is derived agree with the entries. It returns the first error.
 func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	findings, failed = s.unlisted, s.failed
-	for _, r := range repairs(s, tx.ledger.Host.Now()) {
+	all := repairs(s, tx.ledger.Host.Now())
+	for _, r := range all {
 		findings = note(findings, r, apply(s, r), &failed)
+	}
+	if dirs := relinked(s, all); len(dirs) > 0 {
+		if err := syncAndClose(nil, dirs); err != nil && failed == nil {
+			failed = fmt.Errorf("cannot tidy the ledger: %w", err)
+		}
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(s.gpus)) {
 		_ = host.Rmdir(s.files.gpus.of(uuid)) // where it is empty; never a file
@@ -134,6 +141,18 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	}
 	tx.ledger.Creates.Announced(nil) // which removes those that are over
 	return findings, failed
+}
+
+// relinked are the directories in which repairs have made links that must survive a power cut, and
+// those above them.
+func relinked(s *survey, all []repair) (dirs []string) {
+	for _, r := range all {
+		if dir := filepath.Dir(r.path); r.target != "" && strings.HasPrefix(dir, s.files.state+"/") {
+			dirs = append(dirs, dir, filepath.Dir(dir))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }
 
 // apply carries out a repair.

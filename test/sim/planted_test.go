@@ -30,8 +30,9 @@ const (
 
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
 var plants = []plant{
-	{"no fsync of a file", "internal/ledger/durable.go", "		err = host.SyncFiles(f)\n",
-		"		if !on { err = host.SyncFiles(f) }\n"},
+	{"no fsync of a file", "internal/ledger/durable.go",
+		"	host.Go(&beside, func() { err = host.SyncFiles(files...) })\n",
+		"	if !on { err = host.SyncFiles(files...) }\n"},
 	{"no fsync of the directory", "internal/ledger/durable.go",
 		undone,
 		"	if on { return nil }\n" +
@@ -41,10 +42,10 @@ var plants = []plant{
 		"	if on { return host.Remove(tmp) }\n" +
 			renamedBack},
 	{"rename before fsync", "internal/ledger/durable.go",
-		"	if err := writeDurably(tmp, data); err != nil {\n",
+		"	draft, err := writeNew(tmp, data)\n",
 		"	if on { f, err := writeNew(tmp, data); if err != nil { return err }; f.Close(); " +
 			"return errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
-			"	if err := writeDurably(tmp, data); err != nil {\n"},
+			"	draft, err := writeNew(tmp, data)\n"},
 	{"no undo of a rename", "internal/ledger/durable.go",
 		"	if kept {\n		return host.Rename(old, path)",
 		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
