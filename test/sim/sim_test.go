@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -93,18 +94,23 @@ func liveAll(t *testing.T, began time.Time) (c count) {
 	return c
 }
 
-// liveInProcesses runs the lives in several processes at once: a process has one simulator.
+// liveInProcesses runs the lives in several processes at once: a process has one simulator. The
+// first that finds something ends the others.
 func liveInProcesses(t *testing.T) (total count) {
 	outputs := make([][]byte, *workers)
+	while, end := context.WithCancel(context.Background())
+	defer end()
 	var all sync.WaitGroup
 	for i := range outputs {
 		share := (int(*lives) + *workers - 1 - i) / *workers
-		cmd := exec.Command(os.Args[0], "-test.run", "^TestSeed$", "-test.v", "-test.timeout", "0",
-			"-workers", "1", "-stride", fmt.Sprint(*workers), "-first", fmt.Sprint(*first+uint64(i)),
-			"-lives", fmt.Sprint(share), "-duration", duration.String())
+		cmd := exec.CommandContext(while, os.Args[0], "-test.run", "^TestSeed$", "-test.v",
+			"-test.timeout", "0", "-workers", "1", "-stride", fmt.Sprint(*workers),
+			"-first", fmt.Sprint(*first+uint64(i)), "-lives", fmt.Sprint(share),
+			"-duration", duration.String())
 		all.Go(func() {
 			var err error
-			if outputs[i], err = cmd.CombinedOutput(); err != nil {
+			if outputs[i], err = cmd.CombinedOutput(); err != nil && while.Err() == nil {
+				end()
 				t.Errorf("%s", outputs[i])
 			}
 		})
