@@ -4,7 +4,8 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
 // and knows nothing of what another one finds. A new one is a row here and such a file. Add a new
-// kind of mount as a case in mounts (mount.go), a new kind of device in devices.class (device.go).
+// kind of mount as a case in mounts (mount.go), a new kind of device in devices.class (device.go);
+// a character device of NVIDIA's driver needs neither: host.NVIDIAMajors finds it by its name.
 // Every vector, kind of mount and kind of device has rows in the corpus (test/testdata/corpus).
 // internal/admission/hits.go decides which hits a grant covers.
 var vectors = [...]struct {
