@@ -29,6 +29,16 @@ func onlyOf(user uint32, id grant.ID, g grant.Grant, err error) error {
 // errInUse says that a grant is not idle.
 var errInUse = errors.New("a container uses it")
 
+// InUse reports whether a container uses a grant. Errors are those of ledger.Tx.Get.
+func InUse(n *node.Node, id grant.ID) (used bool, err error) {
+	err = n.Ledger.View(func(tx *ledger.Tx) error {
+		g, err := tx.Get(id)
+		used = len(g.Bindings) > 0
+		return err
+	})
+	return used, err
+}
+
 // ReleaseUnused releases a grant unless a container uses it by now.
 func ReleaseUnused(n *node.Node, id grant.ID) (released bool, err error) {
 	return releaseUnless(n, id, func(g grant.Grant) bool { return len(g.Bindings) > 0 })

@@ -145,7 +145,11 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	}
 	failpoint.Hit("node/limit-lowered")
 	if err := tx.Put(after); err != nil {
-		return errors.Join(err, l.Set(before.GPUs, share))
+		// as before, unless the disk has failed twice; where that cannot be read, the limit stays small
+		if stands, e := tx.Entry(before.ID); e == nil {
+			err = errors.Join(err, l.Set(stands.GPUs, share))
+		}
+		return err
 	}
 	failpoint.Hit("node/grant-changed")
 	return l.Set(after.GPUs, admission.Share(after, n.Policy))

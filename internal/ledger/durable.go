@@ -23,10 +23,11 @@ func temporary(path string) string {
 }
 
 // replaceDurably puts data at path so that it survives a power cut, and before it the names in the
-// directories unsynced. On an error the old content stays. If the directory's sync fails after the
+// directories unsynced and those in path's own: what a placement counts by must not come back when
+// its grant is there. On an error the old content stays. If the directory's sync fails after the
 // rename, the rename is undone: a caller that gets an error does not expect the new content to come
-// back.
-func replaceDurably(path string, data []byte, unsynced []string) (err error) {
+// back. After a power cut it may, if named says that it was there.
+func replaceDurably(path string, data []byte, unsynced []string) (named bool, err error) {
 	tmp, old := temporary(path), temporary(path)+".old"
 	defer func() {
 		if err != nil {
@@ -36,36 +37,37 @@ func replaceDurably(path string, data []byte, unsynced []string) (err error) {
 	}()
 	draft, err := writeNew(tmp, data)
 	if draft != nil {
-		err = errors.Join(err, syncAndClose([]*os.File{draft}, unsynced))
+		err = errors.Join(err, syncAndClose([]*os.File{draft}, append(unsynced, filepath.Dir(path))))
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	failpoint.Hit("ledger/put-written")
 	kept, err := keepOld(path, old)
 	if err != nil {
-		return err
+		return false, err
 	}
 	failpoint.Hit("ledger/put-kept-old")
 	if err := host.Rename(tmp, path); err != nil {
-		return err
+		return false, err
 	}
 	failpoint.Hit("ledger/put-renamed")
 	if err := syncDir(filepath.Dir(path)); err != nil {
-		return errors.Join(err, undoReplace(path, old, kept))
+		return true, errors.Join(err, undoReplace(path, old, kept))
 	}
 	failpoint.Hit("ledger/put-synced")
 	if kept {
 		_ = host.Remove(old)
 	}
 	failpoint.Hit("ledger/put-forgot-old")
-	return nil
+	return true, nil
 }
 
 // createDurably makes new files in a directory so that they survive a power cut, and before them
-// the names in the directories unsynced. The file systems write what is synced at the same time in
-// one go. On an error there is none of the files.
-func createDurably(dir string, content map[string][]byte, unsynced []string) (err error) {
+// the names in the directories unsynced and those in their own (replaceDurably says why). The file
+// systems write what is synced at the same time in one go. On an error there is none of the files;
+// named says whether there was one, as for replaceDurably.
+func createDurably(dir string, content map[string][]byte, unsynced []string) (named bool, err error) {
 	defer func() {
 		for path := range content {
 			if err != nil {
@@ -85,21 +87,22 @@ func createDurably(dir string, content map[string][]byte, unsynced []string) (er
 			break
 		}
 	}
-	if err = errors.Join(err, syncAndClose(drafts, unsynced)); err != nil {
-		return err
+	if err = errors.Join(err, syncAndClose(drafts, append(unsynced, dir))); err != nil {
+		return false, err
 	}
 	failpoint.Hit("ledger/put-written")
 	for _, path := range paths {
 		if err := host.Rename(temporary(path), path); err != nil {
-			return err
+			return named, err
 		}
+		named = true
 	}
 	failpoint.Hit("ledger/put-renamed")
 	if err := syncDir(dir); err != nil {
-		return err
+		return named, err
 	}
 	failpoint.Hit("ledger/put-synced")
-	return nil
+	return named, nil
 }
 
 // syncDir is host.SyncDir; a test makes it fail.
@@ -169,14 +172,22 @@ func removeDurably(path string) error {
 	}
 	failpoint.Hit("ledger/delete-renamed")
 	if err := syncDir(filepath.Dir(path)); err != nil {
-		return errors.Join(err, host.Rename(tmp, path))
+		return errors.Join(err, putBack(tmp, path))
 	}
 	failpoint.Hit("ledger/delete-synced")
 	if err := host.Remove(tmp); err != nil { // a directory in the entry's place, with something in it
-		return errors.Join(err, host.Rename(tmp, path))
+		return errors.Join(err, putBack(tmp, path))
 	}
 	failpoint.Hit("ledger/delete-removed")
 	return nil
+}
+
+// putBack undoes a removal, which may be durable already.
+func putBack(tmp, path string) error {
+	if err := host.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }
 
 // replaceLink makes path a link to target. If there is a link already, it replaces it in one step.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -123,13 +124,15 @@ func (tx *Tx) Put(g grant.Grant) error {
 	}
 	// Links first: one without a grant is harmless, a grant without its links would be overlooked,
 	// and of one that cannot be read only the links say whose it is, and on which GPUs.
+	path := tx.files.grants.path(g.ID)
+	named := false
 	undo, unsynced, err := link(tx.files, g, func() bool { return tx.hidesLive(g) })
 	if err == nil {
 		failpoint.Hit("ledger/put-linked")
-		err = replaceDurably(tx.files.grants.path(g.ID), data, unsynced)
+		named, err = replaceDurably(path, data, unsynced)
 	}
 	if err != nil {
-		undo()
+		tx.takeBack(undo, named, map[string][]byte{path: data})
 		return fmt.Errorf("cannot write grant %s: %w", g.ID, err)
 	}
 	unlinkOld(tx.files, old.grant(), g)
@@ -145,14 +148,16 @@ func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 		return errReadOnly
 	}
 	var undo []func()
+	named, content, unsynced := false, map[string][]byte{}, map[string]bool{}
 	defer func() {
-		for _, f := range slices.Backward(undo) {
-			if err != nil {
-				f()
-			}
+		if err != nil {
+			tx.takeBack(func() {
+				for _, f := range slices.Backward(undo) {
+					f()
+				}
+			}, named, content)
 		}
 	}()
-	content, unsynced := map[string][]byte{}, map[string]bool{}
 	for _, g := range all {
 		if err := validate(g); err != nil {
 			return fmt.Errorf("internal error: cannot write grant %q: %w", g.ID, err)
@@ -176,20 +181,37 @@ func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 	}
 	failpoint.Hit("ledger/put-linked")
 	dirs := slices.Sorted(maps.Keys(unsynced))
-	if err := createDurably(string(tx.files.grants), content, dirs); err != nil {
+	if named, err = createDurably(string(tx.files.grants), content, dirs); err != nil {
 		return fmt.Errorf("cannot write %d grants: %w", len(all), err)
 	}
 	return nil
 }
 
-// hidesLive reports whether the owner of a grant that is over has a live one: an expired grant is
-// kept for a day, and must not hide its owner's next.
-func (tx *Tx) hidesLive(g grant.Grant) bool {
-	if now := tx.ledger.Host.Now(); !g.Live(now) {
-		other, err := tx.ByOwner(g.Owner)
-		return err == nil && other.Live(now)
+// takeBack undoes the links of grants that could not be written, given what was to be in the files,
+// and whether one was there under its name. The links stay if it is there again, or can be after a
+// power cut: Check removes what is superfluous.
+func (tx *Tx) takeBack(undo func(), named bool, content map[string][]byte) {
+	for path, data := range content {
+		has, err := host.ReadRegular(path, maxFile)
+		if named && !errors.Is(err, fs.ErrNotExist) && (err != nil || bytes.Equal(has, data)) {
+			return
+		}
 	}
-	return false
+	if !named || syncDir(string(tx.files.grants)) == nil {
+		undo()
+	}
+}
+
+// hidesLive reports whether the owner of a grant that is over has a live one, or one that cannot be
+// read: an expired grant is kept for a day, and must not hide its owner's next.
+func (tx *Tx) hidesLive(g grant.Grant) bool {
+	now := tx.ledger.Host.Now()
+	if g.Live(now) {
+		return false
+	}
+	other, err := tx.ByOwner(g.Owner)
+	var damage *DamagedError
+	return errors.As(err, &damage) || err == nil && other.Live(now)
 }
 
 // Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -88,8 +87,8 @@ func endExpired(tx *Tx, grants []grant.Grant, now time.Time) error {
 }
 
 // removeOverdue removes the grants that are over, from the survey too. It leaves their links to the
-// other repairs. Nothing is synced: a grant that a power cut brings back is over as before, and is
-// removed again.
+// other repairs, and syncs nothing: that comes before the removal of their links, and before the
+// next grant.
 func removeOverdue(tx *Tx, s *survey, now time.Time) (findings []Finding, failed error) {
 	for _, id := range overdue(s, now) {
 		tx.found = ""
@@ -123,13 +122,18 @@ func overdue(s *survey, now time.Time) (ids []grant.ID) {
 func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	findings, failed = s.unlisted, s.failed
 	all := repairs(s, tx.ledger.Host.Now())
+	if slices.ContainsFunc(all, s.isDurable) {
+		// a power cut must not bring back a grant without its links
+		if err := syncDir(string(s.files.grants)); err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("cannot tidy the ledger: %w", err))
+			all = slices.DeleteFunc(all, s.isDurable)
+		}
+	}
 	for _, r := range all {
 		findings = note(findings, r, apply(s, r), &failed)
 	}
-	if dirs := relinked(s, all); len(dirs) > 0 {
-		if err := syncAndClose(nil, dirs); err != nil && failed == nil {
-			failed = fmt.Errorf("cannot tidy the ledger: %w", err)
-		}
+	if err := syncAndClose(nil, relinked(s, all)); err != nil && failed == nil {
+		failed = fmt.Errorf("cannot tidy the ledger: %w", err)
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(s.gpus)) {
 		_ = host.Rmdir(s.files.gpus.of(uuid)) // where it is empty; never a file
@@ -143,11 +147,16 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	return findings, failed
 }
 
-// relinked are the directories in which repairs have made links that must survive a power cut, and
-// those above them.
+// isDurable reports whether a repair is of a link that must survive what its grant survives.
+func (s *survey) isDurable(r repair) bool {
+	dir := filepath.Dir(r.path)
+	return dir == string(s.files.owners) || filepath.Dir(dir) == string(s.files.gpus)
+}
+
+// relinked are the directories in which repairs have made such links, and those above them.
 func relinked(s *survey, all []repair) (dirs []string) {
 	for _, r := range all {
-		if dir := filepath.Dir(r.path); r.target != "" && strings.HasPrefix(dir, s.files.state+"/") {
+		if dir := filepath.Dir(r.path); r.target != "" && s.isDurable(r) {
 			dirs = append(dirs, dir, filepath.Dir(dir))
 		}
 	}
@@ -244,7 +253,7 @@ func bindingLinkRepairs(s *survey, p *plan) {
 		}
 	}
 	for key, problem := range s.broken {
-		if !linked[key] {
+		if !linked[key] && s.failed == nil { // else a link to it may be in what could not be listed
 			p.remove(f.path(key), "a binding of no grant: "+problem)
 		}
 	}

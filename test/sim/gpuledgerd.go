@@ -84,7 +84,7 @@ func (l *life) releaseIdle(n *node.Node) {
 		})
 	for _, h := range l.held {
 		if slices.ContainsFunc(over, func(g grant.Grant) bool { return g.ID == h.id }) {
-			h.released = true
+			h.over, h.released = true, true
 		}
 	}
 }
@@ -93,6 +93,7 @@ func (l *life) releaseIdle(n *node.Node) {
 // container may take it.
 func (l *life) lastMoment(id grant.ID) {
 	i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == id })
+	l.tried[id] = true
 	if i < 0 || !l.held[i].acked || l.held[i].busy || l.held[i].over || l.random.IntN(2) == 0 {
 		return
 	}

@@ -138,10 +138,10 @@ func (l *life) checkHeld(v grant.View) {
 		if i >= 0 && len(v.Grants[i].Bindings) > 0 {
 			h.used = l.awake
 		}
-		idle := limitsOf[h.user].idle
 		switch {
-		case i < 0 && idle > 0 && l.awake-h.used >= idle:
-			h.over = true // and not released: a pass that fails or crashes puts it back
+		case i < 0 && l.tried[h.id] && l.awake-h.used >= limitsOf[h.user].idle:
+			// a pass that is at work may put it back, and after its end by force a power cut may
+			h.over = h.over || l.daemon == nil || !l.daemon.passing
 		case i < 0 && !h.over:
 			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
 		case i >= 0 && v.Grants[i].Draining && !h.over:

@@ -8,6 +8,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -73,6 +74,7 @@ type life struct {
 	started  int                        // containers
 	awake    time.Duration              // by the monotonic clock
 	entered  map[grant.ID]time.Duration // when each grant was first seen, by that clock
+	tried    map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
 
 	wrong string // the first promise that was broken
 }
@@ -80,7 +82,7 @@ type life struct {
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
-	l := &life{entered: map[grant.ID]time.Duration{}, machine: newMachine(dir, 1+r.IntN(3))}
+	l := &life{entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}, machine: newMachine(dir, 1+r.IntN(3))}
 	l.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
 		locks: map[string]*process{}}
@@ -283,6 +285,10 @@ func (l *life) crash() {
 	}
 	for _, h := range l.held {
 		h.busy = false
+		if _, err := os.Stat(l.path("state/grants/" + string(h.id) + ".json")); l.tried[h.id] && err == nil {
+			h.over = h.released // what is there now is durable
+			delete(l.tried, h.id)
+		}
 	}
 }
 

@@ -315,11 +315,18 @@ func (l *life) release() {
 		return
 	}
 	h.busy, h.over = true, true
-	l.begin("release", func(_ *process, n *node.Node) {
+	l.begin("release", func(p *process, n *node.Node) {
 		_, err := grants.Release(n, h.id, false)
-		var gone *grant.NotFoundError
-		h.busy, h.released = false, err == nil || errors.As(err, &gone)
+		h.answered(p, err)
 	})
+}
+
+// answered is when the holder of a grant reads whether it was released. After an error it stands,
+// if the disk has failed only once.
+func (h *holding) answered(p *process, err error) {
+	var gone *grant.NotFoundError
+	h.busy, h.released = false, err == nil || errors.As(err, &gone)
+	h.over = h.released || p.faults > 1
 }
 
 func (l *life) change() {

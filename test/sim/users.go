@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -237,12 +236,11 @@ func (l *life) releaseOf() {
 		h.busy, h.over = true, true
 	}
 	d := l.daemon
-	l.thread(fmt.Sprintf("release by %d", user), func(_ *process, n *node.Node) {
+	l.thread(fmt.Sprintf("release by %d", user), func(p *process, n *node.Node) {
 		_, err := grants.ReleaseOf(n, h.id, user)
-		var gone *grant.NotFoundError
 		switch {
 		case own:
-			h.busy, h.released = false, err == nil || errors.As(err, &gone)
+			h.answered(p, err)
 		case err == nil:
 			l.fail("user %d has released grant %s of user %d", user, h.id, h.user)
 		}

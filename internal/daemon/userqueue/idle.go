@@ -54,6 +54,10 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 		stamp := n.Ledger.Bindings.UseStamp(g.ID)
 		now := clock()
 		if !was || stamp != idle.stamp {
+			// the stamp may be of a container that came after the ledger was read
+			if used, err := grants.InUse(n, g.ID); used || err != nil {
+				continue
+			}
 			idle = idleness{now, stamp}
 		}
 		due := now.Sub(idle.since) >= limit.MaxIdle()

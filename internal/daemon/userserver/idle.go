@@ -13,9 +13,8 @@ import (
 
 // releaseIdle releases what nothing used for as long as the users' quotas say.
 func (s *Server) releaseIdle(n *node.Node, clock func() time.Time) error {
-	pass := clock()
 	over, err := s.queue.ReleaseIdle(n, s.Ledger, clock,
-		func(inv grant.Inventory, g grant.Grant, due bool) bool { return s.opened.by(n, inv, g, pass, due) })
+		func(inv grant.Inventory, g grant.Grant, due bool) bool { return s.opened.by(n, inv, g, clock, due) })
 	for _, g := range over {
 		s.Log.WithFields(logrus.Fields{"grant": g.ID, "user": g.User}).Info("nothing used a user's grant " +
 			"for too long; it is released")
@@ -27,19 +26,24 @@ func (s *Server) releaseIdle(n *node.Node, clock func() time.Time) error {
 type openNodes struct {
 	nodes func(grant.Inventory) map[uint64]string // nil: watch.GPUDevices
 	users map[string][]uint32
-	read  time.Time // of the pass in which they were read last
+	read  time.Time // when they were read last
 	next  time.Time // when they are read again, unless a grant is due before
 }
 
+// lookAge is how old a look may be that says of a grant that is due that nothing uses it: many may
+// be due at once, and a look takes long on a node with many processes.
+const lookAge = time.Second
+
 // by reports whether a process of the grant's user has the node of one of the grant's GPUs open, on
 // a node where grants open them. So a grant is in use without a container that gpuledger knows: by
-// a rootless container, or by a program. If a grant is due for its release, the answer is of this
-// pass.
-func (a *openNodes) by(n *node.Node, inv grant.Inventory, g grant.Grant, now time.Time, due bool) bool {
+// a rootless container, or by a program. If a grant is due for its release, the answer is not older
+// than lookAge.
+func (a *openNodes) by(n *node.Node, inv grant.Inventory, g grant.Grant, clock func() time.Time,
+	due bool) bool {
 	if n.Policy.Enforcement.UserNodes != grant.UserNodesACL {
 		return false
 	}
-	if !now.Before(a.next) || due && !a.read.Equal(now) {
+	if now := clock(); !now.Before(a.next) || due && now.Sub(a.read) >= lookAge {
 		began := time.Now()
 		a.look(n, inv)
 		a.read, a.next = now, now.Add(watch.OpenRest(time.Since(began)))

@@ -163,6 +163,51 @@ func TestContainerDuringALookIsUse(t *testing.T) {
 	s.wantGrants(t, now.Add(3*time.Hour))
 }
 
+// TestLookThatIsOld: a node that was opened while the daemon stood still, after the look that another
+// grant was due for, is seen.
+func TestLookThatIsOld(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesACL)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	look, looks := s.opened.nodes, 0
+	s.opened.nodes = func(inv grant.Inventory) map[uint64]string {
+		if looks++; looks == 1 {
+			defer func() { opens(t, ada); opens(t, bert) }() // and stands still for five hours
+			now = now.Add(5 * time.Hour)
+			return nil
+		}
+		return look(inv)
+	}
+	now = now.Add(time.Hour)
+	daemontest.Must(t, s.releaseIdle(s.Node(), func() time.Time { return now }))
+	o, err := grants.Read(s.Node())
+	if daemontest.Must(t, err); len(o.Grants) != 1 {
+		t.Errorf("left are %v, want the grant that was looked at second", o.Grants)
+	}
+}
+
+// TestContainerAfterTheReading: a container that came after a pass has read the ledger uses the
+// grant until it ends, although the pass has its stamp.
+func TestContainerAfterTheReading(t *testing.T) {
+	s, adas, _ := idleNode(t, grant.UserNodesMode)
+	read, now := s.Ledger, time.Now()
+	var container *exec.Cmd
+	s.Ledger = func(n *node.Node) (grants.Overview, error) {
+		o, err := read(n)
+		container = exec.Command("sleep", "1000")
+		daemontest.Must(t, container.Start())
+		p, _, e := n.Host.Process(container.Process.Pid)
+		daemontest.Must(t, e)
+		s.bind(t, adas, p)
+		return o, err
+	}
+	daemontest.Must(t, s.releaseIdle(s.Node(), at(now)))
+	s.Ledger = read
+	daemontest.End(container)
+	s.wantGrants(t, now.Add(2*time.Hour), adas)
+	s.wantGrants(t, now.Add(3*time.Hour))
+}
+
 // TestDaemonThatStandsStill: the time between the beginning of a pass and its look at a grant is
 // not one in which nothing used the grant.
 func TestDaemonThatStandsStill(t *testing.T) {
@@ -182,8 +227,15 @@ func TestDaemonThatStandsStill(t *testing.T) {
 func (s *Server) uses(t *testing.T, id grant.ID) {
 	t.Helper()
 	over := exec.Command("true")
-	daemontest.Must(t, over.Run(), s.Node().Ledger.Update(func(tx *ledger.Tx) error {
+	daemontest.Must(t, over.Run())
+	s.bind(t, id, grant.Process{PID: over.Process.Pid, Start: 1})
+}
+
+// bind has a container use a grant as long as its creator lives.
+func (s *Server) bind(t *testing.T, id grant.ID, creator grant.Process) {
+	t.Helper()
+	daemontest.Must(t, s.Node().Ledger.Update(func(tx *ledger.Tx) error {
 		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: t.TempDir(), Container: "short",
-			Creator: grant.Process{PID: over.Process.Pid, Start: 1}})
+			Creator: creator})
 	}))
 }
