@@ -145,7 +145,8 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	}
 	failpoint.Hit("node/limit-lowered")
 	if err := tx.Put(after); err != nil {
-		// as before, unless the disk has failed twice; where that cannot be read, the limit stays small
+		// The grant is as before, unless the disk has failed twice. If it cannot be read, the limit
+		// stays small.
 		if stands, e := tx.Entry(before.ID); e == nil {
 			err = errors.Join(err, l.Set(stands.GPUs, share))
 		}

@@ -2,15 +2,11 @@ package ledger
 
 import (
 	"errors"
-	"maps"
 	"os"
-	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 func TestByOwnerFollowsPodsAndClaims(t *testing.T) {
@@ -86,65 +82,4 @@ func TestAChangeOfOwnerOrGPUsMovesTheLinks(t *testing.T) {
 	if left := b.tree(); left != "/run/lock" {
 		t.Errorf("Delete left:\n%s", left)
 	}
-}
-
-// unsynced watches which directories have links that a power cut could take.
-type unsynced struct {
-	t      *testing.T
-	dirs   map[string]bool
-	grants int // that got their names
-}
-
-func (u *unsynced) Before(host.Step) error { return nil }
-func (u *unsynced) Random() (r [16]byte)   { return r }
-
-func (u *unsynced) After(s host.Step, err error) {
-	switch {
-	case err != nil:
-	case s.Kind == host.SyncsDir:
-		delete(u.dirs, s.Path)
-	case s.Kind == host.Renames && filepath.Ext(s.To) == ".json":
-		u.grants++
-		u.wantNone()
-	case s.Kind == host.Symlinks, s.Kind == host.MakesDir, s.Kind == host.Renames:
-		u.dirs[filepath.Dir(s.Path)] = true
-	}
-}
-
-func (u *unsynced) wantNone() {
-	u.t.Helper()
-	if len(u.dirs) > 0 {
-		u.t.Errorf("a power cut could take links in %v", slices.Sorted(maps.Keys(u.dirs)))
-	}
-}
-
-// TestLinksAreDurableBeforeTheirGrants: of a grant that cannot be read only the links say whose it
-// is, and on which GPUs. So they must survive what the grant survives.
-func TestLinksAreDurableBeforeTheirGrants(t *testing.T) {
-	b := newLedger(t)
-	over, next, changed := sample(1), sample(2), sample(3)
-	over.Expires, next.Owner = noon.Add(time.Minute), over.Owner // whose link is replaced
-	b.put(over)
-	b.now = noon.Add(time.Hour)
-	changed.GPUs = []grant.Share{{UUID: gpu1, Memory: 1}}
-	seen := &unsynced{t: t, dirs: map[string]bool{}}
-	host.Simulated = seen
-	defer func() { host.Simulated = nil }()
-	b.put(next)
-	b.update(func(tx *Tx) error { return tx.PutNew([]grant.Grant{sample(3), sample(4)}) })
-	b.put(changed)
-	if seen.grants != 4 {
-		t.Errorf("%d grants were written, want 4", seen.grants)
-	}
-	for _, link := range []string{b.files.owners.path(next.Owner), b.files.gpus.path(gpu1, changed.ID),
-		b.files.gpus.of(gpu1)} {
-		if err := os.Remove(link); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := b.Check(nil, 0); err != nil {
-		t.Fatal(err)
-	}
-	seen.wantNone()
-	b.sound()
 }

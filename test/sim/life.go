@@ -82,7 +82,8 @@ type life struct {
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
-	l := &life{entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}, machine: newMachine(dir, 1+r.IntN(3))}
+	l := &life{entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{},
+		machine: newMachine(dir, 1+r.IntN(3))}
 	l.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
 		locks: map[string]*process{}}

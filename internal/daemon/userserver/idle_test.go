@@ -163,8 +163,8 @@ func TestContainerDuringALookIsUse(t *testing.T) {
 	s.wantGrants(t, now.Add(3*time.Hour))
 }
 
-// TestLookThatIsOld: a node that was opened while the daemon stood still, after the look that another
-// grant was due for, is seen.
+// TestLookThatIsOld: a node that was opened while the daemon stood still, after the look that
+// another grant was due for, is seen.
 func TestLookThatIsOld(t *testing.T) {
 	s, adas, berts := idleNode(t, grant.UserNodesACL)
 	now := time.Now()

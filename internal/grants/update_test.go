@@ -1,0 +1,71 @@
+package grants_test
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/limitfiles"
+	"github.com/gpuledger/gpuledger/internal/limits"
+)
+
+// stuck is a disk that takes a grant's new file and then fails, also at undoing that.
+type stuck struct {
+	grants  string
+	renamed bool
+}
+
+func (d *stuck) Random() (r [16]byte) { return r }
+
+func (d *stuck) Before(s host.Step) error {
+	undoes := s.Kind == host.Renames && strings.HasSuffix(s.Path, ".old")
+	if s.Kind == host.Mounts { // the directory itself will do
+		return host.ErrMade
+	}
+	if d.renamed && (undoes || s.Kind == host.SyncsDir && s.Path == d.grants) {
+		return unix.EIO
+	}
+	return nil
+}
+
+func (d *stuck) After(s host.Step, err error) {
+	d.renamed = d.renamed || err == nil && s.Kind == host.Renames && filepath.Dir(s.To) == d.grants
+}
+
+// TestAShrinkThatCannotBeUndone: the record of a limit says no more than the grant, although the
+// caller got an error.
+func TestAShrinkThatCannotBeUndone(t *testing.T) {
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	boot, err := n.Host.BootID()
+	n.Policy.Inventory.Source = "test"
+	card := grant.GPU{UUID: daemontest.GPU, Memory: grant.GiB, Health: grant.Healthy}
+	daemontest.Must(t, err, gpu.Write(gpu.Path(n.Policy.StateDir),
+		grant.Inventory{BootID: boot, Source: "test", GPUs: []grant.GPU{card}}))
+	o, err := grants.Read(n.Node)
+	daemontest.Must(t, err)
+	host.Simulated = &stuck{grants: n.Policy.StateDir + "/grants"}
+	defer func() { host.Simulated = nil }()
+	daemontest.Must(t, limitfiles.Write(n.Policy, o.Grants[0]))
+	less := o.Grants[0].Memory() / 2
+	if _, err := grants.Update(n.Node, id, grants.Terms{Memory: &less}); !errors.Is(err, unix.EIO) {
+		t.Fatalf("%v, want EIO", err)
+	}
+	o, err = grants.Read(n.Node)
+	daemontest.Must(t, err)
+	record, err := limits.Open(n.Policy.LimitsDir(id))
+	daemontest.Must(t, err)
+	defer record.Close()
+	has, err := record.Bytes(daemontest.GPU)
+	if o.Grants[0].Memory() != less || has != less || err != nil {
+		t.Errorf("the record has %s (%v), want that of the grant, %s: %v", has, err, less, o.Grants)
+	}
+}
