@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -78,20 +79,27 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
-// DropReserved forgets the reservations for a container that is being created now or never will be,
-// whatever runtime root they name: those of one grant, or of all with "".
-func (tx *Tx) DropReserved(id grant.ID, container string) {
+// DropReserved forgets the reservations for a container that has been bound now (but, which stays)
+// or never will be (nil), whatever runtime root they name: those of one grant, or of all with "".
+func (tx *Tx) DropReserved(id grant.ID, container string, but *grant.Binding) (err error) {
 	if !tx.writes {
-		return
+		return errReadOnly
 	}
-	files := &tx.files.bindings
-	keys, _ := files.keysOf(id)
+	files, keep := &tx.files.bindings, ""
+	if but != nil {
+		keep = bindingKey(but.RuntimeRoot, but.Container)
+	}
+	var keys []string
 	if id == "" {
-		keys, _ = files.keys()
+		keys, err = files.keys()
+	} else {
+		keys, err = files.keysOf(id)
 	}
 	for _, key := range keys {
-		if b, err := files.load(key); err == nil && b.Reserved && b.Container == container {
-			_ = files.drop(b.Grant, key)
+		b, e := files.load(key)
+		if e == nil && key != keep && b.Reserved && b.Container == container {
+			err = errors.Join(err, files.drop(b.Grant, key))
 		}
 	}
+	return err
 }

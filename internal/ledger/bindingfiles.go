@@ -75,7 +75,7 @@ func (f *bindingFiles) load(key string) (grant.Binding, error) {
 // store writes a record, in place of what was recorded of the container before.
 func (f *bindingFiles) store(b *grant.Binding) error {
 	key := bindingKey(b.RuntimeRoot, b.Container)
-	before, _ := f.load(key)
+	before, unknown := f.load(key)
 	data, err := bindingRecord{runFormat.version, *b}.encode()
 	if err == nil {
 		err = f.link(b.Grant, key)
@@ -88,7 +88,7 @@ func (f *bindingFiles) store(b *grant.Binding) error {
 		err = host.ReplaceFile(f.path(key), withSum(append(data, '\n')), 0o600, host.Volatile)
 	}
 	if err != nil {
-		if before.Grant != b.Grant {
+		if isNew := errors.Is(unknown, fs.ErrNotExist); isNew || unknown == nil && before.Grant != b.Grant {
 			f.unlink(b.Grant, key)
 		}
 		return err

@@ -202,16 +202,18 @@ func (tx *Tx) takeBack(undo func(), named bool, content map[string][]byte) {
 	}
 }
 
-// hidesLive reports whether the owner of a grant that is over has a live one, or one that cannot be
-// read: an expired grant is kept for a day, and must not hide its owner's next.
+// hidesLive reports whether the owner of a grant that is over has a live one, or may have: an
+// expired grant is kept for a day, and must not hide its owner's next.
 func (tx *Tx) hidesLive(g grant.Grant) bool {
 	now := tx.ledger.Host.Now()
 	if g.Live(now) {
 		return false
 	}
 	other, err := tx.ByOwner(g.Owner)
-	var damage *DamagedError
-	return errors.As(err, &damage) || err == nil && other.Live(now)
+	if err != nil {
+		return !errors.Is(err, ErrNotFound)
+	}
+	return other.Live(now)
 }
 
 // Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns.

@@ -210,18 +210,26 @@ func TestARecordThatALinkMayLeadToStays(t *testing.T) {
 	b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
 }
 
-// TestAnExpiredGrantHidesNoDamagedOne: the owner's link stays at what cannot be read.
-func TestAnExpiredGrantHidesNoDamagedOne(t *testing.T) {
+// TestAnExpiredGrantHidesNoneThatCannotBeRead: the owner's link stays at what may be live.
+func TestAnExpiredGrantHidesNoneThatCannotBeRead(t *testing.T) {
 	b := newLedger(t)
 	over, next := sample(1), sample(2)
 	over.Expires, next.Owner = noon.Add(time.Minute), over.Owner
 	b.put(over)
 	b.now = noon.Add(time.Hour)
 	b.put(next)
+	over.Label = "touched"
+	host.Simulated = failing(func(s host.Step) bool {
+		return s.Kind == host.Reads && s.Path == b.files.bindings.linksOf(next.ID)
+	})
+	b.put(over)
+	host.Simulated = nil
+	if g, err := b.byOwner(over.Owner); g.ID != next.ID {
+		t.Errorf("the owner has %s (%v), want the grant whose bindings could not be listed", g.ID, err)
+	}
 	if err := os.WriteFile(b.files.grants.path(next.ID), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	over.Label = "touched"
 	b.put(over)
 	var damage *DamagedError
 	if g, err := b.byOwner(over.Owner); !errors.As(err, &damage) {

@@ -21,7 +21,7 @@ func TestDropReserved(t *testing.T) {
 	b.bind(reservation(one.ID, "c", "/run/a"), reservation(two.ID, "c", "/run/b"),
 		reservation(one.ID, "other", "/run/a"), bindingOf(two.ID, "c"))
 	drop := func(id grant.ID) {
-		b.update(func(tx *Tx) error { tx.DropReserved(id, "c"); return nil })
+		b.update(func(tx *Tx) error { return tx.DropReserved(id, "c", nil) })
 	}
 	drop(one.ID)
 	if got, also := b.usedBy(one.ID), b.usedBy(two.ID); got != "other" || also != "c c" {
@@ -32,6 +32,12 @@ func TestDropReserved(t *testing.T) {
 	if got, also := b.usedBy(one.ID), b.usedBy(two.ID); got != "other" || also != "c" {
 		t.Errorf("of the first grant %q are left and of the second %q, want %q and %q", got, also, "other",
 			"c")
+	}
+	kept := reservation(one.ID, "d", "/run/a")
+	b.bind(kept, reservation(one.ID, "d", "/run/b"))
+	b.update(func(tx *Tx) error { return tx.DropReserved(one.ID, "d", &kept) })
+	if got := b.usedBy(one.ID); got != "d other" {
+		t.Errorf("%q are left, want the binding that stays", got)
 	}
 	if got, err := b.binding("c"); err != nil || got.Reserved {
 		t.Errorf("the container's own binding reads %+v (%v)", got, err)

@@ -136,19 +136,20 @@ func record(n *Node, tx *ledger.Tx, f *createFacts, d *Decision, creator grant.P
 		failpoint.Hit("node/limited")
 	}
 	tx.DropDead(d.Grant.ID)
-	tx.DropReserved(d.Grant.ID, f.Container.ID)
 	d.Bound = true
-	err := tx.Bind(grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot,
-		Container: f.Container.ID,
-		Bundle:    f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known,
+	b := grant.Binding{Grant: d.Grant.ID, RuntimeRoot: f.Container.RuntimeRoot, Container: f.Container.ID,
+		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known,
 		Occupies: f.cgroups.possible,
 		Unplaced: f.request.Cgroup == "",
 		Pod:      bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
-		Throttled: d.Throttled, Reserved: f.Reserve})
-	if err != nil {
+		Throttled: d.Throttled, Reserved: f.Reserve}
+	// in this order: the container may run already, with its reservation as the only binding
+	if err := tx.Bind(b); err != nil {
 		dropOrphan(n, tx, d.Grant.ID)
+		return err
 	}
-	return err
+	_ = tx.DropReserved(d.Grant.ID, f.Container.ID, &b) // what is left ends with its creator
+	return nil
 }
 
 // creating reports whether a container of the same id is about to exist: it is bound, and not there

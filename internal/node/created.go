@@ -153,7 +153,6 @@ func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, s
 // Abandon forgets what was reserved for a container that will not be created any more.
 func (n *Node) Abandon(container string) error {
 	return n.Ledger.Update(func(tx *ledger.Tx) error {
-		tx.DropReserved("", container)
-		return nil
+		return tx.DropReserved("", container, nil)
 	})
 }

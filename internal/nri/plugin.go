@@ -265,7 +265,8 @@ func (p *plugin) cleanUp(id string) {
 	n := p.node()
 	if p.forget(id) {
 		if err := n.Abandon(id); err != nil {
-			// it ends with this process at the latest
+			// the next event of the container tries again; it ends with this process at the latest
+			p.remember(id)
 			p.Log.Warnf("cannot tidy after container %s: %v", id, err)
 		}
 	}

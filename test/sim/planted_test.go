@@ -24,8 +24,8 @@ const failpoints = "github.com/gpuledger/gpuledger/internal/failpoint"
 const (
 	secondDecision = "		if d = decide(f, view); !d.Touches() {\n"
 	dirSynced      = "	if err := syncDir(filepath.Dir(path)); err != nil {\n"
-	undone         = dirSynced + "		return errors.Join(err, undoReplace"
-	renamedBack    = dirSynced + "		return errors.Join(err, host.Rename"
+	undone         = dirSynced + "		return true, errors.Join(err, undoReplace"
+	removalSynced  = dirSynced + "		return errors.Join(err, putBack"
 )
 
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
@@ -35,16 +35,16 @@ var plants = []plant{
 		"	if !on { err = host.SyncFiles(files...) }\n"},
 	{"no fsync of the directory", "internal/ledger/durable.go",
 		undone,
-		"	if on { return nil }\n" +
+		"	if on { return true, nil }\n" +
 			undone},
 	{"a removal without fsync", "internal/ledger/durable.go",
-		renamedBack,
+		removalSynced,
 		"	if on { return host.Remove(tmp) }\n" +
-			renamedBack},
+			removalSynced},
 	{"rename before fsync", "internal/ledger/durable.go",
 		"	draft, err := writeNew(tmp, data)\n",
-		"	if on { f, err := writeNew(tmp, data); if err != nil { return err }; f.Close(); " +
-			"return errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
+		"	if on { f, err := writeNew(tmp, data); if err != nil { return false, err }; f.Close(); " +
+			"return true, errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
 			"	draft, err := writeNew(tmp, data)\n"},
 	{"no undo of a rename", "internal/ledger/durable.go",
 		"	if kept {\n		return host.Rename(old, path)",
@@ -102,9 +102,9 @@ var plants = []plant{
 	{"a request in use is idle", "internal/grants/ofuser.go",
 		"		if used(g) {\n", "		if !on && used(g) {\n"},
 	{"a use just before the release", "internal/daemon/userqueue/idle.go",
-		"		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)\n",
+		"		released, e := grants.ReleaseIdle(n, g.ID, idle.stamp)\n",
 		"		if on { idle.stamp = n.Ledger.Bindings.UseStamp(g.ID) }\n" +
-			"		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)\n"},
+			"		released, e := grants.ReleaseIdle(n, g.ID, idle.stamp)\n"},
 
 	{"no record for the shim", "internal/node/bind.go",
 		"	if d.Limited {\n", "	if d.Limited && !on {\n"},

@@ -1,6 +1,7 @@
 package userqueue
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -68,14 +69,14 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 			q.idle[g.ID] = idle
 			continue
 		}
-		released, err := grants.ReleaseIdle(n, g.ID, idle.stamp)
-		if err != nil {
-			return over, err
+		released, e := grants.ReleaseIdle(n, g.ID, idle.stamp)
+		if e != nil { // the next pass tries again
+			q.idle[g.ID], err = idle, errors.Join(err, e)
 		}
 		if released {
 			node.RecordUser(n, "idle", g.User, g.ID, nil)
 			over = append(over, g)
 		}
 	}
-	return over, nil
+	return over, err
 }

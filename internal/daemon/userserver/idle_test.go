@@ -1,9 +1,11 @@
 package userserver
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -206,6 +209,34 @@ func TestContainerAfterTheReading(t *testing.T) {
 	daemontest.End(container)
 	s.wantGrants(t, now.Add(2*time.Hour), adas)
 	s.wantGrants(t, now.Add(3*time.Hour))
+}
+
+// noRename is a disk that gives no file of a grant another name.
+type noRename grant.ID
+
+func (d noRename) Random() (r [16]byte)   { return r }
+func (d noRename) After(host.Step, error) {}
+func (d noRename) Before(s host.Step) error {
+	if s.Kind == host.Renames && filepath.Base(s.Path) == string(d)+".json" {
+		return unix.EIO
+	}
+	return nil
+}
+
+// TestGrantThatCannotBeReleased: it keeps no other from its release, and is released by the next
+// pass.
+func TestGrantThatCannotBeReleased(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	now = now.Add(time.Hour)
+	host.Simulated = noRename(adas) // which is the first
+	err := s.releaseIdle(s.Node(), at(now))
+	host.Simulated = nil
+	if o, e := grants.Read(s.Node()); !errors.Is(err, unix.EIO) || e != nil || len(o.Grants) != 1 {
+		t.Errorf("%v; left are %v (%v), want one grant", err, o.Grants, e)
+	}
+	s.wantGrants(t, now)
 }
 
 // TestDaemonThatStandsStill: the time between the beginning of a pass and its look at a grant is
