@@ -172,8 +172,10 @@ func (l *life) act() {
 		return
 	}
 	switch n := l.random.IntN(158); {
-	case n < 14:
+	case n < 11:
 		l.enter()
+	case n < 14:
+		l.enterAll()
 	case n < 44:
 		l.create(l.random.IntN(names))
 	case n < 54:

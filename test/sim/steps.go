@@ -18,6 +18,40 @@ import (
 
 // enter asks for a grant by hand.
 func (l *life) enter() {
+	h, ask := l.draft()
+	l.begin("grant", func(p *process, n *node.Node) {
+		g, reference, err := grants.Enter(n, ask)
+		l.answered(p, h, g, reference, err)
+	})
+}
+
+// enterAll asks for several grants at once, as a driver of Kubernetes does.
+func (l *life) enterAll() {
+	var of []*holding
+	var asks []admission.Ask
+	for range 2 + l.random.IntN(3) {
+		h, ask := l.draft()
+		of, asks = append(of, h), append(asks, ask)
+	}
+	l.begin("grants", func(p *process, n *node.Node) {
+		for i, e := range grants.EnterAll(n, asks, nil) {
+			l.answered(p, of[i], e.Grant, e.Reference, e.Err)
+		}
+	})
+}
+
+// answered is when the holder of a grant reads whether there is one.
+func (l *life) answered(p *process, h *holding, g grant.Grant, reference grant.Reference, err error) {
+	h.busy = false
+	if err == nil {
+		h.acked, h.id, h.reference, h.expires = true, g.ID, reference, g.Expires
+	} else if p.faults < 2 && l.labelled(h.label) != nil {
+		l.fail("%s returned an error, and its grant is there: %v", p.name, err)
+	}
+}
+
+// draft is a request for a grant by hand, and what its holder knows.
+func (l *life) draft() (*holding, admission.Ask) {
 	h := &holding{label: fmt.Sprintf("grant-%d", len(l.held)), busy: true}
 	if l.random.IntN(4) == 0 {
 		h.pod = podOf(l.random.IntN(pods))
@@ -41,17 +75,7 @@ func (l *life) enter() {
 		ask.TTL = time.Duration(1+l.random.IntN(30)) * time.Hour
 	}
 	l.held = append(l.held, h)
-	l.begin("grant", func(p *process, n *node.Node) {
-		g, reference, err := grants.Enter(n, ask)
-		h.busy = false
-		if err == nil {
-			h.acked, h.id, h.reference, h.expires = true, g.ID, reference, g.Expires
-			return
-		}
-		if p.faults < 2 && l.labelled(h.label) != nil {
-			l.fail("%s returned an error, and its grant is there: %v", p.name, err)
-		}
-	})
+	return h, ask
 }
 
 // labelled is the grant of a label, if it is in the ledger.
