@@ -191,13 +191,17 @@ func (tx *Tx) PutNew(all []grant.Grant) (err error) {
 // and whether one was there under its name. The links stay if it is there again, or can be after a
 // power cut: Check removes what is superfluous.
 func (tx *Tx) takeBack(undo func(), named bool, content map[string][]byte) {
+	if !named {
+		undo()
+		return
+	}
 	for path, data := range content {
 		has, err := host.ReadRegular(path, maxFile)
-		if named && !errors.Is(err, fs.ErrNotExist) && (err != nil || bytes.Equal(has, data)) {
+		if !errors.Is(err, fs.ErrNotExist) && (err != nil || bytes.Equal(has, data)) {
 			return
 		}
 	}
-	if !named || syncDir(string(tx.files.grants)) == nil {
+	if syncDir(string(tx.files.grants)) == nil {
 		undo()
 	}
 }
