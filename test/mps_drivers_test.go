@@ -211,7 +211,7 @@ func TestMPSReasons(t *testing.T) {
 	for word, problem := range map[string]string{
 		"failing":   "it has not started its server yet: [Server", // and the next line:
 		"stillborn": "Failed to initialize: cannot find a GPU",
-		"blind":     "it ended at once: it printed no reason, as NVIDIA's program does if it finds no GPU",
+		"blind":     "it printed no reason, as NVIDIA's program does if it finds no GPU",
 		"foreign":   "it names process 1 as its server, and has not started that process",
 	} {
 		t.Run(word, func(t *testing.T) {

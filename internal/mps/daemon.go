@@ -1,6 +1,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,7 +108,7 @@ func (d *daemon) detectEnd() (died bool) {
 		d.state, _ = mpsstate.Read(d.node.Host, d.dir)
 		d.read = true
 	}
-	ended, left := "", grant.MPSDaemon{GPUs: d.state.GPUs}
+	ended, wasReady, left := "", true, grant.MPSDaemon{GPUs: d.state.GPUs}
 	for _, p := range d.state.Servers {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			ended = fmt.Sprintf("server (process %d)", p.PID)
@@ -118,6 +119,7 @@ func (d *daemon) detectEnd() (died bool) {
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			ended = fmt.Sprintf("daemon (process %d)", p.PID)
+			wasReady = d.state.Socket != [2]uint64{}
 			left.Servers = nil         // they end with the daemon
 			d.askedAgain = time.Time{} // the next daemon may answer
 		} else {
@@ -134,7 +136,11 @@ func (d *daemon) detectEnd() (died bool) {
 	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + ended +
 		" has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
-	if words := d.logReason(); words != "" {
+	words := d.logReason()
+	if !wasReady {
+		words = cmp.Or(words, noReason)
+	}
+	if words != "" {
 		left.Problem += ": " + words
 	}
 	if err := d.writeState(left); err != nil {

@@ -389,6 +389,15 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	if state, _ = mpsstate.Read(s.node.Host, d.dir); state.Daemon.PID != 0 || state.Socket != [2]uint64{} {
 		t.Errorf("of a daemon that has ended there is still %+v", state)
 	}
+	if strings.Contains(state.Problem, noReason) {
+		t.Errorf("a daemon that was ready had no GPU: %s", state.Problem)
+	}
+	state.Daemon, state.Socket = grant.Process{PID: gone.Process.Pid, Start: 1}, [2]uint64{}
+	must(t, d.writeState(state))
+	d.detectEnd()
+	if state, _ = mpsstate.Read(s.node.Host, d.dir); !strings.Contains(state.Problem, noReason) {
+		t.Errorf("a daemon that was never ready, and printed nothing: %s", state.Problem)
+	}
 }
 
 // TestAnswersOfAnother: answers of a process that has the place of the daemon's socket do not

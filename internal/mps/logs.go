@@ -63,6 +63,9 @@ const maxTail = 64 << 10
 // itself for a question to a daemon.
 const notADaemon = "Cannot find MPS control daemon process"
 
+// noReason is said of a daemon that ended before it was ready, and printed nothing.
+const noReason = "it printed no reason, as NVIDIA's program does if it finds no GPU"
+
 // logSize is how much the launcher, the daemon and its servers have printed, in bytes.
 func logSize(dir string) int64 {
 	info, err := os.Lstat(filepath.Join(dir, logFile))

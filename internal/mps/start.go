@@ -174,8 +174,7 @@ func (d *daemon) awaitLauncher(pid int) error {
 			if runs || err != nil {
 				return nil
 			}
-			return fmt.Errorf("it ended at once: %s", cmp.Or(d.logReason(),
-				"it printed no reason, as NVIDIA's program does if it finds no GPU"))
+			return fmt.Errorf("it ended at once: %s", cmp.Or(d.logReason(), noReason))
 		}
 	}
 	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.logReason())
