@@ -126,7 +126,9 @@ func (s Bindings) Occupied(cgroups []string, own func(grant.Binding) bool,
 }
 
 // OccupiedBelow reports whether a container with a binding that may be alive is in a cgroup below
-// one of these. It leaves out the caller's own binding, and reads all others.
+// one of these. It leaves out the caller's own binding, and reads all others. A record that cannot
+// be read does not count, unlike in Occupied: a container above it can take its GPU away but does
+// not reach it, and one damaged record would refuse all such containers of the node.
 func (s Bindings) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool {
 	for _, b := range s.readable() {
 		if own(b) || !anyBelow(b.Occupies, cgroups) {

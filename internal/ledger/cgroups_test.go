@@ -117,7 +117,15 @@ func TestACgroupOfADamagedBindingIsOccupied(t *testing.T) {
 // minute.
 func TestCreatesAreAnnounced(t *testing.T) {
 	b := newLedger(t)
-	if b.Creates.Announced([]string{"/pods/a"}) {
+	announced := func(cgroups ...string) bool {
+		t.Helper()
+		found, err := b.Creates.Announced(cgroups)
+		if err != nil {
+			t.Error(err)
+		}
+		return found
+	}
+	if announced("/pods/a") {
 		t.Error("a create is announced before any announcement")
 	}
 	must := func(err error) {
@@ -127,7 +135,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 		}
 	}
 	must(b.Creates.Announce([]string{"/pods/a"}))
-	if b.Creates.Announced([]string{"/pods/a"}) {
+	if announced("/pods/a") {
 		t.Error("its own create counts")
 	}
 	cmd := exec.Command("sleep", "1000")
@@ -161,7 +169,7 @@ func TestCreatesAreAnnounced(t *testing.T) {
 		for cgroup, its := range map[string]bool{"/pods/b/c": true, "/pods/b": true, "/other": true,
 			"/pods/b/c/d": false, "/pods": true, "/pod": false, "/none": false} {
 			write()
-			if got := b.Creates.Announced([]string{"/nothing", cgroup}); got != (its && c.runs) {
+			if got := announced("/nothing", cgroup); got != (its && c.runs) {
 				t.Errorf("%s of %s: %v", cgroup, c.name, got)
 			}
 			if _, err := os.Lstat(file); (err == nil) != c.runs {
@@ -174,5 +182,26 @@ func TestCreatesAreAnnounced(t *testing.T) {
 			t.Errorf("after another create %s is there: %v", c.name, err == nil)
 		}
 		_ = os.Remove(file)
+	}
+}
+
+// TestAnnouncementsThatCannotBeRead are an error: they may be of any cgroup.
+func TestAnnouncementsThatCannotBeRead(t *testing.T) {
+	b := newLedger(t)
+	ns, err := b.Containers.Here.PIDNS()
+	parent, e := startOf(os.Getppid())
+	// it runs, and its file is none
+	file := filepath.Join(b.Creates.dir, fmt.Sprintf("%d-%d-%d", ns, parent.PID, parent.Start))
+	if err := errors.Join(err, e, os.MkdirAll(file, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := b.Creates.Announced([]string{"/pods/a"}); found || err == nil {
+		t.Errorf("an announcement that cannot be read: %v, %v", found, err)
+	}
+	if err := errors.Join(os.RemoveAll(b.Creates.dir), os.WriteFile(b.Creates.dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := b.Creates.Announced([]string{"/pods/a"}); found || err == nil {
+		t.Errorf("a directory that cannot be listed: %v, %v", found, err)
 	}
 }

@@ -1,7 +1,10 @@
 package ledger
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,7 +39,7 @@ func (c Creates) Announce(cgroups []string) error {
 	if err != nil {
 		return err
 	}
-	c.Announced(nil) // which removes those that are over
+	_, _ = c.Announced(nil) // which removes those that are over
 	return host.ReplaceFile(c.dir+"/"+name, []byte(strings.Join(cgroups, "\x00")),
 		0o600, host.Volatile)
 }
@@ -52,17 +55,16 @@ func (c Creates) own() (string, error) {
 }
 
 // Announced reports whether another process creates a container in one of the cgroups, or below it.
-// It forgets creates whose process has ended.
-func (c Creates) Announced(cgroups []string) bool {
-	names, _ := host.Names(c.dir) // if there is no directory: none
+// It forgets creates whose process has ended. With an error there may be more than it found.
+func (c Creates) Announced(cgroups []string) (found bool, err error) {
+	names, err := host.Names(c.dir)
 	if len(names) == 0 {
-		return false
+		return false, unlessMissing(err)
 	}
 	own, err := c.own()
 	if err != nil {
-		return false
+		return false, err
 	}
-	found := false
 	for _, name := range names {
 		path := c.dir + "/" + name
 		if name == own || name[0] == '.' {
@@ -72,10 +74,19 @@ func (c Creates) Announced(cgroups []string) bool {
 			_ = host.Remove(path)
 			continue
 		}
-		data, err := host.ReadRegular(path, maxFile)
-		found = found || err == nil && anyWithin(strings.Split(string(data), "\x00"), cgroups)
+		data, e := host.ReadRegular(path, maxFile)
+		err = cmp.Or(err, unlessMissing(e))
+		found = found || e == nil && anyWithin(strings.Split(string(data), "\x00"), cgroups)
 	}
-	return found
+	return found, err
+}
+
+// unlessMissing is the error of a read, or nil if what was to be read does not exist.
+func unlessMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // anyWithin reports whether one of several paths is one of several others, or below it.

@@ -190,8 +190,8 @@ func TestDraftsOfAnnouncementsDoNotCount(t *testing.T) {
 	texts{"creates/1-2-5": "/c", "creates/1-2-6": "/d\x00/e"}.write(t, b.Run)
 	// the order of the listing does not count
 	for cgroup, want := range map[string]bool{"/a": false, "/b": true, "/c": true, "/d": true, "/e": true} {
-		if b.Creates.Announced([]string{cgroup}) != want {
-			t.Errorf("%s is announced: %v", cgroup, !want)
+		if found, err := b.Creates.Announced([]string{cgroup}); found != want || err != nil {
+			t.Errorf("%s is announced: %v, %v", cgroup, found, err)
 		}
 	}
 	if _, err := os.Stat(draft); err != nil {

@@ -143,7 +143,7 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 			_ = host.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
 		}
 	}
-	tx.ledger.Creates.Announced(nil) // which removes those that are over
+	_, _ = tx.ledger.Creates.Announced(nil) // which removes those that are over
 	return findings, failed
 }
 

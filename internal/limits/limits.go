@@ -64,9 +64,10 @@ func establish(dir string, devices []device, context func(i int) uint64) error {
 			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
-	// The caller is root without capabilities, or a lease is held. Containers may use the existing
-	// files.
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrLeased) {
+	// Containers may use the existing files. They cannot be opened for a moment, the caller is root
+	// without capabilities, or a lease is held.
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ELOOP) &&
+		!errors.Is(err, errUnsound) {
 		return err
 	}
 	random, err := host.Random()
@@ -128,8 +129,10 @@ func Open(dir string) (*Limits, error) {
 		return nil, leased(err, path)
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || info.Size() < page {
-		return nil, fmt.Errorf("cannot read %s: it has less than a page (%v)", path, err)
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if info.Size() < page {
+		return nil, fmt.Errorf("cannot read %s: it has less than a page: %w", path, errUnsound)
 	}
 	memory, err := unix.Mmap(int(f.Fd()), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -186,8 +189,11 @@ func read(dir string) (r limitRecord, err error) {
 	return r, err
 }
 
+// errUnsound is the error for content that is not that of a limits file.
+var errUnsound = fmt.Errorf("it is no limits file of version %d", version)
+
 func unsound(path string) error {
-	return fmt.Errorf("cannot read %s: it is no limits file of version %d", path, version)
+	return fmt.Errorf("cannot read %s: %w", path, errUnsound)
 }
 
 // set changes bytes and shares in place: a container has this file mounted and would never see a

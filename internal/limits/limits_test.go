@@ -495,6 +495,23 @@ func TestALinkIsNoLimitsFile(t *testing.T) {
 	}
 }
 
+// TestALimitsFileThatCannotBeOpenedStays: containers may have it mapped. A socket is the one thing
+// that root cannot open, either.
+func TestALimitsFileThatCannotBeOpenedStays(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, grant.LimitsFile)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	mustDo(t, err)
+	defer unix.Close(fd)
+	mustDo(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	if err := Ensure(dir, shares(1, 1), 0, nil); !errors.Is(err, unix.ENXIO) {
+		t.Errorf("%v, want ENXIO", err)
+	}
+	if info, err := os.Lstat(path); err != nil || info.Mode().IsRegular() {
+		t.Errorf("it was replaced by %v (%v)", info, err)
+	}
+}
+
 // TestALeaseDelaysNoEnsure: the owner of a file can make the kernel delay an open for writing by 45
 // s, repeatedly. Root of a container owns both files. Ensure must not wait, must not replace files
 // in use, and must report what it could not change.

@@ -76,19 +76,39 @@ func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 	if exempt || d.Kind != grant.Pass && !bound {
 		return d
 	}
-	var refused *Decision
-	if d.Kind == grant.Pass && sharesCgroup(n, f, true) || bound && sharedSince(n, f) {
-		refused = sharedCgroup(f, d.pod)
-	} else if unit := takenUnit(n, f); unit != "" {
-		// This is asked after the announcement: a create before it has made its unit by now.
+	refused := sharedWithOthers(n, f, d)
+	if refused == nil {
+		unit := takenUnit(n, f) // asked after the announcement: a create before it has made its unit by now
+		if unit == "" {
+			return d
+		}
 		refused = outsideCgroup(f, unit, d.pod)
-	} else {
-		return d
 	}
 	if bound {
 		_ = n.Unbind(f.Container)
 	}
 	return *refused
+}
+
+// sharedWithOthers is the refusal of a container that shares its cgroup, or of one with a GPU that
+// may share it.
+func sharedWithOthers(n *Node, f *createFacts, d Decision) *Decision {
+	if d.Kind == grant.Pass {
+		if sharesCgroup(n, f, true) {
+			return sharedCgroup(f, d.pod)
+		}
+		return nil
+	}
+	shared, err := sharedSince(n, f)
+	switch {
+	case err != nil:
+		r := refusal(grant.LedgerUnreadable, "cannot see whether others are created in its cgroup: %v", err)
+		r.pod = d.pod
+		return r
+	case shared:
+		return sharedCgroup(f, d.pod)
+	}
+	return nil
 }
 
 // sharesCgroup reports whether the container would be in the cgroup of a bound one, or below it; or
@@ -100,8 +120,11 @@ func sharesCgroup(n *Node, f *createFacts, announces bool) bool {
 	// gpuledgerd's, which outlives the create.
 	if announces && !named && !f.Reserve {
 		_ = n.Ledger.Creates.Announce(possible) // if it cannot be written, nothing can be bound either
-		if f.Live == nil && n.Ledger.Creates.Announced(f.units()) {
-			return true
+		if f.Live == nil {
+			// Where announcements cannot be read, a container without a GPU is not refused for it.
+			if found, _ := n.Ledger.Creates.Announced(f.units()); found {
+				return true
+			}
 		}
 	}
 	if !n.Ledger.Bindings.Occupy() {
@@ -118,10 +141,10 @@ func sharesCgroup(n *Node, f *createFacts, announces bool) bool {
 
 // sharedSince reports whether another container came into the cgroup, or was about to, while this
 // one was bound.
-func sharedSince(n *Node, f *createFacts) bool {
+func sharedSince(n *Node, f *createFacts) (bool, error) {
 	possible := f.possibleCgroups()
-	if n.Ledger.Creates.Announced(possible) {
-		return true
+	if found, err := n.Ledger.Creates.Announced(possible); found || err != nil {
+		return found, err
 	}
 	// Without a path these are guesses. To ask about each costs half a millisecond.
 	return f.request.Cgroup != "" && slices.ContainsFunc(possible, func(path string) bool {
@@ -130,7 +153,7 @@ func sharedSince(n *Node, f *createFacts) bool {
 		}
 		populated, _ := containers.Populated(n.Host, path)
 		return populated
-	})
+	}), nil
 }
 
 // takenUnit names the systemd unit that the container cannot have: one that exists, or a slice,

@@ -162,6 +162,29 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	}
 }
 
+// TestAnnouncementsThatCannotBeRead: others may be created in the cgroup, so a container with a GPU
+// is refused and its binding is undone. One without a GPU starts.
+func TestAnnouncementsThatCannotBeRead(t *testing.T) {
+	m := newModel(t)
+	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+	creates := m.dir + "/run/creates"
+	m.must(errors.Join(os.RemoveAll(creates), os.WriteFile(creates, nil, 0o600)))
+	d := m.node.Admit(m.referring("c", reference))
+	if d.Kind != grant.Refused || d.Code != grant.LedgerUnreadable || d.Bound ||
+		!strings.HasPrefix(d.Message, "cannot see whether others are created in its cgroup: open ") {
+		t.Errorf("with a GPU: %s (%s) %s, bound: %v", d.Kind, d.Code, d.Message, d.Bound)
+	}
+	if users := m.users(g.ID); len(users) > 0 {
+		t.Errorf("the grant is used by %q", users)
+	}
+	without := m.referring("without", reference)
+	without.Config = []byte(`{"linux":{"cgroupsPath":"/pods/other",` +
+		`"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)
+	if d := m.node.Admit(without); d.Kind != grant.Pass {
+		t.Errorf("without a GPU: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
 // TestAGrantThatCannotBeRemovedStays, with its files.
 func TestAGrantThatCannotBeRemovedStays(t *testing.T) {
 	m := newModel(t)
