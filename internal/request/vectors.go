@@ -7,7 +7,8 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 // kind of mount as a case in mounts (mount.go), a new kind of device in devices.class (device.go);
 // a character device of NVIDIA's driver needs neither: host.NVIDIAMajors finds it by its name.
 // Every vector, kind of mount and kind of device has rows in the corpus (test/testdata/corpus).
-// internal/admission/hits.go decides which hits a grant covers.
+// internal/admission/hits.go decides which hits a grant covers. A library of the driver is no way
+// to a GPU: internal/gpu/driver lists those.
 var vectors = [...]struct {
 	name string
 	find func(*containerFacts) vectorResult // returns the hits of this vector
