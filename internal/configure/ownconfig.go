@@ -107,7 +107,7 @@ func newOwnConfig(e *fileEdits, o Options, in engines.Installation,
 	was engines.DefaultHandler) (*configfile.TOML, error) {
 	return configfile.ParseTOML(fmt.Appendf(nil, "# gpuledger's configuration, written by `gpuledger "+
 		"configure %s`. Every key that is not here has its default;\n"+
-		"# docs/engines.md and configs/config.toml of gpuledger list all of them.\nengine = "+
+		"# docs/configuration.md and configs/config.toml of gpuledger list all of them.\nengine = "+
 		"%q\n\n[runtime]\n"+
 		"path = %s\n",
 		in.Of().Name, o.Engine, configfile.Literal(e.realRuntimes(in.System, o.Config, was))))
