@@ -178,6 +178,15 @@ func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 	}
 }
 
+// A directory that all share, as /tmp, keeps its mode.
+func TestAnotherModeCounts(t *testing.T) {
+	rig.Mount(t, "tmpfs", "/home", "tmpfs", 0, "mode=1777")
+	r := rig.Run(leftovers("chmod 755 /home"))
+	if want := "  mode 755 of /home\n"; r.Code != 1 || !strings.HasSuffix(r.Stderr, want) {
+		t.Errorf("status %d, want 1 and %q\n%s", r.Code, want, r.Stderr)
+	}
+}
+
 // A container that is left is found by each of its parts: its process, its state, its cgroups.
 func TestLeftContainersCount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})

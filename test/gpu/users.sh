@@ -15,7 +15,7 @@ unledgered() {
     skipped "a user's GPU nodes" "they take a real driver, and setpriv"
     return
   fi
-  chmod 755 . .. ../.. 2>/dev/null || :
+  chmod a+x . .. ../.. 2>/dev/null || : # others reach the programs; /tmp keeps its mode
   nodes=(/dev/nvidia0 /dev/nvidiactl /dev/nvidia-uvm)
   printf -- '- nodes of the driver, and NVreg_DeviceFileMode: `%s, %s`\n' "$(stat -c '%A %n' "${nodes[@]}" | tr '\n' ' ')" \
     "$(sed -n 's/^DeviceFileMode: //p' /proc/driver/nvidia/params)" >>report

@@ -1,9 +1,10 @@
 #!/bin/bash
 # leftovers.sh CMD [ARG...]
-# Runs CMD with an empty TMPDIR and fails when it leaves a mount, a cgroup, a process, a container's state or a file behind.
+# Runs CMD with an empty TMPDIR and fails when it leaves a mount, a cgroup, a process, a container's state or a file behind,
+# or a shared directory with another mode.
 # What others do on the machine meanwhile does not count: CMD has mounts, cgroups and pids of its own.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n 2,4p "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n 2,5p "$0" >&2; exit 2; }
 
 die() { echo "leftovers.sh: $*" >&2; exit 1; }
 
@@ -116,7 +117,7 @@ processes() {
   done
 }
 
-# things: a line for each mount, cgroup and file that could stay.
+# things: a line for each mount, cgroup and file that could stay, and for each directory that a careless chmod would find.
 things() {
   local place
   awk '{ print "mount " $5 }' /proc/self/mountinfo
@@ -125,6 +126,7 @@ things() {
     find "$place" -printf 'file %p\n' 2>/dev/null
   done
   find "$TMPDIR" -mindepth 1 -xdev -printf 'file %p\n'
+  stat -c 'mode %a of %n' / /dev /dev/shm /etc /home /opt /root /tmp /usr /var /var/lib /var/tmp 2>/dev/null
 }
 
 # watch: as the first process of its pid namespace, runs CMD and compares. The kernel ends what still runs when this returns.
