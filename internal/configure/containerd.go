@@ -40,7 +40,7 @@ func editContainerd(c *engines.Containerd, w wanted) (fileEdits, error) {
 	if err := verifyContainerd(c, w, target); err != nil {
 		return e, err
 	}
-	e.noteConfig("containerd", w)
+	e.noteConfig(w, "the environment of containerd")
 	e.write(target.Path, target.Bytes())
 	if target.Path != c.Main {
 		e.write(c.Main, c.Files[0].Bytes()) // last, because the file that it imports must exist by then

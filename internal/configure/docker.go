@@ -24,7 +24,7 @@ func editDocker(c engines.Docker, w wanted) (fileEdits, error) {
 	if set.Err != nil {
 		return e, fmt.Errorf("cannot edit %s:%w", c.Path, set.Err)
 	}
-	e.noteConfig("Docker", w)
+	e.noteConfig(w, "the environment of the containerd that Docker uses")
 	e.write(c.Path, c.Bytes())
 	return e, nil
 }

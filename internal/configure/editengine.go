@@ -56,11 +56,11 @@ func (w wanted) configEnv() string { return policy.PathEnv + "=" + w.config }
 
 func isConfigEnv(entry string) bool { return strings.HasPrefix(entry, policy.PathEnv+"=") }
 
-// noteConfig adds a note if the wrapper finds its configuration only by its environment.
-func (e *fileEdits) noteConfig(program string, w wanted) {
+// noteConfig adds a note if the wrapper finds its configuration only by its environment, which
+// comes from where.
+func (e *fileEdits) noteConfig(w wanted, where string) {
 	if w.config != policy.DefaultPath {
-		e.note("the wrapper reads %s only if %s runs with %s in its environment", w.config, program,
-			w.configEnv())
+		e.note("the wrapper reads %s only if %s has %s", w.config, where, w.configEnv())
 	}
 }
 

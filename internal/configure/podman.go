@@ -37,7 +37,7 @@ func editPodman(c engines.Podman, w wanted) (fileEdits, error) {
 			"runtime_supports_nocgroups")
 	}
 	set.To([]string{w.link}, "engine", "runtimes", engines.Handler)
-	e.noteConfig("Podman", w)
+	e.noteConfig(w, "conmon_env_vars in Podman's containers.conf")
 	return editDropIn(e, c.DropIns, w.in, set.Err, keys...)
 }
 

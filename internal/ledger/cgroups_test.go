@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -195,13 +196,23 @@ func TestAnnouncementsThatCannotBeRead(t *testing.T) {
 	if err := errors.Join(err, e, os.MkdirAll(file, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := b.Creates.Announced([]string{"/pods/a"}); found || err == nil {
-		t.Errorf("an announcement that cannot be read: %v, %v", found, err)
+	unread := func(path string) {
+		t.Helper()
+		if found, err := b.Creates.Announced([]string{"/pods/a"}); found || err == nil ||
+			!strings.Contains(err.Error(), path+": ") {
+			t.Errorf("%v, %v; want an error about %s", found, err, path)
+		}
+		r, err := b.Check(nil, 0)
+		if err != nil || r.Sound() || !strings.Contains(r.Findings[0].Problem, path) {
+			t.Errorf("the check says %+v (%v), want a finding about %s", r, err, path)
+		}
 	}
+	unread(file)
 	if err := errors.Join(os.RemoveAll(b.Creates.dir), os.WriteFile(b.Creates.dir, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := b.Creates.Announced([]string{"/pods/a"}); found || err == nil {
-		t.Errorf("a directory that cannot be listed: %v, %v", found, err)
+	unread(b.Creates.dir)
+	if err := os.Remove(b.Creates.dir); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -59,7 +58,10 @@ func (c Creates) own() (string, error) {
 func (c Creates) Announced(cgroups []string) (found bool, err error) {
 	names, err := host.Names(c.dir)
 	if len(names) == 0 {
-		return false, unlessMissing(err)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		return false, err
 	}
 	own, err := c.own()
 	if err != nil {
@@ -75,18 +77,12 @@ func (c Creates) Announced(cgroups []string) (found bool, err error) {
 			continue
 		}
 		data, e := host.ReadRegular(path, maxFile)
-		err = cmp.Or(err, unlessMissing(e))
+		if err == nil && e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = fmt.Errorf("cannot read %s: %w", path, e)
+		}
 		found = found || e == nil && anyWithin(strings.Split(string(data), "\x00"), cgroups)
 	}
 	return found, err
-}
-
-// unlessMissing is the error of a read, or nil if what was to be read does not exist.
-func unlessMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // anyWithin reports whether one of several paths is one of several others, or below it.

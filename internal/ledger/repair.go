@@ -143,7 +143,12 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 			_ = host.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
 		}
 	}
-	_, _ = tx.ledger.Creates.Announced(nil) // which removes those that are over
+	if _, err := tx.ledger.Creates.Announced(nil); err != nil { // it removes those that are over
+		findings = append(findings, Finding{Subject: tx.ledger.Creates.dir,
+			Problem: fmt.Sprintf("containers with a GPU are refused, because it has creates under way that "+
+				"cannot be read: %v", err),
+			Hint: "remove what cannot be read; each create makes its file anew"})
+	}
 	return findings, failed
 }
 

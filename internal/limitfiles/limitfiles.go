@@ -101,14 +101,16 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 		default: // damaged: its containers keep what they have
 			continue
 		}
-		if errors.Is(err, limits.ErrLeased) {
+		var unopened *unopenedError
+		switch {
+		case errors.Is(err, limits.ErrLeased):
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error()})
-			continue
-		}
-		if err != nil {
+		case errors.As(err, &unopened):
+			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(),
+				Hint: "if it stays so, end the grant's containers, and release the grant"})
+		case err != nil:
 			return findings, err
-		}
-		if problem != "" {
+		case problem != "":
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: problem, Repaired: true})
 		}
 	}
@@ -129,15 +131,23 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 	return findings, nil
 }
 
+// unopenedError is the error for limits that a container may have and that cannot be opened.
+type unopenedError struct{ err error }
+
+func (e *unopenedError) Error() string { return fmt.Sprintf("cannot open the limits: %v", e.err) }
+
 // sync sets a grant's files to what the ledger says, and tells whether they said something else.
-// Files that cannot be read are made again by the next create.
+// If there is no limits file, the next create makes one.
 func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error) {
 	l, err := limits.Open(dir)
 	if errors.Is(err, limits.ErrLeased) {
 		return "", err
 	}
-	if err != nil {
+	if err != nil && limits.NoneIn(dir, err) {
 		return "", nil
+	}
+	if err != nil {
+		return "", &unopenedError{err}
 	}
 	defer l.Close()
 	share := admission.Share(g, p)

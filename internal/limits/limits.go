@@ -66,8 +66,7 @@ func establish(dir string, devices []device, context func(i int) uint64) error {
 	}
 	// Containers may use the existing files. They cannot be opened for a moment, the caller is root
 	// without capabilities, or a lease is held.
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ELOOP) &&
-		!errors.Is(err, errUnsound) {
+	if err != nil && !NoneIn(dir, err) {
 		return err
 	}
 	random, err := host.Random()
@@ -111,6 +110,16 @@ func padded[T limitRecord | head](v *T) []byte {
 	content := make([]byte, page)
 	copy(content, bytesOf(v))
 	return content
+}
+
+// NoneIn reports whether an error of Open says that dir has no limits file, so that Ensure makes
+// one. Otherwise a container may have the file mapped, and would not see another one.
+func NoneIn(dir string, err error) bool {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errUnsound) {
+		return true
+	}
+	info, err := os.Lstat(filepath.Join(dir, grant.LimitsFile))
+	return err == nil && !info.Mode().IsRegular()
 }
 
 // ErrLeased is the error for a file that cannot be opened for writing because a process in a

@@ -108,7 +108,7 @@ func (d *daemon) detectEnd() (died bool) {
 		d.state, _ = mpsstate.Read(d.node.Host, d.dir)
 		d.read = true
 	}
-	ended, wasReady, left := "", true, grant.MPSDaemon{GPUs: d.state.GPUs}
+	ended, early, left := "", false, grant.MPSDaemon{GPUs: d.state.GPUs}
 	for _, p := range d.state.Servers {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			ended = fmt.Sprintf("server (process %d)", p.PID)
@@ -119,7 +119,7 @@ func (d *daemon) detectEnd() (died bool) {
 	if p := d.state.Daemon; p.PID != 0 {
 		if runs, err := d.node.Host.Runs(p); err == nil && !runs {
 			ended = fmt.Sprintf("daemon (process %d)", p.PID)
-			wasReady = d.state.Socket != [2]uint64{}
+			early = d.state.Socket == [2]uint64{} && d.toldToEnd.IsZero()
 			left.Servers = nil         // they end with the daemon
 			d.askedAgain = time.Time{} // the next daemon may answer
 		} else {
@@ -137,7 +137,7 @@ func (d *daemon) detectEnd() (died bool) {
 		" has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
 	words := d.logReason()
-	if !wasReady {
+	if early {
 		words = cmp.Or(words, noReason)
 	}
 	if words != "" {
@@ -299,7 +299,7 @@ func (d *daemon) start(w want) error {
 	case err != nil:
 		return d.startFailed(w, err)
 	case !runs:
-		return d.startFailed(w, fmt.Errorf("it ended at once; see %s", filepath.Join(d.dir, "log")))
+		return d.startFailed(w, d.endedAtOnce())
 	}
 	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
 	if pipe := filepath.Join(d.dir, "pipe"); !followsNoLinks(pipe) {

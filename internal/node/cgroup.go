@@ -101,12 +101,12 @@ func sharedWithOthers(n *Node, f *createFacts, d Decision) *Decision {
 	}
 	shared, err := sharedSince(n, f)
 	switch {
+	case shared:
+		return sharedCgroup(f, d.pod)
 	case err != nil:
 		r := refusal(grant.LedgerUnreadable, "cannot see whether others are created in its cgroup: %v", err)
 		r.pod = d.pod
 		return r
-	case shared:
-		return sharedCgroup(f, d.pod)
 	}
 	return nil
 }

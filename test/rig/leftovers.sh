@@ -126,7 +126,7 @@ things() {
     find "$place" -printf 'file %p\n' 2>/dev/null
   done
   find "$TMPDIR" -mindepth 1 -xdev -printf 'file %p\n'
-  stat -c 'mode %a of %n' / /dev /dev/shm /etc /home /opt /root /tmp /usr /var /var/lib /var/tmp 2>/dev/null
+  stat -c 'mode %a of %n' / /dev /dev/shm /etc /home /opt /root /tmp /usr /var /var/lib /var/tmp 2>/dev/null || : # a machine may lack one
 }
 
 # watch: as the first process of its pid namespace, runs CMD and compares. The kernel ends what still runs when this returns.
