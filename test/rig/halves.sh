@@ -25,7 +25,7 @@ cd "$1"
 # Every second test, so that neighbours, which often take equally long, are shared out.
 names=$("$work/tests" -test.list '^Test' | awk 'NR % 2' | paste -sd '|')
 [ -n "$names" ] || { echo "halves.sh: $1 has no tests" >&2; exit 1; }
-flags=(-test.timeout=25m)
+flags=(-test.timeout=45m) # a loaded machine with dear system calls needed 25
 [[ " ${GOFLAGS:-} " != *' -v '* ]] || flags+=(-test.v)
 
 # half NAME FLAG...: starts one, with its output in a file.
