@@ -140,13 +140,13 @@ func (e *unopenedError) Error() string { return fmt.Sprintf("cannot open the lim
 // If there is no limits file, the next create makes one.
 func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error) {
 	l, err := limits.Open(dir)
-	if errors.Is(err, limits.ErrLeased) {
+	switch {
+	case err == nil:
+	case errors.Is(err, limits.ErrLeased):
 		return "", err
-	}
-	if err != nil && limits.NoneIn(dir, err) {
+	case limits.NoneIn(dir, err):
 		return "", nil
-	}
-	if err != nil {
+	default:
 		return "", &unopenedError{err}
 	}
 	defer l.Close()

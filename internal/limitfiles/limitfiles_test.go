@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -84,6 +85,40 @@ func TestUnlinkedSpaceIsReported(t *testing.T) {
 	reports("and of a grant that is over", root)
 	must(t, held.Close())
 	reports("at last")
+}
+
+// TestLimitsThatCannotBeOpenedAreReported: a container may have them, so they are not made anew. A
+// program that runs is what root cannot open for writing.
+func TestLimitsThatCannotBeOpenedAreReported(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount: that limits that cannot be opened are reported is not shown")
+	}
+	dir := t.TempDir()
+	ownMounts(t, dir+"/run/limits")
+	p, h := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}, host.Default()
+	l := ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})
+	g := grant.Grant{ID: "g-aaaaaaaaaaaa", Owner: grant.Bearer, Mode: grant.Limit,
+		Strength: grant.StrengthLibrary,
+		GPUs:     []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}},
+		Created:  h.Now().UTC().Truncate(time.Millisecond)}
+	must(t, l.Update(func(tx *ledger.Tx) error { return errors.Join(tx.Put(g), Write(p, g)) }))
+	sleep, err := exec.LookPath("sleep")
+	must(t, err)
+	program, err := os.ReadFile(sleep)
+	file := filepath.Join(p.LimitsDir(g.ID), grant.LimitsFile)
+	must(t, err, os.Remove(file), os.WriteFile(file, program, 0o700),
+		unix.Mount("", p.LimitsRoot(), "", unix.MS_REMOUNT, "")) // without noexec
+	cmd := exec.Command(file, "1000")
+	must(t, cmd.Start())
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	must(t, l.Update(func(tx *ledger.Tx) error {
+		findings, err := Settle(p, h.Now(), tx)
+		if len(findings) != 1 || findings[0].Subject != p.LimitsDir(g.ID) || findings[0].Repaired ||
+			findings[0].Hint == "" {
+			t.Errorf("findings %+v, want one about %s", findings, p.LimitsDir(g.ID))
+		}
+		return err
+	}))
 }
 
 // ownMounts gives the test's thread a mount namespace, so that the file system ends with it.
