@@ -255,7 +255,7 @@ func TestConfigureListsContainersItWouldRefuse(t *testing.T) {
 			"because policy.mode is \"report\"\n" +
 			"  team/job-0 train: refuse (visible-devices-all): ",
 		"edit " + n.Config + "\n", "note: the wrapper reads " + n.Config +
-			" only if containerd runs with GPULEDGER_CONFIG=",
+			" only if the environment of containerd has GPULEDGER_CONFIG=",
 	} {
 		if r.Code != 0 || !strings.Contains(r.Stdout, line) {
 			t.Errorf("got status %d and\n%s%s\nwant %q in it", r.Code, r.Stdout, r.Stderr, line)

@@ -299,7 +299,7 @@ func (d *daemon) start(w want) error {
 	case err != nil:
 		return d.startFailed(w, err)
 	case !runs:
-		return d.startFailed(w, d.endedAtOnce())
+		return d.startFailed(w, endedAtOnce(d.logReason()))
 	}
 	d.log.WithFields(logrus.Fields{"gpus": w.uuids, "pid": p.PID}).Info("the MPS daemon is started")
 	if pipe := filepath.Join(d.dir, "pipe"); !followsNoLinks(pipe) {

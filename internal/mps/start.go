@@ -174,15 +174,15 @@ func (d *daemon) awaitLauncher(pid int) error {
 			if runs || err != nil {
 				return nil
 			}
-			return d.endedAtOnce()
+			return endedAtOnce(d.logReason())
 		}
 	}
 	return fmt.Errorf("its launcher did not come so far as to run it: %s", d.logReason())
 }
 
-// endedAtOnce is the error for a daemon that ended before it was ready.
-func (d *daemon) endedAtOnce() error {
-	return fmt.Errorf("it ended at once: %s", cmp.Or(d.logReason(), noReason))
+// endedAtOnce is the error for a daemon that ended before it was ready, with what its log says.
+func endedAtOnce(reason string) error {
+	return fmt.Errorf("it ended at once: %s", cmp.Or(reason, noReason))
 }
 
 // unitDirs are where systemd finds the template unit, if gpuledger is installed as a package.
