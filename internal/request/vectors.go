@@ -4,8 +4,9 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
 // and knows nothing of what another one finds. A new one is a row here and such a file. Add a new
-// file system as a case in mounts and a new source of a bind mount in sourceAt (mount.go), a new
-// kind of device in devices.class (device.go), another injector's hook in injectorHooks (hook.go).
+// file system as a case in mounts, a new source of a bind mount in sourceAt (a regular file in
+// isPlain, too; all in mount.go), a new kind of device in devices.class (device.go), the hook of
+// another injector in injectorHooks (hook.go).
 // A character device of NVIDIA's driver needs none of them: host.NVIDIAMajors finds it by its name.
 // A field of the spec that is not read yet goes into Spec (spec.go), specFields (fields.go) and
 // specOf (internal/nri), a new refusal code into grant.Codes. Every vector, kind of mount and kind
