@@ -2,10 +2,10 @@
 // Place says which GPUs a new grant gets. Neither reads a file, a clock or the system. All facts
 // come in as arguments, so every case is a row of a table in a test.
 //
-// Package node gathers the facts, and refuses the container if it cannot (node/facts.go). node.Admit
-// puts a verdict into force. In report mode it only records a refusal, or a verdict that takes GPUs
-// away. Before a container starts, node can still refuse what Decide passes or admits: if the
-// container would share its cgroup with another (node/cgroup.go), or if the edits fail
+// Package node gathers the facts, and refuses the container if it cannot (node/facts.go).
+// node.Admit puts a verdict into force. In report mode it only records a refusal, or a verdict that
+// takes GPUs away. Before a container starts, node can still refuse what Decide passes or admits:
+// if the container would share its cgroup with another (node/cgroup.go), or if the edits fail
 // (node/plan.go).
 package admission
 
