@@ -24,19 +24,23 @@ around() {
   if real_gpu; then ./gpu 1024 hold & else LD_LIBRARY_PATH="$(dirname "$(find "$PWD/driver" -name libcuda.so)")" ./gpu 1024 hold & fi
   node=$!
   for ((i = 0; i < 600; i++)); do
-    ! found found outside-ledger || break
+    ! found found outside-ledger "(gpu) of the node" || break
     sleep 0.1
   done
   kill -9 "$node"
-  found found outside-ledger || die "gpuledgerd should have found process $node: $(tail -n 3 daemon.log)"
-  printf -- '- a program of the node: found after %s s: `%s`\n' "$((SECONDS - before))" "$(found_text found outside-ledger)" >>report
+  found found outside-ledger "(gpu) of the node" || die "gpuledgerd should have found process $node: $(tail -n 3 daemon.log)"
+  printf -- '- a program of the node: found after %s s: `%s`\n' "$((SECONDS - before))" "$(found_text found outside-ledger "(gpu) of the node")" >>report
   no_daemon
 }
 
-# found EVENT KIND: whether gpuledgerd has recorded it.
+# found EVENT KIND [TEXT]: whether gpuledgerd has recorded it, with this text in it. (A program of the chapter before that has
+# not quite ended is found, too.)
 found() { [ -n "$(found_text "$@")" ]; }
 
-found_text() { jq -r --arg event "$1" --arg kind "$2" 'select(.action == $event and .finding == $kind) | .message' audit.jsonl 2>/dev/null | head -n 1; }
+found_text() {
+  jq -r --arg event "$1" --arg kind "$2" --arg text "${3:-}" \
+    'select(.action == $event and .finding == $kind) | .message | select(contains($text))' audit.jsonl 2>/dev/null | head -n 1
+}
 
 # watching: what gpuledgerd's look at the GPUs costs.
 watching() {
