@@ -141,7 +141,11 @@ func list(r *rig) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	argv := []string{"--root", r.path("run/roots", "empty"), "list"}
+	root := r.path("run/roots", "empty")
+	if err := os.MkdirAll(root, 0o700); err != nil { // runc 1.5 lists none that is missing
+		return nil, err
+	}
+	argv := []string{"--root", root, "list"}
 	rows, err := r.against("list (any other subcommand)", wrappings,
 		r.withArguments(wrappings, r.runtime, argv))
 	if err != nil {

@@ -80,13 +80,41 @@ throttled() {
     start "share-$share" --memory "${part}MiB" --compute "$share"
     within "share-$share" work "product:$long" "product:$long"
     held=$(rate product)
-    within "share-$share" work "launch:$each"
-    printf -- '- cuLaunchKernel under a share of %s %%: %s ns\n' "$share" "$(rate launch)" >>report
     printf -- '- products a second with a share of %s %%: %s of %s, **%s %%** (after %s s; within 5 points to be recommended)\n' "$share" "$held" "$free" \
       "$(awk -v f="$free" -v h="$held" 'BEGIN { printf "%.1f", 100 * h / f }')" "$long" >>report
     finish "share-$share"
   done
+  [ "$status" != 0 ] || together "$free" 20 60
   no_daemon
+}
+
+# together RATE SHARE...: grants with shares of their own on one GPU at once. RATE is that of the whole GPU.
+together() {
+  local free=$1 share pids=()
+  shift
+  for share; do start "beside-$share" --memory "${part}MiB" --compute "$share"; done
+  for share; do
+    gpuledger-runtime --root run exec "beside-$share" work "product:$long" "product:$long" >"beside-$share.said" 2>&1 </dev/null &
+    pids+=($!)
+  done
+  sleep "$long"
+  seen_outside "$(awk -v long="$long" 'BEGIN { print long / 2 }')"
+  wait "${pids[@]}"
+  for share; do
+    cp "beside-$share.said" said
+    printf -- '- products a second with a share of %s %%, while other grants use theirs (%s): **%s %%**\n' "$share" "$*" \
+      "$(awk -v f="$free" -v h="$(rate product)" 'BEGIN { printf "%.1f", 100 * h / f }')" >>report
+    finish "beside-$share"
+  done
+}
+
+# seen_outside SECONDS: what NVML says of the use of the containers' processes. gpuledgerd goes by it.
+seen_outside() {
+  local pid percent
+  outside_containers ./work "seen:$1"
+  while read -r pid percent; do
+    printf -- '- NVML says of the use of %s: %s %%\n' "$(grep -om 1 'beside-[0-9]*' "/proc/$pid/cgroup" || echo "process $pid")" "$percent" >>report
+  done < <(sed -nE 's/^seen: process ([0-9]+): ([0-9.]+) percent.*/\1 \2/p' said)
 }
 
 # rate NAME: the number before "a second" in what the last command said.

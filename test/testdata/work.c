@@ -9,6 +9,7 @@
  *   launch:N   for N seconds, launches of a kernel that does nothing: nanoseconds a launch
  *   train:N    for N seconds steps of what a small training does: stream-ordered memory, products, a number back
  *   cpu:N    stays on processor N from then on
+ *   seen:N   for N seconds, which part of the GPU's time NVML says that each process has
  *   settle   waits until what a context takes counts, or a minute
  *   fill     takes all that there is, says how much that was, and waits for ever
  *   fill:N   the same in blocks of N KiB
@@ -367,7 +368,7 @@ static void allocate(double seconds)
 }
 
 /* A batch is shorter than the driver's queue, so that no launch waits for the GPU. */
-static double batch(const struct calls *c, size_t size)
+static double once(const struct calls *c, size_t size)
 {
     double before = now();
     CUresult r = CUDA_SUCCESS;
@@ -377,6 +378,18 @@ static double batch(const struct calls *c, size_t size)
     need(r, "cuLaunchKernel");
     need(cuCtxSynchronize(), "cuCtxSynchronize");
     return before;
+}
+
+/* A batch in which a launch has waited for its gate to open is measured again. It would say nothing of what a launch costs, and
+ * with such batches among them the median of ours would be a higher part of the rest than the median of the driver's is. */
+static double batch(const struct calls *c, size_t size)
+{
+    static double least = 1;
+    double took = once(c, size);
+
+    for (int i = 0; i < 10 && took > 5 * least; i++) took = once(c, size);
+    if (took < least) least = took;
+    return took;
 }
 
 static void launch(double seconds)
@@ -448,6 +461,50 @@ static void settle(void)
     } while (free == all && now() < start + 60);
 }
 
+/* ---- what NVML says ---- */
+
+struct utilization { unsigned int pid; unsigned long long at; unsigned int sm, memory, encoder, decoder; };
+
+/* seen asks as gpuledgerd does: twice a second, for what is new since the last time. */
+static void seen(double seconds)
+{
+    enum { MOST = 256 };
+    static struct { unsigned int pid, samples; double percent; } of[MOST];
+    static struct utilization samples[MOST];
+    int (*init)(void) = NULL, (*handle)(unsigned int, void **) = NULL;
+    int (*ask)(void *, struct utilization *, unsigned int *, unsigned long long) = NULL;
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *gpu;
+    unsigned long long newest = (unsigned long long)time(NULL) * 1000000;
+    size_t known = 0, rounds = 0;
+
+    if (nvml) {
+        *(void **)&init = dlsym(nvml, "nvmlInit_v2");
+        *(void **)&handle = dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+        *(void **)&ask = dlsym(nvml, "nvmlDeviceGetProcessUtilization");
+    }
+    if (!init || !handle || !ask || init() || handle(0, &gpu)) {
+        puts("seen: no NVML that says");
+        return;
+    }
+    for (double start = now(); now() < start + seconds; rounds++) {
+        unsigned int n = MOST;
+        unsigned long long since = newest;
+        usleep(500000);
+        if (ask(gpu, samples, &n, since)) continue;
+        for (unsigned int i = 0; i < n; i++) {
+            size_t j = 0;
+            if (samples[i].sm > 100) continue;
+            while (j < known && of[j].pid != samples[i].pid) j++;
+            if (j == MOST) continue;
+            if (j == known) of[known++].pid = samples[i].pid;
+            of[j].percent += samples[i].sm, of[j].samples++;
+            if (samples[i].at > newest) newest = samples[i].at;
+        }
+    }
+    for (size_t j = 0; j < known; j++)
+        printf("seen: process %u: %.1f percent, the mean of %u samples in %zu rounds\n", of[j].pid, of[j].percent / of[j].samples, of[j].samples, rounds);
+}
+
 static void fill(size_t block_of)
 {
     size_t bytes = 0;
@@ -491,6 +548,7 @@ int main(int argc, char **argv)
         else if (strncmp(argv[i], "launch:", 7) == 0) launch(atof(argv[i] + 7));
         else if (strncmp(argv[i], "train:", 6) == 0) train(atof(argv[i] + 6));
         else if (strncmp(argv[i], "cpu:", 4) == 0) stay(atoi(argv[i] + 4));
+        else if (strncmp(argv[i], "seen:", 5) == 0) seen(atof(argv[i] + 5));
         else if (strcmp(argv[i], "settle") == 0) settle();
         else if (strcmp(argv[i], "fill") == 0) fill(0);
         else if (strncmp(argv[i], "fill:", 5) == 0) fill((size_t)atol(argv[i] + 5) << 10);
