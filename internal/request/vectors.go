@@ -3,15 +3,16 @@ package request
 import "github.com/gpuledger/gpuledger/internal/grant"
 
 // vectors are the ways to a GPU. Each is a function of the facts (facts.go), in a file of its own,
-// and knows nothing of what another one finds. A new one is a row here and such a file. Add a new
-// file system as a case in mounts, a new source of a bind mount in sourceAt (if it is a regular
-// file, isPlain must let it through; all in mount.go), a new kind of device in devices.class
-// (device.go), the hook of another injector in injectorHooks (hook.go). A character device of
-// NVIDIA's driver needs none of them: host.NVIDIAMajors finds it by its name. A field of the spec
-// that is not read yet goes into Spec (spec.go), specFields (fields.go) and specOf (internal/nri),
-// a new refusal code into grant.Codes. Every vector, kind of mount and kind of device has rows in
-// the corpus (test/testdata/corpus). internal/admission/hits.go decides which hits a grant covers.
-// A library of the driver is no way to a GPU: internal/gpu/driver lists those.
+// and knows nothing of what another one finds. A new one is a row here and such a file.
+//
+// Add a new file system as a case in mounts, and a new source of a bind mount in sourceAt; if that
+// source is a regular file, isPlain must let it through. All three are in mount.go. Add a new kind
+// of device in devices.class (device.go), the hook of another injector in injectorHooks (hook.go).
+// A character device of NVIDIA's driver needs none of them: host.NVIDIAMajors finds it by its name.
+// A field of the spec that is not read yet goes into Spec (spec.go), specFields (fields.go) and
+// specOf (internal/nri), a new refusal code into grant.Codes. Every vector, kind of mount and kind
+// of device has rows in the corpus (test/testdata/corpus). internal/admission/hits.go decides which
+// hits a grant covers. A library of the driver is no way to a GPU: internal/gpu/driver lists those.
 var vectors = [...]struct {
 	name string
 	find func(*containerFacts) vectorResult // returns the hits of this vector
