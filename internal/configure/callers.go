@@ -39,8 +39,13 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 }
 
 // untilRestart says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
-// restart of dockerd can end containers.
+// restart of dockerd can end containers. Podman has no daemon, but it stops a container only by the
+// handler that the container was made with.
 func untilRestart(engine grant.Engine, callers []grant.Process) string {
+	if engine == grant.Podman {
+		return fmt.Sprintf("%d running containers can be stopped only by the handler gpuledger; stop "+
+			"them, or let them end, and undo it again after that", len(callers))
+	}
 	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", engine, callers[0].PID)
 	if engine == grant.Docker {
 		return does + "reads its file again: `gpuledger configure docker --undo --restart`"

@@ -15,13 +15,13 @@ import (
 
 // Undone is what an undo did, or would do.
 type Undone struct {
-	Changes []FileChange // each with the action restore, remove or keep
-	Kept    int          // files that others have changed so that gpuledger's lines could not be told apart
+	Changes []FileChange // each with the action restore, remove, edit or keep
+	Kept    int          // files in which gpuledger's lines cannot be told apart from what others changed
 	Named   []string     // lines of the engine's files, as "file:line", that name gpuledger all the same
 	Advice  string       // what to do about the lines of Named
 
-	// daemons that call gpuledger's runtime until their restart; gpuledger's own files stay for
-	// them
+	// processes that call gpuledger's runtime: daemons until their restart, and the monitors of
+	// Podman's containers until these have ended; gpuledger's own files stay for them
 	Callers []grant.Process
 
 	engine  grant.Engine
@@ -74,6 +74,9 @@ func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 	u := Undone{Changes: without.cleaned, Named: linesNamingUs(without.in),
 		Advice: "take that out by hand and run it again"}
 	u.engine, u.Callers = r.Engine, callers(r, in.Daemons(), o.Restarted)
+	if r.Engine == grant.Podman && !r.isOver() {
+		u.Callers = in.Monitors("/" + ourProgram + "." + in.Of().Name)
+	}
 	if distribution := without.in.Distribution(); distribution != nil {
 		u.Advice, u.rewrote = "restart "+distribution.Name+
 			", which writes that file anew, and run it again", true
@@ -117,6 +120,10 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 			c = keepChange(e, now, "a file that stays needs it")
 		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			c = keepChange(e, now, untilRestart(r.Engine, u.Callers))
+		case c.Action != "keep" && len(u.Callers) > 0 && r.Engine == grant.Podman:
+			if c, err = onlyHandler(e, now, untilRestart(r.Engine, u.Callers)); err != nil {
+				return nil, err
+			}
 		case c.Action == "keep" && c.Why != "" && e.Shared:
 			c.Why = "it has been changed since; no engine needs it any more"
 		case c.Action == "keep" && c.Why != "":
@@ -239,8 +246,12 @@ func (s *store) undo(r engineRecord, u Undone, receivers []engineRecord) error {
 	kept.Unread, kept.Undone = u.recordedDaemons(r)
 	for _, e := range r.Files {
 		i := slices.IndexFunc(u.Changes, func(c FileChange) bool { return c.name == e.Name })
-		if c := u.Changes[i]; c.Action == "keep" && c.Why != "" && !handedOver(receivers, e) &&
-			(!e.Shared || u.needsUs()) {
+		c := u.Changes[i]
+		if c.Action == "edit" {
+			e.After = c.after
+			kept.Files = append(kept.Files, e)
+		}
+		if c.Action == "keep" && c.Why != "" && !handedOver(receivers, e) && (!e.Shared || u.needsUs()) {
 			kept.Files = append(kept.Files, e)
 		}
 	}

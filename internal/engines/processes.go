@@ -31,6 +31,26 @@ func (in Installation) Daemons() []grant.Process {
 	return running
 }
 
+// Monitors are the running monitors (conmon) of containers that the program at a path ending in
+// name has started, also those of users without root, which have mount namespaces of their own.
+// There are none if the root is not "/".
+func (in Installation) Monitors(name string) []grant.Process {
+	if in.System.Root != "/" {
+		return nil
+	}
+	var running []grant.Process
+	for _, pid := range processesNamed("conmon", func(string) bool { return true }) {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if !strings.Contains(string(line), name+"\x00") {
+			continue
+		}
+		if p, _, err := host.Default().Process(pid); err == nil {
+			running = append(running, p)
+		}
+	}
+	return running
+}
+
 // OtherFiles are the main files, by process id, of the engine's running processes that name another
 // file than this one in their arguments.
 func (in Installation) OtherFiles() []ProcessFile {
@@ -97,23 +117,24 @@ func configOf(args []string) string {
 // processes are those with a program's name in this mount namespace, without their own children. A
 // child that has not yet executed another program has its parent's name.
 func processes(name string) []int {
-	all := processesNamed(name)
+	ours, _ := os.Readlink("/proc/self/ns/mnt")
+	all := processesNamed(name, func(namespace string) bool { return namespace == ours })
 	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
 		_, parent, err := host.Default().Process(pid)
 		return err == nil && slices.Contains(all, parent)
 	})
 }
 
-func processesNamed(name string) []int {
+// processesNamed are the processes with a program's name, in the mount namespaces that in chooses.
+func processesNamed(name string, in func(namespace string) bool) []int {
 	var pids []int
-	ours, _ := os.Readlink("/proc/self/ns/mnt")
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range files {
 		dir := filepath.Dir(path)
 		comm, err := os.ReadFile(path)
 		ns, _ := os.Readlink(dir + "/ns/mnt")
 		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name {
+		if err == nil && e == nil && strings.TrimSpace(string(comm)) == name && in(ns) {
 			pids = append(pids, pid)
 		}
 	}

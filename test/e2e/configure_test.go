@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -48,12 +49,38 @@ func (s *site) unconfigure() (wrong []string) {
 		s.T.Logf("the engine has made %s", path)
 		s.unconfigured[path] = after[path]
 	}
+	if s.engine.trust == grant.Podman {
+		wrong = append(wrong, s.undoUnderAContainer()...)
+	}
 	s.Must("configure", s.engineName(), "--undo")
 	is := s.configuration()
 	for _, path := range different(s.unconfigured, is) {
 		wrong = append(wrong, fmt.Sprintf("after configure --undo, %s is %q, want %q", path, is[path],
 			s.unconfigured[path]))
 	}
+	return wrong
+}
+
+// undoUnderAContainer undoes Podman's configuration while a container runs. Podman knows a
+// container's runtime by the handler's name: without the handler it could not stop the container.
+func (s *site) undoUnderAContainer() (wrong []string) {
+	former := s.succeeds("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}")
+	id := s.succeeds("podman", "run", "--detach", "--network", "none", image, "/bin/sh", "-c",
+		"trap 'exit 7' TERM; while :; do sleep 0.1; done")
+	for range 2 {
+		said := s.Must("configure", "podman", "--undo")
+		if !strings.Contains(said, "1 running containers can be stopped only by the handler gpuledger") {
+			wrong = append(wrong, "undone under a running container, configure says "+said)
+		}
+		if is := s.succeeds("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}"); is == former {
+			wrong = append(wrong, "after the undo the default is still "+is)
+		}
+	}
+	s.succeeds("podman", "stop", "--time", "10", id)
+	if code := s.succeeds("podman", "inspect", "--format", "{{.State.ExitCode}}", id); code != "7" {
+		wrong = append(wrong, "the container that was stopped after the undo ended with "+code)
+	}
+	s.succeeds("podman", "rm", id)
 	return wrong
 }
 
