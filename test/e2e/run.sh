@@ -50,4 +50,4 @@ case " ${names[*]} " in
   *" kubernetes-"*) [ -x bin/gpuledger-kube ] || { echo "run.sh: bin/gpuledger-kube is not there; run make kube first" >&2; exit 1; } ;;
 esac
 cd test/e2e # go test shows the table of a run without failures only where no package is named
-E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout "${STORM:+3}90m" "${@:2}"
+E2E=$(IFS=,; echo "${names[*]}") exec go test -p 2 -tags e2e -count=1 -timeout 7h "${@:2}" # whatever waits has a limit of its own
