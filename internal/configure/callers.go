@@ -3,6 +3,8 @@ package configure
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -38,13 +40,17 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 	})
 }
 
-// untilRestart says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
+// whyKept says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
 // restart of dockerd can end containers. Podman has no daemon, but it stops a container only by the
 // handler that the container was made with.
-func untilRestart(engine grant.Engine, callers []grant.Process) string {
+func whyKept(engine grant.Engine, callers []grant.Process) string {
 	if engine == grant.Podman {
-		return fmt.Sprintf("%d running containers can be stopped only by the handler gpuledger; stop "+
-			"them, or let them end, and undo it again after that", len(callers))
+		var pids []string
+		for _, p := range callers {
+			pids = append(pids, strconv.Itoa(p.PID))
+		}
+		return fmt.Sprintf("Podman can stop running containers only by the handler gpuledger (conmon, pid "+
+			"%s); stop them, or let them end, and undo it again after that", strings.Join(pids, ", "))
 	}
 	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", engine, callers[0].PID)
 	if engine == grant.Docker {
@@ -58,5 +64,5 @@ func (u Undone) Waits() string {
 	if len(u.Callers) == 0 {
 		return ""
 	}
-	return untilRestart(u.engine, u.Callers)
+	return whyKept(u.engine, u.Callers)
 }

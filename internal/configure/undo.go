@@ -119,9 +119,9 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 			// an engine whose file still names the link must find it
 			c = keepChange(e, now, "a file that stays needs it")
 		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == filetree.Link):
-			c = keepChange(e, now, untilRestart(r.Engine, u.Callers))
+			c = keepChange(e, now, whyKept(r.Engine, u.Callers))
 		case c.Action != "keep" && len(u.Callers) > 0 && r.Engine == grant.Podman:
-			if c, err = onlyHandler(e, now, untilRestart(r.Engine, u.Callers)); err != nil {
+			if c, err = onlyHandler(e, now, whyKept(r.Engine, u.Callers)); err != nil {
 				return nil, err
 			}
 		case c.Action == "keep" && c.Why != "" && e.Shared:

@@ -32,14 +32,14 @@ func (in Installation) Daemons() []grant.Process {
 }
 
 // Monitors are the running monitors (conmon) of containers that the program at a path ending in
-// name has started, also those of users without root, which have mount namespaces of their own.
-// There are none if the root is not "/".
+// name has started, also those of users without root, which have mount namespaces of their own. No
+// process in a container is one of them. There are none if the root is not "/".
 func (in Installation) Monitors(name string) []grant.Process {
 	if in.System.Root != "/" {
 		return nil
 	}
 	var running []grant.Process
-	for _, pid := range processesNamed("conmon", func(string) bool { return true }) {
+	for _, pid := range processesNamed("conmon", "pid") {
 		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		if !strings.Contains(string(line), name+"\x00") {
 			continue
@@ -117,24 +117,25 @@ func configOf(args []string) string {
 // processes are those with a program's name in this mount namespace, without their own children. A
 // child that has not yet executed another program has its parent's name.
 func processes(name string) []int {
-	ours, _ := os.Readlink("/proc/self/ns/mnt")
-	all := processesNamed(name, func(namespace string) bool { return namespace == ours })
+	all := processesNamed(name, "mnt")
 	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
 		_, parent, err := host.Default().Process(pid)
 		return err == nil && slices.Contains(all, parent)
 	})
 }
 
-// processesNamed are the processes with a program's name, in the mount namespaces that in chooses.
-func processesNamed(name string, in func(namespace string) bool) []int {
+// processesNamed are the processes with a program's name that share this process's namespace of a
+// kind (mnt, pid).
+func processesNamed(name, kind string) []int {
 	var pids []int
+	ours, _ := os.Readlink("/proc/self/ns/" + kind)
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range files {
 		dir := filepath.Dir(path)
 		comm, err := os.ReadFile(path)
-		ns, _ := os.Readlink(dir + "/ns/mnt")
+		ns, _ := os.Readlink(dir + "/ns/" + kind)
 		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil && strings.TrimSpace(string(comm)) == name && in(ns) {
+		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name {
 			pids = append(pids, pid)
 		}
 	}

@@ -380,8 +380,9 @@ static double once(const struct calls *c, size_t size)
     return before;
 }
 
-/* A batch in which a launch has waited for its gate to open is measured again. It would say nothing of what a launch costs, and
- * with such batches among them the median of ours would be a higher part of the rest than the median of the driver's is. */
+/* A batch in which a launch has waited for its gate to open is measured again. It would say nothing of
+ * what a launch costs. With such batches among ours, their median would be a higher part of the rest
+ * than the median of the driver's is. */
 static double batch(const struct calls *c, size_t size)
 {
     static double least = 1;
@@ -475,7 +476,7 @@ static void seen(double seconds)
     int (*ask)(void *, struct utilization *, unsigned int *, unsigned long long) = NULL;
     void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW), *gpu;
     unsigned long long newest = (unsigned long long)time(NULL) * 1000000;
-    size_t known = 0, rounds = 0;
+    size_t known = 0;
 
     if (nvml) {
         *(void **)&init = dlsym(nvml, "nvmlInit_v2");
@@ -486,11 +487,10 @@ static void seen(double seconds)
         puts("seen: no NVML that says");
         return;
     }
-    for (double start = now(); now() < start + seconds; rounds++) {
+    for (double start = now(); now() < start + seconds;) {
         unsigned int n = MOST;
-        unsigned long long since = newest;
         usleep(500000);
-        if (ask(gpu, samples, &n, since)) continue;
+        if (ask(gpu, samples, &n, newest)) continue;
         for (unsigned int i = 0; i < n; i++) {
             size_t j = 0;
             if (samples[i].sm > 100) continue;
@@ -502,7 +502,8 @@ static void seen(double seconds)
         }
     }
     for (size_t j = 0; j < known; j++)
-        printf("seen: process %u: %.1f percent, the mean of %u samples in %zu rounds\n", of[j].pid, of[j].percent / of[j].samples, of[j].samples, rounds);
+        printf("seen: process %u: %.1f percent, the mean of %u samples\n", of[j].pid,
+               of[j].percent / of[j].samples, of[j].samples);
 }
 
 static void fill(size_t block_of)
