@@ -248,8 +248,9 @@ func TestAWeakerContainerIsExplained(t *testing.T) {
 	granted := n.CLI("grant", "--memory", "1GiB")
 	reference, err := grant.ParseReference(strings.TrimSpace(granted.Stdout))
 	must(t, err)
-	if !strings.Contains(granted.Stderr, "strength library; a container without a C library, or with "+
-		"privileges, has strength none, and `gpuledger grants` says why") {
+	if !strings.Contains(granted.Stderr, "strength library; a container that is privileged or has "+
+		"CAP_SYS_ADMIN, or whose image has no C library, has strength none, and `gpuledger grants` says "+
+		"why") {
 		t.Errorf("the grant: %s", granted.Stderr)
 	}
 	b := n.Bundle("static", with(reference), rig.Shell("exec sleep 1000")) // busybox, and no C library

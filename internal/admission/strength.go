@@ -44,8 +44,8 @@ func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength
 }
 
 // ComputeStrength returns what holds the containers of a grant to its share of compute; "" if it
-// has none. In mode limit it is library if all are throttled. No one has seen that on a real GPU
-// yet.
+// has none. In mode limit it is library if all are throttled (how well they are:
+// docs/gpu-results.md).
 func ComputeStrength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	unthrottled := func(b grant.Binding) bool { return !b.Throttled || b.Strength != grant.StrengthLibrary }
 	switch {

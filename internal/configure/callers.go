@@ -41,22 +41,34 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 }
 
 // whyKept says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
-// restart of dockerd can end containers. Podman has no daemon, but it stops a container only by the
-// handler that the container was made with.
-func whyKept(engine grant.Engine, callers []grant.Process) string {
-	if engine == grant.Podman {
-		var pids []string
-		for _, p := range callers {
-			pids = append(pids, strconv.Itoa(p.PID))
-		}
+// restart of dockerd can end containers. An engine stops a container only by the program, and
+// Podman only by the handler, that the container was made with.
+func (u Undone) whyKept() string {
+	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", u.engine, u.Callers[0].PID)
+	switch {
+	case u.engine == grant.Podman:
 		return fmt.Sprintf("Podman can stop running containers only by the handler gpuledger (conmon, pid "+
-			"%s); stop them, or let them end, and undo it again after that", strings.Join(pids, ", "))
-	}
-	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", engine, callers[0].PID)
-	if engine == grant.Docker {
+			"%s); stop them, or let them end, and undo it again after that", u.pids())
+	case u.monitors:
+		return fmt.Sprintf("%s can stop containers that run now only by gpuledger-runtime (their monitors: "+
+			"pid %s); stop them, or let them end, and undo it again after that", u.engine, u.pids())
+	case u.engine == grant.Docker:
 		return does + "reads its file again: `gpuledger configure docker --undo --restart`"
 	}
 	return does + "is restarted; undo it again after that"
+}
+
+// pids are the callers' process ids, of many the first ten.
+func (u Undone) pids() string {
+	var pids []string
+	for _, p := range u.Callers[:min(len(u.Callers), 10)] {
+		pids = append(pids, strconv.Itoa(p.PID))
+	}
+	text := strings.Join(pids, ", ")
+	if more := len(u.Callers) - len(pids); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // Waits says what the undo waits for; "" if it is complete.
@@ -64,5 +76,5 @@ func (u Undone) Waits() string {
 	if len(u.Callers) == 0 {
 		return ""
 	}
-	return whyKept(u.engine, u.Callers)
+	return u.whyKept()
 }

@@ -82,7 +82,7 @@ func undone(t *testing.T, o Options, state string, monitors []grant.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.Callers = monitors
+	u.Callers, u.monitors = monitors, monitors != nil
 	s, err := openStore(o.Installation().System, state)
 	if err != nil {
 		t.Fatal(err)

@@ -43,6 +43,12 @@ type engineRecord struct {
 // isOver reports whether nothing is left to undo: no file, and no daemon that calls gpuledger.
 func (r engineRecord) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
+// madeLink reports whether configure made the link by which the engine calls the wrapper, and no
+// package did. An undo removes it.
+func (r engineRecord) madeLink() bool {
+	return slices.ContainsFunc(r.Files, func(f fileRecord) bool { return f.After.Kind == filetree.Link })
+}
+
 // fileRecord is one file of a record.
 type fileRecord struct {
 	Path   string               `json:"path"`

@@ -20,12 +20,14 @@ type Undone struct {
 	Named   []string     // lines of the engine's files, as "file:line", that name gpuledger all the same
 	Advice  string       // what to do about the lines of Named
 
-	// processes that call gpuledger's runtime: daemons until their restart, and the monitors of
-	// Podman's containers until these have ended; gpuledger's own files stay for them
+	// processes that call gpuledger's runtime: daemons until their restart, and then the monitors
+	// of containers that cannot be stopped without what configure made, until these containers have
+	// ended; gpuledger's own files stay for them
 	Callers []grant.Process
 
-	engine  grant.Engine
-	rewrote bool // at a restart the engine's distribution writes the file anew that still names gpuledger
+	engine   grant.Engine
+	monitors bool // the callers are monitors of containers
+	rewrote  bool // at a restart the engine's distribution writes the file anew that still names gpuledger
 }
 
 // Undo restores the bytes, the mode and the owner of every file. The engine's files come first,
@@ -74,8 +76,8 @@ func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 	u := Undone{Changes: without.cleaned, Named: linesNamingUs(without.in),
 		Advice: "take that out by hand and run it again"}
 	u.engine, u.Callers = r.Engine, callers(r, in.Daemons(), o.Restarted)
-	if r.Engine == grant.Podman && !r.isOver() {
-		u.Callers = in.Monitors("/" + ourProgram + "." + in.Of().Name)
+	if len(u.Callers) == 0 && !r.isOver() && (r.Engine == grant.Podman || r.madeLink()) {
+		u.Callers, u.monitors = in.Monitors("/"+ourProgram+"."+in.Of().Name), true
 	}
 	if distribution := without.in.Distribution(); distribution != nil {
 		u.Advice, u.rewrote = "restart "+distribution.Name+
@@ -119,9 +121,9 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 			// an engine whose file still names the link must find it
 			c = keepChange(e, now, "a file that stays needs it")
 		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == filetree.Link):
-			c = keepChange(e, now, whyKept(r.Engine, u.Callers))
+			c = keepChange(e, now, u.whyKept())
 		case c.Action != "keep" && len(u.Callers) > 0 && r.Engine == grant.Podman:
-			if c, err = onlyHandler(e, now, whyKept(r.Engine, u.Callers)); err != nil {
+			if c, err = onlyHandler(e, now, u.whyKept()); err != nil {
 				return nil, err
 			}
 		case c.Action == "keep" && c.Why != "" && e.Shared:

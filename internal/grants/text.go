@@ -41,8 +41,8 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 			"doctor` says why)"
 	}
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthLibrary && len(g.Bindings) == 0 {
-		text += "; a container without a C library, or with privileges, has strength none, and `gpuledger " +
-			"grants` says why"
+		text += "; a container that is privileged or has CAP_SYS_ADMIN, or whose image has no C library, " +
+			"has strength none, and `gpuledger grants` says why"
 	}
 	if g.Mode == grant.MPS && n.Daemon() == 0 {
 		text += "; gpuledgerd does not run, and until it does no container starts with it (mps-not-ready)"

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -39,7 +40,7 @@ func (s *site) configure() {
 
 // unconfigure undoes the configuration of the engine, which has stopped, and returns the
 // differences from before. Files that the engine itself has written meanwhile may differ.
-func (s *site) unconfigure() (wrong []string) {
+func (s *site) unconfigure(clients []client) (wrong []string) {
 	after := s.configuration()
 	for _, path := range different(s.configured, after) {
 		if s.configured[path] != "" {
@@ -50,7 +51,9 @@ func (s *site) unconfigure() (wrong []string) {
 		s.unconfigured[path] = after[path]
 	}
 	if s.engine.trust == grant.Podman {
-		wrong = append(wrong, s.undoUnderAContainer()...)
+		wrong = append(wrong, s.undoUnderAContainerOfPodman()...)
+	} else {
+		wrong = append(wrong, s.undoUnderAContainer(clients)...)
 	}
 	s.Must("configure", s.engineName(), "--undo")
 	is := s.configuration()
@@ -61,9 +64,67 @@ func (s *site) unconfigure() (wrong []string) {
 	return wrong
 }
 
-// undoUnderAContainer undoes Podman's configuration while a container runs. Podman knows a
+// undoUnderAContainer undoes the configuration while a container runs, which its engine can stop
+// only by the link that configure made. The engine has its own files again when it stops it.
+func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
+	d := s.daemons[map[grant.Engine]string{grant.Docker: "dockerd"}[s.engine.trust]]
+	if d == nil {
+		d = s.daemons[s.engineName()]
+	}
+	start := func() {
+		must(s.T, d.start())
+		eventually(s.T, "the engine answers again", func() bool { return d.over() || d.answers() })
+	}
+	undo := func(args ...string) {
+		r := s.CLI(append([]string{"configure", s.engineName(), "--undo"}, args...)...)
+		if !strings.Contains(r.Stdout, "can stop containers that run now only by gpuledger-runtime (their "+
+			"monitors: pid ") {
+			wrong = append(wrong, fmt.Sprintf("undone under a running container, configure says %+v", r))
+		}
+	}
+	start()
+	pid, remove := s.background(clients)
+	if s.engine.trust == grant.Docker { // a stop of dockerd would end the container
+		undo("--restart")
+	} else {
+		d.stop(20 * time.Second)
+		undo()
+		undo()
+		start()
+	}
+	if !rig.Lives(pid) {
+		wrong = append(wrong, "the container has ended before its engine removed it")
+	}
+	remove()
+	if rig.Lives(pid) {
+		wrong = append(wrong, "the container lives on after its engine removed it")
+	}
+	d.stop(20 * time.Second)
+	return wrong
+}
+
+// background starts a container, and returns its process and what removes it.
+func (s *site) background(clients []client) (pid int, remove func()) {
+	what := container{name: "at-the-undo", script: "sleep 100000 & wait"}
+	if m, is := clients[0].(moby); is {
+		var created struct{ Id string }
+		must(s.T, m.decoded(&created, "POST", "/containers/create?name="+what.name, m.body(s, what)))
+		_, err := m.call("POST", "/containers/"+created.Id+"/start", nil)
+		must(s.T, err)
+		var info struct{ State struct{ Pid int } }
+		must(s.T, m.decoded(&info, "GET", "/containers/"+created.Id+"/json", nil))
+		return info.State.Pid, func() {
+			_, err := m.call("DELETE", "/containers/"+created.Id+"?force=1", nil)
+			must(s.T, err)
+		}
+	}
+	pod, started := kubelet{}.startPod(s, what, false)
+	return started.pid, func() { s.succeeds(crictl, "rmp", "--force", pod) }
+}
+
+// undoUnderAContainerOfPodman undoes Podman's configuration while a container runs. Podman knows a
 // container's runtime by the handler's name: without the handler it could not stop the container.
-func (s *site) undoUnderAContainer() (wrong []string) {
+func (s *site) undoUnderAContainerOfPodman() (wrong []string) {
 	former := s.succeeds("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}")
 	id := s.succeeds("podman", "run", "--detach", "--network", "none", image, "/bin/sh", "-c",
 		"trap 'exit 7' TERM; while :; do sleep 0.1; done")

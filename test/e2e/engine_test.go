@@ -67,7 +67,7 @@ type entry struct {
 	why  string
 	// leave runs first after the engine has stopped, and returns what is wrong; nil: nothing.
 	// leaves is its name in the table.
-	leave  func(*site) []string
+	leave  func(*site, []client) []string
 	leaves string
 	// bare means that the engine calls the real runtime itself, so no witness sees what it wrote
 	// before gpuledger.
@@ -308,7 +308,7 @@ func (s *site) left(clients []client) {
 		return
 	}
 	o := outcome{Engine: s.engine.name, Entry: s.entry.name, Case: s.entry.leaves, Result: "ok"}
-	for _, wrong := range s.entry.leave(s) {
+	for _, wrong := range s.entry.leave(s, clients) {
 		s.T.Error(wrong)
 		o.Result = "FAIL"
 	}

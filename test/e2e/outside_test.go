@@ -69,12 +69,19 @@ func (c ctr) start(s *site, what container, past bool) running {
 
 func (k kubelet) start(s *site, c container, past bool) running {
 	s.T.Helper()
+	pod, started := k.startPod(s, c, past)
+	s.T.Cleanup(func() { s.succeeds(crictl, "rmp", "--force", pod) })
+	return started
+}
+
+// startPod starts a container in a pod of its own.
+func (k kubelet) startPod(s *site, c container, past bool) (pod string, _ running) {
+	s.T.Helper()
 	args := []string{"runp"}
 	if past {
 		args = append(args, "--runtime", pastHandler)
 	}
-	pod := s.succeeds(crictl, append(args, k.podFile(s, c))...)
-	s.T.Cleanup(func() { s.succeeds(crictl, "rmp", "--force", pod) })
+	pod = s.succeeds(crictl, append(args, k.podFile(s, c))...)
 	id := s.succeeds(crictl, "create", pod, k.containerFile(s, c), k.podFile(s, c))
 	s.succeeds(crictl, "start", id)
 	inspect := func(what string) string {
@@ -82,7 +89,7 @@ func (k kubelet) start(s *site, c container, past bool) running {
 	}
 	pid, err := strconv.Atoi(inspect(".info.pid"))
 	must(s.T, err)
-	return running{id: id, pid: pid, runs: func() bool {
+	return pod, running{id: id, pid: pid, runs: func() bool {
 		return inspect(".status.state") == "CONTAINER_RUNNING"
 	}}
 }
