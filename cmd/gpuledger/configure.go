@@ -42,7 +42,8 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 			"changed, or none. A second call changes nothing. Without --restart the engine is not " +
 			"restarted. Until it is, an undo\n" +
 			"leaves gpuledger's own configuration where it is, because the engine still calls " +
-			"gpuledger-runtime.\n\n" +
+			"gpuledger-runtime. It also leaves\n" +
+			"what running containers cannot be stopped without, and says which containers these are.\n\n" +
 			"With --as-default every container of the engine goes through gpuledger. Those that run now " +
 			"and that the policy would\n" +
 			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes " +

@@ -6,6 +6,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -40,41 +43,71 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 	})
 }
 
-// whyKept says why a file of gpuledger's stays after an undo. dockerd is reloaded, because a
-// restart of dockerd can end containers. An engine stops a container only by the program, and
-// Podman only by the handler, that the container was made with.
+// whyKept says why a file of gpuledger's stays after an undo: what has to happen first. dockerd is
+// reloaded, because a restart of dockerd can end containers.
 func (u Undone) whyKept() string {
-	does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", u.engine, u.Callers[0].PID)
-	switch {
-	case u.engine == grant.Podman:
-		return fmt.Sprintf("Podman can stop running containers only by the handler gpuledger (conmon, pid "+
-			"%s); stop them, or let them end, and undo it again after that", u.pids())
-	case u.monitors:
-		return fmt.Sprintf("%s can stop containers that run now only by gpuledger-runtime (their monitors: "+
-			"pid %s); stop them, or let them end, and undo it again after that", u.engine, u.pids())
-	case u.engine == grant.Docker:
-		return does + "reads its file again: `gpuledger configure docker --undo --restart`"
+	if len(u.Callers) > 0 {
+		does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", u.engine, u.Callers[0].PID)
+		if u.engine == grant.Docker {
+			return does + "reads its file again: `gpuledger configure docker --undo --restart`"
+		}
+		return does + "is restarted; undo it again after that"
 	}
-	return does + "is restarted; undo it again after that"
+	return u.neededFor()
 }
 
-// pids are the callers' process ids, of many the first ten.
-func (u Undone) pids() string {
+// neededFor says which containers need what stays.
+func (u Undone) neededFor() string {
 	var pids []string
-	for _, p := range u.Callers[:min(len(u.Callers), 10)] {
+	for _, p := range u.Monitors[:min(len(u.Monitors), 10)] {
 		pids = append(pids, strconv.Itoa(p.PID))
 	}
-	text := strings.Join(pids, ", ")
-	if more := len(u.Callers) - len(pids); more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
+	list := strings.Join(pids, ", ")
+	if more := len(u.Monitors) - len(pids); more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
 	}
-	return text
+	only := "gpuledger-runtime"
+	if u.needsHandler {
+		only = "the handler gpuledger"
+	}
+	return fmt.Sprintf("%s can stop running containers only by %s (their monitors: pid %s); remove these "+
+		"containers and pods, and undo it again after that", u.engine, only, list)
 }
 
-// Waits says what the undo waits for; "" if it is complete.
+// Waits says for what of the engine's the undo waits; "" for nothing, or if it waits for containers
+// first.
 func (u Undone) Waits() string {
-	if len(u.Callers) == 0 {
+	if len(u.Callers) == 0 || u.keepsHandler() {
 		return ""
 	}
 	return u.whyKept()
+}
+
+// keepsHandler reports whether the engine's files still have gpuledger's handler after the undo,
+// because containers need it.
+func (u Undone) keepsHandler() bool { return u.needsHandler && len(u.Monitors) > 0 }
+
+// defaultPaths are the keys that name the default handler, of the engines that find a container's
+// runtime by its handler.
+var defaultPaths = map[grant.Engine][]string{
+	grant.Podman: {"engine", "runtime"},
+	grant.CRIO:   {"crio", "runtime", "default_runtime"},
+}
+
+// onlyHandler is gpuledger's drop-in file without the default: the engine knows the handler, and no
+// new container gets it unless it names it.
+func onlyHandler(e fileRecord, now filetree.FileContent, u *Undone) (FileChange, error) {
+	key := defaultPaths[u.engine]
+	d, err := configfile.Parse(e.Path, now.Data)
+	if err != nil {
+		return FileChange{}, fmt.Errorf("cannot edit %s:%w", e.Path, err)
+	}
+	if v, _ := d.Get(key...); v != engines.Handler {
+		return keepChange(e, now, u.neededFor()), nil
+	}
+	if err := d.Unset(key...); err != nil {
+		return FileChange{}, fmt.Errorf("cannot edit %s: %w", e.Path, err)
+	}
+	return FileChange{Path: e.Path, Action: "edit", Why: u.neededFor(), name: e.Name, before: now,
+		after: filetree.NewFile(d.Bytes(), now), Diff: configfile.Unified(e.Path, now.Data, d.Bytes())}, nil
 }

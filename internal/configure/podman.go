@@ -1,13 +1,11 @@
 package configure
 
 import (
-	"fmt"
 	"path/filepath"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/engines"
-	"github.com/gpuledger/gpuledger/internal/filetree"
 )
 
 // podmanJSON and podmanNoCgroups are Podman's defaults for the lists runtime_supports_json and
@@ -41,23 +39,6 @@ func editPodman(c engines.Podman, w wanted) (fileEdits, error) {
 	set.To([]string{w.link}, "engine", "runtimes", engines.Handler)
 	e.noteConfig(w, "conmon_env_vars in Podman's containers.conf")
 	return editDropIn(e, c.DropIns, w.in, set.Err, keys...)
-}
-
-// onlyHandler is gpuledger's drop-in file without the default: Podman knows the handler, and no new
-// container gets it.
-func onlyHandler(e fileRecord, now filetree.FileContent, why string) (FileChange, error) {
-	d, err := configfile.Parse(e.Path, now.Data)
-	if err != nil {
-		return FileChange{}, fmt.Errorf("cannot edit %s:%w", e.Path, err)
-	}
-	if v, _ := d.Get("engine", "runtime"); v != engines.Handler {
-		return keepChange(e, now, why), nil
-	}
-	if err := d.Unset("engine", "runtime"); err != nil {
-		return FileChange{}, fmt.Errorf("cannot edit %s: %w", e.Path, err)
-	}
-	return FileChange{Path: e.Path, Action: "edit", Why: why, name: e.Name, before: now,
-		after: filetree.NewFile(d.Bytes(), now), Diff: configfile.Unified(e.Path, now.Data, d.Bytes())}, nil
 }
 
 // podmanList is a list as the files set it, or else Podman's default, with gpuledger's names.

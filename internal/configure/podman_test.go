@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -76,23 +77,14 @@ func TestUndoOfPodmanIsKilled(t *testing.T) {
 }
 
 // undone undoes it while these monitors run.
-func undone(t *testing.T, o Options, state string, monitors []grant.Process) {
+func undone(t *testing.T, o Options, state string, monitors []grant.Process) Undone {
 	t.Helper()
-	r, u, err := planUndo(o, state)
+	real := monitorsOf
+	defer func() { monitorsOf = real }()
+	monitorsOf = func(engines.Installation, string) []grant.Process { return monitors }
+	u, err := Undo(o, state, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.Callers, u.monitors = monitors, monitors != nil
-	s, err := openStore(o.Installation().System, state)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	receivers, err := s.planFiles(r, &u)
-	if err == nil {
-		err = s.undo(r, u, receivers)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	return u
 }

@@ -20,14 +20,14 @@ type Undone struct {
 	Named   []string     // lines of the engine's files, as "file:line", that name gpuledger all the same
 	Advice  string       // what to do about the lines of Named
 
-	// processes that call gpuledger's runtime: daemons until their restart, and then the monitors
-	// of containers that cannot be stopped without what configure made, until these containers have
-	// ended; gpuledger's own files stay for them
-	Callers []grant.Process
+	Callers  []grant.Process // daemons that call gpuledger's runtime until they read their files again
+	Monitors []grant.Process // of containers that need the handler, or the link that configure made
 
-	engine   grant.Engine
-	monitors bool // the callers are monitors of containers
-	rewrote  bool // at a restart the engine's distribution writes the file anew that still names gpuledger
+	engine       grant.Engine
+	needsHandler bool // the engine finds the runtime of a container by its handler's name
+
+	// at a restart the engine's distribution writes the file anew that still names gpuledger
+	rewrote bool
 }
 
 // Undo restores the bytes, the mode and the owner of every file. The engine's files come first,
@@ -76,9 +76,8 @@ func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 	u := Undone{Changes: without.cleaned, Named: linesNamingUs(without.in),
 		Advice: "take that out by hand and run it again"}
 	u.engine, u.Callers = r.Engine, callers(r, in.Daemons(), o.Restarted)
-	if len(u.Callers) == 0 && !r.isOver() && (r.Engine == grant.Podman || r.madeLink()) {
-		u.Callers, u.monitors = in.Monitors("/"+ourProgram+"."+in.Of().Name), true
-	}
+	u.needsHandler = in.NeedsHandler()
+	u.Monitors = r.monitors(in)
 	if distribution := without.in.Distribution(); distribution != nil {
 		u.Advice, u.rewrote = "restart "+distribution.Name+
 			", which writes that file anew, and run it again", true
@@ -120,10 +119,11 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			// an engine whose file still names the link must find it
 			c = keepChange(e, now, "a file that stays needs it")
-		case c.Action != "keep" && len(u.Callers) > 0 && (e.Shared || e.After.Kind == filetree.Link):
+		case c.Action != "keep" && len(u.Callers)+len(u.Monitors) > 0 &&
+			(e.Shared || e.After.Kind == filetree.Link):
 			c = keepChange(e, now, u.whyKept())
-		case c.Action != "keep" && len(u.Callers) > 0 && r.Engine == grant.Podman:
-			if c, err = onlyHandler(e, now, u.whyKept()); err != nil {
+		case c.Action != "keep" && u.keepsHandler():
+			if c, err = onlyHandler(e, now, u); err != nil {
 				return nil, err
 			}
 		case c.Action == "keep" && c.Why != "" && e.Shared:
@@ -140,14 +140,17 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 // recordedDaemons are the daemons that the record names after the undo. While the engine's files
 // still name gpuledger, a daemon that starts reads them. The record then keeps its old lists.
 func (u Undone) recordedDaemons(r engineRecord) (unread, undone []grant.Process) {
-	if u.Kept > 0 || len(u.Named) > 0 && !u.rewrote {
+	if u.Kept > 0 || u.keepsHandler() || len(u.Named) > 0 && !u.rewrote {
 		return r.Unread, r.Undone
 	}
 	return nil, append([]grant.Process{}, u.Callers...)
 }
 
-// needsUs reports whether the engine's files still name gpuledger, or a daemon still calls it.
-func (u Undone) needsUs() bool { return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 }
+// needsUs reports whether the engine's files still name gpuledger, or a daemon or a container still
+// needs it.
+func (u Undone) needsUs() bool {
+	return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 || len(u.Monitors) > 0
+}
 
 // original is the path of a file's content from before configure.
 func (s *store) original(r engineRecord, e fileRecord) string {

@@ -3,79 +3,101 @@ package configure
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// TestUndoKeepsTheLinkOfRunningContainers: an engine stops a container by the program that started
-// it, so the link that configure made stays until the containers have ended. The engine's own files
-// are restored at once, so new containers start without gpuledger.
+// TestUndoKeepsTheLinkOfRunningContainers: containerd and Docker stop a container by the program
+// that started it, so the link that configure made stays until the containers have ended. The
+// engine's own files are restored at once, so new pods start without gpuledger. A package's link
+// stays after the undo, so no container needs what the undo removes.
 func TestUndoKeepsTheLinkOfRunningContainers(t *testing.T) {
 	const state = "/var/lib/gpuledger"
-	for engine, link := range map[grant.Engine]string{
-		grant.Containerd: "/usr/bin/gpuledger-runtime.containerd",
-		grant.CRIO:       "/usr/bin/gpuledger-runtime.crio",
-		grant.Docker:     "/usr/bin/gpuledger-runtime.docker",
-	} {
-		o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
-			"/etc/containerd/config.toml": "version = 2\n", "/etc/crio/crio.conf": "",
-			"/etc/docker/daemon.json": "{}\n"}), engine)
-		before := files(t, o.Root)
-		p, err := New(o)
-		if err == nil {
-			err = p.Apply()
-		}
-		if err != nil {
-			t.Fatal(engine, err)
-		}
-		for range 2 { // it can be repeated
-			undone(t, o, state, []grant.Process{{PID: 7, Start: 70}})
-			for _, path := range []string{link, "/etc/gpuledger/config.toml"} {
-				if _, err := os.Lstat(filepath.Join(o.Root, path)); err != nil {
-					t.Errorf("%s: while a container runs, the undo has removed %s", engine, path)
+	for _, packaged := range []bool{false, true} {
+		for engine, name := range map[grant.Engine]string{
+			grant.Containerd: "containerd", grant.Docker: "docker"} {
+			o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
+				"/etc/containerd/config.toml": "version = 2\n", "/etc/docker/daemon.json": "{}\n"}), engine)
+			link := filepath.Join(o.Root, "/usr/bin/gpuledger-runtime."+name)
+			if packaged {
+				if err := os.Symlink("gpuledger-runtime", link); err != nil {
+					t.Fatal(err)
 				}
 			}
-			r, u, err := planUndo(o, state)
-			if err != nil || len(u.Named) > 0 || len(r.Files) != 2 {
-				t.Errorf("%s: the engine's files name gpuledger in %v, the record has %+v: %v", engine,
-					u.Named, r.Files, err)
+			before := files(t, o.Root)
+			applied(t, o)
+			for range 2 { // it can be repeated
+				u := undone(t, o, state, []grant.Process{{PID: 7, Start: 70}})
+				if u.Waits() != "" {
+					t.Errorf("%s: the undo waits for %q", name, u.Waits())
+				}
+				if packaged {
+					break
+				}
+				after := files(t, o.Root)
+				for _, path := range []string{link, filepath.Join(o.Root, "/etc/gpuledger/config.toml")} {
+					if _, err := os.Lstat(path); err != nil {
+						t.Errorf("%s: while a container runs, the undo leaves\n%s", name, after)
+					}
+				}
+				if _, u, err := planUndo(o, state); err != nil || len(u.Named) > 0 {
+					t.Errorf("%s: the engine's files name gpuledger in %v: %v", name, u.Named, err)
+				}
 			}
-		}
-		undone(t, o, state, nil)
-		if after := files(t, o.Root); after != before {
-			t.Errorf("%s: when the container has ended, the undo leaves\n%s\nwant\n%s", engine, after, before)
-		}
-		if r, _, err := readRecord(o.Installation(), state); err != nil || !r.isOver() {
-			t.Errorf("%s: the record is %+v, %v", engine, r, err)
+			undone(t, o, state, nil)
+			if after := files(t, o.Root); after != before {
+				t.Errorf("%s: when the container has ended, the undo leaves\n%s\nwant\n%s", name, after,
+					before)
+			}
+			if r, _, err := readRecord(o.Installation(), state); err != nil || !r.isOver() {
+				t.Errorf("%s: the record is %+v, %v", name, r, err)
+			}
 		}
 	}
 }
 
-// TestOnlyALinkOfConfigureKeepsAnUndoWaiting: a package's link stays after the undo, so no
-// container needs what the undo removes.
-func TestOnlyALinkOfConfigureKeepsAnUndoWaiting(t *testing.T) {
-	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
-		"/etc/containerd/config.toml": "version = 2\n"}), grant.Containerd)
+// TestUndoLeavesCRIOTheHandlerOfRunningPods: CRI-O finds the runtime of a pod that names a handler
+// by that name, whoever made the link.
+func TestUndoLeavesCRIOTheHandlerOfRunningPods(t *testing.T) {
+	const dropIn, state = "/etc/crio/crio.conf.d/zz-gpuledger.conf", "/var/lib/gpuledger"
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n", "/etc/crio/crio.conf": ""}),
+		grant.CRIO)
 	if err := os.Symlink("gpuledger-runtime",
-		filepath.Join(o.Root, "/usr/bin/gpuledger-runtime.containerd")); err != nil {
+		filepath.Join(o.Root, "/usr/bin/gpuledger-runtime.crio")); err != nil {
 		t.Fatal(err)
 	}
-	for _, packaged := range []bool{true, false} {
-		p, err := New(o)
-		if err == nil {
-			err = p.Apply()
+	before := files(t, o.Root)
+	applied(t, o)
+	for range 2 {
+		undone(t, o, state, []grant.Process{{PID: 7, Start: 70}})
+		left := fileAt(t, o.Root, dropIn)
+		if strings.Contains(left, "default_runtime") ||
+			!strings.Contains(left, `runtime_path = "/usr/bin/gpuledger-runtime.crio"`) {
+			t.Fatalf("while a pod with the handler runs, the undo leaves\n%s", left)
 		}
-		if err != nil {
-			t.Fatal(err)
+		r, _, err := readRecord(o.Installation(), state)
+		if crio := (grant.Process{PID: 9, Start: 90}); err != nil ||
+			!slices.Contains(callers(r, []grant.Process{crio}, false), crio) {
+			t.Errorf("a CRI-O that was started since then knows the handler, and the record says %+v: %v",
+				r, err)
 		}
-		r, _, err := readRecord(o.Installation(), "/var/lib/gpuledger")
-		if err != nil || len(r.Files) == 0 || r.madeLink() == packaged {
-			t.Errorf("with a package's link %v: made is %v, of %+v: %v", packaged, r.madeLink(), r.Files, err)
-		}
-		undone(t, o, "/var/lib/gpuledger", nil)
-		if err := os.RemoveAll(filepath.Join(o.Root, "/usr/bin/gpuledger-runtime.containerd")); err != nil {
-			t.Fatal(err)
-		}
+	}
+	undone(t, o, state, nil)
+	if after := files(t, o.Root); after != before {
+		t.Errorf("when the pod has ended, the undo leaves\n%s\nwant\n%s", after, before)
+	}
+}
+
+func applied(t *testing.T, o Options) {
+	t.Helper()
+	p, err := New(o)
+	if err == nil {
+		err = p.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

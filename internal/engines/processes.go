@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -31,57 +29,6 @@ func (in Installation) Daemons() []grant.Process {
 		}
 	}
 	return running
-}
-
-// Monitors are the running processes that stop the engine's containers by a program at a path
-// ending in name. Podman's include those of users without root, which have mount namespaces of
-// their own; the others are root's, in this mount namespace. No process in a container is one of
-// them. There are none if the root is not "/".
-func (in Installation) Monitors(name string) []grant.Process {
-	if in.System.Root != "/" {
-		return nil
-	}
-	program, calls, kind := "conmon", calledByConmon, "mnt"
-	switch in.Engine {
-	case grant.Podman:
-		kind = "pid"
-	case grant.Containerd, grant.Docker:
-		program, calls = "containerd-shim-runc-v2"[:longestComm], calledByShim
-	}
-	var running []grant.Process
-	for _, pid := range processesNamed(program, kind) {
-		process := filepath.Join("/proc", strconv.Itoa(pid))
-		if in.Engine != grant.Podman && !isRoots(process) || !calls(process, name) {
-			continue
-		}
-		if p, _, err := host.Default().Process(pid); err == nil {
-			running = append(running, p)
-		}
-	}
-	return running
-}
-
-// longestComm is how much of a program's name the kernel keeps (TASK_COMM_LEN less one).
-const longestComm = 15
-
-// isRoots reports whether a process, a directory of /proc, is root's.
-func isRoots(process string) bool {
-	var st unix.Stat_t
-	return unix.Stat(process, &st) == nil && st.Uid == 0
-}
-
-// calledByConmon reports whether a process, a directory of /proc, has the runtime in its arguments.
-func calledByConmon(process, runtime string) bool {
-	line, _ := os.ReadFile(process + "/cmdline")
-	return strings.Contains(string(line), runtime+"\x00")
-}
-
-// calledByShim reports whether the bundle in which a shim of containerd's was started names the
-// runtime (WriteRuntime in containerd's cmd/containerd-shim-runc-v2/runc/container.go). All
-// containers of a shim have one handler.
-func calledByShim(process, runtime string) bool {
-	path, _ := os.ReadFile(process + "/cwd/runtime")
-	return strings.HasSuffix(strings.TrimSpace(string(path)), runtime)
 }
 
 // OtherFiles are the main files, by process id, of the engine's running processes that name another

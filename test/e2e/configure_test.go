@@ -65,7 +65,8 @@ func (s *site) unconfigure(clients []client) (wrong []string) {
 }
 
 // undoUnderAContainer undoes the configuration while a container runs, which its engine can stop
-// only by the link that configure made. The engine has its own files again when it stops it.
+// only by the link that configure made, or CRI-O by the handler. The engine has read its files anew
+// when it stops it.
 func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
 	d := s.daemons[map[grant.Engine]string{grant.Docker: "dockerd"}[s.engine.trust]]
 	if d == nil {
@@ -77,8 +78,11 @@ func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
 	}
 	undo := func(args ...string) {
 		r := s.CLI(append([]string{"configure", s.engineName(), "--undo"}, args...)...)
-		if !strings.Contains(r.Stdout, "can stop containers that run now only by gpuledger-runtime (their "+
-			"monitors: pid ") {
+		only := "gpuledger-runtime"
+		if s.engine.trust == grant.CRIO {
+			only = "the handler gpuledger"
+		}
+		if !strings.Contains(r.Stdout, "can stop running containers only by "+only+" (their monitors: pid ") {
 			wrong = append(wrong, fmt.Sprintf("undone under a running container, configure says %+v", r))
 		}
 	}
@@ -118,7 +122,11 @@ func (s *site) background(clients []client) (pid int, remove func()) {
 			must(s.T, err)
 		}
 	}
-	pod, started := kubelet{}.startPod(s, what, false)
+	handler := ""
+	if s.engine.trust == grant.CRIO {
+		handler = "gpuledger"
+	}
+	pod, started := kubelet{}.startPod(s, what, handler)
 	return started.pid, func() { s.succeeds(crictl, "rmp", "--force", pod) }
 }
 
@@ -130,7 +138,7 @@ func (s *site) undoUnderAContainerOfPodman() (wrong []string) {
 		"trap 'exit 7' TERM; while :; do sleep 0.1; done")
 	for range 2 {
 		said := s.Must("configure", "podman", "--undo")
-		if !strings.Contains(said, "only by the handler gpuledger (conmon, pid ") {
+		if !strings.Contains(said, "only by the handler gpuledger (their monitors: pid ") {
 			wrong = append(wrong, "undone under a running container, configure says "+said)
 		}
 		if is := s.succeeds("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}"); is == former {

@@ -69,17 +69,21 @@ func (c ctr) start(s *site, what container, past bool) running {
 
 func (k kubelet) start(s *site, c container, past bool) running {
 	s.T.Helper()
-	pod, started := k.startPod(s, c, past)
+	handler := ""
+	if past {
+		handler = pastHandler
+	}
+	pod, started := k.startPod(s, c, handler)
 	s.T.Cleanup(func() { s.succeeds(crictl, "rmp", "--force", pod) })
 	return started
 }
 
-// startPod starts a container in a pod of its own.
-func (k kubelet) startPod(s *site, c container, past bool) (pod string, _ running) {
+// startPod starts a container in a pod of its own, which names a handler; "" for none.
+func (k kubelet) startPod(s *site, c container, handler string) (pod string, _ running) {
 	s.T.Helper()
 	args := []string{"runp"}
-	if past {
-		args = append(args, "--runtime", pastHandler)
+	if handler != "" {
+		args = append(args, "--runtime", handler)
 	}
 	pod = s.succeeds(crictl, append(args, k.podFile(s, c))...)
 	id := s.succeeds(crictl, "create", pod, k.containerFile(s, c), k.podFile(s, c))
