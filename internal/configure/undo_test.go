@@ -34,10 +34,14 @@ func TestUndoKeepsTheLinkOfRunningContainers(t *testing.T) {
 				if u.Waits() != "" {
 					t.Errorf("%s: the undo waits for %q", name, u.Waits())
 				}
+				after := files(t, o.Root)
 				if packaged {
+					if after != before {
+						t.Errorf("%s: with a package's link the undo leaves\n%s\nwant\n%s", name, after,
+							before)
+					}
 					break
 				}
-				after := files(t, o.Root)
 				for _, path := range []string{link, filepath.Join(o.Root, "/etc/gpuledger/config.toml")} {
 					if _, err := os.Lstat(path); err != nil {
 						t.Errorf("%s: while a container runs, the undo leaves\n%s", name, after)
