@@ -88,8 +88,11 @@ func TestRemovalWaits(t *testing.T) {
 		"a hook":                     {map[string]string{"/etc/containers/oci/hooks.d/g.json": `{"hook": {"path": "/usr/bin/gpuledger-hook"}}`}, "g.json names"},
 		"a comment":                  {map[string]string{"/etc/containerd/config.toml": "# /usr/bin/gpuledger-runtime was here\n"}, ""},
 		"a container of containerd":  {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd"}, "1 containers run"},
+		"a container of k3s":         {map[string]string{"/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime": "/usr/bin/gpuledger-runtime.containerd"}, "1 containers run"},
+		"a container of Docker's":    {map[string]string{"/run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby/c/runtime": "/usr/bin/gpuledger-runtime.docker"}, "1 containers run"},
 		"one of another runtime":     {map[string]string{bundle: "/usr/bin/runc"}, ""},
 		"a container under a conmon": {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
+		"CRI-O's own name for it":    {map[string]string{"/proc/77/comm": "crio-conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
 		"another program names it":   {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
 		"made to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
 	} {

@@ -34,14 +34,14 @@ func (in Installation) Monitors(link string) []grant.Process {
 	var pids []int
 	switch in.Engine {
 	case grant.Podman:
-		pids = slices.DeleteFunc(processesNamed("conmon", "pid"),
+		pids = slices.DeleteFunc(processes("conmon", "pid"),
 			func(pid int) bool { return !conmonCalls(pid, "/"+filepath.Base(link)) })
 	case grant.CRIO:
-		pids = slices.Concat(processesNamed("conmon", "mnt"), processesNamed("crio-conmon", "mnt"))
+		pids = slices.Concat(processes("conmon", "mnt"), processes("crio-conmon", "mnt"))
 		pids = slices.DeleteFunc(pids, func(pid int) bool { return !isRoots(pid) || !handlerIsOurs(pid) })
 	default:
 		const shim = "containerd-shim" // -runc-v2: the kernel keeps 15 bytes of a name (TASK_COMM_LEN)
-		pids = slices.DeleteFunc(processesNamed(shim, "mnt"),
+		pids = slices.DeleteFunc(processes(shim, "mnt"),
 			func(pid int) bool { return !isRoots(pid) || !shimCalls(pid, link) })
 	}
 	var running []grant.Process

@@ -28,7 +28,7 @@ func Find(root string) []Presence {
 		in := Installation{Engine: engine, System: here}
 		p := Presence{Engine: engine, Name: e.Name, Program: here.Program(e.Program)}
 		if e.Daemon != "" && root == "/" {
-			p.PIDs = processes(e.Daemon)
+			p.PIDs = processes(e.Daemon, "mnt")
 		}
 		if in.File = fileOf(p.PIDs); in.File == "" {
 			in.File, _ = in.FindFile("")

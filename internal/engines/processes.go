@@ -19,7 +19,7 @@ func (in Installation) Daemons() []grant.Process {
 	if in.System.Root != "/" || in.Of().Daemon == "" {
 		return nil
 	}
-	for _, pid := range processes(in.Of().Daemon) {
+	for _, pid := range processes(in.Of().Daemon, "mnt") {
 		// CRI-O reads the files of its drop-in directory, whichever main file it is given.
 		if in.Engine != grant.CRIO && !sameFile(cmp.Or(readBy(pid), in.Of().File), in.MainFile()) {
 			continue
@@ -38,7 +38,7 @@ func (in Installation) OtherFiles() []ProcessFile {
 		return nil
 	}
 	var others []ProcessFile
-	for _, pid := range processes(in.Of().Daemon) {
+	for _, pid := range processes(in.Of().Daemon, "mnt") {
 		if file := readBy(pid); file != "" && file != in.MainFile() {
 			others = append(others, ProcessFile{pid, file})
 		}
@@ -94,20 +94,11 @@ func configOf(args []string) string {
 	return ""
 }
 
-// processes are those with a program's name in this mount namespace, without their own children. A
-// child that has not yet executed another program has its parent's name.
-func processes(name string) []int {
-	all := processesNamed(name, "mnt")
-	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
-		_, parent, err := host.Default().Process(pid)
-		return err == nil && slices.Contains(all, parent)
-	})
-}
-
-// processesNamed are the processes with a program's name that share this process's namespace of a
-// kind (mnt, pid).
-func processesNamed(name, kind string) []int {
-	var pids []int
+// processes are those with a program's name that share this process's namespace of a kind (mnt,
+// pid), without their own children. A child that has not yet executed another program has its
+// parent's name.
+func processes(name, kind string) []int {
+	var all []int
 	ours, _ := os.Readlink("/proc/self/ns/" + kind)
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range files {
@@ -116,8 +107,11 @@ func processesNamed(name, kind string) []int {
 		ns, _ := os.Readlink(dir + "/ns/" + kind)
 		pid, e := strconv.Atoi(filepath.Base(dir))
 		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name {
-			pids = append(pids, pid)
+			all = append(all, pid)
 		}
 	}
-	return pids
+	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
+		_, parent, err := host.Default().Process(pid)
+		return err == nil && slices.Contains(all, parent)
+	})
 }

@@ -37,7 +37,7 @@ func RestartOf(in Installation) Restart {
 			return r
 		}
 	}
-	r.PIDs = append(r.PIDs, processes(e.Daemon)...)
+	r.PIDs = append(r.PIDs, processes(e.Daemon, "mnt")...)
 	if _, err := os.Stat("/run/systemd/system"); err == nil { // sd_booted(3)
 		r.Unit = e.Unit
 		r.Command = "systemctl " + r.verb() + " " + e.Unit

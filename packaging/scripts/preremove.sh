@@ -37,12 +37,14 @@ fi
 # An engine kills and deletes a container through the program that started it: containerd's shim
 # keeps the runtime's name in the bundle, conmon in its arguments.
 through=0
-for file in /run/containerd/io.containerd.runtime.v2.task/*/*/runtime /run/docker/containerd/daemon/io.containerd.runtime.v2.task/*/*/runtime; do
+tasks='io.containerd.runtime.v2.task/*/*/runtime' # below the directory for state of each containerd: its own, Docker's, those of distributions
+for file in /run/containerd/$tasks /run/docker/containerd/daemon/$tasks /run/k3s/containerd/$tasks /run/k0s/containerd/$tasks \
+  /var/snap/microk8s/common/run/containerd/$tasks; do
   ! grep -qs '/gpuledger-runtime' "$file" || through=$((through + 1))
 done
 for process in /proc/[0-9]*; do
   case $(cat "$process/comm" 2>/dev/null) in
-    conmon*) ! grep -qsa '/gpuledger-runtime' "$process/cmdline" || through=$((through + 1)) ;;
+    conmon* | crio-conmon*) ! grep -qsa '/gpuledger-runtime' "$process/cmdline" || through=$((through + 1)) ;;
   esac
 done
 if [ "$through" -gt 0 ] && [ ! -e /run/gpuledger/remove-anyway ]; then
