@@ -40,6 +40,18 @@ func options(root string, engine grant.Engine) Options {
 		Config: "/etc/gpuledger/config.toml", AsDefault: true}
 }
 
+// applied configures the engine.
+func applied(t *testing.T, o Options) {
+	t.Helper()
+	p, err := New(o)
+	if err == nil {
+		err = p.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // files lists every file, link and directory of a system, without the records.
 func files(t *testing.T, root string) string {
 	t.Helper()

@@ -43,6 +43,23 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 	})
 }
 
+// monitorsOf is replaced in tests.
+var monitorsOf = engines.Installation.Monitors
+
+// monitors are those of running containers that need what an undo of the record would remove: the
+// handler, or, if configure made it and no package did, the link.
+func (r engineRecord) monitors(in engines.Installation) (running []grant.Process) {
+	if in.NeedsHandler() && len(r.Files) > 0 {
+		return monitorsOf(in, wrapperLink(in, ourProgram)) // its directory does not count
+	}
+	for _, f := range r.Files {
+		if f.After.Kind == filetree.Link {
+			running = append(running, monitorsOf(in, f.Path)...)
+		}
+	}
+	return running
+}
+
 // whyKept says why a file of gpuledger's stays after an undo: what has to happen first. dockerd is
 // reloaded, because a restart of dockerd can end containers.
 func (u Undone) whyKept() string {

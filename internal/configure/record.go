@@ -43,23 +43,6 @@ type engineRecord struct {
 // isOver reports whether nothing is left to undo: no file, and no daemon that calls gpuledger.
 func (r engineRecord) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
 
-// monitorsOf is replaced in tests.
-var monitorsOf = engines.Installation.Monitors
-
-// monitors are those of running containers that need what an undo of the record would remove: the
-// handler, or, if configure made it and no package did, the link.
-func (r engineRecord) monitors(in engines.Installation) (running []grant.Process) {
-	if in.NeedsHandler() && len(r.Files) > 0 {
-		return monitorsOf(in, wrapperLink(in, ourProgram))
-	}
-	for _, f := range r.Files {
-		if f.After.Kind == filetree.Link {
-			running = append(running, monitorsOf(in, f.Path)...)
-		}
-	}
-	return running
-}
-
 // fileRecord is one file of a record.
 type fileRecord struct {
 	Path   string               `json:"path"`

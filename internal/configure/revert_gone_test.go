@@ -40,24 +40,14 @@ func TestUndoNamesNoDefaultThatIsGone(t *testing.T) {
 			o := options(newRoot(t, map[string]string{
 				c.file: c.before, "/usr/bin/nvidia-container-runtime": "#!/bin/sh\n",
 				"/usr/bin/runc": "#!/bin/sh\n"}), c.engine)
-			apply := func() {
-				t.Helper()
-				p, err := New(o)
-				if err == nil {
-					err = p.Apply()
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
-			apply()
+			applied(t, o)
 			d, err := configfile.Parse(c.file, []byte(fileAt(t, o.Root, c.file)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.without(t, d)
 			write(t, o.Root, c.file, string(d.Bytes()))
-			apply() // the missing handler is no obstacle
+			applied(t, o) // the missing handler is no obstacle
 
 			if u, err := Undo(o, "/var/lib/gpuledger", false); err != nil || len(u.Named) > 0 {
 				t.Fatal(u, err)

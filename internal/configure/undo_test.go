@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -64,7 +66,7 @@ func TestUndoKeepsTheLinkOfRunningContainers(t *testing.T) {
 }
 
 // TestUndoLeavesCRIOTheHandlerOfRunningPods: CRI-O finds the runtime of a pod that names a handler
-// by that name, whoever made the link.
+// by that name, also with a package's link.
 func TestUndoLeavesCRIOTheHandlerOfRunningPods(t *testing.T) {
 	const dropIn, state = "/etc/crio/crio.conf.d/zz-gpuledger.conf", "/var/lib/gpuledger"
 	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n", "/etc/crio/crio.conf": ""}),
@@ -95,13 +97,45 @@ func TestUndoLeavesCRIOTheHandlerOfRunningPods(t *testing.T) {
 	}
 }
 
-func applied(t *testing.T, o Options) {
-	t.Helper()
-	p, err := New(o)
-	if err == nil {
-		err = p.Apply()
+// TestUndoThatKeepsTheHandlerIsKilled: the file was written, and the record was not.
+func TestUndoThatKeepsTheHandlerIsKilled(t *testing.T) {
+	const state = "/var/lib/gpuledger"
+	for engine, dropIn := range map[grant.Engine]string{
+		grant.Podman: "/etc/containers/containers.conf.d/zz-gpuledger.conf",
+		grant.CRIO:   "/etc/crio/crio.conf.d/zz-gpuledger.conf",
+	} {
+		for name, monitors := range map[string][]grant.Process{
+			"a container runs": {{PID: 7, Start: 70}}, "none runs any more": nil} {
+			o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
+				"/etc/crio/crio.conf": ""}), engine)
+			applied(t, o)
+			d, err := configfile.Parse(dropIn, []byte(fileAt(t, o.Root, dropIn)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			unset(t, d, defaultPaths[engine]...)
+			write(t, o.Root, dropIn, string(d.Bytes()))
+			undone(t, o, state, monitors)
+			if _, err := os.Stat(filepath.Join(o.Root, dropIn)); (err == nil) != (monitors != nil) {
+				t.Errorf("%s: after the second undo %s: %v", name, dropIn, err)
+			}
+			undone(t, o, state, nil)
+			if r, _, err := readRecord(o.Installation(), state); err != nil || !r.isOver() {
+				t.Errorf("%s: the record is %+v, %v", name, r, err)
+			}
+		}
 	}
+}
+
+// undone undoes it while these monitors run.
+func undone(t *testing.T, o Options, state string, monitors []grant.Process) Undone {
+	t.Helper()
+	real := monitorsOf
+	defer func() { monitorsOf = real }()
+	monitorsOf = func(engines.Installation, string) []grant.Process { return monitors }
+	u, err := Undo(o, state, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return u
 }
