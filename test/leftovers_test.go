@@ -1,7 +1,9 @@
 package test
 
 import (
+	"bufio"
 	"cmp"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -176,6 +179,50 @@ func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 			wantNothingOf(t, tmp)
 		})
 	}
+}
+
+// Whoever kills the run alone, and not its process group, ends all that it has started.
+func TestAKilledRunEndsWhatItRuns(t *testing.T) {
+	for signal, status := range map[syscall.Signal]int{
+		syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGKILL: -1,
+	} {
+		t.Run(signal.String(), func(t *testing.T) {
+			fifo := filepath.Join(t.TempDir(), "fifo")
+			must(t, syscall.Mkfifo(fifo, 0o600))
+			cmd := leftovers(`exec 3>"$1"; echo "$TMPDIR" >&3; setsid sleep 1000`, fifo)
+			must(t, cmd.Start())
+			inside, err := os.Open(fifo)
+			must(t, err)
+			defer inside.Close()
+			must(t, inside.SetReadDeadline(time.Now().Add(time.Minute)))
+			lines := bufio.NewReader(inside)
+			tmp, err := lines.ReadString('\n')
+			must(t, err)
+			tmp = strings.TrimSpace(tmp)
+			must(t, cmd.Process.Signal(signal))
+			_ = cmd.Wait()
+			if got := cmd.ProcessState.ExitCode(); got != status {
+				t.Errorf("status %d, want %d", got, status)
+			}
+			if _, err := lines.ReadByte(); err != io.EOF { // the last that has it open has ended
+				t.Errorf("what the run has started goes on: %v", err)
+			}
+			if signal == syscall.SIGKILL { // which leaves nobody to tidy
+				for _, root := range cgroupRoots(t) {
+					removeTree(t, filepath.Join(root, filepath.Base(tmp)))
+				}
+				must(t, os.RemoveAll(tmp))
+			}
+			wantNothingOf(t, tmp)
+		})
+	}
+}
+
+// removeTree removes a cgroup and those below, the last processes of which are just ending.
+func removeTree(t *testing.T, cgroup string) {
+	rig.Eventually(t, cgroup+" is removed", func() bool {
+		return exec.Command("find", cgroup, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run() == nil
+	})
 }
 
 // A directory that all share, as /tmp, keeps its mode.

@@ -82,6 +82,14 @@ func (g Grant) Has(uuid string) bool {
 	return slices.ContainsFunc(g.GPUs, func(s Share) bool { return s.UUID == uuid })
 }
 
+// Begin dates a new grant. It lasts for a time, or without an end if that is zero.
+func (g *Grant) Begin(now time.Time, lasts time.Duration) {
+	g.Created = now.UTC().Truncate(time.Millisecond)
+	if lasts > 0 {
+		g.Expires = g.Created.Add(lasts)
+	}
+}
+
 // Expired reports whether the grant has expired at now.
 func (g Grant) Expired(now time.Time) bool {
 	return g.Over || !g.Expires.IsZero() && !now.Before(g.Expires)

@@ -22,7 +22,7 @@ func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error
 	if err := checkTies(n, ask.For); err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
-	g, reference, err := node.NewGrant(n, ask)
+	g, reference, err := node.NewGrant(ask)
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, err
 	}
@@ -34,7 +34,7 @@ func Enter(n *node.Node, ask admission.Ask) (grant.Grant, grant.Reference, error
 		if err := onlyOne(tx, ask.Owner, v); err != nil {
 			return err
 		}
-		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
+		if err := place(&g, n, ask, v, inv); err != nil {
 			return err
 		}
 		return tx.Put(g)
@@ -67,7 +67,7 @@ func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []E
 	for i, ask := range asks {
 		e := &all[i]
 		if e.Err = checkTies(n, ask.For); e.Err == nil {
-			e.Grant, e.Reference, e.Err = node.NewGrant(n, ask)
+			e.Grant, e.Reference, e.Err = node.NewGrant(ask)
 		}
 	}
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
@@ -82,7 +82,7 @@ func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []E
 				e.Err = onlyOne(tx, ask.Owner, v)
 			}
 			if e.Err == nil {
-				e.Grant.GPUs, e.Err = admission.Place(ask, "", v, inv, n.Policy)
+				e.Err = place(&e.Grant, n, ask, v, inv)
 			}
 			if e.Err == nil {
 				placed, v.Grants = append(placed, e.Grant), append(v.Grants, e.Grant)
@@ -112,6 +112,15 @@ func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []E
 		all[i].Grant = strengthened(n, inv, all[i].Grant)
 	}
 	return all
+}
+
+// place gives a new grant its GPUs. Its time begins at the placement: a time that began while the
+// caller waited for the ledger could be over by then, and the grant would not count for the next of
+// several.
+func place(g *grant.Grant, n *node.Node, ask admission.Ask, v grant.View, inv grant.Inventory) (err error) {
+	g.Begin(v.Now, ask.TTL)
+	g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy)
+	return err
 }
 
 // withStrength adds to a grant what holds its containers to it on this node now.

@@ -106,7 +106,7 @@ func enterTree(n *node.Node, ask admission.Ask, creator grant.Process, shim bool
 		return t, n.Broken
 	}
 	ask.Owner, ask.Source = grant.Bearer, grant.Asked
-	if t.Grant, _, err = node.NewGrant(n, ask); err != nil {
+	if t.Grant, _, err = node.NewGrant(ask); err != nil {
 		return t, err
 	}
 	b := grant.Binding{Grant: t.Grant.ID, RuntimeRoot: n.Policy.RunDir, Container: treeName(t.Grant.ID),
@@ -122,7 +122,7 @@ func enterTree(n *node.Node, ask admission.Ask, creator grant.Process, shim bool
 			return err
 		}
 		g := &t.Grant
-		if g.GPUs, err = admission.Place(ask, "", v, inv, n.Policy); err != nil {
+		if err := place(g, n, ask, v, inv); err != nil {
 			return err
 		}
 		if err := tx.Put(*g); err != nil {

@@ -36,7 +36,7 @@ func addPodUnits(r *grant.Request, annotations map[string]string) {
 // counts only with a binding, so a crash between here and the binding leaves nothing that holds a
 // GPU.
 func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Grant, error) {
-	g, _, err := NewGrant(n, admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode,
+	g, _, err := NewGrant(admission.Ask{Owner: adopted.Owner, Label: adopted.Label, Mode: adopted.Mode,
 		Compute: adopted.Compute, Source: adopted.Source})
 	if err != nil {
 		return adopted, err
@@ -44,6 +44,7 @@ func enter(n *Node, tx *ledger.Tx, adopted grant.Grant, id grant.ID) (grant.Gran
 	if g.ID = id; id == "" {
 		return adopted, errors.New("the system gives no random bytes")
 	}
+	g.Begin(n.Host.Now(), 0)
 	g.GPUs = adopted.GPUs
 	if err := tx.Put(g); err != nil {
 		return adopted, err

@@ -145,6 +145,20 @@ func TestAnOwnerOfADamagedGrantHasNoSecond(t *testing.T) {
 	wants(t, "a second one when it can be read", err, "grant-in-use: ...")
 }
 
+// TestAGrantsTimeBeginsWhenItIsPlaced: one whose time had passed while it waited for the ledger
+// would not count for the next, and both would count when the clock is set back.
+func TestAGrantsTimeBeginsWhenItIsPlaced(t *testing.T) {
+	m := newModel(t)
+	now := time.Now()
+	m.node.Host.Now = func() time.Time { now = now.Add(40 * time.Minute); return now }
+	m.node.Ledger.Host.Now = m.node.Host.Now
+	ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: cards, Memory: cards * card / 4 * 3,
+		TTL: time.Hour, Source: "cli"}
+	all := grants.EnterAll(m.node, []admission.Ask{ask, ask}, nil)
+	wants(t, "the first", all[0].Err, "")
+	wants(t, "the second", all[1].Err, "no-capacity: ...")
+}
+
 // TestANodeWithABrokenConfiguration grants and admits nothing; a container that reaches no GPU
 // starts.
 func TestANodeWithABrokenConfiguration(t *testing.T) {

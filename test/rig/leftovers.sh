@@ -3,8 +3,9 @@
 # Runs CMD with an empty TMPDIR and fails when it leaves a mount, a cgroup, a process, a container's state or a file behind,
 # or a shared directory with another mode.
 # What others do on the machine meanwhile does not count: CMD has mounts, cgroups and pids of its own.
+# When leftovers.sh is killed, CMD is, too.
 set -uo pipefail
-[ $# -gt 0 ] || { sed -n 2,5p "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n 2,6p "$0" >&2; exit 2; }
 
 die() { echo "leftovers.sh: $*" >&2; exit 1; }
 
@@ -65,8 +66,12 @@ outside() {
   trap tidy EXIT
   (
     enter || die "cannot make a cgroup of its own for $1"
-    exec unshare --mount --cgroup --ipc --propagation private "$0" :lay "$@"
-  )
+    exec setpriv --pdeathsig KILL unshare --mount --cgroup --ipc --propagation private "$0" :lay "$@"
+  ) <&0 &
+  # A shell that waits for a command in the foreground would take its signal only after that.
+  trap 'kill -KILL $!; exit 130' INT
+  trap 'kill -KILL $!; exit 143' TERM HUP
+  wait $!
 }
 
 # ---------------------------------------------------------------- inside: what CMD sees
