@@ -287,9 +287,10 @@ func (l *life) crash() {
 		must(l.machine.scan(l.eyes))
 	}
 	for _, h := range l.held {
+		releasing := h.busy && h.over // its holder was, and it may be done or not
 		h.busy = false
 		if _, err := os.Stat(l.path("state/grants/" + string(h.id) + ".json")); l.tried[h.id] && err == nil {
-			h.over = h.released // what is there now is durable
+			h.over = h.released || releasing // what is there now is durable
 			delete(l.tried, h.id)
 		}
 	}
