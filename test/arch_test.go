@@ -112,7 +112,7 @@ var layers = map[string][]string{
 		"internal/daemon/rootsocket", "internal/daemon/daemonlog", "internal/watch", "internal/cgmem",
 		"internal/failpoint", "internal/node", "internal/ledger", "internal/host", "internal/grant"},
 	"internal/daemon/userqueue": {"internal/admission", "internal/grant", "internal/grants",
-		"internal/host", "internal/node", "internal/users"},
+		"internal/host", "internal/ledger", "internal/node", "internal/users"},
 	"internal/daemon/userserver": {"internal/daemon/rootsocket", "internal/daemon/userqueue",
 		"internal/admission", "internal/grant", "internal/grants", "internal/host", "internal/node",
 		"internal/users", "internal/watch"},

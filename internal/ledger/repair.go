@@ -175,7 +175,11 @@ func apply(s *survey, r repair) error {
 	case r.binding != "":
 		return s.files.bindings.drop(s.bindings[r.binding].Grant, r.binding)
 	case r.target == "":
-		return host.Remove(r.path)
+		err := host.Remove(r.path)
+		if errors.Is(err, fs.ErrNotExist) { // a draft: the grant has been written since, to mark it as over
+			return nil
+		}
+		return err
 	}
 	err := replaceLink(r.target, r.path)
 	if !errors.Is(err, fs.ErrNotExist) {

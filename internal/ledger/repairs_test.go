@@ -549,3 +549,31 @@ func TestAnEndIsFinal(t *testing.T) {
 		})
 	}
 }
+
+// TestADraftOfAGrantThatEnds goes with the writing that ends the grant, and the tidying afterwards
+// does not miss it.
+func TestADraftOfAGrantThatEnds(t *testing.T) {
+	for _, ending := range []string{"", ".old"} {
+		b := newLedger(t)
+		g := sample(1)
+		g.Expires = b.now.Add(time.Hour)
+		b.put(g)
+		draft := temporary(b.files.grants.path(g.ID)) + ending
+		if err := os.WriteFile(draft, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.now = g.Expires
+		if err := b.Update(func(tx *Tx) error {
+			v, err := tx.Swept()
+			if err == nil && (len(v.Grants) != 1 || !v.Grants[0].Over) {
+				t.Errorf("%+v, want one that is over", v.Grants)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(draft); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", filepath.Base(draft), err)
+		}
+	}
+}

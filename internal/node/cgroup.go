@@ -85,7 +85,7 @@ func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 		refused = outsideCgroup(f, unit, d.pod)
 	}
 	if bound {
-		_ = n.Unbind(f.Container)
+		refused.Bound = n.Unbind(f.Container) != nil // NRI's plugin then tries again
 	}
 	return *refused
 }

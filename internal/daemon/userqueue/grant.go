@@ -7,6 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
 )
@@ -51,12 +52,13 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 		return g, nil, r.rejoin(n, g)
 	}
 	_ = q.Pass(n, read) // those who wait come first
+	q.turn.Lock()
 	n = current()
 	ask, err := InQuota(n, r.Ask)
 	if err != nil {
+		q.turn.Unlock()
 		return grant.Grant{}, nil, err
 	}
-	q.turn.Lock()
 	g, err = r.enter(n, ask)
 	q.turn.Unlock()
 	if err == nil || !r.Waits {
@@ -77,7 +79,8 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 func bare(o grants.Overview) grant.View { return grant.View{Now: o.Now} }
 
 // Pass grants what those who wait can have now. Of each user only the first request is looked at.
-// The ledger is read once, without its lock, and written only for what fits.
+// The ledger is read once, without its lock, and written only for what fits. While the ledger is
+// locked or the inventory is none of this boot, all go on waiting.
 func (q *Queue) Pass(n *node.Node, read Reader) error {
 	q.turn.Lock()
 	defer q.turn.Unlock()
@@ -87,17 +90,18 @@ func (q *Queue) Pass(n *node.Node, read Reader) error {
 			return nil
 		}
 		o, err := read(n)
-		if err != nil {
+		if err != nil || o.Problem != nil {
 			return err
 		}
-		if !q.grantFirst(n, o, waiting) {
-			return nil
+		if served, err := q.grantFirst(n, o, waiting); err != nil || !served {
+			return err
 		}
 	}
 }
 
-// grantFirst grants the first request that fits, and reports whether there was one.
-func (q *Queue) grantFirst(n *node.Node, o grants.Overview, waiting []*Waiter) bool {
+// grantFirst grants the first request that fits, and reports whether there was one. An error is of
+// the node, and no request's.
+func (q *Queue) grantFirst(n *node.Node, o grants.Overview, waiting []*Waiter) (served bool, err error) {
 	seen := map[uint32]bool{}
 	for _, w := range waiting {
 		if seen[w.User] {
@@ -105,13 +109,24 @@ func (q *Queue) grantFirst(n *node.Node, o grants.Overview, waiting []*Waiter) b
 		}
 		seen[w.User] = true
 		g, err := grantWaiting(n, o, w.Request)
-		if errors.Is(err, errLater) {
-			continue
+		var locked *ledger.LockError
+		switch {
+		case errors.Is(err, errLater):
+		case errors.As(err, &locked), hasNoInventory(err):
+			return false, err
+		default:
+			q.served(w, Outcome{g, err})
+			return true, nil
 		}
-		q.served(w, Outcome{g, err})
-		return true
 	}
-	return false
+	return false, nil
+}
+
+// hasNoInventory reports whether a request was refused because the inventory was not taken in this
+// boot, or after the driver was loaded. gpuledgerd takes it soon.
+func hasNoInventory(err error) bool {
+	var r *grant.Refusal
+	return errors.As(err, &r) && (r.Code == grant.InventoryStale || r.Code == grant.InventoryMissing)
 }
 
 var errLater = errors.New("it goes on waiting")
@@ -132,11 +147,20 @@ func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, er
 	return g, err
 }
 
+// enter makes the grant, in the queue's turn. There is one already if the client has lost its
+// connection and asked again while its first request was served.
 func (r Request) enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
+	g, found, err := grants.FindBySecret(n, ask.User, ask.Secret)
+	switch {
+	case err != nil: // it may be there
+		return grant.Grant{}, err
+	case found:
+		return g, r.rejoin(n, g)
+	}
 	if r.For != nil {
 		return r.For.Enter(n, ask)
 	}
-	g, _, err := grants.Enter(n, ask)
+	g, _, err = grants.Enter(n, ask)
 	return g, err
 }
 

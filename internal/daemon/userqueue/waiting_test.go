@@ -1,0 +1,113 @@
+package userqueue
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// withGPU is a node with a GPU of 8 GiB, and an inventory of this boot or of another.
+type withGPU struct {
+	*daemontest.TestNode
+	queue Queue
+	t     *testing.T
+}
+
+func newWithGPU(t *testing.T) *withGPU {
+	n := &withGPU{TestNode: daemontest.NewNode(t), t: t}
+	n.Policy.Inventory.Source = "test"
+	boot, err := n.Host.BootID()
+	daemontest.Must(t, err)
+	n.inventory(boot)
+	return n
+}
+
+func (n *withGPU) inventory(boot string) {
+	card := grant.GPU{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy}
+	daemontest.Must(n.t, gpu.Write(gpu.Path(n.Policy.StateDir),
+		grant.Inventory{BootID: boot, Source: "test", GPUs: []grant.GPU{card}}))
+}
+
+// asks has root ask for memory; user tells requests apart.
+func (n *withGPU) asks(user uint32, secret string, memory grant.Bytes) (grant.Grant, *Waiter, error) {
+	return n.queue.Ask(func() *node.Node { return n.Node }, grants.Read,
+		Request{User: user, Waits: true, Ask: admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1,
+			Memory: memory, Source: "test", User: user, Secret: secret}})
+}
+
+// TestWhoWaitsGoesOnWaiting while the ledger is locked or has no inventory of this boot.
+func TestWhoWaitsGoesOnWaiting(t *testing.T) {
+	for name, pass := range map[string]func(n *withGPU) error{
+		"no inventory": func(n *withGPU) error {
+			n.inventory("00000000-0000-0000-0000-000000000000")
+			return n.queue.Pass(n.Node, grants.Read)
+		},
+		"an inventory that was read before": func(n *withGPU) error {
+			before, err := grants.Read(n.Node)
+			daemontest.Must(t, err)
+			n.inventory("00000000-0000-0000-0000-000000000000")
+			return n.queue.Pass(n.Node, func(*node.Node) (grants.Overview, error) { return before, nil })
+		},
+		"locked": func(n *withGPU) (err error) {
+			n.Ledger.Wait = 10 * time.Millisecond
+			daemontest.Must(t, ledger.Open(n.Ledger.Options).Update(func(*ledger.Tx) error {
+				err = n.queue.Pass(n.Node, grants.Read)
+				return nil
+			}))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newWithGPU(t)
+			full, _, err := n.asks(60001, "first", 8*grant.GiB)
+			daemontest.Must(t, err)
+			var waiting []*Waiter
+			for i, secret := range []string{"second", "third", "fourth"} {
+				_, w, err := n.asks(60002+uint32(i), secret, grant.GiB)
+				if w == nil {
+					t.Fatal(err)
+				}
+				waiting = append(waiting, w)
+			}
+			_, err = grants.Release(n.Node, full.ID, false)
+			daemontest.Must(t, err)
+			if err := pass(n); err == nil && name != "no inventory" {
+				t.Error("no error")
+			}
+			for i, w := range waiting {
+				if place, _ := n.queue.Place(w); place == 0 {
+					t.Errorf("request %d does not wait any more: %+v", i, n.queue.Leave(w))
+				}
+			}
+		})
+	}
+}
+
+// TestARequestSentAgainWhileItIsServed has one grant.
+func TestARequestSentAgainWhileItIsServed(t *testing.T) {
+	n := newWithGPU(t)
+	var both sync.WaitGroup
+	daemontest.Must(t, ledger.Open(n.Ledger.Options).Update(func(*ledger.Tx) error {
+		for range 2 {
+			both.Go(func() {
+				if g, w, err := n.asks(60001, "secret", grant.GiB); g.ID == "" || w != nil || err != nil {
+					t.Errorf("%q, %v, %v", g.ID, w, err)
+				}
+			})
+		}
+		time.Sleep(200 * time.Millisecond) // both have looked for the grant by then, on most machines
+		return nil
+	}))
+	both.Wait()
+	if o, err := grants.Read(n.Node); err != nil || len(o.Grants) != 1 {
+		t.Errorf("%d grants (%v), want 1", len(o.Grants), err)
+	}
+}
