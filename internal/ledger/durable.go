@@ -22,13 +22,16 @@ func temporary(path string) string {
 	return dir + "." + name + ".tmp"
 }
 
+// keptSuffix is that of the file which is replaced, while it may have to be put back.
+const keptSuffix = ".old"
+
 // replaceDurably puts data at path so that it survives a power cut, and before it the names in the
 // directories unsynced and those in path's own: what a placement counts by must not come back when
 // its grant is there. On an error the old content stays. If the directory's sync fails after the
 // rename, the rename is undone: a caller that gets an error does not expect the new content to come
 // back. After a power cut it may, if named says that it was there.
 func replaceDurably(path string, data []byte, unsynced []string) (named bool, err error) {
-	tmp, old := temporary(path), temporary(path)+".old"
+	tmp, old := temporary(path), temporary(path)+keptSuffix
 	defer func() {
 		if err != nil {
 			_ = host.Remove(tmp)

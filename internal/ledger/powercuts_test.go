@@ -237,3 +237,32 @@ func TestAnExpiredGrantHidesNoneThatCannotBeRead(t *testing.T) {
 	}
 	b.update(func(tx *Tx) error { return tx.Delete(next.ID) })
 }
+
+// TestAnEntryThatIsReadIsDurable: a process was killed between the rename of an entry and the sync
+// of the directory. Nothing is done by the new entry while a power cut may bring the old one back.
+func TestAnEntryThatIsReadIsDurable(t *testing.T) {
+	b := newLedger(t)
+	b.put(sample(1))
+	old := temporary(b.files.grants.path(id(1))) + keptSuffix
+	if err := os.WriteFile(old, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() error { return b.Update(func(tx *Tx) error { return tx.Sweep() }) }
+	defer func() { host.Simulated = nil }()
+	host.Simulated = failing(func(s host.Step) bool {
+		return s.Kind == host.SyncsDir && s.Path == string(b.files.grants)
+	})
+	if err := sweep(); err == nil {
+		t.Error("no error, and the directory cannot be synced")
+	}
+	if _, err := os.Lstat(old); err != nil {
+		t.Error(err)
+	}
+	host.Simulated = nil
+	if err := sweep(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(old); !os.IsNotExist(err) {
+		t.Errorf("the old entry is left: %v", err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
@@ -152,10 +153,13 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 	return findings, failed
 }
 
-// isDurable reports whether a repair is of a link that must survive what its grant survives.
+// isDurable reports whether the grants must be durable before a repair. That is so for a link that
+// must survive what its grant survives. And what a killed process has kept of the entry that it
+// replaced says that the new one may not be: its record of limits is written next, and would stay.
 func (s *survey) isDurable(r repair) bool {
 	dir := filepath.Dir(r.path)
-	return dir == string(s.files.owners) || filepath.Dir(dir) == string(s.files.gpus)
+	return dir == string(s.files.owners) || filepath.Dir(dir) == string(s.files.gpus) ||
+		dir == string(s.files.grants) && strings.HasSuffix(r.path, keptSuffix)
 }
 
 // relinked are the directories in which repairs have made such links, and those above them.
