@@ -81,7 +81,8 @@ func TestARefusedReservationThatStaysIsBound(t *testing.T) {
 	m.must(err)
 	other, _, err := m.node.Host.Process(os.Getppid())
 	m.must(err)
-	m.must(os.MkdirAll(fmt.Sprintf("%s/run/creates/%d-%d-%d", m.dir, namespace, other.PID, other.Start), 0o700))
+	announced := fmt.Sprintf("%s/run/creates/%d-%d-%d", m.dir, namespace, other.PID, other.Start)
+	m.must(os.MkdirAll(announced, 0o700))
 	host.Simulated = &lockedOnce{}
 	d := m.node.Admit(create)
 	host.Simulated = nil

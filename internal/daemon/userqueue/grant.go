@@ -147,20 +147,11 @@ func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, er
 	return g, err
 }
 
-// enter makes the grant, in the queue's turn. There is one already if the client has lost its
-// connection and asked again while its first request was served.
 func (r Request) enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
-	g, found, err := grants.FindBySecret(n, ask.User, ask.Secret)
-	switch {
-	case err != nil: // it may be there
-		return grant.Grant{}, err
-	case found:
-		return g, r.rejoin(n, g)
-	}
 	if r.For != nil {
 		return r.For.Enter(n, ask)
 	}
-	g, _, err = grants.Enter(n, ask)
+	g, _, err := grants.Enter(n, ask)
 	return g, err
 }
 

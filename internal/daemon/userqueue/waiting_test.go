@@ -1,7 +1,6 @@
 package userqueue
 
 import (
-	"sync"
 	"testing"
 	"time"
 
@@ -88,26 +87,5 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestARequestSentAgainWhileItIsServed has one grant.
-func TestARequestSentAgainWhileItIsServed(t *testing.T) {
-	n := newWithGPU(t)
-	var both sync.WaitGroup
-	daemontest.Must(t, ledger.Open(n.Ledger.Options).Update(func(*ledger.Tx) error {
-		for range 2 {
-			both.Go(func() {
-				if g, w, err := n.asks(60001, "secret", grant.GiB); g.ID == "" || w != nil || err != nil {
-					t.Errorf("%q, %v, %v", g.ID, w, err)
-				}
-			})
-		}
-		time.Sleep(200 * time.Millisecond) // both have looked for the grant by then, on most machines
-		return nil
-	}))
-	both.Wait()
-	if o, err := grants.Read(n.Node); err != nil || len(o.Grants) != 1 {
-		t.Errorf("%d grants (%v), want 1", len(o.Grants), err)
 	}
 }

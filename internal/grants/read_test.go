@@ -1,0 +1,30 @@
+package grants_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+)
+
+// TestReadAgain gives all that Read gives, where nothing has changed.
+func TestReadAgain(t *testing.T) {
+	n := daemontest.NewNode(t)
+	n.Grant('a')
+	self, err := n.Host.Self()
+	daemontest.Must(t, err, n.Ledger.SetFound(map[string]grant.Bytes{daemontest.GPU: grant.GiB},
+		map[string][]grant.Process{daemontest.GPU: {self}}))
+	read, err := grants.Read(n.Node)
+	daemontest.Must(t, err)
+	again, err := grants.ReadAgain(n.Node, read)
+	daemontest.Must(t, err)
+	if len(read.Held) != 1 || len(read.Outside) != 1 {
+		t.Fatalf("%+v", read)
+	}
+	again.Now = read.Now
+	if !reflect.DeepEqual(again, read) {
+		t.Errorf("read again:\n%+v\nread:\n%+v", again, read)
+	}
+}
