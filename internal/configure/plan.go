@@ -127,7 +127,7 @@ func planEngine(o Options, in engines.Installation, own ownConfig,
 func otherFileNotes(in engines.Installation) (notes []string) {
 	for _, other := range in.OtherFiles() {
 		notes = append(notes, fmt.Sprintf("%s (pid %d) reads %s, not %s: name it by --file", in.Engine,
-			other.PID, other.File, in.MainFile()))
+			other.PID, grant.Printable(other.File), in.MainFile()))
 	}
 	return notes
 }

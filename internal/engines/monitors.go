@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -38,11 +37,11 @@ func (in Installation) Monitors(link string) []grant.Process {
 			func(pid int) bool { return !conmonCalls(pid, "/"+filepath.Base(link)) })
 	case grant.CRIO:
 		pids = slices.Concat(processes("conmon", "mnt"), processes("crio-conmon", "mnt"))
-		pids = slices.DeleteFunc(pids, func(pid int) bool { return !isRoots(pid) || !handlerIsOurs(pid) })
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return !hasItsName(pid) || !handlerIsOurs(pid) })
 	default:
 		const shim = "containerd-shim" // -runc-v2: the kernel keeps 15 bytes of a name (TASK_COMM_LEN)
 		pids = slices.DeleteFunc(processes(shim, "mnt"),
-			func(pid int) bool { return !isRoots(pid) || !shimCalls(pid, link) })
+			func(pid int) bool { return !hasItsName(pid) || !shimCalls(pid, link) })
 	}
 	var running []grant.Process
 	for _, pid := range pids {
@@ -55,14 +54,12 @@ func (in Installation) Monitors(link string) []grant.Process {
 
 func processDir(pid int) string { return filepath.Join("/proc", strconv.Itoa(pid)) }
 
-// isRoots reports whether a process is root's and has its program's name. A user can give a setuid
-// program, which is root's too, any name by a link, and so its process.
-func isRoots(pid int) bool {
-	var st unix.Stat_t
+// hasItsName reports whether a process has its program's name. A user can give a setuid program,
+// which is root's, any name by a link, and so its process.
+func hasItsName(pid int) bool {
 	name, _ := os.ReadFile(processDir(pid) + "/comm")
 	program, _ := os.Readlink(processDir(pid) + "/exe")
-	return unix.Stat(processDir(pid), &st) == nil && st.Uid == 0 &&
-		strings.HasPrefix(filepath.Base(program), strings.TrimSpace(string(name)))
+	return strings.HasPrefix(filepath.Base(program), strings.TrimSpace(string(name)))
 }
 
 // arguments are those of a process.

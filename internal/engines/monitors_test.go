@@ -137,3 +137,50 @@ func must(t *testing.T, errs ...error) {
 		}
 	}
 }
+
+// TestAUsersProcessIsNoDaemon, also one that the kernel shows as root's, because the user may not
+// read its program.
+func TestAUsersProcessIsNoDaemon(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("misses root, to be another user")
+	}
+	dir := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	shell, err := os.ReadFile("/bin/sh")
+	must(t, err)
+	const name = "a-test-daemon"
+	readable, hidden := dir+"/readable/"+name, dir+"/hidden/"+name
+	for path, mode := range map[string]os.FileMode{readable: 0o755, hidden: 0o711} {
+		must(t, os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, shell, mode))
+	}
+	want := monitor{program: hidden}.start(t)
+	for _, pid := range []int{want, monitor{program: readable, user: 65534}.start(t),
+		monitor{program: hidden, user: 65534}.start(t)} {
+		executed(t, pid)
+	}
+	if got := processes(name, "mnt"); !slices.Equal(got, []int{want}) {
+		t.Errorf("%v, want %d alone", got, want)
+	}
+}
+
+// TestAMonitorBelowAnotherProcessOfItsName counts: a user can be the parent of monitors whose own
+// have ended (PR_SET_CHILD_SUBREAPER), and take their name.
+func TestAMonitorBelowAnotherProcessOfItsName(t *testing.T) {
+	dir := t.TempDir()
+	shell, err := os.ReadFile("/bin/sh")
+	must(t, err, os.WriteFile(dir+"/conmon", shell, 0o755))
+	const link = "/opt/x/gpuledger-runtime.of-another-test"
+	cmd := exec.Command(dir+"/conmon", "-c", `"$0" -c 'while :; do sleep 1; done' -- -r "${1%.}" & wait`,
+		dir+"/conmon", link+".")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	must(t, cmd.Start())
+	defer func() { _, _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL), cmd.Wait() }()
+	in := Installation{Engine: grant.Podman, System: filetree.System{Root: "/"}}
+	for range 500 {
+		if len(in.Monitors(link)) == 1 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("%v, want one monitor", in.Monitors(link))
+}

@@ -94,9 +94,9 @@ func configOf(args []string) string {
 	return ""
 }
 
-// processes are those with a program's name that share this process's namespace of a kind (mnt,
-// pid), without their own children. A child that has not yet executed another program has its
-// parent's name.
+// processes are those with a program's name that share this process's namespace of a kind: pid, or
+// mnt, in which only root's count. A child that has not yet executed another program counts as its
+// parent: it has the same name and arguments.
 func processes(name, kind string) []int {
 	var all []int
 	ours, _ := os.Readlink("/proc/self/ns/" + kind)
@@ -106,12 +106,20 @@ func processes(name, kind string) []int {
 		comm, err := os.ReadFile(path)
 		ns, _ := os.Readlink(dir + "/ns/" + kind)
 		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name {
+		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name &&
+			(kind != "mnt" || isRoots(dir)) {
 			all = append(all, pid)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
 		_, parent, err := host.Default().Process(pid)
-		return err == nil && slices.Contains(all, parent)
+		return err == nil && slices.Contains(all, parent) && slices.Equal(arguments(pid), arguments(parent))
 	})
+}
+
+// isRoots reports whether root has started a process. Whose /proc/PID is does not tell: the kernel
+// gives root those of programs that their user may not read.
+func isRoots(dir string) bool {
+	ids, err := host.ReadUIDs(dir + "/status")
+	return err == nil && ids == [4]uint32{}
 }

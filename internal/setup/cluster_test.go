@@ -200,6 +200,7 @@ func TestTheEngineIsFound(t *testing.T) {
 		"a tenant's process of that name before it": {map[string]string{"/run/crio/crio.sock": "",
 			"/run/cri-dockerd.sock": "",
 			"/proc/10/cmdline":      "kubelet\x00--container-runtime-endpoint=/x/cri-dockerd.sock\x00",
+			"/proc/11/cmdline":      "kubelet\x00--container-runtime-endpoint=/x/cri-dockerd.sock\x00",
 			"/proc/7/cmdline": "kubelet\x00--container-runtime-endpoint=" +
 				"/run/crio/crio.sock\x00"}, "crio"},
 		"a kubelet's that is not there": {map[string]string{"/run/crio/crio.sock": "",
@@ -214,7 +215,13 @@ func TestTheEngineIsFound(t *testing.T) {
 			for file, text := range c.files {
 				s.write("node"+file, text)
 			}
-			for process, namespace := range map[string]string{"1": "node's", "7": "node's", "10": "another"} {
+			for process, namespace := range map[string]string{"1": "node's", "10": "another", "11": "node's",
+				"7": "node's"} {
+				uids := "0\t0\t0\t0"
+				if process == "11" { // which a setuid program may have made
+					uids = "1000\t0\t0\t0"
+				}
+				s.write("node/proc/"+process+"/status", "Name:\tx\nUid:\t"+uids+"\n")
 				dir := filepath.Join(s.dir, "node/proc", process, "ns")
 				for _, kind := range []string{"mnt", "pid", "user"} {
 					if err := errors.Join(os.MkdirAll(dir, 0o755),

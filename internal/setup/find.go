@@ -2,6 +2,7 @@ package setup
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -51,7 +52,8 @@ func foundEngine() (string, error) {
 }
 
 // kubeletsEndpoint returns the engine's endpoint that the node's kubelet was started with, or "". A
-// process in a container can have any name, so only those in the node's namespaces count.
+// process in a container and one of a user can have any name, so only root's in the node's
+// namespaces count.
 func kubeletsEndpoint() string {
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, process := range processes {
@@ -60,10 +62,10 @@ func kubeletsEndpoint() string {
 		if filepath.Base(args[0]) != "kubelet" || !isNodes(process) {
 			continue
 		}
-		if endpoint := optionOf(args, "container-runtime-endpoint"); endpoint != "" {
+		endpoint := optionOf(args, "container-runtime-endpoint")
+		if endpoint = cmp.Or(endpoint, endpointIn(optionOf(args, "config"))); endpoint != "" {
 			return endpoint
 		}
-		return endpointIn(optionOf(args, "config"))
 	}
 	return ""
 }
@@ -71,8 +73,12 @@ func kubeletsEndpoint() string {
 // maxCommandLine and maxKubeletConfig bound what is read of a kubelet, in bytes.
 const maxCommandLine, maxKubeletConfig = 1 << 20, 1 << 20
 
-// isNodes reports whether a process has the mount, pid and user namespaces of process 1.
+// isNodes reports whether a process is root's, and has the mount, pid and user namespaces of
+// process 1.
 func isNodes(process string) bool {
+	if ids, err := host.ReadUIDs(filepath.Join(process, "status")); err != nil || ids != [4]uint32{} {
+		return false
+	}
 	for _, kind := range []string{"mnt", "pid", "user"} {
 		own, err := os.Readlink(filepath.Join(process, "ns", kind))
 		if first, bad := os.Readlink("/proc/1/ns/" + kind); err != nil || bad != nil || own != first {

@@ -43,6 +43,8 @@ for file in /run/containerd/$tasks /run/docker/containerd/daemon/$tasks /run/k3s
   ! grep -qs '/gpuledger-runtime' "$file" || through=$((through + 1))
 done
 for process in /proc/[0-9]*; do
+  # A process in a container can have any name. Podman's monitors of users are on the node, too.
+  [ "$(readlink "$process/ns/pid" 2>/dev/null)" = "$(readlink /proc/self/ns/pid)" ] || continue
   case $(cat "$process/comm" 2>/dev/null) in
     conmon* | crio-conmon*) ! grep -qsa '/gpuledger-runtime' "$process/cmdline" || through=$((through + 1)) ;;
   esac
