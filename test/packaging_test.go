@@ -93,6 +93,8 @@ func TestRemovalWaits(t *testing.T) {
 		"one of another runtime":     {map[string]string{bundle: "/usr/bin/runc"}, ""},
 		"a container under a conmon": {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
 		"CRI-O's own name for it":    {map[string]string{"/proc/77/comm": "crio-conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
+		"a name in a container":      {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon, "/proc/77/ns/pid": "its own", "/proc/self/ns/pid": "the node's"}, ""},
+		"a conmon of the node":       {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon, "/proc/77/ns/pid": "the node's", "/proc/self/ns/pid": "the node's"}, "1 containers run"},
 		"another program names it":   {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
 		"made to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
 	} {
@@ -101,6 +103,10 @@ func TestRemovalWaits(t *testing.T) {
 			put := func(name string, text []byte) {
 				path := filepath.Join(root, name)
 				must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				if strings.HasSuffix(name, "/ns/pid") {
+					must(t, os.Symlink(string(text), path))
+					return
+				}
 				must(t, os.WriteFile(path, text, 0o755))
 			}
 			for from, to := range map[string]string{"/bin/busybox": "/bin/busybox",
@@ -109,7 +115,8 @@ func TestRemovalWaits(t *testing.T) {
 				must(t, err)
 				put(to, text)
 			}
-			for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "basename", "dirname"} {
+			for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "basename", "dirname",
+				"readlink"} {
 				must(t, os.Symlink("busybox", root+"/bin/"+applet))
 			}
 			put("/dev/null", nil)
