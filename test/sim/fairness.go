@@ -71,6 +71,7 @@ func (l *life) checkTurns(v grant.View) {
 	if l.daemon == nil {
 		return
 	}
+	defer func() { l.clockSet = false }()
 	var waiting, served []*userAsk
 	for _, r := range l.requests {
 		if r.waiter == nil {
@@ -93,9 +94,10 @@ func (l *life) checkTurns(v grant.View) {
 		r.number = 0 // counted
 	}
 	for _, r := range waiting {
-		// If its user was served, too, it may be the first one only since then.
+		// If its user was served, too, it may be the first one only since then. If the clock was
+		// set, it may fit only since then.
 		own := func(o *userAsk) bool { return o.User == r.User }
-		if slices.ContainsFunc(served, own) || !l.isFirst(r, waiting) || !l.fits(r, v) {
+		if l.clockSet || slices.ContainsFunc(served, own) || !l.isFirst(r, waiting) || !l.fits(r, v) {
 			clear(r.passed)
 		}
 		for user, times := range r.passed {

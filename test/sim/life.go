@@ -73,6 +73,7 @@ type life struct {
 	limitsAt int                        // the step at which the records were last checked
 	started  int                        // containers
 	awake    time.Duration              // by the monotonic clock
+	clockSet bool                       // since the turns of users were looked at
 	entered  map[grant.ID]time.Duration // when each grant was first seen, by that clock
 	tried    map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
 
@@ -302,6 +303,7 @@ func (l *life) jump() {
 }
 
 func (l *life) clock(to time.Time) {
+	l.clockSet = true
 	l.trace("clock %v", to)
 	l.awake += max(to.Sub(l.now), 0)
 	l.now = to
