@@ -181,7 +181,7 @@ func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 	}
 }
 
-// Whoever kills the run alone, and not its process group, ends all that it has started.
+// A signal to the run alone ends all that the run has started, as one to its process group does.
 func TestAKilledRunEndsWhatItRuns(t *testing.T) {
 	for signal, status := range map[syscall.Signal]int{
 		syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGKILL: -1,
@@ -207,7 +207,7 @@ func TestAKilledRunEndsWhatItRuns(t *testing.T) {
 			if _, err := lines.ReadByte(); err != io.EOF { // the last that has it open has ended
 				t.Errorf("what the run has started goes on: %v", err)
 			}
-			if signal == syscall.SIGKILL { // which leaves nobody to tidy
+			if signal == syscall.SIGKILL { // the run could not remove its cgroups
 				for _, root := range cgroupRoots(t) {
 					removeTree(t, filepath.Join(root, filepath.Base(tmp)))
 				}

@@ -73,6 +73,10 @@ func TestUnitsAreUnderstood(t *testing.T) {
 func TestRemovalWaits(t *testing.T) {
 	const conmon, bundle = "conmon\x00-r\x00/usr/bin/gpuledger-runtime.podman\x00",
 		"/run/containerd/io.containerd.runtime.v2.task/k8s.io/c/runtime"
+	conmonIn := func(namespace string) map[string]string {
+		return map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon,
+			"/proc/77/ns/pid": namespace, "/proc/self/ns/pid": "the node's"}
+	}
 	for name, row := range map[string]struct {
 		files  map[string]string
 		prints string // "": it is removed
@@ -93,8 +97,8 @@ func TestRemovalWaits(t *testing.T) {
 		"one of another runtime":     {map[string]string{bundle: "/usr/bin/runc"}, ""},
 		"a container under a conmon": {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
 		"CRI-O's own name for it":    {map[string]string{"/proc/77/comm": "crio-conmon\n", "/proc/77/cmdline": conmon}, "1 containers run"},
-		"a name in a container":      {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon, "/proc/77/ns/pid": "its own", "/proc/self/ns/pid": "the node's"}, ""},
-		"a conmon of the node":       {map[string]string{"/proc/77/comm": "conmon\n", "/proc/77/cmdline": conmon, "/proc/77/ns/pid": "the node's", "/proc/self/ns/pid": "the node's"}, "1 containers run"},
+		"a name in a container":      {conmonIn("its own"), ""},
+		"a conmon of the node":       {conmonIn("the node's"), "1 containers run"},
 		"another program names it":   {map[string]string{"/proc/77/comm": "less\n", "/proc/77/cmdline": "less\x00/usr/bin/gpuledger-runtime\x00"}, ""},
 		"made to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
 	} {

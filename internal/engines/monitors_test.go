@@ -170,6 +170,7 @@ func TestAMonitorBelowAnotherProcessOfItsName(t *testing.T) {
 	shell, err := os.ReadFile("/bin/sh")
 	must(t, err, os.WriteFile(dir+"/conmon", shell, 0o755))
 	const link = "/opt/x/gpuledger-runtime.of-another-test"
+	// The dot keeps the parent's own arguments from ending with the link.
 	cmd := exec.Command(dir+"/conmon", "-c", `"$0" -c 'while :; do sleep 1; done' -- -r "${1%.}" & wait`,
 		dir+"/conmon", link+".")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

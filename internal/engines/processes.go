@@ -107,7 +107,7 @@ func processes(name, kind string) []int {
 		ns, _ := os.Readlink(dir + "/ns/" + kind)
 		pid, e := strconv.Atoi(filepath.Base(dir))
 		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name &&
-			(kind != "mnt" || isRoots(dir)) {
+			(kind != "mnt" || host.IsRoots(dir)) {
 			all = append(all, pid)
 		}
 	}
@@ -115,11 +115,4 @@ func processes(name, kind string) []int {
 		_, parent, err := host.Default().Process(pid)
 		return err == nil && slices.Contains(all, parent) && slices.Equal(arguments(pid), arguments(parent))
 	})
-}
-
-// isRoots reports whether root has started a process. Whose /proc/PID is does not tell: the kernel
-// gives root those of programs that their user may not read.
-func isRoots(dir string) bool {
-	ids, err := host.ReadUIDs(dir + "/status")
-	return err == nil && ids == [4]uint32{}
 }

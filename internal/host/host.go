@@ -142,6 +142,13 @@ func ReadUIDs(path string) (ids [4]uint32, err error) {
 	return ids, nil
 }
 
+// IsRoots reports whether root has started a process, given its directory in /proc. Whose that is
+// does not tell: the kernel gives root those of programs that their user may not read.
+func IsRoots(process string) bool {
+	ids, err := ReadUIDs(filepath.Join(process, "status"))
+	return err == nil && ids == [4]uint32{}
+}
+
 // stat has fields of /proc/PID/stat.
 type stat struct {
 	start   uint64 // clock ticks since the boot

@@ -76,7 +76,7 @@ const maxCommandLine, maxKubeletConfig = 1 << 20, 1 << 20
 // isNodes reports whether a process is root's, and has the mount, pid and user namespaces of
 // process 1.
 func isNodes(process string) bool {
-	if ids, err := host.ReadUIDs(filepath.Join(process, "status")); err != nil || ids != [4]uint32{} {
+	if !host.IsRoots(process) {
 		return false
 	}
 	for _, kind := range []string{"mnt", "pid", "user"} {

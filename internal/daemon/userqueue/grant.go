@@ -90,7 +90,7 @@ func (q *Queue) Pass(n *node.Node, read Reader) error {
 			return nil
 		}
 		o, err := read(n)
-		if err != nil || o.Problem != nil {
+		if err != nil {
 			return err
 		}
 		if served, err := q.grantFirst(n, o, waiting); err != nil || !served {

@@ -49,12 +49,6 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 			n.inventory("00000000-0000-0000-0000-000000000000")
 			return n.queue.Pass(n.Node, grants.Read)
 		},
-		"an inventory that was read before": func(n *withGPU) error {
-			before, err := grants.Read(n.Node)
-			daemontest.Must(t, err)
-			n.inventory("00000000-0000-0000-0000-000000000000")
-			return n.queue.Pass(n.Node, func(*node.Node) (grants.Overview, error) { return before, nil })
-		},
 		"locked": func(n *withGPU) (err error) {
 			n.Ledger.Wait = 10 * time.Millisecond
 			daemontest.Must(t, ledger.Open(n.Ledger.Options).Update(func(*ledger.Tx) error {
@@ -78,7 +72,7 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 			}
 			_, err = grants.Release(n.Node, full.ID, false)
 			daemontest.Must(t, err)
-			if err := pass(n); err == nil && name != "no inventory" {
+			if err := pass(n); err == nil {
 				t.Error("no error")
 			}
 			for i, w := range waiting {
