@@ -18,7 +18,9 @@ import (
 
 // leftovers is a shell script that runs under leftovers.sh, as make test runs go test.
 func leftovers(script string, args ...string) *exec.Cmd {
-	return exec.Command("rig/leftovers.sh", append([]string{"sh", "-c", script, "sh"}, args...)...)
+	// In the background of a shell these tests, and what they run, would ignore SIGINT.
+	run := []string{"--default-signal=INT", "rig/leftovers.sh", "sh", "-c", script, "sh"}
+	return exec.Command("env", append(run, args...)...)
 }
 
 // cgroupRoots are the roots of the cgroup hierarchies that this test sees.
