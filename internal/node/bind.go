@@ -17,17 +17,19 @@ const maxTries = 32
 // bind plans, and commits a plan that admits. The binding is recorded before anything is done with
 // it.
 func bind(n *Node, f *createFacts) Decision {
-	for try := range maxTries {
-		view := grant.View{}
+	var view grant.View
+	var refused *Decision
+	for range maxTries {
+		if f, refused = renewed(n, f); refused != nil {
+			return *refused
+		}
 		f, view = readLedger(n, f)
 		p := planned(f, view)
 		if p.Kind != grant.Admit {
 			return p.Decision
 		}
-		if try == 0 {
-			f = withCgroups(n, f)
-			examineOwn(n, f.Container)
-		}
+		f = withCgroups(n, f)
+		examineOwn(n, f.Container)
 		d, settled, err := commit(n, f, p)
 		if err != nil {
 			return *cannotBind(f.Container, err)
@@ -61,7 +63,7 @@ func commit(n *Node, f *createFacts, p plan) (d Decision, settled bool, err erro
 		if err != nil {
 			return err
 		}
-		if !f.suffice(view) {
+		if !f.suffice(view) || f.outdated(n) {
 			return nil
 		}
 		if d = decide(f, view); !d.Touches() {

@@ -34,8 +34,11 @@ func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 	if refused != nil {
 		return *refused
 	}
+	var view grant.View
 	for range maxTries {
-		view := grant.View{}
+		if f, refused = renewed(n, f); refused != nil {
+			return *refused
+		}
 		f, view = readLedger(n, f)
 		d := standing(n, f, view)
 		if d.Kind != grant.Admit {
@@ -126,7 +129,7 @@ func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, s
 		if err != nil {
 			return err
 		}
-		if settled = f.suffice(view); !settled {
+		if settled = f.suffice(view) && !f.outdated(n); !settled {
 			return nil
 		}
 		if d = standing(n, f, view); d.Kind != grant.Admit {

@@ -28,18 +28,24 @@ type createFacts struct {
 	fresh   grant.ID // of a grant that is adopted
 
 	finder request.NodeFacts
-	load   func() (grant.Inventory, *grant.Problem) // reads the inventory once
+	load   func() snapshot // reads the inventory once
 	judge  *admission.Judge
 
 	gpu     gpuFacts
 	cgroups cgroups // empty until an admission is about to be committed
 }
 
-// gpuFacts are the part that only a container which asks for a GPU needs. gather reads them.
-type gpuFacts struct {
-	gathered  bool // the inventory and, on a node with a driver's files, the image were read
+// snapshot is the inventory as it was read.
+type snapshot struct {
 	inventory grant.Inventory
 	problem   *grant.Problem // of the inventory
+	stamp     host.Stamp     // of its file, from before it was read
+}
+
+// gpuFacts are the part that only a container which asks for a GPU needs. gather reads them.
+type gpuFacts struct {
+	gathered bool // the inventory and, on a node with a driver's files, the image were read
+	snapshot
 
 	libraries bool               // own was read
 	own       []grant.OwnLibrary // the image's own copies of what a limit lies over
@@ -50,13 +56,19 @@ type gpuFacts struct {
 // it.
 func readFacts(n *Node, c Create) (*createFacts, *Decision) {
 	f := &createFacts{Create: c, policy: n.Policy, judge: new(admission.Judge)}
-	f.load = sync.OnceValues(func() (grant.Inventory, *grant.Problem) {
-		if c.inventory != nil {
-			return c.inventory()
-		}
-		return n.Inventory()
+	read := n.Inventory
+	if c.inventory != nil {
+		read = c.inventory
+	}
+	f.load = sync.OnceValue(func() snapshot {
+		s := snapshot{stamp: n.InventoryStamp()}
+		s.inventory, s.problem = read()
+		return s
 	})
-	f.finder = n.finder(f.load)
+	f.finder = n.finder(func() (grant.Inventory, *grant.Problem) {
+		s := f.load()
+		return s.inventory, s.problem
+	})
 	f.finder.Seen = &request.Seen{}
 	if c.Unread != nil {
 		return f, refusal(grant.SpecInvalid, "cannot read config.json of container %q: %v",
@@ -142,7 +154,7 @@ func gather(f *createFacts, view grant.View) *createFacts {
 	f = &more
 	if !f.gpu.gathered {
 		f.gpu.gathered = true
-		f.gpu.inventory, f.gpu.problem = f.load()
+		f.gpu.snapshot = f.load()
 		if len(f.gpu.inventory.Driver.Files) > 0 { // the image matters only where there is a driver to mount
 			f.request.Layout = grant.Layout{Unseen: true}
 			if !f.unseen() {
@@ -165,6 +177,20 @@ func (f *createFacts) suffice(view grant.View) bool {
 		return true
 	}
 	return f.gpu.gathered && (f.gpu.libraries || !f.needsLibraries(view))
+}
+
+// outdated reports whether the inventory has been refreshed since it was read: the GPUs may have
+// other partitions now.
+func (f *createFacts) outdated(n *Node) bool {
+	return f.gpu.gathered && f.gpu.stamp != n.InventoryStamp()
+}
+
+// renewed reads the facts anew if they are outdated. The second result is as readFacts has it.
+func renewed(n *Node, f *createFacts) (*createFacts, *Decision) {
+	if !f.outdated(n) {
+		return f, nil
+	}
+	return readFacts(n, f.Create)
 }
 
 func (f *createFacts) needsLibraries(view grant.View) bool {

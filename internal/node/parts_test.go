@@ -185,7 +185,7 @@ func TestStrengthOfACreatedContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := &createFacts{Create: Create{Config: spec}, policy: p,
-			gpu: gpuFacts{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}},
+			gpu: gpuFacts{snapshot: snapshot{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}}},
 				own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {
 			f.image.Root = ""
@@ -240,7 +240,7 @@ func TestDevicesOfASimulatedNode(t *testing.T) {
 // TestFactsSuffice: a decision that needs more than was read is not made with the ledger locked.
 func TestFactsSuffice(t *testing.T) {
 	asks := grant.Request{Hits: []grant.Hit{{}}}
-	shim := grant.Inventory{Shim: grant.Shim{Dir: "/shim"}}
+	read := snapshot{inventory: grant.Inventory{Shim: grant.Shim{Dir: "/shim"}}}
 	limited := grant.View{Grants: []grant.Grant{{Mode: grant.Limit}}}
 	shared := grant.View{Grants: []grant.Grant{{Mode: grant.Timeslice}}}
 	for name, c := range map[string]struct {
@@ -250,9 +250,9 @@ func TestFactsSuffice(t *testing.T) {
 	}{
 		"no GPU is requested":         {createFacts{}, limited, true},
 		"the inventory was not read":  {createFacts{request: asks}, shared, false},
-		"it was read":                 {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, shared, true},
-		"libraries were not searched": {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim}}, limited, false},
-		"they were":                   {createFacts{request: asks, gpu: gpuFacts{gathered: true, inventory: shim, libraries: true}}, limited, true},
+		"it was read":                 {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read}}, shared, true},
+		"libraries were not searched": {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read}}, limited, false},
+		"they were":                   {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read, libraries: true}}, limited, true},
 		"there is no shim":            {createFacts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
 	} {
 		if got := c.f.suffice(c.view); got != c.want {

@@ -44,10 +44,7 @@ func (a *atStep) Random() [16]byte       { return [16]byte{byte(a.step)} }
 // then, whatever the adoption has read before.
 func TestWhatAnAdoptionTakesForFreeStaysFree(t *testing.T) {
 	for step := 0; ; step++ {
-		m := newModel(t)
-		// where this test has a cgroup namespace, process 1 says that it is the node's
-		m.must(os.Symlink("/proc/1", filepath.Join(m.node.Host.Proc, "1")))
-		m.node.Policy.Engine, m.node.Policy.Annotations.Trust = grant.Containerd, grant.Adopt
+		m := newAdoptingModel(t)
 		_, _, err := grants.Enter(m.node, admission.Ask{Owner: grant.Bearer, Mode: grant.Exclusive,
 			GPUs: cards - 1})
 		m.must(err)
@@ -99,6 +96,15 @@ func TestWhatAnAdoptionTakesForFreeStaysFree(t *testing.T) {
 	}
 }
 
+// newAdoptingModel is a node on which containers adopt what a scheduler has allocated to them.
+func newAdoptingModel(t *testing.T) *model {
+	m := newModel(t)
+	// where this test has a cgroup namespace, process 1 says that it is the node's
+	m.must(os.Symlink("/proc/1", filepath.Join(m.node.Host.Proc, "1")))
+	m.node.Policy.Engine, m.node.Policy.Annotations.Trust = grant.Containerd, grant.Adopt
+	return m
+}
+
 // adopting is the create of a container to which a scheduler has allocated all memory of a GPU.
 func (m *model) adopting(name string) node.Create {
 	m.must(os.MkdirAll(filepath.Join(m.dir, "runc"), 0o700))
@@ -112,4 +118,45 @@ func (m *model) adopting(name string) node.Create {
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		name, card/grant.MiB, name)
 	return c
+}
+
+// TestAnInventoryThatIsRefreshedMeanwhileIsReadAgain: a container adopts nothing of a GPU that is no
+// longer as its create has read it before it had the lock.
+func TestAnInventoryThatIsRefreshedMeanwhileIsReadAgain(t *testing.T) {
+	for _, created := range []bool{false, true} {
+		for name, c := range map[string]struct {
+			refreshed, sick bool
+			reads           int
+			code            grant.Code
+		}{
+			"nothing happens": {false, false, 1, ""},
+			"it is the same":  {true, false, 2, ""},
+			"its GPUs fail":   {true, true, 2, grant.NoCapacity},
+		} {
+			m := newAdoptingModel(t)
+			create, reads := m.adopting("a"), 0
+			if created {
+				create.Config = m.node.Foresee(create).Config
+			}
+			create.HavingRead(m.node, func() {
+				if reads++; c.refreshed && reads == 1 {
+					for i := range cards {
+						m.sick[i] = c.sick
+					}
+					m.scan()
+				}
+			})
+			decide := m.node.Admit
+			if created {
+				self, err := m.node.Host.Self()
+				m.must(err)
+				decide = func(c node.Create) node.Decision { return m.node.JudgeCreated(c, self) }
+			}
+			d := decide(create)
+			if d.Code != c.code || d.Bound != (c.code == "") || reads != c.reads {
+				t.Errorf("created: %v, %s: %s (%s) %s, bound: %v, after %d reads", created, name, d.Kind,
+					d.Code, d.Message, d.Bound, reads)
+			}
+		}
+	}
 }
