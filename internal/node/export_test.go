@@ -10,11 +10,3 @@ func (c *Create) OnReading(n *Node, f func()) {
 		return n.Inventory()
 	}
 }
-
-// HavingRead has an admission call f after it has read the inventory.
-func (c *Create) HavingRead(n *Node, f func()) {
-	c.inventory = func() (grant.Inventory, *grant.Problem) {
-		defer f()
-		return n.Inventory()
-	}
-}
