@@ -98,7 +98,7 @@ ip link set lo up
 shift
 mkdir -p "$DIR/bin" # runc's checkpoint.bats and netdev.bats wait for udev, which is not here
 printf '#!/bin/sh\nexit 0\n' >"$DIR/bin/udevadm" && chmod 755 "$DIR/bin/udevadm"
-export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-20} OUT FILTER
+export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-60} OUT FILTER
 export RUNC=$RUNTIME OCI_RUNTIME=$RUNTIME RUN_TESTS=$FILTER # as runc's and crun's tests call them
 [ -n "$FILTER" ] || unset RUN_TESTS
 mkfifo "$DIR/input" && exec 9<>"$DIR/input" # an input without an end, for terminals
