@@ -10,8 +10,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
-// maxTries bounds how often the ledger may change between a plan and its commit. Each change means
-// that another process got on, so many containers at once need few tries.
+// maxTries bounds how often the ledger or the inventory may change between a plan and its commit.
+// Each change means that another process got on, so many containers at once need few tries.
 const maxTries = 32
 
 // bind plans, and commits a plan that admits. The binding is recorded before anything is done with
@@ -39,10 +39,11 @@ func bind(n *Node, f *createFacts) Decision {
 			return listed(f, d)
 		}
 	}
-	return *refusal(grant.LedgerUnreadable, ledgerChanges, f.Container.Name(), maxTries)
+	return *refusal(grant.LedgerUnreadable, tooManyChanges, f.Container.Name(), maxTries)
 }
 
-const ledgerChanges = "cannot bind the grant of container %q: the ledger changed %d times meanwhile"
+const tooManyChanges = "cannot bind the grant of container %q: the ledger or the inventory changed %d " +
+	"times meanwhile"
 
 func cannotBind(c grant.Container, err error) *Decision {
 	return refusal(grant.LedgerUnreadable, "cannot bind the grant of container %q: %v", c.Name(), err)
@@ -56,7 +57,7 @@ func examineOwn(n *Node, c grant.Container) {
 
 // commit locks the ledger, decides again, and binds if the decision is as planned, so that of two
 // containers with one grant one is refused. It returns the decision as it is now. It is not settled
-// if other edits are needed than were planned, or facts that were not read.
+// if other edits are needed than were planned, facts that were not read, or a newer inventory.
 func commit(n *Node, f *createFacts, p plan) (d Decision, settled bool, err error) {
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {
 		view, err := lastingView(n, tx, f)

@@ -50,7 +50,7 @@ func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 			return d
 		}
 	}
-	return *refusal(grant.LedgerUnreadable, ledgerChanges, c.Container.Name(), maxTries)
+	return *refusal(grant.LedgerUnreadable, tooManyChanges, c.Container.Name(), maxTries)
 }
 
 // standing judges the spec as it stands.
@@ -120,7 +120,7 @@ func unheld(f *createFacts, d Decision) string {
 }
 
 // commitCreated decides again with the ledger locked, and binds. It is not settled if facts are
-// needed that were not read.
+// needed that were not read, or a newer inventory.
 func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, settled bool, err error) {
 	f = withCgroups(n, f)
 	examineOwn(n, f.Container)

@@ -240,7 +240,10 @@ func TestDevicesOfASimulatedNode(t *testing.T) {
 // TestFactsSuffice: a decision that needs more than was read is not made with the ledger locked.
 func TestFactsSuffice(t *testing.T) {
 	asks := grant.Request{Hits: []grant.Hit{{}}}
-	read := snapshot{inventory: grant.Inventory{Shim: grant.Shim{Dir: "/shim"}}}
+	read := gpuFacts{gathered: true}
+	read.inventory.Shim.Dir = "/shim"
+	searched := read
+	searched.libraries = true
 	limited := grant.View{Grants: []grant.Grant{{Mode: grant.Limit}}}
 	shared := grant.View{Grants: []grant.Grant{{Mode: grant.Timeslice}}}
 	for name, c := range map[string]struct {
@@ -250,9 +253,9 @@ func TestFactsSuffice(t *testing.T) {
 	}{
 		"no GPU is requested":         {createFacts{}, limited, true},
 		"the inventory was not read":  {createFacts{request: asks}, shared, false},
-		"it was read":                 {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read}}, shared, true},
-		"libraries were not searched": {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read}}, limited, false},
-		"they were":                   {createFacts{request: asks, gpu: gpuFacts{gathered: true, snapshot: read, libraries: true}}, limited, true},
+		"it was read":                 {createFacts{request: asks, gpu: read}, shared, true},
+		"libraries were not searched": {createFacts{request: asks, gpu: read}, limited, false},
+		"they were":                   {createFacts{request: asks, gpu: searched}, limited, true},
 		"there is no shim":            {createFacts{request: asks, gpu: gpuFacts{gathered: true}}, limited, true},
 	} {
 		if got := c.f.suffice(c.view); got != c.want {
