@@ -60,5 +60,5 @@ int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit) {
 LIMIT
   gcc -shared -fPIC -D_GNU_SOURCE -o "$cache/limit.so" "$work/limit.c"
 fi
-export FILE_TIMEOUT=120 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export FILE_TIMEOUT=${FILE_TIMEOUT:-600} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 all "${@:-test_*.py}"

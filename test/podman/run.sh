@@ -54,6 +54,6 @@ mkdir -p "$cache/runtime"
 for runtime in crun runc; do # copies: the tests find the runtime that they get, ours or this, at its usual place
   install -m 755 "$(command -v $runtime)" "$cache/runtime/$runtime"
 done
-export BATS_TEST_TIMEOUT=100 FILE_TIMEOUT=600
+export BATS_TEST_TIMEOUT=100 # of one test, in seconds
 [ $# -gt 0 ] || set -- "${files[@]/%/.bats}"
 all "$@"

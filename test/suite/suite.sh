@@ -90,6 +90,14 @@ together() {
 # that did not run.
 compare() { awk -f "$suite/compare.awk" -v dir1="$1/" -v expected="${3:-}" "$1"/*.tap "$2"/*.tap; }
 
+# cut_files OUT: the files that were ended before all their tests had a result.
+cut_files() {
+  local file
+  for file in "$1"/*.cut; do
+    [ ! -e "$file" ] || printf '  %s: ended after %s (FILE_TIMEOUT), before all its tests had a result\n' "$(basename "${file%.cut}")" "$(cat "$file")"
+  done
+}
+
 count() { awk -f "$suite/compare.awk" -v count=1 "$1"/*.tap; }
 
 # settle CASE NODE: runs what differs again, bare and wrapped, until it is the same or has differed three times: other processes of the
@@ -138,6 +146,7 @@ all() {
       fi
       # shellcheck disable=SC2046,SC2183 # four numbers
       printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$case" "$node" $(count "$cache/out/$case/$node") "$differ"
+      [ -z "$(cut_files "$cache/out/$case/$node")" ] || { failed=1; cut_files "$cache/out/$case/$node"; }
       [ -z "$unexplained" ] || { failed=1; awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s\n", $1, $2, $3, $4 }' <<<"$unexplained"; }
     done
   done
