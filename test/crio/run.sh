@@ -152,6 +152,6 @@ known_files
 images
 runtime runc "$engines/runc/runc"
 runtime crun "$(command -v crun)"
-export BATS_TEST_TIMEOUT=240 FILE_TIMEOUT=${FILE_TIMEOUT:-3600}
+export BATS_TEST_TIMEOUT=240 # of one test, in seconds
 [ $# -gt 0 ] || set -- "${files[@]/%/.bats}"
 all "$@"

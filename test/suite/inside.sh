@@ -3,8 +3,8 @@
 # Runs files of a suite (TESTS) with a runtime (RUNTIME), a directory for their files (DIR) and one for results (OUT). All of it happens in mount,
 # pid, network, cgroup and ipc namespaces of its own, with a /dev and an /etc of its own, below a cgroup of its own in each hierarchy: odd specs
 # reach nothing of the machine, and what a killed test leaves ends with them. A FILE is bats's or Python's, and may be a pattern. FILTER chooses
-# tests by name: a regular expression for bats, words for Python. FILE_TIMEOUT is a file's time in seconds; one that is ended before all its tests
-# have a result leaves OUT/FILE.cut. PREPARE is a script that lays out more, where a suite has one.
+# tests by name: a regular expression for bats, words for Python. FILE_TIMEOUT is a file's time in seconds (an hour); one that is ended before all
+# its tests have a result leaves OUT/FILE.cut. PREPARE is a script that lays out more, where a suite has one.
 set -euo pipefail
 [ $# -gt 1 ] || { sed -n 2,7p "$0" >&2; exit 2; }
 
@@ -100,6 +100,7 @@ shift
 mkdir -p "$DIR/bin" # runc's checkpoint.bats and netdev.bats wait for udev, which is not here
 printf '#!/bin/sh\nexit 0\n' >"$DIR/bin/udevadm" && chmod 755 "$DIR/bin/udevadm"
 export PATH=$DIR/bin:$PATH TMPDIR=$DIR/bats BATS_TMPDIR=$DIR/bats BATS_TEST_TIMEOUT=${BATS_TEST_TIMEOUT:-60} OUT FILTER
+FILE_TIMEOUT=${FILE_TIMEOUT:-3600}
 export RUNC=$RUNTIME OCI_RUNTIME=$RUNTIME RUN_TESTS=$FILTER # as runc's and crun's tests call them
 [ -n "$FILTER" ] || unset RUN_TESTS
 mkfifo "$DIR/input" && exec 9<>"$DIR/input" # an input without an end, for terminals
@@ -126,14 +127,14 @@ for file in $*; do
   # shellcheck disable=SC2016
   FILE=$file script -qec "exec unshare --pid --fork --kill-child --mount --mount-proc $command"' >"$OUT/$FILE.tap" 2>&1' \
     /dev/null <"$DIR/input" >/dev/null 2>&1 &
-  left=${FILE_TIMEOUT:-1800}
+  left=$FILE_TIMEOUT
   while [ "$left" -gt 0 ] && kill -0 $! 2>/dev/null; do
     sleep 1
     left=$((left - 1))
     [ "$left" -le 10 ] || ! complete "$OUT/$file.tap" || { thaw; left=10; }
   done
   if kill -0 $! 2>/dev/null && ! complete "$OUT/$file.tap"; then
-    echo "${FILE_TIMEOUT:-1800} s" >"$OUT/$file.cut"
+    echo "$FILE_TIMEOUT s" >"$OUT/$file.cut"
   fi
   thaw
   kill $! 2>/dev/null || true

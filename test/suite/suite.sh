@@ -124,7 +124,7 @@ settle() {
 
 # all FILE...: runs the files for each of cases, prints how they end and fails where a difference is not explained.
 all() {
-  local case node batches differ unexplained failed=0
+  local case node batches differ unexplained cut failed=0
   printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$name" node tests pass fail skip 'differs from bare'
   for case in "${cases[@]}"; do
     if [ "${case##*-}" = v1 ] && ! grep -q ' /sys/fs/cgroup/devices cgroup ' /proc/self/mounts; then
@@ -146,7 +146,8 @@ all() {
       fi
       # shellcheck disable=SC2046,SC2183 # four numbers
       printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$case" "$node" $(count "$cache/out/$case/$node") "$differ"
-      [ -z "$(cut_files "$cache/out/$case/$node")" ] || { failed=1; cut_files "$cache/out/$case/$node"; }
+      cut=$(cut_files "$cache/out/$case/$node")
+      [ -z "$cut" ] || { failed=1; echo "$cut"; }
       [ -z "$unexplained" ] || { failed=1; awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s\n", $1, $2, $3, $4 }' <<<"$unexplained"; }
     done
   done
