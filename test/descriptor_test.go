@@ -423,7 +423,7 @@ func watchFindings(t *testing.T, n *rig.Node) watch.Comparison {
 	}
 	r := watch.Compare(watch.Input{Sample: sample, Processes: census.Lookup(pids), Grants: o.Grants,
 		Inventory: o.Inventory, Open: open})
-	must(t, opened.Ledger.SetFound(r.Outside(), r.Held()))
+	must(t, opened.Ledger.SetFound(r.Found()))
 	return r
 }
 

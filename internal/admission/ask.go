@@ -46,7 +46,7 @@ func (a Ask) count() int {
 func (a Ask) each() grant.Bytes { return a.Memory / grant.Bytes(a.count()) }
 
 // isWhole reports whether the grant takes all of each GPU or MIG device.
-func (a Ask) isWhole() bool { return a.Mode == grant.Exclusive || a.Mode == grant.MIG }
+func (a Ask) isWhole() bool { return a.Mode.IsWhole() }
 
 // placement returns the ask's own placement, otherwise the pool's.
 func (a Ask) placement(pool *grant.Pool) grant.Placement {
@@ -78,7 +78,7 @@ func (a Ask) Validate() error {
 		return usage("an exclusive grant has all memory of its GPUs; leave the memory out")
 	case a.Mode == grant.Exclusive && a.Compute != 0:
 		return usage("an exclusive grant has all compute of its GPUs; leave the compute out")
-	case a.Mode != grant.Exclusive && a.Mode != grant.MIG && a.Memory == 0:
+	case !a.isWhole() && a.Memory == 0:
 		return usage("mode %s needs an amount of memory, as 4GiB", a.Mode)
 	case a.Memory%(n*grant.MiB) != 0:
 		return usage("%s over %d GPUs does not divide evenly in MiB; %s would",

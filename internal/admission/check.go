@@ -94,7 +94,7 @@ func checkUsable(q *question, g *grant.Grant) (found findings) {
 			found.add(grant.GPUUnhealthy, s.UUID, "is not there any more")
 		case d.Trouble() != "":
 			found.add(grant.GPUUnhealthy, s.UUID, d.Trouble())
-		case g.Mode == grant.Exclusive && q.view.Held[s.UUID]:
+		case g.Mode.IsWhole() && q.view.Held[s.UUID]:
 			found.add(grant.GrantInUse, "held:"+s.UUID, s.UUID)
 		}
 	}

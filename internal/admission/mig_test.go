@@ -341,6 +341,41 @@ func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
 	}
 }
 
+// TestAMIGDeviceThatIsUsedWithoutAGrant takes no grant, and no container starts with one that it
+// has. Its neighbours do.
+func TestAMIGDeviceThatIsUsedWithoutAGrant(t *testing.T) {
+	for name, c := range map[string]struct {
+		view grant.View
+		want string
+	}{
+		"by a process of the node": {grant.View{Outside: map[string]grant.Bytes{"MIG-a": grant.MiB}},
+			"has 1MiB in use outside the ledger"},
+		"by a container": {grant.View{Held: map[string]bool{"MIG-a": true}}, "is held by a container"},
+		"its GPU is open in a container": {grant.View{Held: map[string]bool{"GPU-0": true}},
+			"is held by a container"},
+	} {
+		c.view.Now = now
+		for _, device := range []string{"MIG-a", "MIG-b"} {
+			_, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Names: []string{device}}, "", c.view,
+				partitioned(), grant.Policy{})
+			if free := device != "MIG-a" && !c.view.Held["GPU-0"]; free != (err == nil) || !free &&
+				!strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %s: %v", name, device, err)
+			}
+		}
+		if c.view.Held == nil || c.view.Held["GPU-0"] {
+			continue
+		}
+		for device, want := range map[string]grant.VerdictKind{"MIG-a": grant.Refused, "MIG-b": grant.Admit} {
+			w := mig(device)
+			w.v.Held = c.view.Held
+			if v := w.decide(); v.Kind != want || want == grant.Refused && v.Code != grant.GrantInUse {
+				t.Errorf("%s: a create with %s: %s %s", name, device, v.Kind, v.Code)
+			}
+		}
+	}
+}
+
 // TestADamagedEntryOfAGPU tests that it closes the MIG devices into which the GPU was partitioned
 // later.
 func TestADamagedEntryOfAGPU(t *testing.T) {

@@ -394,6 +394,21 @@ func TestPlace(t *testing.T) {
 				held(g2, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 1)}
 		}, asked(13*grant.GiB, named("1")), "no-capacity: cannot grant 13GiB on a GPU in mode limit: GPU 1 " +
 			"has 12GiB of 16GiB free"},
+		{"a grant grown to what its own containers use beyond it", func(n *node) {
+			n.updated, n.view.Grants = g1, []grant.Grant{
+				held(g1, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 1)}
+			n.view.Outside = map[string]grant.Bytes{"GPU-1": 7 * grant.GiB}
+			n.view.Excess = []grant.Excess{{Grant: g1, GPU: "GPU-1", Bytes: 6 * grant.GiB}}
+		}, asked(15*grant.GiB, named("1")), "1:15GiB"},
+		{"a grant grown beside another's use beyond it", func(n *node) {
+			n.updated, n.view.Grants = g1, []grant.Grant{
+				held(g1, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 1),
+				held(g2, grant.Bearer, grant.Limit, 0, grant.GiB, 1)}
+			n.view.Outside = map[string]grant.Bytes{"GPU-1": 7 * grant.GiB}
+			n.view.Excess = []grant.Excess{{Grant: g2, GPU: "GPU-1", Bytes: 6 * grant.GiB},
+				{Grant: g1, GPU: "GPU-0", Bytes: grant.GiB}}
+		}, asked(9*grant.GiB, named("1")), "no-capacity: cannot grant 9GiB on a GPU in mode limit: GPU 1 " +
+			"has 8GiB of 9GiB free"},
 		{"an expired grant holds nothing", func(n *node) {
 			g := held(g1, grant.Bearer, grant.Exclusive, 0, 16*grant.GiB, 0)
 			g.Expires = now

@@ -88,8 +88,8 @@ type seat struct {
 	daemonGPUs []string    // in mode mps: the UUIDs of the GPUs of the daemon that serves it
 }
 
-// allSeats adds up the grants of a view for each GPU and MIG device. It leaves the grant updated
-// out.
+// allSeats adds up the grants of a view for each GPU and MIG device. It leaves out the grant
+// updated, and what its own containers use beyond it.
 func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]seat, error) {
 	devices := inv.Devices()
 	seats := make([]seat, len(devices))
@@ -98,8 +98,9 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 		if err != nil {
 			return nil, err
 		}
-		s := seat{device: d, pool: pool, outside: v.Outside[d.UUID()], held: v.Held[d.GPU.UUID], compute: 100,
-			closed: whyClosed(d, v)}
+		s := seat{device: d, pool: pool, compute: 100, closed: whyClosed(d, v),
+			outside: subtract(v.Outside[d.UUID()], v.ExcessOf(updated, d.UUID())),
+			held:    v.Held[d.UUID()] || v.Held[d.GPU.UUID]}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
 		}

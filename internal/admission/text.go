@@ -188,9 +188,9 @@ var (
 		without: "sets {v} ({x}), of which it is not known what it does to its grant",
 		hint:    "leave the key out; a controller that is missing in gpuledger's list is a bug to report",
 	}
-	// an exclusive grant of a GPU that other processes still have open
+	// a grant of a whole GPU or MIG device that other processes still have open
 	stillOpen = sentence{
-		without: "holds an exclusive grant of {x}, which processes without a grant have open",
+		without: "holds a grant of all of {x}, which processes without a grant have open",
 		hint: "they have to end first; " +
 			"an administrator sees them with `gpuledger inspect` and in the audit log",
 	}

@@ -98,7 +98,7 @@ func TestTextsForTenants(t *testing.T) {
 		{"an exclusive grant of a GPU that is still in use", func(w *world) {
 			w.train()
 			w.v.Grants[0].Mode, w.v.Held = grant.Exclusive, map[string]bool{"GPU-0": true}
-		}, `container "train" holds an exclusive grant of GPU-0, which processes without a grant have open`,
+		}, `container "train" holds a grant of all of GPU-0, which processes without a grant have open`,
 			"they have to end first; an administrator sees them with `gpuledger inspect` and in " +
 				"the audit log"},
 		{"another grant of such a GPU", func(w *world) {

@@ -18,6 +18,10 @@ const (
 // Modes lists every mode, in the order in which help and errors name them.
 var Modes = []Mode{Exclusive, Timeslice, Limit, MPS, MIG}
 
+// IsWhole reports whether a grant in the mode has all of each of its GPUs or MIG devices, so that
+// it states no amount of memory.
+func (m Mode) IsWhole() bool { return m == Exclusive || m == MIG }
+
 // ParseMode parses the name of a mode.
 func ParseMode(text string) (Mode, error) {
 	var m Mode

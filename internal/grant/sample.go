@@ -1,6 +1,9 @@
 package grant
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Sample is the use of a node's GPUs at one moment, as the driver reports it.
 type Sample struct {
@@ -72,19 +75,21 @@ var FindingKinds = []FindingKind{OverGrant, OutsideLedger, Unexplained, ModeChan
 
 // Finding is a difference between the GPUs and the ledger.
 type Finding struct {
-	Kind    FindingKind `json:"kind"`
-	GPU     string      `json:"gpu"`   // UUID
-	Index   int         `json:"index"` // -1: it has none, or no longer has one
-	Bytes   Bytes       `json:"bytes"` // of an over-grant the bytes beyond the grant, else the bytes in use
-	Grant   ID          `json:"grant,omitzero"`
-	User    User        `json:"user,omitzero"`
-	Message string      `json:"message"`
-	Since   time.Time   `json:"since,omitzero"`
+	Kind  FindingKind `json:"kind"`
+	GPU   string      `json:"gpu"`          // UUID
+	MIG   string      `json:"mig,omitzero"` // UUID of the MIG device on it; "": the GPU
+	Index int         `json:"index"`        // -1: it has none, or no longer has one
+	// of an over-grant the bytes beyond the grant, else the bytes in use
+	Bytes   Bytes     `json:"bytes"`
+	Grant   ID        `json:"grant,omitzero"`
+	User    User      `json:"user,omitzero"`
+	Message string    `json:"message"`
+	Since   time.Time `json:"since,omitzero"`
 }
 
 // Key identifies the finding: it is the same in every sample.
 func (f Finding) Key() string {
-	return string(f.Kind) + "\x00" + f.GPU + "\x00" + string(f.Grant) + "\x00" + f.User.Key()
+	return strings.Join([]string{string(f.Kind), f.GPU, f.MIG, string(f.Grant), f.User.Key()}, "\x00")
 }
 
 // User is a container, or a process of the node itself, that uses a GPU.

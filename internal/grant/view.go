@@ -11,10 +11,12 @@ type View struct {
 	Now     time.Time
 	Grants  []Grant
 	Damaged []Damage
-	// by UUID: memory that the watch found in use outside every grant; it counts as taken
+	// by UUID of a GPU or MIG device: memory that the watch found in use without a grant, or beyond
+	// one; it counts as taken
 	Outside map[string]Bytes
-	// by UUID: GPUs that a container without a grant for them has; they cannot be granted
-	// exclusively meanwhile
+	Excess  []Excess // what of it is beyond grants
+	// by UUID: GPUs and MIG devices that a container without a grant for them has; they cannot be
+	// granted as a whole meanwhile
 	Held map[string]bool
 	// the whole ledger, for a container whose create could enter a grant; otherwise nil
 	Whole *View
@@ -26,6 +28,23 @@ type View struct {
 	MPS []MPSDaemon
 	// why the node's state is unknown; with any of them, nothing that needs a GPU is admitted
 	Problems []Problem
+}
+
+// Excess is what the containers of a grant use of one of its GPUs beyond the grant.
+type Excess struct {
+	Grant ID
+	GPU   string // UUID
+	Bytes Bytes
+}
+
+// ExcessOf returns what the containers of a grant use of a GPU beyond the grant.
+func (v View) ExcessOf(id ID, gpu string) (sum Bytes) {
+	for _, e := range v.Excess {
+		if e.Grant == id && e.GPU == gpu {
+			sum += e.Bytes
+		}
+	}
+	return sum
 }
 
 // AnyCouldReturn reports whether a grant that does not count in the view could count again.

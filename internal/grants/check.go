@@ -12,14 +12,14 @@ import (
 func Check(n *node.Node) (ledger.Report, error) { return verified(n, n.Ledger.Check) }
 
 // verified adds to a check of the ledger the one of the files of limits.
-func verified(n *node.Node, verify func(*grant.Inventory, grant.Bytes) (ledger.Report, error),
-) (ledger.Report, error) {
-	inv, problem := n.Inventory()
-	known, reserve := &inv, grant.Bytes(n.Policy.Rules.Reserve)
-	if problem != nil {
-		known, reserve = nil, 0
-	}
-	report, err := verify(known, reserve)
+func verified(n *node.Node, verify func(ledger.Capacity) (ledger.Report, error)) (ledger.Report, error) {
+	report, err := verify(func() (*grant.Inventory, grant.Bytes) {
+		inv, problem := n.Inventory()
+		if problem != nil {
+			return nil, 0
+		}
+		return &inv, grant.Bytes(n.Policy.Rules.Reserve)
+	})
 	if err == nil {
 		var findings []ledger.Finding
 		findings, err = SettleLimits(n)

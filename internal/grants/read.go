@@ -37,7 +37,7 @@ func ReadAgain(n *node.Node, o Overview) (Overview, error) {
 	return read(n, func(tx *ledger.Tx) (v grant.View, err error) {
 		v = grant.View{Now: n.Host.Now(), Grants: slices.Clone(o.Grants), Damaged: o.Damaged}
 		found, err := tx.Found()
-		v.Outside, v.Held = found.Outside, found.Held(n.Host)
+		v.Outside, v.Excess, v.Held = found.Outside, found.Excess, found.HeldGPUs(n.Host)
 		return v, err
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // TestReadAgain gives all that Read gives, where nothing has changed.
@@ -14,13 +15,15 @@ func TestReadAgain(t *testing.T) {
 	n := daemontest.NewNode(t)
 	n.Grant('a')
 	self, err := n.Host.Self()
-	daemontest.Must(t, err, n.Ledger.SetFound(map[string]grant.Bytes{daemontest.GPU: grant.GiB},
-		map[string][]grant.Process{daemontest.GPU: {self}}))
+	daemontest.Must(t, err, n.Ledger.SetFound(ledger.Found{
+		Outside: map[string]grant.Bytes{daemontest.GPU: grant.GiB},
+		Excess:  []grant.Excess{{Grant: "g-a", GPU: daemontest.GPU, Bytes: grant.MiB}},
+		Held:    map[string][]grant.Process{daemontest.GPU: {self}}}))
 	read, err := grants.Read(n.Node)
 	daemontest.Must(t, err)
 	again, err := grants.ReadAgain(n.Node, read)
 	daemontest.Must(t, err)
-	if len(read.Held) != 1 || len(read.Outside) != 1 {
+	if len(read.Held) != 1 || len(read.Outside) != 1 || len(read.Excess) != 1 {
 		t.Fatalf("%+v", read)
 	}
 	again.Now = read.Now

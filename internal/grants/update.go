@@ -186,7 +186,7 @@ func apply(g *grant.Grant, c Terms, now time.Time) error {
 // divide spreads a grant's memory over its GPUs.
 func divide(g *grant.Grant) error {
 	ask := askOf(*g)
-	if err := ask.Validate(); err != nil || g.Mode == grant.Exclusive || g.Mode == grant.MIG {
+	if err := ask.Validate(); err != nil || g.Mode.IsWhole() {
 		return err
 	}
 	for i := range g.GPUs {
@@ -201,7 +201,7 @@ func askOf(g grant.Grant) admission.Ask {
 	if !g.Expires.IsZero() {
 		ask.TTL = g.Expires.Sub(g.Created)
 	}
-	if g.Mode != grant.Exclusive && g.Mode != grant.MIG {
+	if !g.Mode.IsWhole() {
 		ask.Memory = g.Memory()
 	}
 	for _, s := range g.GPUs {

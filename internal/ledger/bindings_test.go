@@ -214,7 +214,7 @@ func TestABindingThatCannotBeReadIsUnknownUntilReleasedByForce(t *testing.T) {
 		if _, err := b.binding("c"); err == nil || errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: Binding: %v, want an error other than ErrNotFound", name, err)
 		}
-		if report, _ := b.Check(nil, 0); report.Sound() {
+		if report, _ := b.Check(nil); report.Sound() {
 			t.Errorf("%s: Check finds it sound", name)
 		}
 		b.update(func(tx *Tx) error { return tx.Delete(id(1)) })
@@ -261,7 +261,7 @@ func TestReconcileTidiesAndReports(t *testing.T) {
 		t.Errorf("dead are %q", got)
 	}
 	for _, findings := range []int{4, 0} { // two grants and two bindings, then nothing
-		report, err := b.Reconcile(nil, 0)
+		report, err := b.Reconcile(nil)
 		over := slices.DeleteFunc(slices.Clone(report.Findings), func(f Finding) bool {
 			return !strings.Contains(f.Problem, "is over") && !strings.Contains(f.Problem, "is gone") ||
 				strings.Contains(f.Problem, "link")
@@ -307,7 +307,7 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	if b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c1") {
 		t.Error("a dead binding is still there")
 	}
-	if report, err := b.Check(nil, 0); err != nil || len(report.Findings) != 0 {
+	if report, err := b.Check(nil); err != nil || len(report.Findings) != 0 {
 		t.Errorf("Check after Sweep finds %+v (%v)", report.Findings, err)
 	}
 }

@@ -202,7 +202,7 @@ func TestAnnouncementsThatCannotBeRead(t *testing.T) {
 			!strings.Contains(err.Error(), path+": ") {
 			t.Errorf("%v, %v; want an error about %s", found, err, path)
 		}
-		r, err := b.Check(nil, 0)
+		r, err := b.Check(nil)
 		if err != nil || r.Sound() || !strings.Contains(r.Findings[0].Problem, path) {
 			t.Errorf("the check says %+v (%v), want a finding about %s", r, err, path)
 		}

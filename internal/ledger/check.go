@@ -42,20 +42,20 @@ func (r Report) Sound() bool {
 	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.Repaired })
 }
 
+// Capacity gives what the grants have to fit in: the inventory, and what each GPU keeps back. No
+// inventory: that is unknown.
+type Capacity func() (inv *grant.Inventory, reserve grant.Bytes)
+
 // Check verifies the whole ledger under the lock and repairs what is derived: links, dead bindings,
-// leftovers of interrupted writes. It never touches the entries themselves. With an inventory it
-// compares the grants with the GPUs' memory less reserve. An error says that the ledger cannot be
-// read or locked.
-func (l *Ledger) Check(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
-	return verify(l, inv, reserve, false)
-}
+// leftovers of interrupted writes. It never touches the entries themselves. With a capacity, which
+// is read under the lock too, it compares the grants with the GPUs' memory. An error says that the
+// ledger cannot be read or locked.
+func (l *Ledger) Check(of Capacity) (Report, error) { return verify(l, of, false) }
 
 // Reconcile is Check that removes as well what is over, as Sweep does.
-func (l *Ledger) Reconcile(inv *grant.Inventory, reserve grant.Bytes) (Report, error) {
-	return verify(l, inv, reserve, true)
-}
+func (l *Ledger) Reconcile(of Capacity) (Report, error) { return verify(l, of, true) }
 
-func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) (r Report, err error) {
+func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 	err = l.Update(func(tx *Tx) error {
 		s, err := readSurvey(tx)
 		if err != nil {
@@ -65,6 +65,11 @@ func verify(l *Ledger, inv *grant.Inventory, reserve grant.Bytes, removes bool) 
 			r.Findings, _ = removeOverdue(tx, s, tx.ledger.Host.Now())
 		}
 		repaired, _ := repairAll(tx, s)
+		var inv *grant.Inventory
+		var reserve grant.Bytes
+		if of != nil {
+			inv, reserve = of()
+		}
 		count(&r, s)
 		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), strays(s), openDirs(s.files),
 			checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)

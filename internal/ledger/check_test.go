@@ -101,14 +101,14 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 			bearer.Owner = grant.Bearer
 			b.put(sample(1), bearer)
 			b.bind(bindingOf(id(1), "c"))
-			if report, err := b.Check(nil, 0); err != nil || len(report.Findings) > 0 || report.Grants != 2 ||
+			if report, err := b.Check(nil); err != nil || len(report.Findings) > 0 || report.Grants != 2 ||
 				report.Bindings != 1 {
 				t.Fatalf("before: %+v, %v", report, err)
 			}
 			if err := row.spoil(b); err != nil {
 				t.Fatal(err)
 			}
-			report, err := b.Check(nil, 0)
+			report, err := b.Check(nil)
 			if err != nil || report.Sound() == row.stays {
 				t.Errorf("Check: sound %v (%v), want %v", report.Sound(), err, !row.stays)
 			}
@@ -116,7 +116,7 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 				t.Errorf("no finding about %q that says %q and is repaired: %v, in %+v", row.subject,
 					row.says, !row.stays, report.Findings)
 			}
-			again, err := b.Check(nil, 0)
+			again, err := b.Check(nil)
 			if err != nil || len(again.Findings) > 0 != row.stays {
 				t.Errorf("a second Check: %+v, %v", again.Findings, err)
 			}
@@ -153,7 +153,7 @@ func TestRepairedLinksWorkAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if report, err := b.Check(nil, 0); err != nil || !report.Sound() || len(report.Findings) != 3 {
+	if report, err := b.Check(nil); err != nil || !report.Sound() || len(report.Findings) != 3 {
 		t.Errorf("Check: %+v, %v", report, err)
 	}
 	if g, err := b.byOwner(sample(1).Owner); err != nil || len(g.Bindings) != 1 {
@@ -243,14 +243,18 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
+func capacityOf(inv *grant.Inventory, reserve grant.Bytes) Capacity {
+	return func() (*grant.Inventory, grant.Bytes) { return inv, reserve }
+}
+
 func TestCheckJudgesTheGrants(t *testing.T) {
 	b := newLedger(t)
 	b.put(sample(1), sample(2))
 	inv := &grant.Inventory{GPUs: []grant.GPU{{UUID: gpu0, Memory: 8 * grant.GiB}}}
-	if report, err := b.Check(inv, 0); err != nil || !report.Sound() {
+	if report, err := b.Check(capacityOf(inv, 0)); err != nil || !report.Sound() {
 		t.Errorf("full: %+v, %v", report, err)
 	}
-	if report, err := b.Check(inv, 1); err != nil || report.Sound() {
+	if report, err := b.Check(capacityOf(inv, 1)); err != nil || report.Sound() {
 		t.Errorf("too full: %+v, %v", report, err)
 	}
 }

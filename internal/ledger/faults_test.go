@@ -35,7 +35,7 @@ func onSmallDisk(t *testing.T) *testLedger {
 // sound is what newLedger checks, for a ledger that is gone when the test's other clean-ups run.
 func (b *testLedger) sound() {
 	b.t.Helper()
-	if report, err := b.Check(nil, 0); err != nil || len(report.Findings) > 0 {
+	if report, err := b.Check(nil); err != nil || len(report.Findings) > 0 {
 		b.t.Errorf("Check: %+v (%v), want no finding", report.Findings, err)
 	}
 }

@@ -19,6 +19,8 @@ type foundRecord struct {
 	// only for people: what was found counts until it is set again
 	Taken time.Time              `json:"taken,omitzero"`
 	GPUs  map[string]grant.Bytes `json:"gpus"`
+	// Excess is what of it is beyond a grant, by GRANT/GPU.
+	Excess map[string]grant.Bytes `json:"excess,omitzero"`
 	// Held are processes of containers that have a GPU without a grant of it, by GPU: PID/START,
 	// with spaces between them.
 	Held map[string]string `json:"held,omitzero"`
@@ -26,20 +28,19 @@ type foundRecord struct {
 
 // Found is what the watch found in use that the ledger did not grant.
 type Found struct {
-	Outside map[string]grant.Bytes // memory, by GPU; nil if no program has looked in this boot
-	held    map[string]string      // processes, as in the file
+	// memory, by UUID of a GPU or MIG device; nil if no program has looked in this boot
+	Outside map[string]grant.Bytes
+	Excess  []grant.Excess // what of it is beyond grants
+	// processes of containers that have a GPU or MIG device without a grant of it, by UUID
+	Held map[string][]grant.Process
 }
 
-// Held are the GPUs that containers without a grant of them have. A GPU is no longer held when all
-// of the container's processes have ended.
-func (f Found) Held(h host.Host) map[string]bool {
+// HeldGPUs are the GPUs and MIG devices that containers without a grant of them have. One is no
+// longer held when all of the container's processes have ended.
+func (f Found) HeldGPUs(h host.Host) map[string]bool {
 	held := map[string]bool{}
-	for uuid, processes := range f.held {
-		for text := range strings.FieldsSeq(processes) {
-			pid, start, _ := strings.Cut(text, "/")
-			var p grant.Process
-			p.PID, _ = strconv.Atoi(pid)
-			p.Start, _ = strconv.ParseUint(start, 10, 64)
+	for uuid, processes := range f.Held {
+		for _, p := range processes {
 			if runs, unknown := h.Runs(p); runs || unknown != nil {
 				held[uuid] = true
 			}
@@ -66,27 +67,50 @@ func (tx *Tx) Found() (Found, error) {
 	if err != nil || rec.BootID != boot {
 		return Found{}, err
 	}
-	return Found{rec.GPUs, rec.Held}, nil
+	return rec.found(), nil
 }
 
-// SetFound records the memory, by GPU, that is in use outside the ledger, and which processes have
-// a GPU that they were not granted. It holds until it is set again or the node boots, however old
-// it is: memory that may still be in use is not granted while no program looks.
-func (l *Ledger) SetFound(gpus map[string]grant.Bytes, held map[string][]grant.Process) error {
+func (r foundRecord) found() Found {
+	f := Found{Outside: r.GPUs, Held: make(map[string][]grant.Process, len(r.Held))}
+	for key, bytes := range r.Excess {
+		id, gpu, _ := strings.Cut(key, "/")
+		f.Excess = append(f.Excess, grant.Excess{Grant: grant.ID(id), GPU: gpu, Bytes: bytes})
+	}
+	for uuid, processes := range r.Held {
+		for text := range strings.FieldsSeq(processes) {
+			pid, start, _ := strings.Cut(text, "/")
+			var p grant.Process
+			p.PID, _ = strconv.Atoi(pid)
+			p.Start, _ = strconv.ParseUint(start, 10, 64)
+			f.Held[uuid] = append(f.Held[uuid], p)
+		}
+	}
+	return f
+}
+
+// SetFound records what is in use outside the ledger. It holds until it is set again or the node
+// boots, however old it is: memory that may still be in use is not granted while no program looks.
+func (l *Ledger) SetFound(f Found) error {
 	boot, err := l.Containers.Here.BootID()
 	if err != nil {
 		return err
 	}
-	var texts map[string]string
-	for uuid, processes := range held {
-		if texts == nil {
-			texts = map[string]string{}
+	rec := foundRecord{Version: runFormat.version, BootID: boot, Taken: l.Host.Now().UTC(), GPUs: f.Outside}
+	for _, e := range f.Excess {
+		if rec.Excess == nil {
+			rec.Excess = map[string]grant.Bytes{}
+		}
+		rec.Excess[string(e.Grant)+"/"+e.GPU] += e.Bytes
+	}
+	for uuid, processes := range f.Held {
+		if rec.Held == nil {
+			rec.Held = map[string]string{}
 		}
 		for _, p := range processes {
-			texts[uuid] = strings.TrimSpace(texts[uuid] + " " + p.String())
+			rec.Held[uuid] = strings.TrimSpace(rec.Held[uuid] + " " + p.String())
 		}
 	}
-	data, err := foundRecord{runFormat.version, boot, l.Host.Now().UTC(), gpus, texts}.encode()
+	data, err := rec.encode()
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode what was found outside the ledger: %w", err)
 	}

@@ -289,6 +289,6 @@ func (tx *Tx) Whole(now time.Time) (grant.View, error) {
 // addFound adds to a view what the watch found.
 func (tx *Tx) addFound(v *grant.View) error {
 	found, err := tx.Found()
-	v.Outside, v.Held = found.Outside, found.Held(tx.ledger.Host)
+	v.Outside, v.Excess, v.Held = found.Outside, found.Excess, found.HeldGPUs(tx.ledger.Host)
 	return err
 }

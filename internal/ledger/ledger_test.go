@@ -30,7 +30,7 @@ type testLedger struct {
 func newLedger(t testing.TB) *testLedger {
 	b := ledgerIn(t, t.TempDir())
 	t.Cleanup(func() {
-		report, err := b.Check(nil, 0)
+		report, err := b.Check(nil)
 		if err != nil {
 			t.Errorf("Check after the test: %v", err)
 		}
@@ -249,7 +249,7 @@ func TestNoOtherUserCanReadTheLedger(t *testing.T) {
 	b := newLedger(t)
 	b.put(sample(1))
 	b.update(func(tx *Tx) error { return tx.Bind(bindingOf(id(1), "c")) })
-	if err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, nil); err != nil {
+	if err := b.SetFound(Found{Outside: map[string]grant.Bytes{gpu0: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, root := range []string{b.State, b.Run} {
@@ -300,7 +300,7 @@ func TestOutsideHoldsForOneBoot(t *testing.T) {
 		t.Errorf("before anybody looked: %v, %v", m, err)
 	}
 	want := map[string]grant.Bytes{gpu0: 3 * grant.GiB, gpu1: 17}
-	if err := b.SetFound(want, nil); err != nil {
+	if err := b.SetFound(Found{Outside: want}); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := outside(); !reflect.DeepEqual(m, want) || err != nil {

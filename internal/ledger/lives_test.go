@@ -59,7 +59,7 @@ func TestWithoutBootOrNamespaceNoContainerIsDead(t *testing.T) {
 		if got, err := b.binding("c"); err != nil || got.Life != grant.Dead {
 			t.Fatalf("before: life %d (%v), want dead", got.Life, err)
 		}
-		if err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, nil); err != nil {
+		if err := b.SetFound(Found{Outside: map[string]grant.Bytes{gpu0: 1}}); err != nil {
 			t.Fatal(err)
 		}
 		known := b.Containers.Here
@@ -76,7 +76,7 @@ func TestWithoutBootOrNamespaceNoContainerIsDead(t *testing.T) {
 		if name == "the pid namespace" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: a create is announced without the name of its process: %v", name, err)
 		}
-		if err := b.SetFound(nil, nil); name == "the boot" && !errors.Is(err, unreadable) {
+		if err := b.SetFound(Found{}); name == "the boot" && !errors.Is(err, unreadable) {
 			t.Errorf("%s: what is outside the ledger is written without a boot: %v", name, err)
 		}
 		if _, err := b.Outside(); name == "the boot" && !errors.Is(err, unreadable) {
@@ -108,14 +108,14 @@ func TestHeldByProcessesThatMayRun(t *testing.T) {
 		process(52, 555), process(53, 555)
 	held := func() (found map[string]bool, err error) {
 		all, err := b.found()
-		return all.Held(b.Host), err
+		return all.HeldGPUs(b.Host), err
 	}
 	if found, err := held(); len(found) != 0 || err != nil {
 		t.Errorf("before anybody looked: %v, %v", found, err)
 	}
-	err := b.SetFound(map[string]grant.Bytes{gpu0: 1}, map[string][]grant.Process{
+	err := b.SetFound(Found{Outside: map[string]grant.Bytes{gpu0: 1}, Held: map[string][]grant.Process{
 		"runs": {runs}, "ended": {ended}, "reused": {reused}, "unknown": {unknown}, "gone": {gone},
-		"one runs": {gone, runs, ended}, "none runs": {gone, ended}, "nobody": nil})
+		"one runs": {gone, runs, ended}, "none runs": {gone, ended}, "nobody": nil}})
 	if err != nil {
 		t.Fatal(err)
 	}

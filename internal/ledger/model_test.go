@@ -168,7 +168,7 @@ func (m model) compare(rt *rapid.T, b *testLedger) {
 			}
 		}
 	}
-	if report, err := b.Check(nil, 0); err != nil || !report.Sound() {
+	if report, err := b.Check(nil); err != nil || !report.Sound() {
 		rt.Fatalf("Check: %+v, %v", report, err)
 	}
 }

@@ -162,7 +162,7 @@ func TestMissingLinksAreMadeDurably(t *testing.T) {
 		}
 	}
 	cuts := watchPowerCuts(t, b, 1000000, false)
-	if _, err := b.Check(nil, 0); err != nil {
+	if _, err := b.Check(nil); err != nil {
 		t.Fatal(err)
 	}
 	cuts.wantNone("after a check")

@@ -56,7 +56,7 @@ func TestManyProcessesNeverGrantMoreThanThereIs(t *testing.T) {
 			len(grants), len(damaged), want)
 	}
 	inv := &grant.Inventory{GPUs: []grant.GPU{{UUID: gpu0, Memory: rivalRoom}}}
-	if report, err := b.Check(inv, 0); err != nil || len(report.Findings) != 0 {
+	if report, err := b.Check(capacityOf(inv, 0)); err != nil || len(report.Findings) != 0 {
 		t.Errorf("Check: %+v (%v), want no finding", report.Findings, err)
 	}
 }
@@ -170,14 +170,14 @@ func (b *testLedger) afterCrash(point string, before, after facts) {
 	if got := b.facts(); !reflect.DeepEqual(got, before) && !reflect.DeepEqual(got, after) {
 		b.t.Errorf("%s: a reader sees\n%+v\nwant\n%+v\nor\n%+v", point, got, before, after)
 	}
-	report, err := b.Check(nil, 0)
+	report, err := b.Check(nil)
 	if err != nil || !report.Sound() {
 		b.t.Errorf("%s: Check: %+v (%v), want it sound", point, report, err)
 	}
 	if got := b.facts(); !reflect.DeepEqual(got, before) && !reflect.DeepEqual(got, after) {
 		b.t.Errorf("%s: after Check a reader sees\n%+v\nwant\n%+v\nor\n%+v", point, got, before, after)
 	}
-	if again, err := b.Check(nil, 0); err != nil || len(again.Findings) != 0 {
+	if again, err := b.Check(nil); err != nil || len(again.Findings) != 0 {
 		b.t.Errorf("%s: a second Check finds %+v (%v), want nothing", point, again.Findings, err)
 	}
 	b.traced(point, before)

@@ -156,7 +156,7 @@ func TestDamagedEntryIsNamedAndTheRestGoesOn(t *testing.T) {
 			if err := b.Update(func(tx *Tx) error { return tx.Put(sample(1)) }); !errors.As(err, &damage) {
 				t.Errorf("Put over it: %v, want a DamagedError", err)
 			}
-			report, err := b.Check(nil, 0)
+			report, err := b.Check(nil)
 			if err != nil || report.Sound() || len(report.Damaged) != 1 || report.Grants != 1 {
 				t.Errorf("Check: %+v (%v), want it not sound", report, err)
 			}

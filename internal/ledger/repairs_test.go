@@ -34,7 +34,7 @@ func (b *testLedger) findings(r Report) []string {
 // reports checks the ledger and compares all findings.
 func (b *testLedger) reports(want ...string) {
 	b.t.Helper()
-	report, err := b.Check(nil, 0)
+	report, err := b.Check(nil)
 	if got := b.findings(report); err != nil || !slices.Equal(got, want) {
 		b.t.Errorf("%v\nfound:\n  %s\nwant:\n  %s", err, strings.Join(got, "\n  "),
 			strings.Join(want, "\n  "))
@@ -192,7 +192,7 @@ func TestAReportHasEveryFinding(t *testing.T) {
 		"state/owners/.x.tmp"+interrupted, "state/gpus/"+gpu0+"/.x"+interrupted, "run/.outside.json.7"+
 			interrupted)
 	slices.Sort(want)
-	report, err := b.Check(nil, 0)
+	report, err := b.Check(nil)
 	got := b.findings(report)
 	if !slices.IsSortedFunc(report.Findings, func(a, b Finding) int {
 		return strings.Compare(a.Subject, b.Subject)
@@ -206,7 +206,7 @@ func TestAReportHasEveryFinding(t *testing.T) {
 	if report.Grants != 2 || len(report.Damaged) != 1 || report.Damaged[0].ID != id(3) || report.Sound() {
 		t.Errorf("%+v", report)
 	}
-	again, err := b.Check(nil, 0)
+	again, err := b.Check(nil)
 	if again.Grants != 2 || again.Bindings != 3 {
 		t.Errorf("%d grants and %d bindings are left", again.Grants, again.Bindings)
 	}
@@ -289,7 +289,7 @@ func TestLinksOfOwnersAreRepaired(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		report, err := b.Check(nil, 0)
+		report, err := b.Check(nil)
 		links := 0
 		for _, f := range report.Findings {
 			if f.Subject == b.files.owners.path(owner) && f.Repaired {
@@ -319,7 +319,7 @@ func TestTheLinkToADamagedGrantStays(t *testing.T) {
 	g.Owner, newer.Owner = owner, owner
 	b.put(newer, g)
 	b.setFile(id(1), "")
-	if _, err := b.Check(nil, 0); err != nil {
+	if _, err := b.Check(nil); err != nil {
 		t.Fatal(err)
 	}
 	var damaged *DamagedError
@@ -387,7 +387,7 @@ func TestStraysHideNoDamage(t *testing.T) {
 	if err := b.Update(func(tx *Tx) error { return tx.Sweep() }); err == nil {
 		t.Error("Sweep passes a place that it cannot look into")
 	}
-	if report, err := b.Check(nil, 0); err != nil || !hasFinding(report, "/loop", "too many", false) {
+	if report, err := b.Check(nil); err != nil || !hasFinding(report, "/loop", "too many", false) {
 		t.Errorf("Check does not name it: %q (%v)", b.findings(report), err)
 	}
 	if err := os.Remove(loop); err != nil {

@@ -100,7 +100,7 @@ func TestNoFlippedBitIsReadInTheRunDirectory(t *testing.T) {
 	b := newLedger(t)
 	b.put(sample(1))
 	b.bind(bindingOf(id(1), "c1"))
-	if err := b.SetFound(map[string]grant.Bytes{gpu0: grant.GiB}, nil); err != nil {
+	if err := b.SetFound(Found{Outside: map[string]grant.Bytes{gpu0: grant.GiB}}); err != nil {
 		t.Fatal(err)
 	}
 	for path, read := range map[string]func(tx *Tx) error{

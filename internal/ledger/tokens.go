@@ -173,6 +173,8 @@ func (r *foundRecord) read(d *jsontext.Decoder) error {
 			return tokens.Time(d, &r.Taken)
 		case "gpus":
 			return tokens.Map(d, &r.GPUs, tokens.Uint64[grant.Bytes])
+		case "excess":
+			return tokens.Map(d, &r.Excess, tokens.Uint64[grant.Bytes])
 		case "held":
 			return tokens.Map(d, &r.Held, tokens.String[string])
 		}
@@ -285,7 +287,11 @@ func (r foundRecord) encode() ([]byte, error) {
 		w.Name("version").Int(int64(r.Version))
 		w.Name("boot_id").String(r.BootID)
 		w.TimeUnlessZero("taken", r.Taken)
-		tokens.WriteMap(w.Name("gpus"), r.GPUs, func(b grant.Bytes) { w.Uint(uint64(b)) })
+		bytes := func(b grant.Bytes) { w.Uint(uint64(b)) }
+		tokens.WriteMap(w.Name("gpus"), r.GPUs, bytes)
+		if r.Excess != nil {
+			tokens.WriteMap(w.Name("excess"), r.Excess, bytes)
+		}
 		if r.Held != nil {
 			tokens.WriteMap(w.Name("held"), r.Held, w.String)
 		}

@@ -15,31 +15,31 @@ import (
 const maxTries = 32
 
 // bind plans, and commits a plan that admits. The binding is recorded before anything is done with
-// it.
-func bind(n *Node, f *createFacts) Decision {
+// it. It returns the facts that it has decided by, too.
+func bind(n *Node, f *createFacts) (Decision, *createFacts) {
 	var view grant.View
 	var refused *Decision
 	for range maxTries {
 		if f, refused = renewed(n, f); refused != nil {
-			return *refused
+			return *refused, f
 		}
 		f, view = readLedger(n, f)
 		p := planned(f, view)
 		if p.Kind != grant.Admit {
-			return p.Decision
+			return p.Decision, f
 		}
 		f = withCgroups(n, f)
 		examineOwn(n, f.Container)
 		d, settled, err := commit(n, f, p)
 		if err != nil {
-			return *cannotBind(f.Container, err)
+			return *cannotBind(f.Container, err), f
 		}
 		if settled {
 			failpoint.Hit("node/bound")
-			return listed(f, d)
+			return listed(f, d), f
 		}
 	}
-	return *refusal(grant.LedgerUnreadable, tooManyChanges, f.Container.Name(), maxTries)
+	return *refusal(grant.LedgerUnreadable, tooManyChanges, f.Container.Name(), maxTries), f
 }
 
 const tooManyChanges = "cannot bind the grant of container %q: the ledger or the inventory changed %d " +

@@ -24,7 +24,7 @@ func ReadBasis(n *Node, v grant.View) (b Basis, err error) {
 	b.MPS = mpsstate.All(n.Host, n.Policy.RunDir)
 	err = n.Ledger.View(func(tx *ledger.Tx) error {
 		found, err := tx.Found()
-		b.Held = found.Held(n.Host)
+		b.Held = found.HeldGPUs(n.Host)
 		return err
 	})
 	return b, err

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -339,6 +340,29 @@ func TestCheckComparesGrantsWithTheInventory(t *testing.T) {
 	}
 }
 
+// TestCheckReadsTheInventoryLast: grants of GPUs that came with a refresh, while the check waited
+// for the lock, are right.
+func TestCheckReadsTheInventoryLast(t *testing.T) {
+	m := newModel(t)
+	m.entered(admission.Ask{Owner: grant.Bearer})
+	inv, problem := m.node.Inventory()
+	if problem != nil {
+		t.Fatal(problem)
+	}
+	inv.GPUs = slices.Clone(inv.GPUs)
+	for i := range inv.GPUs {
+		inv.GPUs[i].Memory = grant.MiB
+	}
+	m.must(gpu.Write(gpu.Path(m.node.Policy.StateDir), inv))
+	at := &atStep{do: m.scan}
+	host.Simulated = at
+	report, err := grants.Check(m.node)
+	host.Simulated = nil
+	if err != nil || !at.done || !report.Sound() {
+		t.Errorf("%+v (%v)", report, err)
+	}
+}
+
 // TestLinesOfTheAuditLog: exactly one line for each decision that is recorded.
 func TestLinesOfTheAuditLog(t *testing.T) {
 	m := newModel(t)
@@ -625,6 +649,30 @@ func TestAGrowingGrantIsPlacedAgain(t *testing.T) {
 			(now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
 		}
+	}
+}
+
+// TestAGrantGrowsToWhatItUses: what its own containers use beyond it does not count against it;
+// what others use does.
+func TestAGrantGrowsToWhatItUses(t *testing.T) {
+	m := newModel(t)
+	enter := func() grant.Grant {
+		g, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer,
+			Names: []string{uuid(0)}, Memory: 2 * grant.GiB, Source: "test"})
+		m.must(err)
+		return g
+	}
+	g, other := enter(), enter()
+	m.must(m.node.Ledger.SetFound(ledger.Found{
+		Outside: map[string]grant.Bytes{uuid(0): 4 * grant.GiB},
+		Excess:  []grant.Excess{{Grant: g.ID, GPU: uuid(0), Bytes: 4 * grant.GiB}}}))
+	all := 6 * grant.GiB
+	for _, c := range []struct {
+		id  grant.ID
+		err string
+	}{{other.ID, "no-capacity: ..."}, {g.ID, ""}} {
+		_, err := grants.Update(m.node, c.id, grants.Terms{Memory: &all})
+		wants(t, string(c.id), err, c.err)
 	}
 }
 

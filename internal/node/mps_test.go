@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -142,12 +143,7 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	}
 	c.Timeout = 1 << 62 // it would hang
 	refused("no gpuledgerd", true)
-	lock := filepath.Join(m.node.Policy.RunDir, "gpuledgerd.lock")
-	m.must(os.WriteFile(lock, []byte("7\n"), 0o600))
-	var held syscall.Stat_t
-	m.must(syscall.Stat(lock, &held))
-	m.must(os.WriteFile(filepath.Join(m.node.Host.Proc, "locks"),
-		fmt.Appendf(nil, "1: FLOCK  ADVISORY  WRITE 7 fe:00:%d 0 EOF\n", held.Ino), 0o600))
+	m.runDaemon()
 	m.serve(&holding{gpus: []int{0}})
 	dir := grant.MPSDir(m.node.Policy.RunDir, grant.MPSName([]string{uuid(0)}))
 	state, _ := mpsstate.Read(m.node.Host, dir)
@@ -162,6 +158,64 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	c.OnReading(m.node, func() { go m.serve(&holding{gpus: []int{0}}) })
 	if d := m.node.Admit(c); !d.Bound {
 		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+}
+
+// runDaemon makes the node one on which gpuledgerd runs.
+func (m *model) runDaemon() {
+	lock := filepath.Join(m.node.Policy.RunDir, "gpuledgerd.lock")
+	m.must(os.MkdirAll(m.node.Policy.RunDir, 0o755))
+	m.must(os.WriteFile(lock, []byte("7\n"), 0o600))
+	var held syscall.Stat_t
+	m.must(syscall.Stat(lock, &held))
+	m.must(os.WriteFile(filepath.Join(m.node.Host.Proc, "locks"),
+		fmt.Appendf(nil, "1: FLOCK  ADVISORY  WRITE 7 fe:00:%d 0 EOF\n", held.Ino), 0o600))
+}
+
+// TestAGPUThatFailsBeforeItsMPSDaemonServes: a create that adopts a grant waits for the daemon of
+// another GPU, once the inventory says that the first one's has failed.
+func TestAGPUThatFailsBeforeItsMPSDaemonServes(t *testing.T) {
+	m := newAdoptingModel(t)
+	m.runDaemon()
+	create := m.adopting("a")
+	create.Config = bytes.Replace(create.Config, []byte(`"gpuledger.dev/memory.c"`),
+		[]byte(`"gpuledger.dev/mode.c":"mps","gpuledger.dev/memory.c"`), 1)
+	create.Timeout = time.Minute
+	wanted := func() string {
+		all := mpsstate.Wanted(m.node.Host, m.node.Policy.RunDir)
+		if len(all) != 1 || len(all[0].GPUs) != 1 {
+			return ""
+		}
+		return all[0].GPUs[0].UUID
+	}
+	card := func(id string) (i int) {
+		_, err := fmt.Sscanf(id, "GPU-%d", &i)
+		m.must(err)
+		return i
+	}
+	decided := make(chan node.Decision, 1)
+	go func() { decided <- m.node.Admit(create) }()
+	first, served := "", ""
+	for {
+		select {
+		case d := <-decided:
+			if !d.Bound || served == "" || d.Grant.GPUs[0].UUID != served || wanted() != "" {
+				t.Errorf("%s (%s) %s; served is %q, and still wanted %q", d.Kind, d.Code, d.Message, served,
+					wanted())
+			}
+			return
+		case <-time.After(time.Millisecond):
+		}
+		switch now := wanted(); {
+		case now == "" || served != "":
+		case first == "":
+			first = now
+			m.sick[card(first)] = true
+			m.scan()
+		case now != first:
+			served = now
+			m.serve(&holding{gpus: []int{card(served)}})
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -25,18 +26,22 @@ const (
 // bindWithRetries decides about a create and binds its grant. If it is refused and may be admitted
 // in a moment (grant.Verdict.Late), it tries again until the timeout.
 func bindWithRetries(n *Node, f *createFacts) Decision {
-	wanted := false
+	var wanted []string // the GPUs of the daemon that was asked for
 	for began := time.Now(); ; time.Sleep(retryEvery) {
-		d := bind(n, f)
+		var d Decision
+		d, f = bind(n, f) // with the facts of the last try, so that a newer inventory is noticed
 		if d.Kind != grant.Refused || !d.Late {
-			if wanted && d.Kind == grant.Admit {
+			if wanted != nil && d.Kind == grant.Admit {
 				mpsstate.WantNoMore(n.Policy.RunDir, f.Container)
 			}
 			return d
 		}
-		if !wanted && d.Code == grant.MPSNotReady && d.Grant != nil && d.Grant.ID == "" {
+		if d.Code == grant.MPSNotReady && d.Grant != nil && d.Grant.ID == "" &&
+			!slices.Equal(wanted, d.Grant.UUIDs()) { // others may be placed once the inventory is refreshed
 			// if it cannot be asked for, the container is refused as without it
-			wanted = mpsstate.Want(n.Host, n.Policy.RunDir, f.Container, d.Grant) == nil
+			if mpsstate.Want(n.Host, n.Policy.RunDir, f.Container, d.Grant) == nil {
+				wanted = d.Grant.UUIDs()
+			}
 		}
 		if time.Since(began)+retryEvery >= timeoutFor(n, f, d.Code) {
 			return d

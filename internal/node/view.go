@@ -71,9 +71,9 @@ func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 			f.add(&v, g, err)
 		}
 	}
-	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode == grant.Exclusive }) {
+	if slices.ContainsFunc(v.Grants, func(g grant.Grant) bool { return g.Mode.IsWhole() }) {
 		found, err := tx.Found()
-		if v.Held = found.Held(n.Host); err != nil {
+		if v.Held = found.HeldGPUs(n.Host); err != nil {
 			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}

@@ -3,11 +3,13 @@ package watch
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // Input is all that a comparison needs.
@@ -42,6 +44,8 @@ type GPUUse struct {
 	Total   grant.Bytes `json:"total"`
 	Used    grant.Bytes `json:"used"`
 	Outside grant.Bytes `json:"outside"` // of it without a grant, or beyond one
+	// of it on MIG devices, by UUID
+	MIGOutside map[string]grant.Bytes `json:"mig_outside,omitzero"`
 	// of it by no process; the driver itself needs a little
 	Unexplained grant.Bytes `json:"unexplained"`
 	Utilization int         `json:"utilization"`                  // percent; -1: unknown
@@ -124,7 +128,14 @@ func (j *comparison) addGPU(g grant.Usage) {
 	j.usersOnGPU = nil
 	usages, accounted := j.usages(g)
 	for _, t := range usages {
-		use.Outside += j.addUsage(g, t)
+		outside := j.addUsage(g, t)
+		use.Outside += outside
+		if outside > 0 && t.device != g.UUID {
+			if use.MIGOutside == nil {
+				use.MIGOutside = map[string]grant.Bytes{}
+			}
+			use.MIGOutside[t.device] += outside
+		}
 	}
 	j.findIdleHolders(g, usages)
 	if unknown := j.unmeasured(usages); !unknown.any {
@@ -250,7 +261,7 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
 	over := beyond(*u)
-	if !hasAmount(t.grant.Mode) {
+	if t.grant.Mode.IsWhole() {
 		over, before = 0, 0
 	}
 	if over > 0 {
@@ -265,10 +276,6 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 }
 
 func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
-
-// hasAmount reports whether a grant of the mode has an amount of memory. A grant of a whole GPU or
-// partition has all of it.
-func hasAmount(m grant.Mode) bool { return m != grant.Exclusive && m != grant.MIG }
 
 // setOverGrant records that a grant is exceeded, in place of the finding before it. Of a claim's
 // containers it names the last one that adds to the use.
@@ -344,6 +351,9 @@ func (j *comparison) isMPSServer(u grant.User, uuid string) bool {
 func (j *comparison) addOutside(g grant.Usage, t *usage, u grant.User, message string) {
 	f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, Bytes: t.memory, User: u,
 		Message: message}
+	if t.device != g.UUID {
+		f.MIG = t.device
+	}
 	if t.grant != nil {
 		f.Grant = t.grant.ID
 	}
@@ -507,24 +517,23 @@ func device(g grant.Usage, t *usage) string {
 	return fmt.Sprintf("GPU %d", g.Index)
 }
 
-// Held returns the processes of containers that have a GPU without a grant for it, by GPU.
-func (r Comparison) Held() map[string][]grant.Process {
-	held := map[string][]grant.Process{}
-	for _, f := range r.Findings {
-		if f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt {
-			held[f.GPU] = append(held[f.GPU], f.User.Processes...)
-		}
-	}
-	return held
-}
-
-// Outside is the memory, by GPU, that is in use outside of all grants.
-func (r Comparison) Outside() map[string]grant.Bytes {
-	outside := map[string]grant.Bytes{}
+// Found is what placements count as taken of it.
+func (r Comparison) Found() ledger.Found {
+	found := ledger.Found{Outside: map[string]grant.Bytes{}, Held: map[string][]grant.Process{}}
 	for _, g := range r.GPUs {
 		if g.Outside > 0 {
-			outside[g.UUID] = g.Outside
+			found.Outside[g.UUID] = g.Outside
+		}
+		maps.Copy(found.Outside, g.MIGOutside)
+	}
+	for _, f := range r.Findings {
+		switch {
+		case f.Kind == grant.OverGrant:
+			found.Excess = append(found.Excess, grant.Excess{Grant: f.Grant, GPU: f.GPU, Bytes: f.Bytes})
+		case f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt:
+			uuid := cmp.Or(f.MIG, f.GPU)
+			found.Held[uuid] = append(found.Held[uuid], f.User.Processes...)
 		}
 	}
-	return outside
+	return found
 }

@@ -215,7 +215,7 @@ func TestFindings(t *testing.T) {
 				strings.Join(c.want, "\n     "))
 		}
 		var out grant.Bytes
-		for _, bytes := range r.Outside() {
+		for _, bytes := range r.Found().Outside {
 			out += bytes
 		}
 		if out != c.out {
@@ -302,6 +302,16 @@ func TestMIG(t *testing.T) {
 		"uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
 		t.Errorf("%+v", r.Findings)
 	}
+	if found := Compare(s).Found(); len(found.Outside) != 2 || found.Outside["MIG-2"] != grant.GiB ||
+		len(found.Held) != 1 || len(found.Held["MIG-2"]) != 1 {
+		t.Errorf("%+v", found)
+	}
+	s.runs(12, 0, "/pods/other", 2*grant.GiB).Device = "MIG-1"
+	s.runs(13, 0, "/user.slice", grant.GiB).Device = "MIG-1"
+	if found := Compare(s).Found(); found.Outside["MIG-1"] != 3*grant.GiB ||
+		found.Outside[gpu0] != 4*grant.GiB || found.Excess != nil {
+		t.Errorf("%+v", found)
+	}
 	s.Sample.GPUs[0].MIG, s.Sample.GPUs[0].Processes = []string{"MIG-2"}, nil
 	r := Compare(s)
 	if len(r.Findings) < 2 || r.Findings[0].Message !=
@@ -384,7 +394,7 @@ func TestTracker(t *testing.T) {
 		}
 		r = pass(20+i, hidden)
 	}
-	if len(r.Findings) != 1 || r.GPUs[0].Outside != 2*grant.GiB || r.Outside()[gpu0] != 2*grant.GiB {
+	if len(r.Findings) != 1 || r.GPUs[0].Outside != 2*grant.GiB || r.Found().Outside[gpu0] != 2*grant.GiB {
 		t.Errorf("not believed: %+v", r)
 	}
 	pass(30, func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79} })

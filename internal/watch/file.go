@@ -2,6 +2,7 @@ package watch
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,7 +53,10 @@ func Save(runDir, bootID string, r Comparison) error {
 func (r Comparison) Differs(o Comparison) bool {
 	same := slices.EqualFunc(r.GPUs, o.GPUs, func(a, b GPUUse) bool {
 		return a.UUID == b.UUID && a.Total == b.Total && a.Processes == b.Processes &&
-			difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100
+			difference(a.Used, b.Used) <= a.Total/100 && difference(a.Outside, b.Outside) <= a.Total/100 &&
+			maps.EqualFunc(a.MIGOutside, b.MIGOutside, func(x, y grant.Bytes) bool {
+				return difference(x, y) <= a.Total/100
+			})
 	})
 	return !same || r.Stale != o.Stale || len(r.Findings) != len(o.Findings) || len(r.Grants) != len(o.Grants)
 }

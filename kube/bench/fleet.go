@@ -21,6 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/kube/dra"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
@@ -148,8 +149,8 @@ func (f *fleet) start(ctx context.Context) error {
 func (f *fleet) outside(mib int) error {
 	return together(len(f.members), 10, func(i int) error {
 		m := f.members[i]
-		return m.driver.Ledger.Open().Ledger.SetFound(map[string]grant.Bytes{
-			m.first: grant.Bytes(mib) * grant.MiB}, nil)
+		return m.driver.Ledger.Open().Ledger.SetFound(ledger.Found{
+			Outside: map[string]grant.Bytes{m.first: grant.Bytes(mib) * grant.MiB}})
 	})
 }
 

@@ -201,7 +201,7 @@ func (r *Resource) check() error {
 		return fmt.Errorf("resource %q has a unit, and counts no memory", name)
 	case r.Unit != 0 && grant.Bytes(r.Unit)%grant.MiB != 0:
 		return fmt.Errorf("resource %q: the unit has to be a whole number of MiB", name)
-	case r.Mode == grant.Exclusive || r.Mode == grant.MIG:
+	case r.Mode.IsWhole():
 		return fmt.Errorf("resource %q: shares are in mode limit, timeslice or mps, not %s", name, r.Mode)
 	case r.Mode != "" && !slices.Contains(grant.Modes, r.Mode):
 		return fmt.Errorf("resource %q: there is no mode %q", name, grant.Printable(string(r.Mode)))

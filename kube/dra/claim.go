@@ -178,7 +178,7 @@ func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 		return allocatedPart{}, err
 	}
 	of := allocatedPart{request: result.Request, uuid: seat.UUID(), mode: mode}
-	if mode == grant.Exclusive || mode == grant.MIG {
+	if mode.IsWhole() {
 		return of, nil
 	}
 	if !found {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
@@ -308,7 +309,8 @@ func TestClaimsForWholeGPUsAreFollowed(t *testing.T) {
 // usedOutside makes a program use a GiB of the first GPU outside the ledger.
 func usedOutside(n *nodeledgertest.SimulatedNode) {
 	n.T.Helper()
-	if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{n.UUID(0): grant.GiB}, nil); err != nil {
+	if err := n.Open().Ledger.SetFound(ledger.Found{
+		Outside: map[string]grant.Bytes{n.UUID(0): grant.GiB}}); err != nil {
 		n.T.Fatal(err)
 	}
 }

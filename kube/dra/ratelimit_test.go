@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -37,7 +38,7 @@ func newPaced(t *testing.T) *pacedSite {
 func (p *pacedSite) second(t *testing.T, outside grant.Bytes) int {
 	t.Helper()
 	found := map[string]grant.Bytes{p.UUID(0): outside}
-	if err := p.SimulatedNode.Open().Ledger.SetFound(found, nil); err != nil {
+	if err := p.SimulatedNode.Open().Ledger.SetFound(ledger.Found{Outside: found}); err != nil {
 		t.Fatal(err)
 	}
 	p.now = p.now.Add(time.Second)

@@ -259,7 +259,7 @@ func integer(n int) resourceapi.DeviceAttribute {
 const (
 	// It takes no grants: it is unhealthy, or its entry in the ledger is damaged.
 	taintClosed = "gpuledger.dev/closed"
-	// It is used outside the ledger, so no grant can have the whole of it.
+	// It is used outside the ledger, so no grant can have the whole GPU or MIG device.
 	taintOutside = "gpuledger.dev/outside"
 	// Its MPS daemon also serves other GPUs, so it takes no grant over this GPU alone.
 	taintServed = "gpuledger.dev/served"
@@ -280,7 +280,7 @@ func taints(p nodeledger.Content, s admission.Seat, mode grant.Mode, offer grant
 	if s.Closed != "" {
 		add(taintClosed, label(s.Closed))
 	}
-	if s.Outside > 0 && mode == grant.Exclusive {
+	if s.Outside > 0 && mode.IsWhole() {
 		add(taintOutside, label(s.Outside.String()))
 	}
 	if unserved != "" && mode == grant.MPS {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 )
 
@@ -128,8 +129,8 @@ func TestPublishedDevices(t *testing.T) {
 		}, nil},
 		"what is used outside the ledger is subtracted, and the whole GPU is not offered": {
 			several, func(n *nodeledgertest.SimulatedNode) {
-				if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{
-					n.UUID(0): 3 * grant.GiB}, nil); err != nil {
+				if err := n.Open().Ledger.SetFound(ledger.Found{
+					Outside: map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}}); err != nil {
 					n.T.Fatal(err)
 				}
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
@@ -165,6 +166,20 @@ func TestPublishedDevices(t *testing.T) {
 			})
 			n.Grant(admission.Ask{Mode: grant.MIG, Profile: "1g.10gb"}) // by hand
 		}, []string{"0 mig memory=40Gi"}},
+		"a MIG device used outside the ledger is tainted": {"", func(n *nodeledgertest.SimulatedNode) {
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
+				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
+			})
+			inv, problem := n.Open().Inventory()
+			if problem != nil {
+				n.T.Fatal(problem)
+			}
+			if err := n.Open().Ledger.SetFound(ledger.Found{Outside: map[string]grant.Bytes{
+				inv.GPUs[0].UUID:        4 * grant.GiB,
+				inv.GPUs[0].MIG[0].UUID: 4 * grant.GiB}}); err != nil {
+				n.T.Fatal(err)
+			}
+		}, []string{"0 mig memory=40Gi gpuledger.dev/outside=4GiB", "0 mig memory=10Gi"}},
 		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 limit memory=16Gi compute=100"}},

@@ -25,7 +25,8 @@ func TestRoomNamesNoTenant(t *testing.T) {
 	n.SetGPUs(4, 16*grant.GiB, func(all []simulated.GPUDescription) { all[3].Health = "lost" })
 	one := n.Grant(admission.Ask{Mode: grant.Exclusive, Names: []string{"0"}, Label: "secret project"})
 	n.Grant(admission.Ask{Mode: grant.Timeslice, Memory: 5 * grant.GiB, Names: []string{"1"}})
-	if err := n.Open().Ledger.SetFound(map[string]grant.Bytes{n.UUID(2): grant.GiB}, nil); err != nil {
+	if err := n.Open().Ledger.SetFound(ledger.Found{
+		Outside: map[string]grant.Bytes{n.UUID(2): grant.GiB}}); err != nil {
 		t.Fatal(err)
 	}
 	_, _, err := n.Enter(admission.Ask{Mode: grant.Limit, Memory: 16 * grant.GiB, Compute: 10,

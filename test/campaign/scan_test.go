@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -151,10 +152,25 @@ func (c *campaign) audit() {
 	live := c.lives()
 	c.compare(live, grants)
 	c.heldByNone()
-	for _, l := range live {
-		c.scan(l, grants)
+	next := make(chan seen)
+	var scans sync.WaitGroup
+	for range scansAtOnce {
+		scans.Go(func() {
+			for l := range next {
+				c.scan(l, grants)
+			}
+		})
 	}
+	for _, l := range live {
+		next <- l
+	}
+	close(next)
+	scans.Wait()
 }
+
+// scansAtOnce is how many containers are looked at from inside at once: a scan waits for several
+// programs, one after another.
+const scansAtOnce = 4
 
 // heldByNone finds grants that are held for a container of which no process lives.
 func (c *campaign) heldByNone() {

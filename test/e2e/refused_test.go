@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -214,5 +215,5 @@ func (s *site) outside(memory grant.Bytes) {
 	for _, g := range inventory.GPUs {
 		used[g.UUID] = memory
 	}
-	must(s.T, n.Ledger.SetFound(used, nil))
+	must(s.T, n.Ledger.SetFound(ledger.Found{Outside: used}))
 }

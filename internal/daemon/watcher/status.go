@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -69,19 +70,20 @@ const recordEvery = time.Minute
 // record writes files of the run directory: what placements count as taken, and what `gpuledger
 // inspect` shows.
 func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
-	outside, held := r.Outside(), r.Held()
-	if w.recorded == nil {
-		w.recorded = w.ledger.Outside // as the last gpuledgerd left it
+	found := r.Found()
+	if w.recorded.Outside == nil { // as the last gpuledgerd left it
+		w.recorded = ledger.Found{Outside: w.ledger.Outside, Excess: w.ledger.Excess}
 		if len(w.ledger.Held) > 0 {
-			w.recordedHeld = map[string][]grant.Process{"": nil} // differs from any, so that it is written
+			w.recorded.Held = map[string][]grant.Process{"": nil} // differs from any, so that it is written
 		}
 	}
-	same := maps.Equal(outside, w.recorded) && maps.EqualFunc(held, w.recordedHeld, slices.Equal)
-	if !same || len(outside)+len(held) > 0 && r.Taken.Sub(w.recordedAt) > recordEvery {
-		if err := n.Ledger.SetFound(outside, held); err != nil {
+	same := maps.Equal(found.Outside, w.recorded.Outside) && slices.Equal(found.Excess, w.recorded.Excess) &&
+		maps.EqualFunc(found.Held, w.recorded.Held, slices.Equal)
+	if !same || len(found.Outside)+len(found.Held) > 0 && r.Taken.Sub(w.recordedAt) > recordEvery {
+		if err := n.Ledger.SetFound(found); err != nil {
 			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
 		}
-		w.recorded, w.recordedHeld, w.recordedAt = outside, held, r.Taken
+		w.recorded, w.recordedAt = found, r.Taken
 	}
 	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveEvery {
 		return nil

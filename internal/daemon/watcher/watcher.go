@@ -21,6 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -53,12 +54,11 @@ type Watcher struct {
 	nodes          func(grant.Inventory) map[uint64]string
 	opened         map[string][]int // the processes that had a GPU's node open, by GPU
 	nextLook       time.Time        // when opened is read again
-	recordedHeld   map[string][]grant.Process
-	next           time.Time              // no pass before
-	recorded       map[string]grant.Bytes // as last recorded outside the ledger
-	recordedAt     time.Time              // when that was
-	saved          watch.Comparison       // as last saved
-	failure        error                  // of the last pass
+	next           time.Time        // no pass before
+	recorded       ledger.Found     // as last recorded
+	recordedAt     time.Time        // when that was
+	saved          watch.Comparison // as last saved
+	failure        error            // of the last pass
 
 	mu     sync.Mutex
 	status watch.Status

@@ -146,7 +146,7 @@ func wanted(c *cli.Context) ([]deviceplugin.Resource, error) {
 			c.String("unit"))
 	}
 	mode, err := grant.ParseMode(c.String("mode"))
-	if err != nil || mode == grant.Exclusive || mode == grant.MIG {
+	if err != nil || mode.IsWhole() {
 		return nil, usage.Error(c, "cannot use --mode %q: want timeslice, limit or mps", c.String("mode"))
 	}
 	known := map[string]deviceplugin.Resource{"memory": deviceplugin.Memory(unit, mode),
