@@ -291,15 +291,12 @@ lint: ## gofmt, the length of lines, go vet, staticcheck, tidy modules, and shel
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)
-	@found=0; \
-	for package in $$(go list ./...); do \
-	  names=$$(go test -p $(JOBS) -list '^Fuzz' "$$package"); \
-	  for name in $$(grep '^Fuzz' <<<"$$names" || true); do \
-	    found=1; echo "== $$package $$name"; \
-	    go test -p $(JOBS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package"; \
+	@for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' * | xargs -n1 dirname | sort -u); do \
+	  for name in $$(grep -hoE '^func Fuzz\w+' "$$dir"/*_test.go | cut -d' ' -f2); do \
+	    echo "== $$dir $$name"; \
+	    go -C "$$dir" test -p $(JOBS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
 	  done; \
-	done; \
-	[ $$found = 1 ] || { echo "cannot fuzz: no package has a Fuzz function" >&2; exit 1; }
+	done
 
 .PHONY: torture
 torture: ## containers of every engine and mode while everything breaks, for TIME (30m); an interrupted one goes on; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
