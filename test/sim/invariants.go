@@ -22,6 +22,8 @@ func (l *life) check() {
 		l.fail("grant %s is damaged: %s", d.ID, d.Err)
 	}
 	l.checkSums(v)
+	l.checkDevices(v)
+	l.checkFound(v)
 	l.checkOwners(v)
 	l.checkBoxes(v)
 	l.checkAlive(v)
@@ -168,8 +170,9 @@ func (l *life) sawEntered(v grant.View) {
 func (l *life) finish() {
 	l.rates, l.calm = rates{}, true
 	l.drain()
-	l.sick = make([]bool, l.gpus)
+	l.sick, l.divisions = make([]bool, l.gpus), make([]division, l.gpus)
 	must(l.machine.scan(l.eyes))
+	l.unwatched()
 	l.check()
 	l.settled()
 	l.settleUsers()
@@ -227,7 +230,8 @@ func (l *life) one(name string, act func(n *node.Node) error) (err error) {
 func (l *life) admits(h *holding) {
 	v := l.view()
 	i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
-	if !h.acked || i < 0 || len(v.Grants[i].Bindings) > 0 || !v.Grants[i].Live(l.now) {
+	if !h.acked || i < 0 || len(v.Grants[i].Bindings) > 0 || !v.Grants[i].Live(l.now) ||
+		v.Grants[i].Mode == grant.MIG { // its device is gone
 		return
 	}
 	name := slices.IndexFunc(make([]int, names), func(int) bool { return true })

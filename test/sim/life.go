@@ -65,10 +65,15 @@ type life struct {
 	lines   []string
 	seen    sight
 
+	inventory grant.Inventory // that is read now; without GPUs where it cannot be
+	watches   bool            // gpuledgerd finds use that was not granted
+	before    grant.View      // of the last step
+
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
 	controls []*control
 	server   bool                       // its grants are mostly of mode mps
+	divides  bool                       // its administrator makes MIG devices, and removes them
 	entries  int                        // into the queue
 	limitsAt int                        // the step at which the records were last checked
 	started  int                        // containers
@@ -93,6 +98,7 @@ func newLife(dir string, seed uint64, traced bool) *life {
 		l.rates.fault, l.rates.readFault = .01, .001
 	}
 	l.server = r.IntN(3) == 0
+	l.divides, l.watches = !l.server && r.IntN(3) == 0, r.IntN(3) == 0
 	l.trace = func(format string, args ...any) {
 		if !traced {
 			return
@@ -101,6 +107,7 @@ func newLife(dir string, seed uint64, traced bool) *life {
 	}
 	host.Simulated = l.scheduler
 	l.eyes = l.node(observer)
+	l.scheduler.locked, l.scheduler.made = l.sawLock, l.sawStep
 	must(l.machine.scan(l.eyes))
 	return l
 }
@@ -170,6 +177,10 @@ func (l *life) act() {
 	}
 	if l.server && l.random.IntN(2) == 0 {
 		l.aboutMPS()
+		return
+	}
+	if l.watches && l.random.IntN(20) == 0 {
+		l.watch()
 		return
 	}
 	switch n := l.random.IntN(158); {
@@ -284,6 +295,7 @@ func (l *life) crash() {
 	}
 	l.boot()
 	l.eyes = l.node(observer)
+	l.sawInventory()
 	if l.random.IntN(3) > 0 {
 		must(l.machine.scan(l.eyes))
 	}

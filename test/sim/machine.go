@@ -37,6 +37,8 @@ type machine struct {
 	gpus   int
 	sick   []bool
 
+	divisions []division // of each GPU
+
 	template *node.Node      // with the configuration, which every process has read
 	made     map[string]bool // directories that write has made
 	changes  int             // of what tells whether containers run
@@ -94,7 +96,8 @@ file = ""
 
 func newMachine(dir string, gpus int) *machine {
 	m := &machine{dir: dir, gpus: gpus, made: map[string]bool{}, sick: make([]bool, gpus),
-		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+		divisions: make([]division, gpus),
+		now:       time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	m.latest = m.now
 	m.write(fmt.Sprintf(config, m.path("state"), m.path("run"), m.path("shim")), "config.toml")
 	must(os.Mkdir(m.path("state"), 0o700))
@@ -198,7 +201,7 @@ func (m *machine) scan(n *node.Node) error {
 		return err
 	}
 	inv := grant.Inventory{Version: 1, BootID: boot, Taken: m.now, Source: "simulated",
-		Majors: map[string]int{"nvidia": 195}}
+		Majors: map[string]int{"nvidia": 195, "nvidia-caps": 238}}
 	inv.Driver.Root = "/"
 	inv.Driver.Files = []grant.DriverFile{{Path: "/usr/lib/libcuda.so.1", Target: "/usr/lib",
 		Kind: grant.FileLibrary, Bits: 64, Names: []string{"libcuda.so.1"}, Capability: grant.Compute}}
@@ -207,7 +210,8 @@ func (m *machine) scan(n *node.Node) error {
 			Path: "/usr/bin/" + name, Target: "/usr/bin/" + name})
 	}
 	for i := range m.gpus {
-		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy}
+		g := grant.GPU{UUID: uuid(i), Index: i, Minor: i, Name: "test", Memory: card, Health: grant.Healthy,
+			MIG: m.migDevices(i)}
 		if m.sick[i] {
 			g.Health = "fell off the bus"
 		}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -31,6 +32,8 @@ type process struct {
 	update   bool        // it changes a grant, which takes two changes of two files
 	ready    []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
 	of       *gpuledgerd // whose thread it is
+	// the inventories that there were since it had the ledger's lock (partitions.go)
+	inventories []grant.Inventory
 	// blocked reports whether it waits for something else than a lock; nil: it does not
 	blocked func() bool
 }
@@ -48,6 +51,9 @@ type scheduler struct {
 	failed  string // of the code under test, as a panic
 	faults  bool   // a disk has failed
 	steps   int    // that have changed files
+	// locked is called when a process has got a lock, made when a step has been made
+	locked func(p *process, path string)
+	made   func(step host.Step)
 }
 
 // rates are probabilities for each step of a process.
@@ -139,6 +145,7 @@ func (s *scheduler) Before(step host.Step) error {
 			s.yield(p)
 		}
 		p.waits, s.locks[step.Path] = "", p
+		s.locked(p, step.Path)
 	}
 	return s.fault(p, step)
 }
@@ -176,6 +183,7 @@ func (s *scheduler) After(step host.Step, err error) {
 	}
 	if err == nil {
 		s.disk.made(step)
+		s.made(step)
 	}
 	if err == nil && shows(step) {
 		s.steps++

@@ -45,6 +45,7 @@ func (l *life) answered(p *process, h *holding, g grant.Grant, reference grant.R
 	h.busy = false
 	if err == nil {
 		h.acked, h.id, h.reference, h.expires = true, g.ID, reference, g.Expires
+		l.checkPlaced(p, g)
 	} else if p.faults < 2 && l.labelled(h.label) != nil {
 		l.fail("%s returned an error, and its grant is there: %v", p.name, err)
 	}
@@ -62,8 +63,14 @@ func (l *life) draft() (*holding, admission.Ask) {
 	if l.server && l.random.IntN(4) > 0 {
 		ask.Mode = grant.MPS
 	}
+	if l.divides && l.random.IntN(2) == 0 {
+		ask.Mode, ask.Profile = grant.MIG, profile
+	}
 	each := card
-	if ask.Mode != grant.Exclusive {
+	switch {
+	case ask.Mode == grant.MIG:
+		each = slice
+	case ask.Mode != grant.Exclusive:
 		each = grant.Bytes(1+l.random.IntN(8)) * grant.GiB
 		ask.Memory = each * grant.Bytes(ask.GPUs)
 	}
@@ -194,12 +201,13 @@ func (l *life) make(p *process, n *node.Node, name int, engine grant.Engine, ann
 	}
 	b := &box{name: name, creator: p}
 	if d.Bound {
-		b.grant, b.alone = d.Grant.ID, d.Grant.Mode == grant.Exclusive
+		b.grant, b.alone = d.Grant.ID, d.Grant.Mode.IsWhole()
 		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS
 		if d.Grant.Expired(p.earliest) {
 			l.fail("%s is admitted with grant %s, which had expired before", p.name, d.Grant.ID)
 		}
 		l.checkClient(p, d.Grant)
+		l.checkPlaced(p, *d.Grant)
 		for _, s := range d.Grant.GPUs {
 			b.gpus = append(b.gpus, s.UUID)
 		}
@@ -397,6 +405,9 @@ func (l *life) look() {
 	if l.random.IntN(2) == 0 {
 		i := l.random.IntN(l.gpus)
 		l.sick[i] = !l.sick[i]
+	}
+	if l.divides && l.random.IntN(2) == 0 {
+		l.divide(l.random.IntN(l.gpus))
 	}
 	l.begin("scan", func(_ *process, n *node.Node) { _ = l.machine.scan(n) })
 }

@@ -1,0 +1,106 @@
+package sim
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/node"
+)
+
+// watch is a look of gpuledgerd at what is used of the GPUs: by containers beyond their grants, by
+// containers without one, and by processes of the node.
+func (l *life) watch() {
+	found := ledger.Found{Outside: map[string]grant.Bytes{}, Held: map[string][]grant.Process{}}
+	for _, g := range l.view().Grants {
+		for _, s := range g.GPUs {
+			if len(g.Bindings) > 0 && !g.Mode.IsWhole() && l.random.IntN(2) == 0 {
+				excess := grant.Bytes(1+l.random.IntN(3)) * grant.GiB
+				found.Excess = append(found.Excess, grant.Excess{Grant: g.ID, GPU: s.UUID, Bytes: excess})
+				found.Outside[s.UUID] += excess
+			}
+		}
+	}
+	for _, d := range l.inventory.Devices() {
+		if l.random.IntN(4) == 0 {
+			found.Outside[d.UUID()] += grant.Bytes(1+l.random.IntN(4)) * grant.GiB
+		}
+		i := l.random.IntN(2 * names)
+		if i < len(l.boxes) && l.boxes[i].pid != 0 && l.boxes[i].grant == "" {
+			found.Held[d.UUID()] = []grant.Process{{PID: l.boxes[i].pid, Start: l.boxes[i].start}}
+		}
+	}
+	l.begin("watch", func(_ *process, n *node.Node) { _ = n.Ledger.SetFound(found) })
+}
+
+// unwatched is when nothing is used any more that was not granted.
+func (l *life) unwatched() {
+	err := l.one("watch", func(n *node.Node) error { return n.Ledger.SetFound(ledger.Found{}) })
+	if err != nil {
+		l.fail("what is used cannot be recorded: %v", err)
+	}
+}
+
+// checkFound: what was granted since the last step is free, by what was found before.
+func (l *life) checkFound(v grant.View) {
+	before := l.before
+	l.before = v
+	if !l.watches || !v.Now.Equal(before.Now) || !maps.Equal(v.Outside, before.Outside) ||
+		!slices.Equal(sortedExcess(v), sortedExcess(before)) || !maps.Equal(v.Held, before.Held) {
+		return
+	}
+	had := map[shareOf]grant.Bytes{}
+	for _, g := range before.Grants {
+		for _, s := range g.GPUs {
+			if g.Live(l.now) {
+				had[shareOf{g.ID, s.UUID}] = s.Memory
+			}
+		}
+	}
+	for _, g := range v.Grants {
+		for _, s := range g.GPUs {
+			if g.Live(l.now) && s.Memory > had[shareOf{g.ID, s.UUID}] {
+				l.checkFree(v, g, s.UUID)
+			}
+		}
+	}
+}
+
+type shareOf struct {
+	id   grant.ID
+	uuid string
+}
+
+func sortedExcess(v grant.View) []grant.Excess {
+	return slices.SortedFunc(slices.Values(v.Excess), func(a, b grant.Excess) int {
+		return slices.Compare([]string{string(a.Grant), a.GPU}, []string{string(b.Grant), b.GPU})
+	})
+}
+
+// checkFree: a GPU or MIG device of which a grant has got something is used by nobody else where
+// the grant is of all of it, and otherwise has room for it.
+func (l *life) checkFree(v grant.View, g grant.Grant, uuid string) {
+	used := v.Outside[uuid]
+	for _, e := range v.Excess {
+		if e.Grant == g.ID && e.GPU == uuid {
+			used -= e.Bytes
+		}
+	}
+	if g.Mode.IsWhole() {
+		if used > 0 || v.Held[uuid] {
+			l.fail("grant %s has all of %s, of which %s are used (held: %v)", g.ID, uuid, used, v.Held[uuid])
+		}
+		return
+	}
+	for _, o := range v.Grants {
+		for _, s := range o.GPUs {
+			if s.UUID == uuid && o.Live(l.now) {
+				used += s.Memory
+			}
+		}
+	}
+	if used > card {
+		l.fail("grant %s has a part of %s, of which %s are granted or used: %v", g.ID, uuid, used, v.Outside)
+	}
+}

@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// division is how an administrator has divided a GPU into MIG devices.
+type division struct {
+	devices int // 0: it is a whole
+	number  int // of its divisions so far, for each has devices of its own
+}
+
+const (
+	slice   = 2 * grant.GiB // the memory of a MIG device
+	profile = "1g.2gb"
+)
+
+// divide divides a GPU, or makes it a whole again. The inventory does not know yet.
+func (l *life) divide(i int) {
+	p := &l.divisions[i]
+	if p.devices > 0 {
+		p.devices = 0
+	} else {
+		p.devices = 1 + l.random.IntN(3)
+		p.number++
+	}
+	l.trace("GPU %d has %d MIG devices", i, p.devices)
+}
+
+// migDevices are those of a GPU.
+func (m *machine) migDevices(i int) (devices []grant.MIGDevice) {
+	of := m.divisions[i]
+	for k := range of.devices {
+		devices = append(devices, grant.MIGDevice{UUID: fmt.Sprintf("MIG-%d-%d-%d", i, of.number, k),
+			Profile: profile, Memory: slice, GI: 1 + k, Caps: [2]int{100*i + 10 + k, 100*i + 20 + k}})
+	}
+	return devices
+}
+
+// sawInventory notes the inventory that everybody reads from now on, for the processes that have
+// locked the ledger, too: they may read it again.
+func (l *life) sawInventory() {
+	current := l.current
+	l.current = nil
+	inv, problem := l.eyes.Inventory()
+	if l.current = current; problem != nil {
+		inv = grant.Inventory{}
+	}
+	l.inventory = inv
+	for _, p := range l.all {
+		if !p.done {
+			p.inventories = append(p.inventories, inv)
+		}
+	}
+}
+
+// sawStep is when a step has been made, which may have changed the inventory.
+func (l *life) sawStep(s host.Step) {
+	path := gpu.Path(l.eyes.Policy.StateDir)
+	if s.Kind == host.Renames && s.To == path || s.Kind == host.Removes && s.Path == path {
+		l.sawInventory()
+	}
+}
+
+// sawLock is when a process has got a lock. What it decides with the ledger's is decided by an
+// inventory from then on.
+func (l *life) sawLock(p *process, path string) {
+	if path == l.path("run/lock") {
+		p.inventories = []grant.Inventory{l.inventory}
+	}
+}
+
+// checkPlaced: what is admitted, or granted, is there and can be used, by one of the inventories
+// since the process had the ledger's lock.
+func (l *life) checkPlaced(p *process, g grant.Grant) {
+	usable := func(inv grant.Inventory) bool {
+		return !slices.ContainsFunc(g.GPUs, func(s grant.Share) bool {
+			d, known := inv.Device(s.UUID)
+			return !known || d.GPU.Health != grant.Healthy || (d.MIG != nil) != (g.Mode == grant.MIG) ||
+				d.MIG == nil && len(d.GPU.MIG) > 0
+		})
+	}
+	if !slices.ContainsFunc(p.inventories, usable) {
+		l.fail("%s has grant %s of %v, which the inventory says cannot be used", p.name, g.ID, g.UUIDs())
+	}
+}
+
+// checkDevices: no MIG device has two grants.
+func (l *life) checkDevices(v grant.View) {
+	has := map[string]grant.ID{}
+	for _, g := range v.Grants {
+		if g.Mode != grant.MIG || !g.Live(l.now) {
+			continue
+		}
+		for _, s := range g.GPUs {
+			if other := has[s.UUID]; other != "" {
+				l.fail("%s has the grants %s and %s", s.UUID, other, g.ID)
+			}
+			has[s.UUID] = g.ID
+		}
+	}
+}
