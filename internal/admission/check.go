@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -94,7 +95,9 @@ func checkUsable(q *question, g *grant.Grant) (found findings) {
 			found.add(grant.GPUUnhealthy, s.UUID, "is not there any more")
 		case d.Trouble() != "":
 			found.add(grant.GPUUnhealthy, s.UUID, d.Trouble())
-		case g.Mode.IsWhole() && q.view.Held[s.UUID]:
+		case g.Mode.IsWhole() && slices.ContainsFunc(d.SharingMemory(), func(uuid string) bool {
+			return q.view.Held[uuid]
+		}):
 			found.add(grant.GrantInUse, "held:"+s.UUID, s.UUID)
 		}
 	}

@@ -341,8 +341,8 @@ func TestAMIGDeviceIsGrantedWhole(t *testing.T) {
 	}
 }
 
-// TestAMIGDeviceThatIsUsedWithoutAGrant takes no grant, and no container starts with one that it
-// has. Its neighbours do.
+// TestAMIGDeviceThatIsUsedWithoutAGrant: it is not granted, and no container starts with a grant of
+// it. That holds for the compute instances of one GPU instance together, which share their memory.
 func TestAMIGDeviceThatIsUsedWithoutAGrant(t *testing.T) {
 	for name, c := range map[string]struct {
 		view grant.View
@@ -372,6 +372,28 @@ func TestAMIGDeviceThatIsUsedWithoutAGrant(t *testing.T) {
 			if v := w.decide(); v.Kind != want || want == grant.Refused && v.Code != grant.GrantInUse {
 				t.Errorf("%s: a create with %s: %s %s", name, device, v.Kind, v.Code)
 			}
+		}
+	}
+}
+
+// TestComputeInstancesShareMemory: MIG-d and MIG-e are of one GPU instance.
+func TestComputeInstancesShareMemory(t *testing.T) {
+	for name, v := range map[string]grant.View{
+		"used": {Now: now, Outside: map[string]grant.Bytes{"MIG-d": 30 * grant.GiB}},
+		"held": {Now: now, Held: map[string]bool{"MIG-d": true}},
+	} {
+		free, err := Free(v, partitioned(), grant.Policy{})
+		if err != nil || free["MIG-d"] != 0 || free["MIG-e"] != 0 || free["MIG-a"] != 10*grant.GiB {
+			t.Errorf("%s: free is %v, %v", name, free, err)
+		}
+		if _, err := Place(Ask{Mode: grant.MIG, Owner: grant.Bearer, Names: []string{"MIG-e"}}, "", v,
+			partitioned(), grant.Policy{}); err == nil {
+			t.Errorf("%s: MIG-e is granted", name)
+		}
+		w := mig("MIG-e")
+		w.v.Held = v.Held
+		if d := w.decide(); (d.Kind == grant.Refused) != (v.Held != nil) {
+			t.Errorf("%s: a create with MIG-e: %s %s", name, d.Kind, d.Code)
 		}
 	}
 }

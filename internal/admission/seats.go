@@ -98,16 +98,20 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 		if err != nil {
 			return nil, err
 		}
-		s := seat{device: d, pool: pool, compute: 100, closed: whyClosed(d, v),
-			outside: subtract(v.Outside[d.UUID()], v.ExcessOf(updated, d.UUID())),
-			held:    v.Held[d.UUID()] || v.Held[d.GPU.UUID]}
+		s := seat{device: d, pool: pool, compute: 100, closed: whyClosed(d, v), held: v.Held[d.GPU.UUID]}
+		for _, uuid := range d.SharingMemory() {
+			s.outside += subtract(v.Outside[uuid], v.ExcessOf(updated, uuid))
+			s.held = s.held || v.Held[uuid]
+		}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
 		}
 		if s.space = d.Memory(); d.MIG == nil { // a MIG device is granted as a whole
 			s.space = subtract(s.space, grant.Bytes(p.Rules.Reserve), s.outside)
 		}
-		s.free = s.space
+		if s.free = s.space; d.MIG != nil && (s.outside > 0 || s.held) {
+			s.free = 0
+		}
 		for _, g := range v.Grants {
 			if g.ID != updated && g.Live(v.Now) {
 				s = withGrant(s, g)

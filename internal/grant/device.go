@@ -64,6 +64,20 @@ func (d Device) Memory() Bytes {
 	return d.GPU.Memory
 }
 
+// SharingMemory lists the UUIDs of the devices that have the same memory: the compute instances of
+// one GPU instance, or the device alone.
+func (d Device) SharingMemory() (uuids []string) {
+	if d.MIG == nil {
+		return []string{d.GPU.UUID}
+	}
+	for _, m := range d.GPU.MIG {
+		if m.GI == d.MIG.GI {
+			uuids = append(uuids, m.UUID)
+		}
+	}
+	return uuids
+}
+
 // Trouble says why the device cannot be used; "" if it can.
 func (d Device) Trouble() string {
 	switch {

@@ -87,9 +87,10 @@ type Finding struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// Key identifies the finding: it is the same in every sample.
+// Key identifies the finding: it is the same in every sample. One user's use of several MIG devices
+// of a GPU is one finding, or who goes from one to the other would never be stopped.
 func (f Finding) Key() string {
-	return strings.Join([]string{string(f.Kind), f.GPU, f.MIG, string(f.Grant), f.User.Key()}, "\x00")
+	return strings.Join([]string{string(f.Kind), f.GPU, string(f.Grant), f.User.Key()}, "\x00")
 }
 
 // User is a container, or a process of the node itself, that uses a GPU.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/order"
 )
 
 // foundRecord is what the watch found, as its file holds it.
@@ -73,9 +75,14 @@ func (tx *Tx) Found() (Found, error) {
 func (r foundRecord) found() Found {
 	f := Found{Outside: r.GPUs, Held: make(map[string][]grant.Process, len(r.Held))}
 	for key, bytes := range r.Excess {
-		id, gpu, _ := strings.Cut(key, "/")
-		f.Excess = append(f.Excess, grant.Excess{Grant: grant.ID(id), GPU: gpu, Bytes: bytes})
+		name, gpu, _ := strings.Cut(key, "/")
+		if id, err := grant.ParseID(name); err == nil {
+			f.Excess = append(f.Excess, grant.Excess{Grant: id, GPU: gpu, Bytes: bytes})
+		}
 	}
+	order.Stable(f.Excess, func(a, b grant.Excess) int {
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Grant, b.Grant))
+	})
 	for uuid, processes := range r.Held {
 		for text := range strings.FieldsSeq(processes) {
 			pid, start, _ := strings.Cut(text, "/")

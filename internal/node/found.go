@@ -18,6 +18,7 @@ type foundLine struct {
 	Action    string            `json:"action"` // "found", "over", "stopped" or "not-stopped"
 	Finding   grant.FindingKind `json:"finding"`
 	GPU       string            `json:"gpu"`
+	MIG       string            `json:"mig,omitzero"`
 	Index     int               `json:"index"`
 	Bytes     grant.Bytes       `json:"bytes"`
 	Grant     grant.ID          `json:"grant,omitzero"`
@@ -41,7 +42,7 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 		return
 	}
 	line := foundLine{Time: n.Host.Now().UTC(), Action: action, Finding: f.Kind, GPU: word(f.GPU),
-		Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
+		MIG: word(f.MIG), Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
 		Container: word(f.User.Container), Command: word(f.User.Command), Reaction: reaction, Since: f.Since,
 		Message: cut(message, maxText)}
 	if pod := bounded(f.User.Pod); pod != (grant.Identity{}) {
@@ -66,6 +67,7 @@ func (l foundLine) json() ([]byte, error) {
 		w.Name("action").String(l.Action)
 		w.Name("finding").String(string(l.Finding))
 		w.Name("gpu").String(l.GPU)
+		w.Words("mig", l.MIG)
 		w.Name("index").Int(int64(l.Index))
 		w.Name("bytes").Uint(uint64(l.Bytes))
 		w.Words("grant", string(l.Grant), "engine", string(l.Engine), "container", l.Container)

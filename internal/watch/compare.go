@@ -35,6 +35,10 @@ type Comparison struct {
 	Grants   []GrantUse      `json:"grants"`
 	Findings []grant.Finding `json:"findings"`
 	Stale    string          `json:"stale,omitzero"` // why the inventory should be taken again
+
+	// by GPU and MIG device: the memory of processes that could not be found. It is no device's use
+	// before the GPU's unexplained memory is believed (Tracker).
+	hidden map[string]map[string]grant.Bytes
 }
 
 // GPUUse is what is used of a GPU.
@@ -109,6 +113,9 @@ type usage struct {
 	processes  int
 }
 
+// isGranted reports whether the user's grant covers what it uses.
+func (t *usage) isGranted() bool { return t.grant != nil && t.grant.Has(t.device) }
+
 func (j *comparison) add(f grant.Finding) {
 	if f.User.Engine == "" {
 		f.User.Engine = ParseCgroup(f.User.Cgroup).Engine
@@ -127,29 +134,40 @@ func (j *comparison) addGPU(g grant.Usage) {
 		Power: g.Power, Temperature: g.Temperature, Processes: len(g.Processes), XIDs: g.XIDs}
 	j.usersOnGPU = nil
 	usages, accounted := j.usages(g)
+	rest := g.Used - min(g.Used, accounted)
 	for _, t := range usages {
 		outside := j.addUsage(g, t)
 		use.Outside += outside
-		if outside > 0 && t.device != g.UUID {
-			if use.MIGOutside == nil {
-				use.MIGOutside = map[string]grant.Bytes{}
-			}
-			use.MIGOutside[t.device] += outside
+		if t.unmeasured && !t.isGranted() {
+			outside += max(rest, 1) // nobody knows how much of it; something is
 		}
+		use.addToMIG(t.device, outside)
 	}
 	j.findIdleHolders(g, usages)
 	if unknown := j.unmeasured(usages); !unknown.any {
-		use.Unexplained = g.Used - min(g.Used, accounted)
+		use.Unexplained = rest
 		j.addUnlisted(g)
 		if use.Unexplained > driverOwn(g.Total) {
 			j.addUnexplained(g, use.Unexplained)
 		}
 	} else if unknown.outside {
-		use.Outside += g.Used - min(g.Used, accounted)
+		use.Outside += rest
 	}
 	j.addErrors(g)
 	j.checkComputeMode(g)
 	j.out.GPUs = append(j.out.GPUs, use)
+}
+
+// addToMIG adds what is used of a MIG device without a grant, or beyond one. Of the GPU itself it
+// adds nothing.
+func (u *GPUUse) addToMIG(device string, bytes grant.Bytes) {
+	if device == u.UUID || bytes == 0 {
+		return
+	}
+	if u.MIGOutside == nil {
+		u.MIGOutside = map[string]grant.Bytes{}
+	}
+	u.MIGOutside[device] += bytes
 }
 
 // maxUnlisted bounds what a process can use of a GPU beyond what the driver lists for it. On an
@@ -187,8 +205,9 @@ func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes
 	by := make(map[deviceUser]*usage, min(len(g.Processes), 64))
 	for _, p := range g.Processes {
 		m := j.Users.find(p.PID)
-		if m == nil {
-			continue // it has just ended, or has another pid in /proc; its memory is unexplained
+		if m == nil { // it has just ended, or has another pid in /proc; its memory is unexplained
+			j.hide(g, p)
+			continue
 		}
 		accounted += p.Memory
 		key := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
@@ -206,6 +225,20 @@ func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes
 		}
 	}
 	return list, accounted
+}
+
+// hide notes the memory of a process that could not be found, if that is on a MIG device.
+func (j *comparison) hide(g grant.Usage, p grant.ProcessUse) {
+	if p.Device == "" || p.Device == g.UUID || p.Memory == 0 {
+		return
+	}
+	if j.out.hidden == nil {
+		j.out.hidden = map[string]map[string]grant.Bytes{}
+	}
+	if j.out.hidden[g.UUID] == nil {
+		j.out.hidden[g.UUID] = map[string]grant.Bytes{}
+	}
+	j.out.hidden[g.UUID][p.Device] += p.Memory
 }
 
 // userOf returns the user of a usage with its processes, for a finding. Most GPUs have no finding.
@@ -235,13 +268,13 @@ func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
 	if t.grant == nil {
 		return j.addUngranted(g, t)
 	}
-	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
-	if i < 0 {
+	if !t.isGranted() {
 		u := j.userOf(g, t)
 		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u),
 			amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
+	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
 	return j.addGranted(g, t, &t.grant.GPUs[i])
 }
 
@@ -531,8 +564,10 @@ func (r Comparison) Found() ledger.Found {
 		case f.Kind == grant.OverGrant:
 			found.Excess = append(found.Excess, grant.Excess{Grant: f.Grant, GPU: f.GPU, Bytes: f.Bytes})
 		case f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt:
-			uuid := cmp.Or(f.MIG, f.GPU)
-			found.Held[uuid] = append(found.Held[uuid], f.User.Processes...)
+			found.Held[f.GPU] = append(found.Held[f.GPU], f.User.Processes...)
+			if f.MIG != "" {
+				found.Held[f.MIG] = append(found.Held[f.MIG], f.User.Processes...)
+			}
 		}
 	}
 	return found

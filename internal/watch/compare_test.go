@@ -303,7 +303,7 @@ func TestMIG(t *testing.T) {
 		t.Errorf("%+v", r.Findings)
 	}
 	if found := Compare(s).Found(); len(found.Outside) != 2 || found.Outside["MIG-2"] != grant.GiB ||
-		len(found.Held) != 1 || len(found.Held["MIG-2"]) != 1 {
+		len(found.Held) != 2 || len(found.Held["MIG-2"]) != 1 || len(found.Held[gpu0]) != 1 {
 		t.Errorf("%+v", found)
 	}
 	s.runs(12, 0, "/pods/other", 2*grant.GiB).Device = "MIG-1"
@@ -318,6 +318,77 @@ func TestMIG(t *testing.T) {
 		"grant g-aaaaaaaaaaaa is of MIG device MIG-1, which is gone" ||
 		r.Stale != "the MIG devices of GPU 0 have changed" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestMIGDevicesThatAreUsed: each row is a process, and what of GPU 0's MIG devices it takes from
+// placements. Memory of a process that cannot be found counts once it is believed to be
+// unexplained.
+func TestMIGDevicesThatAreUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(s *Input)
+		want string
+	}{
+		"with a grant": {func(s *Input) { s.runs(10, 0, "/pods/c1", grant.GiB).Device = "MIG-1" }, "map[]"},
+		"without one": {func(s *Input) {
+			s.runs(10, 0, "/pods/x", grant.GiB).Device = "MIG-1"
+		}, "map[MIG-1:1GiB]"},
+		"with a grant of another device": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", grant.GiB).Device = "MIG-2"
+		}, "map[MIG-2:1GiB]"},
+		"that the driver does not measure": {func(s *Input) {
+			p := s.runs(10, 0, "/user.slice", 0)
+			p.Device, p.Unmeasured = "MIG-2", true
+		}, "map[MIG-2:3GiB]"},
+		"that the driver does not measure, with a grant": {func(s *Input) {
+			p := s.runs(10, 0, "/pods/c1", 0)
+			p.Device, p.Unmeasured = "MIG-1", true
+		}, "map[]"},
+		"of another pid namespace": {func(s *Input) {
+			s.runs(10, 0, "/user.slice", 3*grant.GiB).Device = "MIG-2"
+			delete(s.Processes, 10)
+		}, "map[MIG-2:3GiB]"},
+		"on the GPU itself": {func(s *Input) { s.runs(10, 0, "/user.slice", grant.GiB) }, "map[]"},
+	} {
+		s := scene()
+		s.Inventory.GPUs[0].MIG = []grant.MIGDevice{{UUID: "MIG-1"}, {UUID: "MIG-2"}}
+		s.Sample.GPUs[0].MIG = []string{"MIG-1", "MIG-2"}
+		s.Grants[0].Mode, s.Grants[0].GPUs = grant.MIG, []grant.Share{{UUID: "MIG-1", Memory: 4 * grant.GiB}}
+		c.do(&s)
+		s.Sample.GPUs[0].Used = 3 * grant.GiB
+		tracker, r := Tracker{}, Comparison{}
+		for range sightingsNeeded {
+			r = Compare(s)
+			tracker.Update(&r)
+		}
+		if got := fmt.Sprint(r.GPUs[0].MIGOutside); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+// TestWhoGoesFromDeviceToDeviceIsStopped: use of one MIG device and then another of the GPU is one
+// finding, whose grace goes on.
+func TestWhoGoesFromDeviceToDeviceIsStopped(t *testing.T) {
+	tracker := Tracker{Grace: 30 * time.Second, Interval: time.Second}
+	stops, at := 0, noon
+	for second := range 100 {
+		s := scene()
+		s.Sample.GPUs[0].MIG = []string{"MIG-1", "MIG-2"}
+		s.runs(10, 0, "/system.slice/docker-"+strings.Repeat("ab", 32)+".scope",
+			grant.GiB).Device = s.Sample.GPUs[0].MIG[second/20%2]
+		at = at.Add(time.Second)
+		s.Sample.Taken = at
+		r := Compare(s)
+		tracker.Update(&r)
+		for _, f := range tracker.Due(r, grant.Rules{OnOutsideLedger: grant.StopContainer}) {
+			if f.Kind == grant.OutsideLedger {
+				stops++
+			}
+		}
+	}
+	if stops != 3 {
+		t.Errorf("stopped %d times in 100 s, with 30 s of grace", stops)
 	}
 }
 

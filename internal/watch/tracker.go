@@ -115,6 +115,9 @@ func (t *Tracker) believe(r *Comparison) []grant.Finding {
 		i := slices.IndexFunc(r.GPUs, func(g GPUUse) bool { return g.UUID == f.GPU })
 		if f.Kind == grant.Unexplained && i >= 0 {
 			r.GPUs[i].Outside += f.Bytes
+			for device, bytes := range r.hidden[f.GPU] {
+				r.GPUs[i].addToMIG(device, bytes)
+			}
 		}
 	}
 	return kept

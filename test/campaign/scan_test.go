@@ -152,7 +152,11 @@ func (c *campaign) audit() {
 	live := c.lives()
 	c.compare(live, grants)
 	c.heldByNone()
-	next := make(chan seen)
+	next := make(chan seen, len(live))
+	for _, l := range live {
+		next <- l
+	}
+	close(next)
 	var scans sync.WaitGroup
 	for range scansAtOnce {
 		scans.Go(func() {
@@ -161,10 +165,6 @@ func (c *campaign) audit() {
 			}
 		})
 	}
-	for _, l := range live {
-		next <- l
-	}
-	close(next)
 	scans.Wait()
 }
 
