@@ -291,12 +291,15 @@ lint: ## gofmt, the length of lines, go vet, staticcheck, tidy modules, and shel
 
 .PHONY: fuzz
 fuzz: ## every Fuzz function for FUZZTIME (10s)
-	@for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' * | xargs -n1 dirname | sort -u); do \
+	@failed=; \
+	for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' * | xargs -n1 dirname | sort -u); do \
 	  for name in $$(grep -hoE '^func Fuzz\w+' "$$dir"/*_test.go | cut -d' ' -f2); do \
 	    echo "== $$dir $$name"; \
-	    go -C "$$dir" test -p $(JOBS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
+	    go -C "$$dir" test -p $(JOBS) -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) . || \
+	      failed+=" $$dir/$$name"; \
 	  done; \
-	done
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 .PHONY: torture
 torture: ## containers of every engine and mode while everything breaks, for TIME (30m); an interrupted one goes on; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
