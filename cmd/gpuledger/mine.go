@@ -37,8 +37,11 @@ func mineCommand() *cli.Command {
 
 // mineJSON is what a user may have, has and uses: a contract.
 type mineJSON struct {
-	User   uint32       `json:"user"`           // the uid
-	Quota  *users.Quota `json:"quota"`          // null: the user may not have anything granted
+	User  uint32       `json:"user"`  // the uid
+	Quota *users.Quota `json:"quota"` // null: the user may not have anything granted
+	// why it is not known which quota is the user's
+	QuotaProblem string `json:"quota_problem,omitempty"`
+
 	Memory grant.Bytes  `json:"memory"`         // of all grants
 	GPUs   int          `json:"gpus"`           // shares of GPUs
 	Used   *grant.Bytes `json:"used,omitempty"` // absent where it is not known
@@ -53,7 +56,7 @@ type minesGrant struct {
 func mineOf(v view) mineJSON {
 	m := mineJSON{User: uint32(os.Geteuid()), Grants: []minesGrant{}}
 	if v.asked != nil {
-		m.User, m.Quota = v.asked.User, v.asked.Quota
+		m.User, m.Quota, m.QuotaProblem = v.asked.User, v.asked.Quota, v.asked.QuotaProblem
 	}
 	has := admission.UseOf(m.User, "", v.View)
 	m.Memory, m.GPUs = has.Memory, has.GPUs
@@ -85,6 +88,8 @@ func printMine(w io.Writer, m mineJSON, v view) error {
 	switch {
 	case v.asked == nil:
 		fmt.Fprintln(w, "all that is free, as root")
+	case m.QuotaProblem != "":
+		fmt.Fprintln(w, "nothing now:", m.QuotaProblem)
 	case m.Quota == nil:
 		fmt.Fprintln(w, "nothing without the administrator, who sets [[quota]]")
 	default:

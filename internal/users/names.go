@@ -1,29 +1,25 @@
 // Package users is about the users of a node, who ask gpuledgerd for grants without being root. It
-// has their names and numbers (names.go), the quota of a user by the configuration (quota.go), and
-// the protocol by which a user's command asks gpuledgerd, with its client (protocol.go, client.go).
-// Package daemon/userserver answers.
+// has their names and numbers (names.go, lookup.go), the quota of a user by the configuration
+// (quota.go), and the protocol by which a user's command asks gpuledgerd, with its client
+// (protocol.go, client.go). Package daemon/userserver answers.
 package users
 
 import (
-	"context"
+	"cmp"
 	"fmt"
-	"os/exec"
+	"os"
 	"os/user"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// lookupTime bounds a look-up in a directory service.
-const lookupTime = 2 * time.Second
-
-// UID is the uid of a user, by name or uid. *grant.NotFoundError if the node knows no such user.
+// UID is the uid of a user, by name or uid. *grant.NotFoundError if the node knows no such user,
+// *LookupError if that is not known.
 func UID(name string) (uint32, error) { return number("passwd", name, "user") }
 
-// GID is the gid of a group, by name or gid.
+// GID is the gid of a group, by name or gid. Errors are those of UID.
 func GID(name string) (uint32, error) { return number("group", name, "group") }
 
 // number finds the number of a name. A number needs no entry: users of containers have none.
@@ -35,16 +31,11 @@ func number(database, name, kind string) (uint32, error) {
 		}
 		return uint32(n), nil
 	}
-	text := ""
-	if database == "passwd" {
-		if u, err := user.Lookup(name); err == nil {
-			text = u.Uid
-		}
-	} else if g, err := user.LookupGroup(name); err == nil {
-		text = g.Gid
-	}
-	if fields := getent(database, name); text == "" && len(fields) > 2 {
-		text = fields[2]
+	text, err := numbers.get([2]string{database, name}, func() (string, error) {
+		return lookUpNumber(database, name)
+	})
+	if err != nil {
+		return 0, &LookupError{fmt.Sprintf("the %ss of this node", kind), err}
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
@@ -54,46 +45,85 @@ func number(database, name, kind string) (uint32, error) {
 	return uint32(n), nil
 }
 
+// numbers are those of users and groups, by database and name.
+var numbers answers[[2]string, string]
+
+// lookUpNumber returns "" for a name that is not there.
+func lookUpNumber(database, name string) (string, error) {
+	if database == "passwd" {
+		if u, err := user.Lookup(name); err == nil {
+			return u.Uid, nil
+		}
+	} else if g, err := user.LookupGroup(name); err == nil {
+		return g.Gid, nil
+	}
+	fields, err := getent(database, name)
+	if len(fields) > 2 {
+		return fields[2], nil
+	}
+	return "", err
+}
+
 // Name is the name of a user, or the uid of one without a name.
 func Name(uid uint32) string {
-	id := strconv.FormatUint(uint64(uid), 10)
-	if last, known := names.Load(uid); known && time.Since(last.(named).at) < time.Minute {
-		return last.(named).name
-	}
-	name := nameOf(id)
-	names.Store(uid, named{name, time.Now()})
-	return name
+	name, _ := nameOf(uid)
+	return cmp.Or(name, strconv.FormatUint(uint64(uid), 10))
 }
 
-// names are those that were looked up: listings have the same few users again and again.
-var names sync.Map // of named, by uid
-
-type named struct {
-	name string
-	at   time.Time
+// IsNamed reports whether a user has a name. The error is *LookupError.
+func IsNamed(uid uint32) (bool, error) {
+	name, err := nameOf(uid)
+	return name != "", err
 }
 
-func nameOf(id string) string {
-	if u, err := user.LookupId(id); err == nil {
-		return u.Username
+// IsNamedHere is IsNamed without asking a directory service. It is not sure of users whom only such
+// a service may know. Subordinate uids are no such users: of these one user has thousands.
+func IsNamedHere(uid uint32) (named, sure bool) {
+	if name, kept := names.last(uid); kept {
+		return name != "", true
 	}
-	if fields := getent("passwd", id); len(fields) > 0 && fields[0] != "" {
-		return fields[0]
+	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {
+		return true, true
 	}
-	return id
+	ranges, _ := os.ReadFile("/etc/subuid")
+	return false, inRanges(string(ranges), uid)
 }
 
-// getent is an entry that package os/user may not find: without cgo it reads only the files of
-// /etc, and users may come from a directory service.
-func getent(database, key string) []string {
-	if key == "" || key[0] == '-' {
-		return nil
+// inRanges reports whether the text of a file as /etc/subuid (subuid(5)) has a uid.
+func inRanges(text string, uid uint32) bool {
+	for line := range strings.Lines(text) {
+		fields := strings.Split(strings.TrimSpace(line), ":")
+		if len(fields) != 3 {
+			continue
+		}
+		first, err := strconv.ParseUint(fields[1], 10, 32)
+		count, e := strconv.ParseUint(fields[2], 10, 32)
+		if n := uint64(uid); err == nil && e == nil && first <= n && n < first+count {
+			return true
+		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
-	defer cancel()
-	line, err := exec.CommandContext(ctx, "getent", database, key).Output()
+	return false
+}
+
+// nameOf is the name of a user; "" for none.
+func nameOf(uid uint32) (string, error) {
+	name, err := names.get(uid, func() (string, error) { return lookUpName(uid) })
 	if err != nil {
-		return nil
+		err = &LookupError{"the users of this node", err}
 	}
-	return strings.Split(strings.TrimSpace(string(line)), ":")
+	return name, err
+}
+
+var names answers[uint32, string]
+
+func lookUpName(uid uint32) (string, error) {
+	id := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username, nil
+	}
+	fields, err := getent("passwd", id)
+	if len(fields) > 0 {
+		return fields[0], nil
+	}
+	return "", err
 }

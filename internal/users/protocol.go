@@ -41,6 +41,8 @@ type Sight struct {
 	Used   *watch.Comparison `json:"used,omitempty"`
 	User   uint32            `json:"user"` // who asks, as the kernel says
 	Quota  *Quota            `json:"quota,omitempty"`
+	// QuotaProblem is why it is not known which quota is the caller's.
+	QuotaProblem string `json:"quota_problem,omitempty"`
 }
 
 // Listed is a grant as it is sent.

@@ -1,14 +1,11 @@
 package users
 
 import (
-	"context"
-	"os/exec"
-	"os/user"
+	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -21,70 +18,70 @@ const Anybody = "*"
 const overflow = 65534
 
 // QuotaOf is the first quota that is a user's; nil for none. Groups are read from the system's
-// database and not from the process, which could have left a group with a smaller quota.
-func QuotaOf(quotas []grant.Quota, uid uint32) *grant.Quota {
+// database and not from the process, which could have left a group with a smaller quota. The error
+// is *LookupError: a quota that may be the user's is not skipped, since a later one may be larger.
+func QuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
 	if uid == 0 || uid == overflow { // root, also that of a container; anybody at all
-		return nil
-	}
-	known, isKnown := false, false
-	named := func() bool {
-		if !isKnown {
-			known, isKnown = Name(uid) != strconv.FormatUint(uint64(uid), 10), true
-		}
-		return known
+		return nil, nil
 	}
 	for i, q := range quotas {
-		switch {
-		case q.User == Anybody || q.Group == Anybody:
-			if named() {
-				return &quotas[i]
-			}
-		case q.User != "":
-			if id, err := UID(q.User); err == nil && id == uid {
-				return &quotas[i]
-			}
-		case named():
-			if id, err := GID(q.Group); err == nil && slices.Contains(groupsOf(uid), id) {
-				return &quotas[i]
-			}
+		if is, err := isOf(q, uid); err != nil {
+			return nil, err
+		} else if is {
+			return &quotas[i], nil
 		}
+	}
+	return nil, nil
+}
+
+func isOf(q grant.Quota, uid uint32) (bool, error) {
+	if q.User != "" && q.User != Anybody {
+		id, err := UID(q.User)
+		return err == nil && id == uid, ifUnknown(err)
+	}
+	name, err := nameOf(uid)
+	if err != nil || name == "" || q.User == Anybody || q.Group == Anybody {
+		return name != "", err
+	}
+	id, err := GID(q.Group)
+	if err != nil {
+		return false, ifUnknown(err)
+	}
+	gids, err := groupsOf(uid, name)
+	return slices.Contains(gids, id), err
+}
+
+// ifUnknown is nil where an error says that there is no such user or group.
+func ifUnknown(err error) error {
+	var unknown *LookupError
+	if errors.As(err, &unknown) {
+		return err
 	}
 	return nil
 }
 
 // groupsOf are the groups of a user with a name. `id` asks the directory service, too.
-func groupsOf(uid uint32) []uint32 {
-	if last, known := groups.Load(uid); known && time.Since(last.(memberships).at) < time.Minute {
-		return last.(memberships).gids
-	}
-	gids := lookUpGroups(uid)
-	groups.Store(uid, memberships{gids, time.Now()})
-	return gids
-}
-
-// groups are those that were looked up: whether grants are idle is asked all the time.
-var groups sync.Map // of memberships, by uid
-
-type memberships struct {
-	gids []uint32
-	at   time.Time
-}
-
-func lookUpGroups(uid uint32) []uint32 {
-	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
-	defer cancel()
-	gids := []uint32{}
-	text, err := exec.CommandContext(ctx, "id", "-G", "--", Name(uid)).Output()
-	fields := strings.Fields(string(text))
+func groupsOf(uid uint32, name string) ([]uint32, error) {
+	gids, err := groups.get(uid, func() ([]uint32, error) { return lookUpGroups(name) })
 	if err != nil {
-		if u, e := user.LookupId(strconv.FormatUint(uint64(uid), 10)); e == nil {
-			fields, _ = u.GroupIds()
-		}
+		err = &LookupError{"the groups of user " + name, err}
 	}
-	for _, field := range fields {
-		if gid, err := strconv.ParseUint(field, 10, 32); err == nil {
-			gids = append(gids, uint32(gid))
-		}
+	return gids, err
+}
+
+var groups answers[uint32, []uint32]
+
+func lookUpGroups(name string) (gids []uint32, err error) {
+	text, err := output("id", "-G", "--", name)
+	if err != nil {
+		return nil, err
 	}
-	return gids
+	for _, field := range strings.Fields(text) {
+		gid, err := strconv.ParseUint(field, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("`id -G` prints %q", grant.Printable(field))
+		}
+		gids = append(gids, uint32(gid))
+	}
+	return gids, nil
 }

@@ -32,7 +32,10 @@ func TestTheFirstQuotaThatMatches(t *testing.T) {
 		{User: Anybody, Grants: 5}}
 	for uid, want := range map[uint32]int{bin: 1, games: 2, 4242: 3, uidOf(t, "daemon"): 4,
 		uidOf(t, "sys"): 5, 4243: 0, 100000: 0, 0: 0, overflow: 0} {
-		q := QuotaOf(quotas, uid)
+		q, err := QuotaOf(quotas, uid)
+		if err != nil {
+			t.Errorf("user %d: %v", uid, err)
+		}
 		if got := 0; q != nil {
 			got = q.Grants
 			if got != want {
@@ -42,8 +45,8 @@ func TestTheFirstQuotaThatMatches(t *testing.T) {
 			t.Errorf("user %d has no quota, want %d", uid, want)
 		}
 	}
-	if q := QuotaOf([]grant.Quota{{Group: u.Gid}}, games); q != nil {
-		t.Errorf("a group's quota is that of a stranger: %+v", q)
+	if q, err := QuotaOf([]grant.Quota{{Group: u.Gid}}, games); q != nil || err != nil {
+		t.Errorf("a group's quota is that of a stranger: %+v, %v", q, err)
 	}
 }
 

@@ -28,9 +28,14 @@ func InQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
 	return ask, err
 }
 
-// QuotaOf is the quota of a user, who is refused without one.
+// QuotaOf is the quota of a user, who is refused without one. The error wraps a *users.LookupError
+// if it is not known whose quota is the user's.
 func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
-	if q := users.QuotaOf(n.Policy.Quotas, uid); q != nil {
+	q, err := users.QuotaOf(n.Policy.Quotas, uid)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("cannot grant: %w", err)
+	case q != nil:
 		return q, nil
 	}
 	return nil, &grant.Refusal{Code: grant.QuotaExceeded,
@@ -64,8 +69,7 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	if err == nil || !r.Waits {
 		return g, nil, err
 	}
-	o, e := grants.Read(n)
-	if e != nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+	if !later(n, ask, err) {
 		return g, nil, err
 	}
 	w, e := q.enter(r)
@@ -75,8 +79,12 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	return g, w, err
 }
 
-// bare is the node without any grants and use.
-func bare(o grants.Overview) grant.View { return grant.View{Now: o.Now} }
+// later reports whether an ask that was refused just now can be granted later. The inventory is
+// read after the refusal: one that was read before the ledger's lock may be another.
+func later(n *node.Node, ask admission.Ask, refused error) bool {
+	inv, _ := n.Inventory()
+	return admission.Later(ask, refused, grant.View{Now: n.Host.Now()}, inv, n.Policy)
+}
 
 // Pass grants what those who wait can have now. Of each user only the first request is looked at.
 // The ledger is read once, without its lock, and written only for what fits. While the ledger is
@@ -134,14 +142,18 @@ var errLater = errors.New("it goes on waiting")
 // grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
 func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, err error) {
 	ask, err := InQuota(n, r.Ask)
-	if err != nil {
+	var unknown *users.LookupError
+	switch {
+	case errors.As(err, &unknown):
+		return g, errLater
+	case err != nil:
 		return g, err
 	}
 	_, err = admission.Place(ask, "", o.View, o.Inventory, n.Policy)
-	if err == nil || !admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+	if err == nil || !later(n, ask, err) {
 		g, err = r.enter(n, ask)
 	}
-	if err != nil && admission.Later(ask, err, bare(o), o.Inventory, n.Policy) {
+	if err != nil && later(n, ask, err) {
 		return g, errLater // another process may have been faster
 	}
 	return g, err

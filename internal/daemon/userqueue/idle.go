@@ -2,6 +2,7 @@ package userqueue
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -45,7 +46,10 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 		}
 		limit, known := quotas[g.User]
 		if !known {
-			limit = users.QuotaOf(n.Policy.Quotas, g.User)
+			var e error
+			if limit, e = users.QuotaOf(n.Policy.Quotas, g.User); e != nil { // its time begins anew
+				err = errors.Join(err, fmt.Errorf("cannot release idle grants of user %d: %w", g.User, e))
+			}
 			quotas[g.User] = limit
 		}
 		if limit == nil || limit.MaxIdle() == 0 {

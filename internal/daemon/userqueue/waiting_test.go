@@ -83,3 +83,52 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 		})
 	}
 }
+
+// queued enters a request that waits.
+func (n *withGPU) queued(r Request) *Waiter {
+	n.t.Helper()
+	r.Waits = true
+	w, err := n.queue.enter(r)
+	daemontest.Must(n.t, err)
+	return w
+}
+
+// TestWhoWaitsGoesOnWaitingForGroups that cannot be read for a moment. Others are granted.
+func TestWhoWaitsGoesOnWaitingForGroups(t *testing.T) {
+	daemontest.BrokenDirectory(t)
+	n := newWithGPU(t)
+	n.Policy.Quotas = []grant.Quota{{User: "60003"}, {User: "of-a-directory"}, {User: "60004"}}
+	ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1, Memory: grant.GiB,
+		Source: grant.ByUser}
+	var waiting []*Waiter
+	for _, user := range []uint32{60004, 60003} {
+		ask.User = user
+		waiting = append(waiting, n.queued(Request{User: user, Ask: ask}))
+	}
+	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+	if place, _ := n.queue.Place(waiting[0]); place != 1 {
+		t.Errorf("it does not wait any more: %+v", n.queue.Leave(waiting[0]))
+	}
+	if out := n.queue.Leave(waiting[1]); out == nil || out.Err != nil {
+		t.Errorf("the other one: %+v", out)
+	}
+}
+
+// TestWhoWaitsIsJudgedByTheInventoryOfNow: one that was read before the ledger's lock may be older.
+func TestWhoWaitsIsJudgedByTheInventoryOfNow(t *testing.T) {
+	n := newWithGPU(t)
+	_, _, err := n.asks(60001, "first", grant.GiB)
+	daemontest.Must(t, err)
+	_, w, err := n.asks(60002, "second", 8*grant.GiB)
+	if w == nil {
+		t.Fatal(err)
+	}
+	daemontest.Must(t, n.queue.Pass(n.Node, func(n *node.Node) (grants.Overview, error) {
+		o, err := grants.Read(n)
+		o.Inventory.GPUs = []grant.GPU{{UUID: daemontest.GPU, Memory: 4 * grant.GiB, Health: grant.Healthy}}
+		return o, err
+	}))
+	if place, _ := n.queue.Place(w); place != 1 {
+		t.Errorf("it does not wait any more: %+v", n.queue.Leave(w))
+	}
+}

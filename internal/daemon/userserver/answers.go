@@ -40,7 +40,11 @@ func sightOf(n *node.Node, o grants.Overview, uid uint32) (users.Sight, error) {
 		return users.Sight{}, err
 	}
 	seen := users.Sight{Now: o.Now, GPUs: o.Inventory.GPUs, Free: free, Damaged: len(o.Damaged),
-		Problem: o.Problem, User: uid, Quota: users.Shown(users.QuotaOf(n.Policy.Quotas, uid))}
+		Problem: o.Problem, User: uid}
+	quota, err := users.QuotaOf(n.Policy.Quotas, uid)
+	if seen.Quota = users.Shown(quota); err != nil {
+		seen.QuotaProblem = err.Error()
+	}
 	mine := map[grant.ID]bool{}
 	shown := make([]grant.Grant, len(o.Grants))
 	for i, g := range o.Grants {

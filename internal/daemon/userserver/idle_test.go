@@ -19,6 +19,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 // Users without a name. No process of theirs runs.
@@ -252,6 +253,26 @@ func TestDaemonThatStandsStill(t *testing.T) {
 	s.Ledger = read
 	s.wantGrants(t, now.Add(59*time.Minute), adas, berts)
 	s.wantGrants(t, now.Add(time.Hour))
+}
+
+// TestGroupsThatCannotBeRead: while it is not known whose quota is a user's, a later one does not
+// take the user's grants back.
+func TestGroupsThatCannotBeRead(t *testing.T) {
+	daemontest.BrokenDirectory(t)
+	s, adas, _ := idleNode(t, grant.UserNodesMode)
+	p := &s.Node().Policy
+	p.Quotas = []grant.Quota{p.Quotas[1], {User: "of-a-directory"}, p.Quotas[0]}
+	now := time.Now()
+	for _, now := range []time.Time{now, now.Add(2 * time.Hour)} {
+		var unknown *users.LookupError
+		if err := s.releaseIdle(s.Node(), at(now)); !errors.As(err, &unknown) {
+			t.Errorf("%v, want that the users cannot be read", err)
+		}
+	}
+	o, err := grants.Read(s.Node())
+	if daemontest.Must(t, err); len(o.Grants) != 1 || o.Grants[0].ID != adas {
+		t.Errorf("left are %v, want %s", o.Grants, adas)
+	}
 }
 
 // uses has a container that has ended already use a grant.

@@ -1,0 +1,144 @@
+package users
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// directory is a node whose users' database is what two scripts say: `id` and `getent`.
+func directory(t *testing.T, id, getent string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range map[string]string{"id": id, "getent": getent} {
+		if err := os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+	forget := func() {
+		names, groups = answers[uint32, string]{}, answers[uint32, []uint32]{}
+		numbers = answers[[2]string, string]{}
+	}
+	forget()
+	t.Cleanup(forget)
+}
+
+const (
+	fails = "exit 1"
+	none  = "exit 2" // getent's: there is no such entry
+)
+
+// TestQuotaThatCannotBeKnown: while names or groups cannot be read, a quota that may be the user's
+// is not skipped for a larger one after it.
+func TestQuotaThatCannotBeKnown(t *testing.T) {
+	for name, c := range map[string]struct {
+		id, getent string
+		first      grant.Quota
+		uid        uint32
+		want       int // grants of the quota; 0: an error
+		says       string
+	}{
+		"a member":         {"echo 70 80", "echo students:x:80:", grant.Quota{Group: "students"}, 2, 1, ""},
+		"not a member":     {"echo 70", "echo students:x:80:", grant.Quota{Group: "students"}, 2, 9, ""},
+		"no such group":    {"echo 70", none, grant.Quota{Group: "students"}, 2, 9, ""},
+		"no such user":     {"echo 70", none, grant.Quota{User: "erna"}, 2, 9, ""},
+		"of the directory": {fails, "echo erna:x:70001:", grant.Quota{User: "erna"}, 70001, 1, ""},
+		"groups fail": {fails, "echo students:x:80:", grant.Quota{Group: "students"}, 2, 0,
+			"the groups of user bin cannot be read: `id -G`: exit status 1; try again"},
+		"groups are no numbers": {"echo 70 x", "echo students:x:80:", grant.Quota{Group: "students"}, 2, 0,
+			"the groups of user bin cannot be read"},
+		"the group's gid fails": {"echo 70", fails, grant.Quota{Group: "students"}, 2, 0,
+			"the groups of this node cannot be read: `getent group`: exit status 1"},
+		"the user's uid fails": {"echo 70", fails, grant.Quota{User: "erna"}, 2, 0,
+			"the users of this node cannot be read: `getent passwd`: exit status 1"},
+		"the name fails": {"echo 70", fails, grant.Quota{Group: "80"}, 70001, 0,
+			"the users of this node cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			directory(t, c.id, c.getent)
+			c.first.Grants = 1
+			q, err := QuotaOf([]grant.Quota{c.first, {User: Anybody, Grants: 9}}, c.uid)
+			var unknown *LookupError
+			switch {
+			case c.want == 0 && (!errors.As(err, &unknown) || !strings.HasPrefix(err.Error(), c.says)):
+				t.Errorf("%+v, %v; want %q", q, err, c.says)
+			case c.want > 0 && (err != nil || q == nil || q.Grants != c.want):
+				t.Errorf("%+v, %v; want %d grants", q, err, c.want)
+			}
+		})
+	}
+}
+
+// TestAnswersAreKept: for a minute, a failure for seconds, and not without bound.
+func TestAnswersAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a answers[uint32, string]
+		looked, failure := 0, errors.New("no answer")
+		get := func(key uint32) error {
+			_, err := a.get(key, func() (string, error) {
+				looked++
+				return "erna", failure
+			})
+			return err
+		}
+		wants := func(err, want error, looks int) {
+			t.Helper()
+			if err != want || looked != looks {
+				t.Errorf("%v after %d look-ups, want %v after %d", err, looked, want, looks)
+			}
+		}
+		wants(get(1), failure, 1)
+		time.Sleep(failedFor - 1)
+		wants(get(1), failure, 1)
+		time.Sleep(1)
+		failure = nil
+		wants(get(1), nil, 2)
+		time.Sleep(validFor - 1)
+		wants(get(1), nil, 2)
+		time.Sleep(1)
+		wants(get(1), nil, 3)
+		for key := range uint32(3 * maxKept) {
+			if _ = get(key); len(a.kept) > maxKept {
+				t.Fatalf("%d answers are kept", len(a.kept))
+			}
+		}
+	})
+}
+
+// TestIsNamedHere: only of a user whom a directory service may know it is not sure.
+func TestIsNamedHere(t *testing.T) {
+	directory(t, fails, "echo erna:x:70001:")
+	says := func(uid uint32, named, sure bool) {
+		t.Helper()
+		if n, s := IsNamedHere(uid); n != named || s != sure {
+			t.Errorf("user %d: named %v, sure %v", uid, n, s)
+		}
+	}
+	says(2, true, true)
+	says(4_000_000_001, false, false)
+	if named, err := IsNamed(4_000_000_001); !named || err != nil {
+		t.Errorf("%v, %v", named, err)
+	}
+	says(4_000_000_001, true, true)
+	directory(t, fails, none)
+	if named, err := IsNamed(4_000_000_001); named || err != nil {
+		t.Errorf("%v, %v", named, err)
+	}
+	says(4_000_000_001, false, true)
+}
+
+func TestSubordinateUIDs(t *testing.T) {
+	const file = "# a comment\nada:100000:65536\n\n1001:300000:1\nbroken:1\nbig:4294967295:4294967295\n"
+	for uid, want := range map[uint32]bool{99999: false, 100000: true, 165535: true, 165536: false,
+		300000: true, 300001: false, 0: false, 1: false, 1<<32 - 1: true} {
+		if inRanges(file, uid) != want {
+			t.Errorf("uid %d: %v", uid, !want)
+		}
+	}
+}
