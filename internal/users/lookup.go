@@ -108,8 +108,9 @@ func (a *answers[K, V]) of(key K) *answer[V] {
 	return a.kept[key]
 }
 
-// last returns what is kept of a key, without waiting for a look-up. Of a failure that is nothing.
-func (a *answers[K, V]) last(key K) (value V, kept bool) {
+// last returns what is kept of a key, without waiting for a look-up, and whether that is valid
+// still. After a failure the value is V's zero.
+func (a *answers[K, V]) last(key K) (value V, valid bool) {
 	a.mu.Lock()
 	one := a.kept[key]
 	a.mu.Unlock()

@@ -77,9 +77,10 @@ func IsNamed(uid uint32) (bool, error) {
 }
 
 // IsNamedHere is IsNamed without asking a directory service. It is not sure of users whom only such
-// a service may know. Subordinate uids are no such users: of these one user has thousands.
+// a service may know. Subordinate uids are no such users: of these one user has thousands. A name
+// may be one of some minutes ago.
 func IsNamedHere(uid uint32) (named, sure bool) {
-	if name, kept := names.last(uid); kept {
+	if name, valid := names.last(uid); name != "" || valid {
 		return name != "", true
 	}
 	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {

@@ -1,48 +1,64 @@
 package userserver
 
 import (
+	"errors"
 	stdlog "log"
 	"net"
-	"os/user"
-	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
-// How many connections there may be at once: of one user, of all uids that /etc/passwd does not
-// have together (a user has thousands of subordinate ones), and in all.
+// pool is where a connection is counted: that of a user with a name, which is the uid, or one that
+// several users share.
+type pool uint64
+
+// How many connections there may be at once: of one user, of all uids without a name together (a
+// user has thousands of subordinate ones), of those of whom it is not known yet, and in all.
 const (
-	maxOfUser      = 24
-	maxOfStrangers = 48
-	maxConnections = 512
+	maxOfUser       = 24
+	maxOfStrangers  = 48
+	maxOfUnresolved = 16
+	maxConnections  = 512
 )
 
-// strangers is where connections of uids without a name are counted.
-const strangers = 1<<32 - 1
+const (
+	strangers  pool = 1<<32 + iota
+	unresolved      // until a directory service has said whether they have a name
+)
+
+func (p pool) most() int {
+	switch p {
+	case strangers:
+		return maxOfStrangers
+	case unresolved:
+		return maxOfUnresolved
+	}
+	return maxOfUser
+}
 
 // bounded is a listener that closes what is too many of one user, and says of the rest who it is.
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex
-	open map[uint32]int // by uid
+	open map[pool]int
 	all  int
 }
 
 // counted is a connection of a user.
 type counted struct {
 	net.Conn
-	uid    uint32
-	closed sync.Once
-	done   func()
-}
-
-func (c *counted) Close() error {
-	c.closed.Do(c.done)
-	return c.Conn.Close()
+	uid      uint32
+	of       *bounded
+	resolved sync.Once
+	tooMany  error
+	// under of.mu
+	in     pool
+	closed bool
 }
 
 func (b *bounded) Accept() (net.Conn, error) {
@@ -51,37 +67,82 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := rootsocket.PeerUID(conn)
-		if err == nil {
-			if done, room := b.enter(uid); room {
-				return &counted{Conn: conn, uid: uid, done: done}, nil
+		if uid, err := rootsocket.PeerUID(conn); err == nil {
+			if c := b.enter(conn, uid); c != nil {
+				return c, nil
 			}
 		}
 		_ = conn.Close()
 	}
 }
 
-// enter counts a connection, where there is room for one more.
-func (b *bounded) enter(uid uint32) (done func(), room bool) {
-	key, most := uid, maxOfUser
-	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err != nil {
-		key, most = strangers, maxOfStrangers
+// enter counts a connection; nil: there is no room for one more. It waits for no directory service,
+// since nobody can connect meanwhile.
+func (b *bounded) enter(conn net.Conn, uid uint32) *counted {
+	c := &counted{Conn: conn, uid: uid, of: b, in: strangers}
+	switch named, sure := users.IsNamedHere(uid); {
+	case named:
+		c.in = pool(uid)
+	case !sure:
+		c.in = unresolved
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.open[key] >= most || b.all >= maxConnections {
-		return nil, false
+	if b.all >= maxConnections || b.open[c.in] >= c.in.most() {
+		return nil
 	}
-	b.open[key]++
 	b.all++
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.all--
-		if b.open[key]--; b.open[key] == 0 {
-			delete(b.open, key)
-		}
-	}, true
+	b.open[c.in]++
+	return c
+}
+
+// Read finds out first, in the connection's own goroutine, whether a directory service knows the
+// user.
+func (c *counted) Read(p []byte) (int, error) {
+	c.resolved.Do(c.resolve)
+	if c.tooMany != nil {
+		return 0, c.tooMany
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *counted) resolve() {
+	if c.in != unresolved { // nothing else changes it
+		return
+	}
+	to := strangers
+	if named, err := users.IsNamed(c.uid); named && err == nil {
+		to = pool(c.uid)
+	}
+	b := c.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case c.closed:
+	case b.open[to] >= to.most():
+		c.tooMany = errors.New("the user has too many connections")
+	default:
+		b.leave(c.in)
+		c.in = to
+		b.open[to]++
+	}
+}
+
+func (c *counted) Close() error {
+	c.of.mu.Lock()
+	if !c.closed {
+		c.closed = true
+		c.of.all--
+		c.of.leave(c.in)
+	}
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (b *bounded) leave(p pool) {
+	if b.open[p]--; b.open[p] == 0 {
+		delete(b.open, p)
+	}
 }
 
 // quietLog is where the HTTP server's messages about its clients go: to the debug level.

@@ -97,7 +97,7 @@ func (s *Server) listen(which int, address string) error {
 	}
 	*l = listener{address: address, at: at, server: s.newServer(which == 1)}
 	go func(server *http.Server) {
-		_ = server.Serve(&bounded{Listener: at, open: map[uint32]int{}})
+		_ = server.Serve(&bounded{Listener: at, open: map[pool]int{}})
 	}(l.server)
 	if which == 0 {
 		s.Log.WithField("socket", address).Info("serving the users of the node")
