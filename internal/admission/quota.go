@@ -52,8 +52,8 @@ func (a Ask) checkQuota(shares []grant.Share, updated grant.ID, v grant.View) er
 		return a.exceeds(hint, "is %s in all, and %s of it is granted", grant.Bytes(q.Memory), has.Memory)
 	case q.GPUs > 0 && has.GPUs+len(shares) > q.GPUs:
 		return a.exceeds(hint, "is %d GPUs in all, and %d of them are granted", q.GPUs, has.GPUs)
-	case q.Grants > 0 && has.Grants >= q.Grants:
-		return a.exceeds(hint, "is %d grants, and all of them are made", q.Grants)
+	case has.Grants >= q.MaxGrants():
+		return a.exceeds(hint, "is %d grants, and all of them are made", q.MaxGrants())
 	case len(v.Damaged) > 0 && (q.Memory > 0 || q.GPUs > 0 || q.Grants > 0):
 		return a.exceeds(hintTerms, "cannot be counted: an entry of the ledger is damaged")
 	}

@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -151,14 +152,14 @@ func (p Policy) UsersSocket() string {
 func (p Policy) RootsSocket() string { return p.RunDir + "/queue.sock" }
 
 // Quota is what each of some users may have granted. The first quota that is a user's is in force.
-// A number that is 0 is no bound.
+// A number that is 0 is no bound, but for Grants.
 type Quota struct {
 	User   string `toml:"user" json:"user,omitempty"`   // a name or uid, or "*": each user that has a name
 	Group  string `toml:"group" json:"group,omitempty"` // a name or gid, or "*": as above
 	Memory Size   `toml:"memory" json:"memory"`         // in all grants of the user
 	GPUs   int    `toml:"gpus" json:"gpus"`             // in all grants: a share of a GPU counts as one
 	Modes  []Mode `toml:"modes" json:"modes"`           // none: limit
-	Grants int    `toml:"grants" json:"grants"`         // how many at once
+	Grants int    `toml:"grants" json:"grants"`         // how many at once; 0: maxGrants
 	TTL    string `toml:"ttl" json:"ttl"`               // the longest time of a grant, as 12h; "": for ever
 	Idle   string `toml:"idle" json:"idle"`             // a grant that nothing uses for so long is released
 }
@@ -178,6 +179,13 @@ func (q Quota) MayModes() []Mode {
 	}
 	return q.Modes
 }
+
+// maxGrants is how many grants a user may have whose quota does not say it: whoever uses the ledger
+// waits for the reading of all grants.
+const maxGrants = 64
+
+// MaxGrants is how many grants a user may have.
+func (q Quota) MaxGrants() int { return cmp.Or(q.Grants, maxGrants) }
 
 // MaxTTL is the longest time of a grant; 0: for ever. The configuration was checked.
 func (q Quota) MaxTTL() time.Duration { return duration(q.TTL) }

@@ -126,7 +126,7 @@ func Shown(q *grant.Quota) *Quota {
 	if q == nil {
 		return nil
 	}
-	return &Quota{q.User, q.Group, grant.Bytes(q.Memory), q.GPUs, q.MayModes(), q.Grants, q.TTL, q.Idle}
+	return &Quota{q.User, q.Group, grant.Bytes(q.Memory), q.GPUs, q.MayModes(), q.MaxGrants(), q.TTL, q.Idle}
 }
 
 // Terms is what a caller wants granted.

@@ -86,7 +86,11 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n, p := s.Node(), peerOf(r)
-	g, err := grants.ReleaseOf(n, ask.ID, p.uid)
+	var g grant.Grant
+	err := s.has(n, p, ask.ID)
+	if err == nil && !s.inTurn(r.Context(), p, func() { g, err = grants.ReleaseOf(n, ask.ID, p.uid) }) {
+		return
+	}
 	if err != nil {
 		fail(w, http.StatusOK, err)
 		return
@@ -97,6 +101,20 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	s.queue.Poke()
 }
 
+// has is the error of a caller without such a grant, who takes neither a turn nor the ledger's lock.
+func (s *Server) has(n *node.Node, p peer, id grant.ID) error {
+	o, err := s.Ledger(n)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(o.Grants, func(g grant.Grant) bool {
+		return g.ID == id && g.User == p.uid && p.uid != 0
+	}) {
+		return nil
+	}
+	return &grant.NotFoundError{Message: fmt.Sprintf("you have no grant %s", id)}
+}
+
 // update changes a grant of the caller. Driver limits can take as long as root's update waits for
 // them, so the caller may have gone meanwhile.
 func (s *Server) update(w http.ResponseWriter, r *http.Request) {
@@ -105,7 +123,12 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n, p := s.Node(), peerOf(r)
-	g, err := updateOf(n, p, change)
+	c, q, err := changeOf(n, p, change)
+	var g grant.Grant
+	if err == nil && !s.inTurn(r.Context(), p,
+		func() { g, err = grants.UpdateOf(n, change.ID, c, p.uid, *q) }) {
+		return
+	}
 	if err != nil {
 		node.RecordUser(n, "refused", p.uid, "", err)
 		fail(w, http.StatusOK, err)
@@ -116,18 +139,16 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 	s.queue.Poke()
 }
 
-func updateOf(n *node.Node, p peer, change users.Update) (grant.Grant, error) {
+// changeOf is what a request changes, and the quota by which it is judged.
+func changeOf(n *node.Node, p peer, change users.Update) (grants.Terms, *grant.Quota, error) {
 	c := grants.Terms{Memory: change.Memory, Compute: change.Compute, TTL: change.TTL}
 	_, err := grant.ParseReference(string(change.ID))
 	if err != nil || c == (grants.Terms{}) || c.TTL != nil && *c.TTL < 0 {
-		return grant.Grant{}, &grant.UsageError{
+		return c, nil, &grant.UsageError{
 			Message: "cannot change a grant: want its id, and what to change"}
 	}
 	q, err := userqueue.QuotaOf(n, p.uid)
-	if err != nil {
-		return grant.Grant{}, err
-	}
-	return grants.UpdateOf(n, change.ID, c, p.uid, *q)
+	return c, q, err
 }
 
 // updateNodes has users' access to device nodes follow the ledger. The next pass of the daemon does

@@ -33,8 +33,15 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 			userqueue.TakeBack(n, ask.User, g.ID) // the client is gone
 		}
 	}
-	g, waiter, err := s.queue.Ask(s.Node, s.Ledger, userqueue.Request{User: p.uid, Since: request.Since,
-		Ask: ask, Waits: request.Wait > 0, For: of})
+	var g grant.Grant
+	var waiter *userqueue.Waiter
+	var err error
+	if !s.inTurn(ctx, p, func() {
+		g, waiter, err = s.queue.Ask(s.Node, s.Ledger, userqueue.Request{User: p.uid, Since: request.Since,
+			Ask: ask, Waits: request.Wait > 0, For: of})
+	}) {
+		return
+	}
 	n = s.Node() // the configuration may be another one by now
 	if waiter == nil {
 		answer(g, err)

@@ -34,6 +34,7 @@ type Server struct {
 	queue  userqueue.Queue
 	opened openNodes
 	trees  trees
+	turns  turns
 
 	mu     sync.Mutex
 	open   [2]listener // for users, for root
@@ -52,7 +53,8 @@ func (s *Server) Name() string { return "users" }
 // Ensure listens where the configuration says, grants what those who wait can have by now, releases
 // what is idle, and removes the cgroups of programs that have ended.
 func (s *Server) Ensure(context.Context) error {
-	n := s.Node()
+	n, now := s.Node(), time.Now()
+	s.turns.forget(now)
 	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()),
 		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now), s.removeTrees(n))
 }
