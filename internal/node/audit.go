@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -226,6 +227,30 @@ func RecordUser(n *Node, action string, user uint32, g grant.ID, err error) {
 		if err != nil {
 			w.Words("message", cut(err.Error(), maxText))
 		}
+	})
+	if text, e := w.End(); e == nil {
+		appendAudit(n.Policy.Audit, append(text, '\n'))
+	}
+}
+
+// RecordMore records how many more refusals of a user there were since a time than were recorded;
+// of all users without a quota together, if the user is not known.
+func RecordMore(n *Node, user uint32, known bool, times int, since time.Time) {
+	if n.Policy.Audit.File == "" {
+		return
+	}
+	whose := "users without a quota"
+	w := tokens.NewWriter()
+	w.Object(func() {
+		w.Name("time").Time(n.Host.Now().UTC())
+		w.Name("action").String("refused")
+		if known {
+			whose = "this user"
+			w.Name("user").Uint(uint64(user))
+		}
+		w.Name("since").Time(since.UTC())
+		w.Name("times").Int(int64(times))
+		w.Name("message").String(fmt.Sprintf("%d more requests of %s were refused", times, whose))
 	})
 	if text, e := w.End(); e == nil {
 		appendAudit(n.Policy.Audit, append(text, '\n'))

@@ -130,7 +130,7 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err != nil {
-		node.RecordUser(n, "refused", p.uid, "", err)
+		s.refused(n, p, err)
 		fail(w, http.StatusOK, err)
 		return
 	}
@@ -174,7 +174,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 	n, p := s.Node(), peerOf(r)
 	ask, err := askOf(n, p, request)
 	if err != nil {
-		node.RecordUser(n, "refused", p.uid, "", err)
+		s.refused(n, p, err)
 		fail(w, http.StatusOK, err)
 		return
 	}

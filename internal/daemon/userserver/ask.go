@@ -22,7 +22,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 	n := s.Node()
 	answer := func(g grant.Grant, err error) {
 		if err != nil {
-			node.RecordUser(n, "refused", p.uid, "", err)
+			s.refused(n, p, err)
 			_ = send(w, users.Event{Error: users.ErrorOf(err)})
 			return
 		}

@@ -45,7 +45,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 			"cannot grant: a program without a container gets no GPU in mode %s", ask.Mode)}
 	}
 	if err != nil {
-		node.RecordUser(n, "refused", p.uid, "", err)
+		s.refused(n, p, err)
 		fail(w, http.StatusOK, err)
 		return
 	}

@@ -31,10 +31,11 @@ type Server struct {
 	Nodes func(context.Context) error
 	Log   *logrus.Logger
 
-	queue  userqueue.Queue
-	opened openNodes
-	trees  trees
-	turns  turns
+	queue    userqueue.Queue
+	opened   openNodes
+	trees    trees
+	turns    turns
+	refusals refusals
 
 	mu     sync.Mutex
 	open   [2]listener // for users, for root
@@ -55,12 +56,14 @@ func (s *Server) Name() string { return "users" }
 func (s *Server) Ensure(context.Context) error {
 	n, now := s.Node(), time.Now()
 	s.turns.forget(now)
+	s.recordMore(n, now)
 	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()),
 		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now), s.removeTrees(n))
 }
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.
 func (s *Server) Stop() {
+	s.recordMore(s.Node(), time.Now().Add(recordTime))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ending = true
