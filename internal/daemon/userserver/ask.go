@@ -19,6 +19,8 @@ const maxWait = 7 * 24 * time.Hour
 // serveAsk answers a request at once, or when its turn has come.
 func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, ask admission.Ask,
 	request users.Ask, of userqueue.Program) {
+	ctx, end := s.again.begin(ctx, identity{p.uid, p.root, request.Secret})
+	defer end()
 	n := s.Node()
 	answer := func(g grant.Grant, err error) {
 		if err != nil {
@@ -29,7 +31,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		node.RecordUser(n, "granted", ask.User, g.ID, nil)
 		s.updateNodes(ctx) // so that what is granted can be used once the client knows it
 		if send(w, users.Event{Grant: &users.List(g)[0],
-			Sentence: grants.Sentence(n, "granted", g)}) != nil {
+			Sentence: grants.Sentence(n, "granted", g)}) != nil && !isSentAgain(ctx) {
 			userqueue.TakeBack(n, ask.User, g.ID) // the client is gone
 		}
 	}
@@ -67,7 +69,7 @@ func (s *Server) wait(ctx context.Context, to http.ResponseWriter, w *userqueue.
 		if place, of := s.queue.Place(w); place > 0 && (place != last || of != lastOf) {
 			last, lastOf = place, of
 			if send(to, users.Event{Place: place, Of: of}) != nil {
-				return s.abandon(w)
+				return s.abandon(ctx, w)
 			}
 		}
 		select {
@@ -78,15 +80,18 @@ func (s *Server) wait(ctx context.Context, to http.ResponseWriter, w *userqueue.
 		case <-over.C:
 			return s.queue.Leave(w)
 		case <-ctx.Done():
-			return s.abandon(w)
+			return s.abandon(ctx, w)
 		}
 	}
 }
 
 // abandon takes a request back whose client is gone, and what it was granted meanwhile.
-func (s *Server) abandon(w *userqueue.Waiter) *userqueue.Outcome {
+func (s *Server) abandon(ctx context.Context, w *userqueue.Waiter) *userqueue.Outcome {
 	out := s.queue.Leave(w)
-	if out == nil || out.Err != nil || s.isEnding() { // else the client sends it again, and finds the grant
+	if out == nil || out.Err != nil {
+		return nil
+	}
+	if s.isEnding() || isSentAgain(ctx) { // the request finds the grant when it is sent again
 		return nil
 	}
 	userqueue.TakeBack(s.Node(), w.Ask.User, out.Grant.ID)

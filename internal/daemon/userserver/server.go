@@ -35,6 +35,7 @@ type Server struct {
 	opened   openNodes
 	trees    trees
 	turns    turns
+	again    again
 	refusals refusals
 
 	mu     sync.Mutex

@@ -1,0 +1,175 @@
+package userserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/users"
+)
+
+// client is the connection of a client that reads lines.
+type client struct {
+	lines chan string
+	gone  bool // nothing can be sent to it
+}
+
+func (c *client) Header() http.Header { return http.Header{} }
+func (c *client) WriteHeader(int)     {}
+func (c *client) Flush()              {}
+func (c *client) Write(line []byte) (int, error) {
+	if c.gone {
+		return 0, errors.New("broken pipe")
+	}
+	c.lines <- string(line)
+	return len(line), nil
+}
+
+// sends sends a request of ada's for 1 GiB that waits. The channel is closed when it is over.
+func (s *Server) sends(c *client) (over chan struct{}) {
+	text, _ := json.Marshal(users.Ask{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
+		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
+	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(string(text)))
+	r = r.WithContext(context.WithValue(context.Background(), peerKey{}, peer{uid: ada}))
+	over = make(chan struct{})
+	go func() {
+		s.newServer(false).Handler.ServeHTTP(c, r)
+		close(over)
+	}()
+	return over
+}
+
+func newClient() *client { return &client{lines: make(chan string, 64)} }
+
+// waits reads until a client is told its place.
+func (c *client) waits(t *testing.T, place string) {
+	t.Helper()
+	if line := <-c.lines; strings.TrimSpace(line) != place {
+		t.Fatalf("the client reads %swant %s", line, place)
+	}
+}
+
+// TestARequestThatWaitsIsSentAgain: the connection of the first is broken, which is not noticed. It
+// has one place in the queue and one grant.
+func TestARequestThatWaitsIsSentAgain(t *testing.T) {
+	s := newServer(t)
+	full := s.answer(t.Context(), bert, "POST", users.GrantPath, users.Ask{Secret: strings.Repeat("cd", 16),
+		Terms: users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
+	if !strings.Contains(full, "granted g-") {
+		t.Fatal(full)
+	}
+	first, second := newClient(), newClient()
+	firstOver := s.sends(first)
+	first.waits(t, `{"place":1,"of":1}`)
+	secondOver := s.sends(second)
+	second.waits(t, `{"place":1,"of":1}`)
+	<-firstOver
+	_, err := grants.Release(s.Node(), s.granted(t, bert)[0], true)
+	daemontest.Must(t, err, s.queue.Pass(s.Node(), s.Ledger))
+	<-secondOver
+	line := <-second.lines
+	if ids := s.granted(t, ada); len(ids) != 1 || !strings.Contains(line, string(ids[0])) {
+		t.Errorf("the client reads %sand has the grants %v", line, ids)
+	}
+}
+
+// TestARequestIsSentAgainBeforeItsAnswer: the first is granted, and cannot be answered. The second
+// has its grant, which is not taken back.
+func TestARequestIsSentAgainBeforeItsAnswer(t *testing.T) {
+	s := newServer(t)
+	first, second := &client{gone: true}, newClient()
+	var over chan struct{}
+	var ids []grant.ID
+	s.Nodes = func(ctx context.Context) error {
+		if over == nil { // the first has its grant, and is going to be answered
+			ids = s.granted(t, ada)
+			over = s.sends(second)
+			select {
+			case <-ctx.Done():
+			case <-over:
+			}
+		}
+		return nil
+	}
+	<-s.sends(first)
+	<-over
+	line := <-second.lines
+	if len(ids) != 1 || !slices.Equal(s.granted(t, ada), ids) || !strings.Contains(line, string(ids[0])) {
+		t.Errorf("the client reads %sand has the grants %v", line, ids)
+	}
+	if len(s.again.last) != 0 {
+		t.Errorf("%d requests are kept", len(s.again.last))
+	}
+}
+
+// TestWhatTheQueueGrantedMeanwhile is taken back if the client is gone, and not if it has sent its
+// request again.
+func TestWhatTheQueueGrantedMeanwhile(t *testing.T) {
+	for name, c := range map[string]struct {
+		why  error
+		want int
+	}{"gone": {nil, 0}, "sent again": {errSentAgain, 1}} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			request := userqueue.Request{User: ada, Waits: true, Ask: admission.Ask{Owner: grant.Bearer, User: ada,
+				Mode: grant.Limit, GPUs: 1, Memory: 8 * grant.GiB, Source: grant.ByUser}}
+			full, _, err := s.queue.Ask(s.Node, s.Ledger, request)
+			daemontest.Must(t, err)
+			request.Ask.Secret = strings.Repeat("ab", 16)
+			_, waiter, err := s.queue.Ask(s.Node, s.Ledger, request)
+			if waiter == nil {
+				t.Fatal(err)
+			}
+			_, err = grants.Release(s.Node(), full.ID, true)
+			daemontest.Must(t, err, s.queue.Pass(s.Node(), s.Ledger))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(c.why)
+			s.abandon(ctx, waiter)
+			if ids := s.granted(t, ada); len(ids) != c.want {
+				t.Errorf("ada has the grants %v, want %d", ids, c.want)
+			}
+		})
+	}
+}
+
+// TestAgainWaits: a request that is sent again is not served before the earlier one is over.
+func TestAgainWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a again
+		who := identity{uid: ada, secret: "secret"}
+		ctx, end := a.begin(t.Context(), who)
+		later := make(chan func(), 2)
+		for range 2 {
+			go func() {
+				_, end := a.begin(t.Context(), who)
+				later <- end
+			}()
+			synctest.Wait()
+		}
+		_, others := a.begin(t.Context(), identity{uid: bert, secret: "secret"})
+		_, roots := a.begin(t.Context(), identity{uid: ada, root: true, secret: "secret"})
+		if len(later) > 0 || !isSentAgain(ctx) {
+			t.Fatal("two are served at once")
+		}
+		end()
+		(<-later)()
+		(<-later)()
+		others()
+		roots()
+		if len(a.last) != 0 {
+			t.Errorf("%d requests are kept", len(a.last))
+		}
+	})
+}
