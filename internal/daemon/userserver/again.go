@@ -29,8 +29,8 @@ type attempt struct {
 	over   chan struct{} // closed when nothing of it is under way any more
 }
 
-// begin ends an earlier request with this identity and waits until it is over. The context ends with
-// errSentAgain when there is a later one.
+// begin ends an earlier request with this identity and waits until it is over. The context ends
+// with errSentAgain when there is a later one.
 func (a *again) begin(ctx context.Context, who identity) (own context.Context, end func()) {
 	own, cancel := context.WithCancelCause(ctx)
 	this := &attempt{cancel, make(chan struct{})}

@@ -123,8 +123,8 @@ func TestWhatTheQueueGrantedMeanwhile(t *testing.T) {
 	}{"gone": {nil, 0}, "sent again": {errSentAgain, 1}} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
-			request := userqueue.Request{User: ada, Waits: true, Ask: admission.Ask{Owner: grant.Bearer, User: ada,
-				Mode: grant.Limit, GPUs: 1, Memory: 8 * grant.GiB, Source: grant.ByUser}}
+			request := userqueue.Request{User: ada, Waits: true, Ask: admission.Ask{User: ada, GPUs: 1,
+				Owner: grant.Bearer, Mode: grant.Limit, Memory: 8 * grant.GiB, Source: grant.ByUser}}
 			full, _, err := s.queue.Ask(s.Node, s.Ledger, request)
 			daemontest.Must(t, err)
 			request.Ask.Secret = strings.Repeat("ab", 16)

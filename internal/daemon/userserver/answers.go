@@ -101,7 +101,8 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	s.queue.Poke()
 }
 
-// has is the error of a caller without such a grant, who takes neither a turn nor the ledger's lock.
+// has is the error of a caller without such a grant, who takes neither a turn nor the ledger's
+// lock.
 func (s *Server) has(n *node.Node, p peer, id grant.ID) error {
 	o, err := s.Ledger(n)
 	if err != nil {

@@ -28,8 +28,8 @@ type turn struct {
 	paid     time.Time     // until when the changes so far would have taken, one at a time
 }
 
-// take waits for the turn of a user, which lasts until end is called. An error means that the client
-// is gone.
+// take waits for the turn of a user, which lasts until end is called. An error means that the
+// client is gone.
 func (t *turns) take(ctx context.Context, uid uint32) (end func(), err error) {
 	own := t.enter(uid)
 	select {

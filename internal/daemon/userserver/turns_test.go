@@ -13,8 +13,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/users"
 )
 
-// TestTurns: the changes of a user are made one after another and, after many at once, one a second.
-// Those of others do not wait for them, and nothing is kept of users who are at rest.
+// TestTurns: the changes of a user are made one after another and, after many at once, one a
+// second. Those of others do not wait for them, and nothing is kept of users who are at rest.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
@@ -111,8 +111,8 @@ func TestOnlyOwnersTakeTurns(t *testing.T) {
 		if !strings.Contains(got, "you have no grant") {
 			t.Errorf("user %d is answered %s", uid, got)
 		}
-		memory := grant.GiB
-		s.answer(t.Context(), uid, "POST", users.UpdatePath, users.Update{ID: "g-aaaaaaaaaaaa", Memory: &memory})
+		change := users.Update{ID: "g-aaaaaaaaaaaa", Memory: new(grant.Bytes)}
+		s.answer(t.Context(), uid, "POST", users.UpdatePath, change)
 		s.asksFor(t.Context(), uid, "cd")
 	}
 	if len(s.turns.of) != 2 {
