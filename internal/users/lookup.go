@@ -77,23 +77,41 @@ type answers[K comparable, V any] struct {
 
 type answer[V any] struct {
 	mu    sync.Mutex
-	until time.Time
+	until time.Time // it is valid
+	asked bool      // again, after a failure
 	value V
 	err   error
 }
 
+// get returns what is known of a key, and looks it up if that is too old. After a failure it does
+// so beside: all who wait for a grant would wait for a directory service that does not answer, one
+// user after another, again and again.
 func (a *answers[K, V]) get(key K, lookUp func() (V, error)) (V, error) {
 	one := a.of(key)
 	one.mu.Lock()
 	defer one.mu.Unlock()
-	if !time.Now().Before(one.until) {
-		long := validFor
-		if one.value, one.err = lookUp(); one.err != nil {
-			long = failedFor
-		}
-		one.until = time.Now().Add(long)
+	switch now := time.Now(); {
+	case now.Before(one.until):
+	case one.err == nil || !now.Before(one.until.Add(validFor)):
+		one.set(lookUp())
+	case !one.asked:
+		one.asked = true
+		go func() {
+			value, err := lookUp()
+			one.mu.Lock()
+			defer one.mu.Unlock()
+			one.set(value, err)
+		}()
 	}
 	return one.value, one.err
+}
+
+func (a *answer[V]) set(value V, err error) {
+	long := validFor
+	if err != nil {
+		long = failedFor
+	}
+	a.value, a.err, a.until, a.asked = value, err, time.Now().Add(long), false
 }
 
 func (a *answers[K, V]) of(key K) *answer[V] {
