@@ -307,7 +307,8 @@ func (c *control) serverFor(uid int) string {
 	_ = os.Remove(name)
 	s := exec.Command(serverProgram)
 	s.Stdout, s.Stderr = os.Stdout, os.Stdout
-	s.Env = append(os.Environ(), "FAKEMPS_SOCKET="+name, "FAKEMPS_PERCENT="+c.percent)
+	s.Env = append(os.Environ(), "FAKEMPS_SOCKET="+name, "FAKEMPS_PERCENT="+c.percent,
+		fmt.Sprintf("FAKEMPS_CONTROL=%d", os.Getpid()))
 	for ordinal, limit := range c.limits {
 		s.Env = append(s.Env, fmt.Sprintf("FAKEMPS_LIMIT_%d=%s", ordinal, limit))
 	}

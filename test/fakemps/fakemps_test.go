@@ -198,3 +198,14 @@ func TestRootConnectsToItsOwnSocketFirst(t *testing.T) {
 		t.Errorf("by the other socket root is answered %q", got)
 	}
 }
+
+// TestAServerEndsWithItsDaemon: also one whose daemon was killed before the server could look.
+func TestAServerEndsWithItsDaemon(t *testing.T) {
+	s := start(t, "580.65.06", "-f")
+	server := exec.Command(filepath.Join(s.root, "usr/sbin", serverProgram))
+	server.Env = append(s.command().Env, "FAKEMPS_SOCKET="+s.root+"/server", "FAKEMPS_PERCENT=100",
+		fmt.Sprintf("FAKEMPS_CONTROL=%d", s.daemon.Process.Pid)) // whose child this one is not
+	if err := server.Run(); server.ProcessState == nil || server.ProcessState.ExitCode() != 1 {
+		t.Errorf("it ends with %v", err)
+	}
+}

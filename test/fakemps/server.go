@@ -36,7 +36,11 @@ func serveClients() error {
 		fmt.Printf("[Server %d] Failed to start : invalid argument\n", os.Getpid())
 		return fmt.Errorf("[Server %d] Exiting", os.Getpid())
 	}
-	go endWith(os.Getppid())
+	control, err := strconv.Atoi(os.Getenv("FAKEMPS_CONTROL"))
+	if err != nil {
+		return err
+	}
+	go endWith(control)
 	listener, err := listen(os.Getenv("FAKEMPS_SOCKET"), 0o777)
 	if err != nil {
 		return err
@@ -69,7 +73,7 @@ func serveClients() error {
 		})
 }
 
-// endWith ends the server with the daemon that started it.
+// endWith ends the server with the daemon that started it, which may have ended already.
 func endWith(control int) {
 	for os.Getppid() == control {
 		time.Sleep(20 * time.Millisecond)
