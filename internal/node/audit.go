@@ -234,12 +234,12 @@ func RecordUser(n *Node, action string, user uint32, g grant.ID, err error) {
 }
 
 // RecordMore records how many more refusals of a user there were since a time than were recorded;
-// of all users without a quota together, if the user is not known.
+// of all users without a known quota together, if the user is not known.
 func RecordMore(n *Node, user uint32, known bool, times int, since time.Time) {
 	if n.Policy.Audit.File == "" {
 		return
 	}
-	whose := "users without a quota"
+	whose := "users without a known quota"
 	w := tokens.NewWriter()
 	w.Object(func() {
 		w.Name("time").Time(n.Host.Now().UTC())

@@ -124,10 +124,9 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n, p := s.Node(), peerOf(r)
-	c, q, err := changeOf(n, p, change)
+	_, _, err := changeOf(n, p, change) // who may change nothing waits for no turn
 	var g grant.Grant
-	if err == nil && !s.inTurn(r.Context(), p,
-		func() { g, err = grants.UpdateOf(n, change.ID, c, p.uid, *q) }) {
+	if err == nil && !s.inTurn(r.Context(), p, func() { n, g, err = s.updateOf(p, change) }) {
 		return
 	}
 	if err != nil {
@@ -138,6 +137,17 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 	node.RecordUser(n, "changed", p.uid, g.ID, nil)
 	_ = send(w, users.Event{Grant: &users.List(g)[0], Sentence: grants.Sentence(n, "changed", g)})
 	s.queue.Poke()
+}
+
+// updateOf changes a grant by the configuration of now, which may have another quota than when the
+// request came.
+func (s *Server) updateOf(p peer, change users.Update) (n *node.Node, g grant.Grant, err error) {
+	n = s.Node()
+	c, q, err := changeOf(n, p, change)
+	if err == nil {
+		g, err = grants.UpdateOf(n, change.ID, c, p.uid, *q)
+	}
+	return n, g, err
 }
 
 // changeOf is what a request changes, and the quota by which it is judged.

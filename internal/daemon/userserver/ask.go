@@ -7,7 +7,6 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
-	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
@@ -16,52 +15,56 @@ import (
 // maxWait is how long a request waits at most.
 const maxWait = 7 * 24 * time.Hour
 
-// serveAsk answers a request at once, or when its turn has come.
+// serveAsk answers a request at once, or when its turn has come. What is granted to a client that
+// is gone is taken back, unless it comes again.
 func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, ask admission.Ask,
 	request users.Ask, of userqueue.Program) {
-	ctx, end := s.again.begin(ctx, identity{p.uid, p.root, request.Secret})
+	ctx, this, end := s.attempts.begin(ctx, identity{p.uid, p.root, request.Secret})
 	defer end()
-	n := s.Node()
-	answer := func(g grant.Grant, err error) {
-		if err != nil {
-			s.refused(n, p, err)
-			_ = send(w, users.Event{Error: users.ErrorOf(err)})
-			return
+	defer func() {
+		if this.undelivered != "" && !isSentAgain(ctx) && !s.isEnding() {
+			userqueue.TakeBack(s.Node(), ask.User, this.undelivered)
 		}
-		node.RecordUser(n, "granted", ask.User, g.ID, nil)
-		s.updateNodes(ctx) // so that what is granted can be used once the client knows it
-		if send(w, users.Event{Grant: &users.List(g)[0],
-			Sentence: grants.Sentence(n, "granted", g)}) != nil && !isSentAgain(ctx) {
-			userqueue.TakeBack(n, ask.User, g.ID) // the client is gone
-		}
-	}
-	var g grant.Grant
+	}()
+	var out userqueue.Outcome
 	var waiter *userqueue.Waiter
-	var err error
 	if !s.inTurn(ctx, p, func() {
-		g, waiter, err = s.queue.Ask(s.Node, s.Ledger, userqueue.Request{User: p.uid, Since: request.Since,
-			Ask: ask, Waits: request.Wait > 0, For: of})
+		out.Grant, waiter, out.Err = s.queue.Ask(s.Node, s.Ledger, userqueue.Request{User: p.uid,
+			Since: request.Since, Ask: ask, Waits: request.Wait > 0, For: of})
 	}) {
 		return
 	}
-	n = s.Node() // the configuration may be another one by now
-	if waiter == nil {
-		answer(g, err)
+	if waiter != nil {
+		answer, gone := s.wait(ctx, w, waiter, min(request.Wait, maxWait))
+		if answer != nil {
+			out = *answer
+		}
+		if gone {
+			if answer != nil && answer.Err == nil {
+				this.undelivered = answer.Grant.ID
+			}
+			return
+		}
+	}
+	n := s.Node() // the configuration may be another one by now
+	if out.Err != nil {
+		s.refused(n, p, out.Err)
+		_ = send(w, users.Event{Error: users.ErrorOf(out.Err)})
 		return
 	}
-	out := s.wait(ctx, w, waiter, min(request.Wait, maxWait))
-	switch {
-	case out != nil:
-		answer(out.Grant, out.Err)
-	case ctx.Err() == nil:
-		answer(g, err)
+	this.undelivered = out.Grant.ID
+	node.RecordUser(n, "granted", ask.User, out.Grant.ID, nil)
+	s.updateNodes(ctx) // so that what is granted can be used once the client knows it
+	if send(w, users.Event{Grant: &users.List(out.Grant)[0],
+		Sentence: grants.Sentence(n, "granted", out.Grant)}) == nil {
+		this.undelivered = ""
 	}
 }
 
-// wait reports places until the request is granted, its time is over or the client is gone. nil: it
-// was not granted.
+// wait reports places until the request is granted, its time is over or the client is gone. No
+// outcome: it was not granted, and the error of the request stands.
 func (s *Server) wait(ctx context.Context, to http.ResponseWriter, w *userqueue.Waiter,
-	long time.Duration) *userqueue.Outcome {
+	long time.Duration) (out *userqueue.Outcome, gone bool) {
 	over := time.NewTimer(long)
 	defer over.Stop()
 	last, lastOf := 0, 0
@@ -69,33 +72,20 @@ func (s *Server) wait(ctx context.Context, to http.ResponseWriter, w *userqueue.
 		if place, of := s.queue.Place(w); place > 0 && (place != last || of != lastOf) {
 			last, lastOf = place, of
 			if send(to, users.Event{Place: place, Of: of}) != nil {
-				return s.abandon(ctx, w)
+				return s.queue.Leave(w), true
 			}
 		}
 		select {
 		case <-w.Woken():
 			if place, _ := s.queue.Place(w); place == 0 {
-				return s.queue.Leave(w)
+				return s.queue.Leave(w), false
 			}
 		case <-over.C:
-			return s.queue.Leave(w)
+			return s.queue.Leave(w), false
 		case <-ctx.Done():
-			return s.abandon(ctx, w)
+			return s.queue.Leave(w), true
 		}
 	}
-}
-
-// abandon takes a request back whose client is gone, and what it was granted meanwhile.
-func (s *Server) abandon(ctx context.Context, w *userqueue.Waiter) *userqueue.Outcome {
-	out := s.queue.Leave(w)
-	if out == nil || out.Err != nil {
-		return nil
-	}
-	if s.isEnding() || isSentAgain(ctx) { // the request finds the grant when it is sent again
-		return nil
-	}
-	userqueue.TakeBack(s.Node(), w.Ask.User, out.Grant.ID)
-	return nil
 }
 
 func (s *Server) isEnding() bool {

@@ -15,8 +15,8 @@ const (
 	recordTime  = time.Minute
 )
 
-// quotaless stands for all users without a quota: they are refused whatever they ask for, and one
-// user has thousands of uids.
+// quotaless stands for all users without a quota, and those without a name whose quota cannot be
+// known: they are refused whatever they ask for, and one user has thousands of uids.
 const quotaless = 1<<32 - 1
 
 // refusals counts the refusals of each user. The zero value has none.
@@ -65,13 +65,18 @@ func (r *refusals) over(now time.Time) map[uint32]counter {
 func (s *Server) refused(n *node.Node, p peer, why error) {
 	now := time.Now()
 	s.recordMore(n, now)
-	account := uint32(quotaless)
-	if q, err := users.QuotaOf(n.Policy.Quotas, p.uid); q != nil && err == nil {
-		account = p.uid
+	account := p.uid
+	if q, err := users.QuotaOf(n.Policy.Quotas, p.uid); q == nil && (err == nil || !isNamed(p.uid)) {
+		account = quotaless
 	}
 	if p.root || s.refusals.add(account, now) {
 		node.RecordUser(n, "refused", p.uid, "", why)
 	}
+}
+
+func isNamed(uid uint32) bool {
+	named, _ := users.IsNamedHere(uid)
+	return named
 }
 
 // recordMore records how many refusals were not recorded, where the time is over.

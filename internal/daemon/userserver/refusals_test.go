@@ -104,7 +104,7 @@ func TestRefusalsDoNotFillTheAuditLog(t *testing.T) {
 	}
 	uid := uint32(ada)
 	if len(all) != 2 || !more(&uid, "26 more requests of this user were refused") ||
-		!more(nil, "26 more requests of users without a quota were refused") {
+		!more(nil, "26 more requests of users without a known quota were refused") {
 		t.Errorf("recorded are %+v, too", all)
 	}
 }

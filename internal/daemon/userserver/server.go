@@ -35,7 +35,7 @@ type Server struct {
 	opened   openNodes
 	trees    trees
 	turns    turns
-	again    again
+	attempts attempts
 	refusals refusals
 
 	mu     sync.Mutex
@@ -64,13 +64,13 @@ func (s *Server) Ensure(context.Context) error {
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.
 func (s *Server) Stop() {
-	s.recordMore(s.Node(), time.Now().Add(recordTime))
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.ending = true
 	for i := range s.open {
 		s.open[i].close()
 	}
+	s.mu.Unlock()
+	s.recordMore(s.Node(), time.Now().Add(recordTime))
 }
 
 func (l *listener) close() {

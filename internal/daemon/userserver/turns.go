@@ -14,9 +14,8 @@ const (
 	changeEvery   = time.Second
 )
 
-// turns has the requests of a user that change the ledger served one after another, and not too
-// often. Requests of different users do not wait for each other. As many wait as the user has
-// connections. The zero value has no request.
+// turns serves the changes of a user one after another, and not too often. Users do not wait for
+// each other. As many requests wait as the user has connections. The zero value has no request.
 type turns struct {
 	mu sync.Mutex
 	of map[uint32]*turn
@@ -25,11 +24,12 @@ type turns struct {
 type turn struct {
 	taken    chan struct{} // it has an element while a request has the turn
 	requests int           // that have it or wait for it
-	paid     time.Time     // until when the changes so far would have taken, one at a time
+	// chargedUntil is when the changes so far would have been made, one in each changeEvery
+	chargedUntil time.Time
 }
 
 // take waits for the turn of a user, which lasts until end is called. An error means that the
-// client is gone.
+// client is gone, and then nothing is charged.
 func (t *turns) take(ctx context.Context, uid uint32) (end func(), err error) {
 	own := t.enter(uid)
 	select {
@@ -42,15 +42,18 @@ func (t *turns) take(ctx context.Context, uid uint32) (end func(), err error) {
 		<-own.taken
 		t.leave(own)
 	}
-	rest := time.NewTimer(t.pay(own, time.Now()))
-	defer rest.Stop()
+	delay := time.NewTimer(t.delay(own, time.Now()))
+	defer delay.Stop()
 	select {
-	case <-rest.C:
-		return end, nil
+	case <-delay.C:
 	case <-ctx.Done():
-		end()
-		return nil, ctx.Err()
 	}
+	if err := ctx.Err(); err != nil {
+		end()
+		return nil, err
+	}
+	t.charge(own, time.Now())
+	return end, nil
 }
 
 // inTurn does what changes the ledger when it is the caller's turn. It reports false if the client
@@ -88,15 +91,21 @@ func (t *turns) leave(own *turn) {
 	own.requests--
 }
 
-// pay counts a change, and returns how long it has to wait.
-func (t *turns) pay(own *turn, now time.Time) time.Duration {
+// delay returns how long the next change has to wait.
+func (t *turns) delay(own *turn, now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if own.paid.Before(now) {
-		own.paid = now
+	return own.chargedUntil.Add(-(changesAtOnce - 1) * changeEvery).Sub(now)
+}
+
+// charge counts a change.
+func (t *turns) charge(own *turn, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if own.chargedUntil.Before(now) {
+		own.chargedUntil = now
 	}
-	own.paid = own.paid.Add(changeEvery)
-	return own.paid.Sub(now) - changesAtOnce*changeEvery
+	own.chargedUntil = own.chargedUntil.Add(changeEvery)
 }
 
 // forget drops the users who have no request, and may make as many changes as any other.
@@ -104,7 +113,7 @@ func (t *turns) forget(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for uid, own := range t.of {
-		if own.requests == 0 && !own.paid.After(now) {
+		if own.requests == 0 && !own.chargedUntil.After(now) {
 			delete(t.of, uid)
 		}
 	}

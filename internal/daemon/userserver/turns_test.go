@@ -2,6 +2,7 @@ package userserver
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
 )
 
@@ -49,7 +51,15 @@ func TestTurns(t *testing.T) {
 		}
 		takes(ada, changeEvery)()
 		takes(ada, 2*changeEvery)()
-		takes(bert, 2*changeEvery)()
+		for range 5 { // what is not made is not charged
+			hurried, cancel := context.WithTimeout(t.Context(), changeEvery/10)
+			if _, err := all.take(hurried, ada); err == nil {
+				t.Error("a client that is gone has its turn")
+			}
+			cancel()
+		}
+		takes(ada, 3*changeEvery)()
+		takes(bert, 3*changeEvery)()
 		all.forget(time.Now())
 		if len(all.of) != 2 {
 			t.Errorf("%d users are kept, want both", len(all.of))
@@ -117,5 +127,32 @@ func TestOnlyOwnersTakeTurns(t *testing.T) {
 	}
 	if len(s.turns.of) != 2 {
 		t.Errorf("%d users are kept, want those with a quota", len(s.turns.of))
+	}
+}
+
+// TestAnUpdateIsJudgedWhenItIsMade: the quota has become smaller while it waited for its turn.
+func TestAnUpdateIsJudgedWhenItIsMade(t *testing.T) {
+	s := newServer(t)
+	s.asksFor(t.Context(), ada, "ab")
+	id := s.granted(t, ada)[0]
+	end, err := s.turns.take(t.Context(), ada)
+	daemontest.Must(t, err)
+	before, reads := s.Node, 0
+	less := *s.Node()
+	less.Policy.Quotas = []grant.Quota{{User: fmt.Sprint(ada), Memory: grant.Size(2 * grant.GiB)}}
+	s.Node = func() *node.Node { // the request reads the configuration, waits, and reads it again
+		if reads++; reads == 1 {
+			defer end()
+			return before()
+		}
+		return &less
+	}
+	memory := 8 * grant.GiB
+	got := s.answer(t.Context(), ada, "POST", users.UpdatePath, users.Update{ID: id, Memory: &memory})
+	s.Node = before
+	o, err := grants.Read(s.Node())
+	daemontest.Must(t, err)
+	if o.Grants[0].Memory() != grant.GiB || !strings.Contains(got, "quota-exceeded") {
+		t.Errorf("ada has %s, and is answered %s", o.Grants[0].Memory(), got)
 	}
 }

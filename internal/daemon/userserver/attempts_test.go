@@ -12,9 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
-	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/users"
@@ -38,11 +36,11 @@ func (c *client) Write(line []byte) (int, error) {
 }
 
 // sends sends a request of ada's for 1 GiB that waits. The channel is closed when it is over.
-func (s *Server) sends(c *client) (over chan struct{}) {
+func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
 	text, _ := json.Marshal(users.Ask{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
 		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
 	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(string(text)))
-	r = r.WithContext(context.WithValue(context.Background(), peerKey{}, peer{uid: ada}))
+	r = r.WithContext(context.WithValue(ctx, peerKey{}, peer{uid: ada}))
 	over = make(chan struct{})
 	go func() {
 		s.newServer(false).Handler.ServeHTTP(c, r)
@@ -71,9 +69,9 @@ func TestARequestThatWaitsIsSentAgain(t *testing.T) {
 		t.Fatal(full)
 	}
 	first, second := newClient(), newClient()
-	firstOver := s.sends(first)
+	firstOver := s.sends(t.Context(), first)
 	first.waits(t, `{"place":1,"of":1}`)
-	secondOver := s.sends(second)
+	secondOver := s.sends(t.Context(), second)
 	second.waits(t, `{"place":1,"of":1}`)
 	<-firstOver
 	_, err := grants.Release(s.Node(), s.granted(t, bert)[0], true)
@@ -95,7 +93,7 @@ func TestARequestIsSentAgainBeforeItsAnswer(t *testing.T) {
 	s.Nodes = func(ctx context.Context) error {
 		if over == nil { // the first has its grant, and is going to be answered
 			ids = s.granted(t, ada)
-			over = s.sends(second)
+			over = s.sends(t.Context(), second)
 			select {
 			case <-ctx.Done():
 			case <-over:
@@ -103,63 +101,79 @@ func TestARequestIsSentAgainBeforeItsAnswer(t *testing.T) {
 		}
 		return nil
 	}
-	<-s.sends(first)
+	<-s.sends(t.Context(), first)
 	<-over
 	line := <-second.lines
 	if len(ids) != 1 || !slices.Equal(s.granted(t, ada), ids) || !strings.Contains(line, string(ids[0])) {
 		t.Errorf("the client reads %sand has the grants %v", line, ids)
 	}
-	if len(s.again.last) != 0 {
-		t.Errorf("%d requests are kept", len(s.again.last))
+	if len(s.attempts.last) != 0 {
+		t.Errorf("%d requests are kept", len(s.attempts.last))
 	}
 }
 
-// TestWhatTheQueueGrantedMeanwhile is taken back if the client is gone, and not if it has sent its
-// request again.
-func TestWhatTheQueueGrantedMeanwhile(t *testing.T) {
-	for name, c := range map[string]struct {
-		why  error
-		want int
-	}{"gone": {nil, 0}, "sent again": {errSentAgain, 1}} {
-		t.Run(name, func(t *testing.T) {
-			s := newServer(t)
-			request := userqueue.Request{User: ada, Waits: true, Ask: admission.Ask{User: ada, GPUs: 1,
-				Owner: grant.Bearer, Mode: grant.Limit, Memory: 8 * grant.GiB, Source: grant.ByUser}}
-			full, _, err := s.queue.Ask(s.Node, s.Ledger, request)
-			daemontest.Must(t, err)
-			request.Ask.Secret = strings.Repeat("ab", 16)
-			_, waiter, err := s.queue.Ask(s.Node, s.Ledger, request)
-			if waiter == nil {
-				t.Fatal(err)
+// TestWhatNoClientKnowsIsTakenBack: what was granted to a client that is gone, or that was sent
+// again by one that is gone before it is served.
+func TestWhatNoClientKnowsIsTakenBack(t *testing.T) {
+	for _, sentAgain := range []bool{false, true} {
+		s := newServer(t)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		var over chan struct{}
+		granted := 0
+		s.Nodes = func(ctx context.Context) error { // the first has its grant, and is going to be answered
+			granted = len(s.granted(t, ada))
+			if sentAgain {
+				over = s.sends(gone, newClient())
+				<-ctx.Done()
 			}
-			_, err = grants.Release(s.Node(), full.ID, true)
-			daemontest.Must(t, err, s.queue.Pass(s.Node(), s.Ledger))
-			ctx, cancel := context.WithCancelCause(t.Context())
-			cancel(c.why)
-			s.abandon(ctx, waiter)
-			if ids := s.granted(t, ada); len(ids) != c.want {
-				t.Errorf("ada has the grants %v, want %d", ids, c.want)
-			}
-		})
+			return nil
+		}
+		<-s.sends(t.Context(), &client{gone: true})
+		if sentAgain {
+			<-over
+		}
+		if ids := s.granted(t, ada); granted != 1 || len(ids) != 0 {
+			t.Errorf("sent again: %v: ada had %d grants, and has %v", sentAgain, granted, ids)
+		}
 	}
 }
 
-// TestAgainWaits: a request that is sent again is not served before the earlier one is over.
-func TestAgainWaits(t *testing.T) {
+// TestWhatTheQueueGrantsToNobody: the client of a request that waits is gone when it is granted.
+func TestWhatTheQueueGrantsToNobody(t *testing.T) {
+	s := newServer(t)
+	s.answer(t.Context(), bert, "POST", users.GrantPath, users.Ask{Secret: strings.Repeat("cd", 16),
+		Terms: users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
+	ctx, cancel := context.WithCancel(t.Context())
+	c := newClient()
+	over := s.sends(ctx, c)
+	c.waits(t, `{"place":1,"of":1}`)
+	_, err := grants.Release(s.Node(), s.granted(t, bert)[0], true)
+	daemontest.Must(t, err)
+	cancel()
+	daemontest.Must(t, s.queue.Pass(s.Node(), s.Ledger)) // the request may have left the queue, or not
+	<-over
+	if ids := s.granted(t, ada); len(ids) > 1 || len(ids) == 1 && len(c.lines) == 0 {
+		t.Errorf("ada has the grants %v, and nobody knows", ids)
+	}
+}
+
+// TestAttemptsWait: a request that is sent again is not served before the earlier one is over.
+func TestAttemptsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a again
+		var a attempts
 		who := identity{uid: ada, secret: "secret"}
-		ctx, end := a.begin(t.Context(), who)
+		ctx, _, end := a.begin(t.Context(), who)
 		later := make(chan func(), 2)
 		for range 2 {
 			go func() {
-				_, end := a.begin(t.Context(), who)
+				_, _, end := a.begin(t.Context(), who)
 				later <- end
 			}()
 			synctest.Wait()
 		}
-		_, others := a.begin(t.Context(), identity{uid: bert, secret: "secret"})
-		_, roots := a.begin(t.Context(), identity{uid: ada, root: true, secret: "secret"})
+		_, _, others := a.begin(t.Context(), identity{uid: bert, secret: "secret"})
+		_, _, roots := a.begin(t.Context(), identity{uid: ada, root: true, secret: "secret"})
 		if len(later) > 0 || !isSentAgain(ctx) {
 			t.Fatal("two are served at once")
 		}
