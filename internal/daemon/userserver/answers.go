@@ -2,6 +2,7 @@ package userserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -218,6 +219,10 @@ func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 	}
 	ask.User, ask.Source = p.uid, grant.ByUser
 	_, err := userqueue.InQuota(n, ask)
+	var unknown *users.LookupError
+	if request.Wait > 0 && errors.As(err, &unknown) {
+		return ask, nil // it waits for the quota, too
+	}
 	return ask, err
 }
 
