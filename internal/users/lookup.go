@@ -61,10 +61,12 @@ func output(program string, args ...string) (string, error) {
 	return string(text), err
 }
 
-// How long an answer is valid, and a failure, and how many are kept.
+// How long an answer is valid, and a failure, how long an answer is used while it is read again, and
+// how many are kept.
 const (
 	validFor  = time.Minute
 	failedFor = 5 * time.Second
+	usedFor   = 10 * time.Minute
 	maxKept   = 4096
 )
 
@@ -75,35 +77,61 @@ type answers[K comparable, V any] struct {
 	kept map[K]*answer[V]
 }
 
+// answer is under the mutex of its answers, which is not held during a look-up.
 type answer[V any] struct {
-	mu    sync.Mutex
-	until time.Time // it is valid
-	asked bool      // again, after a failure
 	value V
 	err   error
+	until time.Time     // it is valid; zero: nothing was read yet
+	over  chan struct{} // is closed when the look-up that runs has ended; nil: none runs
 }
 
-// get returns what is known of a key, and looks it up if that is too old. After a failure it does
-// so beside: all who wait for a grant would wait for a directory service that does not answer, one
-// user after another, again and again.
-func (a *answers[K, V]) get(key K, lookUp func() (V, error)) (V, error) {
-	one := a.of(key)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	switch now := time.Now(); {
-	case now.Before(one.until):
-	case one.err == nil || !now.Before(one.until.Add(validFor)):
-		one.set(lookUp())
-	case !one.asked:
-		one.asked = true
-		go func() {
-			value, err := lookUp()
-			one.mu.Lock()
-			defer one.mu.Unlock()
-			one.set(value, err)
-		}()
+// errNotYet: names or groups were never read, or too long ago, and the caller does not wait.
+var errNotYet = errors.New("they have not been read yet")
+
+// get returns what is known of a key. What is not valid any more is looked up again in a goroutine of
+// its own. Meanwhile a success of the last usedFor is returned, and a failure of the last validFor.
+// What is older is waited for with wait; without, an old failure is returned, or errNotYet.
+func (a *answers[K, V]) get(key K, wait bool, lookUp func() (V, error)) (V, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	one, now := a.of(key), time.Now()
+	if now.Before(one.until) {
+		return one.value, one.err
+	}
+	if one.over == nil {
+		one.over = make(chan struct{})
+		go a.look(one, lookUp)
+	}
+	switch {
+	case now.Before(one.until.Add(one.usable())):
+	case wait:
+		over := one.over
+		a.mu.Unlock()
+		<-over
+		a.mu.Lock()
+	case one.err == nil:
+		var none V
+		return none, errNotYet
 	}
 	return one.value, one.err
+}
+
+// usable is how long an answer is used after it was valid. After a failure all would wait for a
+// directory service that does not answer, again and again.
+func (a *answer[V]) usable() time.Duration {
+	if a.err != nil {
+		return validFor
+	}
+	return usedFor
+}
+
+func (a *answers[K, V]) look(one *answer[V], lookUp func() (V, error)) {
+	value, err := lookUp()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	one.set(value, err)
+	close(one.over)
+	one.over = nil
 }
 
 func (a *answer[V]) set(value V, err error) {
@@ -111,12 +139,11 @@ func (a *answer[V]) set(value V, err error) {
 	if err != nil {
 		long = failedFor
 	}
-	a.value, a.err, a.until, a.asked = value, err, time.Now().Add(long), false
+	a.value, a.err, a.until = value, err, time.Now().Add(long)
 }
 
+// of is called with the mutex held.
 func (a *answers[K, V]) of(key K) *answer[V] {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.kept[key] == nil {
 		if a.kept == nil || len(a.kept) >= maxKept { // a user has thousands of subordinate uids
 			a.kept = map[K]*answer[V]{}
@@ -130,11 +157,10 @@ func (a *answers[K, V]) of(key K) *answer[V] {
 // still. After a failure the value is V's zero.
 func (a *answers[K, V]) last(key K) (value V, valid bool) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	one := a.kept[key]
-	a.mu.Unlock()
-	if one == nil || !one.mu.TryLock() {
+	if one == nil {
 		return value, false
 	}
-	defer one.mu.Unlock()
 	return one.value, time.Now().Before(one.until)
 }

@@ -75,48 +75,116 @@ func TestQuotaThatCannotBeKnown(t *testing.T) {
 	}
 }
 
+// lookUps are those of answers in a test: what they find, and how many there were.
+type lookUps struct {
+	answers[uint32, string]
+	t      *testing.T
+	looked int
+	finds  string
+	err    error
+	takes  time.Duration
+}
+
+func (l *lookUps) look() (string, error) {
+	l.looked++
+	time.Sleep(l.takes)
+	return l.finds, l.err
+}
+
+// wants checks an answer, and how many look-ups there were when those that run have ended. A caller
+// that does not wait does not.
+func (l *lookUps) wants(wait bool, want string, wantErr error, looks int) {
+	l.t.Helper()
+	began := time.Now()
+	found, err := l.get(1, wait, l.look)
+	if took := time.Since(began); !wait && took > 0 {
+		l.t.Errorf("a caller that does not wait has waited %s", took)
+	}
+	synctest.Wait()
+	if found != want || !errors.Is(err, wantErr) || l.looked != looks {
+		l.t.Errorf("%q, %v after %d look-ups, want %q, %v after %d", found, err, l.looked, want, wantErr, looks)
+	}
+}
+
+// passes lets time pass, and what is due then be done.
+func (l *lookUps) passes(long time.Duration) {
+	time.Sleep(long)
+	synctest.Wait()
+}
+
 // TestAnswersAreKept: for a minute, a failure for seconds, and not without bound. Soon after a
 // failure nobody waits for the next look-up.
 func TestAnswersAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a answers[uint32, string]
-		looked, failure := 0, errors.New("no answer")
-		get := func(key uint32) error {
-			_, err := a.get(key, func() (string, error) {
-				looked++
-				return "erna", failure
-			})
-			return err
-		}
-		wants := func(want error, looks int) {
-			t.Helper()
-			err := get(1)
-			if synctest.Wait(); err != want || looked != looks {
-				t.Errorf("%v after %d look-ups, want %v after %d", err, looked, want, looks)
-			}
-		}
-		wants(failure, 1)
+		failure := errors.New("no answer")
+		l := &lookUps{t: t, err: failure}
+		l.wants(true, "", failure, 1)
 		time.Sleep(failedFor - 1)
-		wants(failure, 1)
+		l.wants(true, "", failure, 1)
 		time.Sleep(time.Nanosecond)
-		wants(failure, 2) // the answer of the first
+		l.wants(true, "", failure, 2) // the answer of the first
 		time.Sleep(failedFor)
-		last := failure
-		failure = nil
-		wants(last, 3)
-		wants(nil, 3)
+		l.finds, l.err = "erna", nil
+		l.wants(true, "", failure, 3)
+		l.wants(true, "erna", nil, 3)
 		time.Sleep(validFor - 1)
-		wants(nil, 3)
+		l.wants(true, "erna", nil, 3)
+		l.finds, l.err = "", failure
 		time.Sleep(time.Nanosecond)
-		failure = last
-		wants(failure, 4)
-		failure = nil
+		l.wants(true, "erna", nil, 4) // while it is read again
+		l.wants(true, "", failure, 4)
+		l.finds, l.err = "otto", nil
 		time.Sleep(failedFor + validFor) // too long ago to be repeated
-		wants(nil, 5)
+		l.wants(true, "otto", nil, 5)
+		l.finds = "erna"
+		time.Sleep(validFor + usedFor)
+		l.wants(true, "erna", nil, 6)
 		for key := range uint32(3 * maxKept) {
-			if _ = get(key); len(a.kept) > maxKept {
-				t.Fatalf("%d answers are kept", len(a.kept))
+			if _, _ = l.get(key, true, l.look); len(l.kept) > maxKept {
+				t.Fatalf("%d answers are kept", len(l.kept))
 			}
+		}
+	})
+}
+
+// TestNobodyHasToWait: a caller that does not wait gets what is known, whatever a directory service
+// does. What it says later is known then.
+func TestNobodyHasToWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lookUps{t: t, finds: "erna", takes: lookupTime}
+		l.wants(false, "", errNotYet, 1)
+		l.wants(false, "", errNotYet, 1)
+		l.passes(lookupTime)
+		l.wants(false, "erna", nil, 1)
+		time.Sleep(validFor + usedFor - 1)
+		l.wants(false, "erna", nil, 2) // however slow it is
+		l.passes(lookupTime + validFor + usedFor)
+		l.err = errors.New("down")
+		l.wants(false, "", errNotYet, 3) // too old
+		l.passes(lookupTime)
+		for looks := 3; looks < 9; looks++ {
+			l.wants(false, "erna", l.err, looks)
+			l.passes(time.Hour)
+		}
+	})
+}
+
+// TestQuotaThatIsNotKnownYet: a caller that must not wait gets an error, and all of the names and
+// groups are read meanwhile.
+func TestQuotaThatIsNotKnownYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // its clock stands still while a program runs
+		answers := t.TempDir() + "/answers"
+		directory(t, "echo 70 80", "until [ -e "+answers+" ]; do :; done\necho an-entry:x:80:")
+		quotas := []grant.Quota{{User: "erna"}, {User: "otto"}, {Group: "students", Grants: 1}}
+		if q, err := KnownQuotaOf(quotas, 2); q != nil || !errors.Is(err, errNotYet) {
+			t.Errorf("%+v, %v; want %v", q, err, errNotYet)
+		}
+		if err := os.WriteFile(answers, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if q, err := KnownQuotaOf(quotas, 2); err != nil || q != &quotas[2] {
+			t.Errorf("%+v, %v; want the quota of the group", q, err)
 		}
 	})
 }

@@ -17,13 +17,15 @@ import (
 
 // UID is the uid of a user, by name or uid. *grant.NotFoundError if the node knows no such user,
 // *LookupError if that is not known.
-func UID(name string) (uint32, error) { return number("passwd", name, "user") }
+func UID(name string) (uint32, error) { return uidNamed(name, true) }
 
-// GID is the gid of a group, by name or gid. Errors are those of UID.
-func GID(name string) (uint32, error) { return number("group", name, "group") }
+func uidNamed(name string, wait bool) (uint32, error) { return number("passwd", name, "user", wait) }
+
+// gidNamed is the gid of a group, by name or gid. Errors are those of UID.
+func gidNamed(name string, wait bool) (uint32, error) { return number("group", name, "group", wait) }
 
 // number finds the number of a name. A number needs no entry: users of containers have none.
-func number(database, name, kind string) (uint32, error) {
+func number(database, name, kind string, wait bool) (uint32, error) {
 	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
 		if n == 1<<32-1 {
 			return 0, &grant.UsageError{Message: fmt.Sprintf("%d is no %s's id: the kernel uses it for none",
@@ -31,7 +33,7 @@ func number(database, name, kind string) (uint32, error) {
 		}
 		return uint32(n), nil
 	}
-	text, err := numbers.get([2]string{database, name}, func() (string, error) {
+	text, err := numbers.get([2]string{database, name}, wait, func() (string, error) {
 		return lookUpNumber(database, name)
 	})
 	if err != nil {
@@ -65,14 +67,19 @@ func lookUpNumber(database, name string) (string, error) {
 }
 
 // Name is the name of a user, or the uid of one without a name.
-func Name(uid uint32) string {
-	name, _ := nameOf(uid)
+func Name(uid uint32) string { return nameOrUID(uid, true) }
+
+// KnownName is Name for a caller that must not wait for a directory service.
+func KnownName(uid uint32) string { return nameOrUID(uid, false) }
+
+func nameOrUID(uid uint32, wait bool) string {
+	name, _ := nameOf(uid, wait)
 	return cmp.Or(name, strconv.FormatUint(uint64(uid), 10))
 }
 
 // IsNamed reports whether a user has a name. The error is *LookupError.
 func IsNamed(uid uint32) (bool, error) {
-	name, err := nameOf(uid)
+	name, err := nameOf(uid, true)
 	return name != "", err
 }
 
@@ -107,8 +114,8 @@ func inRanges(text string, uid uint32) bool {
 }
 
 // nameOf is the name of a user; "" for none.
-func nameOf(uid uint32) (string, error) {
-	name, err := names.get(uid, func() (string, error) { return lookUpName(uid) })
+func nameOf(uid uint32, wait bool) (string, error) {
+	name, err := names.get(uid, wait, func() (string, error) { return lookUpName(uid) })
 	if err != nil {
 		err = &LookupError{"the users of this node", err}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -21,11 +22,34 @@ const overflow = 65534
 // database and not from the process, which could have left a group with a smaller quota. The error
 // is *LookupError: a quota that may be the user's is not skipped, since a later one may be larger.
 func QuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
+	return quotaOf(quotas, uid, true)
+}
+
+// resolving has the users whose quotas are being read for callers of KnownQuotaOf.
+var resolving sync.Map
+
+// KnownQuotaOf is QuotaOf for a caller that must not wait for a directory service. The error is also
+// a *LookupError if the names and groups were not read yet. Then they are read meanwhile.
+func KnownQuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
+	q, err := quotaOf(quotas, uid, false)
+	if !errors.Is(err, errNotYet) {
+		return q, err
+	}
+	if _, runs := resolving.LoadOrStore(uid, true); !runs {
+		go func() {
+			defer resolving.Delete(uid)
+			_, _ = QuotaOf(quotas, uid)
+		}()
+	}
+	return nil, err
+}
+
+func quotaOf(quotas []grant.Quota, uid uint32, wait bool) (*grant.Quota, error) {
 	if uid == 0 || uid == overflow { // root, also that of a container; anybody at all
 		return nil, nil
 	}
 	for i, q := range quotas {
-		if is, err := isOf(q, uid); err != nil {
+		if is, err := isOf(q, uid, wait); err != nil {
 			return nil, err
 		} else if is {
 			return &quotas[i], nil
@@ -34,20 +58,20 @@ func QuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
 	return nil, nil
 }
 
-func isOf(q grant.Quota, uid uint32) (bool, error) {
+func isOf(q grant.Quota, uid uint32, wait bool) (bool, error) {
 	if q.User != "" && q.User != Anybody {
-		id, err := UID(q.User)
+		id, err := uidNamed(q.User, wait)
 		return err == nil && id == uid, ifUnknown(err)
 	}
-	name, err := nameOf(uid)
+	name, err := nameOf(uid, wait)
 	if err != nil || name == "" || q.User == Anybody || q.Group == Anybody {
 		return name != "", err
 	}
-	id, err := GID(q.Group)
+	id, err := gidNamed(q.Group, wait)
 	if err != nil {
 		return false, ifUnknown(err)
 	}
-	gids, err := groupsOf(uid, name)
+	gids, err := groupsOf(uid, name, wait)
 	return slices.Contains(gids, id), err
 }
 
@@ -61,8 +85,8 @@ func ifUnknown(err error) error {
 }
 
 // groupsOf are the groups of a user with a name. `id` asks the directory service, too.
-func groupsOf(uid uint32, name string) ([]uint32, error) {
-	gids, err := groups.get(uid, func() ([]uint32, error) { return lookUpGroups(name) })
+func groupsOf(uid uint32, name string, wait bool) ([]uint32, error) {
+	gids, err := groups.get(uid, wait, func() ([]uint32, error) { return lookUpGroups(name) })
 	if err != nil {
 		err = &LookupError{"the groups of user " + name, err}
 	}

@@ -17,12 +17,15 @@ type Reader func(*node.Node) (grants.Overview, error)
 
 // InQuota returns what is asked for with the quota that is in force now. A request may have waited
 // for days.
-func InQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
+func InQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) { return inQuota(n, ask, true) }
+
+// inQuota waits for no directory service without wait, as where the queue's lock is held.
+func inQuota(n *node.Node, ask admission.Ask, wait bool) (admission.Ask, error) {
 	if ask.Source != grant.ByUser { // root's
 		return ask, nil
 	}
 	var err error
-	if ask.Quota, err = QuotaOf(n, ask.User); err == nil && ask.TTL <= 0 {
+	if ask.Quota, err = quotaOf(n, ask.User, wait); err == nil && ask.TTL <= 0 {
 		ask.TTL = ask.Quota.MaxTTL()
 	}
 	return ask, err
@@ -30,8 +33,14 @@ func InQuota(n *node.Node, ask admission.Ask) (admission.Ask, error) {
 
 // QuotaOf is the quota of a user, who is refused without one. The error wraps a *users.LookupError
 // if it is not known whose quota is the user's.
-func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
-	q, err := users.QuotaOf(n.Policy.Quotas, uid)
+func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) { return quotaOf(n, uid, true) }
+
+func quotaOf(n *node.Node, uid uint32, wait bool) (*grant.Quota, error) {
+	read, name := users.KnownQuotaOf, users.KnownName
+	if wait {
+		read, name = users.QuotaOf, users.Name
+	}
+	q, err := read(n.Policy.Quotas, uid)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("cannot grant: %w", err)
@@ -39,7 +48,7 @@ func QuotaOf(n *node.Node, uid uint32) (*grant.Quota, error) {
 		return q, nil
 	}
 	return nil, &grant.Refusal{Code: grant.QuotaExceeded,
-		Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", users.Name(uid)),
+		Message: fmt.Sprintf("cannot grant: user %s has no quota on this node", name(uid)),
 		Hint: "the administrator sets one in [[quota]], or grants with `gpuledger grant --user` (" +
 			grant.Docs + "users.md)"}
 }
@@ -57,9 +66,13 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 		return g, nil, r.rejoin(n, g)
 	}
 	_ = q.Pass(n, read) // those who wait come first
+	// a look-up may wait for a directory service, so it is not done under the lock
+	if _, err = InQuota(current(), r.Ask); err != nil {
+		return grant.Grant{}, nil, err
+	}
 	q.turn.Lock()
 	n = current()
-	ask, err := InQuota(n, r.Ask)
+	ask, err := inQuota(n, r.Ask, false)
 	if err != nil {
 		q.turn.Unlock()
 		return grant.Grant{}, nil, err
@@ -88,7 +101,8 @@ func later(n *node.Node, ask admission.Ask, refused error) bool {
 
 // Pass grants what those who wait can have now. Of each user only the first request is looked at.
 // The ledger is read once, without its lock, and written only for what fits. While the ledger is
-// locked or the inventory is none of this boot, all go on waiting.
+// locked or the inventory is none of this boot, all go on waiting. So does a user whose groups cannot
+// be read, or were not read yet: no directory service is waited for.
 func (q *Queue) Pass(n *node.Node, read Reader) error {
 	q.turn.Lock()
 	defer q.turn.Unlock()
@@ -141,7 +155,7 @@ var errLater = errors.New("it goes on waiting")
 
 // grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
 func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, err error) {
-	ask, err := InQuota(n, r.Ask)
+	ask, err := inQuota(n, r.Ask, false)
 	var unknown *users.LookupError
 	switch {
 	case errors.As(err, &unknown):

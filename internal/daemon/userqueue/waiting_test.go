@@ -1,7 +1,9 @@
 package userqueue
 
 import (
+	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -131,4 +133,25 @@ func TestWhoWaitsIsJudgedByTheInventoryOfNow(t *testing.T) {
 	if place, _ := n.queue.Place(w); place != 1 {
 		t.Errorf("it does not wait any more: %+v", n.queue.Leave(w))
 	}
+}
+
+// TestPassWaitsForNoDirectory: a pass goes on while names are looked up for the first time, and the
+// next one knows them.
+func TestPassWaitsForNoDirectory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // its clock stands still while a program runs
+		answers := t.TempDir() + "/answers"
+		daemontest.Directory(t, "exit 1", "for i in $(seq 500); do\n[ -e "+answers+" ] && exit 2\n"+
+			"sleep 0.02; done\nexit 1")
+		n := newWithGPU(t)
+		n.Policy.Quotas = []grant.Quota{{User: "of-a-slow-directory"}, {User: "60003"}}
+		w := n.queued(Request{User: 60003, Ask: admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1,
+			Memory: grant.GiB, Source: grant.ByUser, User: 60003}})
+		daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+		daemontest.Must(t, os.WriteFile(answers, nil, 0o600))
+		synctest.Wait()
+		daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+		if out := n.queue.Leave(w); out == nil || out.Err != nil {
+			t.Errorf("its outcome is %+v", out)
+		}
+	})
 }
