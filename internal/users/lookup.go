@@ -61,8 +61,8 @@ func output(program string, args ...string) (string, error) {
 	return string(text), err
 }
 
-// How long an answer is valid, and a failure, how long an answer is used while it is read again, and
-// how many are kept.
+// How long an answer is valid that found something, and one that found nothing or failed; how long an
+// answer is used while it is read again; and how many are kept.
 const (
 	validFor  = time.Minute
 	failedFor = 5 * time.Second
@@ -70,97 +70,120 @@ const (
 	maxKept   = 4096
 )
 
+// doubtedFor is how long an answer is a failure that finds less than the one before. `getent` and
+// `id` report no error while a directory service is down: the C library says that there is no entry.
+const doubtedFor = 10 * time.Minute
+
 // answers are those of look-ups: listings, quotas and connections ask for the same few users again
 // and again. Callers that ask for the same at once wait for one look-up. The zero value is empty.
-type answers[K comparable, V any] struct {
+type answers[K comparable] struct {
 	mu   sync.Mutex
-	kept map[K]*answer[V]
+	kept map[K]*answer
 }
 
 // answer is under the mutex of its answers, which is not held during a look-up.
-type answer[V any] struct {
-	value V
+type answer struct {
+	found []string // a name, a number or the gids of groups, also after a failure
 	err   error
 	until time.Time     // it is valid; zero: nothing was read yet
+	less  time.Time     // since when less is found; zero: not
 	over  chan struct{} // is closed when the look-up that runs has ended; nil: none runs
 }
 
 // errNotYet: names or groups were never read, or too long ago, and the caller does not wait.
 var errNotYet = errors.New("they have not been read yet")
 
-// get returns what is known of a key. What is not valid any more is looked up again in a goroutine of
-// its own. Meanwhile a success of the last usedFor is returned, and a failure of the last validFor.
-// What is older is waited for with wait; without, an old failure is returned, or errNotYet.
-func (a *answers[K, V]) get(key K, wait bool, lookUp func() (V, error)) (V, error) {
+var errLess = fmt.Errorf("an entry is missing that was there before; if a directory service is not the "+
+	"cause, it counts as removed after %d minutes", doubtedFor/time.Minute)
+
+// get returns what is known of a key; after a failure, what was found before. What is not valid any
+// more is looked up again in a goroutine of its own. Meanwhile what was found within usedFor is
+// returned, and a failure of the last validFor. The rest is waited for with wait; without, an old
+// answer is returned, or errNotYet.
+func (a *answers[K]) get(key K, wait bool, lookUp func() ([]string, error)) ([]string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	one, now := a.of(key), time.Now()
 	if now.Before(one.until) {
-		return one.value, one.err
+		return one.found, one.err
 	}
 	if one.over == nil {
 		one.over = make(chan struct{})
 		go a.look(one, lookUp)
 	}
 	switch {
-	case now.Before(one.until.Add(one.usable())):
+	case now.Before(one.until.Add(one.usable(wait))):
 	case wait:
 		over := one.over
 		a.mu.Unlock()
 		<-over
 		a.mu.Lock()
 	case one.err == nil:
-		var none V
-		return none, errNotYet
+		return nil, errNotYet
 	}
-	return one.value, one.err
+	return one.found, one.err
 }
 
 // usable is how long an answer is used after it was valid. After a failure all would wait for a
-// directory service that does not answer, again and again.
-func (a *answer[V]) usable() time.Duration {
-	if a.err != nil {
+// directory service that does not answer, again and again. That there is no entry may be wrong, or
+// not true any more.
+func (a *answer) usable(wait bool) time.Duration {
+	switch {
+	case a.err != nil:
 		return validFor
+	case len(a.found) == 0 && wait:
+		return 0
 	}
 	return usedFor
 }
 
-func (a *answers[K, V]) look(one *answer[V], lookUp func() (V, error)) {
-	value, err := lookUp()
+func (a *answers[K]) look(one *answer, lookUp func() ([]string, error)) {
+	found, err := lookUp()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	one.set(value, err)
+	one.set(found, err, time.Now())
 	close(one.over)
 	one.over = nil
 }
 
-func (a *answer[V]) set(value V, err error) {
+func (a *answer) set(found []string, err error, now time.Time) {
+	if err == nil && len(found) < len(a.found) {
+		if a.less.IsZero() {
+			a.less = now
+		}
+		if now.Sub(a.less) < doubtedFor {
+			err = errLess
+		}
+	}
+	if err == nil {
+		a.found, a.less = found, time.Time{}
+	}
 	long := validFor
-	if err != nil {
+	if err != nil || len(found) == 0 {
 		long = failedFor
 	}
-	a.value, a.err, a.until = value, err, time.Now().Add(long)
+	a.err, a.until = err, now.Add(long)
 }
 
 // of is called with the mutex held.
-func (a *answers[K, V]) of(key K) *answer[V] {
+func (a *answers[K]) of(key K) *answer {
 	if a.kept[key] == nil {
 		if a.kept == nil || len(a.kept) >= maxKept { // a user has thousands of subordinate uids
-			a.kept = map[K]*answer[V]{}
+			a.kept = map[K]*answer{}
 		}
-		a.kept[key] = &answer[V]{}
+		a.kept[key] = &answer{}
 	}
 	return a.kept[key]
 }
 
-// last returns what is kept of a key, without waiting for a look-up, and whether that is valid
-// still. After a failure the value is V's zero.
-func (a *answers[K, V]) last(key K) (value V, valid bool) {
+// last returns what was found last of a key, without waiting for a look-up, and whether that is
+// valid still.
+func (a *answers[K]) last(key K) (found []string, valid bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	one := a.kept[key]
 	if one == nil {
-		return value, false
+		return nil, false
 	}
-	return one.value, time.Now().Before(one.until)
+	return one.found, one.err == nil && time.Now().Before(one.until)
 }

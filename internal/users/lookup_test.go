@@ -14,6 +14,17 @@ import (
 // directory is a node whose users' database is what two scripts say: `id` and `getent`.
 func directory(t *testing.T, id, getent string) {
 	t.Helper()
+	programs(t, id, getent)
+	forget := func() {
+		names.kept, groups.kept, numbers.kept = nil, nil, nil
+	}
+	forget()
+	t.Cleanup(forget)
+}
+
+// programs has two scripts take the place of `id` and `getent`.
+func programs(t *testing.T, id, getent string) {
+	t.Helper()
 	dir := t.TempDir()
 	for name, script := range map[string]string{"id": id, "getent": getent} {
 		if err := os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
@@ -21,12 +32,13 @@ func directory(t *testing.T, id, getent string) {
 		}
 	}
 	t.Setenv("PATH", dir)
-	forget := func() {
-		names, groups = answers[uint32, string]{}, answers[uint32, []uint32]{}
-		numbers = answers[[2]string, string]{}
+}
+
+// expire has what is known be too old to be used.
+func expire[K comparable](a *answers[K]) {
+	for _, one := range a.kept {
+		one.until = time.Now().Add(-validFor - usedFor)
 	}
-	forget()
-	t.Cleanup(forget)
 }
 
 const (
@@ -77,18 +89,18 @@ func TestQuotaThatCannotBeKnown(t *testing.T) {
 
 // lookUps are those of answers in a test: what they find, and how many there were.
 type lookUps struct {
-	answers[uint32, string]
+	answers[uint32]
 	t      *testing.T
 	looked int
-	finds  string
+	finds  string // in words
 	err    error
 	takes  time.Duration
 }
 
-func (l *lookUps) look() (string, error) {
+func (l *lookUps) look() ([]string, error) {
 	l.looked++
 	time.Sleep(l.takes)
-	return l.finds, l.err
+	return strings.Fields(l.finds), l.err
 }
 
 // wants checks an answer, and how many look-ups there were when those that run have ended. A caller
@@ -96,7 +108,8 @@ func (l *lookUps) look() (string, error) {
 func (l *lookUps) wants(wait bool, want string, wantErr error, looks int) {
 	l.t.Helper()
 	began := time.Now()
-	found, err := l.get(1, wait, l.look)
+	words, err := l.get(1, wait, l.look)
+	found := strings.Join(words, " ")
 	if took := time.Since(began); !wait && took > 0 {
 		l.t.Errorf("a caller that does not wait has waited %s", took)
 	}
@@ -132,7 +145,7 @@ func TestAnswersAreKept(t *testing.T) {
 		l.finds, l.err = "", failure
 		time.Sleep(time.Nanosecond)
 		l.wants(true, "erna", nil, 4) // while it is read again
-		l.wants(true, "", failure, 4)
+		l.wants(true, "erna", failure, 4)
 		l.finds, l.err = "otto", nil
 		time.Sleep(failedFor + validFor) // too long ago to be repeated
 		l.wants(true, "otto", nil, 5)
@@ -145,6 +158,54 @@ func TestAnswersAreKept(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestNothingFound is an answer for seconds. A caller that does not wait uses it while it is read
+// again.
+func TestNothingFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lookUps{t: t}
+		l.wants(true, "", nil, 1)
+		l.passes(failedFor - 1)
+		l.wants(true, "", nil, 1)
+		l.passes(time.Nanosecond)
+		l.wants(false, "", nil, 2)
+		l.passes(failedFor)
+		l.finds = "erna"
+		l.wants(true, "erna", nil, 3)
+	})
+}
+
+// TestLessThanBefore is a failure for ten minutes, since a directory service may be down. Then it is
+// believed. More than before is believed at once.
+func TestLessThanBefore(t *testing.T) {
+	for name, c := range map[string]struct{ before, now string }{
+		"no name":      {"erna", ""},
+		"fewer groups": {"70 80 90", "70 80"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := &lookUps{t: t, finds: c.before}
+				l.wants(true, c.before, nil, 1)
+				l.passes(validFor + usedFor)
+				l.finds = c.now
+				l.wants(true, c.before, errLess, 2)
+				l.passes(doubtedFor - time.Nanosecond)
+				l.wants(true, c.before, errLess, 3)
+				l.finds = c.before
+				l.passes(doubtedFor)
+				l.wants(true, c.before, nil, 4) // the service is there again
+				l.passes(validFor + usedFor)
+				l.finds = c.now
+				l.wants(true, c.before, errLess, 5)
+				l.passes(doubtedFor)
+				l.wants(true, c.now, nil, 6)
+				l.passes(validFor + usedFor)
+				l.finds = c.before
+				l.wants(true, c.before, nil, 7)
+			})
+		})
+	}
 }
 
 // TestNobodyHasToWait: a caller that does not wait gets what is known, whatever a directory service
@@ -187,6 +248,37 @@ func TestQuotaThatIsNotKnownYet(t *testing.T) {
 			t.Errorf("%+v, %v; want the quota of the group", q, err)
 		}
 	})
+}
+
+// TestDirectoryThatIsDown: glibc's getent says then that there is no such entry. The user's quota is
+// not known, and all others have theirs.
+func TestDirectoryThatIsDown(t *testing.T) {
+	directory(t, "exit 1", "case $2 in erna|70001) echo erna:x:70001:;; *) exit 2;; esac")
+	quotas := []grant.Quota{{User: "erna", Grants: 1}, {User: Anybody, Grants: 9}}
+	has := func(uid uint32, want *grant.Quota) {
+		t.Helper()
+		if q, err := QuotaOf(quotas, uid); err != nil || q != want {
+			t.Errorf("user %d has %+v, %v; want %+v", uid, q, err, want)
+		}
+	}
+	has(70001, &quotas[0])
+	has(2, &quotas[1])
+	if named, err := IsNamed(70001); !named || err != nil {
+		t.Errorf("named %v, %v", named, err)
+	}
+	programs(t, fails, none)
+	expire(&names)
+	expire(&numbers)
+	has(70001, &quotas[0])
+	has(2, &quotas[1])
+	quotas = quotas[1:]
+	var unknown *LookupError
+	if q, err := QuotaOf(quotas, 70001); q != nil || !errors.As(err, &unknown) {
+		t.Errorf("%+v, %v; want that it is not known", q, err)
+	}
+	if named, err := IsNamed(70001); !named || err == nil {
+		t.Errorf("named %v, %v; want that of before, and an error", named, err)
+	}
 }
 
 // TestIsNamedHere: only of a user whom a directory service may know it is not sure.

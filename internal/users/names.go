@@ -33,37 +33,40 @@ func number(database, name, kind string, wait bool) (uint32, error) {
 		}
 		return uint32(n), nil
 	}
-	text, err := numbers.get([2]string{database, name}, wait, func() (string, error) {
+	found, err := numbers.get([2]string{database, name}, wait, func() ([]string, error) {
 		return lookUpNumber(database, name)
 	})
-	if err != nil {
+	if err != nil && len(found) == 0 {
 		return 0, &LookupError{fmt.Sprintf("the %ss of this node", kind), err}
 	}
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil {
-		return 0, &grant.NotFoundError{Message: fmt.Sprintf("this node has no %s %q",
-			kind, grant.Printable(name))}
+	// While a name that had a number cannot be read, it has it still. So a quota of a user whom the
+	// node knows no more, or for a moment, keeps no other user from a later quota.
+	for _, text := range found {
+		if n, err := strconv.ParseUint(text, 10, 32); err == nil {
+			return uint32(n), nil
+		}
 	}
-	return uint32(n), nil
+	return 0, &grant.NotFoundError{Message: fmt.Sprintf("this node has no %s %q",
+		kind, grant.Printable(name))}
 }
 
 // numbers are those of users and groups, by database and name.
-var numbers answers[[2]string, string]
+var numbers answers[[2]string]
 
-// lookUpNumber returns "" for a name that is not there.
-func lookUpNumber(database, name string) (string, error) {
+// lookUpNumber returns nothing for a name that is not there.
+func lookUpNumber(database, name string) ([]string, error) {
 	if database == "passwd" {
 		if u, err := user.Lookup(name); err == nil {
-			return u.Uid, nil
+			return []string{u.Uid}, nil
 		}
 	} else if g, err := user.LookupGroup(name); err == nil {
-		return g.Gid, nil
+		return []string{g.Gid}, nil
 	}
 	fields, err := getent(database, name)
 	if len(fields) > 2 {
-		return fields[2], nil
+		return fields[2:3], nil
 	}
-	return "", err
+	return nil, err
 }
 
 // Name is the name of a user, or the uid of one without a name.
@@ -77,18 +80,19 @@ func nameOrUID(uid uint32, wait bool) string {
 	return cmp.Or(name, strconv.FormatUint(uint64(uid), 10))
 }
 
-// IsNamed reports whether a user has a name. The error is *LookupError.
-func IsNamed(uid uint32) (bool, error) {
+// IsNamed reports whether a user has a name. The error is *LookupError; with one, named says whether
+// the user had a name before.
+func IsNamed(uid uint32) (named bool, err error) {
 	name, err := nameOf(uid, true)
 	return name != "", err
 }
 
-// IsNamedHere is IsNamed without asking a directory service. It is not sure of users whom only such
-// a service may know. Subordinate uids are no such users: of these one user has thousands. A name
-// may be one of some minutes ago.
+// IsNamedHere reports whether a user has a name, without asking a directory service. sure is false
+// if only such a service can answer. Subordinate uids (/etc/subuid), of which a user has thousands,
+// have no name in one.
 func IsNamedHere(uid uint32) (named, sure bool) {
-	if name, valid := names.last(uid); name != "" || valid {
-		return name != "", true
+	if name, valid := names.last(uid); len(name) > 0 || valid {
+		return len(name) > 0, true
 	}
 	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {
 		return true, true
@@ -113,25 +117,25 @@ func inRanges(text string, uid uint32) bool {
 	return false
 }
 
-// nameOf is the name of a user; "" for none.
-func nameOf(uid uint32, wait bool) (string, error) {
-	name, err := names.get(uid, wait, func() (string, error) { return lookUpName(uid) })
+// nameOf is the name of a user; "" for none. With an error it is the name from before.
+func nameOf(uid uint32, wait bool) (name string, err error) {
+	found, err := names.get(uid, wait, func() ([]string, error) { return lookUpName(uid) })
 	if err != nil {
 		err = &LookupError{"the users of this node", err}
+	}
+	if len(found) > 0 {
+		name = found[0]
 	}
 	return name, err
 }
 
-var names answers[uint32, string]
+var names answers[uint32]
 
-func lookUpName(uid uint32) (string, error) {
+func lookUpName(uid uint32) ([]string, error) {
 	id := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(id); err == nil {
-		return u.Username, nil
+		return []string{u.Username}, nil
 	}
 	fields, err := getent("passwd", id)
-	if len(fields) > 0 {
-		return fields[0], nil
-	}
-	return "", err
+	return fields[:min(len(fields), 1)], err
 }

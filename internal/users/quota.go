@@ -72,7 +72,7 @@ func isOf(q grant.Quota, uid uint32, wait bool) (bool, error) {
 		return false, ifUnknown(err)
 	}
 	gids, err := groupsOf(uid, name, wait)
-	return slices.Contains(gids, id), err
+	return slices.Contains(gids, strconv.FormatUint(uint64(id), 10)), err
 }
 
 // ifUnknown is nil where an error says that there is no such user or group.
@@ -84,28 +84,27 @@ func ifUnknown(err error) error {
 	return nil
 }
 
-// groupsOf are the groups of a user with a name. `id` asks the directory service, too.
-func groupsOf(uid uint32, name string, wait bool) ([]uint32, error) {
-	gids, err := groups.get(uid, wait, func() ([]uint32, error) { return lookUpGroups(name) })
+// groupsOf are the gids of the groups of a user with a name. `id` asks the directory service, too.
+func groupsOf(uid uint32, name string, wait bool) ([]string, error) {
+	gids, err := groups.get(uid, wait, func() ([]string, error) { return lookUpGroups(name) })
 	if err != nil {
 		err = &LookupError{"the groups of user " + name, err}
 	}
 	return gids, err
 }
 
-var groups answers[uint32, []uint32]
+var groups answers[uint32]
 
-func lookUpGroups(name string) (gids []uint32, err error) {
+func lookUpGroups(name string) ([]string, error) {
 	text, err := output("id", "-G", "--", name)
 	if err != nil {
 		return nil, err
 	}
-	for _, field := range strings.Fields(text) {
-		gid, err := strconv.ParseUint(field, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("`id -G` prints %q", grant.Printable(field))
+	gids := strings.Fields(text)
+	for _, gid := range gids {
+		if n, err := strconv.ParseUint(gid, 10, 32); err != nil || strconv.FormatUint(n, 10) != gid {
+			return nil, fmt.Errorf("`id -G` prints %q", grant.Printable(gid))
 		}
-		gids = append(gids, uint32(gid))
 	}
 	return gids, nil
 }
