@@ -50,7 +50,7 @@ var layers = map[string][]string{
 	"internal/gpu/simulated": {"internal/grant", "internal/host", "internal/tokens"},
 	"internal/gpu/nvml":      {"internal/grant", "internal/host"},
 	"internal/gpu/driver":    {"internal/grant", "internal/host"},
-	"internal/users":         {"internal/grant", "internal/admission", "internal/watch"},
+	"internal/users":         {"internal/grant", "internal/host", "internal/admission", "internal/watch"},
 	"internal/limits":        {"internal/grant", "internal/host"},
 	"internal/cgmem":         {"internal/grant", "internal/tokens"},
 	"internal/containers":    {"internal/grant", "internal/host", "internal/tokens"},

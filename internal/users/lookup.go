@@ -103,7 +103,8 @@ var errLess = fmt.Errorf("an entry is missing that was there before; if a direct
 func (a *answers[K]) get(key K, wait bool, lookUp func() ([]string, error)) ([]string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	one, now := a.of(key), time.Now()
+	now := time.Now()
+	one := a.of(key, now)
 	if now.Before(one.until) {
 		return one.found, one.err
 	}
@@ -166,14 +167,35 @@ func (a *answer) set(found []string, err error, now time.Time) {
 }
 
 // of is called with the mutex held.
-func (a *answers[K]) of(key K) *answer {
-	if a.kept[key] == nil {
-		if a.kept == nil || len(a.kept) >= maxKept { // a user has thousands of subordinate uids
-			a.kept = map[K]*answer{}
-		}
-		a.kept[key] = &answer{}
+func (a *answers[K]) of(key K, now time.Time) *answer {
+	if one := a.kept[key]; one != nil {
+		return one
 	}
-	return a.kept[key]
+	if a.kept == nil {
+		a.kept = map[K]*answer{}
+	}
+	if len(a.kept) >= maxKept {
+		a.makeRoom(now)
+	}
+	one := &answer{}
+	a.kept[key] = one
+	return one
+}
+
+// makeRoom forgets keys of which nothing is known, such as a user's thousands of uids, and those
+// that are too old to be used. If that is not enough it forgets any quarter of the others.
+func (a *answers[K]) makeRoom(now time.Time) {
+	for key, one := range a.kept {
+		if len(one.found) == 0 || now.After(one.until.Add(usedFor)) {
+			delete(a.kept, key)
+		}
+	}
+	for key := range a.kept {
+		if len(a.kept) <= maxKept*3/4 {
+			return
+		}
+		delete(a.kept, key)
+	}
 }
 
 // last returns what was found last of a key, without waiting for a look-up, and whether that is

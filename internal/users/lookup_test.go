@@ -302,13 +302,3 @@ func TestIsNamedHere(t *testing.T) {
 	}
 	says(4_000_000_001, false, true)
 }
-
-func TestSubordinateUIDs(t *testing.T) {
-	const file = "# a comment\nada:100000:65536\n\n1001:300000:1\nbroken:1\nbig:4294967295:4294967295\n"
-	for uid, want := range map[uint32]bool{99999: false, 100000: true, 165535: true, 165536: false,
-		300000: true, 300001: false, 0: false, 1: false, 1<<32 - 1: true} {
-		if inRanges(file, uid) != want {
-			t.Errorf("uid %d: %v", uid, !want)
-		}
-	}
-}

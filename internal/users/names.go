@@ -7,10 +7,8 @@ package users
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"os/user"
 	"strconv"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -88,8 +86,7 @@ func IsNamed(uid uint32) (named bool, err error) {
 }
 
 // IsNamedHere reports whether a user has a name, without asking a directory service. sure is false
-// if only such a service can answer. Subordinate uids (/etc/subuid), of which a user has thousands,
-// have no name in one.
+// if only such a service can answer. Subordinate uids have no name in one (lookUpName).
 func IsNamedHere(uid uint32) (named, sure bool) {
 	if name, valid := names.last(uid); len(name) > 0 || valid {
 		return len(name) > 0, true
@@ -97,24 +94,7 @@ func IsNamedHere(uid uint32) (named, sure bool) {
 	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {
 		return true, true
 	}
-	ranges, _ := os.ReadFile("/etc/subuid")
-	return false, inRanges(string(ranges), uid)
-}
-
-// inRanges reports whether the text of a file as /etc/subuid (subuid(5)) has a uid.
-func inRanges(text string, uid uint32) bool {
-	for line := range strings.Lines(text) {
-		fields := strings.Split(strings.TrimSpace(line), ":")
-		if len(fields) != 3 {
-			continue
-		}
-		first, err := strconv.ParseUint(fields[1], 10, 32)
-		count, e := strconv.ParseUint(fields[2], 10, 32)
-		if n := uint64(uid); err == nil && e == nil && first <= n && n < first+count {
-			return true
-		}
-	}
-	return false
+	return false, subuids.has(uid)
 }
 
 // nameOf is the name of a user; "" for none. With an error it is the name from before.
@@ -131,10 +111,15 @@ func nameOf(uid uint32, wait bool) (name string, err error) {
 
 var names answers[uint32]
 
+// lookUpName asks no directory service about subordinate uids: a user could have it asked about all
+// of them.
 func lookUpName(uid uint32) ([]string, error) {
 	id := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(id); err == nil {
 		return []string{u.Username}, nil
+	}
+	if subuids.has(uid) {
+		return nil, nil
 	}
 	fields, err := getent("passwd", id)
 	return fields[:min(len(fields), 1)], err
