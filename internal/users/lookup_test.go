@@ -281,24 +281,33 @@ func TestDirectoryThatIsDown(t *testing.T) {
 	}
 }
 
-// TestIsNamedHere: only of a user whom a directory service may know it is not sure.
+// TestIsNamedHere: it is not sure of users whom only a directory service may know, and after a
+// failure of those who had no name before.
 func TestIsNamedHere(t *testing.T) {
-	directory(t, fails, "echo erna:x:70001:")
+	const erna = 4_000_000_001
+	directory(t, fails, fails)
 	says := func(uid uint32, named, sure bool) {
 		t.Helper()
 		if n, s := IsNamedHere(uid); n != named || s != sure {
 			t.Errorf("user %d: named %v, sure %v", uid, n, s)
 		}
 	}
+	asks := func(getent string, named, fails bool) {
+		t.Helper()
+		programs(t, "exit 1", getent)
+		expire(&names)
+		if n, err := IsNamed(erna); n != named || (err != nil) != fails {
+			t.Errorf("%v, %v", n, err)
+		}
+	}
 	says(2, true, true)
-	says(4_000_000_001, false, false)
-	if named, err := IsNamed(4_000_000_001); !named || err != nil {
-		t.Errorf("%v, %v", named, err)
-	}
-	says(4_000_000_001, true, true)
-	directory(t, fails, none)
-	if named, err := IsNamed(4_000_000_001); named || err != nil {
-		t.Errorf("%v, %v", named, err)
-	}
-	says(4_000_000_001, false, true)
+	says(erna, false, false)
+	asks(fails, false, true)
+	says(erna, false, false)
+	asks(none, false, false)
+	says(erna, false, true)
+	asks("echo erna:x:4000000001:", true, false)
+	says(erna, true, true)
+	asks(fails, true, true)
+	says(erna, true, true)
 }

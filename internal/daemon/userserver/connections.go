@@ -1,7 +1,7 @@
 package userserver
 
 import (
-	"errors"
+	"io"
 	stdlog "log"
 	"net"
 	"strings"
@@ -17,8 +17,8 @@ import (
 // several users share.
 type pool uint64
 
-// How many connections there may be at once: of one user, of all uids without a name together (a
-// user has thousands of subordinate ones), of those of whom it is not known yet, and in all.
+// How many connections there may be at once: of one user; of all uids without a name together, since
+// a user has thousands of subordinate ones; of all users whose names are not known; and in all.
 const (
 	maxOfUser       = 24
 	maxOfStrangers  = 48
@@ -28,7 +28,7 @@ const (
 
 const (
 	strangers  pool = 1<<32 + iota
-	unresolved      // until a directory service has said whether they have a name
+	unresolved      // a directory service has not answered yet whether they have a name
 )
 
 func (p pool) most() int {
@@ -41,7 +41,8 @@ func (p pool) most() int {
 	return maxOfUser
 }
 
-// bounded is a listener that closes what is too many of one user, and says of the rest who it is.
+// bounded is a listener that closes the connections of a user who has too many. It returns the others
+// with the uid of their user.
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex
@@ -55,7 +56,7 @@ type counted struct {
 	uid      uint32
 	of       *bounded
 	resolved sync.Once
-	tooMany  error
+	tooMany  bool
 	// under of.mu
 	in     pool
 	closed bool
@@ -79,6 +80,9 @@ func (b *bounded) Accept() (net.Conn, error) {
 // enter counts a connection; nil: there is no room for one more. It waits for no directory service,
 // since nobody can connect meanwhile.
 func (b *bounded) enter(conn net.Conn, uid uint32) *counted {
+	if b.isFull() {
+		return nil
+	}
 	c := &counted{Conn: conn, uid: uid, of: b, in: strangers}
 	switch named, sure := users.IsNamedHere(uid); {
 	case named:
@@ -96,12 +100,19 @@ func (b *bounded) enter(conn net.Conn, uid uint32) *counted {
 	return c
 }
 
-// Read finds out first, in the connection's own goroutine, whether a directory service knows the
-// user.
+// isFull saves a flood the look into the files of /etc.
+func (b *bounded) isFull() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all >= maxConnections
+}
+
+// Read asks a directory service first, in the connection's own goroutine, whether the user has a
+// name. If the user has too many connections, this one is over: another error would be answered.
 func (c *counted) Read(p []byte) (int, error) {
 	c.resolved.Do(c.resolve)
-	if c.tooMany != nil {
-		return 0, c.tooMany
+	if c.tooMany {
+		return 0, io.EOF
 	}
 	return c.Conn.Read(p)
 }
@@ -111,8 +122,11 @@ func (c *counted) resolve() {
 		return
 	}
 	to := strangers
-	if named, err := users.IsNamed(c.uid); named && err == nil {
+	switch named, err := users.IsNamed(c.uid); {
+	case named:
 		to = pool(c.uid)
+	case err != nil:
+		return // it stays unresolved
 	}
 	b := c.of
 	b.mu.Lock()
@@ -120,7 +134,7 @@ func (c *counted) resolve() {
 	switch {
 	case c.closed:
 	case b.open[to] >= to.most():
-		c.tooMany = errors.New("the user has too many connections")
+		c.tooMany = true
 	default:
 		b.leave(c.in)
 		c.in = to

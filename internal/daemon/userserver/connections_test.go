@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
@@ -22,7 +23,7 @@ func (c *counted) served() bool {
 		return false
 	}
 	_, err := c.Read(make([]byte, 1))
-	return err == io.EOF
+	return err == io.EOF && !c.tooMany
 }
 
 // firstUID is the first of those of a run of TestUsersOfADirectory: answers about users are kept.
@@ -83,3 +84,49 @@ func TestUsersOfADirectory(t *testing.T) {
 		t.Error("a user of the directory is not served after the flood")
 	}
 }
+
+// TestDirectoryThatFails: a user whom it knew before has the connections of a user. Those of others
+// stay unresolved.
+func TestDirectoryThatFails(t *testing.T) {
+	firstUID += 1000
+	erna, otto := firstUID, firstUID+1
+	daemontest.Directory(t, "exit 1", fmt.Sprintf("case $2 in %d) echo erna:x:$2:;; *) exit 1;; esac", erna))
+	b := &bounded{open: map[pool]int{}}
+	if !b.connects(erna).served() || !b.connects(otto).served() {
+		t.Error("a first connection is not served")
+	}
+	if b.open[pool(erna)] != 1 || b.open[unresolved] != 1 || b.all != 2 {
+		t.Errorf("%d connections are counted: %v", b.all, b.open)
+	}
+}
+
+// TestTooManyConnectionsAreClosed without an answer, also if the user's name is known only when the
+// request is read.
+func TestTooManyConnectionsAreClosed(t *testing.T) {
+	firstUID += 1000
+	erna := firstUID
+	daemontest.Directory(t, "exit 1", "echo erna:x:$2:")
+	b := &bounded{open: map[pool]int{pool(erna): maxOfUser}, all: maxOfUser}
+	client, conn := net.Pipe()
+	accepted := make(oneConnection, 1)
+	accepted <- b.enter(conn, erna)
+	close(accepted)
+	go func() { _ = (&http.Server{Handler: http.NotFoundHandler()}).Serve(accepted) }()
+	go func() { _, _ = client.Write([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")) }()
+	if text, err := io.ReadAll(client); len(text) > 0 || err != nil {
+		t.Errorf("the client reads %q, %v", text, err)
+	}
+}
+
+// oneConnection is a listener that accepts one connection.
+type oneConnection chan net.Conn
+
+func (l oneConnection) Accept() (net.Conn, error) {
+	if c, is := <-l; is {
+		return c, nil
+	}
+	return nil, io.EOF
+}
+
+func (l oneConnection) Close() error   { return nil }
+func (l oneConnection) Addr() net.Addr { return &net.UnixAddr{} }
