@@ -90,8 +90,8 @@ type answer struct {
 	over  chan struct{} // is closed when the look-up that runs has ended; nil: none runs
 }
 
-// errNotYet: names or groups were never read, or too long ago, and the caller does not wait.
-var errNotYet = errors.New("they have not been read yet")
+// ErrNotYet: names or groups were never read, or too long ago, and the caller does not wait.
+var ErrNotYet = errors.New("they have not been read yet")
 
 var errLess = fmt.Errorf("an entry is missing that was there before; if a directory service is not the "+
 	"cause, it counts as removed after %d minutes", doubtedFor/time.Minute)
@@ -99,7 +99,7 @@ var errLess = fmt.Errorf("an entry is missing that was there before; if a direct
 // get returns what is known of a key; after a failure, what was found before. What is not valid any
 // more is looked up again in a goroutine of its own. Meanwhile what was found within usedFor is
 // returned, and a failure of the last validFor. The rest is waited for with wait; without, an old
-// answer is returned, or errNotYet.
+// answer is returned, or ErrNotYet.
 func (a *answers[K]) get(key K, wait bool, lookUp func() ([]string, error)) ([]string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,7 +120,7 @@ func (a *answers[K]) get(key K, wait bool, lookUp func() ([]string, error)) ([]s
 		<-over
 		a.mu.Lock()
 	case one.err == nil:
-		return nil, errNotYet
+		return nil, ErrNotYet
 	}
 	return one.found, one.err
 }

@@ -213,15 +213,15 @@ func TestLessThanBefore(t *testing.T) {
 func TestNobodyHasToWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &lookUps{t: t, finds: "erna", takes: lookupTime}
-		l.wants(false, "", errNotYet, 1)
-		l.wants(false, "", errNotYet, 1)
+		l.wants(false, "", ErrNotYet, 1)
+		l.wants(false, "", ErrNotYet, 1)
 		l.passes(lookupTime)
 		l.wants(false, "erna", nil, 1)
 		time.Sleep(validFor + usedFor - 1)
 		l.wants(false, "erna", nil, 2) // however slow it is
 		l.passes(lookupTime + validFor + usedFor)
 		l.err = errors.New("down")
-		l.wants(false, "", errNotYet, 3) // too old
+		l.wants(false, "", ErrNotYet, 3) // too old
 		l.passes(lookupTime)
 		for looks := 3; looks < 9; looks++ {
 			l.wants(false, "erna", l.err, looks)
@@ -237,8 +237,8 @@ func TestQuotaThatIsNotKnownYet(t *testing.T) {
 		answers := t.TempDir() + "/answers"
 		directory(t, "echo 70 80", "until [ -e "+answers+" ]; do :; done\necho an-entry:x:80:")
 		quotas := []grant.Quota{{User: "erna"}, {User: "otto"}, {Group: "students", Grants: 1}}
-		if q, err := KnownQuotaOf(quotas, 2); q != nil || !errors.Is(err, errNotYet) {
-			t.Errorf("%+v, %v; want %v", q, err, errNotYet)
+		if q, err := KnownQuotaOf(quotas, 2); q != nil || !errors.Is(err, ErrNotYet) {
+			t.Errorf("%+v, %v; want %v", q, err, ErrNotYet)
 		}
 		if err := os.WriteFile(answers, nil, 0o600); err != nil {
 			t.Fatal(err)

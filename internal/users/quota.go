@@ -32,7 +32,7 @@ var resolving sync.Map
 // a *LookupError if the names and groups were not read yet. Then they are read meanwhile.
 func KnownQuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
 	q, err := quotaOf(quotas, uid, false)
-	if !errors.Is(err, errNotYet) {
+	if !errors.Is(err, ErrNotYet) {
 		return q, err
 	}
 	if _, runs := resolving.LoadOrStore(uid, true); !runs {

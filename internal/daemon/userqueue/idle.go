@@ -26,7 +26,8 @@ type idleness struct {
 // ReleaseIdle releases grants that users asked for and that nothing used for as long as their
 // quotas say, and returns them. Whether a container uses one is what the kernel says now, or a
 // changed stamp of its bindings: a container can come and go between two calls. The time is counted
-// anew after a restart of the daemon. The clock is asked after a grant was looked at, never before:
+// anew after a restart of the daemon. It goes on while a user's quota is not known, and nothing of
+// that user is released meanwhile; the error is one for all such users. The clock is asked after a grant was looked at, never before:
 // a daemon that stands still in between must not count that time. It is called by one goroutine.
 func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, opened Opened,
 ) (over []grant.Grant, err error) {
@@ -39,20 +40,13 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 	if err != nil {
 		return nil, err
 	}
-	quotas := map[uint32]*grant.Quota{}
+	limits := idleLimits{quotas: n.Policy.Quotas, of: map[uint32]idleLimit{}}
 	for _, g := range o.Grants {
 		if g.Source != grant.ByUser || len(g.Bindings) > 0 {
 			continue
 		}
-		limit, known := quotas[g.User]
-		if !known {
-			var e error
-			if limit, e = users.QuotaOf(n.Policy.Quotas, g.User); e != nil { // its time begins anew
-				err = errors.Join(err, fmt.Errorf("cannot release idle grants of user %d: %w", g.User, e))
-			}
-			quotas[g.User] = limit
-		}
-		if limit == nil || limit.MaxIdle() == 0 {
+		limit := limits.get(g.User)
+		if !limit.unknown && limit.after == 0 {
 			continue
 		}
 		idle, was := last[g.ID]
@@ -65,7 +59,7 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 			}
 			idle = idleness{now, stamp}
 		}
-		due := now.Sub(idle.since) >= limit.MaxIdle()
+		due := !limit.unknown && now.Sub(idle.since) >= limit.after
 		if opened(o.Inventory, g, due) {
 			idle.since, due = clock(), false
 		}
@@ -82,5 +76,49 @@ func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, o
 			over = append(over, g)
 		}
 	}
-	return over, err
+	return over, errors.Join(err, limits.err())
+}
+
+// idleLimit is how long a user's grants may be idle; 0: for ever.
+type idleLimit struct {
+	after   time.Duration
+	unknown bool
+}
+
+// idleLimits are those of the users, each read once, without waiting for a directory service.
+type idleLimits struct {
+	quotas []grant.Quota
+	of     map[uint32]idleLimit
+	failed int // for how many users
+	why    error
+}
+
+func (l *idleLimits) get(uid uint32) idleLimit {
+	limit, known := l.of[uid]
+	if known {
+		return limit
+	}
+	q, err := users.KnownQuotaOf(l.quotas, uid)
+	switch {
+	case err != nil:
+		limit.unknown = true
+		if !errors.Is(err, users.ErrNotYet) { // else a later pass knows it
+			if l.failed++; l.why == nil {
+				l.why = err
+			}
+		}
+	case q != nil:
+		limit.after = q.MaxIdle()
+	}
+	l.of[uid] = limit
+	return limit
+}
+
+// err is one error for all users.
+func (l *idleLimits) err() error {
+	if l.failed == 0 {
+		return nil
+	}
+	return fmt.Errorf("cannot release idle grants of users whose quotas are not known (%d users): %w",
+		l.failed, l.why)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -256,23 +257,47 @@ func TestDaemonThatStandsStill(t *testing.T) {
 }
 
 // TestGroupsThatCannotBeRead: while it is not known whose quota is a user's, a later one does not
-// take the user's grants back.
+// take the user's grants back. The time of idle grants goes on.
 func TestGroupsThatCannotBeRead(t *testing.T) {
 	daemontest.BrokenDirectory(t)
-	s, adas, _ := idleNode(t, grant.UserNodesMode)
-	p := &s.Node().Policy
-	p.Quotas = []grant.Quota{p.Quotas[1], {User: "of-a-directory"}, p.Quotas[0]}
-	now := time.Now()
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	p, now := &s.Node().Policy, time.Now()
+	known := p.Quotas
+	s.wantGrants(t, now, adas, berts)
+	p.Quotas = append([]grant.Quota{{User: "of-a-directory"}}, known...)
+	_, _ = users.QuotaOf(p.Quotas, ada)
 	for _, now := range []time.Time{now, now.Add(2 * time.Hour)} {
+		err := s.releaseIdle(s.Node(), at(now))
 		var unknown *users.LookupError
-		if err := s.releaseIdle(s.Node(), at(now)); !errors.As(err, &unknown) {
-			t.Errorf("%v, want that the users cannot be read", err)
+		if !errors.As(err, &unknown) || strings.Count(err.Error(), "cannot") != 2 {
+			t.Errorf("%v, want once for all users that their names cannot be read", err)
 		}
 	}
 	o, err := grants.Read(s.Node())
-	if daemontest.Must(t, err); len(o.Grants) != 1 || o.Grants[0].ID != adas {
-		t.Errorf("left are %v, want %s", o.Grants, adas)
+	if daemontest.Must(t, err); len(o.Grants) != 2 {
+		t.Errorf("left are %v, want both", o.Grants)
 	}
+	p.Quotas = known
+	s.wantGrants(t, now.Add(2*time.Hour))
+}
+
+// TestUseWhileGroupsCannotBeRead: what uses a grant meanwhile is seen, and grants of users whose
+// quota is known are released.
+func TestUseWhileGroupsCannotBeRead(t *testing.T) {
+	daemontest.BrokenDirectory(t)
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	n, now := s.Node(), time.Now()
+	known := n.Policy.Quotas
+	n.Policy.Quotas = []grant.Quota{known[1], {User: "of-a-directory"}, known[0]}
+	uses := func(_ grant.Inventory, g grant.Grant, _ bool) bool { return g.ID == adas }
+	_, _ = s.queue.ReleaseIdle(n, grants.Read, at(now), uses)
+	over, _ := s.queue.ReleaseIdle(n, grants.Read, at(now.Add(time.Hour)), uses)
+	if len(over) != 1 || over[0].ID != berts {
+		t.Errorf("released are %v, want %s", over, berts)
+	}
+	n.Policy.Quotas = known
+	s.wantGrants(t, now.Add(2*time.Hour-time.Minute), adas)
+	s.wantGrants(t, now.Add(2*time.Hour))
 }
 
 // uses has a container that has ended already use a grant.
