@@ -82,7 +82,7 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	if err == nil || !r.Waits {
 		return g, nil, err
 	}
-	if !later(n, ask, err) {
+	if !laterNow(n, ask, err) {
 		return g, nil, err
 	}
 	w, e := q.enter(r)
@@ -92,10 +92,15 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	return g, w, err
 }
 
-// later reports whether an ask that was refused just now can be granted later. The inventory is
-// read after the refusal: one that was read before the ledger's lock may be another.
-func later(n *node.Node, ask admission.Ask, refused error) bool {
+// laterNow is later for an ask that was refused just now. The inventory is read after the refusal:
+// one that was read before the ledger's lock may be another.
+func laterNow(n *node.Node, ask admission.Ask, refused error) bool {
 	inv, _ := n.Inventory()
+	return later(n, inv, ask, refused)
+}
+
+// later reports whether an ask that was refused can be granted later.
+func later(n *node.Node, inv grant.Inventory, ask admission.Ask, refused error) bool {
 	return admission.Later(ask, refused, grant.View{Now: n.Host.Now()}, inv, n.Policy)
 }
 
@@ -115,7 +120,8 @@ func (q *Queue) Pass(n *node.Node, read Reader) error {
 		if err != nil {
 			return err
 		}
-		if served, err := q.grantFirst(n, o, waiting); err != nil || !served {
+		inv, _ := n.Inventory() // o has the one of when the ledger was read
+		if served, err := q.grantFirst(n, o, inv, waiting); err != nil || !served {
 			return err
 		}
 	}
@@ -123,14 +129,15 @@ func (q *Queue) Pass(n *node.Node, read Reader) error {
 
 // grantFirst grants the first request that fits, and reports whether there was one. An error is of
 // the node, and no request's.
-func (q *Queue) grantFirst(n *node.Node, o grants.Overview, waiting []*Waiter) (served bool, err error) {
+func (q *Queue) grantFirst(n *node.Node, o grants.Overview, inv grant.Inventory, waiting []*Waiter,
+) (served bool, err error) {
 	seen := map[uint32]bool{}
 	for _, w := range waiting {
 		if seen[w.User] {
 			continue
 		}
 		seen[w.User] = true
-		g, err := grantWaiting(n, o, w.Request)
+		g, err := grantWaiting(n, o, inv, w.Request)
 		var locked *ledger.LockError
 		switch {
 		case errors.Is(err, errLater):
@@ -153,8 +160,11 @@ func hasNoInventory(err error) bool {
 
 var errLater = errors.New("it goes on waiting")
 
-// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet.
-func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, err error) {
+// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet. o and inv
+// were read once for all requests, without the ledger's lock, so they refuse nothing for good: then
+// the request is entered, which reads them anew.
+func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request,
+) (g grant.Grant, err error) {
 	ask, err := inQuota(n, r.Ask, false)
 	var unknown *users.LookupError
 	switch {
@@ -164,10 +174,11 @@ func grantWaiting(n *node.Node, o grants.Overview, r Request) (g grant.Grant, er
 		return g, err
 	}
 	_, err = admission.Place(ask, "", o.View, o.Inventory, n.Policy)
-	if err == nil || !later(n, ask, err) {
-		g, err = r.enter(n, ask)
+	if err != nil && later(n, inv, ask, err) {
+		return g, errLater
 	}
-	if err != nil && later(n, ask, err) {
+	g, err = r.enter(n, ask)
+	if err != nil && laterNow(n, ask, err) {
 		return g, errLater // another process may have been faster
 	}
 	return g, err

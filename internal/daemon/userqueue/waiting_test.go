@@ -1,6 +1,7 @@
 package userqueue
 
 import (
+	"fmt"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -154,4 +156,39 @@ func TestPassWaitsForNoDirectory(t *testing.T) {
 			t.Errorf("its outcome is %+v", out)
 		}
 	})
+}
+
+// readings counts how often a file is read.
+type readings struct {
+	path  string
+	times int
+}
+
+func (r *readings) Before(s host.Step) error {
+	if s.Kind == host.Reads && s.Path == r.path {
+		r.times++
+	}
+	return nil
+}
+
+func (r *readings) After(host.Step, error) {}
+func (r *readings) Random() [16]byte       { return [16]byte{1} }
+
+// TestPassReadsTheInventoryOnce for all who wait, beside the reading of the ledger.
+func TestPassReadsTheInventoryOnce(t *testing.T) {
+	n := newWithGPU(t)
+	_, _, err := n.asks(60001, "first", 8*grant.GiB)
+	daemontest.Must(t, err)
+	for user := range uint32(9) {
+		if _, w, err := n.asks(60002+user, fmt.Sprint(user), grant.GiB); w == nil {
+			t.Fatal(err)
+		}
+	}
+	r := &readings{path: gpu.Path(n.Policy.StateDir)}
+	host.Simulated = r
+	defer func() { host.Simulated = nil }()
+	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+	if r.times != 2 {
+		t.Errorf("it is read %d times", r.times)
+	}
 }
