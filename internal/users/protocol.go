@@ -113,10 +113,10 @@ func (s Sight) All() []grant.Grant {
 type Quota struct {
 	User   string       `json:"user,omitempty"`
 	Group  string       `json:"group,omitempty"`
-	Memory grant.Bytes  `json:"memory"` // 0: no bound, as of the other numbers
-	GPUs   int          `json:"gpus"`
+	Memory grant.Bytes  `json:"memory"` // 0: no bound
+	GPUs   int          `json:"gpus"`   // 0: no bound
 	Modes  []grant.Mode `json:"modes"`
-	Grants int          `json:"grants"`
+	Grants int          `json:"grants"` // never 0
 	TTL    string       `json:"ttl"`
 	Idle   string       `json:"idle"`
 }

@@ -3,6 +3,8 @@ package users
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,9 +97,17 @@ func groupsOf(uid uint32, name string, wait bool) ([]string, error) {
 
 var groups answers[uint32]
 
+// lookUpGroups finds the groups of the files of /etc on a node without `id`, as getent does.
 func lookUpGroups(name string) ([]string, error) {
 	text, err := output("id", "-G", "--", name)
-	if err != nil {
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		u, err := user.Lookup(name)
+		if err != nil {
+			return nil, err
+		}
+		return u.GroupIds()
+	case err != nil:
 		return nil, err
 	}
 	gids := strings.Fields(text)

@@ -50,6 +50,20 @@ func TestTheFirstQuotaThatMatches(t *testing.T) {
 	}
 }
 
+// TestNodeWithoutPrograms: quotas of groups are those of the files of /etc, without `id` and `getent`.
+func TestNodeWithoutPrograms(t *testing.T) {
+	directory(t, fails, fails)
+	t.Setenv("PATH", t.TempDir())
+	u, err := user.LookupId("2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	quotas := []grant.Quota{{Group: "no-such-group"}, {Group: u.Gid}, {User: Anybody}}
+	if q, err := QuotaOf(quotas, 2); err != nil || q != &quotas[1] {
+		t.Errorf("%+v, %v; want the quota of the user's group", q, err)
+	}
+}
+
 func TestNames(t *testing.T) {
 	if got := Name(uidOf(t, "games")); got != "games" {
 		t.Errorf("games is %q", got)
