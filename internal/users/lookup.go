@@ -61,8 +61,8 @@ func output(program string, args ...string) (string, error) {
 	return string(text), err
 }
 
-// How long an answer is valid that found something, and one that found nothing or failed; how long an
-// answer is used while it is read again; and how many are kept.
+// How long an answer is valid that found something, and one that found nothing or failed; how long
+// an answer is used while it is read again; and how many are kept.
 const (
 	validFor  = time.Minute
 	failedFor = 5 * time.Second
@@ -71,7 +71,8 @@ const (
 )
 
 // doubtedFor is how long an answer is a failure that finds less than the one before. `getent` and
-// `id` report no error while a directory service is down: the C library says that there is no entry.
+// `id` report no error while a directory service is down: the C library says that there is no
+// entry.
 const doubtedFor = 10 * time.Minute
 
 // answers are those of look-ups: listings, quotas and connections ask for the same few users again

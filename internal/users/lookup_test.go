@@ -115,7 +115,8 @@ func (l *lookUps) wants(wait bool, want string, wantErr error, looks int) {
 	}
 	synctest.Wait()
 	if found != want || !errors.Is(err, wantErr) || l.looked != looks {
-		l.t.Errorf("%q, %v after %d look-ups, want %q, %v after %d", found, err, l.looked, want, wantErr, looks)
+		l.t.Errorf("%q, %v after %d look-ups, want %q, %v after %d", found, err, l.looked, want, wantErr,
+			looks)
 	}
 }
 
@@ -176,8 +177,8 @@ func TestNothingFound(t *testing.T) {
 	})
 }
 
-// TestLessThanBefore is a failure for ten minutes, since a directory service may be down. Then it is
-// believed. More than before is believed at once.
+// TestLessThanBefore is a failure for ten minutes, since a directory service may be down. Then it
+// is believed. More than before is believed at once.
 func TestLessThanBefore(t *testing.T) {
 	for name, c := range map[string]struct{ before, now string }{
 		"no name":      {"erna", ""},
@@ -250,8 +251,8 @@ func TestQuotaThatIsNotKnownYet(t *testing.T) {
 	})
 }
 
-// TestDirectoryThatIsDown: glibc's getent says then that there is no such entry. The user's quota is
-// not known, and all others have theirs.
+// TestDirectoryThatIsDown: glibc's getent says then that there is no such entry. The user's quota
+// is not known, and all others have theirs.
 func TestDirectoryThatIsDown(t *testing.T) {
 	directory(t, "exit 1", "case $2 in erna|70001) echo erna:x:70001:;; *) exit 2;; esac")
 	quotas := []grant.Quota{{User: "erna", Grants: 1}, {User: Anybody, Grants: 9}}

@@ -78,8 +78,8 @@ func nameOrUID(uid uint32, wait bool) string {
 	return cmp.Or(name, strconv.FormatUint(uint64(uid), 10))
 }
 
-// IsNamed reports whether a user has a name. The error is *LookupError; with one, named says whether
-// the user had a name before.
+// IsNamed reports whether a user has a name. The error is *LookupError. With one, named says
+// whether the user had a name before.
 func IsNamed(uid uint32) (named bool, err error) {
 	name, err := nameOf(uid, true)
 	return name != "", err

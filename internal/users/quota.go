@@ -30,8 +30,8 @@ func QuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
 // resolving has the users whose quotas are being read for callers of KnownQuotaOf.
 var resolving sync.Map
 
-// KnownQuotaOf is QuotaOf for a caller that must not wait for a directory service. The error is also
-// a *LookupError if the names and groups were not read yet. Then they are read meanwhile.
+// KnownQuotaOf is QuotaOf for a caller that must not wait for a directory service. The error wraps
+// ErrNotYet, too, if the names and groups were not read yet. Then they are read meanwhile.
 func KnownQuotaOf(quotas []grant.Quota, uid uint32) (*grant.Quota, error) {
 	q, err := quotaOf(quotas, uid, false)
 	if !errors.Is(err, ErrNotYet) {

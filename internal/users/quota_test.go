@@ -50,7 +50,7 @@ func TestTheFirstQuotaThatMatches(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutPrograms: quotas of groups are those of the files of /etc, without `id` and `getent`.
+// TestNodeWithoutPrograms: without `id` and `getent`, the groups are those of the files of /etc.
 func TestNodeWithoutPrograms(t *testing.T) {
 	directory(t, fails, fails)
 	t.Setenv("PATH", t.TempDir())

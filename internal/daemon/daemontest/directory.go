@@ -2,6 +2,7 @@ package daemontest
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -20,4 +21,10 @@ func Directory(t *testing.T, id, getent string) {
 		Must(t, os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// UserOfDirectory is a name that no look-up was for yet: answers are kept for a test's whole
+// program.
+func UserOfDirectory(t *testing.T) string {
+	return "user" + strings.ReplaceAll(t.TempDir(), "/", "-")
 }

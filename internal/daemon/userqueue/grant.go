@@ -106,8 +106,8 @@ func later(n *node.Node, inv grant.Inventory, ask admission.Ask, refused error) 
 
 // Pass grants what those who wait can have now. Of each user only the first request is looked at.
 // The ledger is read once, without its lock, and written only for what fits. While the ledger is
-// locked or the inventory is none of this boot, all go on waiting. So does a user whose groups cannot
-// be read, or were not read yet: no directory service is waited for.
+// locked or the inventory is none of this boot, all go on waiting. So does a user whose groups
+// cannot be read, or were not read yet: no directory service is waited for.
 func (q *Queue) Pass(n *node.Node, read Reader) error {
 	q.turn.Lock()
 	defer q.turn.Unlock()
@@ -160,9 +160,9 @@ func hasNoInventory(err error) bool {
 
 var errLater = errors.New("it goes on waiting")
 
-// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet. o and inv
-// were read once for all requests, without the ledger's lock, so they refuse nothing for good: then
-// the request is entered, which reads them anew.
+// grantWaiting grants a request that waits, if that is possible by now. errLater: not yet. o and
+// inv were read once for all requests, without the ledger's lock. A request that they would refuse
+// for good is entered, so that the ledger and the inventory of now decide.
 func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request,
 ) (g grant.Grant, err error) {
 	ask, err := inQuota(n, r.Ask, false)

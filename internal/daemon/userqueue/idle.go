@@ -27,8 +27,9 @@ type idleness struct {
 // quotas say, and returns them. Whether a container uses one is what the kernel says now, or a
 // changed stamp of its bindings: a container can come and go between two calls. The time is counted
 // anew after a restart of the daemon. It goes on while a user's quota is not known, and nothing of
-// that user is released meanwhile; the error is one for all such users. The clock is asked after a grant was looked at, never before:
-// a daemon that stands still in between must not count that time. It is called by one goroutine.
+// that user is released meanwhile; the error is one for all such users. The clock is asked after a
+// grant was looked at, never before: a daemon that stands still in between must not count that
+// time. It is called by one goroutine.
 func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, opened Opened,
 ) (over []grant.Grant, err error) {
 	last := q.idle

@@ -101,13 +101,16 @@ func (n *withGPU) queued(r Request) *Waiter {
 func TestWhoWaitsGoesOnWaitingForGroups(t *testing.T) {
 	daemontest.BrokenDirectory(t)
 	n := newWithGPU(t)
-	n.Policy.Quotas = []grant.Quota{{User: "60003"}, {User: "of-a-directory"}, {User: "60004"}}
+	n.Policy.Quotas = []grant.Quota{{User: "60003"}, {User: daemontest.UserOfDirectory(t)}, {User: "60004"}}
 	ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1, Memory: grant.GiB,
 		Source: grant.ByUser}
 	var waiting []*Waiter
 	for _, user := range []uint32{60004, 60003} {
 		ask.User = user
 		waiting = append(waiting, n.queued(Request{User: user, Ask: ask}))
+	}
+	if _, err := QuotaOf(n.Node, 60004); err == nil {
+		t.Error("the quota is known")
 	}
 	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
 	if place, _ := n.queue.Place(waiting[0]); place != 1 {
@@ -145,7 +148,7 @@ func TestPassWaitsForNoDirectory(t *testing.T) {
 		daemontest.Directory(t, "exit 1", "for i in $(seq 500); do\n[ -e "+answers+" ] && exit 2\n"+
 			"sleep 0.02; done\nexit 1")
 		n := newWithGPU(t)
-		n.Policy.Quotas = []grant.Quota{{User: "of-a-slow-directory"}, {User: "60003"}}
+		n.Policy.Quotas = []grant.Quota{{User: daemontest.UserOfDirectory(t)}, {User: "60003"}}
 		w := n.queued(Request{User: 60003, Ask: admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1,
 			Memory: grant.GiB, Source: grant.ByUser, User: 60003}})
 		daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))

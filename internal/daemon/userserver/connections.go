@@ -17,8 +17,9 @@ import (
 // several users share.
 type pool uint64
 
-// How many connections there may be at once: of one user; of all uids without a name together, since
-// a user has thousands of subordinate ones; of all users whose names are not known; and in all.
+// How many connections there may be at once: of one user; of all uids without a name together,
+// since a user has thousands of subordinate ones; of all users of whom a directory service has not
+// answered yet; and in all.
 const (
 	maxOfUser       = 24
 	maxOfStrangers  = 48
@@ -41,8 +42,8 @@ func (p pool) most() int {
 	return maxOfUser
 }
 
-// bounded is a listener that closes the connections of a user who has too many. It returns the others
-// with the uid of their user.
+// bounded is a listener that closes the connections of a user who has too many. It returns the
+// others with the uid of their user.
 type bounded struct {
 	net.Listener
 	mu   sync.Mutex
@@ -108,7 +109,8 @@ func (b *bounded) isFull() bool {
 }
 
 // Read asks a directory service first, in the connection's own goroutine, whether the user has a
-// name. If the user has too many connections, this one is over: another error would be answered.
+// name. If the user has too many connections, this one has ended: the HTTP server would answer any
+// other error.
 func (c *counted) Read(p []byte) (int, error) {
 	c.resolved.Do(c.resolve)
 	if c.tooMany {

@@ -264,7 +264,7 @@ func TestGroupsThatCannotBeRead(t *testing.T) {
 	p, now := &s.Node().Policy, time.Now()
 	known := p.Quotas
 	s.wantGrants(t, now, adas, berts)
-	p.Quotas = append([]grant.Quota{{User: "of-a-directory"}}, known...)
+	p.Quotas = append([]grant.Quota{{User: daemontest.UserOfDirectory(t)}}, known...)
 	_, _ = users.QuotaOf(p.Quotas, ada)
 	for _, now := range []time.Time{now, now.Add(2 * time.Hour)} {
 		err := s.releaseIdle(s.Node(), at(now))
@@ -288,7 +288,7 @@ func TestUseWhileGroupsCannotBeRead(t *testing.T) {
 	s, adas, berts := idleNode(t, grant.UserNodesMode)
 	n, now := s.Node(), time.Now()
 	known := n.Policy.Quotas
-	n.Policy.Quotas = []grant.Quota{known[1], {User: "of-a-directory"}, known[0]}
+	n.Policy.Quotas = []grant.Quota{known[1], {User: daemontest.UserOfDirectory(t)}, known[0]}
 	uses := func(_ grant.Inventory, g grant.Grant, _ bool) bool { return g.ID == adas }
 	_, _ = s.queue.ReleaseIdle(n, grants.Read, at(now), uses)
 	over, _ := s.queue.ReleaseIdle(n, grants.Read, at(now.Add(time.Hour)), uses)
