@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -423,7 +424,7 @@ func watchFindings(t *testing.T, n *rig.Node) watch.Comparison {
 	}
 	r := watch.Compare(watch.Input{Sample: sample, Processes: census.Lookup(pids), Grants: o.Grants,
 		Inventory: o.Inventory, Open: open})
-	must(t, opened.Ledger.SetFound(r.Found()))
+	must(t, opened.Ledger.SetFound(ledger.Found{Outside: r.Outside(), Held: r.Held()}))
 	return r
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // Input is all that a comparison needs.
@@ -550,25 +549,39 @@ func device(g grant.Usage, t *usage) string {
 	return fmt.Sprintf("GPU %d", g.Index)
 }
 
-// Found is what placements count as taken of it.
-func (r Comparison) Found() ledger.Found {
-	found := ledger.Found{Outside: map[string]grant.Bytes{}, Held: map[string][]grant.Process{}}
+// Outside is the memory that is in use without a grant or beyond one, by GPU and MIG device.
+func (r Comparison) Outside() map[string]grant.Bytes {
+	outside := map[string]grant.Bytes{}
 	for _, g := range r.GPUs {
 		if g.Outside > 0 {
-			found.Outside[g.UUID] = g.Outside
+			outside[g.UUID] = g.Outside
 		}
-		maps.Copy(found.Outside, g.MIGOutside)
+		maps.Copy(outside, g.MIGOutside)
 	}
+	return outside
+}
+
+// Excess is what of it is beyond grants.
+func (r Comparison) Excess() (all []grant.Excess) {
 	for _, f := range r.Findings {
-		switch {
-		case f.Kind == grant.OverGrant:
-			found.Excess = append(found.Excess, grant.Excess{Grant: f.Grant, GPU: f.GPU, Bytes: f.Bytes})
-		case f.Kind == grant.OutsideLedger && f.User.Container != "" && !f.User.Exempt:
-			found.Held[f.GPU] = append(found.Held[f.GPU], f.User.Processes...)
-			if f.MIG != "" {
-				found.Held[f.MIG] = append(found.Held[f.MIG], f.User.Processes...)
-			}
+		if f.Kind == grant.OverGrant {
+			all = append(all, grant.Excess{Grant: f.Grant, GPU: f.GPU, Bytes: f.Bytes})
 		}
 	}
-	return found
+	return all
+}
+
+// Held are the processes of containers that have a GPU or MIG device without a grant of it.
+func (r Comparison) Held() map[string][]grant.Process {
+	held := map[string][]grant.Process{}
+	for _, f := range r.Findings {
+		if f.Kind != grant.OutsideLedger || f.User.Container == "" || f.User.Exempt {
+			continue
+		}
+		held[f.GPU] = append(held[f.GPU], f.User.Processes...)
+		if f.MIG != "" {
+			held[f.MIG] = append(held[f.MIG], f.User.Processes...)
+		}
+	}
+	return held
 }

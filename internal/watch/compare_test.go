@@ -215,7 +215,7 @@ func TestFindings(t *testing.T) {
 				strings.Join(c.want, "\n     "))
 		}
 		var out grant.Bytes
-		for _, bytes := range r.Found().Outside {
+		for _, bytes := range r.Outside() {
 			out += bytes
 		}
 		if out != c.out {
@@ -302,18 +302,20 @@ func TestMIG(t *testing.T) {
 		"uses 1GiB of MIG device MIG-2 on GPU 0, which its grant") {
 		t.Errorf("%+v", r.Findings)
 	}
-	if found := Compare(s).Found(); len(found.Outside) != 2 || found.Outside["MIG-2"] != grant.GiB ||
-		len(found.Held) != 2 || len(found.Held["MIG-2"]) != 1 || len(found.Held[gpu0]) != 1 {
-		t.Errorf("%+v", found)
+	r := Compare(s)
+	if outside, held := r.Outside(), r.Held(); len(outside) != 2 || outside["MIG-2"] != grant.GiB ||
+		len(held) != 2 || len(held["MIG-2"]) != 1 || len(held[gpu0]) != 1 {
+		t.Errorf("%v, %v", outside, held)
 	}
 	s.runs(12, 0, "/pods/other", 2*grant.GiB).Device = "MIG-1"
 	s.runs(13, 0, "/user.slice", grant.GiB).Device = "MIG-1"
-	if found := Compare(s).Found(); found.Outside["MIG-1"] != 3*grant.GiB ||
-		found.Outside[gpu0] != 4*grant.GiB || found.Excess != nil {
-		t.Errorf("%+v", found)
+	r = Compare(s)
+	if outside := r.Outside(); outside["MIG-1"] != 3*grant.GiB || outside[gpu0] != 4*grant.GiB ||
+		r.Excess() != nil {
+		t.Errorf("%v, %v", outside, r.Excess())
 	}
 	s.Sample.GPUs[0].MIG, s.Sample.GPUs[0].Processes = []string{"MIG-2"}, nil
-	r := Compare(s)
+	r = Compare(s)
 	if len(r.Findings) < 2 || r.Findings[0].Message !=
 		"grant g-aaaaaaaaaaaa is of MIG device MIG-1, which is gone" ||
 		r.Stale != "the MIG devices of GPU 0 have changed" {
@@ -392,6 +394,18 @@ func TestWhoGoesFromDeviceToDeviceIsStopped(t *testing.T) {
 	}
 }
 
+// TestExcess: what a grant's containers use beyond it is of this grant, and nothing else is.
+func TestExcess(t *testing.T) {
+	s := scene()
+	s.runs(10, 0, "/pods/c1", 5*grant.GiB)
+	s.runs(11, 0, "/pods/x", grant.GiB)
+	r := Compare(s)
+	want := []grant.Excess{{Grant: s.Grants[0].ID, GPU: gpu0, Bytes: grant.GiB}}
+	if got := r.Excess(); !slices.Equal(got, want) || r.Outside()[gpu0] != 2*grant.GiB {
+		t.Errorf("%v of %v, want %v", got, r.Outside(), want)
+	}
+}
+
 // TestASpecWithoutACgroup: a container whose spec names no cgroup is found by its first process,
 // if that is in one made for it.
 func TestASpecWithoutACgroup(t *testing.T) {
@@ -465,7 +479,7 @@ func TestTracker(t *testing.T) {
 		}
 		r = pass(20+i, hidden)
 	}
-	if len(r.Findings) != 1 || r.GPUs[0].Outside != 2*grant.GiB || r.Found().Outside[gpu0] != 2*grant.GiB {
+	if len(r.Findings) != 1 || r.GPUs[0].Outside != 2*grant.GiB || r.Outside()[gpu0] != 2*grant.GiB {
 		t.Errorf("not believed: %+v", r)
 	}
 	pass(30, func(s *Input) { s.Sample.GPUs[1].XIDs = []int{79} })

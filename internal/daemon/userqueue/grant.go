@@ -67,22 +67,19 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	}
 	_ = q.Pass(n, read) // those who wait come first
 	// a look-up may wait for a directory service, so it is not done under the lock
-	if _, err = InQuota(current(), r.Ask); err != nil {
-		return grant.Grant{}, nil, err
-	}
-	q.turn.Lock()
-	n = current()
-	ask, err := inQuota(n, r.Ask, false)
-	if err != nil {
+	_, err = InQuota(current(), r.Ask)
+	waits := r.Waits && isUnknown(err)
+	if err == nil {
+		q.turn.Lock()
+		n = current()
+		ask, e := inQuota(n, r.Ask, false)
+		if err = e; err == nil {
+			g, err = r.enter(n, ask)
+		}
 		q.turn.Unlock()
-		return grant.Grant{}, nil, err
+		waits = r.Waits && err != nil && (isUnknown(err) || laterNow(n, ask, err))
 	}
-	g, err = r.enter(n, ask)
-	q.turn.Unlock()
-	if err == nil || !r.Waits {
-		return g, nil, err
-	}
-	if !laterNow(n, ask, err) {
+	if !waits {
 		return g, nil, err
 	}
 	w, e := q.enter(r)
@@ -90,6 +87,12 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 		return g, nil, e
 	}
 	return g, w, err
+}
+
+// isUnknown reports whether a request was refused because it is not known whose quota is the user's.
+func isUnknown(err error) bool {
+	var unknown *users.LookupError
+	return errors.As(err, &unknown)
 }
 
 // laterNow is later for an ask that was refused just now. The inventory is read after the refusal:
@@ -166,9 +169,8 @@ var errLater = errors.New("it goes on waiting")
 func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request,
 ) (g grant.Grant, err error) {
 	ask, err := inQuota(n, r.Ask, false)
-	var unknown *users.LookupError
 	switch {
-	case errors.As(err, &unknown):
+	case isUnknown(err):
 		return g, errLater
 	case err != nil:
 		return g, err

@@ -121,6 +121,22 @@ func TestWhoWaitsGoesOnWaitingForGroups(t *testing.T) {
 	}
 }
 
+// TestWhoAsksWhileGroupsCannotBeRead waits, if the request does.
+func TestWhoAsksWhileGroupsCannotBeRead(t *testing.T) {
+	daemontest.BrokenDirectory(t)
+	n := newWithGPU(t)
+	n.Policy.Quotas = []grant.Quota{{User: daemontest.UserOfDirectory(t)}, {User: "60004"}}
+	ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1, Memory: grant.GiB,
+		Source: grant.ByUser, User: 60004}
+	for _, waits := range []bool{false, true} {
+		_, w, err := n.queue.Ask(func() *node.Node { return n.Node }, grants.Read,
+			Request{User: 60004, Ask: ask, Waits: waits})
+		if (w != nil) != waits || !isUnknown(err) {
+			t.Errorf("waits: %v: %v, %v", waits, w, err)
+		}
+	}
+}
+
 // TestWhoWaitsIsJudgedByTheInventoryOfNow: one that was read before the ledger's lock may be older.
 func TestWhoWaitsIsJudgedByTheInventoryOfNow(t *testing.T) {
 	n := newWithGPU(t)

@@ -70,7 +70,7 @@ const recordEvery = time.Minute
 // record writes files of the run directory: what placements count as taken, and what `gpuledger
 // inspect` shows.
 func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
-	found := r.Found()
+	found := ledger.Found{Outside: r.Outside(), Excess: r.Excess(), Held: r.Held()}
 	if w.recorded.Outside == nil { // as the last gpuledgerd left it
 		w.recorded = ledger.Found{Outside: w.ledger.Outside, Excess: w.ledger.Excess}
 		if len(w.ledger.Held) > 0 {
