@@ -51,11 +51,9 @@ func (l *life) checkFound(v grant.View) {
 		return
 	}
 	had := map[shareOf]grant.Bytes{}
-	for _, g := range before.Grants {
+	for _, g := range before.Grants { // one that had expired may be bound in the same moment
 		for _, s := range g.GPUs {
-			if g.Live(l.now) {
-				had[shareOf{g.ID, s.UUID}] = s.Memory
-			}
+			had[shareOf{g.ID, s.UUID}] = s.Memory
 		}
 	}
 	for _, g := range v.Grants {

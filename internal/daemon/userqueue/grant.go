@@ -89,7 +89,7 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 	return g, w, err
 }
 
-// isUnknown reports whether a request was refused because it is not known whose quota is the user's.
+// isUnknown reports whether a request was refused because the quota of its user is not known.
 func isUnknown(err error) bool {
 	var unknown *users.LookupError
 	return errors.As(err, &unknown)
