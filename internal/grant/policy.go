@@ -180,8 +180,8 @@ func (q Quota) MayModes() []Mode {
 	return q.Modes
 }
 
-// maxGrants is how many grants a user may have whose quota does not say it: whoever uses the ledger
-// waits for the reading of all grants.
+// maxGrants is how many grants a user may have whose quota does not say it. A new grant reads all
+// others with the ledger locked, so their number bounds how long that takes.
 const maxGrants = 64
 
 // MaxGrants is how many grants a user may have.

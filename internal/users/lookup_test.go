@@ -127,7 +127,7 @@ func (l *lookUps) passes(long time.Duration) {
 }
 
 // TestAnswersAreKept: for a minute, a failure for seconds, and not without bound. Soon after a
-// failure nobody waits for the next look-up.
+// failure, callers do not wait for the next look-up.
 func TestAnswersAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failure := errors.New("no answer")

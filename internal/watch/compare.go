@@ -138,7 +138,7 @@ func (j *comparison) addGPU(g grant.Usage) {
 		outside := j.addUsage(g, t)
 		use.Outside += outside
 		if t.unmeasured && !t.isGranted() {
-			outside += max(rest, 1) // nobody knows how much of it; something is
+			outside += max(rest, 1) // the driver does not say how much, and it is not 0
 		}
 		use.addToMIG(t.device, outside)
 	}

@@ -47,7 +47,7 @@ func (l *life) checkFound(v grant.View) {
 	before := l.before
 	l.before = v
 	if !l.watches || !v.Now.Equal(before.Now) || !maps.Equal(v.Outside, before.Outside) ||
-		!slices.Equal(sortedExcess(v), sortedExcess(before)) || !maps.Equal(v.Held, before.Held) {
+		!slices.Equal(v.Excess, before.Excess) || !maps.Equal(v.Held, before.Held) {
 		return
 	}
 	had := map[shareOf]grant.Bytes{}
@@ -70,14 +70,8 @@ type shareOf struct {
 	uuid string
 }
 
-func sortedExcess(v grant.View) []grant.Excess {
-	return slices.SortedFunc(slices.Values(v.Excess), func(a, b grant.Excess) int {
-		return slices.Compare([]string{string(a.Grant), a.GPU}, []string{string(b.Grant), b.GPU})
-	})
-}
-
-// checkFree: a GPU or MIG device of which a grant has got something is used by nobody else where
-// the grant is of all of it, and otherwise has room for it.
+// checkFree: a GPU or MIG device that was granted whole is not used outside the grant. One that was
+// granted in part has room for the part.
 func (l *life) checkFree(v grant.View, g grant.Grant, uuid string) {
 	used := v.Outside[uuid]
 	for _, e := range v.Excess {

@@ -34,17 +34,18 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 	}) {
 		return
 	}
+	gone := false
 	if waiter != nil {
-		answer, gone := s.wait(ctx, w, waiter, min(request.Wait, maxWait))
-		if answer != nil {
+		var answer *userqueue.Outcome
+		if answer, gone = s.wait(ctx, w, waiter, min(request.Wait, maxWait)); answer != nil {
 			out = *answer
 		}
-		if gone {
-			if answer != nil && answer.Err == nil {
-				this.undelivered = answer.Grant.ID
-			}
-			return
-		}
+	}
+	if out.Err == nil {
+		this.undelivered = out.Grant.ID
+	}
+	if gone {
+		return
 	}
 	n := s.Node() // the configuration may be another one by now
 	if out.Err != nil {
@@ -52,7 +53,6 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 		_ = send(w, users.Event{Error: users.ErrorOf(out.Err)})
 		return
 	}
-	this.undelivered = out.Grant.ID
 	node.RecordUser(n, "granted", ask.User, out.Grant.ID, nil)
 	s.updateNodes(ctx) // so that what is granted can be used once the client knows it
 	if send(w, users.Event{Grant: &users.List(out.Grant)[0],

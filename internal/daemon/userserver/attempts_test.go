@@ -139,25 +139,6 @@ func TestWhatNoClientKnowsIsTakenBack(t *testing.T) {
 	}
 }
 
-// TestWhatTheQueueGrantsToNobody: the client of a request that waits is gone when it is granted.
-func TestWhatTheQueueGrantsToNobody(t *testing.T) {
-	s := newServer(t)
-	s.answer(t.Context(), bert, "POST", users.GrantPath, users.Ask{Secret: strings.Repeat("cd", 16),
-		Terms: users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
-	ctx, cancel := context.WithCancel(t.Context())
-	c := newClient()
-	over := s.sends(ctx, c)
-	c.waits(t, `{"place":1,"of":1}`)
-	_, err := grants.Release(s.Node(), s.granted(t, bert)[0], true)
-	daemontest.Must(t, err)
-	cancel()
-	daemontest.Must(t, s.queue.Pass(s.Node(), s.Ledger)) // the request may have left the queue, or not
-	<-over
-	if ids := s.granted(t, ada); len(ids) > 1 || len(ids) == 1 && len(c.lines) == 0 {
-		t.Errorf("ada has the grants %v, and nobody knows", ids)
-	}
-}
-
 // TestAttemptsWait: a request that is sent again is not served before the earlier one is over.
 func TestAttemptsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

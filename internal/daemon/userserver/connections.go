@@ -78,8 +78,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection; nil: there is no room for one more. It waits for no directory service,
-// since nobody can connect meanwhile.
+// enter counts a connection; nil: there is no room for one more. It does not wait for a directory
+// service: no other client could connect meanwhile.
 func (b *bounded) enter(conn net.Conn, uid uint32) *counted {
 	if b.isFull() {
 		return nil
