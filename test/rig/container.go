@@ -108,14 +108,16 @@ func (b *Bundle) KillInit() {
 	Eventually(b.Node.T, "a killed init is gone", func() bool { return !Lives(pid) })
 }
 
-// cgroups are the container's, one in each hierarchy.
-func (b *Bundle) cgroups() []string {
-	var all []string
-	for _, pattern := range []string{"/sys/fs/cgroup%s/%s", "/sys/fs/cgroup/*%s/%s"} {
-		dirs, _ := filepath.Glob(fmt.Sprintf(pattern, b.Node.cgroup(), b.ID))
-		all = append(all, dirs...)
+// cgroups are the container's, one in each hierarchy. Only the hierarchies are listed, as tests look
+// every few milliseconds, and filepath.Glob would read every directory on the way.
+func (b *Bundle) cgroups() (all []string) {
+	hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*")
+	for _, hierarchy := range append(hierarchies, "/sys/fs/cgroup") {
+		if dir := filepath.Join(hierarchy, b.Node.cgroup(), b.ID); onCgroups(dir) {
+			all = append(all, dir)
+		}
 	}
-	return slices.DeleteFunc(all, func(dir string) bool { return !onCgroups(dir) })
+	return all
 }
 
 // Processes are the pids in the container's cgroups.
