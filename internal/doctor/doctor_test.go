@@ -295,7 +295,7 @@ var answers = []struct {
 	{"NVIDIA's hook", func(f *Facts) {
 		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o644),
 			Program: "/usr/bin/nvidia-container-runtime-hook"}}
-	}, "hooks", Warning, "gpu-hook"},
+	}, "hooks", Warning, "to every container"},
 	{"a hook that cannot be read", func(f *Facts) {
 		f.Hooks = []Hook{
 			{PathFacts: file("/h/n.json", 0o644), Error: errors.New("no JSON")}}

@@ -90,9 +90,11 @@ func hooks(f Facts) []Line {
 		case h.loose() || len(h.Above) > 0:
 			lines = append(lines, open(h.PathFacts))
 		case injects(h.Program):
-			lines = append(lines, Line{Status: Warning, Message: h.Path +
-				" gives NVIDIA's hook to containers: behind gpuledger one without a grant is refused " +
-				"(gpu-hook)", Hint: "remove it"})
+			lines = append(lines, Line{Status: Warning,
+				Message: h.Path + " gives NVIDIA's hook to every container: it injects the GPUs that a " +
+					"variable or a mount asks for",
+				Hint: "it can stay where gpuledger-runtime runs the containers, which removes it where " +
+					"there is a grant; beside gpuledger-hook see docs/hook.md"})
 		case filepath.Base(h.Program) == "gpuledger-hook" && h.Gone:
 			lines = append(lines, Line{Status: Problem, Message: h.Path + " runs " + h.Program +
 				", which is not there: its engine starts no container",

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,11 +69,17 @@ func lockFile(path string) (int, error) {
 // waitForLock takes a lock that another process holds, or closes the file. unix.ETIMEDOUT says that
 // the time is over. A blocking flock queues fairly and wakes at once, which polling would not do
 // (64 writers that poll each 50 ms: 3.0 s; blocking: 0.04 s). But it knows no deadline: after it
-// the waiting goroutine is left behind, and gives back what it gets.
+// the waiting goroutine is left behind, and gives back what it gets. Each keeps a thread and a
+// descriptor, so beyond maxBlocked of them this process polls.
 func waitForLock(fd int, wait time.Duration) error {
+	if blocked.Add(1) > maxBlocked {
+		blocked.Add(-1)
+		return pollForLock(fd, wait)
+	}
 	locked, abandoned := make(chan error), make(chan struct{})
 	go func() {
 		err := flock(fd, unix.LOCK_EX)
+		blocked.Add(-1)
 		select {
 		case locked <- err:
 		case <-abandoned:
@@ -91,6 +98,31 @@ func waitForLock(fd int, wait time.Duration) error {
 		close(abandoned)
 		return unix.ETIMEDOUT
 	}
+}
+
+// blocked are the goroutines of this process in a flock(2) that waits, with those left behind.
+var blocked atomic.Int32
+
+const (
+	maxBlocked = 32
+	pollEvery  = 20 * time.Millisecond
+)
+
+// pollForLock does what waitForLock does, without a blocking call.
+func pollForLock(fd int, wait time.Duration) (err error) {
+	for end := time.Now().Add(wait); ; time.Sleep(pollEvery) {
+		if err = flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return nil
+		}
+		if err != unix.EWOULDBLOCK {
+			break
+		}
+		if err = unix.ETIMEDOUT; time.Now().After(end) {
+			break
+		}
+	}
+	_ = unix.Close(fd)
+	return err
 }
 
 // flock is flock(2); Go's own signals interrupt it.

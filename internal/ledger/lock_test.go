@@ -112,3 +112,34 @@ func TestALockThatCannotBeMade(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestFewThreadsWaitForALock: each goroutine in flock(2) keeps a thread and a descriptor, also
+// after its time is over.
+func TestFewThreadsWaitForALock(t *testing.T) {
+	b := newLedger(t)
+	b.put(sample(1))
+	release := b.hold()
+	b.Wait = time.Millisecond
+	for range 2 * maxBlocked {
+		var locked *LockError
+		if err := b.Update(func(*Tx) error { return nil }); !errors.As(err, &locked) {
+			t.Fatalf("Update: %v", err)
+		}
+	}
+	if n := blocked.Load(); n != maxBlocked {
+		t.Errorf("%d goroutines wait, want %d", n, maxBlocked)
+	}
+	b.Wait = time.Minute
+	done := make(chan error)
+	go func() { done <- b.Update(func(*Tx) error { return nil }) }() // polls
+	time.Sleep(2 * pollEvery)
+	release()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	for end := time.Now().Add(time.Minute); blocked.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines wait for a lock that is free", blocked.Load())
+		}
+	}
+}

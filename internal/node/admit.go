@@ -76,7 +76,7 @@ func (n *Node) Admit(c Create) Decision {
 		replaceDeadBinding(n, c.Container.RuntimeRoot, c.Container.ID)
 	}
 	if !d.Known { // the wrapper has recorded it
-		recordDecision(n, c.Container, d.pod, d)
+		recordDecision(n, c.Container, d)
 	}
 	return d
 }
@@ -111,16 +111,22 @@ func (n *Node) Explain(c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
+	d := explain(n, f)
+	d.pod = f.pod()
+	return d
+}
+
+func explain(n *Node, f *createFacts) Decision {
 	d := planned(readLedger(n, f)).Decision
-	if d.Kind == grant.Refused || d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy) {
+	exempt := admission.Exempt(f.pod(), n.Policy)
+	if d.Kind == grant.Refused || d.Kind == grant.Pass && exempt {
 		return d
 	}
-	if !admission.Exempt(d.pod, n.Policy) && sharesCgroup(n, f, false) ||
-		d.Kind == grant.Admit && f.inParent() {
-		return *sharedCgroup(f, d.pod)
+	if !exempt && sharesCgroup(n, f, false) || d.Kind == grant.Admit && f.inParent() {
+		return *sharedCgroup(f)
 	}
 	if unit := takenSlice(f); unit != "" {
-		return *outsideCgroup(f, unit, d.pod)
+		return *outsideCgroup(f, unit)
 	}
 	return d
 }
@@ -133,7 +139,9 @@ func admit(n *Node, c Create) Decision {
 	if refused != nil {
 		return *refused
 	}
-	return withOwnCgroup(n, f, bindWithRetries(n, f))
+	d := withOwnCgroup(n, f, bindWithRetries(n, f))
+	d.pod = f.pod()
+	return d
 }
 
 // forOneCreate gives the node for one create: what is known of a binding after one look at all

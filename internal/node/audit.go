@@ -47,19 +47,19 @@ const maxLine = 4096
 
 // recordDecision records every decision but a plain pass. It is best effort: a full disk stops no
 // container, and takes no granted GPU away.
-func recordDecision(n *Node, c grant.Container, pod grant.Identity, d Decision) {
+func recordDecision(n *Node, c grant.Container, d Decision) {
 	if n.Policy.Audit.File == "" || d.Kind == grant.Pass && len(d.Recorded) == 0 && !d.Touches() {
 		return
 	}
-	appendAudit(n.Policy.Audit, newAuditLine(n.Host.Now().UTC(), c, pod, d).encode())
+	appendAudit(n.Policy.Audit, newAuditLine(n.Host.Now().UTC(), c, d).encode())
 }
 
 // newAuditLine bounds each text. Tenants choose ids, paths and annotations.
-func newAuditLine(now time.Time, c grant.Container, pod grant.Identity, d Decision) auditLine {
+func newAuditLine(now time.Time, c grant.Container, d Decision) auditLine {
 	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText),
 		Verdict: d.Kind, Code: d.Code,
 		Message: cut(d.Message, maxText), Mode: d.NotEnforced}
-	if pod = bounded(pod); pod != (grant.Identity{}) {
+	if pod := bounded(d.pod); pod != (grant.Identity{}) {
 		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
 	}
 	if !d.began.IsZero() {

@@ -151,8 +151,8 @@ func TestALineIsBounded(t *testing.T) {
 			d.Recorded = append(d.Recorded, long)
 		}
 		c := grant.Container{Engine: grant.Containerd, ID: long, Bundle: long}
-		line := newAuditLine(time.Now().UTC(), c, grant.Identity{
-			UID: long, Namespace: long, Pod: long, Container: long}, d).encode()
+		d.pod = grant.Identity{UID: long, Namespace: long, Pod: long, Container: long}
+		line := newAuditLine(time.Now().UTC(), c, d).encode()
 		var got struct {
 			Code    string
 			Grant   string
@@ -178,7 +178,7 @@ func TestAShortLineIsWhole(t *testing.T) {
 	d := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: grant.GPUEnv, Message: "m",
 		Details: []grant.Detail{{Vector: "v", Value: "x", Code: grant.GPUEnv}}}}
 	line := string(newAuditLine(time.Unix(0, 0).UTC(), grant.Container{
-		Engine: grant.Docker, ID: "c", Bundle: "/b"}, grant.Identity{}, d).encode())
+		Engine: grant.Docker, ID: "c", Bundle: "/b"}, d).encode())
 	if want := `{"time":"1970-01-01T00:00:00Z","engine":"docker","container":"c","bundle":"/b",` +
 		`"verdict":"refuse","code":"gpu-env","message":"m","details":[{"vector":"v","value":"x",` +
 		`"code":"gpu-env"}]}` + "\n"; line != want {

@@ -101,7 +101,7 @@ func bindLocked(n *Node, tx *ledger.Tx, f *createFacts, d *Decision) error {
 		return err
 	}
 	if f.cgroups.crowded || tx.Bindings.Occupied(f.cgroups.possible, f.isOwn, f.mayBeBelow) {
-		*d = *sharedCgroup(f, d.pod)
+		*d = *sharedCgroup(f)
 		return nil
 	}
 	self, err := n.Host.Self()
@@ -144,7 +144,7 @@ func record(n *Node, tx *ledger.Tx, f *createFacts, d *Decision, creator grant.P
 		Bundle: f.Container.Bundle, Creator: creator, Cgroups: f.cgroups.known,
 		Occupies: f.cgroups.possible,
 		Unplaced: f.request.Cgroup == "",
-		Pod:      bounded(d.pod), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
+		Pod:      bounded(f.pod()), Strength: d.Strength, Weaker: cut(d.Weaker, maxText), Driven: d.Driven,
 		Throttled: d.Throttled, Reserved: f.Reserve}
 	// in this order: the container may run already, with its reservation as the only binding
 	if err := tx.Bind(b); err != nil {

@@ -71,7 +71,7 @@ var parents = []string{"/", "/docker", "/buildkit", "/kubepods", "/kubepods/burs
 // not announce it if its cgroup bears its own id. A container with a GPU is bound, and then looks
 // for announcements. So at least one of the two finds the other.
 func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
-	exempt := d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy)
+	exempt := d.Kind == grant.Pass && admission.Exempt(f.pod(), n.Policy)
 	bound := d.Kind == grant.Admit && d.Bound && f.Live == nil
 	if exempt || d.Kind != grant.Pass && !bound {
 		return d
@@ -82,7 +82,7 @@ func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 		if unit == "" {
 			return d
 		}
-		refused = outsideCgroup(f, unit, d.pod)
+		refused = outsideCgroup(f, unit)
 	}
 	if bound {
 		refused.Bound = n.Unbind(f.Container) != nil // NRI's plugin then tries again
@@ -95,18 +95,16 @@ func withOwnCgroup(n *Node, f *createFacts, d Decision) Decision {
 func sharedWithOthers(n *Node, f *createFacts, d Decision) *Decision {
 	if d.Kind == grant.Pass {
 		if sharesCgroup(n, f, true) {
-			return sharedCgroup(f, d.pod)
+			return sharedCgroup(f)
 		}
 		return nil
 	}
 	shared, err := sharedSince(n, f)
 	switch {
 	case shared:
-		return sharedCgroup(f, d.pod)
+		return sharedCgroup(f)
 	case err != nil:
-		r := refusal(grant.LedgerUnreadable, "cannot see whether others are created in its cgroup: %v", err)
-		r.pod = d.pod
-		return r
+		return refusal(grant.LedgerUnreadable, "cannot see whether others are created in its cgroup: %v", err)
 	}
 	return nil
 }
@@ -186,22 +184,20 @@ func takenSlice(f *createFacts) string {
 	return ""
 }
 
-func outsideCgroup(f *createFacts, unit string, pod grant.Identity) *Decision {
+func outsideCgroup(f *createFacts, unit string) *Decision {
 	r := refusal(grant.RulesNotEnforced, "container %q would run outside its cgroup, where its device "+
 		"rules have no effect: the systemd unit %s is there already",
 		f.Container.Name(), grant.Printable(unit))
 	r.Hint = "`systemctl status` shows whose it is; leave linux.cgroupsPath to the engine"
-	r.pod = pod
 	return r
 }
 
-func sharedCgroup(f *createFacts, pod grant.Identity) *Decision {
+func sharedCgroup(f *createFacts) *Decision {
 	r := refusal(grant.InjectionImpossible,
 		"container %q would share the cgroup %s, and by that GPUs, with others",
 		f.Container.Name(), grant.Printable(cmp.Or(f.request.Cgroup, f.Container.ID)))
 	r.Hint = "engines give each container a cgroup of its own, with no other container's below it; leave " +
 		"linux.cgroupsPath to them, or wait until its processes have ended"
-	r.pod = pod
 	return r
 }
 

@@ -24,7 +24,7 @@ func (n *Node) JudgeCreated(c Create, holder grant.Process) Decision {
 	case c.Running:
 		d.NotEnforced = grant.Observed
 	}
-	recordDecision(n, c.Container, d.pod, d)
+	recordDecision(n, c.Container, d)
 	return d
 }
 
@@ -34,6 +34,14 @@ func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 	if refused != nil {
 		return *refused
 	}
+	d := judgeStanding(n, f, holder)
+	d.pod = f.pod()
+	return d
+}
+
+// judgeStanding judges the spec as it stands, and binds what it admits.
+func judgeStanding(n *Node, f *createFacts, holder grant.Process) Decision {
+	var refused *Decision
 	var view grant.View
 	for range maxTries {
 		if f, refused = renewed(n, f); refused != nil {
@@ -45,12 +53,12 @@ func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 			return d
 		}
 		if d, settled, err := commitCreated(n, f, holder); err != nil {
-			return *cannotBind(c.Container, err)
+			return *cannotBind(f.Container, err)
 		} else if settled {
 			return d
 		}
 	}
-	return *refusal(grant.LedgerUnreadable, tooManyChanges, c.Container.Name(), maxTries)
+	return *refusal(grant.LedgerUnreadable, tooManyChanges, f.Container.Name(), maxTries)
 }
 
 // standing judges the spec as it stands.
@@ -70,15 +78,15 @@ func standing(n *Node, f *createFacts, view grant.View) Decision {
 	if what == "" {
 		return d
 	}
-	return *late(f.Container, what, d.pod)
+	return *createdUnedited(f.Container, what)
 }
 
-// late returns a refusal of a container that is created already, and not as it should have been.
-func late(c grant.Container, what string, pod grant.Identity) *Decision {
+// createdUnedited returns a refusal of a container that is created already, and not as it should
+// have been.
+func createdUnedited(c grant.Container, what string) *Decision {
 	r := refusal(grant.InjectionImpossible, "container %q was created without gpuledger's edits (%s)",
 		c.Name(), grant.Printable(what))
-	r.Hint, r.pod = "gpuledgerd was not connected to the engine then; delete the container and "+
-		"create it again", pod
+	r.Hint = "gpuledgerd was not connected to the engine then; delete the container and create it again"
 	return r
 }
 
@@ -142,7 +150,7 @@ func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, s
 		}
 		if d.Driven { // the hook in its spec has limited nothing that the ledger knows of
 			if !f.Running {
-				d = *late(f.Container, "the driver's memory limit", d.pod)
+				d = *createdUnedited(f.Container, "the driver's memory limit")
 				return nil
 			}
 			d.Driven, d.Strength = false, grant.StrengthNone // it is told as what it is

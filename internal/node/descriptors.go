@@ -29,11 +29,11 @@ func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
 				"\" was not created with",
 			Hint: "leave the descriptor out; a container's GPUs are settled when it is created"}
 	}
-	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}}
+	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}, pod: r.Container.Pod}
 	for _, way := range slices.DeleteFunc(r.NodeRoot, func(way string) bool { return !ofDescriptor(way) }) {
 		d.Recorded = append(d.Recorded, "exec: node-root by "+grant.Printable(way))
 	}
-	recordDecision(n, c.Container, r.Container.Pod, d)
+	recordDecision(n, c.Container, d)
 	return nil
 }
 

@@ -78,7 +78,11 @@ func (n *Node) Paused() (Pause, bool) {
 	return p, true
 }
 
-func (p Pause) lasts(now time.Time) bool { return p.Until.IsZero() || now.Before(p.Until) }
+// lasts reports whether a Pause is not over. The file of one that is over stays, and a clock that
+// is set back to before its beginning must not switch refusals off again.
+func (p Pause) lasts(now time.Time) bool {
+	return p.Until.IsZero() || !now.Before(p.Since) && now.Before(p.Until)
+}
 
 // isOurs reports whether a file is root's: the directory may have been opened to others.
 func isOurs(path string) bool {

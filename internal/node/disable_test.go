@@ -184,3 +184,24 @@ func TestDisableReplacesTheFileOfThisBoot(t *testing.T) {
 		t.Error("it was disabled until enabled, and the earlier time limit counts")
 	}
 }
+
+// A clock that is set back to before a pause that is over must not switch refusals off again.
+func TestAPauseThatIsOverStaysOver(t *testing.T) {
+	n, now := pausable(t)
+	began := *now
+	if _, err := n.Disable(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if *now = began.Add(2 * time.Hour); n.Mode() == grant.Disabled {
+		t.Error("the hour is over, and it is disabled")
+	}
+	if *now = began.Add(-24 * time.Hour); n.Mode() == grant.Disabled {
+		t.Error("the clock is set back, and it is disabled again")
+	}
+	if _, err := n.Disable(0); err != nil {
+		t.Fatal(err)
+	}
+	if *now = now.Add(-24 * time.Hour); n.Mode() != grant.Disabled {
+		t.Error("it was disabled until enabled, and the clock has ended that")
+	}
+}

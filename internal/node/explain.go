@@ -45,13 +45,13 @@ func ExplainBy(n *Node, c Create, b Basis) Decision {
 	f = gather(f, view)
 	d := planned(f, withProblem(n, f, view)).Decision
 	switch {
-	case d.Kind == grant.Refused || d.Kind == grant.Pass && admission.Exempt(d.pod, n.Policy):
+	case d.Kind == grant.Refused || d.Kind == grant.Pass && admission.Exempt(f.pod(), n.Policy):
 		return d
 	case d.Kind == grant.Admit && f.inParent():
-		return *sharedCgroup(f, d.pod)
+		return *sharedCgroup(f)
 	}
 	if unit := takenSlice(f); unit != "" {
-		return *outsideCgroup(f, unit, d.pod)
+		return *outsideCgroup(f, unit)
 	}
 	return d
 }

@@ -95,6 +95,9 @@ func readFacts(n *Node, c Create) (*createFacts, *Decision) {
 	return f, nil
 }
 
+// pod is the container's, if the engine vouches for it.
+func (f *createFacts) pod() grant.Identity { return f.request.Container.Pod }
+
 func parse(c grant.Container, config []byte) (request.Spec, *Decision) {
 	spec, err := request.Parse(config)
 	if err != nil {

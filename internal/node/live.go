@@ -29,7 +29,7 @@ func (n *Node) Foresee(c Create) Decision {
 	}
 	recordOnly(n, &d)
 	if d.Kind == grant.Refused {
-		recordDecision(n, c.Container, d.pod, d)
+		recordDecision(n, c.Container, d)
 	}
 	return d
 }
@@ -50,7 +50,9 @@ func prepareLimits(n *Node, c Create, d *Decision) {
 		return limitfiles.Write(n.Policy, g)
 	})
 	if err != nil {
+		pod := d.pod
 		*d = *unlimitable(c.Container, err)
+		d.pod = pod
 	}
 }
 
@@ -59,11 +61,11 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 	failed := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: refusal.Code,
 		Message: refusal.Message, Grant: d.Grant,
 		Strength: grant.StrengthNone, Details: []grant.Detail{
-			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}}
+			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}, pod: d.pod}
 	if mode := n.Mode(); mode != grant.Enforce {
 		failed.NotEnforced = mode
 	}
-	recordDecision(n, c.Container, d.pod, failed)
+	recordDecision(n, c.Container, failed)
 }
 
 // Verify looks at what was made of a live container with the eyes that judged its spec: at the

@@ -24,8 +24,7 @@ type plan struct {
 
 // decide gives the verdict alone.
 func decide(f *createFacts, view grant.View) Decision {
-	return Decision{Verdict: f.judge.Decide(f.request, view, f.gpu.inventory, f.policy),
-		pod: f.request.Container.Pod}
+	return Decision{Verdict: f.judge.Decide(f.request, view, f.gpu.inventory, f.policy)}
 }
 
 // planned gives the verdict, and the edited config.json where the verdict has edits.
@@ -47,7 +46,7 @@ func planned(f *createFacts, view grant.View) plan {
 	var impossible *grant.Refusal
 	if errors.As(err, &impossible) {
 		r := refusal(impossible.Code, "%s", impossible.Message)
-		r.Hint, r.pod = impossible.Hint, p.pod
+		r.Hint = impossible.Hint
 		return plan{Decision: *r}
 	}
 	if err == nil && f.Live != nil && p.Narrow {

@@ -115,3 +115,27 @@ func TestTiesNeedAnEngineThatVouches(t *testing.T) {
 		}
 	}
 }
+
+// TestEachRefusalIsRecordedWithItsPod, whichever part of the decision refuses.
+func TestEachRefusalIsRecordedWithItsPod(t *testing.T) {
+	m := newModel(t)
+	m.node.Policy.Audit.File = m.dir + "/audit.jsonl"
+	pod := grant.Identity{UID: "u1", Namespace: "team", Pod: "one", Container: "main"}
+	_, reference := m.entered(admission.Ask{Owner: "claim:cc"})
+	if d := m.node.Admit(m.presents("c", pod, reference)); !d.Bound {
+		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
+	}
+	for code, create := range map[grant.Code]node.Create{
+		grant.GrantInUse:       m.presents("c", pod, reference), // which is being created
+		grant.RulesNotEnforced: m.presents("c.slice", pod, reference),
+	} {
+		d := m.node.Admit(create)
+		text, err := os.ReadFile(m.node.Policy.Audit.File)
+		m.must(err)
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		if last := lines[len(lines)-1]; d.Code != code || !strings.Contains(last, `"name":"one"`) ||
+			!strings.Contains(last, string(code)) {
+			t.Errorf("%s (%s) %s is recorded as %s", d.Kind, d.Code, d.Message, last)
+		}
+	}
+}

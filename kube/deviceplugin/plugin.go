@@ -198,7 +198,9 @@ func (p *Plugin) serve() error {
 	if p.Intercept != nil {
 		server = append(server, grpc.UnaryInterceptor(p.Intercept))
 	}
+	p.mu.Lock()
 	p.server, p.done = grpc.NewServer(server...), make(chan struct{})
+	p.mu.Unlock()
 	api.RegisterDevicePluginServer(p.server, p)
 	go func(s *grpc.Server) { _ = s.Serve(listener) }(p.server)
 	return nil
@@ -280,10 +282,13 @@ func (p *Plugin) Stop() {
 	p.kubelet = nil // the next start of the service registers again
 	if p.server != nil {
 		p.server.Stop()
+		p.mu.Lock()
 		close(p.done)
+		p.server, p.done = nil, nil // no call that goes on begins to tie any more
+		p.mu.Unlock()
 		p.ties.Wait()
 		p.mu.Lock()
-		p.server, p.tying = nil, false
+		p.tying = false
 		p.mu.Unlock()
 	}
 	_ = os.Remove(p.path())

@@ -66,7 +66,7 @@ func (p *Plugin) tieSoon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tieUntil = time.Now().Add(tieTime)
-	if p.tying {
+	if p.tying || p.done == nil { // the service has ended under its last call: Ensure ties
 		return
 	}
 	p.tying = true

@@ -132,3 +132,25 @@ func TestACheckpointIsReadWhenItHasChanged(t *testing.T) {
 		t.Error("another file of the same size is like the first")
 	}
 }
+
+// A call that goes on while the service ends must not keep later ones from tying.
+func TestACallOfAnEndedServiceTiesNothing(t *testing.T) {
+	tieTime = time.Hour
+	t.Cleanup(func() { tieTime = admissionTime })
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	s.gets(c, some(4, 7)...) // of an unknown pod
+	s.Stop()
+	s.tieSoon() // of an Allocate that has lasted
+	s.ensure()
+	c, _ = s.kubelet.registered()
+	g, reference := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"p1": reference})
+	for deadline := time.Now().Add(time.Minute); len(s.of(g.ID).For) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("without Ensure: %+v", s.Grants())
+		}
+	}
+	s.Stop()
+}

@@ -21,7 +21,8 @@ func (c Content) Used() map[string]grant.Bytes {
 		return nil
 	}
 	r, err := watch.Load(c.Node.Policy.RunDir, boot)
-	if err != nil || c.Node.Host.Now().Sub(r.Taken) > tooOld {
+	// from the future: the clock was set back since
+	if err != nil || c.Node.Host.Now().Sub(r.Taken).Abs() > tooOld {
 		return nil
 	}
 	used := map[string]grant.Bytes{}

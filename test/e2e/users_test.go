@@ -148,12 +148,53 @@ func (s *site) laidForUsers(steps []transcript.Step) {
 	for _, name := range []string{"gpuledger", "gpuledger-runtime"} {
 		must(t, copyProgram(rig.Binary(t, name), filepath.Join(usersPrograms, name)))
 	}
-	must(t, os.Chmod(s.Dir, 0o711), os.Chmod(s.Config, 0o644), os.Chmod(s.dir, 0o755))
+	s.installPackagedConfig()
+	must(t, os.Chmod(s.Dir, 0o711), os.Chmod(s.dir, 0o755))
 	if s.engine.trust == grant.Podman {
 		writeFile(t, "/etc/containers/containers.conf.d/network.conf", "[containers]\nnetns = \"none\"\n")
 	}
 	must(t, os.Remove(filepath.Join(s.Dir, "state/inventory.json"))) // gpuledgerd takes the first one
 	s.succeeds(s.engineName(), "tag", image, "busybox:latest")
+}
+
+// installPackagedConfig gives the node the file that packages bring, with the node's own settings
+// in its tables: commands of the page edit that file.
+func (s *site) installPackagedConfig() {
+	t := s.T
+	packaged, err := exec.Command("sed", "-Ef", "../../packaging/config.sed", "../../configs/config.toml").
+		Output()
+	must(t, err)
+	own, err := os.ReadFile(s.Config)
+	must(t, err)
+	const usual = "/etc/gpuledger/config.toml"
+	must(t, os.Remove(usual), os.Remove(s.Config))
+	writeFile(t, usual, withSettings(string(packaged), string(own)))
+	must(t, os.Symlink(usual, s.Config))
+}
+
+// withSettings is a configuration with the settings of another one, each in its table.
+func withSettings(config, settings string) string {
+	var tables []string
+	of, table := map[string]string{}, ""
+	for line := range strings.Lines(settings) {
+		if strings.HasPrefix(line, "[") {
+			table = line
+			tables = append(tables, line)
+			continue
+		}
+		of[table] += line
+	}
+	all := of[""]
+	for line := range strings.Lines(config) {
+		all += line + of[line]
+		delete(of, line)
+	}
+	for _, table := range tables { // which the file has as a comment
+		if of[table] != "" {
+			all += table + of[table]
+		}
+	}
+	return all
 }
 
 // usersOf are the users who type the steps.

@@ -108,8 +108,8 @@ func (b *Bundle) KillInit() {
 	Eventually(b.Node.T, "a killed init is gone", func() bool { return !Lives(pid) })
 }
 
-// cgroups are the container's, one in each hierarchy. Only the hierarchies are listed, as tests look
-// every few milliseconds, and filepath.Glob would read every directory on the way.
+// cgroups are the container's, one in each hierarchy. Only the hierarchies are listed, as tests
+// look every few milliseconds, and filepath.Glob would read every directory on the way.
 func (b *Bundle) cgroups() (all []string) {
 	hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*")
 	for _, hierarchy := range append(hierarchies, "/sys/fs/cgroup") {

@@ -77,7 +77,7 @@ func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Gr
 			g, err = r.enter(n, ask)
 		}
 		q.turn.Unlock()
-		waits = r.Waits && err != nil && (isUnknown(err) || laterNow(n, ask, err))
+		waits = r.Waits && err != nil && (isUnknown(err) || isOfNode(err) || laterNow(n, ask, err))
 	}
 	if !waits {
 		return g, nil, err
@@ -141,10 +141,9 @@ func (q *Queue) grantFirst(n *node.Node, o grants.Overview, inv grant.Inventory,
 		}
 		seen[w.User] = true
 		g, err := grantWaiting(n, o, inv, w.Request)
-		var locked *ledger.LockError
 		switch {
 		case errors.Is(err, errLater):
-		case errors.As(err, &locked), hasNoInventory(err):
+		case isOfNode(err):
 			return false, err
 		default:
 			q.served(w, Outcome{g, err})
@@ -154,11 +153,14 @@ func (q *Queue) grantFirst(n *node.Node, o grants.Overview, inv grant.Inventory,
 	return false, nil
 }
 
-// hasNoInventory reports whether a request was refused because the inventory was not taken in this
-// boot, or after the driver was loaded. gpuledgerd takes it soon.
-func hasNoInventory(err error) bool {
+// isOfNode reports whether an error says nothing about the request, and is over soon: another
+// process has the ledger locked, or the inventory was not taken in this boot, or not since the
+// driver was loaded. gpuledgerd takes it.
+func isOfNode(err error) bool {
+	var locked *ledger.LockError
 	var r *grant.Refusal
-	return errors.As(err, &r) && (r.Code == grant.InventoryStale || r.Code == grant.InventoryMissing)
+	return errors.As(err, &locked) ||
+		errors.As(err, &r) && (r.Code == grant.InventoryStale || r.Code == grant.InventoryMissing)
 }
 
 var errLater = errors.New("it goes on waiting")

@@ -32,15 +32,16 @@ type idleness struct {
 // time. It is called by one goroutine.
 func (q *Queue) ReleaseIdle(n *node.Node, read Reader, clock func() time.Time, opened Opened,
 ) (over []grant.Grant, err error) {
-	last := q.idle
-	q.idle = map[grant.ID]idleness{}
 	if !slices.ContainsFunc(n.Policy.Quotas, func(q grant.Quota) bool { return q.Idle != "" }) {
+		q.idle = nil
 		return nil, nil
 	}
 	o, err := read(n)
-	if err != nil {
+	if err != nil { // the time goes on
 		return nil, err
 	}
+	last := q.idle
+	q.idle = map[grant.ID]idleness{}
 	limits := idleLimits{quotas: n.Policy.Quotas, of: map[uint32]idleLimit{}}
 	for _, g := range o.Grants {
 		if g.Source != grant.ByUser || len(g.Bindings) > 0 {

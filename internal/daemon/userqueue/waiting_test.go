@@ -211,3 +211,38 @@ func TestPassReadsTheInventoryOnce(t *testing.T) {
 		t.Errorf("it is read %d times", r.times)
 	}
 }
+
+// TestWhoAsksWaitsForTheNode: a request that is sent again after a restart of gpuledgerd may find
+// no inventory yet, or a locked ledger.
+func TestWhoAsksWaitsForTheNode(t *testing.T) {
+	for name, asks := range map[string]func(n *withGPU) (w *Waiter, err error){
+		"no inventory": func(n *withGPU) (w *Waiter, err error) {
+			n.inventory("00000000-0000-0000-0000-000000000000")
+			_, w, err = n.asks(60001, "first", grant.GiB)
+			boot, e := n.Host.BootID()
+			daemontest.Must(t, e)
+			n.inventory(boot)
+			return w, err
+		},
+		"locked": func(n *withGPU) (w *Waiter, err error) {
+			n.Ledger.Wait = 10 * time.Millisecond
+			daemontest.Must(t, ledger.Open(n.Ledger.Options).Update(func(*ledger.Tx) error {
+				_, w, err = n.asks(60001, "first", grant.GiB)
+				return nil
+			}))
+			return w, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newWithGPU(t)
+			w, err := asks(n)
+			if w == nil || err == nil {
+				t.Fatalf("it does not wait: %v", err)
+			}
+			daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+			if out := n.queue.Leave(w); out == nil || out.Err != nil {
+				t.Errorf("it has %+v", out)
+			}
+		})
+	}
+}

@@ -316,3 +316,17 @@ func (s *Server) bind(t *testing.T, id grant.ID, creator grant.Process) {
 			Creator: creator})
 	}))
 }
+
+// TestAFailedLookEndsNoIdleness: the time goes on while the ledger cannot be read.
+func TestAFailedLookEndsNoIdleness(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesMode)
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	read := s.Ledger
+	s.Ledger = func(*node.Node) (grants.Overview, error) { return grants.Overview{}, errors.New("no room") }
+	if err := s.releaseIdle(s.Node(), at(now.Add(30*time.Minute))); err == nil {
+		t.Error("no error")
+	}
+	s.Ledger = read
+	s.wantGrants(t, now.Add(time.Hour))
+}
