@@ -18,7 +18,7 @@ func (f Files) Asks() (*cdispec.Spec, error) {
 	}
 	inv, problem := f.Node.Inventory()
 	if problem != nil {
-		return nil, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+		return nil, problem.Refusal()
 	}
 	spec := &cdispec.Spec{Kind: grant.CDIKindAsk, ContainerEdits: cdispec.ContainerEdits{
 		Env:   []string{"NVIDIA_VISIBLE_DEVICES=void"},

@@ -35,7 +35,7 @@ func (f Files) hook() *cdispec.Hook {
 func (f Files) GPUs() (spec *cdispec.Spec, notes []string, err error) {
 	inv, problem := f.Node.Inventory()
 	if problem != nil {
-		return nil, nil, &grant.Refusal{Code: problem.Code, Message: problem.Message, Hint: problem.Hint}
+		return nil, nil, problem.Refusal()
 	}
 	spec = &cdispec.Spec{Kind: grant.CDIKindGPU, ContainerEdits: cdispec.ContainerEdits{
 		// void prevents another injector from adding GPUs; the wrapper replaces it with the granted

@@ -40,8 +40,7 @@ func survey(c *cli.Context) (grants.Overview, []grants.Card, *used, error) {
 	}
 	if o.Problem != nil {
 		if o.Problem.Code == grant.InventoryMissing {
-			return o, nil, nil, &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message,
-				Hint: o.Problem.Hint}
+			return o, nil, nil, o.Problem.Refusal()
 		}
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s\nhint: %s\n", o.Problem.Message, o.Problem.Hint)
 	}

@@ -72,16 +72,19 @@ func ParseReference(text string) (Reference, error) {
 		return Reference{},
 			fmt.Errorf("cannot read grant reference: want ID or ID.SECRET as `gpuledger grant` printed it")
 	}
-	if hasSecret {
-		if raw, err := hex.DecodeString(secret); err != nil || len(raw) != secretBytes ||
-			strings.ToLower(secret) != secret {
-			return Reference{},
-				fmt.Errorf(
-					"cannot read grant reference %s: the secret after the dot is not %d hexadecimal digits",
-					id, 2*secretBytes)
-		}
+	if hasSecret && !IsSecret(secret) {
+		return Reference{}, fmt.Errorf(
+			"cannot read grant reference %s: the secret after the dot is not %d hexadecimal digits", id,
+			2*secretBytes)
 	}
 	return Reference{ID: id, Secret: secret}, nil
+}
+
+// IsSecret reports whether a text has the form of a reference's secret: 32 lower-case hexadecimal
+// digits.
+func IsSecret(text string) bool {
+	raw, err := hex.DecodeString(text)
+	return err == nil && len(raw) == secretBytes && strings.ToLower(text) == text
 }
 
 // String returns the reference as a container presents it, with its secret. Never log it; log the

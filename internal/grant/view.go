@@ -67,3 +67,6 @@ type Problem struct {
 	Message string
 	Hint    string
 }
+
+// Refusal is the problem as an error.
+func (p Problem) Refusal() *Refusal { return &Refusal{Code: p.Code, Message: p.Message, Hint: p.Hint} }

@@ -176,8 +176,7 @@ func holds(owner grant.Owner, id grant.ID) error {
 func readForPlacement(n *node.Node, tx *ledger.Tx) (grant.View, grant.Inventory, error) {
 	inv, problem := n.Inventory()
 	if problem != nil {
-		return grant.View{}, inv, &grant.Refusal{Code: problem.Code, Message: problem.Message,
-			Hint: problem.Hint}
+		return grant.View{}, inv, problem.Refusal()
 	}
 	v, err := limitfiles.Sweep(n.Policy, tx)
 	return v, inv, err

@@ -18,8 +18,7 @@ func Offer(n *node.Node, r grant.Reference) (grant.Verdict, error) {
 	}
 	inv, problem := n.Inventory()
 	if problem != nil {
-		return grant.Verdict{}, &grant.Refusal{Code: problem.Code, Message: problem.Message,
-			Hint: problem.Hint}
+		return grant.Verdict{}, problem.Refusal()
 	}
 	var v grant.Verdict
 	err := n.Ledger.View(func(tx *ledger.Tx) error {

@@ -12,7 +12,7 @@ import (
 
 // Mount is a line of the list of mounts (proc_pid_mountinfo(5)).
 type Mount struct {
-	ID, Parent uint64 // ID is that of Target.Mount
+	ID, Parent uint64 // ID is that of ResolvedFile.Mount
 	// of its file system. On btrfs it differs from what stat reports, where each subvolume has its
 	// own
 	Device uint64
@@ -79,8 +79,8 @@ func unescaped(text string) string {
 	return string(plain)
 }
 
-// MountOf returns the device and the mount id that a path leads to, as in Target; 0 where they are
-// unknown.
+// MountOf returns the device and the mount id that a path leads to, as in ResolvedFile; 0 where they
+// are unknown.
 func MountOf(path string) (device, mount uint64) {
 	var t ResolvedFile
 	if t.stat(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT) != nil {

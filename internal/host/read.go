@@ -141,7 +141,7 @@ func (t ResolvedFile) IsDir() bool { return t.Mode&unix.S_IFMT == unix.S_IFDIR }
 func (t ResolvedFile) IsSocket() bool { return t.Mode&unix.S_IFMT == unix.S_IFSOCK }
 
 // Resolve resolves a path; it opens the target only as a path (O_PATH). With fs.ErrNotExist and
-// unix.ENOTDIR, Target.Path may still be set: the path has no link and no "..", so its target would
+// unix.ENOTDIR, t.Path may still be set: the path has no link and no "..", so its target would
 // be certain. Behind a ".." it is unknown, because a missing part before it could become a link.
 func Resolve(path string) (t ResolvedFile, err error) {
 	// Most paths have no link and are already real: no readlink is needed for them.

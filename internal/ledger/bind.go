@@ -79,15 +79,16 @@ func (tx *Tx) DropDead(id grant.ID) {
 	}
 }
 
-// DropReserved forgets the reservations for a container that has been bound now (but, which stays)
-// or never will be (nil), whatever runtime root they name: those of one grant, or of all with "".
-func (tx *Tx) DropReserved(id grant.ID, container string, but *grant.Binding) (err error) {
+// DropReserved forgets the reservations for a container, whatever runtime root they name: those of
+// one grant, or of all with "". A binding to keep stays, as that of a container that was bound just
+// now.
+func (tx *Tx) DropReserved(id grant.ID, container string, keep *grant.Binding) (err error) {
 	if !tx.writes {
 		return errReadOnly
 	}
-	files, keep := &tx.files.bindings, ""
-	if but != nil {
-		keep = bindingKey(but.RuntimeRoot, but.Container)
+	files, kept := &tx.files.bindings, ""
+	if keep != nil {
+		kept = bindingKey(keep.RuntimeRoot, keep.Container)
 	}
 	var keys []string
 	if id == "" {
@@ -97,7 +98,7 @@ func (tx *Tx) DropReserved(id grant.ID, container string, but *grant.Binding) (e
 	}
 	for _, key := range keys {
 		b, e := files.load(key)
-		if e == nil && key != keep && b.Reserved && b.Container == container {
+		if e == nil && key != kept && b.Reserved && b.Container == container {
 			err = errors.Join(err, files.drop(b.Grant, key))
 		}
 	}

@@ -78,10 +78,10 @@ func (s Bindings) RootsOf(container, bundle string) (roots []string) {
 	return roots
 }
 
-// Find returns a binding that is not known to be dead and for which is is true. It reads all.
-func (s Bindings) Find(is func(grant.Binding) bool) (b grant.Binding, found bool) {
+// Find returns a binding that is not known to be dead and that matches. It reads all.
+func (s Bindings) Find(matches func(grant.Binding) bool) (b grant.Binding, found bool) {
 	for _, b := range s.readable() {
-		if !is(b) {
+		if !matches(b) {
 			continue
 		}
 		if s.containers.Examine(&b); b.Life != grant.Dead {
@@ -91,8 +91,8 @@ func (s Bindings) Find(is func(grant.Binding) bool) (b grant.Binding, found bool
 	return b, false
 }
 
-// Occupy reports whether any binding of this boot has named a cgroup. It costs one system call.
-func (s Bindings) Occupy() bool {
+// NameCgroups reports whether any binding of this boot has named a cgroup. It costs one system call.
+func (s Bindings) NameCgroups() bool {
 	_, err := os.Lstat(string(s.files.cgroups))
 	return err == nil
 }

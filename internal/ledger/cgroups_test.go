@@ -19,7 +19,7 @@ func TestOccupiedCgroups(t *testing.T) {
 	b := newLedger(t)
 	g := sample(1)
 	b.put(g)
-	if b.Bindings.Occupy() {
+	if b.Bindings.NameCgroups() {
 		t.Error("before any binding a cgroup is occupied")
 	}
 	alive, dead := bindingOf(g.ID, "a"), deadBinding(g.ID, "dead")
@@ -66,7 +66,7 @@ func TestOccupiedCgroups(t *testing.T) {
 			t.Errorf("%s in %q: occupied %v, below %v", c.name, c.cgroups, in, below)
 		}
 	}
-	if !b.Bindings.Occupy() {
+	if !b.Bindings.NameCgroups() {
 		t.Error("with a binding no cgroup is occupied")
 	}
 	moved := alive

@@ -38,7 +38,7 @@ func (c Creates) Announce(cgroups []string) error {
 	if err != nil {
 		return err
 	}
-	_, _ = c.Announced(nil) // which removes those that are over
+	_, _ = c.forgetEnded()
 	return host.ReplaceFile(c.dir+"/"+name, []byte(strings.Join(cgroups, "\x00")),
 		0o600, host.Volatile)
 }
@@ -53,29 +53,38 @@ func (c Creates) own() (string, error) {
 	return fmt.Sprintf("%d-%d-%d", pids, self.PID, self.Start), err
 }
 
-// Announced reports whether another process creates a container in one of the cgroups, or below it.
-// It forgets creates whose process has ended. With an error there may be more than it found.
-func (c Creates) Announced(cgroups []string) (found bool, err error) {
+// forgetEnded removes the announcements of processes that have ended, and returns the files of the
+// others, without the caller's own.
+func (c Creates) forgetEnded() (underWay []string, err error) {
 	names, err := host.Names(c.dir)
 	if len(names) == 0 {
 		if errors.Is(err, fs.ErrNotExist) {
-			return false, nil
+			return nil, nil
 		}
-		return false, err
+		return nil, err
 	}
 	own, err := c.own()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	for _, name := range names {
 		path := c.dir + "/" + name
-		if name == own || name[0] == '.' {
-			continue
-		}
-		if !c.underWay(name, path) {
+		switch {
+		case name == own || name[0] == '.':
+		case c.underWay(name, path):
+			underWay = append(underWay, path)
+		default:
 			_ = host.Remove(path)
-			continue
 		}
+	}
+	return underWay, nil
+}
+
+// Announced reports whether another process creates a container in one of the cgroups, or below it.
+// It forgets creates whose process has ended. With an error there may be more than it found.
+func (c Creates) Announced(cgroups []string) (found bool, err error) {
+	underWay, err := c.forgetEnded()
+	for _, path := range underWay {
 		data, e := host.ReadRegular(path, maxFile)
 		if err == nil && e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = fmt.Errorf("cannot read %s: %w", path, e)

@@ -144,7 +144,7 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 			_ = host.Rmdir(s.files.bindings.linksOf(grant.ID(id)))
 		}
 	}
-	if _, err := tx.ledger.Creates.Announced(nil); err != nil { // it removes those that are over
+	if _, err := tx.ledger.Creates.Announced(nil); err != nil { // which reads all, whatever is asked for
 		findings = append(findings, Finding{Subject: tx.ledger.Creates.dir,
 			Problem: fmt.Sprintf("containers with a GPU are refused, because it has creates under way that "+
 				"cannot be read: %v", err),

@@ -59,9 +59,7 @@ func newAuditLine(now time.Time, c grant.Container, d Decision) auditLine {
 	line := auditLine{Time: now, Engine: c.Engine, Container: word(c.ID), Bundle: cut(c.Bundle, maxText),
 		Verdict: d.Kind, Code: d.Code,
 		Message: cut(d.Message, maxText), Mode: d.NotEnforced}
-	if pod := bounded(d.pod); pod != (grant.Identity{}) {
-		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
-	}
+	line.Pod = podOfLine(d.pod)
 	if !d.began.IsZero() {
 		line.Took = float64(time.Since(d.began).Microseconds()) / 1000
 	}
@@ -98,6 +96,14 @@ func word(name string) string { return cut(grant.Printable(name), maxWord) }
 func bounded(pod grant.Identity) grant.Identity {
 	return grant.Identity{UID: word(pod.UID), Namespace: word(pod.Namespace), Pod: word(pod.Pod),
 		Container: word(pod.Container)}
+}
+
+// podOfLine is the member "pod" of a line, nil without a pod.
+func podOfLine(pod grant.Identity) *auditPod {
+	if pod = bounded(pod); pod == (grant.Identity{}) {
+		return nil
+	}
+	return &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
 }
 
 // cut makes text fit for JSON, whose strings are UTF-8, and short.
@@ -199,11 +205,15 @@ func (l *auditLine) shorten() bool {
 
 // recordSwitch records that refusals were switched off or on.
 func recordSwitch(n *Node, action string, p Pause) {
-	if n.Policy.Audit.File == "" {
-		return
-	}
 	line := switchLine{n.Host.Now().UTC(), action, p.Since, p.Until}
-	if text, err := line.json(); err == nil {
+	text, err := line.json()
+	appendLine(n, text, err)
+}
+
+// appendLine appends what an encoder returns, if that is no error. It is best effort, as all of the
+// log.
+func appendLine(n *Node, text []byte, err error) {
+	if err == nil && n.Policy.Audit.File != "" {
 		appendAudit(n.Policy.Audit, append(text, '\n'))
 	}
 }
@@ -211,9 +221,6 @@ func recordSwitch(n *Node, action string, p Pause) {
 // RecordUser records what a user of the node has done with a grant, or was refused, and what was
 // done to an idle one.
 func RecordUser(n *Node, action string, user uint32, g grant.ID, err error) {
-	if n.Policy.Audit.File == "" {
-		return
-	}
 	w := tokens.NewWriter()
 	w.Object(func() {
 		w.Name("time").Time(n.Host.Now().UTC())
@@ -228,17 +235,13 @@ func RecordUser(n *Node, action string, user uint32, g grant.ID, err error) {
 			w.Words("message", cut(err.Error(), maxText))
 		}
 	})
-	if text, e := w.End(); e == nil {
-		appendAudit(n.Policy.Audit, append(text, '\n'))
-	}
+	text, e := w.End()
+	appendLine(n, text, e)
 }
 
 // RecordMore records how many more refusals of a user there were since a time than were recorded;
 // of all users without a known quota together, if the user is not known.
 func RecordMore(n *Node, user uint32, known bool, times int, since time.Time) {
-	if n.Policy.Audit.File == "" {
-		return
-	}
 	whose := "users without a known quota"
 	w := tokens.NewWriter()
 	w.Object(func() {
@@ -252,9 +255,8 @@ func RecordMore(n *Node, user uint32, known bool, times int, since time.Time) {
 		w.Name("times").Int(int64(times))
 		w.Name("message").String(fmt.Sprintf("%d more requests of %s were refused", times, whose))
 	})
-	if text, e := w.End(); e == nil {
-		appendAudit(n.Policy.Audit, append(text, '\n'))
-	}
+	text, err := w.End()
+	appendLine(n, text, err)
 }
 
 // switchLine is in the audit log when refusals are switched off or on.

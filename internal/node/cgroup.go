@@ -125,7 +125,7 @@ func sharesCgroup(n *Node, f *createFacts, announces bool) bool {
 			}
 		}
 	}
-	if !n.Ledger.Bindings.Occupy() {
+	if !n.Ledger.Bindings.NameCgroups() {
 		return false
 	}
 	if !announces { // the caller only asks, and may not know the root

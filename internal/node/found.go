@@ -36,18 +36,12 @@ type foundLine struct {
 // maxPIDs is how many processes one line names.
 const maxPIDs = 32
 
-// Found records what the watch found or did. Best effort, as every line of the log.
+// Found records what the watch found or did.
 func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, message string) {
-	if n.Policy.Audit.File == "" {
-		return
-	}
 	line := foundLine{Time: n.Host.Now().UTC(), Action: action, Finding: f.Kind, GPU: word(f.GPU),
 		MIG: word(f.MIG), Index: f.Index, Bytes: f.Bytes, Grant: f.Grant, Engine: f.User.Engine,
 		Container: word(f.User.Container), Command: word(f.User.Command), Reaction: reaction, Since: f.Since,
-		Message: cut(message, maxText)}
-	if pod := bounded(f.User.Pod); pod != (grant.Identity{}) {
-		line.Pod = &auditPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Pod, Container: pod.Container}
-	}
+		Pod: podOfLine(f.User.Pod), Message: cut(message, maxText)}
 	for i, p := range f.User.Processes {
 		if i == maxPIDs {
 			line.LeftOut = len(f.User.Processes) - maxPIDs
@@ -55,9 +49,8 @@ func (n *Node) Found(action string, f grant.Finding, reaction grant.Reaction, me
 		}
 		line.PIDs = append(line.PIDs, p.PID)
 	}
-	if text, err := line.json(); err == nil {
-		appendAudit(n.Policy.Audit, append(text, '\n'))
-	}
+	text, err := line.json()
+	appendLine(n, text, err)
 }
 
 func (l foundLine) json() ([]byte, error) {

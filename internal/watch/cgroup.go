@@ -16,7 +16,7 @@ type CgroupInfo struct {
 	Cgroup    string       // the container's own, from the hierarchy's root
 }
 
-// PlaceOf reads a path as engines make them, on cgroup v1 and v2, under systemd and without it:
+// ParseCgroup reads a path as engines make them, on cgroup v1 and v2, under systemd and without it:
 //
 //	/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7a1c_….slice/cri-containerd-ID.scope
 //	/kubepods/burstable/pod7a1c-…/ID      (or crio-ID)

@@ -82,7 +82,7 @@ func TestParseCgroup(t *testing.T) {
 		"a pod that is none": {"/podium/podcasts", CgroupInfo{}},
 	} {
 		if got := ParseCgroup(c.path); got != c.want {
-			t.Errorf("%s: PlaceOf(%q)\n got %+v\nwant %+v", name, c.path, got, c.want)
+			t.Errorf("%s: ParseCgroup(%q)\n got %+v\nwant %+v", name, c.path, got, c.want)
 		}
 	}
 }
@@ -93,7 +93,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Fuzz(func(t *testing.T, path string) {
 		if p := ParseCgroup(path); p.Container != "" && (!isBelow(filepath.Clean("/"+path), p.Cgroup) ||
 			!strings.HasSuffix(strings.TrimSuffix(p.Cgroup, ".scope"), p.Container)) {
-			t.Errorf("PlaceOf(%q) is %+v", path, p)
+			t.Errorf("ParseCgroup(%q) is %+v", path, p)
 		}
 	})
 }

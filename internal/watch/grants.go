@@ -75,8 +75,8 @@ func (r cgroupGrants) userOf(p ProcessInfo) (grant.User, *grant.Grant) {
 		u.Container, u.Pod, u.Cgroup = b.binding.Container, b.binding.Pod, own
 		return u, b.grant
 	}
-	place := ParseCgroup(p.Cgroup)
-	u.Container, u.Engine, u.Cgroup, u.Pod.UID = place.Container, place.Engine, place.Cgroup, place.Pod
+	info := ParseCgroup(p.Cgroup)
+	u.Container, u.Engine, u.Cgroup, u.Pod.UID = info.Container, info.Engine, info.Cgroup, info.Pod
 	if u.Container == "" && p.Foreign && path.Base(p.Cgroup) != "/" && p.Cgroup != "" {
 		u.Container, u.Cgroup = path.Base(p.Cgroup), p.Cgroup // of a runtime that no engine called
 	}

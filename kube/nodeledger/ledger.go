@@ -58,7 +58,7 @@ func (l Ledger) read() (Content, error) {
 		return Content{Node: n}, err
 	}
 	if o.Problem != nil {
-		err = &grant.Refusal{Code: o.Problem.Code, Message: o.Problem.Message, Hint: o.Problem.Hint}
+		err = o.Problem.Refusal()
 	}
 	return Content{Overview: o, Node: n}, err
 }

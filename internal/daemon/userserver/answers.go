@@ -154,7 +154,7 @@ func (s *Server) updateOf(p peer, change users.Update) (n *node.Node, g grant.Gr
 // changeOf is what a request changes, and the quota by which it is judged.
 func changeOf(n *node.Node, p peer, change users.Update) (grants.Terms, *grant.Quota, error) {
 	c := grants.Terms{Memory: change.Memory, Compute: change.Compute, TTL: change.TTL}
-	_, err := grant.ParseReference(string(change.ID))
+	_, err := grant.ParseID(string(change.ID))
 	if err != nil || c == (grants.Terms{}) || c.TTL != nil && *c.TTL < 0 {
 		return c, nil, &grant.UsageError{
 			Message: "cannot change a grant: want its id, and what to change"}
@@ -198,7 +198,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
 	ask := request.Ask()
 	ask.Secret = request.Secret
-	if _, err := grant.ParseReference("g-aaaaaaaaaaaa." + request.Secret); err != nil {
+	if !grant.IsSecret(request.Secret) {
 		return ask, &grant.UsageError{Message: "cannot grant: the request has no secret"}
 	}
 	if len(ask.Names) > maxNames || len(ask.Label) > maxLabel || !isPrintable(ask.Label) {
