@@ -92,7 +92,7 @@ func (c *call) limit() error {
 	if err != nil {
 		return c.enforced(err)
 	}
-	refusal := c.node.Drive(asked, pid)
+	refusal := c.node.SetDriverLimit(asked, pid)
 	if refusal == nil {
 		return nil
 	}

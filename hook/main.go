@@ -107,8 +107,8 @@ func (c *call) read() ([]byte, error) {
 // container binds it.
 func (c *call) precreate() error {
 	config, err := c.read()
-	d := c.node.Foresee(node.Create{Caller: request.Caller{Container: grant.Container{Engine: c.engine(),
-		ID: "being created"}}, Config: config, Unread: err})
+	d := c.node.JudgeBeforeCreate(node.Create{Caller: request.Caller{Container: grant.Container{
+		Engine: c.engine(), ID: "being created"}}, Config: config, Unread: err})
 	if refusal := d.Refusal(); refusal != nil && d.NotEnforced == "" {
 		return refusal
 	}

@@ -582,7 +582,7 @@ func TestLiveBindings(t *testing.T) {
 		return node.Create{Caller: request.Caller{Container: container}, Config: b.Config(),
 			Live: &node.Live{Creators: creators, Unknown: unknown}}
 	}
-	if d := guard.Foresee(ask(nil, self)); d.Kind != grant.Admit || d.Bound ||
+	if d := guard.JudgeBeforeCreate(ask(nil, self)); d.Kind != grant.Admit || d.Bound ||
 		n.State(reference.ID) != grant.Free {
 		t.Errorf("foreseen: %+v", d.Verdict)
 	}

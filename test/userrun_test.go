@@ -36,7 +36,7 @@ func session(t *testing.T) string {
 			return nil
 		})
 		rig.Eventually(t, "the session's cgroups can be removed", func() bool {
-			for _, cgroup := range append(treesIn(dir), dir) {
+			for _, cgroup := range append(programsIn(dir), dir) {
 				_ = os.Remove(cgroup)
 			}
 			_, err := os.Stat(dir)
@@ -64,10 +64,10 @@ func runsIn(n *rig.Node, session string, uid uint32, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// treesIn are the cgroups of programs in a session.
-func treesIn(session string) []string {
-	trees, _ := filepath.Glob(session + "/gpuledger-g-*")
-	return trees
+// programsIn are the cgroups of programs in a session.
+func programsIn(session string) []string {
+	dirs, _ := filepath.Glob(session + "/gpuledger-g-*")
+	return dirs
 }
 
 // TestUsersRun: a user's program has a grant within the quota as long as it runs, in the user's own
@@ -89,7 +89,7 @@ func usersRun(t *testing.T) {
 	run := func(uid uint32, args ...string) rig.Result { return rig.Run(runsIn(n, s, uid, args...)) }
 	ended := func() {
 		t.Helper()
-		rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(treesIn(s)) == 0 })
+		rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(programsIn(s)) == 0 })
 	}
 	script := fmt.Sprintf(`echo $CUDA_VISIBLE_DEVICES $(id -u) "$@"; cat /proc/self/cgroup; ls -ld %s/gpuledger-g-*;
 (echo 0 >%s/cgroup.procs) 2>&1; exit 7`, s, s)
@@ -143,20 +143,34 @@ func usersRun(t *testing.T) {
 	if s := cmd.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGKILL {
 		t.Errorf("%v, want the signal", s)
 	}
-	if held := n.Grants(); len(held) != 1 || len(treesIn(s)) != 1 {
-		t.Errorf("a process goes on, and the ledger counts %+v in %v", held, treesIn(s))
+	if held := n.Grants(); len(held) != 1 || len(programsIn(s)) != 1 {
+		t.Errorf("a process goes on, and the ledger counts %+v in %v", held, programsIn(s))
 	}
 	// also over a restart of gpuledgerd
 	d.End(syscall.SIGKILL)
 	endsWith(t, run(ada, "--memory", "1GiB", "--", "true"), 1, "cannot ask gpuledgerd on",
 		"does gpuledgerd run")
-	_ = os.Remove(filepath.Join(n.Dir, "gpuledgerd.log"))
-	d = n.Daemon("--nri", "off")
-	rig.Eventually(t, "it serves users again", func() bool {
-		return strings.Contains(d.Log(), "serving the users")
-	})
+	again := func() {
+		t.Helper()
+		_ = os.Remove(filepath.Join(n.Dir, "gpuledgerd.log"))
+		d = n.Daemon("--nri", "off")
+		rig.Eventually(t, "it serves users again", func() bool {
+			return strings.Contains(d.Log(), "serving the users")
+		})
+	}
+	again()
 	time.Sleep(300 * time.Millisecond) // some passes
-	killAll(treesIn(s)[0])
+	killAll(programsIn(s)[0])
+	ended()
+	// of one that ended meanwhile nothing is left either
+	must(t, os.WriteFile(started, nil, 0o666))
+	cmd = runsIn(n, s, ada, "--memory", "4GiB", "--", "/bin/sh", "-c", "echo >"+started+"; exec sleep 1000")
+	must(t, cmd.Start())
+	rig.Eventually(t, "it runs", func() bool { text, _ := os.ReadFile(started); return len(text) > 0 })
+	d.End(syscall.SIGKILL)
+	killAll(programsIn(s)[0])
+	_ = cmd.Wait()
+	again()
 	ended()
 	n.CheckSound("at the end")
 }
@@ -206,7 +220,7 @@ func TestUsersRunWaits(t *testing.T) {
 	if strings.Contains(killed.out.String()+interrupted.out.String(), "\nran\n") {
 		t.Error("what was ended while it waited has run")
 	}
-	rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(treesIn(s)) == 0 })
+	rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(programsIn(s)) == 0 })
 	n.CheckSound("at the end")
 }
 
@@ -303,6 +317,6 @@ func TestHostileRuns(t *testing.T) {
 	if r2 := rig.Run(inside); r.Code != 0 || r2.Code != 0 && !strings.Contains(r2.Stderr, "unshare") {
 		t.Errorf("%+v\nin a user namespace: %+v", r, r2)
 	}
-	rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(treesIn(s)) == 0 })
+	rig.Eventually(t, "nothing is left", func() bool { return len(n.Grants())+len(programsIn(s)) == 0 })
 	n.CheckSound("after hostile runs")
 }

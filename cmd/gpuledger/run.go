@@ -118,14 +118,14 @@ func runProgram(c *cli.Context, argv []string) error {
 	if err != nil {
 		return err
 	}
-	tree, err := enterTree(c, n, ask)
+	entered, err := enterProgram(c, n, ask)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(tree.Cgroup) }() // unless processes are left in it, or it is gpuledgerd's
-	g := tree.Grant
+	defer func() { _ = os.Remove(entered.Cgroup) }() // unless processes are left in it, or it is gpuledgerd's
+	g := entered.Grant
 	inv, _ := n.Inventory()
-	inside, err := json.Marshal(surroundings{Cgroup: tree.Cgroup,
+	inside, err := json.Marshal(surroundings{Cgroup: entered.Cgroup,
 		Stage: filepath.Join(n.Policy.RunDir, "run"), Mounts: admission.NodeMounts(g, inv, n.Policy)})
 	if err != nil {
 		return err
@@ -139,14 +139,14 @@ func runProgram(c *cli.Context, argv []string) error {
 	return wait(cmd)
 }
 
-// enterTree enters the grant of the program. With --wait gpuledgerd does it, and moves this process
-// into the cgroup.
-func enterTree(c *cli.Context, n *node.Node, ask admission.Ask) (grants.Tree, error) {
+// enterProgram enters the grant of the program. With --wait gpuledgerd does it, and moves this
+// process into the cgroup.
+func enterProgram(c *cli.Context, n *node.Node, ask admission.Ask) (grants.ProgramGrant, error) {
 	if !c.IsSet("wait") {
-		return grants.EnterTree(n, ask)
+		return grants.EnterThisProgram(n, ask)
 	}
 	g, _, _, err := enterByDaemon(c, rootsClient(n).Run, ask)
-	return grants.Tree{Grant: g}, err
+	return grants.ProgramGrant{Grant: g}, err
 }
 
 // withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them.

@@ -184,12 +184,14 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 		watch: usage, limits: limits,
 		cache: cache, engines: engines}
 	nodes := &nodeacl.Manager{Node: s.Node, Ledger: cache.Current}
+	users := &userserver.Server{Node: s.Node, Ledger: cache.Current, Nodes: nodes.Ensure, Log: s.log}
+	users.TakeOver(s.Node())
 	all := []Manager{s, ledgerWork, newInventoryManager(s.Node, config, usage.Stale, s.log),
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
 		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
 			Page: status.pageContent, Log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits,
-		nodes, &userserver.Server{Node: s.Node, Ledger: cache.Current, Nodes: nodes.Ensure, Log: s.log}}
+		nodes, users}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open,
 			Observe:     mode == observe,

@@ -38,7 +38,8 @@ func put(n *node.Node, tx *ledger.Tx, g grant.Grant) error {
 }
 
 // removeGrant removes a grant and what was kept for it. A container that uses it keeps its limit. A
-// container that is being created does not start if the driver was to limit it (node.Drive).
+// container that is being created does not start if the driver was to limit it
+// (node.SetDriverLimit).
 func removeGrant(n *node.Node, tx *ledger.Tx, id grant.ID) error {
 	err := tx.Delete(id)
 	if err == nil {

@@ -25,8 +25,9 @@ const (
 )
 
 // ReplaceFile puts data at path. A reader sees the old content or the new content, never a part.
-// Only this program may write into the directory. On an error no temporary file remains, and the old
-// content stays, unless only the last step failed: to make a Durable replacement durable. It does not start Go's network poller, as ReadFile does not.
+// Only this program may write into the directory. On an error no temporary file remains, and the
+// old content stays, unless only the last step failed, which makes a Durable replacement durable.
+// It does not start Go's network poller, as ReadFile does not.
 func ReplaceFile(path string, data []byte, mode os.FileMode, durability Durability) (err error) {
 	draft, err := replacement(path, data, mode, durability)
 	if err == nil {

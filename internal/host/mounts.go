@@ -79,8 +79,8 @@ func unescaped(text string) string {
 	return string(plain)
 }
 
-// MountOf returns the device and the mount id that a path leads to, as in ResolvedFile; 0 where they
-// are unknown.
+// MountOf returns the device and the mount id that a path leads to, as in ResolvedFile; 0 where
+// they are unknown.
 func MountOf(path string) (device, mount uint64) {
 	var t ResolvedFile
 	if t.stat(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT) != nil {

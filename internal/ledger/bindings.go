@@ -62,7 +62,7 @@ func (s Bindings) Count() int {
 // Dead lists the bindings whose container is gone. It reads no grant and takes no lock: a caller
 // that removes one looks again under it.
 func (s Bindings) Dead() []grant.Binding {
-	all := s.readable()
+	all := s.All()
 	s.containers.Examine(pointers(all)...)
 	return slices.DeleteFunc(all, func(b grant.Binding) bool { return b.Life != grant.Dead })
 }
@@ -70,7 +70,7 @@ func (s Bindings) Dead() []grant.Binding {
 // RootsOf lists the runtime roots under which a container of this id and bundle has a binding, dead
 // or alive, for a caller that knows no root.
 func (s Bindings) RootsOf(container, bundle string) (roots []string) {
-	for _, b := range s.readable() {
+	for _, b := range s.All() {
 		if b.Container == container && b.Bundle == bundle {
 			roots = append(roots, b.RuntimeRoot)
 		}
@@ -80,7 +80,7 @@ func (s Bindings) RootsOf(container, bundle string) (roots []string) {
 
 // Find returns a binding that is not known to be dead and that matches. It reads all.
 func (s Bindings) Find(matches func(grant.Binding) bool) (b grant.Binding, found bool) {
-	for _, b := range s.readable() {
+	for _, b := range s.All() {
 		if !matches(b) {
 			continue
 		}
@@ -91,7 +91,8 @@ func (s Bindings) Find(matches func(grant.Binding) bool) (b grant.Binding, found
 	return b, false
 }
 
-// NameCgroups reports whether any binding of this boot has named a cgroup. It costs one system call.
+// NameCgroups reports whether any binding of this boot has named a cgroup. It costs one system
+// call.
 func (s Bindings) NameCgroups() bool {
 	_, err := os.Lstat(string(s.files.cgroups))
 	return err == nil
@@ -130,7 +131,7 @@ func (s Bindings) Occupied(cgroups []string, own func(grant.Binding) bool,
 // be read does not count, unlike in Occupied: a container above it can take its GPU away but does
 // not reach it, and one damaged record would refuse all such containers of the node.
 func (s Bindings) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) bool {
-	for _, b := range s.readable() {
+	for _, b := range s.All() {
 		if own(b) || !anyBelow(b.Occupies, cgroups) {
 			continue
 		}
@@ -150,9 +151,9 @@ func anyBelow(paths, others []string) bool {
 	})
 }
 
-// readable reads the records of all bindings. A record that cannot be read is left out: it is being
-// made, is just gone, or is damaged, which Check reports.
-func (s Bindings) readable() (all []grant.Binding) {
+// All reads the records of all bindings, also of containers that have ended. A record that cannot
+// be read is left out: it is being made, is just gone, or is damaged, which Check reports.
+func (s Bindings) All() (all []grant.Binding) {
 	keys, _ := s.files.keys()
 	for _, key := range keys {
 		if b, err := s.files.load(key); err == nil {

@@ -50,8 +50,8 @@ type Decision struct {
 	// recorded: to the mode that is the reason (report, disabled or observed). The container is to
 	// run as it is. "": the verdict is in force.
 	NotEnforced grant.RulesMode
-	// the grant is bound to the container by this call; Unbind if it does not come to be. With a
-	// refusal: Unbind has failed
+	// this call has bound the grant to the container: Unbind if that does not come to be. A refusal
+	// takes the binding back itself, and has this only where that has failed
 	Bound bool
 	Known bool // the wrapper bound the grant to this very container before
 

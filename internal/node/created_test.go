@@ -96,7 +96,7 @@ func TestAReservationEndsWithTheCreate(t *testing.T) {
 		}))
 	}
 	reserve := create
-	reserve.Config = m.node.Foresee(create).Config
+	reserve.Config = m.node.JudgeBeforeCreate(create).Config
 	reserve.Container.RuntimeRoot, reserve.AnyRoot, reserve.Reserve = m.dir+"/guess", true, true
 	if d := m.node.JudgeCreated(reserve, self); !d.Bound {
 		t.Fatalf("reserved: %s (%s) %s", d.Kind, d.Code, d.Message)

@@ -39,7 +39,7 @@ func removeDeadBinding(n *Node, runtimeRoot, container string, wait time.Duratio
 		return unbind(n, tx, runtimeRoot, container)
 	})
 	if driven {
-		undrive(n, runtimeRoot, container, time.Until(until))
+		clearDriverLimit(n, runtimeRoot, container, time.Until(until))
 	}
 	return bundle, err
 }

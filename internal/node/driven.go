@@ -67,11 +67,11 @@ func (f *createFacts) drivable(spec request.Spec) bool {
 // first.
 const LimitTime = 40 * time.Second
 
-// Drive has the driver limit a container that its runtime has made and not started. The create must
-// have been admitted by gpuledger-runtime: its binding says what the container may have. Drive does
-// nothing for a container that the driver does not limit, or that starts as it is: its spec may be
-// a copy of an edited one, with the hook in it.
-func (n *Node) Drive(c Create, pid int) *grant.Refusal {
+// SetDriverLimit has the driver limit a container that its runtime has made and not started. The
+// create must have been admitted by gpuledger-runtime: its binding says what the container may
+// have. Nothing is done for a container that the driver does not limit, or that starts as it is:
+// its spec may be a copy of an edited one, with the hook in it.
+func (n *Node) SetDriverLimit(c Create, pid int) *grant.Refusal {
 	b, err := admitted(n, c)
 	switch {
 	case err == nil && !b.Driven:
@@ -129,9 +129,9 @@ func (n *Node) Weaken(c grant.Container) {
 	})
 }
 
-// undrive takes the driver's limits off the cgroup of a container that is gone, as long as that is
-// there. What is left of them gpuledgerd finds by itself.
-func undrive(n *Node, runtimeRoot, container string, within time.Duration) {
+// clearDriverLimit takes the driver's limits off the cgroup of a container that is gone, as long as
+// that is there. What is left of them gpuledgerd finds by itself.
+func clearDriverLimit(n *Node, runtimeRoot, container string, within time.Duration) {
 	_ = cgmem.Ask(n.Policy.LimitSocket(), cgmem.Call{
 		Op: cgmem.Clear, RuntimeRoot: runtimeRoot, Container: container}, within)
 }

@@ -20,9 +20,9 @@ type Live struct {
 	Unknown  error           // why they cannot be told; such a container gets no grant
 }
 
-// Foresee decides as Admit does, for a step before the create, as Podman's precreate is: it edits
-// or refuses, and binds nothing. What runs in the create itself decides again and binds.
-func (n *Node) Foresee(c Create) Decision {
+// JudgeBeforeCreate decides as Admit does, for a step before the create, as Podman's precreate is:
+// it edits or refuses, and binds nothing. What runs in the create itself decides again and binds.
+func (n *Node) JudgeBeforeCreate(c Create) Decision {
 	d := n.Explain(c)
 	if d.Kind == grant.Admit && d.Limited {
 		prepareLimits(n, c, &d)

@@ -91,7 +91,7 @@ func TestAGrantThatEndsMeanwhileIsNotBound(t *testing.T) {
 			m.must(err)
 			g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 			create := m.referring("c", reference)
-			if edited := m.node.Foresee(create); strings.HasPrefix(way, "JudgeCreated") {
+			if edited := m.node.JudgeBeforeCreate(create); strings.HasPrefix(way, "JudgeCreated") {
 				create.Config = edited.Config
 			}
 			asked := 0
@@ -119,7 +119,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 	m.must(err)
 	create := m.referring("c", reference)
 	edited := create
-	edited.Config = m.node.Foresee(create).Config
+	edited.Config = m.node.JudgeBeforeCreate(create).Config
 	lock := m.dir + "/run/lock"
 	m.must(errors.Join(os.Rename(lock, lock+".away"), os.Mkdir(lock, 0o700)))
 	memory := grant.GiB
@@ -269,14 +269,14 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 			`"effective":["CAP_SYS_ADMIN"],"permitted":["CAP_SYS_ADMIN"]}},` +
 			`"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}],` +
 			`"resources":{"devices":[{"allow":true,"access":"rwm"}]}}}`)}
-	d := m.node.Foresee(create)
+	d := m.node.JudgeBeforeCreate(create)
 	if d.Kind != grant.Pass || !d.Touches() {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
 	live := create
 	live.Live = &node.Live{}
-	if l := m.node.Foresee(live); l.Devices.Majors == nil || len(l.Others) == 0 || d.Devices.Majors != nil ||
-		d.Others != nil {
+	if l := m.node.JudgeBeforeCreate(live); l.Devices.Majors == nil || len(l.Others) == 0 ||
+		d.Devices.Majors != nil || d.Others != nil {
 		t.Errorf("what stands in place of its rules: %d rules by %v; where it is not live: %d by %v",
 			len(l.Others), l.Devices.Majors, len(d.Others), d.Devices.Majors)
 	}
@@ -380,7 +380,7 @@ func TestLinesOfTheAuditLog(t *testing.T) {
 	its := m.referring("its", reference)
 	known := its
 	known.Live = &node.Live{Creators: []grant.Process{self}}
-	known.Config = m.node.Foresee(its).Config
+	known.Config = m.node.JudgeBeforeCreate(its).Config
 	observed := all
 	observed.Running = true
 	read := func() string {
@@ -405,9 +405,9 @@ func TestLinesOfTheAuditLog(t *testing.T) {
 		{"a pass of what has a way to be root", func() { m.node.Admit(noted) }, "noted pass"},
 		{"a refusal", func() { m.node.Admit(all) }, "all refuse visible-devices-all"},
 		{"a question", func() { m.node.Explain(all) }, ""},
-		{"a step before the create that passes", func() { m.node.Foresee(none) }, ""},
-		{"a step before the create that admits", func() { m.node.Foresee(its) }, ""},
-		{"a step before the create that refuses", func() { m.node.Foresee(all) },
+		{"a step before the create that passes", func() { m.node.JudgeBeforeCreate(none) }, ""},
+		{"a step before the create that admits", func() { m.node.JudgeBeforeCreate(its) }, ""},
+		{"a step before the create that refuses", func() { m.node.JudgeBeforeCreate(all) },
 			"all refuse visible-devices-all"},
 		{"an admission", func() { m.node.Admit(its) }, "its admit none"},
 		{"the same by its hook", func() { m.node.Admit(known) }, ""},
@@ -465,7 +465,7 @@ func TestASpecThatCannotBeReadIsRefused(t *testing.T) {
 		"spoilt by its edits": {spoilt, grant.Internal, `internal error: cannot read config.json of container "c": `},
 	} {
 		decisions := map[string]node.Decision{"Admit": m.node.Admit(c.create),
-			"Foresee": m.node.Foresee(c.create), "Explain": m.node.Explain(c.create)}
+			"JudgeBeforeCreate": m.node.JudgeBeforeCreate(c.create), "Explain": m.node.Explain(c.create)}
 		if c.create.Edit == nil {
 			decisions["JudgeCreated"] = m.node.JudgeCreated(c.create, self)
 		}
@@ -551,7 +551,7 @@ func TestDriveNeedsTheBindingOfItsCreate(t *testing.T) {
 		Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
 	drive := func(c node.Create, live node.Live) string {
 		c.Live = &live
-		if refusal := m.node.Drive(c, 7); refusal != nil {
+		if refusal := m.node.SetDriverLimit(c, 7); refusal != nil {
 			return string(refusal.Code) + ": " + refusal.Message
 		}
 		return ""

@@ -119,7 +119,7 @@ func TestAMistakeInTheEditsIsRefused(t *testing.T) {
 		}
 		create.Edit = wrongly(c.mistake)
 		for way, verdict := range map[string]func(node.Create) node.Decision{
-			"Admit": m.node.Admit, "Foresee": m.node.Foresee, "Explain": m.node.Explain,
+			"Admit": m.node.Admit, "JudgeBeforeCreate": m.node.JudgeBeforeCreate, "Explain": m.node.Explain,
 		} {
 			if d := verdict(create); d.Kind != grant.Refused || d.Code != grant.Internal || d.Config != nil ||
 				d.Bound || d.NotEnforced != "" {

@@ -33,7 +33,7 @@ func TestAReservationStaysUntilItsContainerIsBound(t *testing.T) {
 	m.must(err)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
-	create.Config = m.node.Foresee(create).Config
+	create.Config = m.node.JudgeBeforeCreate(create).Config
 	reserved := create
 	reserved.Reserve = true
 	if d := m.node.JudgeCreated(reserved, self); !d.Bound {

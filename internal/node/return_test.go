@@ -134,7 +134,7 @@ func TestAnInventoryThatIsRefreshedMeanwhileIsReadAgain(t *testing.T) {
 			m := newAdoptingModel(t)
 			create, decide := m.adopting("a"), m.node.Admit
 			if created {
-				create.Config = m.node.Foresee(create).Config
+				create.Config = m.node.JudgeBeforeCreate(create).Config
 				self, err := m.node.Host.Self()
 				m.must(err)
 				decide = func(c node.Create) node.Decision { return m.node.JudgeCreated(c, self) }

@@ -215,7 +215,7 @@ func TestReportOnlyRecords(t *testing.T) {
 		{"admitted, in report", grant.Report, grant.Hide, m.referring("c", reference), grant.Admit, "", true, false},
 	} {
 		m.node.Policy.Rules.Mode, m.node.Policy.Rules.Ungranted = c.mode, c.hide
-		for way, d := range map[string]node.Decision{"Foresee": m.node.Foresee(c.create),
+		for way, d := range map[string]node.Decision{"JudgeBeforeCreate": m.node.JudgeBeforeCreate(c.create),
 			"Admit": m.node.Admit(c.create)} {
 			if d.Kind != c.kind || d.NotEnforced != c.recorded || (d.Config != nil) != c.edited ||
 				m.node.Unjudged(d) != c.unjudged || d.Bound != (way == "Admit" && c.kind == grant.Admit) {
@@ -272,7 +272,7 @@ func TestJudgeCreatedOfAContainerWithoutEdits(t *testing.T) {
 		}
 	}
 	m.node.Policy.Rules.Mode = grant.Enforce
-	edited := m.node.Foresee(create)
+	edited := m.node.JudgeBeforeCreate(create)
 	create.Config = edited.Config
 	if d := m.node.JudgeCreated(create, self); d.Kind != grant.Admit || !d.Bound {
 		t.Errorf("edited: %s (%s) %s", d.Kind, d.Code, d.Message)
@@ -371,7 +371,7 @@ func TestVerifyInspectsTheContainer(t *testing.T) {
 	m := newModel(t)
 	g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
 	create := m.referring("c", reference)
-	d := m.node.Foresee(create)
+	d := m.node.JudgeBeforeCreate(create)
 	gpu := func(minor int64) specs.LinuxDevice {
 		return specs.LinuxDevice{Path: "/dev/x", Type: "c", Major: 195, Minor: minor}
 	}

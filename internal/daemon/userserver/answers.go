@@ -131,8 +131,7 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err != nil {
-		s.refused(n, p, err)
-		fail(w, http.StatusOK, err)
+		s.refuse(w, n, p, err)
 		return
 	}
 	node.RecordUser(n, "changed", p.uid, g.ID, nil)
@@ -186,8 +185,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 	n, p := s.Node(), peerOf(r)
 	ask, err := askOf(n, p, request)
 	if err != nil {
-		s.refused(n, p, err)
-		fail(w, http.StatusOK, err)
+		s.refuse(w, n, p, err)
 		return
 	}
 	s.serveAsk(r.Context(), w, p, ask, request, nil)

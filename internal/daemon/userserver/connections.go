@@ -28,13 +28,13 @@ const (
 )
 
 const (
-	strangers  pool = 1<<32 + iota
+	unnamed    pool = 1<<32 + iota
 	unresolved      // a directory service has not answered yet whether they have a name
 )
 
 func (p pool) most() int {
 	switch p {
-	case strangers:
+	case unnamed:
 		return maxOfStrangers
 	case unresolved:
 		return maxOfUnresolved
@@ -84,7 +84,7 @@ func (b *bounded) enter(conn net.Conn, uid uint32) *counted {
 	if b.isFull() {
 		return nil
 	}
-	c := &counted{Conn: conn, uid: uid, of: b, in: strangers}
+	c := &counted{Conn: conn, uid: uid, of: b, in: unnamed}
 	switch named, sure := users.IsNamedHere(uid); {
 	case named:
 		c.in = pool(uid)
@@ -123,7 +123,7 @@ func (c *counted) resolve() {
 	if c.in != unresolved { // nothing else changes it
 		return
 	}
-	to := strangers
+	to := unnamed
 	switch named, err := users.IsNamed(c.uid); {
 	case named:
 		to = pool(c.uid)

@@ -1,6 +1,7 @@
 package userserver
 
 import (
+	"net/http"
 	"sync"
 	"time"
 
@@ -15,9 +16,9 @@ const (
 	recordTime  = time.Minute
 )
 
-// quotaless stands for all users without a quota, and those without a name whose quota cannot be
+// withoutQuota stands for all users without a quota, and those without a name whose quota cannot be
 // known: they are refused whatever they ask for, and one user has thousands of uids.
-const quotaless = 1<<32 - 1
+const withoutQuota = 1<<32 - 1
 
 // refusals counts the refusals of each user. The zero value has none.
 type refusals struct {
@@ -61,13 +62,19 @@ func (r *refusals) over(now time.Time) map[uint32]counter {
 	return over
 }
 
+// refuse answers that the user is refused, and records it.
+func (s *Server) refuse(w http.ResponseWriter, n *node.Node, p peer, why error) {
+	s.refused(n, p, why)
+	fail(w, http.StatusOK, why)
+}
+
 // refused records that a user was refused.
 func (s *Server) refused(n *node.Node, p peer, why error) {
 	now := time.Now()
 	s.recordMore(n, now)
 	account := p.uid
 	if q, err := users.QuotaOf(n.Policy.Quotas, p.uid); q == nil && (err == nil || !isNamed(p.uid)) {
-		account = quotaless
+		account = withoutQuota
 	}
 	if p.root || s.refusals.add(account, now) {
 		node.RecordUser(n, "refused", p.uid, "", why)
@@ -83,7 +90,7 @@ func isNamed(uid uint32) bool {
 func (s *Server) recordMore(n *node.Node, now time.Time) {
 	for uid, c := range s.refusals.over(now) {
 		if more := c.times - maxRecorded; more > 0 {
-			node.RecordMore(n, uid, uid != quotaless, more, c.since)
+			node.RecordMore(n, uid, uid != withoutQuota, more, c.since)
 		}
 	}
 }

@@ -29,24 +29,24 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	}
 	n, p := s.Node(), peerOf(r)
 	ask, err := askOf(n, p, request)
-	var process *rootsocket.Process
-	if err == nil {
-		process, err = rootsocket.ProcessOf(p.conn)
-	}
-	if err == nil {
-		defer process.Close()
-	}
-	var of *grants.Program
-	if err == nil {
-		of, err = programOf(n.Host, p, process)
-	}
-	if err == nil && !slices.Contains(modesOfPrograms, ask.Mode) {
-		err = &grant.UsageError{Message: fmt.Sprintf(
-			"cannot grant: a program without a container gets no GPU in mode %s", ask.Mode)}
-	}
 	if err != nil {
-		s.refused(n, p, err)
-		fail(w, http.StatusOK, err)
+		s.refuse(w, n, p, err)
+		return
+	}
+	if !slices.Contains(modesOfPrograms, ask.Mode) {
+		s.refuse(w, n, p, &grant.UsageError{Message: fmt.Sprintf(
+			"cannot grant: a program without a container gets no GPU in mode %s", ask.Mode)})
+		return
+	}
+	process, err := rootsocket.ProcessOf(p.conn)
+	if err != nil {
+		s.refuse(w, n, p, err)
+		return
+	}
+	defer process.Close()
+	of, err := programOf(n.Host, p, process)
+	if err != nil {
+		s.refuse(w, n, p, err)
 		return
 	}
 	s.serveAsk(r.Context(), w, p, ask, request, program{s, *of})
@@ -125,61 +125,69 @@ type program struct {
 }
 
 func (p program) Enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
-	t, err := grants.EnterProgram(n, ask, p.of)
+	entered, err := grants.EnterProgram(n, ask, p.of)
 	if err == nil {
-		p.server.trees.add(t.Cgroup)
+		p.server.programCgroups.add(entered.Cgroup)
 	}
-	return t.Grant, err
+	return entered.Grant, err
 }
 
 // Rejoin has the program join the cgroup of the grant.
 func (p program) Rejoin(n *node.Node, g grant.Grant) error { return grants.Rejoin(n, g, p.of) }
 
-// trees are the cgroups of programs. They are root's, so their users cannot remove them.
-type trees struct {
+// programCgroups are the cgroups of programs. They are root's, so their users cannot remove them.
+type programCgroups struct {
 	mu   sync.Mutex
 	dirs map[string]bool
-	all  bool // those of before this program's start, too
 }
 
-func (t *trees) add(dirs ...string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.dirs == nil {
-		t.dirs = map[string]bool{}
+func (p *programCgroups) add(dirs ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dirs == nil {
+		p.dirs = map[string]bool{}
 	}
 	for _, dir := range dirs {
-		t.dirs[dir] = true
+		p.dirs[dir] = true
 	}
 }
 
-// removeTrees removes the cgroups of programs whose grants have ended. The kernel removes none that
-// has a process.
-func (s *Server) removeTrees(n *node.Node) error {
-	t := &s.trees
-	t.mu.Lock()
-	none := t.all && len(t.dirs) == 0
-	t.mu.Unlock()
-	if none {
+func (p *programCgroups) none() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.dirs) == 0
+}
+
+// TakeOver takes over the cgroups of programs that were started before gpuledgerd. It is called
+// before the managers run: they forget programs that have ended.
+func (s *Server) TakeOver(n *node.Node) {
+	s.programCgroups.add(grants.ProgramCgroups(n, n.Ledger.Bindings.All())...)
+}
+
+// removeProgramCgroups removes the cgroups of programs whose grants have ended. The kernel removes
+// none that has a process.
+func (s *Server) removeProgramCgroups(n *node.Node) error {
+	p := &s.programCgroups
+	if p.none() {
 		return nil
 	}
 	o, err := s.Ledger(n)
 	if err != nil {
 		return err
 	}
-	live := grants.Trees(n, o)
-	if !t.all { // only this function reads and sets it
-		t.add(live...)
+	var bindings []grant.Binding
+	for _, g := range o.Grants {
+		bindings = append(bindings, g.Bindings...)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.all = true
-	for dir := range t.dirs {
-		if slices.Contains(live, dir) {
+	granted := grants.ProgramCgroups(n, bindings)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for dir := range p.dirs {
+		if slices.Contains(granted, dir) {
 			continue
 		}
 		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
-			delete(t.dirs, dir)
+			delete(p.dirs, dir)
 		}
 	}
 	return nil

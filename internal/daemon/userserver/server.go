@@ -31,12 +31,12 @@ type Server struct {
 	Nodes func(context.Context) error
 	Log   *logrus.Logger
 
-	queue    userqueue.Queue
-	opened   openNodes
-	trees    trees
-	turns    turns
-	attempts attempts
-	refusals refusals
+	queue          userqueue.Queue
+	opened         openNodes
+	programCgroups programCgroups
+	turns          turns
+	attempts       attempts
+	refusals       refusals
 
 	mu     sync.Mutex
 	open   [2]listener // for users, for root
@@ -59,7 +59,7 @@ func (s *Server) Ensure(context.Context) error {
 	s.turns.forget(now)
 	s.recordMore(n, now)
 	return errors.Join(s.listen(0, n.Policy.UsersSocket()), s.listen(1, n.Policy.RootsSocket()),
-		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now), s.removeTrees(n))
+		s.queue.Pass(n, s.Ledger), s.releaseIdle(n, time.Now), s.removeProgramCgroups(n))
 }
 
 // Stop closes the sockets and every connection. Clients that wait send their requests again.
