@@ -572,7 +572,7 @@ func TestHostileUsers(t *testing.T) {
 			{"POST", "/v1/grant", strings.Repeat("x", 1<<20)},
 			{"POST", "/v1/grant", `{"names":["` + strings.Repeat("x", 1<<20)},
 			{"POST", "/v1/grant", "{}"}, {"POST", "/v1/release", `{"id":"../../../etc/passwd"}`},
-			{"DELETE", "/v1/grant", ""}, {"GET", "/v1/../grant", ""}, {"GET", "/v0/sight", ""},
+			{"DELETE", "/v1/grant", ""}, {"GET", "/v1/../grant", ""}, {"GET", "/v0/view", ""},
 		} {
 			if out := curlAs(n, ada, c.method, c.path, c.body); strings.Contains(out, `"grant"`) {
 				t.Errorf("%s %s: %s", c.method, c.path, out)

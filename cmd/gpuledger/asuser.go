@@ -24,8 +24,8 @@ import (
 // view is what the caller may see of the node: root all of it, another user what gpuledgerd shows.
 type view struct {
 	grants.Overview
-	node   *node.Node   // of root
-	asked  *users.Sight // of another user
+	node   *node.Node      // of root
+	asked  *users.NodeView // of another user
 	paused *node.Pause
 	used   *used
 }

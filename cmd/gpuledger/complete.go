@@ -35,7 +35,7 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 	if last < 1 || args[last] != askNext && args[last] != askDescribed {
 		return false
 	}
-	for _, c := range next(app, args[1:last], seen) {
+	for _, c := range next(app, args[1:last], readCompletionData) {
 		if args[last] == askDescribed && c.is != "" {
 			c.word += "\t" + c.is
 		}
@@ -47,7 +47,7 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 // next lists what may come after the words. The last of them is the one that is being written where
 // it begins with "-"; of any other a shell says that it is empty, and leaves out itself what does
 // not begin like it. look reads the ledger, where there is a choice.
-func next(app *cli.App, words []string, look func(config string) sight) []suggestion {
+func next(app *cli.App, words []string, look func(config string) completionData) []suggestion {
 	l := line{commands: app.Commands, flags: app.Flags}
 	current := ""
 	if n := len(words) - 1; n >= 0 && (words[n] == "" || words[n][0] == '-') {
@@ -153,7 +153,7 @@ func (l *line) unset() []suggestion {
 
 // choices are the values of a command's flag, or with "" its arguments, where those are one of some
 // words. Of all else the shell knows more: files.
-var choices = map[string]func(sight) []suggestion{
+var choices = map[string]func(completionData) []suggestion{
 	"grant mode":           of(grant.Modes...),
 	"grant place":          of(grant.Binpack, grant.Spread),
 	"grant owner":          of(grant.Bearer, "pod:", "claim:"),
@@ -170,7 +170,7 @@ var choices = map[string]func(sight) []suggestion{
 	"configure privileged": of(grant.RefusePrivileged, grant.Strip),
 }
 
-func (l *line) values(flag string, look func(config string) sight) []suggestion {
+func (l *line) values(flag string, look func(config string) completionData) []suggestion {
 	command, _, _ := strings.Cut(l.name, " ") // engines are configured alike
 	choose := choices[command+" "+flag]
 	if choose == nil {
@@ -179,26 +179,26 @@ func (l *line) values(flag string, look func(config string) sight) []suggestion 
 	return choose(look(l.config))
 }
 
-// sight is what choices are made from: the ledger, and where the audit log is.
-type sight struct {
+// completionData is what choices are made from: the ledger, and where the audit log is.
+type completionData struct {
 	grants.Overview
 	audit string
 }
 
-// seen is the ledger as the caller may read it: a user other than root gets nothing, and no
+// readCompletionData reads what the caller may read: a user other than root gets nothing, and no
 // message.
-func seen(config string) sight {
+func readCompletionData(config string) completionData {
 	n := node.Open(policy.Path(config), host.Default())
 	o, err := grants.Read(n)
 	if err != nil || n.Broken != nil {
-		return sight{}
+		return completionData{}
 	}
-	return sight{o, n.Policy.Audit.File}
+	return completionData{o, n.Policy.Audit.File}
 }
 
 // of offers the same words on every node.
-func of[T ~string](words ...T) func(sight) []suggestion {
-	return func(sight) []suggestion {
+func of[T ~string](words ...T) func(completionData) []suggestion {
+	return func(completionData) []suggestion {
 		list := make([]suggestion, len(words))
 		for i, word := range words {
 			list[i].word = string(word)
@@ -207,7 +207,7 @@ func of[T ~string](words ...T) func(sight) []suggestion {
 	}
 }
 
-func grantIDs(o sight) (all []suggestion) {
+func grantIDs(o completionData) (all []suggestion) {
 	for _, g := range o.Grants {
 		is := fmt.Sprintf("%s %s %s %s", g.State(o.Now), g.Mode, shares(g), g.Label)
 		all = append(all, suggestion{string(g.ID), strings.TrimSpace(is)})
@@ -215,7 +215,7 @@ func grantIDs(o sight) (all []suggestion) {
 	return all
 }
 
-func gpuNames(o sight) (all []suggestion) {
+func gpuNames(o completionData) (all []suggestion) {
 	for _, g := range o.Inventory.GPUs {
 		is := g.Name + ", " + g.Memory.String()
 		all = append(all, suggestion{strconv.Itoa(g.Index), is}, suggestion{g.UUID, is})
@@ -226,7 +226,7 @@ func gpuNames(o sight) (all []suggestion) {
 	return all
 }
 
-func profiles(o sight) (all []suggestion) {
+func profiles(o completionData) (all []suggestion) {
 	for _, g := range o.Inventory.GPUs {
 		for _, m := range g.MIG {
 			if c := (suggestion{m.Profile, "MIG devices"}); !slices.Contains(all, c) {
@@ -237,7 +237,7 @@ func profiles(o sight) (all []suggestion) {
 	return all
 }
 
-func codes(o sight) []suggestion {
+func codes(o completionData) []suggestion {
 	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
 }
 
@@ -249,7 +249,7 @@ var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
 const recorded = 256 << 10
 
 // recordedContainers are those that the end of the audit log is about, the last one first.
-func recordedContainers(o sight) (all []suggestion) {
+func recordedContainers(o completionData) (all []suggestion) {
 	log, err := auditlog.OpenEnd(o.audit, recorded)
 	if err != nil {
 		return nil

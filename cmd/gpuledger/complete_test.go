@@ -16,7 +16,7 @@ func TestComplete(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit.jsonl")
 	writeLog(t, log, logged("c1", "no-capacity"), logged("c2", "gpu-hook"),
 		logged("$(reboot)", "no-capacity"), logged("c1", "gpu-socket"))
-	look := func(named string) (o sight) {
+	look := func(named string) (o completionData) {
 		config, o.audit = named, log
 		o.Grants = []grant.Grant{{ID: "g-aaaaaaaaaaaa"}, {
 			ID: "g-bbbbbbbbbbbb", Mode: grant.MPS, Label: "train"}}

@@ -27,10 +27,10 @@ const (
 )
 
 // Look returns what the caller may see.
-func (c Client) Look(ctx context.Context) (s Sight, err error) {
+func (c Client) Look(ctx context.Context) (v NodeView, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	return s, c.document(ctx, http.MethodGet, SightPath, nil, &s)
+	return v, c.document(ctx, http.MethodGet, ViewPath, nil, &v)
 }
 
 // Basis returns what a verdict about a container with these references is decided by.

@@ -16,7 +16,7 @@ const Version = "1"
 
 // The paths of the protocol.
 const (
-	SightPath   = "/v" + Version + "/sight"   // GET: Sight
+	ViewPath    = "/v" + Version + "/view"    // GET: NodeView
 	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
 	RunPath     = "/v" + Version + "/run"     // POST Ask: lines of Event; the caller's process has it
 	ReleasePath = "/v" + Version + "/release" // POST Release: Event
@@ -27,9 +27,9 @@ const (
 // MaxBody is the largest request, in bytes.
 const MaxBody = 16 << 10
 
-// Sight is what a user may see of the node: the grants of others without their owners, labels,
+// NodeView is what a user may see of the node: the grants of others without their owners, labels,
 // users and containers.
-type Sight struct {
+type NodeView struct {
 	Now     time.Time              `json:"now"`
 	GPUs    []grant.GPU            `json:"gpus"`
 	Free    map[string]grant.Bytes `json:"free"` // by UUID of a GPU or MIG device
@@ -101,9 +101,9 @@ func (l Listed) Grant() grant.Grant {
 }
 
 // All are the grants that were sent.
-func (s Sight) All() []grant.Grant {
-	all := make([]grant.Grant, len(s.Grants))
-	for i, l := range s.Grants {
+func (v NodeView) All() []grant.Grant {
+	all := make([]grant.Grant, len(v.Grants))
+	for i, l := range v.Grants {
 		all[i] = l.Grant()
 	}
 	return all

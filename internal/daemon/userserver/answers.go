@@ -18,33 +18,33 @@ import (
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
 
-// sight answers with what the caller may see.
-func (s *Server) sight(w http.ResponseWriter, r *http.Request) {
+// view answers with what the caller may see.
+func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	n, p := s.Node(), peerOf(r)
 	o, err := s.Ledger(n)
 	if err != nil {
 		fail(w, http.StatusInternalServerError, err)
 		return
 	}
-	seen, err := sightOf(n, o, p.uid)
+	view, err := nodeViewOf(n, o, p.uid)
 	if err != nil {
 		fail(w, http.StatusInternalServerError, err)
 		return
 	}
-	_ = send(w, seen)
+	_ = send(w, view)
 }
 
-// sightOf is what a user may see of the node.
-func sightOf(n *node.Node, o grants.Overview, uid uint32) (users.Sight, error) {
+// nodeViewOf is what a user may see of the node.
+func nodeViewOf(n *node.Node, o grants.Overview, uid uint32) (users.NodeView, error) {
 	free, err := admission.Free(o.View, o.Inventory, n.Policy)
 	if err != nil {
-		return users.Sight{}, err
+		return users.NodeView{}, err
 	}
-	seen := users.Sight{Now: o.Now, GPUs: o.Inventory.GPUs, Free: free, Damaged: len(o.Damaged),
+	view := users.NodeView{Now: o.Now, GPUs: o.Inventory.GPUs, Free: free, Damaged: len(o.Damaged),
 		Problem: o.Problem, User: uid}
 	quota, err := users.QuotaOf(n.Policy.Quotas, uid)
-	if seen.Quota = users.Shown(quota); err != nil {
-		seen.QuotaProblem = err.Error()
+	if view.Quota = users.Shown(quota); err != nil {
+		view.QuotaProblem = err.Error()
 	}
 	mine := map[grant.ID]bool{}
 	shown := make([]grant.Grant, len(o.Grants))
@@ -54,19 +54,19 @@ func sightOf(n *node.Node, o grants.Overview, uid uint32) (users.Sight, error) {
 			shown[i] = anonymous(g)
 		}
 	}
-	seen.Grants = users.List(shown...)
+	view.Grants = users.List(shown...)
 	if pause, paused := n.Paused(); paused {
-		seen.Paused = &pause.Until
+		view.Paused = &pause.Until
 	}
 	if boot, err := n.Host.BootID(); err == nil {
 		if c, ok := watch.Recent(n.Policy.RunDir, boot, n.Policy.Daemon.Interval, n.Host.Now()); ok {
 			c.Findings = nil // they name others' containers and processes
 			c.Grants = slices.DeleteFunc(slices.Clone(c.Grants),
 				func(u watch.GrantUse) bool { return !mine[u.ID] })
-			seen.Used = &c
+			view.Used = &c
 		}
 	}
-	return seen, nil
+	return view, nil
 }
 
 // anonymous is a grant as other users see it.

@@ -67,7 +67,7 @@ func TestUnknownGroupsAreSaid(t *testing.T) {
 	s := newServer(t)
 	s.Node().Policy.Quotas = []grant.Quota{{User: "of-a-directory"}, {User: "60001"}}
 	const why = "cannot be read: `getent passwd`: exit status 1; try again"
-	if got := s.answer(t.Context(), ada, "GET", users.SightPath, nil); !strings.Contains(got, why) {
+	if got := s.answer(t.Context(), ada, "GET", users.ViewPath, nil); !strings.Contains(got, why) {
 		t.Errorf("what ada sees is %s", got)
 	}
 	got := s.asksFor(t.Context(), ada, "ab")

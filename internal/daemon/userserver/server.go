@@ -122,7 +122,7 @@ type peerKey struct{}
 
 func (s *Server) newServer(root bool) *http.Server {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+users.SightPath, s.sight)
+	mux.HandleFunc("GET "+users.ViewPath, s.view)
 	mux.HandleFunc("POST "+users.GrantPath, s.grant)
 	mux.HandleFunc("POST "+users.RunPath, s.run)
 	mux.HandleFunc("POST "+users.ReleasePath, s.release)

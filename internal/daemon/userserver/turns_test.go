@@ -97,7 +97,7 @@ func TestChangesTakeTurns(t *testing.T) {
 	if got := s.asksFor(t.Context(), bert, "ab"); !strings.Contains(got, "granted g-") {
 		t.Errorf("bert is answered %s", got)
 	}
-	if got := s.answer(t.Context(), ada, "GET", users.SightPath, nil); !strings.Contains(got, string(id)) {
+	if got := s.answer(t.Context(), ada, "GET", users.ViewPath, nil); !strings.Contains(got, string(id)) {
 		t.Errorf("ada sees %s", got)
 	}
 	end()
