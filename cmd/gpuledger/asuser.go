@@ -95,7 +95,7 @@ func asUser(c *cli.Context) (users.Client, bool) {
 func rootsClient(n *node.Node) users.Client { return users.Client{Socket: n.Policy.RootsSocket()} }
 
 // grantRequest has gpuledgerd make a grant.
-type grantRequest func(context.Context, users.Ask, func(place, of int)) (grant.Grant, string, error)
+type grantRequest func(context.Context, users.GrantRequest, func(place, of int)) (grant.Grant, string, error)
 
 // enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait.
 func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask) (grant.Grant, grant.Reference,
@@ -107,7 +107,7 @@ func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask) (grant.
 	secret := grant.NewSecret(random)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	terms := users.Ask{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
+	terms := users.GrantRequest{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
 		Since: time.Now()}
 	g, sentence, err := send(ctx, terms, func(place, of int) {
 		if place == 0 {

@@ -263,7 +263,7 @@ func changeAsUser(c *cli.Context, client users.Client) error {
 		return err
 	}
 	g, sentence, err := client.Update(context.Background(),
-		users.Update{ID: id, Memory: what.Memory, Compute: what.Compute, TTL: what.TTL})
+		users.UpdateRequest{ID: id, Memory: what.Memory, Compute: what.Compute, TTL: what.TTL})
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func printChanged(c *cli.Context, g grant.Grant, sentence string, now time.Time)
 }
 
 // changeFrom reads the flags of a change.
-func changeFrom(c *cli.Context) (id grant.ID, what grants.Terms, err error) {
+func changeFrom(c *cli.Context) (id grant.ID, what grants.Change, err error) {
 	// the whole reference is what people have at hand
 	reference, err := grant.ParseReference(c.String("update"))
 	if err != nil {
@@ -313,7 +313,7 @@ func changeFrom(c *cli.Context) (id grant.ID, what grants.Terms, err error) {
 		}
 		what.TTL = &ttl
 	}
-	if what == (grants.Terms{}) {
+	if what == (grants.Change{}) {
 		return "", what, usage("--update: say what to change: --memory, --compute or --ttl")
 	}
 	return reference.ID, what, nil

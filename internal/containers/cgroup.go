@@ -75,13 +75,7 @@ func relativeDir(h host.Host, path string) string {
 	if path == "/" { // all processes have it
 		return ""
 	}
-	root := filepath.Join(h.Sys, "fs/cgroup")
-	for _, v1 := range []string{"devices", "unified"} {
-		if _, err := os.Stat(filepath.Join(root, v1, "cgroup.procs")); err == nil {
-			return filepath.Join(root, v1, path)
-		}
-	}
-	return filepath.Join(root, path)
+	return CgroupDir(h, path)
 }
 
 // anyProcs looks through a v1 cgroup and those below it. A zombie is in none.

@@ -4,9 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -32,7 +30,8 @@ func MakeCgroup(h host.Host, pid int, name string) (dir, path string, err error)
 // CgroupDir is the directory of a cgroup, by its path from the root of the hierarchy in which
 // Populated looks. Unlike there, that root has one, too.
 func CgroupDir(h host.Host, path string) string {
-	return filepath.Join(filepath.Dir(relativeDir(h, "/any")), path)
+	root, _ := h.CgroupRoot()
+	return filepath.Join(root, path)
 }
 
 // guarded is the cgroup of a process in that hierarchy.
@@ -42,14 +41,13 @@ func guarded(h host.Host, pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hierarchy := "" // v2
-	if filepath.Base(CgroupDir(h, "/")) == "devices" {
-		hierarchy = "devices"
+	controller := ""
+	if _, v1 := h.CgroupRoot(); v1 {
+		controller = "devices"
 	}
-	for line := range strings.Lines(string(lines)) {
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), hierarchy) {
-			return parts[2], nil
+	for l := range host.CgroupLines(lines) {
+		if l.Has(controller) {
+			return l.Path, nil
 		}
 	}
 	return "", errors.New("the process is in no hierarchy of cgroups that is mounted")

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// Terms is what may be changed of a live grant. A nil field stays as it is.
-type Terms struct {
+// Change is a change of a live grant. A nil field stays as it is.
+type Change struct {
 	Memory  *grant.Bytes   // over all of its GPUs
 	Compute *int           // 0: no share any more
 	TTL     *time.Duration // from now; 0: for ever
@@ -23,19 +23,19 @@ type Terms struct {
 
 // Update grows or shrinks a grant where it is. Its containers are limited to the new size from
 // their next allocation on. Errors are those of Enter, and *grant.NotFoundError.
-func Update(n *node.Node, id grant.ID, c Terms) (grant.Grant, error) {
+func Update(n *node.Node, id grant.ID, c Change) (grant.Grant, error) {
 	return updateOf(n, id, c, 0, nil)
 }
 
 // UpdateOf is Update for a user of the node, who has a quota. What takes more than before is judged
 // by the quota as a new grant would be. A grant of another user is *grant.NotFoundError, as one
 // that does not exist.
-func UpdateOf(n *node.Node, id grant.ID, c Terms, user uint32, q grant.Quota) (grant.Grant, error) {
+func UpdateOf(n *node.Node, id grant.ID, c Change, user uint32, q grant.Quota) (grant.Grant, error) {
 	return updateOf(n, id, c, user, &q)
 }
 
 // updateOf is Update for root without a quota, and for a user with one.
-func updateOf(n *node.Node, id grant.ID, c Terms, user uint32, q *grant.Quota) (grant.Grant, error) {
+func updateOf(n *node.Node, id grant.ID, c Change, user uint32, q *grant.Quota) (grant.Grant, error) {
 	var g grant.Grant
 	if n.Broken != nil {
 		return g, n.Broken
@@ -76,7 +76,7 @@ func updateOf(n *node.Node, id grant.ID, c Terms, user uint32, q *grant.Quota) (
 
 // changed gives the grant as it would be. A grant that does not grow needs no free memory: its GPU
 // may be over-full by now, and then to shrink grants is the way out.
-func changed(n *node.Node, g grant.Grant, c Terms, q *grant.Quota, v grant.View,
+func changed(n *node.Node, g grant.Grant, c Change, q *grant.Quota, v grant.View,
 	inv grant.Inventory) (grant.Grant, error) {
 	memory, compute := g.Memory(), g.Compute
 	g.GPUs = slices.Clone(g.GPUs)
@@ -156,7 +156,7 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	return l.Set(after.GPUs, admission.Share(after, n.Policy))
 }
 
-func apply(g *grant.Grant, c Terms, now time.Time) error {
+func apply(g *grant.Grant, c Change, now time.Time) error {
 	if c.Memory != nil {
 		switch g.Mode {
 		case grant.Exclusive:

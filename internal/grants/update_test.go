@@ -56,7 +56,7 @@ func TestAShrinkThatCannotBeUndone(t *testing.T) {
 	defer func() { host.Simulated = nil }()
 	daemontest.Must(t, limitfiles.Write(n.Policy, o.Grants[0]))
 	less := o.Grants[0].Memory() / 2
-	if _, err := grants.Update(n.Node, id, grants.Terms{Memory: &less}); !errors.Is(err, unix.EIO) {
+	if _, err := grants.Update(n.Node, id, grants.Change{Memory: &less}); !errors.Is(err, unix.EIO) {
 		t.Fatalf("%v, want EIO", err)
 	}
 	o, err = grants.Read(n.Node)

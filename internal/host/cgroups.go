@@ -1,10 +1,12 @@
 package host
 
 import (
-	"bytes"
+	"iter"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -36,18 +38,57 @@ func (h Host) Cgroups(pid, limit int) ([]byte, error) {
 	return lines, nil
 }
 
-// inRoots reports whether the lines have version 1 hierarchies, and each of them shows its root.
-func inRoots(lines []byte) bool {
-	found := false
-	for line := range bytes.Lines(lines) {
-		if parts := bytes.SplitN(bytes.TrimSuffix(line, []byte("\n")), []byte(":"), 3); len(parts) == 3 &&
-			len(parts[1]) > 0 {
-			if found = true; string(parts[2]) != "/" {
-				return false
+// CgroupLine is a line of /proc/PID/cgroup: the cgroup of a process in one hierarchy.
+type CgroupLine struct {
+	Controllers string // of cgroup v1, with commas between them, or name=NAME; "": cgroup v2
+	Path        string // from the hierarchy's root, as the cgroup namespace of this process shows it
+}
+
+// Has reports whether it is the hierarchy of a controller of cgroup v1; "": that of v2.
+func (l CgroupLine) Has(controller string) bool {
+	return slices.Contains(strings.Split(l.Controllers, ","), controller)
+}
+
+// CgroupLines reads what Cgroups returns.
+func CgroupLines(text []byte) iter.Seq[CgroupLine] {
+	return func(yield func(CgroupLine) bool) {
+		for line := range strings.Lines(string(text)) {
+			words := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+			// only v2, whose number is 0, has neither controllers nor a name
+			if len(words) < 3 || words[1] == "" && words[0] != "0" {
+				continue
+			}
+			if !yield(CgroupLine{words[1], words[2]}) {
+				return
 			}
 		}
 	}
+}
+
+// inRoots reports whether the lines have version 1 hierarchies, and each of them shows its root.
+func inRoots(lines []byte) bool {
+	found := false
+	for l := range CgroupLines(lines) {
+		if l.Controllers == "" {
+			continue
+		}
+		if found = true; l.Path != "/" {
+			return false
+		}
+	}
 	return found
+}
+
+// CgroupRoot is where the hierarchy is mounted in which the kernel guards devices: that of the
+// controller "devices" of cgroup v1, or v2, also as v1's "unified".
+func (h Host) CgroupRoot() (dir string, v1 bool) {
+	top := filepath.Join(h.Sys, "fs/cgroup")
+	for _, name := range []string{"devices", "unified"} {
+		if _, err := os.Stat(filepath.Join(top, name, "cgroup.procs")); err == nil {
+			return filepath.Join(top, name), name == "devices"
+		}
+	}
+	return top, false
 }
 
 // LostFirst reports whether a process's first thread has ended and others run. /proc/PID shows none

@@ -137,8 +137,8 @@ func (s *Paths) touches(g *guard, p *Place, a *Access) bool {
 	switch {
 	case g.write && !a.writable():
 		return false
-	case within(g.path, p.Path):
-	case g.below && within(p.Path, g.path):
+	case host.Within(g.path, p.Path):
+	case g.below && host.Within(p.Path, g.path):
 	case g.names > 0 && Within(p.Path, g.path) && strings.Count(Below(p.Path, g.path), "/") < g.names:
 	default:
 		return false

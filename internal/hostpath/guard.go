@@ -124,7 +124,7 @@ func IsPrivate(path, bundle string) bool { return inBundle(path, bundle) || isPr
 
 // isPrivatePlace reports whether a path is among what engines make for containers.
 func isPrivatePlace(path string) bool {
-	return slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && within(path, dir) })
+	return slices.ContainsFunc(privateDirs, func(dir string) bool { return path != dir && Within(path, dir) })
 }
 
 // inBundle reports whether a path is in a clean bundle.

@@ -48,7 +48,8 @@ func (t *mountTable) aliases(p Place, inside bool) []Alias {
 	if !inside {
 		return found
 	}
-	inSource := func(path string) bool { return within(path, p.Path) } // such a place is known by its path
+	// such a place is known by its path
+	inSource := func(path string) bool { return host.Within(path, p.Path) }
 	public = t.public(func(m host.Mount) bool { return !inSource(m.Point) })
 	for i, m := range t.list {
 		if m.Point == p.Path || !inSource(m.Point) {
@@ -83,9 +84,9 @@ func (t *mountTable) others(own int, part string, p Place, among []int) (found [
 		switch {
 		case i == own:
 			continue
-		case within(part, m.Root):
+		case host.Within(part, m.Root):
 			a.Path = Join(m.Point, Below(part, m.Root))
-		case within(m.Root, part):
+		case host.Within(m.Root, part):
 			a.Path, a.Inside = m.Point, true
 		default:
 			continue

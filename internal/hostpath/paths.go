@@ -182,17 +182,10 @@ func parting(path string) (there host.ResolvedFile, name, rest string) {
 	return there, strings.TrimLeft(path[from:cuts[missing]], "/"), strings.TrimLeft(path[cuts[missing]:], "/")
 }
 
-// Within reports whether path is dir or below it.
+// Within is host.Within, which is inlined: here are loops, elsewhere it would cost size.
 //
 //go:noinline
-func Within(path, dir string) bool { return within(path, dir) }
-
-// within returns what Within returns. It can be inlined into loops: each mount of each container is
-// compared with some eighty guards.
-func within(path, dir string) bool {
-	dir = strings.TrimSuffix(dir, "/") // it allocates nothing
-	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
-}
+func Within(path, dir string) bool { return host.Within(path, dir) }
 
 // Below returns the rest of a path after a directory that it is within.
 //

@@ -81,8 +81,8 @@ func (c *container) deviceCgroup(change Change) (dir string, v2 bool, err error)
 	if err != nil {
 		return "", v2, err
 	}
-	path := cgroupPath(its, controller)
-	if path == "" || path == "/" || path == cgroupPath(string(ours), controller) ||
+	path := cgroupPath([]byte(its), controller)
+	if path == "" || path == "/" || path == cgroupPath(ours, controller) ||
 		strings.Contains(path, "/../") {
 		return "", v2, errors.New("it has no device cgroup of its own")
 	}
@@ -93,17 +93,11 @@ func (c *container) deviceCgroup(change Change) (dir string, v2 bool, err error)
 	return filepath.Join(root, path), v2, c.isAlone(filepath.Join(root, above))
 }
 
-// cgroupPath reads /proc/PID/cgroup: "5:devices:/a/b", and v2's "0::/a/b" for no controller.
-func cgroupPath(text, controller string) string {
-	for line := range strings.Lines(text) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(fields) != 3 || controller == "" && fields[0] != "0" {
-			continue
-		}
-		for name := range strings.SplitSeq(fields[1], ",") {
-			if name == controller {
-				return fields[2]
-			}
+// cgroupPath is the path in the hierarchy of a controller of cgroup v1; "": in that of v2.
+func cgroupPath(lines []byte, controller string) string {
+	for l := range host.CgroupLines(lines) {
+		if l.Has(controller) {
+			return l.Path
 		}
 	}
 	return ""

@@ -192,7 +192,7 @@ func TestCgroupPath(t *testing.T) {
 		{hybrid, "devices", "/a/b"}, {hybrid, "", "/u"}, {hybrid, "cpuacct", "/c"}, {hybrid, "memory", ""},
 		{unified, "", "/system.slice/x:y.scope"}, {unified, "devices", ""}, {"", "", ""}, {"0:", "", ""},
 	} {
-		if got := cgroupPath(c.text, c.controller); got != c.want {
+		if got := cgroupPath([]byte(c.text), c.controller); got != c.want {
 			t.Errorf("%q of %q: %q", c.controller, c.text, got)
 		}
 	}

@@ -250,7 +250,7 @@ func (r reader) directory(dir string) (string, bool) {
 	}
 	covered := slices.ContainsFunc(r.Mounts, func(m string) bool {
 		m = filepath.Clean("/" + m)
-		return m != "/" && (below == m || strings.HasPrefix(below, m+"/"))
+		return m != "/" && host.Within(below, m)
 	})
 	return below, !covered
 }

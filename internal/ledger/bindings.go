@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -146,7 +145,7 @@ func (s Bindings) OccupiedBelow(cgroups []string, own func(grant.Binding) bool) 
 func anyBelow(paths, others []string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool {
 		return slices.ContainsFunc(others, func(other string) bool {
-			return strings.HasPrefix(path, strings.TrimSuffix(other, "/")+"/")
+			return path != other && host.Within(path, other)
 		})
 	})
 }

@@ -98,7 +98,7 @@ func (c Creates) Announced(cgroups []string) (found bool, err error) {
 func anyWithin(paths, others []string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool {
 		return slices.ContainsFunc(others, func(other string) bool {
-			return path == other || strings.HasPrefix(path, other+"/")
+			return host.Within(path, other)
 		})
 	})
 }

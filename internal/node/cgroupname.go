@@ -102,10 +102,8 @@ func slicePath(slice string) (string, bool) {
 // read, relative paths count as absolute ones.
 func ownCgroups(proc string) (paths []string) {
 	lines, _ := host.ReadFile(filepath.Join(proc, "self/cgroup"), maxCgroups)
-	for line := range strings.Lines(string(lines)) {
-		if words := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(words) == 3 {
-			paths = append(paths, words[2])
-		}
+	for l := range host.CgroupLines(lines) {
+		paths = append(paths, l.Path)
 	}
 	return paths
 }

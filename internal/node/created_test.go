@@ -45,7 +45,7 @@ func TestACreatedContainerKeepsItsGrant(t *testing.T) {
 		},
 		"expired": func(m *model, id grant.ID) {
 			ttl := time.Nanosecond
-			_, err := grants.Update(m.node, id, grants.Terms{TTL: &ttl})
+			_, err := grants.Update(m.node, id, grants.Change{TTL: &ttl})
 			m.must(err)
 		},
 	} {

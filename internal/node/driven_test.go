@@ -56,7 +56,7 @@ func drivenModel(t *testing.T, answers int) (m *model, id grant.ID, silent chan 
 func (m *model) resize(id grant.ID, memory grant.Bytes) chan error {
 	done := make(chan error, 1)
 	go func() {
-		_, err := grants.Update(m.node, id, grants.Terms{Memory: &memory})
+		_, err := grants.Update(m.node, id, grants.Change{Memory: &memory})
 		done <- err
 	}()
 	return done
@@ -130,7 +130,7 @@ func TestGPUledgerdChangesTheDriversLimits(t *testing.T) {
 	}
 	m.wants(id, 2*grant.GiB)
 	ttl := time.Hour
-	if _, err := grants.Update(m.node, id, grants.Terms{TTL: &ttl}); err != nil || len(silent) > 0 {
+	if _, err := grants.Update(m.node, id, grants.Change{TTL: &ttl}); err != nil || len(silent) > 0 {
 		t.Errorf("another time to live: %v, it gets %d requests", err, len(silent))
 	}
 }

@@ -216,9 +216,7 @@ func (f *createFacts) isOwn(b grant.Binding) bool {
 func coverOf(mounts []specs.Mount) (c cover) {
 	for _, m := range mounts {
 		place := filepath.Clean("/" + m.Destination)
-		over := func(dir string) bool {
-			return place == "/" || dir == place || strings.HasPrefix(dir, place+"/")
-		}
+		over := func(dir string) bool { return host.Within(dir, place) }
 		if !over(grant.ShimPlace) && !over("/var"+grant.ShimPlace) {
 			continue
 		}

@@ -130,7 +130,7 @@ func TestALedgerThatCannotBeWritten(t *testing.T) {
 			return err
 		},
 		"Change": func() error {
-			_, err := grants.Update(m.node, g.ID, grants.Terms{Memory: &memory})
+			_, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory})
 			return err
 		},
 		"Renew":   func() error { _, err := grants.Renew(m.node, g.ID); return err },
@@ -644,7 +644,7 @@ func TestAGrowingGrantIsPlacedAgain(t *testing.T) {
 		{2 * grant.GiB, 40, ""}, {3 * grant.GiB, 40, ""}, {3 * grant.GiB, 41, "no-capacity: ..."},
 		{1 * grant.GiB, 10, ""},
 	} {
-		now, err := grants.Update(m.node, g.ID, grants.Terms{Memory: &c.memory, Compute: &c.compute})
+		now, err := grants.Update(m.node, g.ID, grants.Change{Memory: &c.memory, Compute: &c.compute})
 		if wants(t, fmt.Sprintf("%s and %d %%", c.memory, c.compute), err, c.err); err == nil &&
 			(now.Memory() != c.memory || now.Compute != c.compute) {
 			t.Errorf("it has %s and %d %%, want %s and %d %%", now.Memory(), now.Compute, c.memory, c.compute)
@@ -671,7 +671,7 @@ func TestAGrantGrowsToWhatItUses(t *testing.T) {
 		id  grant.ID
 		err string
 	}{{other.ID, "no-capacity: ..."}, {g.ID, ""}} {
-		_, err := grants.Update(m.node, c.id, grants.Terms{Memory: &all})
+		_, err := grants.Update(m.node, c.id, grants.Change{Memory: &all})
 		wants(t, string(c.id), err, c.err)
 	}
 }

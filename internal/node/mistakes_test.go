@@ -153,7 +153,7 @@ func TestAMistakeThatALedgerChangeShowsIsRefused(t *testing.T) {
 	create.Edit = func(config []byte, v grant.Verdict) ([]byte, error) {
 		if edits++; edits == 1 {
 			memory := 2 * grant.GiB
-			if _, err := grants.Update(m.node, g.ID, grants.Terms{Memory: &memory}); err != nil {
+			if _, err := grants.Update(m.node, g.ID, grants.Change{Memory: &memory}); err != nil {
 				return nil, err
 			}
 		}

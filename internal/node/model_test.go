@@ -496,7 +496,7 @@ func (m *model) change(rt *rapid.T) {
 	h := old
 	h.each = grant.Bytes(rapid.IntRange(1, 8).Draw(rt, "GiB")) * grant.GiB
 	memory := h.each * grant.Bytes(len(h.gpus))
-	what := grants.Terms{Memory: &memory}
+	what := grants.Change{Memory: &memory}
 	if rapid.Bool().Draw(rt, "with compute") {
 		h.compute = rapid.SampledFrom([]int{0, 10, 50, 100}).Draw(rt, "compute")
 		what.Compute = &h.compute

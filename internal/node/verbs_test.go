@@ -61,7 +61,7 @@ func (m *model) drain(id grant.ID, reference grant.Reference) {
 
 func (m *model) lapse(id grant.ID) {
 	ttl := time.Nanosecond
-	_, err := grants.Update(m.node, id, grants.Terms{TTL: &ttl})
+	_, err := grants.Update(m.node, id, grants.Change{TTL: &ttl})
 	m.must(err)
 }
 
@@ -86,7 +86,7 @@ func TestVerbsOnEndedGrants(t *testing.T) {
 			_, err = grants.Offer(m.node, late)
 			wants(t, "offer of one that has lapsed", err, "grant-expired: ...")
 		}
-		_, err = grants.Update(m.node, c.id, grants.Terms{TTL: &ttl})
+		_, err = grants.Update(m.node, c.id, grants.Change{TTL: &ttl})
 		wants(t, "change "+string(c.id), err, c.change)
 		_, err = grants.Release(m.node, c.id, true)
 		wants(t, "release "+string(c.id), err, c.release)
@@ -168,7 +168,7 @@ func TestANodeWithABrokenConfiguration(t *testing.T) {
 	_, _, err := grants.Enter(m.node, admission.Ask{Mode: grant.Timeslice, Owner: grant.Bearer, GPUs: 1,
 		Memory: grant.GiB})
 	wants(t, "grant", err, "error: it is broken")
-	_, err = grants.Update(m.node, g.ID, grants.Terms{})
+	_, err = grants.Update(m.node, g.ID, grants.Change{})
 	wants(t, "change", err, "error: it is broken")
 	_, err = grants.Offer(m.node, reference)
 	wants(t, "offer", err, "error: it is broken")
@@ -413,28 +413,28 @@ func TestChangesOfAGrant(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		id      grant.ID
-		change  grants.Terms
+		change  grants.Change
 		memory  grant.Bytes
 		compute int
 		lasts   time.Duration
 		err     string
 	}{
-		{"nothing", g.ID, grants.Terms{}, 4 * grant.GiB, 0, 0, ""},
-		{"more memory, for an hour", g.ID, grants.Terms{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)},
+		{"nothing", g.ID, grants.Change{}, 4 * grant.GiB, 0, 0, ""},
+		{"more memory, for an hour", g.ID, grants.Change{Memory: memory(6 * grant.GiB), TTL: last(time.Hour)},
 			6 * grant.GiB, 0, time.Hour, ""},
-		{"less memory", g.ID, grants.Terms{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
-		{"for ever, with compute", g.ID, grants.Terms{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB,
+		{"less memory", g.ID, grants.Change{Memory: memory(2 * grant.GiB)}, 2 * grant.GiB, 0, time.Hour, ""},
+		{"for ever, with compute", g.ID, grants.Change{Compute: percent(50), TTL: last(0)}, 2 * grant.GiB,
 			50, 0, ""},
-		{"less compute", g.ID, grants.Terms{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
-		{"memory that does not divide", g.ID, grants.Terms{Memory: memory(grant.MiB)}, 0, 0, 0,
+		{"less compute", g.ID, grants.Change{Compute: percent(10)}, 2 * grant.GiB, 10, 0, ""},
+		{"memory that does not divide", g.ID, grants.Change{Memory: memory(grant.MiB)}, 0, 0, 0,
 			"usage: cannot grant: 1MiB over 2 GPUs does not divide evenly in MiB; 2MiB would"},
-		{"more than there is", g.ID, grants.Terms{Memory: memory(20 * grant.GiB)}, 0, 0, 0,
+		{"more than there is", g.ID, grants.Change{Memory: memory(20 * grant.GiB)}, 0, 0, 0,
 			"no-capacity: ..."},
-		{"more of all than there is", whole.ID, grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0,
+		{"more of all than there is", whole.ID, grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0,
 			"usage: cannot change the memory of an exclusive grant: it has all of its GPUs"},
-		{"an exclusive one's time", whole.ID, grants.Terms{TTL: last(time.Hour)}, 8 * grant.GiB, 0,
+		{"an exclusive one's time", whole.ID, grants.Change{TTL: last(time.Hour)}, 8 * grant.GiB, 0,
 			time.Hour, ""},
-		{"no such grant", "g-nonenonenone", grants.Terms{Memory: memory(grant.GiB)}, 0, 0, 0,
+		{"no such grant", "g-nonenonenone", grants.Change{Memory: memory(grant.GiB)}, 0, 0, 0,
 			"not found: the ledger has no grant g-nonenonenone"},
 	} {
 		got, err := grants.Update(m.node, c.id, c.change)

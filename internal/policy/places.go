@@ -38,7 +38,7 @@ func validPlaces(p grant.Policy) error {
 	if err != nil {
 		return err
 	}
-	if within(state, run) || within(run, state) {
+	if host.Within(state, run) || host.Within(run, state) {
 		return fmt.Errorf("run_dir: want a directory apart from state_dir: both have a folder \"grants\"")
 	}
 	return validAudit(p, state, run)
@@ -52,13 +52,14 @@ func ownDirectory(key, dir string) (string, error) {
 	}
 	path := realPath(dir)
 	for _, dirs := range [][]string{sharedDirs, kernelDirs} {
-		if i := slices.IndexFunc(dirs, func(shared string) bool { return within(shared, path) }); i >= 0 {
+		isAbove := func(shared string) bool { return host.Within(shared, path) }
+		if i := slices.IndexFunc(dirs, isAbove); i >= 0 {
 			return "", fmt.Errorf("%s: want a directory of our own: %q is or holds %s, which others use",
 				key, dir, dirs[i])
 		}
 	}
 	for _, kernel := range kernelDirs {
-		if within(path, kernel) && !strings.HasPrefix(path, "/dev/shm/") {
+		if host.Within(path, kernel) && !strings.HasPrefix(path, "/dev/shm/") {
 			return "", fmt.Errorf("%s: want a directory of our own, and %q is the kernel's", key, dir)
 		}
 	}
@@ -76,17 +77,17 @@ func validAudit(p grant.Policy, dirs ...string) error {
 	}
 	path := filepath.Join(realPath(filepath.Dir(file)), filepath.Base(file))
 	for _, dir := range dirs {
-		if within(dir, path) {
+		if host.Within(dir, path) {
 			return fmt.Errorf("audit.file: %q is or holds a directory of the ledger", file)
 		}
 		for _, name := range ledgerNames {
-			if within(path, filepath.Join(dir, name)) {
+			if host.Within(path, filepath.Join(dir, name)) {
 				return fmt.Errorf("audit.file: %q is the ledger's", file)
 			}
 		}
 	}
 	for _, kernel := range []string{"/proc", "/sys"} {
-		if within(path, kernel) {
+		if host.Within(path, kernel) {
 			return fmt.Errorf("audit.file: want a file of our own, and %q is the kernel's", file)
 		}
 	}
@@ -108,11 +109,4 @@ func realPath(path string) string {
 		}
 		rest, path = filepath.Join(filepath.Base(path), rest), filepath.Dir(path)
 	}
-}
-
-// within reports whether a path is dir or below it.
-func within(path, dir string) bool {
-	// without a concatenation: a create compares two directories with some fifty
-	dir = strings.TrimSuffix(dir, "/")
-	return strings.HasPrefix(path, dir) && (len(path) == len(dir) || path[len(dir)] == '/')
 }

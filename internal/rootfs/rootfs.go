@@ -137,7 +137,7 @@ func (t Tree) change(change func([]cacheEntry) ([]cacheEntry, bool)) error {
 func (t Tree) covered(path string) bool {
 	for _, m := range t.Mounts {
 		m = filepath.Clean("/" + m)
-		if m != "/" && (path == m || strings.HasPrefix(path, m+"/")) {
+		if m != "/" && host.Within(path, m) {
 			return true
 		}
 	}

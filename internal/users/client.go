@@ -37,7 +37,7 @@ func (c Client) Look(ctx context.Context) (v NodeView, err error) {
 func (c Client) Basis(ctx context.Context, references []string) (b Basis, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	text, err := json.Marshal(Explain{References: references})
+	text, err := json.Marshal(ExplainRequest{References: references})
 	if err != nil {
 		return b, fmt.Errorf("internal error: %w", err)
 	}
@@ -61,36 +61,39 @@ func (c Client) document(ctx context.Context, method, path string, request []byt
 func (c Client) Release(ctx context.Context, id grant.ID) (grant.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	e, err := c.events(ctx, ReleasePath, Release{ID: id}, nil)
+	e, err := c.events(ctx, ReleasePath, ReleaseRequest{ID: id}, nil)
 	return e.grant(), err
 }
 
 // Update changes a grant of the caller. It returns a sentence about the grant, too.
-func (c Client) Update(ctx context.Context, change Update) (grant.Grant, string, error) {
+func (c Client) Update(ctx context.Context, change UpdateRequest) (grant.Grant, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, updateTime)
 	defer cancel()
 	e, err := c.events(ctx, UpdatePath, change, nil)
 	return e.grant(), e.Sentence, err
 }
 
-// Grant asks for a grant, and waits as long as the ask says. place is called with each place in the
-// queue, and with 0 when the daemon is gone: the request is sent again then until its time is over.
-func (c Client) Grant(ctx context.Context, ask Ask, place func(place, of int)) (grant.Grant, string, error) {
-	return c.wait(ctx, GrantPath, ask, place)
+// Grant asks for a grant, and waits as long as the request says. place is called with each place in
+// the queue, and with 0 when the daemon is gone: the request is sent again then until its time is
+// over. It returns a sentence about the grant, too.
+func (c Client) Grant(ctx context.Context, request GrantRequest, place func(place, of int)) (grant.Grant,
+	string, error) {
+	return c.wait(ctx, GrantPath, request, place)
 }
 
 // Run is Grant for this process and all that it will start. It is in the grant's cgroup then.
-func (c Client) Run(ctx context.Context, ask Ask, place func(place, of int)) (grant.Grant, string, error) {
-	return c.wait(ctx, RunPath, ask, place)
+func (c Client) Run(ctx context.Context, request GrantRequest, place func(place, of int)) (grant.Grant,
+	string, error) {
+	return c.wait(ctx, RunPath, request, place)
 }
 
-func (c Client) wait(ctx context.Context, path string, ask Ask,
+func (c Client) wait(ctx context.Context, path string, request GrantRequest,
 	place func(place, of int)) (grant.Grant, string, error) {
-	end := ask.Since.Add(ask.Wait)
+	end := request.Since.Add(request.Wait)
 	for gone := false; ; {
-		left := ask
+		left := request
 		left.Wait = max(time.Until(end), 0)
-		if ask.Wait == 0 {
+		if request.Wait == 0 {
 			left.Wait = 0
 		}
 		try, cancel := context.WithTimeout(ctx, left.Wait+answerTime)
@@ -101,7 +104,7 @@ func (c Client) wait(ctx context.Context, path string, ask Ask,
 		cancel()
 		var down *DownError
 		if again := errors.Is(err, errGone) || errors.As(err, &down) && gone; !again ||
-			ask.Wait == 0 || !time.Now().Before(end) || ctx.Err() != nil {
+			request.Wait == 0 || !time.Now().Before(end) || ctx.Err() != nil {
 			return e.grant(), e.Sentence, err
 		}
 		if !gone {

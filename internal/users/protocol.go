@@ -17,11 +17,11 @@ const Version = "1"
 // The paths of the protocol.
 const (
 	ViewPath    = "/v" + Version + "/view"    // GET: NodeView
-	GrantPath   = "/v" + Version + "/grant"   // POST Ask: lines of Event
-	RunPath     = "/v" + Version + "/run"     // POST Ask: lines of Event; the caller's process has it
-	ReleasePath = "/v" + Version + "/release" // POST Release: Event
-	UpdatePath  = "/v" + Version + "/update"  // POST Update: Event
-	ExplainPath = "/v" + Version + "/explain" // POST Explain: Basis
+	GrantPath   = "/v" + Version + "/grant"   // POST GrantRequest: lines of Event
+	RunPath     = "/v" + Version + "/run"     // POST GrantRequest: lines of Event; for the caller
+	ReleasePath = "/v" + Version + "/release" // POST ReleaseRequest: Event
+	UpdatePath  = "/v" + Version + "/update"  // POST UpdateRequest: Event
+	ExplainPath = "/v" + Version + "/explain" // POST ExplainRequest: Basis
 )
 
 // MaxBody is the largest request, in bytes.
@@ -158,8 +158,8 @@ func (t Terms) Ask() admission.Ask {
 		Owner: t.Owner, For: t.For, User: t.User}
 }
 
-// Ask is a request for a grant.
-type Ask struct {
+// GrantRequest is a request for a grant.
+type GrantRequest struct {
 	Terms
 	// Secret is that of the new grant, chosen by the client. A request that is sent again, because
 	// the daemon was restarted, finds by it what was granted meanwhile.
@@ -169,22 +169,23 @@ type Ask struct {
 	Since time.Time `json:"since"`
 }
 
-// Release is a request to release grants.
-type Release struct {
+// ReleaseRequest is a request to release grants.
+type ReleaseRequest struct {
 	ID grant.ID `json:"id"`
 }
 
-// Update is a request to change a grant. A member that is missing stays as it is.
-type Update struct {
+// UpdateRequest is a request to change a grant. A member that is missing stays as it is.
+type UpdateRequest struct {
 	ID      grant.ID       `json:"id"`
 	Memory  *grant.Bytes   `json:"memory,omitempty"`  // over all of its GPUs
 	Compute *int           `json:"compute,omitempty"` // percent; 0: no share any more
 	TTL     *time.Duration `json:"ttl,omitempty"`     // from now; 0: for ever
 }
 
-// Explain asks for what a verdict about a container of the caller is decided by. The container is
-// judged by the client: what it names, as files, the client may read and gpuledgerd does not.
-type Explain struct {
+// ExplainRequest asks for what a verdict about a container of the caller is decided by. The
+// container is judged by the client: what it names, as files, the client may read and gpuledgerd
+// does not.
+type ExplainRequest struct {
 	References []string `json:"references"` // those in its config.json, at most MaxReferences
 }
 

@@ -93,8 +93,3 @@ func podOf(name string) string {
 	}
 	return ""
 }
-
-// isBelow reports whether a path is a cgroup or lies below it.
-func isBelow(path, cgroup string) bool {
-	return path == cgroup || strings.HasPrefix(path, cgroup+"/")
-}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 var (
@@ -91,7 +92,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Add("/docker/" + id0 + "/x")
 	f.Add("//" + id0)
 	f.Fuzz(func(t *testing.T, path string) {
-		if p := ParseCgroup(path); p.Container != "" && (!isBelow(filepath.Clean("/"+path), p.Cgroup) ||
+		if p := ParseCgroup(path); p.Container != "" && (!host.Within(filepath.Clean("/"+path), p.Cgroup) ||
 			!strings.HasSuffix(strings.TrimSuffix(p.Cgroup, ".scope"), p.Container)) {
 			t.Errorf("ParseCgroup(%q) is %+v", path, p)
 		}

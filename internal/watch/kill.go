@@ -26,7 +26,7 @@ func Stop(h host.Host, u grant.User) (int, error) {
 		return 0, fmt.Errorf("cannot stop %s: it has no cgroup of its own", userName(u))
 	}
 	for _, pid := range []int{1, os.Getpid()} {
-		if p, err := readProcess(h, pid); err != nil || isBelow(p.Cgroup, u.Cgroup) {
+		if p, err := readProcess(h, pid); err != nil || host.Within(p.Cgroup, u.Cgroup) {
 			return 0, fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", userName(u), pid,
 				u.Cgroup, err)
 		}
@@ -40,7 +40,7 @@ func Stop(h host.Host, u grant.User) (int, error) {
 // IsIn reports whether this process, and no other of its pid, runs in a cgroup or below it.
 func IsIn(h host.Host, p grant.Process, cgroup string) bool {
 	now, err := readProcess(h, p.PID)
-	return err == nil && cgroup != "" && now.Process == p && isBelow(now.Cgroup, cgroup)
+	return err == nil && cgroup != "" && now.Process == p && host.Within(now.Cgroup, cgroup)
 }
 
 // stopTime is how long killed processes may take to end. One that hangs in the driver does not end.
@@ -51,7 +51,8 @@ const stopTime = 5 * time.Second
 // killed one by one, each held by a pidfd while its cgroup is checked. Many of them end with their
 // init before that.
 func killProcesses(h host.Host, u grant.User) (int, error) {
-	dir := filepath.Join(cgroupRoot(h), u.Cgroup)
+	root, _ := h.CgroupRoot()
+	dir := filepath.Join(root, u.Cgroup)
 	there := map[int]bool{}
 	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
 		pids, err := processesBelow(dir)
@@ -93,7 +94,7 @@ func killProcess(h host.Host, pid int, cgroup string) bool {
 		return false
 	}
 	defer unix.Close(fd)
-	if p, err := readProcess(h, pid); err != nil || !isBelow(p.Cgroup, cgroup) {
+	if p, err := readProcess(h, pid); err != nil || !host.Within(p.Cgroup, cgroup) {
 		return false
 	}
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil

@@ -32,7 +32,7 @@ type ProcessTable struct {
 	Host host.Host
 
 	pass           int
-	v1             bool // result of onV1
+	v1             bool // cgroup v1 controls the devices
 	members        cgroupMembers
 	own            uint64 // the pid namespace of this program
 	exits          *host.ExitWatcher
@@ -116,7 +116,7 @@ func (c *ProcessTable) beginPass() {
 		c.exits, c.exitsErr = begin()
 	}
 	c.pass++
-	c.v1 = onV1(c.Host)
+	_, c.v1 = c.Host.CgroupRoot()
 	c.ended()
 }
 
@@ -245,8 +245,8 @@ func (c *ProcessTable) inCgroup(pid int, r *processEntry) bool {
 		return false
 	}
 	if c.members.pass != c.pass {
-		c.members = cgroupMembers{pass: c.pass, root: cgroupRoot(c.Host), read: map[string]bool{},
-			in: map[int]string{}}
+		root, _ := c.Host.CgroupRoot()
+		c.members = cgroupMembers{pass: c.pass, root: root, read: map[string]bool{}, in: map[int]string{}}
 	}
 	cgroup := c.processes[pid].Cgroup
 	if !c.members.read[cgroup] {
@@ -306,7 +306,8 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Cgroup = cgroupIn(lines, onV1(h))
+	_, v1 := h.CgroupRoot()
+	p.Cgroup = cgroupIn(lines, v1)
 	if after, _, err := h.Process(pid); err != nil || after != before {
 		return p, os.ErrProcessDone
 	}
@@ -316,36 +317,16 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 // maxProc bounds a file of /proc, in bytes.
 const maxProc = 64 << 10
 
-// onV1 reports whether cgroup v1 controls the devices on this node.
-func onV1(h host.Host) bool {
-	_, err := os.Stat(filepath.Join(h.Sys, "fs/cgroup/devices/cgroup.procs"))
-	return err == nil
-}
-
-// cgroupRoot is where that hierarchy is mounted.
-func cgroupRoot(h host.Host) string {
-	top := filepath.Join(h.Sys, "fs/cgroup")
-	for _, name := range []string{"devices", "unified"} {
-		if _, err := os.Stat(filepath.Join(top, name, "cgroup.procs")); err == nil {
-			return filepath.Join(top, name)
-		}
-	}
-	return top
-}
-
 // cgroupIn reads /proc/PID/cgroup (cgroups(7)): lines of HIERARCHY:CONTROLLERS:PATH, where that of
 // v2 is 0::PATH. It returns "" if the kernel reports no path, or one outside this cgroup namespace.
 func cgroupIn(lines []byte, v1 bool) string {
-	for line := range bytes.Lines(lines) {
-		parts := strings.SplitN(strings.TrimSuffix(string(line), "\n"), ":", 3)
-		if len(parts) < 3 || strings.HasPrefix(parts[2], "/..") {
-			continue
-		}
-		path := strings.TrimSuffix(parts[2], " (deleted)")
-		for controller := range strings.SplitSeq(parts[1], ",") {
-			if v1 && controller == "devices" || !v1 && parts[0] == "0" && controller == "" {
-				return path
-			}
+	controller := ""
+	if v1 {
+		controller = "devices"
+	}
+	for l := range host.CgroupLines(lines) {
+		if l.Has(controller) && !strings.HasPrefix(l.Path, "/..") {
+			return strings.TrimSuffix(l.Path, " (deleted)")
 		}
 	}
 	return ""

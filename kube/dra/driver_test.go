@@ -182,7 +182,7 @@ func TestAClaimKeepsItsNameOverABoot(t *testing.T) {
 // An administrator's change to a claim's grant stays until the claim is unprepared. It changes
 // neither the claim's name nor a running container.
 func TestAChangedGrantOfAClaimIsKept(t *testing.T) {
-	for name, change := range map[string]grants.Terms{"more memory": {Memory: new(6 * grant.GiB)},
+	for name, change := range map[string]grants.Change{"more memory": {Memory: new(6 * grant.GiB)},
 		"less": {Memory: new(grant.GiB)}, "no share of compute": {Compute: new(0)}} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, 1)

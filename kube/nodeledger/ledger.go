@@ -142,7 +142,7 @@ func (l Ledger) enter(what entry) (e outcome) {
 
 // SetMemory gives a grant more memory on its GPUs. Its errors are as those of Enter.
 func (l Ledger) SetMemory(g grant.Grant, memory grant.Bytes) error {
-	_, err := grants.Update(l.Open(), g.ID, grants.Terms{Memory: &memory})
+	_, err := grants.Update(l.Open(), g.ID, grants.Change{Memory: &memory})
 	var refusal *grant.Refusal
 	if errors.As(err, &refusal) && refusal.Code == grant.NoCapacity {
 		return l.noCapacity(admission.Ask{Memory: memory, Mode: g.Mode, GPUs: len(g.GPUs)}, refusal.Code)

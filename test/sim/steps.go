@@ -373,7 +373,7 @@ func (l *life) change() {
 	h.busy, h.possible = true, append(slices.Clone(before), memory)
 	l.begin("update", func(p *process, n *node.Node) {
 		p.update = true
-		_, err := grants.Update(n, h.id, grants.Terms{Memory: &memory})
+		_, err := grants.Update(n, h.id, grants.Change{Memory: &memory})
 		if h.busy = false; err == nil {
 			h.possible = []grant.Bytes{memory}
 		} else if p.faults == 0 {

@@ -100,7 +100,7 @@ func (l *life) send(r *userAsk) {
 // serve is what package userserver does about a request for a grant.
 func (l *life) serve(p *process, n *node.Node, r *userAsk) {
 	d := p.of
-	g, waiter, err := d.queue.Ask(func() *node.Node { return n }, grants.Read, r.Request)
+	g, waiter, err := d.queue.GrantOrWait(func() *node.Node { return n }, grants.Read, r.Request)
 	if waiter != nil {
 		l.entries++
 		r.waiter, r.number = waiter, l.entries

@@ -55,7 +55,7 @@ func ownCgroupOf(h host.Host, pid int) (string, error) {
 		return "", err
 	case cgroup == "/" || strings.HasPrefix(cgroup, "/.."):
 		return "", fmt.Errorf("its cgroup is %s, which is not its own", cgroup)
-	case own == cgroup || strings.HasPrefix(own, cgroup+"/"):
+	case host.Within(own, cgroup):
 		return "", fmt.Errorf("its cgroup %s is gpuledgerd's, too", cgroup)
 	}
 	return cgroup, nil
@@ -67,9 +67,9 @@ func cgroupOf(h host.Host, pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for line := range strings.Lines(string(text)) {
-		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found {
-			return path, nil
+	for l := range host.CgroupLines(text) {
+		if l.Has("") {
+			return l.Path, nil
 		}
 	}
 	return "", fmt.Errorf("process %d is in no cgroup of v2", pid)

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -164,8 +165,7 @@ func runningCgroup(n *node.Node, b grant.Binding) (f limitedCgroup, err error) {
 	}
 	recorded, below := strings.CutPrefix(n.Ledger.Containers.Cgroup(b.RuntimeRoot, b.Container),
 		cgroupRoot(n.Host))
-	if !below || recorded == "" || recorded == "/" ||
-		own != recorded && !strings.HasPrefix(own, recorded+"/") {
+	if !below || recorded == "" || recorded == "/" || !host.Within(own, recorded) {
 		return f, cannotLimit{fmt.Errorf("its first process is in the cgroup %s, and its runtime recorded %q",
 			own, recorded)}
 	}

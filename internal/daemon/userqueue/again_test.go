@@ -42,7 +42,7 @@ func TestARequestSentAgainFindsItsGrant(t *testing.T) {
 		return tx.Put(g)
 	}))
 	ask := func() (grant.Grant, error) {
-		g, waiter, err := (&Queue{}).Ask(func() *node.Node { return n.Node }, grants.Read,
+		g, waiter, err := (&Queue{}).GrantOrWait(func() *node.Node { return n.Node }, grants.Read,
 			Request{User: 60001, Ask: admission.Ask{User: 60001, Source: grant.ByUser, Secret: "secret"}})
 		if waiter != nil {
 			t.Error("it waits")

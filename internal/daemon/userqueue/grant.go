@@ -53,10 +53,10 @@ func quotaOf(n *node.Node, uid uint32, wait bool) (*grant.Quota, error) {
 			grant.Docs + "users.md)"}
 }
 
-// Ask grants a request at once. If that is not possible now and the request waits, it enters the
-// queue: then there is a waiter, and the error is why there is no grant yet. current returns the
-// node, whose configuration may change meanwhile.
-func (q *Queue) Ask(current func() *node.Node, read Reader, r Request) (grant.Grant, *Waiter, error) {
+// GrantOrWait grants a request at once. If that is not possible now and the request waits, it
+// enters the queue: then there is a waiter, and the error is why there is no grant yet. current
+// returns the node, whose configuration may change meanwhile.
+func (q *Queue) GrantOrWait(current func() *node.Node, read Reader, r Request) (grant.Grant, *Waiter, error) {
 	n := current()
 	g, found, err := grants.FindBySecret(n, r.Ask.User, r.Ask.Secret)
 	switch {

@@ -41,7 +41,7 @@ func (n *withGPU) inventory(boot string) {
 
 // asks has root ask for memory; user tells requests apart.
 func (n *withGPU) asks(user uint32, secret string, memory grant.Bytes) (grant.Grant, *Waiter, error) {
-	return n.queue.Ask(func() *node.Node { return n.Node }, grants.Read,
+	return n.queue.GrantOrWait(func() *node.Node { return n.Node }, grants.Read,
 		Request{User: user, Waits: true, Ask: admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1,
 			Memory: memory, Source: "test", User: user, Secret: secret}})
 }
@@ -129,7 +129,7 @@ func TestWhoAsksWhileGroupsCannotBeRead(t *testing.T) {
 	ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1, Memory: grant.GiB,
 		Source: grant.ByUser, User: 60004}
 	for _, waits := range []bool{false, true} {
-		_, w, err := n.queue.Ask(func() *node.Node { return n.Node }, grants.Read,
+		_, w, err := n.queue.GrantOrWait(func() *node.Node { return n.Node }, grants.Read,
 			Request{User: 60004, Ask: ask, Waits: waits})
 		if (w != nil) != waits || !isUnknown(err) {
 			t.Errorf("waits: %v: %v, %v", waits, w, err)

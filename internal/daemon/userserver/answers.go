@@ -82,7 +82,7 @@ func anonymous(g grant.Grant) grant.Grant {
 
 // release releases a grant of the caller.
 func (s *Server) release(w http.ResponseWriter, r *http.Request) {
-	var ask users.Release
+	var ask users.ReleaseRequest
 	if !read(w, r, &ask) {
 		return
 	}
@@ -120,7 +120,7 @@ func (s *Server) has(n *node.Node, p peer, id grant.ID) error {
 // update changes a grant of the caller. Driver limits can take as long as root's update waits for
 // them, so the caller may have gone meanwhile.
 func (s *Server) update(w http.ResponseWriter, r *http.Request) {
-	var change users.Update
+	var change users.UpdateRequest
 	if !read(w, r, &change) {
 		return
 	}
@@ -141,7 +141,7 @@ func (s *Server) update(w http.ResponseWriter, r *http.Request) {
 
 // updateOf changes a grant by the configuration of now, which may have another quota than when the
 // request came.
-func (s *Server) updateOf(p peer, change users.Update) (n *node.Node, g grant.Grant, err error) {
+func (s *Server) updateOf(p peer, change users.UpdateRequest) (n *node.Node, g grant.Grant, err error) {
 	n = s.Node()
 	c, q, err := changeOf(n, p, change)
 	if err == nil {
@@ -151,10 +151,10 @@ func (s *Server) updateOf(p peer, change users.Update) (n *node.Node, g grant.Gr
 }
 
 // changeOf is what a request changes, and the quota by which it is judged.
-func changeOf(n *node.Node, p peer, change users.Update) (grants.Terms, *grant.Quota, error) {
-	c := grants.Terms{Memory: change.Memory, Compute: change.Compute, TTL: change.TTL}
+func changeOf(n *node.Node, p peer, change users.UpdateRequest) (grants.Change, *grant.Quota, error) {
+	c := grants.Change{Memory: change.Memory, Compute: change.Compute, TTL: change.TTL}
 	_, err := grant.ParseID(string(change.ID))
-	if err != nil || c == (grants.Terms{}) || c.TTL != nil && *c.TTL < 0 {
+	if err != nil || c == (grants.Change{}) || c.TTL != nil && *c.TTL < 0 {
 		return c, nil, &grant.UsageError{
 			Message: "cannot change a grant: want its id, and what to change"}
 	}
@@ -178,7 +178,7 @@ const (
 
 // grant answers with a grant at once, or has the caller wait in the queue for one.
 func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
-	var request users.Ask
+	var request users.GrantRequest
 	if !read(w, r, &request) {
 		return
 	}
@@ -193,7 +193,7 @@ func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
 
 // askOf is what a request asks for, with what the kernel says about the caller in place of what the
 // client says, and without the quota.
-func askOf(n *node.Node, p peer, request users.Ask) (admission.Ask, error) {
+func askOf(n *node.Node, p peer, request users.GrantRequest) (admission.Ask, error) {
 	ask := request.Ask()
 	ask.Secret = request.Secret
 	if !grant.IsSecret(request.Secret) {

@@ -18,7 +18,7 @@ const maxWait = 7 * 24 * time.Hour
 // serveAsk answers a request at once, or when its turn has come. What is granted to a client that
 // is gone is taken back, unless it comes again.
 func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, ask admission.Ask,
-	request users.Ask, of userqueue.Program) {
+	request users.GrantRequest, of userqueue.Program) {
 	ctx, this, end := s.attempts.begin(ctx, identity{p.uid, p.root, request.Secret})
 	defer end()
 	defer func() {
@@ -29,7 +29,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 	var out userqueue.Outcome
 	var waiter *userqueue.Waiter
 	if !s.inTurn(ctx, p, func() {
-		out.Grant, waiter, out.Err = s.queue.Ask(s.Node, s.Ledger, userqueue.Request{User: p.uid,
+		out.Grant, waiter, out.Err = s.queue.GrantOrWait(s.Node, s.Ledger, userqueue.Request{User: p.uid,
 			Since: request.Since, Ask: ask, Waits: request.Wait > 0, For: of})
 	}) {
 		return

@@ -37,7 +37,7 @@ func (c *client) Write(line []byte) (int, error) {
 
 // sends sends a request of ada's for 1 GiB that waits. The channel is closed when it is over.
 func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
-	text, _ := json.Marshal(users.Ask{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
+	text, _ := json.Marshal(users.GrantRequest{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
 		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
 	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(string(text)))
 	r = r.WithContext(context.WithValue(ctx, peerKey{}, peer{uid: ada}))
@@ -63,8 +63,9 @@ func (c *client) waits(t *testing.T, place string) {
 // has one place in the queue and one grant.
 func TestARequestThatWaitsIsSentAgain(t *testing.T) {
 	s := newServer(t)
-	full := s.answer(t.Context(), bert, "POST", users.GrantPath, users.Ask{Secret: strings.Repeat("cd", 16),
-		Terms: users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
+	all := users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}
+	full := s.answer(t.Context(), bert, "POST", users.GrantPath,
+		users.GrantRequest{Secret: strings.Repeat("cd", 16), Terms: all})
 	if !strings.Contains(full, "granted g-") {
 		t.Fatal(full)
 	}

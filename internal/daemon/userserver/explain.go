@@ -11,7 +11,7 @@ import (
 
 // explain answers with what a verdict about a container of the caller is decided by.
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
-	var ask users.Explain
+	var ask users.ExplainRequest
 	if !read(w, r, &ask) {
 		return
 	}

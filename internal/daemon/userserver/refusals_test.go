@@ -76,13 +76,13 @@ func TestRefusalsDoNotFillTheAuditLog(t *testing.T) {
 		for i := range times {
 			switch i % 3 {
 			case 0: // by the quota or the node
-				s.answer(t.Context(), uid, "POST", users.GrantPath, users.Ask{Terms: terms,
+				s.answer(t.Context(), uid, "POST", users.GrantPath, users.GrantRequest{Terms: terms,
 					Secret: strings.Repeat("ab", 16)})
 			case 1: // without a secret
-				s.answer(t.Context(), uid, "POST", users.RunPath, users.Ask{Terms: terms})
+				s.answer(t.Context(), uid, "POST", users.RunPath, users.GrantRequest{Terms: terms})
 			case 2:
 				s.answer(t.Context(), uid, "POST", users.UpdatePath,
-					users.Update{ID: "g-aaaaaaaaaaaa", Memory: &much})
+					users.UpdateRequest{ID: "g-aaaaaaaaaaaa", Memory: &much})
 			}
 		}
 	}

@@ -23,7 +23,7 @@ import (
 // run answers as grant does. The grant is that of the process that has connected, which is moved
 // into a cgroup below its own.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) {
-	var request users.Ask
+	var request users.GrantRequest
 	if !read(w, r, &request) {
 		return
 	}

@@ -44,7 +44,7 @@ func (s *Server) answer(ctx context.Context, user uint32, method, path string, b
 
 // asksFor asks for a grant of 1 GiB.
 func (s *Server) asksFor(ctx context.Context, user uint32, secret string) string {
-	return s.answer(ctx, user, "POST", users.GrantPath, users.Ask{Secret: strings.Repeat(secret, 16),
+	return s.answer(ctx, user, "POST", users.GrantPath, users.GrantRequest{Secret: strings.Repeat(secret, 16),
 		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
 }
 

@@ -85,8 +85,8 @@ func TestChangesTakeTurns(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // so that it does not wait
 	memory := 2 * grant.GiB
-	for path, body := range map[string]any{users.ReleasePath: users.Release{ID: id},
-		users.UpdatePath: users.Update{ID: id, Memory: &memory}} {
+	for path, body := range map[string]any{users.ReleasePath: users.ReleaseRequest{ID: id},
+		users.UpdatePath: users.UpdateRequest{ID: id, Memory: &memory}} {
 		if got := s.answer(gone, ada, "POST", path, body); got != "" {
 			t.Errorf("%s: %s", path, got)
 		}
@@ -105,7 +105,7 @@ func TestChangesTakeTurns(t *testing.T) {
 	if daemontest.Must(t, err); len(o.Grants) != 2 || o.Grants[0].Memory() != grant.GiB {
 		t.Errorf("the ledger has %+v", o.Grants)
 	}
-	got := s.answer(t.Context(), ada, "POST", users.ReleasePath, users.Release{ID: id})
+	got := s.answer(t.Context(), ada, "POST", users.ReleasePath, users.ReleaseRequest{ID: id})
 	if !strings.Contains(got, string(id)) || len(s.granted(t, ada)) != 0 {
 		t.Errorf("ada is answered %s", got)
 	}
@@ -117,11 +117,12 @@ func TestOnlyOwnersTakeTurns(t *testing.T) {
 	s := newServer(t)
 	s.asksFor(t.Context(), ada, "ab")
 	for _, uid := range []uint32{0, bert, 100000, 100001} {
-		got := s.answer(t.Context(), uid, "POST", users.ReleasePath, users.Release{ID: s.granted(t, ada)[0]})
+		release := users.ReleaseRequest{ID: s.granted(t, ada)[0]}
+		got := s.answer(t.Context(), uid, "POST", users.ReleasePath, release)
 		if !strings.Contains(got, "you have no grant") {
 			t.Errorf("user %d is answered %s", uid, got)
 		}
-		change := users.Update{ID: "g-aaaaaaaaaaaa", Memory: new(grant.Bytes)}
+		change := users.UpdateRequest{ID: "g-aaaaaaaaaaaa", Memory: new(grant.Bytes)}
 		s.answer(t.Context(), uid, "POST", users.UpdatePath, change)
 		s.asksFor(t.Context(), uid, "cd")
 	}
@@ -148,7 +149,7 @@ func TestAnUpdateIsJudgedWhenItIsMade(t *testing.T) {
 		return &less
 	}
 	memory := 8 * grant.GiB
-	got := s.answer(t.Context(), ada, "POST", users.UpdatePath, users.Update{ID: id, Memory: &memory})
+	got := s.answer(t.Context(), ada, "POST", users.UpdatePath, users.UpdateRequest{ID: id, Memory: &memory})
 	s.Node = before
 	o, err := grants.Read(s.Node())
 	daemontest.Must(t, err)
