@@ -15,11 +15,15 @@ type Seat struct {
 	Mode    grant.Mode   // of the grants that it serves; "" if it serves none
 	Modes   []grant.Mode // those in which a grant can be made: one if it serves any
 	Outside grant.Bytes  // in use outside every grant
+	Held    bool         // a container has it open that has no grant of it
 	Space   grant.Bytes  // what could be granted if there were no grants
 	Free    grant.Bytes  // what can be granted
 	Compute int          // percent that can be granted
 	Served  int          // in mode mps: the number of GPUs of its daemon, and so of every grant here
 }
+
+// Used reports whether it is used outside every grant, so that no grant can have all of it.
+func (s Seat) Used() bool { return s.Outside > 0 || s.Held }
 
 // Seats returns every GPU and every MIG device, with what the grants of a view leave of it. A
 // caller that counts some grants itself leaves them out of the view.
@@ -31,7 +35,7 @@ func Seats(v grant.View, inv grant.Inventory, p grant.Policy) ([]Seat, error) {
 	seats := make([]Seat, len(all))
 	for i, s := range all {
 		seats[i] = Seat{Device: s.device, Closed: s.closed, Mode: s.mode, Modes: modesOf(s),
-			Outside: s.outside, Space: s.space, Free: s.free, Compute: max(s.compute, 0),
+			Outside: s.outside, Held: s.held, Space: s.space, Free: s.free, Compute: max(s.compute, 0),
 			Served: len(s.daemonGPUs)}
 	}
 	return seats, nil

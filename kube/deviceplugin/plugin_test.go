@@ -76,6 +76,19 @@ func TestTheKubeletGetsWhatIsFree(t *testing.T) {
 	}
 }
 
+// TestAGPUThatIsOpenWithoutAGrantIsNotGivenWhole: its node would refuse the grant.
+func TestAGPUThatIsOpenWithoutAGrantIsNotGivenWhole(t *testing.T) {
+	s := newSite(t, 2, Whole(), "")
+	s.Hold(s.UUID(0))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	stream, err := c.ListAndWatch(context.Background(), &api.Empty{})
+	check(t, err)
+	if free, all := healthy(t, stream); free != 1 || all != 2 {
+		t.Errorf("%d of %d GPUs are healthy, want 1 of 2", free, all)
+	}
+}
+
 func TestTheFirstUnitsArePreferred(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()

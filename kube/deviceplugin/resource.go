@@ -127,7 +127,7 @@ func (r Resource) gpus(seats []admission.Seat, of counted) []*api.Device {
 	var list []*api.Device
 	for _, s := range seats {
 		held := slices.Contains(of.devices, s.GPU.UUID)
-		free := s.Mode == "" && s.Outside == 0 && slices.Contains(s.Modes, grant.Exclusive)
+		free := s.Mode == "" && !s.Used() && slices.Contains(s.Modes, grant.Exclusive)
 		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held || free))}
 		if s.GPU.NUMA >= 0 {
 			d.Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(s.GPU.NUMA)}}}

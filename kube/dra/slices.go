@@ -164,7 +164,7 @@ func sharedDevice(p nodeledger.Content, s admission.Seat, mode grant.Mode,
 func jointDevice(p nodeledger.Content, s admission.Seat, mode grant.Mode, exclusive bool,
 	unserved string) resourceapi.Device {
 	d := sharedDevice(p, s, mode, unserved)
-	d.Attributes[wholeAttribute] = boolean(exclusive && s.Outside == 0)
+	d.Attributes[wholeAttribute] = boolean(exclusive && !s.Used())
 	i := slices.IndexFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Key == taintUnserved || t.Key == taintWeak
 	})
@@ -280,8 +280,12 @@ func taints(p nodeledger.Content, s admission.Seat, mode grant.Mode, offer grant
 	if s.Closed != "" {
 		add(taintClosed, label(s.Closed))
 	}
-	if s.Outside > 0 && mode.IsWhole() {
+	switch {
+	case !mode.IsWhole():
+	case s.Outside > 0:
 		add(taintOutside, label(s.Outside.String()))
+	case s.Held:
+		add(taintOutside, "open")
 	}
 	if unserved != "" && mode == grant.MPS {
 		add(taintUnserved, label(unserved))

@@ -136,6 +136,10 @@ func TestPublishedDevices(t *testing.T) {
 			}, []string{"0 exclusive memory=13Gi gpuledger.dev/outside=3GiB",
 				"0 timeslice memory=13Gi compute=100",
 				"0 limit memory=13Gi compute=100"}},
+		"nor is one that a container has open without a grant": {
+			several, func(n *nodeledgertest.SimulatedNode) { n.Hold(n.UUID(0)) },
+			[]string{"0 exclusive memory=16Gi gpuledger.dev/outside=open",
+				"0 timeslice memory=16Gi compute=100", "0 limit memory=16Gi compute=100"}},
 		"a reserve is taken off": {several + "[policy]\nreserve = \"1GiB\"\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 exclusive memory=15Gi", "0 timeslice memory=15Gi compute=100",
@@ -180,6 +184,16 @@ func TestPublishedDevices(t *testing.T) {
 				n.T.Fatal(err)
 			}
 		}, []string{"0 mig memory=40Gi gpuledger.dev/outside=4GiB", "0 mig memory=10Gi"}},
+		"and so is one that a container has open": {"", func(n *nodeledgertest.SimulatedNode) {
+			n.SetGPUs(1, 80*grant.GiB, func(all []simulated.GPUDescription) {
+				all[0].MIG = []string{"3g.40gb", "1g.10gb"}
+			})
+			inv, problem := n.Open().Inventory()
+			if problem != nil {
+				n.T.Fatal(problem)
+			}
+			n.Hold(inv.GPUs[0].MIG[0].UUID)
+		}, []string{"0 mig memory=40Gi gpuledger.dev/outside=open", "0 mig memory=10Gi"}},
 		"a pool's modes": {"[[pool]]\ngpus = [\"0\"]\nmodes = [\"limit\"]\n",
 			func(*nodeledgertest.SimulatedNode) {},
 			[]string{"0 limit memory=16Gi compute=100"}},

@@ -239,6 +239,8 @@ func freeText(s admission.Seat) string {
 		return gpu + "is taken whole"
 	case s.Mode == "" && s.Outside > 0:
 		return gpu + fmt.Sprintf("has %s free, and %s in use outside the ledger", s.Free, s.Outside)
+	case s.Mode == "" && s.Held:
+		return gpu + fmt.Sprintf("has %s free, and a container has it open without a grant", s.Free)
 	case s.Mode == "":
 		return gpu + "is free"
 	case s.Mode == grant.MPS:

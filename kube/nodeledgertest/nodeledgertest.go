@@ -110,6 +110,15 @@ func (n *SimulatedNode) UUID(index int) string {
 	return p.Inventory.GPUs[index].UUID
 }
 
+// Hold makes the watch find that a container, this process, has a GPU or MIG device open without a
+// grant of it.
+func (n *SimulatedNode) Hold(uuid string) {
+	n.T.Helper()
+	self, err := host.Default().Self()
+	n.must(err)
+	n.must(n.Open().Ledger.SetFound(ledger.Found{Held: map[string][]grant.Process{uuid: {self}}}))
+}
+
 // Use binds a grant to a container that lives as long as this process. end removes the binding.
 func (n *SimulatedNode) Use(id grant.ID, who grant.Identity) (end func()) {
 	n.T.Helper()

@@ -34,6 +34,7 @@ type PublishedGPU struct {
 	Mode    grant.Mode   `json:"mode,omitempty"`    // of the grants that are on it; "": it has none
 	Closed  string       `json:"closed,omitempty"`  // why it takes no new grant
 	Outside grant.Bytes  `json:"outside,omitempty"` // used without a grant
+	Held    bool         `json:"held,omitempty"`    // a container has it open that has no grant of it
 	// Space could be granted if nothing was granted or used outside: Memory without the reserve.
 	// Parts of a GPU are parts of it. 0: Memory.
 	Space grant.Bytes `json:"space,omitempty"`

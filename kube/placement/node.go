@@ -30,6 +30,7 @@ type GPU struct {
 	Served  int          // in mode mps: over how many GPUs its grants are
 	Closed  string       // why it takes no new grant; "": it does
 	Outside grant.Bytes  // used without a grant
+	Held    bool         // a container has it open that has no grant of it
 	// Apps has the number of replicas on this GPU, by the application.
 	Apps map[string]int
 }
@@ -134,7 +135,7 @@ func misfitOf(w *Wish, d *Demand, mode grant.Mode, g *GPU) misfit {
 		return isUsed
 	case g.Mode != "" && g.Mode != mode:
 		return otherMode
-	case whole && g.Outside > 0:
+	case whole && (g.Outside > 0 || g.Held):
 		return isUsed
 	case mode == grant.MPS && g.Mode != "" && (d.count() > 1 || g.Served > 1):
 		return isServed

@@ -41,6 +41,7 @@ func TestWhatANodePublishes(t *testing.T) {
 		Owner: grant.PodOwner("u2", "train"), Source: grant.Adopted})
 	n.Grant(admission.Ask{Memory: grant.GiB, Mode: grant.Limit, Names: []string{"0"},
 		Owner: grant.PodOwner("u3", "train")})
+	n.Hold(n.UUID(3))
 	c, err := n.Read()
 	s := Of(c, err, true)
 	text, err := s.Encode()
@@ -59,7 +60,7 @@ func TestWhatANodePublishes(t *testing.T) {
 		{Free: 10 * grant.GiB, Compute: 70, Modes: both, Mode: grant.Limit, Granted: 6 * grant.GiB},
 		{Free: 0, Compute: 100, Modes: both, Mode: grant.Exclusive, Granted: 16 * grant.GiB},
 		{Free: 16 * grant.GiB, Compute: 100, Modes: both, Closed: "is unhealthy: Xid 79"},
-		{Free: 16 * grant.GiB, Compute: 100, Modes: []grant.Mode{grant.Timeslice}}, // it cannot run MPS
+		{Free: 16 * grant.GiB, Compute: 100, Modes: []grant.Mode{grant.Timeslice}, Held: true}, // it cannot run MPS
 	} {
 		want.Index, want.Memory, want.Space = i, 16*grant.GiB, 16*grant.GiB
 		got := s.GPUs[i]

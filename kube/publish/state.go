@@ -50,7 +50,7 @@ func stateOf(c nodeledger.Content) (state nodestate.Published, err error) {
 		})
 		gpu := nodestate.PublishedGPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
 			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
-			Closed: line(s.Closed), Outside: s.Outside, Space: s.Space + s.Outside,
+			Closed: line(s.Closed), Outside: s.Outside, Held: s.Held, Space: s.Space + s.Outside,
 			Granted: granted(c.Grants, s)}
 		if s.Served > 1 {
 			gpu.Served = s.Served

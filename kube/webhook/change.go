@@ -101,8 +101,7 @@ func mirror(pod *corev1.Pod) bool {
 }
 
 // claims replaces what the containers ask for with claims. Each container has a claim of its own.
-// An init container that asks for the same as another container uses that one's, because it ends
-// before.
+// An init container that asks for the same as a container with which it never runs uses that one's.
 func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error) {
 	var made []madeClaim
 	names := map[string]bool{}
@@ -111,7 +110,9 @@ func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error
 	}
 	of := map[string]string{} // the claim of a container
 	for _, d := range inOrder(wish.Demands) {
-		if i := slices.IndexFunc(made, func(m madeClaim) bool { return d.Init && same(m.for_, d) }); i >= 0 {
+		if i := slices.IndexFunc(made, func(m madeClaim) bool {
+			return d.Init && same(m.for_, d) && !runsBeside(m.for_, d, wish.Demands)
+		}); i >= 0 {
 			of[d.Container] = made[i].name
 			continue
 		}
@@ -161,6 +162,15 @@ func inOrder(all []placement.Demand) []placement.Demand {
 		return -1
 	})
 	return all
+}
+
+// runsBeside reports whether a container runs while an init container does: it is one that runs on
+// and has started before. Init containers that end run one after another, and all others later.
+func runsBeside(other, init placement.Demand, inPod []placement.Demand) bool {
+	at := func(d placement.Demand) int {
+		return slices.IndexFunc(inPod, func(o placement.Demand) bool { return o.Container == d.Container })
+	}
+	return !other.Init && at(other) < at(init)
 }
 
 // same reports whether two containers ask for the same.

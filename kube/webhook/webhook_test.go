@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -15,6 +17,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -228,5 +231,52 @@ func TestSharesOfSeveralGPUs(t *testing.T) {
 	d.Mode = grant.Limit
 	if _, err := template("team", d, placement.Wish{Products: []string{`a") || true || ("`}}, 0); err == nil {
 		t.Error("a product that is an expression")
+	}
+}
+
+// TestAnInitContainersClaim is that of an equal container that never runs beside it: not of one
+// that has started before and runs on.
+func TestAnInitContainersClaim(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	asks := func(name string, restart *corev1.ContainerRestartPolicy) corev1.Container {
+		return corev1.Container{Name: name, RestartPolicy: restart, Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{"gpuledger.dev/gpu-memory": resource.MustParse("4")}}}
+	}
+	rules := sampleOf(t, "ours-memory").rules(true)
+	for name, c := range map[string]struct {
+		inits, containers []corev1.Container
+		want              map[string]string // the claim's container, by container
+	}{
+		"beside one that runs on": {
+			[]corev1.Container{asks("side", &always), asks("prep", nil), asks("again", nil)},
+			[]corev1.Container{asks("main", nil)},
+			map[string]string{"side": "side", "prep": "main", "again": "main", "main": "main"}},
+		"before one that runs on": {[]corev1.Container{asks("prep", nil), asks("side", &always)},
+			[]corev1.Container{asks("main", nil)},
+			map[string]string{"prep": "side", "side": "side", "main": "main"}},
+		"only beside one that runs on": {[]corev1.Container{asks("side", &always), asks("prep", nil)}, nil,
+			map[string]string{"side": "side", "prep": "prep"}},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: c.inits, Containers: c.containers}}
+		change, err := rules.changeOf(pod)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got := map[string]string{}
+		for key, list := range map[string][]corev1.Container{"initContainers": c.inits,
+			"containers": c.containers} {
+			for i, container := range list {
+				at := fmt.Sprintf("/spec/%s/%d/resources/claims", key, i)
+				for _, o := range change.patch {
+					if claims, is := o.Value.([]corev1.ResourceClaim); is && o.Path == at {
+						got[container.Name] = strings.TrimPrefix(claims[0].Name, "gpu-")
+					}
+				}
+			}
+		}
+		if !maps.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
 	}
 }
