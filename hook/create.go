@@ -112,8 +112,11 @@ func (c *call) inject(asked node.Create, d node.Decision, pid int, r caller) (ch
 	if err != nil {
 		return false, impossible(err)
 	}
-	target := inject.Target{Host: c.host, PID: pid, Parent: r.ancestors[0].PID,
-		Rootfs: rootfs(spec, asked.Container.Bundle), Systemd: r.Systemd}
+	target := inject.Target{Host: c.host, PID: pid, Rootfs: rootfs(spec, asked.Container.Bundle),
+		Systemd: r.Systemd}
+	if len(r.ancestors) > 0 { // else asked.Live.Unknown says why they are not known
+		target.Parent = r.ancestors[0].PID
+	}
 	if bytes.Equal(d.Config, asked.Config) {
 		list(asked, d, target)
 		return false, nil

@@ -423,3 +423,14 @@ func TestIsNameless(t *testing.T) {
 		}
 	}
 }
+
+// A runtime that cannot be identified has no ancestors that are known.
+func TestInjectingForAnUnknownRuntime(t *testing.T) {
+	config := []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}`)
+	asked := node.Create{Config: config, Live: &node.Live{Unknown: errors.New("called through a script")}}
+	c := &call{node: &node.Node{}}
+	if changed, refusal := c.inject(asked, node.Decision{Config: config}, 1, caller{}); changed ||
+		refusal != nil {
+		t.Errorf("changed: %v, %v", changed, refusal)
+	}
+}

@@ -27,7 +27,7 @@ func (w *wrapper) update() error {
 	if path == "" { // runc treats it as not given
 		return nil
 	}
-	resources, err := readResources(path)
+	resources, again, err := readResources(path)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (w *wrapper) update() error {
 	if err != nil {
 		return err
 	}
-	if path != "-" && bytes.Equal(rest, resources) {
+	if again && bytes.Equal(rest, resources) {
 		return nil
 	}
 	if err := asStdin(rest); err != nil {
@@ -50,21 +50,24 @@ func (w *wrapper) update() error {
 	return nil
 }
 
-func readResources(path string) ([]byte, error) {
+// readResources reads a file, or "-", the standard input. again: the runtime can read the same
+// there once more, which a pipe gives only once.
+func readResources(path string) (resources []byte, again bool, err error) {
 	from := os.Stdin
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, fmt.Errorf("cannot read the resources of the update: %w", err)
+			return nil, false, fmt.Errorf("cannot read the resources of the update: %w", err)
 		}
 		defer f.Close()
-		from = f
+		info, err := f.Stat()
+		from, again = f, err == nil && info.Mode().IsRegular()
 	}
-	resources, err := io.ReadAll(io.LimitReader(from, request.MaxSpec+1))
+	resources, err = io.ReadAll(io.LimitReader(from, request.MaxSpec+1))
 	if err != nil {
-		return nil, fmt.Errorf("cannot read the resources of the update: %w", err)
+		return nil, false, fmt.Errorf("cannot read the resources of the update: %w", err)
 	}
-	return resources, nil
+	return resources, again, nil
 }
 
 // asStdin makes data the standard input of the next program.

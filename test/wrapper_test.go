@@ -267,6 +267,9 @@ func TestUpdate(t *testing.T) {
 		`,{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`), "46")
 	limit(update(b, `{"pids":{"limit":47},"devices":null}`), "47")
 	limit(rig.Run(n.Wrapper("update", "--resources", "", "--pids-limit", "48", "c")), "48")
+	pipe := n.Wrapper("update", "--resources", "/dev/stdin", "c") // which can be read once
+	pipe.Stdin = strings.NewReader(`{"pids":{"limit":49}}`)
+	limit(rig.Run(pipe), "49")
 
 	for _, c := range []struct{ resources, code string }{
 		{`{"unified":{"dmem.max":"drm/0 1"}}`, "limit-unenforceable"},

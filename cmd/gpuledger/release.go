@@ -82,6 +82,15 @@ func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 func releaseEach(c *cli.Context, ids []grant.ID, release func(grant.ID) (grant.Grant, error),
 	after func(grant.ID) error) error {
 	var first error
+	failed := func(err error) { // the first one is what the command returns
+		switch {
+		case err == nil:
+		case first == nil:
+			first = err
+		default:
+			fmt.Fprintln(c.App.ErrWriter, "gpuledger: "+err.Error())
+		}
+	}
 	released := []releasedJSON{}
 	for _, id := range ids {
 		g, err := release(id)
@@ -92,13 +101,9 @@ func releaseEach(c *cli.Context, ids []grant.ID, release func(grant.ID) (grant.G
 			if !c.Bool("json") {
 				fmt.Fprintln(c.App.Writer, text)
 			}
-			if err := after(id); first == nil {
-				first = err
-			}
-		case first == nil:
-			first = err
+			failed(after(id))
 		default:
-			fmt.Fprintln(c.App.ErrWriter, "gpuledger: "+err.Error())
+			failed(err)
 		}
 	}
 	if c.Bool("json") {

@@ -94,3 +94,16 @@ func TestGraphicsNodesOfMIGDevices(t *testing.T) {
 		t.Errorf("nodes %s", paths(v.Edits.DeviceNodes))
 	}
 }
+
+// TestACardNodeBelongsToAWholeGPU: by it a container could take the displays of a shared one.
+func TestACardNodeBelongsToAWholeGPU(t *testing.T) {
+	d := grant.Device{GPU: grant.GPU{Minor: 1, Render: []string{"/dev/dri/card1", "/dev/dri/renderD128"}}}
+	for _, whole := range []bool{false, true} {
+		if isNodeOf(&d, grant.DeviceNode{Class: grant.ClassDRM, Minor: 1}, whole) != whole {
+			t.Errorf("whole: %v, the card node", whole)
+		}
+		if !isNodeOf(&d, grant.DeviceNode{Class: grant.ClassDRM, Minor: 128}, whole) {
+			t.Errorf("whole: %v, the render node", whole)
+		}
+	}
+}

@@ -110,7 +110,7 @@ func hasNode(u *grantUse, n grant.DeviceNode) bool {
 		return u.display
 	}
 	for i := range u.devices {
-		if isNodeOf(&u.devices[i], n) {
+		if isNodeOf(&u.devices[i], n, u.grant.Mode == grant.Exclusive) {
 			return true
 		}
 	}
@@ -118,8 +118,8 @@ func hasNode(u *grantUse, n grant.DeviceNode) bool {
 }
 
 // isNodeOf reports whether a node belongs to a device: it opens the device, or is a DRM node that
-// renders on it.
-func isNodeOf(d *grant.Device, n grant.DeviceNode) bool {
+// renders on it. A card node drives its displays, too, and belongs to a whole GPU alone (ADR 31).
+func isNodeOf(d *grant.Device, n grant.DeviceNode, whole bool) bool {
 	switch n.Class {
 	case grant.ClassGPU:
 		return d.GPU.Minor == n.Minor
@@ -127,7 +127,9 @@ func isNodeOf(d *grant.Device, n grant.DeviceNode) bool {
 		return n.Minor != 0 && d.MIG != nil && slices.Contains(d.MIG.Caps[:], n.Minor)
 	case grant.ClassDRM:
 		return hasGraphics(d) &&
-			slices.ContainsFunc(d.GPU.Render, func(path string) bool { return drmMinor(path) == n.Minor })
+			slices.ContainsFunc(d.GPU.Render, func(path string) bool {
+				return drmMinor(path) == n.Minor && (whole || isRender(path))
+			})
 	}
 	return false
 }

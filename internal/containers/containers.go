@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -36,8 +36,23 @@ type Here struct {
 }
 
 func hereOf(h host.Host) Here {
-	return Here{BootID: sync.OnceValues(h.BootID), PIDNS: sync.OnceValues(h.PIDNamespace),
-		TimeNS: sync.OnceValues(h.TimeNamespace)}
+	return Here{BootID: kept(h.BootID), PIDNS: kept(h.PIDNamespace), TimeNS: kept(h.TimeNamespace)}
+}
+
+// kept reads a value until that succeeds, and keeps it. A process that lives for months must not
+// keep the error of one moment.
+func kept[T any](read func() (T, error)) func() (T, error) {
+	var known atomic.Pointer[T]
+	return func() (T, error) {
+		if v := known.Load(); v != nil {
+			return *v, nil
+		}
+		v, err := read()
+		if err == nil {
+			known.Store(&v)
+		}
+		return v, err
+	}
 }
 
 // IsID accepts what can be the name of a runtime's state directory. Engines choose ids, and only

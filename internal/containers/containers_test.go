@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"errors"
 	"path/filepath"
 	"testing"
 
@@ -45,6 +46,25 @@ func TestWhatTheRuntimeRecordedOfAContainer(t *testing.T) {
 		"spoilt": grant.LifeUnknown} {
 		if got := r.Life(root, container); got != want {
 			t.Errorf("%q: life %d, want %d", container, got, want)
+		}
+	}
+}
+
+// TestAFailedReadIsNotKept: gpuledgerd lives for months.
+func TestAFailedReadIsNotKept(t *testing.T) {
+	reads := 0
+	read := kept(func() (int, error) {
+		if reads++; reads == 1 {
+			return 0, errors.New("too many open files")
+		}
+		return reads, nil
+	})
+	if _, err := read(); err == nil {
+		t.Error("no error")
+	}
+	for range 2 {
+		if got, err := read(); got != 2 || err != nil {
+			t.Errorf("%d, %v", got, err)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func MakeCgroup(h host.Host, pid int, name string) (dir, path string, err error)
 // CgroupDir is the directory of a cgroup, by its path from the root of the hierarchy in which
 // Populated looks. Unlike there, that root has one, too.
 func CgroupDir(h host.Host, path string) string {
-	root, _ := h.CgroupRoot()
+	root, _ := host.CgroupRoot(h)
 	return filepath.Join(root, path)
 }
 
@@ -42,7 +42,7 @@ func guarded(h host.Host, pid int) (string, error) {
 		return "", err
 	}
 	controller := ""
-	if _, v1 := h.CgroupRoot(); v1 {
+	if _, v1 := host.CgroupRoot(h); v1 {
 		controller = "devices"
 	}
 	for l := range host.CgroupLines(lines) {

@@ -81,7 +81,7 @@ func inRoots(lines []byte) bool {
 
 // CgroupRoot is where the hierarchy is mounted in which the kernel guards devices: that of the
 // controller "devices" of cgroup v1, or v2, also as v1's "unified".
-func (h Host) CgroupRoot() (dir string, v1 bool) {
+func CgroupRoot(h Host) (dir string, v1 bool) {
 	top := filepath.Join(h.Sys, "fs/cgroup")
 	for _, name := range []string{"devices", "unified"} {
 		if _, err := os.Stat(filepath.Join(top, name, "cgroup.procs")); err == nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,10 +51,30 @@ func (m *Manager) Ensure(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if o.Problem != nil {
-		return errors.New(o.Problem.Message)
+	want, problem := wanted(o, n.Host), error(nil)
+	if o.Problem != nil { // what the inventory says counts for nothing, but what is over is taken back
+		problem = errors.New(o.Problem.Message)
+		if want, err = stillGiven(n.Policy.RunDir, o); err != nil {
+			return errors.Join(problem, err)
+		}
 	}
-	return errors.Join(apply(n.Policy.RunDir, wanted(o, n.Host)), opened(n.Host))
+	return errors.Join(problem, apply(n.Policy.RunDir, want), opened(n.Host))
+}
+
+// stillGiven returns what has been given to users who have a grant.
+func stillGiven(runDir string, o grants.Overview) ([]access, error) {
+	ours, err := recorded(recordOf(runDir))
+	return slices.DeleteFunc(ours, func(a access) bool {
+		return !slices.ContainsFunc(o.Grants, func(g grant.Grant) bool {
+			return g.User == a.User && gives(g, o.Now)
+		})
+	}), err
+}
+
+// gives reports whether a grant gives its user access. One that is over goes on for a program that
+// has a GPU open already, and opens nothing new.
+func gives(g grant.Grant, now time.Time) bool {
+	return g.User != 0 && !g.Draining && !g.Expired(now) && g.Live(now)
 }
 
 // otherMode is what a mode gives to every user.
@@ -84,7 +105,7 @@ type access struct {
 // wanted returns the access that the ledger's grants give.
 func wanted(o grants.Overview, h host.Host) (all []access) {
 	for _, g := range o.Grants {
-		if g.User == 0 || g.Draining || !g.Live(o.Now) {
+		if !gives(g, o.Now) {
 			continue
 		}
 		nodes := admission.ControlNodes(o.Inventory)
@@ -104,11 +125,13 @@ func wanted(o grants.Overview, h host.Host) (all []access) {
 	return all
 }
 
+func recordOf(runDir string) string { return filepath.Join(runDir, "user-nodes.json") }
+
 // apply gives the access that is wanted, and takes back what is recorded and not wanted. It records
 // an entry before it writes it, so none of ours is forgotten. A node that fails keeps its record
 // and stops no other.
 func apply(runDir string, want []access) error {
-	file := filepath.Join(runDir, "user-nodes.json")
+	file := recordOf(runDir)
 	ours, err := recorded(file)
 	if err != nil {
 		return err

@@ -176,11 +176,15 @@ func TestWanted(t *testing.T) {
 		change func(*grant.Grant)
 		want   string
 	}{
-		"a user's":  {nil, "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia3"},
-		"root's":    {func(g *grant.Grant) { g.User = 0 }, ""},
-		"expired":   {func(g *grant.Grant) { g.Expires = now.Add(-time.Second) }, ""},
-		"released":  {func(g *grant.Grant) { g.Draining = true }, ""},
-		"of no GPU": {func(g *grant.Grant) { g.GPUs[0].UUID = "GPU-9" }, "nvidiactl nvidia-uvm nvidia-uvm-tools"},
+		"a user's": {nil, "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia3"},
+		"root's":   {func(g *grant.Grant) { g.User = 0 }, ""},
+		"expired":  {func(g *grant.Grant) { g.Expires = now.Add(-time.Second) }, ""},
+		"released": {func(g *grant.Grant) { g.Draining = true }, ""},
+		"expired, and a program goes on": {func(g *grant.Grant) {
+			g.Expires, g.Bindings = now.Add(-time.Second), []grant.Binding{{Life: grant.Alive}}
+		}, ""},
+		"of no GPU": {func(g *grant.Grant) { g.GPUs[0].UUID = "GPU-9" },
+			"nvidiactl nvidia-uvm nvidia-uvm-tools"},
 	} {
 		g := given
 		g.GPUs = slices.Clone(given.GPUs)
@@ -195,5 +199,20 @@ func TestWanted(t *testing.T) {
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack: it says which nodes there are.
+func TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack(t *testing.T) {
+	run, now := t.TempDir(), time.Now()
+	given := `[{"path":"/dev/nvidia3","major":195,"minor":3,"user":60001},` +
+		`{"path":"/dev/nvidia3","major":195,"minor":3,"user":60002}]`
+	if err := os.WriteFile(recordOf(run), []byte(given), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := stillGiven(run, grants.Overview{View: grant.View{Now: now, Grants: []grant.Grant{
+		{User: 60001}, {User: 60002, Expires: now.Add(-time.Second)}}}})
+	if err != nil || len(got) != 1 || got[0].User != 60001 {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

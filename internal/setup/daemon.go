@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -75,12 +76,25 @@ func runsOther(pid string) bool {
 	return err == nil && !os.SameFile(runs, installed)
 }
 
-// stopDaemon ends gpuledgerd, as the removal of a package does.
-func (n *node) stopDaemon() {
+// stopDaemon ends gpuledgerd, as the removal of a package does, and takes back the access to GPUs
+// that it has given to users: no other program knows what that is.
+func (n *node) stopDaemon() error {
 	if exists(systemdRuns) {
-		_ = n.run("systemctl", "disable", "--now", daemonUnit)
+		if err := n.run("systemctl", "disable", "--now", daemonUnit); err != nil {
+			unit, unknown := n.shown(daemonUnit, "MainPID")
+			if unknown != nil || unit["MainPID"] != "0" { // else there is no such unit, or it has ended
+				return err
+			}
+		}
+	}
+	if exists(daemon) {
+		if err := n.run(daemon, "close-nodes"); err != nil {
+			fmt.Fprintf(os.Stderr, "%v; users keep the access to GPUs that they were given until the "+
+				"next boot\n", err)
+		}
 	}
 	if text, _ := os.ReadFile(daemonOptions); string(text) == observeOptions {
 		removeFile(daemonOptions)
 	}
+	return nil
 }

@@ -175,7 +175,9 @@ func (n *node) remove(o configureFlags) error {
 		if exists(systemdRuns) {
 			_ = n.run("systemctl", "stop", "gpuledger-inventory.path")
 		}
-		n.stopDaemon()
+		if err := n.stopDaemon(); err != nil {
+			return err
+		}
 	}
 	removeFile(clusterFile)
 	if err := removeInstalled(files); err != nil {

@@ -262,7 +262,11 @@ func TestInstallUpgradeRemove(t *testing.T) {
 	}
 	s.calls()
 
+	s.write("node"+daemon, recordsCall)
 	s.must("remove", "--engine=crio")
+	if err := os.Remove(s.dir + "/node" + daemon); err != nil { // as it is not of the tree
+		t.Fatal(err)
+	}
 	kept := []string{"/etc/gpuledger/", mine, atBoot, "/run/gpuledger-setup.removed: ",
 		"/usr/bin/gpuledger-runtime: second",
 		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime", "/usr/lib/gpuledger/",
@@ -272,7 +276,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
 		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
-		"systemctl daemon-reload")
+		"gpuledgerd close-nodes", "systemctl daemon-reload")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")

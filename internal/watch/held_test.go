@@ -125,7 +125,7 @@ func TestAReusedPid(t *testing.T) {
 // cgroup is the directory of the test's own cgroup.
 func cgroup(t *testing.T) string {
 	t.Helper()
-	root, _ := host.Default().CgroupRoot()
+	root, _ := host.CgroupRoot(host.Default())
 	dir, err := os.MkdirTemp(root, "gpuledger-processes-")
 	if err != nil {
 		t.Skip("misses a cgroup of its own, so it does not show that a moving process is seen: ", err)

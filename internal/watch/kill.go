@@ -51,7 +51,7 @@ const stopTime = 5 * time.Second
 // killed one by one, each held by a pidfd while its cgroup is checked. Many of them end with their
 // init before that.
 func killProcesses(h host.Host, u grant.User) (int, error) {
-	root, _ := h.CgroupRoot()
+	root, _ := host.CgroupRoot(h)
 	dir := filepath.Join(root, u.Cgroup)
 	there := map[int]bool{}
 	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {

@@ -116,7 +116,7 @@ func (c *ProcessTable) beginPass() {
 		c.exits, c.exitsErr = begin()
 	}
 	c.pass++
-	_, c.v1 = c.Host.CgroupRoot()
+	_, c.v1 = host.CgroupRoot(c.Host)
 	c.ended()
 }
 
@@ -245,7 +245,7 @@ func (c *ProcessTable) inCgroup(pid int, r *processEntry) bool {
 		return false
 	}
 	if c.members.pass != c.pass {
-		root, _ := c.Host.CgroupRoot()
+		root, _ := host.CgroupRoot(c.Host)
 		c.members = cgroupMembers{pass: c.pass, root: root, read: map[string]bool{}, in: map[int]string{}}
 	}
 	cgroup := c.processes[pid].Cgroup
@@ -306,7 +306,7 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 	if err != nil {
 		return p, err
 	}
-	_, v1 := h.CgroupRoot()
+	_, v1 := host.CgroupRoot(h)
 	p.Cgroup = cgroupIn(lines, v1)
 	if after, _, err := h.Process(pid); err != nil || after != before {
 		return p, os.ErrProcessDone

@@ -137,7 +137,7 @@ func (s *Scheduler) retry(ctx context.Context) error {
 			continue
 		}
 		later = true // until it is bound
-		if due := s.due(p); !due || woken == atOnce {
+		if woken == atOnce || !s.takesTurn(p) {
 			continue
 		}
 		woken++
@@ -160,8 +160,9 @@ func (s *Scheduler) isGone(p waitingPod) bool {
 	return apierrors.IsNotFound(err)
 }
 
-// due reports whether a pod that fits has waited long enough.
-func (s *Scheduler) due(p waitingPod) (due bool) {
+// takesTurn reports whether a pod that fits has waited long enough. Then its next wait begins,
+// which is longer.
+func (s *Scheduler) takesTurn(p waitingPod) (due bool) {
 	now := s.Now()
 	s.waiting.change(p.pod.UID, func(p *waitingPod) {
 		if p.fits.IsZero() {

@@ -687,6 +687,31 @@ func TestAWaitingPodIsTriedAgainWhenThereIsRoom(t *testing.T) {
 	want(t, "it is bound", tried(), last)
 }
 
+// Of more pods than are tried at once, those that have to wait are next.
+func TestEachWaitingPodHasItsTurn(t *testing.T) {
+	objects := []runtime.Object{nodeOf(t, "a", stateOf("a", 2))}
+	var names []string
+	for i := range atOnce + 5 {
+		names = append(names, fmt.Sprintf("p%02d", i))
+		objects = append(objects, podOf(names[i], 4))
+	}
+	w := newWorld(t, objects...)
+	s := w.process()
+	for _, name := range names {
+		filtered(t, s, w.podNamed(name), "a")
+	}
+	w.clock.pass(time.Minute)
+	s.cache.node(nodeOf(t, "a", stateOf("a", 8)))
+	must(t, s.retry(t.Context()))
+	w.clock.pass(grace)
+	must(t, s.retry(t.Context()), s.retry(t.Context()))
+	for _, name := range names {
+		if w.podNamed(name).Annotations[keyTried] == "" {
+			t.Errorf("%s is not tried", name)
+		}
+	}
+}
+
 // Room can appear between the filter's answer and its being noted.
 func TestAPodThatIsRejectedWhileRoomAppears(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 8)), podOf("p", 4), podOf("large", 16))
