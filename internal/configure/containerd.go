@@ -190,9 +190,16 @@ func verifyContainerd(c *engines.Containerd, w wanted, target engines.Containerd
 			"cannot configure containerd: a file that %s imports after %s sets the handler %s otherwise",
 			c.Main, target.Path, engines.Handler)
 	}
-	if got := configfile.Text(section, "default_runtime_name"); w.asDefault && got != engines.Handler {
+	byDefault := configfile.Text(section, "default_runtime_name")
+	if w.asDefault && byDefault != engines.Handler {
 		return fmt.Errorf("cannot configure containerd: a file that %s imports after %s sets "+
-			"default_runtime_name = %q; take it out there", c.Main, target.Path, got)
+			"default_runtime_name = %q; take it out there", c.Main, target.Path, byDefault)
+	}
+	// containerd defines runc itself
+	if byDefault != "" && byDefault != "runc" && configfile.Table(section, "runtimes", byDefault) == nil {
+		return fmt.Errorf("cannot configure containerd: its files name the default handler %q and do not "+
+			"define it, so after its next start it would not serve Kubernetes any more; take "+
+			"default_runtime_name out, or use --as-default", byDefault)
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
 package configure
 
 import (
-	"bytes"
 	"fmt"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/engines"
@@ -29,9 +29,15 @@ func editDocker(c engines.Docker, w wanted) (fileEdits, error) {
 	return e, nil
 }
 
-// dockerFlags refuses if a unit of systemd gives dockerd a flag for what daemon.json will say.
-// dockerd does not start with a directive in both places.
+// dockerFlags refuses if dockerd runs with a flag for what daemon.json will say, or if a unit of
+// systemd gives it one. dockerd does not start with a directive in both places. A reload says so
+// only in its log. A unit can take its flags from another file, where only the process shows them.
 func dockerFlags(w wanted) error {
+	if flag := conflicting(w.in.Arguments(), w.asDefault); flag != "" {
+		return fmt.Errorf("cannot configure docker: dockerd runs with %s, which must not stand in "+
+			"daemon.json too; move it from its arguments into %s, and restart dockerd", flag,
+			w.in.MainFile())
+	}
 	units := []string{}
 	for _, dir := range []string{"/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system"} {
 		units = append(units, dir+"/docker.service")
@@ -42,12 +48,26 @@ func dockerFlags(w wanted) error {
 		if err != nil {
 			return err
 		}
-		for _, flag := range []string{"--add-runtime", "--default-runtime"} {
-			if bytes.Contains(c.Data, []byte(flag)) && (flag == "--add-runtime" || w.asDefault) {
-				return fmt.Errorf("cannot configure docker: %s starts dockerd with %s, which must not "+
-					"stand in daemon.json too; move it from there into %s", path, flag, w.in.MainFile())
-			}
+		if flag := conflicting(strings.Fields(string(c.Data)), w.asDefault); flag != "" {
+			return fmt.Errorf("cannot configure docker: %s starts dockerd with %s, which must not "+
+				"stand in daemon.json too; move it from there into %s", path, flag, w.in.MainFile())
 		}
 	}
 	return nil
+}
+
+// conflicting is the first flag of a command line for what configure writes into daemon.json.
+func conflicting(words []string, asDefault bool) string {
+	for _, word := range words {
+		flag, _, _ := strings.Cut(strings.Trim(word, `"'`), "=")
+		switch flag {
+		case "--add-runtime", "--feature":
+			return flag
+		case "--default-runtime":
+			if asDefault {
+				return flag
+			}
+		}
+	}
+	return ""
 }

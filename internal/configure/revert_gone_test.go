@@ -3,6 +3,7 @@ package configure
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
@@ -80,4 +81,19 @@ func fileAt(t *testing.T, root, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// TestADefaultThatIsGoneAlready: containerd would go on after its restart, and without the plugin
+// by which a kubelet calls it.
+func TestADefaultThatIsGoneAlready(t *testing.T) {
+	o := options(newRoot(t, map[string]string{"/etc/containerd/config.toml": "version = 2\n" +
+		"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n" +
+		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n" +
+		"runtime_type = \"io.containerd.runc.v2\"\n", "/usr/bin/runc": "#!/bin/sh\n"}), grant.Containerd)
+	o.AsDefault = false
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), `the default handler "nvidia"`) {
+		t.Errorf("it is taken: %v", err)
+	}
+	o.AsDefault = true
+	applied(t, o)
 }

@@ -31,6 +31,16 @@ func (in Installation) Daemons() []grant.Process {
 	return running
 }
 
+// Arguments are those of the engine's running processes that read its main file, as Daemons has
+// them.
+func (in Installation) Arguments() (all []string) {
+	for _, p := range in.Daemons() {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "cmdline"))
+		all = append(all, strings.Split(string(line), "\x00")...)
+	}
+	return all
+}
+
 // OtherFiles are the main files, by process id, of the engine's running processes that name another
 // file than this one in their arguments.
 func (in Installation) OtherFiles() []ProcessFile {
