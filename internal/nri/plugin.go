@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -31,6 +32,7 @@ type plugin struct {
 	engine  grant.Engine
 	can     adjust.Support
 	timeout time.Duration // the engine's time limit for one request
+	stopped stoppedContainers
 }
 
 // engines are the names that engines report.
@@ -131,11 +133,19 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 			p.cleanUp(id)
 		}
 	}
+	p.stopped.begin()
 	go func() {
+		defer p.stopped.end()
 		outside := 0
 		for _, c := range running {
+			if p.stopped.has(c.GetId()) {
+				continue
+			}
 			if p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
 				outside++
+			}
+			if p.stopped.has(c.GetId()) { // while it was judged
+				p.cleanUp(c.GetId())
 			}
 		}
 		p.Log.Infof("in step with %s: %d containers, %d running outside the ledger", p.runtime,
@@ -260,8 +270,42 @@ func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	return nil
 }
 
+// stoppedContainers are those that stop while the containers that ran at the connection are judged.
+// The engine's list of these is old by then, and a binding of one that has ended would stay.
+type stoppedContainers struct {
+	mu  sync.Mutex
+	ids map[string]bool // nil: none are judged
+}
+
+func (s *stoppedContainers) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ids = map[string]bool{}
+}
+
+func (s *stoppedContainers) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ids = nil
+}
+
+func (s *stoppedContainers) add(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ids != nil {
+		s.ids[id] = true
+	}
+}
+
+func (s *stoppedContainers) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids[id]
+}
+
 // cleanUp removes a container's reservation, and its binding if that is dead.
 func (p *plugin) cleanUp(id string) {
+	p.stopped.add(id)
 	n := p.node()
 	if p.forget(id) {
 		if err := n.Abandon(id); err != nil {

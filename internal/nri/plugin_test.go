@@ -3,7 +3,9 @@ package nri
 import (
 	"io"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
@@ -46,4 +48,45 @@ func TestAReservationThatCannotBeDropped(t *testing.T) {
 	if found := reservations(); found != 0 || len(p.remembered()) > 0 {
 		t.Errorf("%d reservations after the next event, and it remembers %q", found, p.remembered())
 	}
+}
+
+// TestAContainerThatStopsBeforeItsTurn is not judged, and so not bound: the engine has listed it as
+// running when the plugin connected.
+func TestAContainerThatStopsBeforeItsTurn(t *testing.T) {
+	n := daemontest.NewNode(t)
+	log, ended := logrus.New(), make(chan bool)
+	log.SetOutput(io.Discard)
+	var opened atomic.Int32
+	stopped := make(chan bool)
+	p := &plugin{Connection: New(Options{Log: log, Roots: []string{n.Root}, Open: func() *node.Node {
+		if opened.Add(1) == 1 { // for the first container
+			<-stopped
+		}
+		return n.Node
+	}})}
+	log.AddHook(inStep{ended})
+	_, err := p.Synchronize(t.Context(), nil, []*api.Container{
+		{Id: "first", State: api.ContainerState_CONTAINER_RUNNING},
+		{Id: "second", State: api.ContainerState_CONTAINER_RUNNING}})
+	daemontest.Must(t, err)
+	for opened.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_, err = p.StopContainer(t.Context(), nil, &api.Container{Id: "second"})
+	daemontest.Must(t, err)
+	close(stopped)
+	<-ended
+	if calls := opened.Load(); calls != 2 {
+		t.Errorf("the node is opened %d times, want 2: for the first container and for the stop", calls)
+	}
+}
+
+// inStep tells when all containers are judged.
+type inStep struct{ ended chan bool }
+
+func (inStep) Levels() []logrus.Level { return []logrus.Level{logrus.InfoLevel} }
+
+func (s inStep) Fire(*logrus.Entry) error {
+	close(s.ended)
+	return nil
 }
