@@ -31,6 +31,7 @@ type PublishedGPU struct {
 	Free    grant.Bytes  `json:"free"`              // after grants, reserve and use outside the ledger
 	Compute int          `json:"compute"`           // percent that is not granted
 	Modes   []grant.Mode `json:"modes"`             // those that a grant may have by the policy
+	Unkept  bool         `json:"unkept,omitempty"`  // in mode limit it gives no share of compute
 	Mode    grant.Mode   `json:"mode,omitempty"`    // of the grants that are on it; "": it has none
 	Closed  string       `json:"closed,omitempty"`  // why it takes no new grant
 	Outside grant.Bytes  `json:"outside,omitempty"` // used without a grant

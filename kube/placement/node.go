@@ -26,6 +26,7 @@ type GPU struct {
 	Free    grant.Bytes  // what can be granted
 	Compute int          // percent that can be granted
 	Modes   []grant.Mode // those that a grant may have
+	Unkept  bool         // in mode limit it gives no share of compute
 	Mode    grant.Mode   // of the grants that are on it; "": it has none
 	Served  int          // in mode mps: over how many GPUs its grants are
 	Closed  string       // why it takes no new grant; "": it does
@@ -104,6 +105,7 @@ const (
 	otherProduct
 	tooSmall
 	modeForbidden
+	computeForbidden
 	otherMode
 	isServed
 	isUsed
@@ -131,6 +133,8 @@ func misfitOf(w *Wish, d *Demand, mode grant.Mode, g *GPU) misfit {
 		return tooSmall
 	case !slices.Contains(g.Modes, mode) || whole && (d.Memory > 0 || d.Part > 0):
 		return modeForbidden
+	case d.Compute > 0 && mode == grant.Limit && g.Unkept:
+		return computeForbidden
 	case g.Mode != "" && (whole || d.all()):
 		return isUsed
 	case g.Mode != "" && g.Mode != mode:

@@ -132,6 +132,9 @@ func whyNone(w *Wish, d *Demand, best closest) string {
 		}
 		return fmt.Sprintf("no GPU takes grants in mode %s: %s is for %s", mode, where,
 			modeNames(best.gpu.Modes))
+	case computeForbidden:
+		return fmt.Sprintf("%s: node %s gives no share of compute in mode limit, because nothing there "+
+			"keeps a container to it", wanted, best.node.Name)
 	case otherMode, isServed, isUsed:
 		return fmt.Sprintf("%s: the closest is %s, which is in use%s", wanted, where, inMode(best.gpu))
 	case noCompute:

@@ -73,6 +73,16 @@ func TestWhatANodePublishes(t *testing.T) {
 	}
 }
 
+// TestWhereNoComputeIsKeptIsPublished: a pod with a share of compute must go to another node.
+func TestWhereNoComputeIsKeptIsPublished(t *testing.T) {
+	for config, want := range map[string]bool{"": false, "[enforcement]\ncompute = \"refuse\"\n": true} {
+		c, err := nodeledgertest.New(t, 1, 16*grant.GiB, adopt+config).Read()
+		if s := Of(c, err, true); len(s.GPUs) != 1 || s.GPUs[0].Unkept != want {
+			t.Errorf("%q: %+v", config, s)
+		}
+	}
+}
+
 func TestANodeThatCanGrantNothingSaysWhy(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string

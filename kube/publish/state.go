@@ -50,8 +50,8 @@ func stateOf(c nodeledger.Content) (state nodestate.Published, err error) {
 		})
 		gpu := nodestate.PublishedGPU{UUID: s.GPU.UUID, Index: s.GPU.Index, Product: s.GPU.Name,
 			Memory: s.GPU.Memory, Free: s.Free, Compute: s.Compute, Modes: modes, Mode: s.Mode,
-			Closed: line(s.Closed), Outside: s.Outside, Held: s.Held, Space: s.Space + s.Outside,
-			Granted: granted(c.Grants, s)}
+			Unkept: unkept(c), Closed: line(s.Closed), Outside: s.Outside, Held: s.Held,
+			Space: s.Space + s.Outside, Granted: granted(c.Grants, s)}
 		if s.Served > 1 {
 			gpu.Served = s.Served
 		}
@@ -105,6 +105,13 @@ var anyPod = grant.PodOwner("any", "any")
 func tooWeak(c nodeledger.Content, m grant.Mode, s admission.Seat) bool {
 	offer := c.Offer(anyPod, m, s)
 	return offer.Kind == grant.Refused && offer.Code == grant.LimitUnenforceable
+}
+
+// unkept reports whether the node's policy would refuse a container in mode limit for its share of
+// compute.
+func unkept(c nodeledger.Content) bool {
+	g := grant.Grant{Mode: grant.Limit, Owner: anyPod, GPUs: make([]grant.Share, 1)}
+	return admission.ComputeUnkept(g, c.Inventory, c.Node.Policy) != ""
 }
 
 // line returns the first line of a text, and not too much of it: it is in the events of pods.

@@ -46,7 +46,8 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 	for _, g := range state.GPUs {
 		p.node.GPUs = append(p.node.GPUs, placement.GPU{UUID: g.UUID, Index: g.Index, Product: g.Product,
 			Memory: g.Memory, Space: g.Space, Free: g.Free, Compute: g.Compute, Modes: g.Modes, Mode: g.Mode,
-			Served: max(g.Served, 1), Closed: g.Closed, Outside: g.Outside, Held: g.Held})
+			Served: max(g.Served, 1), Closed: g.Closed, Outside: g.Outside, Held: g.Held,
+			Unkept: g.Unkept})
 	}
 	readLabels(&p.node, object.Labels)
 	return p, true
