@@ -12,6 +12,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/configure"
 	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
@@ -167,11 +168,14 @@ var answers = []struct {
 	{"open nodes", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o666 }, "devices", Warning,
 		"every user of the host can open /dev/nvidia0"},
 	{"nodes that the driver opens", func(f *Facts) {
-		f.Sets, f.Policy.Enforcement.UserNodes = 0o666, grant.UserNodesACL
+		f.Sets, f.Policy.Enforcement.UserNodes = host.NodePermissions{Mode: 0o666}, grant.UserNodesACL
 	}, "devices", Problem, "gives its nodes mode 0666 whenever"},
 	{"nodes that the driver closes", func(f *Facts) {
-		f.Sets, f.Policy.Enforcement.UserNodes = 0o660, grant.UserNodesACL
+		f.Sets, f.Policy.Enforcement.UserNodes = host.NodePermissions{Mode: 0o660}, grant.UserNodesACL
 	}, "devices", OK, "only root"},
+	{"nodes that the driver gives to a group", func(f *Facts) {
+		f.Sets = host.NodePermissions{Mode: 0o660, GID: 44}
+	}, "devices", Warning, "mode 0660 and group 44"},
 	{"no nodes", func(f *Facts) { f.Devices = nil }, "devices", Warning, "no NVIDIA device node"},
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/configure"
 	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
@@ -27,10 +28,10 @@ type Facts struct {
 
 	Kernel  string // its release, such as 6.1.0-18-amd64
 	Cgroup  Cgroup
-	Majors  map[string]int // of NVIDIA's devices, by the driver's names
-	Driver  string         // the loaded module's version; "" without one
-	Devices []PathFacts    // NVIDIA's nodes in /dev
-	Sets    uint32         // the mode that the driver gives them again and again; 0: it gives them none
+	Majors  map[string]int       // of NVIDIA's devices, by the driver's names
+	Driver  string               // the loaded module's version; "" without one
+	Devices []PathFacts          // NVIDIA's nodes in /dev
+	Sets    host.NodePermissions // what the driver gives them again and again; zero: nothing
 
 	Limitless        string // why the shim limits no container here; "" if it does
 	Unkept           string // why a grant of mode limit can have no share of compute here; "" if it can

@@ -133,8 +133,8 @@ func (f *Facts) gatherKernel(h host.Host) {
 	f.Cgroup = cgroup(filepath.Join(h.Sys, "fs/cgroup"))
 	f.Majors, _ = h.NVIDIAMajors()
 	f.Driver, _ = h.DriverVersion()
-	if mode, sets := h.DriverNodeMode(); sets {
-		f.Sets = mode
+	if given, sets := h.DriverNodePermissions(); sets {
+		f.Sets = given
 	}
 	for _, pattern := range []string{"nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {
 		names, _ := filepath.Glob(filepath.Join(h.Dev, pattern))

@@ -165,9 +165,9 @@ func devices(f Facts) []Line {
 	}
 	hint := "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " in /etc/modprobe.d, unless users " +
 		"of the host compute without containers"
-	if f.Sets&0o006 != 0 && f.Policy.Enforcement.UserNodes == grant.UserNodesACL {
+	if f.Sets.OpenToUsers() && f.Policy.Enforcement.UserNodes == grant.UserNodesACL {
 		return []Line{{Status: Problem, Hint: hint, Message: fmt.Sprintf("enforcement.user_nodes = \"acl\" "+
-			"keeps no user from a GPU: the driver gives its nodes mode %04o whenever root uses one",
+			"keeps no user from a GPU: the driver gives its nodes %s whenever root uses one",
 			f.Sets)}}
 	}
 	var open []string
@@ -176,7 +176,11 @@ func devices(f Facts) []Line {
 			open = append(open, d.Path)
 		}
 	}
-	if len(open) == 0 {
+	switch {
+	case len(open) == 0 && f.Sets.OpenToUsers():
+		return []Line{{Status: Warning, Hint: hint, Message: fmt.Sprintf("the driver gives its nodes %s "+
+			"whenever root uses a GPU: users of the host can open them, around the ledger", f.Sets)}}
+	case len(open) == 0:
 		return []Line{{Status: OK, Message: "only root can open the host's GPU nodes"}}
 	}
 	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") +

@@ -6,28 +6,36 @@ import (
 	"testing"
 )
 
-func TestDriverNodeMode(t *testing.T) {
+func TestDriverNodePermissions(t *testing.T) {
 	h := Host{Proc: t.TempDir()}
-	if mode, sets := h.DriverNodeMode(); sets {
-		t.Errorf("without a driver: %o", mode)
+	if given, sets := h.DriverNodePermissions(); sets {
+		t.Errorf("without a driver: %v", given)
 	}
 	if err := os.MkdirAll(filepath.Join(h.Proc, "driver/nvidia"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for text, want := range map[string]uint32{
-		"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileMode: 438\n": 0o666,
-		"ModifyDeviceFiles: 1\nDeviceFileMode: 432\nTemporaryFilePath: \"\"\n":                        0o660,
-		"ModifyDeviceFiles: 0\nDeviceFileMode: 438\n":                                                 0,
-		"ModifyDeviceFiles: 1\n":               0,
-		"ModifyDeviceFiles\nDeviceFileMode: x": 0,
-		"":                                     0,
+	const levels = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"
+	for text, want := range map[string]struct {
+		given string
+		open  bool
+	}{
+		levels + "DeviceFileMode: 438\n":                    {"mode 0666", true},
+		levels + "DeviceFileMode: 432\n":                    {"mode 0660", false},
+		levels + "DeviceFileGID: 44\nDeviceFileMode: 432\n": {"mode 0660 and group 44", true},
+		levels + "DeviceFileGID: 44\nDeviceFileMode: 384\n": {"mode 0600 and group 44", false},
+		"ModifyDeviceFiles: 0\nDeviceFileMode: 438\n":       {},
+		"ModifyDeviceFiles: 1\n":                            {},
+		"ModifyDeviceFiles\nDeviceFileMode: x":              {},
+		"":                                                  {},
 	} {
 		err := os.WriteFile(filepath.Join(h.Proc, "driver/nvidia/params"), []byte(text), 0o644)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if mode, sets := h.DriverNodeMode(); sets != (want != 0) || sets && mode != want {
-			t.Errorf("%q: %o, %v; want %o", text, mode, sets, want)
+		given, sets := h.DriverNodePermissions()
+		if sets != (want.given != "") || sets && (given.String() != want.given ||
+			given.OpenToUsers() != want.open) {
+			t.Errorf("%q: %v, %v; want %+v", text, given, sets, want)
 		}
 	}
 }

@@ -77,18 +77,15 @@ func gives(g grant.Grant, now time.Time) bool {
 	return g.User != 0 && !g.Draining && !g.Expired(now) && g.Live(now)
 }
 
-// otherMode is what a mode gives to every user.
-const otherMode = 0o006
-
-// opened says that the driver opens its nodes to every user again.
+// opened says that the driver opens its nodes to users again.
 func opened(h host.Host) error {
-	mode, sets := h.DriverNodeMode()
-	if !sets || mode&otherMode == 0 {
+	given, sets := h.DriverNodePermissions()
+	if !sets || !given.OpenToUsers() {
 		return nil
 	}
 	return fmt.Errorf("cannot keep users from GPUs that they are not granted: the driver gives its nodes "+
-		"mode %04o whenever a program of root uses a GPU; set options nvidia NVreg_DeviceFileMode=0660 in "+
-		"/etc/modprobe.d and load the driver anew", mode)
+		"%s whenever a program of root uses a GPU; set options nvidia NVreg_DeviceFileMode=0660 "+
+		"NVreg_DeviceFileGID=0 in /etc/modprobe.d and load the driver anew", given)
 }
 
 // Close takes back all access that has been given.
