@@ -287,7 +287,7 @@ func TestUpdate(t *testing.T) {
 	} {
 		r := update(b, c.resources)
 		wantRefused(t, r, c.code)
-		if got := b.Cgroup("pids", "pids.max"); got != "48" {
+		if got := b.Cgroup("pids", "pids.max"); got != "49" {
 			t.Errorf("%.80s: pids.max is %s", c.resources, got)
 		}
 	}

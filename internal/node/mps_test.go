@@ -277,17 +277,3 @@ func TestMPSServes(t *testing.T) {
 		}
 	}
 }
-
-// TestNoDaemonIsAskedForWhereNoneWouldCome: each try of a kubelet has another id, and would leave a
-// file.
-func TestNoDaemonIsAskedForWhereNoneWouldCome(t *testing.T) {
-	m := newAdoptingModel(t)
-	create := m.adopting("a")
-	create.Config = bytes.Replace(create.Config, []byte(`"gpuledger.dev/memory.c"`),
-		[]byte(`"gpuledger.dev/mode.c":"mps","gpuledger.dev/memory.c"`), 1)
-	d := m.node.Admit(create)
-	all := mpsstate.Wanted(m.node.Host, m.node.Policy.RunDir)
-	if d.Code != grant.MPSNotReady || len(all) > 0 {
-		t.Errorf("%s (%s) %s, and %d daemons are wanted", d.Kind, d.Code, d.Message, len(all))
-	}
-}

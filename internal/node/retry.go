@@ -36,7 +36,7 @@ func bindWithRetries(n *Node, f *createFacts) Decision {
 			}
 			return d
 		}
-		if d.Code == grant.MPSNotReady && d.Grant != nil && d.Grant.ID == "" && n.Daemon() != 0 &&
+		if d.Code == grant.MPSNotReady && d.Grant != nil && d.Grant.ID == "" &&
 			!slices.Equal(wanted, d.Grant.UUIDs()) { // others may be placed once the inventory is refreshed
 			// if it cannot be asked for, the container is refused as without it
 			if mpsstate.Want(n.Host, n.Policy.RunDir, f.Container, d.Grant) == nil {
