@@ -70,8 +70,6 @@ func TestUseOutsideTheLedgerIsFound(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Engine: "containerd", GPUs: 1, Memory: "16384MiB", Config: adopts + watches +
 		"[enforcement]\nshim = \"{shim}\"\n"})
 	n.withNVML()
-	d := n.Daemon("--nri", "off")
-	s := siteOf(t, d)
 	over := n.container("over", inPod("train"), allocated("train", "0", "1GiB"),
 		rig.Shell("exec /bin/gpu 512 past:/run/gpuledger/driver/libcuda.so.1 2048 hold"))
 	start(t, over)
@@ -90,6 +88,9 @@ func TestUseOutsideTheLedgerIsFound(t *testing.T) {
 		}
 	}
 	host := n.onTheNode("700", "hold")
+	// A program uses 1 MiB for its context before it allocates, and the watch would find that.
+	rig.Eventually(t, "all memory is in use", func() bool { return n.used(0) >= 2560+2000+3000+700 })
+	s := siteOf(t, n.Daemon("--nri", "off"))
 	owner := grant.ID("")
 	for _, g := range n.Grants() {
 		if g.Source == grant.Adopted {
