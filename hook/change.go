@@ -57,7 +57,7 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		}
 	}
 	if d.Narrow {
-		c.Close, c.Others = append(c.Close, gpus(d.Devices)...), d.Others
+		c.Close, c.Others = append(c.Close, d.Close...), d.Others
 	}
 	return c, nil
 }
@@ -201,29 +201,6 @@ func ruleNumber(text string) (int64, error) {
 	}
 	return strconv.ParseInt(text, 10, 64)
 }
-
-// gpus returns rules for all GPU nodes of this machine. They cover reading and writing, because
-// mknod alone opens no device.
-func gpus(devices grant.DeviceMap) []grant.DeviceRule {
-	var numbers []int // a major and, of one minor, that plus one
-	for major := range devices.Majors {
-		numbers = append(numbers, major<<minorBits)
-	}
-	for minor, nvidia := range devices.DRM {
-		if nvidia {
-			numbers = append(numbers, grant.MajorDRM<<minorBits+minor+1)
-		}
-	}
-	slices.Sort(numbers)
-	rules := make([]grant.DeviceRule, len(numbers))
-	for i, n := range numbers {
-		rules[i] = grant.DeviceRule{Type: 'c', Major: int64(n >> minorBits),
-			Minor: int64(n&(1<<minorBits-1)) - 1, Access: "rw"}
-	}
-	return rules
-}
-
-const minorBits = 21 // the kernel's minors have 20
 
 func hasNode(spec request.Spec, n *cdispec.DeviceNode) bool {
 	return spec.Linux != nil && slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {

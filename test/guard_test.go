@@ -73,12 +73,17 @@ func TestStripClosesOnlyGPUs(t *testing.T) {
 			kind, numbers, _ := strings.Cut(node, " ")
 			want += kind + " " + strings.Replace(numbers, " ", ":", 1) + " " + state + "\n"
 		}
-		b := n.Bundle("c", rig.Privileged, device("/dev/nvidia0", 195, 0), device("/dev/nvidia3", 195, 3),
-			device("/dev/fuse", 10, 229),
-			rig.Shell(script+"ls /dev/nvidia* 2>/dev/null; ls /dev/fuse"))
+		bundle := func(id string, edits ...rig.Edit) *rig.Bundle {
+			return n.Bundle(id, append(edits, rig.Privileged, device("/dev/nvidia0", 195, 0),
+				device("/dev/nvidia3", 195, 3), device("/dev/fuse", 10, 229),
+				rig.Shell(script+"ls /dev/nvidia* 2>/dev/null; ls /dev/fuse"))...)
+		}
 		want += "/dev/fuse\n"
-		if r := b.Run(); r.Code != 0 || r.Stdout != want {
-			t.Errorf("got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
+		b := bundle("c")
+		for by, r := range map[string]rig.Result{"wrapper": b.Run(), "hook": bundle("h", n.Hooked).RealRun()} {
+			if r.Code != 0 || r.Stdout != want {
+				t.Errorf("by the %s: got\n%s%s\nwant\n%s", by, r.Stdout, r.Stderr, want)
+			}
 		}
 		wantSameAgain(t, b)
 	})

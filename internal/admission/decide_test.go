@@ -906,6 +906,15 @@ func TestConfinedPrivilegedKeepsNonGPUDevices(t *testing.T) {
 		if has("c 195:0 rw") != granted {
 			t.Errorf("%s: its grant's GPU is open: %v", name, !granted)
 		}
+		closed := map[int64]bool{}
+		for _, r := range Closed(w.r.Devices) {
+			closed[r.Major] = r.Type == 'c' && r.Minor == -1 && r.Access == "rw"
+		}
+		for major := range int64(512) {
+			if closed[major] == has(fmt.Sprintf("c %d:* rwm", major)) {
+				t.Errorf("%s: major %d is both closed and open, or neither", name, major)
+			}
+		}
 	}
 }
 

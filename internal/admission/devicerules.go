@@ -27,9 +27,7 @@ func addRules(rules []grant.DeviceRule, nodes []*cdispec.DeviceNode) []grant.Dev
 func Confined(devices grant.DeviceMap) []grant.DeviceRule {
 	rules := []grant.DeviceRule{{Allow: true, Type: 'b', Major: -1, Minor: -1, Access: "rwm"}}
 	for major := range grant.LastMajor + 1 {
-		_, nvidia := devices.Majors[major]
-		unassigned := grant.IsDynamicMajor(major) && !devices.Taken[major]
-		if !nvidia && !unassigned && major != grant.MajorDRM {
+		if !closes(devices, major) {
 			rules = append(rules, grant.DeviceRule{
 				Allow: true, Type: 'c', Major: int64(major), Minor: -1, Access: "rwm"})
 		}
@@ -46,4 +44,22 @@ func Confined(devices grant.DeviceMap) []grant.DeviceRule {
 			Allow: true, Type: 'c', Major: grant.MajorDRM, Minor: int64(minor), Access: "rwm"})
 	}
 	return rules
+}
+
+// Closed returns what Confined leaves out, for a container whose rules stay but for that. Confined
+// has some minors of DRM, whose major is here as a whole. It covers reading and writing: mknod alone
+// opens no device.
+func Closed(devices grant.DeviceMap) (rules []grant.DeviceRule) {
+	for major := range grant.LastMajor + 1 {
+		if closes(devices, major) {
+			rules = append(rules, grant.DeviceRule{Type: 'c', Major: int64(major), Minor: -1, Access: "rw"})
+		}
+	}
+	return rules
+}
+
+// closes reports whether a major is not open as a whole to a container that must not reach GPUs.
+func closes(devices grant.DeviceMap, major int) bool {
+	_, nvidia := devices.Majors[major]
+	return nvidia || major == grant.MajorDRM || grant.IsDynamicMajor(major) && !devices.Taken[major]
 }

@@ -29,6 +29,7 @@ const (
 	opShiftDown = 0x74
 	opJumpNot   = 0x56 // if dst != immediate, 32 bits
 	opJumpSame  = 0x16
+	opJump      = 0x05
 	opExit      = 0x95
 )
 
@@ -56,7 +57,8 @@ func (i instruction) append(to []byte) []byte {
 }
 
 // assemble writes a change's rules as the beginning of a program: first what is allowed, then what
-// is closed; who matches none goes on to what follows.
+// stays as it was though Close covers it, then what is closed; who matches none goes on to what
+// follows.
 func assemble(change Change) []byte {
 	var program []byte
 	add := func(all ...instruction) {
@@ -73,9 +75,16 @@ func assemble(change Change) []byte {
 	for _, r := range change.Allow {
 		add(block(r, 1)...)
 	}
+	var closing []instruction
 	for _, r := range change.Close {
-		add(block(r, 0)...)
+		closing = append(closing, block(r, 0)...)
 	}
+	for _, r := range slices.Backward(change.Others) {
+		if slices.ContainsFunc(change.Close, func(c grant.DeviceRule) bool { return overlaps(r, c) }) {
+			closing = append(pass(r, len(closing)), closing...)
+		}
+	}
+	add(closing...)
 	return program
 }
 
@@ -86,42 +95,50 @@ func allowAll() []byte {
 // block answers with result for the devices of a rule. An allowance wants all of the access that is
 // asked for to be in the rule; a closing rule any of it.
 func block(r grant.DeviceRule, result int32) []instruction {
-	var tests []instruction
-	test := func(op, register byte, value int64) {
-		tests = append(tests, instruction{op: op, dst: register, value: int32(value)})
-	}
-	switch r.Type {
-	case 'b':
-		test(opJumpNot, regType, devBlock)
-	case 'c':
-		test(opJumpNot, regType, devChar)
-	}
-	if r.Major >= 0 {
-		test(opJumpNot, regMajor, r.Major)
-	}
-	if r.Minor >= 0 {
-		test(opJumpNot, regMinor, r.Minor)
-	}
 	mask, miss := ^accessBits(r.Access), byte(opJumpNot) // something beyond the rule's access
 	if result == 0 {
 		mask, miss = accessBits(r.Access), opJumpSame // nothing of it
 	}
-	tests = append(tests, instruction{op: opMoveReg, dst: regResult, src: regAccess},
-		instruction{op: opAnd, dst: regResult, value: mask})
-	test(miss, regResult, 0)
-	return append(leave(tests), instruction{op: opMove, dst: regResult, value: result},
-		instruction{op: opExit})
+	tests := append(numbers(r), instruction{op: opMoveReg, dst: regResult, src: regAccess},
+		instruction{op: opAnd, dst: regResult, value: mask},
+		instruction{op: miss, dst: regResult, value: 0})
+	return guard(tests, instruction{op: opMove, dst: regResult, value: result}, instruction{op: opExit})
 }
 
-// leave lets every failed test jump behind the block, which ends with two more instructions.
-func leave(tests []instruction) []instruction {
-	tests = slices.Clone(tests)
-	for i := range tests {
-		if tests[i].op == opJumpNot || tests[i].op == opJumpSame {
-			tests[i].offset = int16(len(tests) - i - 1 + 2)
-		}
+// pass leaves out so many instructions for the devices of a rule, whatever the access.
+func pass(r grant.DeviceRule, count int) []instruction {
+	return guard(numbers(r), instruction{op: opJump, offset: int16(count)})
+}
+
+// numbers are the tests for a rule's devices.
+func numbers(r grant.DeviceRule) (tests []instruction) {
+	test := func(register byte, value int64) {
+		tests = append(tests, instruction{op: opJumpNot, dst: register, value: int32(value)})
+	}
+	switch r.Type {
+	case 'b':
+		test(regType, devBlock)
+	case 'c':
+		test(regType, devChar)
+	}
+	if r.Major >= 0 {
+		test(regMajor, r.Major)
+	}
+	if r.Minor >= 0 {
+		test(regMinor, r.Minor)
 	}
 	return tests
+}
+
+// guard lets every failed test jump behind what follows the tests.
+func guard(tests []instruction, then ...instruction) []instruction {
+	all := append(slices.Clone(tests), then...)
+	for i := range tests {
+		if all[i].op == opJumpNot || all[i].op == opJumpSame {
+			all[i].offset = int16(len(all) - i - 1)
+		}
+	}
+	return all
 }
 
 func accessBits(access string) int32 {

@@ -27,7 +27,7 @@ type Change struct {
 	Mounts []*cdispec.Mount      // binds of the host's files and directories
 	Close  []grant.DeviceRule    // devices that may no longer be opened, but for those in Allow
 	Allow  []grant.DeviceRule    // exact ones
-	Others []grant.DeviceRule    // what stays open where a rule for more than Close is taken away (cgroup v1)
+	Others []grant.DeviceRule    // of what Close covers or a wider rule opened: what stays as it was
 }
 
 // Empty reports whether there is nothing to do.

@@ -3,6 +3,7 @@ package inject
 import (
 	"encoding/binary"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,6 +58,9 @@ func TestV1Writes(t *testing.T) {
 			[]write{{"devices.deny", "c 195:* rw"}, {"devices.allow", "c 195:1 rw"}}},
 		{"all of DRM is open", append(ordinary, "c 226:* rw"), Change{Close: gpus, Others: others},
 			[]write{{"devices.deny", "c 226:* rw"}, {"devices.allow", "c 226:129 rw"}}},
+		{"one of DRM's that is no GPU's", append(ordinary, "c 226:129 rw", "c 226:130 rw"),
+			Change{Close: rulesOf(false, "c 226:* rw"), Others: others},
+			[]write{{"devices.deny", "c 226:130 rw"}}},
 		{"a GPU beside the granted one", append(ordinary, "c 195:0 rw", "c 195:1 rw"),
 			Change{Allow: rulesOf(true, "c 195:1 rw"), Close: gpus, Others: others},
 			[]write{{"devices.deny", "c 195:0 rw"}, {"devices.allow", "c 195:1 rw"}}},
@@ -114,6 +118,8 @@ func run(t interface{ Fatalf(string, ...any) }, program []byte, d device) (resul
 			if *dst == value {
 				at += int(offset)
 			}
+		case opJump:
+			at += int(offset)
 		case opExit:
 			return registers[regResult], false
 		default:
@@ -124,8 +130,8 @@ func run(t interface{ Fatalf(string, ...any) }, program []byte, d device) (resul
 }
 
 // TestProgramSaysWhatTheRulesSay: for any rules and any device, the program answers as the rules
-// read: allowed where an allow rule has all of the access, else denied where a closing rule has
-// any, else it is the next program's turn.
+// read: allowed where an allow rule has all of the access, else denied where a closing rule has any
+// and no other rule speaks of the device, else it is the next program's turn.
 func TestProgramSaysWhatTheRulesSay(t *testing.T) {
 	rules := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) grant.DeviceRule {
 		return grant.DeviceRule{Type: rapid.SampledFrom([]byte("abc")).Draw(t, "type"),
@@ -134,7 +140,8 @@ func TestProgramSaysWhatTheRulesSay(t *testing.T) {
 			Access: rapid.SampledFrom([]string{"r", "w", "rw", "m", "rwm"}).Draw(t, "access")}
 	}), 0, 4)
 	rapid.Check(t, func(t *rapid.T) {
-		change := Change{Allow: rules.Draw(t, "allow"), Close: rules.Draw(t, "close")}
+		change := Change{Allow: rules.Draw(t, "allow"), Close: rules.Draw(t, "close"),
+			Others: rules.Draw(t, "others")}
 		d := device{rapid.SampledFrom([]uint32{devBlock, devChar}).Draw(t, "kind"),
 			uint32(rapid.IntRange(1, 7).Draw(t, "access")),
 			rapid.SampledFrom([]uint32{0, 1, 195, 511}).Draw(t, "major"),
@@ -158,6 +165,9 @@ func answer(change Change, d device) (result uint32, goesOn bool) {
 		if matches(r) && d.access&^uint32(accessBits(r.Access)) == 0 {
 			return 1, false
 		}
+	}
+	if slices.ContainsFunc(change.Others, matches) {
+		return 0, true
 	}
 	for _, r := range change.Close {
 		if matches(r) && d.access&uint32(accessBits(r.Access)) != 0 {

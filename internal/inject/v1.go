@@ -91,10 +91,10 @@ func v1Writes(now []grant.DeviceRule, change Change) []write {
 }
 
 // tooWide reports whether a rule opens a device that is to be closed. One that allows exactly what
-// is granted may stay.
+// is granted may stay, and one of what stays as it was.
 func tooWide(r grant.DeviceRule, change Change) bool {
-	if !strings.ContainsAny(r.Access, "rw") || slices.ContainsFunc(change.Allow,
-		func(a grant.DeviceRule) bool { return within(r, a) }) {
+	if !strings.ContainsAny(r.Access, "rw") || slices.ContainsFunc(slices.Concat(change.Allow, change.Others),
+		func(o grant.DeviceRule) bool { return within(r, o) }) {
 		return false
 	}
 	return slices.ContainsFunc(change.Close, func(c grant.DeviceRule) bool { return overlaps(r, c) })

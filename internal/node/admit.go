@@ -55,10 +55,9 @@ type Decision struct {
 	Bound bool
 	Known bool // the wrapper bound the grant to this very container before
 
-	// Of a live container whose device rules are too wide: what GPUs are told by here, and what
-	// stands in place of a rule for everything.
-	Devices grant.DeviceMap
-	Others  []grant.DeviceRule
+	// Of a live container whose device rules are too wide: what is to be closed, and what stands in
+	// place of a rule for more than that.
+	Close, Others []grant.DeviceRule
 
 	pod   grant.Identity // of the container, if the engine vouches for it
 	began time.Time      // when the decision was asked for; zero if it is not measured

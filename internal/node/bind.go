@@ -75,7 +75,7 @@ func commit(n *Node, f *createFacts, p plan) (d Decision, settled bool, err erro
 			return nil
 		}
 		settled = true
-		d.Config, d.Devices, d.Others = p.Config, p.Devices, p.Others
+		d.Config, d.Close, d.Others = p.Config, p.Close, p.Others
 		return bindLocked(n, tx, f, &d)
 	})
 	return d, settled, err

@@ -275,10 +275,10 @@ func TestVerifyOfAStrippedContainer(t *testing.T) {
 	}
 	live := create
 	live.Live = &node.Live{}
-	if l := m.node.JudgeBeforeCreate(live); l.Devices.Majors == nil || len(l.Others) == 0 ||
-		d.Devices.Majors != nil || d.Others != nil {
-		t.Errorf("what stands in place of its rules: %d rules by %v; where it is not live: %d by %v",
-			len(l.Others), l.Devices.Majors, len(d.Others), d.Devices.Majors)
+	if l := m.node.JudgeBeforeCreate(live); len(l.Close) == 0 || len(l.Others) == 0 ||
+		d.Close != nil || d.Others != nil {
+		t.Errorf("what is closed, and stands in place of its rules: %d and %d rules; where it is not live: "+
+			"%d and %d", len(l.Close), len(l.Others), len(d.Close), len(d.Others))
 	}
 	major, minor := int64(195), int64(0)
 	node0 := []specs.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: major, Minor: minor}}

@@ -50,12 +50,11 @@ func planned(f *createFacts, view grant.View) plan {
 		return plan{Decision: *r}
 	}
 	if err == nil && f.Live != nil && p.Narrow {
-		if p.Devices, err = f.finder.Devices(); err == nil {
-			p.Others = admission.Confined(p.Devices)
-		}
+		devices, err := f.finder.Devices()
 		if err != nil {
 			return plan{Decision: *refusal(grant.Internal, "%v", err)}
 		}
+		p.Close, p.Others = admission.Closed(devices), admission.Confined(devices)
 	}
 	if err != nil {
 		return plan{Decision: *refusal(grant.Internal, "internal error: %v", err)}
