@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -63,7 +64,8 @@ func (distribution *Distribution) unit() string {
 }
 
 // FindFile is the engine's main file. It is the installation's, the recorded one, or that of the
-// only distribution that is installed. It is "" for the engine's usual file.
+// only distribution that is installed. It is "" for the engine's usual file. A distribution may have
+// left its file behind: while containerd runs, only what it reads counts.
 func (in Installation) FindFile(recorded string) (string, error) {
 	switch {
 	case in.File != "":
@@ -74,10 +76,8 @@ func (in Installation) FindFile(recorded string) (string, error) {
 		return "", nil
 	}
 	var names, mains []string
-	for _, distribution := range distributions {
-		if in.System.Exists(distribution.Main) {
-			names, mains = append(names, distribution.Name), append(mains, distribution.Main)
-		}
+	for _, distribution := range in.installed() {
+		names, mains = append(names, distribution.Name), append(mains, distribution.Main)
 	}
 	if len(mains) > 1 {
 		return mains[0],
@@ -85,4 +85,23 @@ func (in Installation) FindFile(recorded string) (string, error) {
 				strings.Join(names, " and "), strings.Join(mains, ", "))
 	}
 	return strings.Join(mains, ""), nil
+}
+
+// installed are the distributions whose main files are here. If containerd runs, they are those whose
+// file it reads.
+func (in Installation) installed() (all []Distribution) {
+	for _, distribution := range distributions {
+		if in.System.Exists(distribution.Main) {
+			all = append(all, distribution)
+		}
+	}
+	read := in.filesRead()
+	reads := func(main string) bool {
+		return slices.ContainsFunc(read, func(file string) bool { return sameFile(file, main) })
+	}
+	running := slices.DeleteFunc(slices.Clone(all), func(d Distribution) bool { return !reads(d.Main) })
+	if len(running) > 0 || reads(in.Of().File) {
+		return running
+	}
+	return all
 }

@@ -56,6 +56,17 @@ func (in Installation) OtherFiles() []ProcessFile {
 	return others
 }
 
+// filesRead are the main files of the engine's running processes, as Daemons has them.
+func (in Installation) filesRead() (files []string) {
+	if in.System.Root != "/" || in.Of().Daemon == "" {
+		return nil
+	}
+	for _, pid := range processes(in.Of().Daemon, "mnt") {
+		files = append(files, cmp.Or(readBy(pid), in.Of().File))
+	}
+	return files
+}
+
 // ProcessFile is a process and the configuration file that its arguments name.
 type ProcessFile struct {
 	PID  int

@@ -33,7 +33,8 @@ func (n *node) change(args ...string) (preview, error) {
 }
 
 // restart makes the engine read its files, if they have changed since it read them. The engine's
-// containers go on. The error is a *downError if the engine's unit has failed since.
+// containers go on. The error is a *downError if the engine's unit has failed since, or the engine
+// serves the kubelet no more.
 func (n *node) restart(unit string, args ...string) error {
 	engine := args[0]
 	due := restartDue + engine
@@ -44,9 +45,16 @@ func (n *node) restart(unit string, args ...string) error {
 		say("systemd does not run on this node: restart %s by hand; it goes on as before until then", engine)
 		return os.Remove(due)
 	}
+	if n.served == nil {
+		n.served = serving(engine)
+	}
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
 	time.Sleep(n.settle)
-	if down := n.failureOf(unit); down != nil {
+	down := n.failureOf(unit)
+	if down == nil {
+		down = lost(unit, n.served)
+	}
+	if down != nil {
 		return down
 	}
 	if err != nil {

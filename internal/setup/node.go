@@ -20,6 +20,7 @@ type node struct {
 	tree   fs.FS
 	enter  []string
 	settle time.Duration
+	served []string // the sockets at which the engine served the kubelet before its first restart
 }
 
 // record lists the installed files, one path a line. setup replaces and removes no other file.

@@ -1,0 +1,109 @@
+package setup
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestContainerdWithoutItsPlugin: containerd runs without the service for the kubelet if its default
+// handler is not defined, and the set-up sees that.
+func TestContainerdWithoutItsPlugin(t *testing.T) {
+	if _, err := exec.LookPath("containerd"); err != nil || os.Geteuid() != 0 {
+		t.Skip("no containerd, or not root: that a real one without its plugin is seen is not shown")
+	}
+	for handler, want := range map[string]bool{"runc": true, "gone": false} {
+		dir := short(t)
+		config := filepath.Join(dir, "config.toml")
+		text := `version = 2
+root = "` + dir + `/root"
+state = "` + dir + `/state"
+[grpc]
+address = "` + dir + `/s"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "` + handler + `"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+`
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("containerd", "--config", config)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var has, known bool
+		for end := time.Now().Add(time.Minute); !known && time.Now().Before(end); time.Sleep(time.Second / 10) {
+			has, known = serves(dir + "/s")
+		}
+		if !known || has != want {
+			t.Errorf("default handler %s: it serves the kubelet: %v, known %v", handler, has, known)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
+// short is a directory whose path leaves room for a socket's name.
+func short(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "cri")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// TestEngineThatLosesItsService: after the restart containerd's unit is active, and it serves the
+// kubelet no more with gpuledger's edits in its files. They are taken back.
+func TestEngineThatLosesItsService(t *testing.T) {
+	for name, breaks := range map[string]bool{"it goes on": false, "it is lost": true} {
+		s := newMachine(t)
+		s.write("node/usr/bin/systemctl", showsEngine)
+		edited := s.dir + "/node/etc/engine.conf"
+		serveCRI(t, s.dir+"/node/run/containerd/containerd.sock", func() string {
+			if breaks && exists(edited) && len(restarts(s.calls())) > 0 {
+				return grpcUnimplemented
+			}
+			return grpcOK
+		})
+		status, out := s.run("install", "--engine=containerd")
+		const prints = "cannot restart containerd: engine.service has failed (it runs, and serves the kubelet " +
+			"no more); its files are as before, and it runs again"
+		if (status == 0) == breaks || strings.Contains(out, prints) != breaks || exists(edited) == breaks {
+			t.Errorf("%s: status %d, the edits stay: %v\n%s", name, status, exists(edited), out)
+		}
+	}
+}
+
+// serveCRI answers at a socket with the code that of gives.
+func serveCRI(t *testing.T, socket string, of func() string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/runtime.v1.RuntimeService/Version" {
+				t.Errorf("it asks for %s", r.URL.Path)
+			}
+			w.Header().Set("Trailer", grpcStatus)
+			_, _ = w.Write(make([]byte, 5))
+			w.Header().Set(grpcStatus, of())
+		})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
