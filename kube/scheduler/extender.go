@@ -84,6 +84,7 @@ func (s *Scheduler) filter(a *extender.ExtenderArgs) (*extender.ExtenderFilterRe
 	if a.Pod == nil {
 		return &extender.ExtenderFilterResult{Error: errNoPod.Error()}, errNoPod
 	}
+	s.waiting.asked(a.Pod)
 	names := namesOf(a)
 	w, wants, err := s.wish(a.Pod)
 	if err != nil {

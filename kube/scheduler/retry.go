@@ -32,7 +32,8 @@ const (
 type waiting struct {
 	mu   sync.Mutex
 	pods map[types.UID]*waitingPod
-	seen uint64 // the state's changes at the last pass that woke all it had to
+	asks map[string]bool // the schedulers that have asked this process; others' pods are left alone
+	seen uint64          // the state's changes at the last pass that woke all it had to
 }
 
 type waitingPod struct {
@@ -81,19 +82,30 @@ func (w *waiting) rejected(pod *corev1.Pod, nodes []string, now time.Time) {
 	w.seen = 0 // what has changed since then may be what it waits for
 }
 
+// asked notes that a pod's scheduler asks this process.
+func (w *waiting) asked(pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if name := pod.Spec.SchedulerName; !w.asks[name] {
+		w.asks[name], w.seen = true, 0
+	}
+}
+
 func (w *waiting) gone(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.pods, uid)
 }
 
-// all returns copies of the waiting pods, the oldest first.
+// all returns copies of the waiting pods whose scheduler asks this process, the oldest first.
 func (w *waiting) all() []waitingPod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	list := make([]waitingPod, 0, len(w.pods))
 	for _, p := range w.pods {
-		list = append(list, *p)
+		if w.asks[p.pod.Spec.SchedulerName] {
+			list = append(list, *p)
+		}
 	}
 	slices.SortFunc(list, func(a, b waitingPod) int {
 		return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time)

@@ -60,7 +60,7 @@ type Scheduler struct {
 
 // New returns a Scheduler that has read nothing yet.
 func New(c Config) *Scheduler {
-	s := &Scheduler{Config: c, waiting: waiting{pods: map[types.UID]*waitingPod{}},
+	s := &Scheduler{Config: c, waiting: waiting{pods: map[types.UID]*waitingPod{}, asks: map[string]bool{}},
 		refused: refused{pods: map[types.UID]*refusedPod{}, nodes: map[nodeFor]time.Time{}}}
 	s.cache = newState(c.Policy, func(pod *corev1.Pod) string {
 		w, _, _ := c.Wish(pod)

@@ -727,18 +727,31 @@ func TestAPodThatIsRejectedWhileRoomAppears(t *testing.T) {
 	}
 }
 
-// After a restart nothing is known of a filter: what kube-scheduler has said of the pod is enough.
+// After a restart nothing is known of a pod's filter: what its scheduler has said of it is enough, once
+// that scheduler has asked. The pods of a scheduler that never asks are left alone.
 func TestAPodThatWaitedForTheProcessBefore(t *testing.T) {
-	pod := podOf("p", 4)
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-		Reason: corev1.PodReasonUnschedulable}}
-	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), pod)
+	objects := []runtime.Object{nodeOf(t, "a", stateOf("a", 16)), podOf("other", 1)}
+	for name, scheduler := range map[string]string{"p": "", "batch": "volcano"} {
+		pod := podOf(name, 4)
+		pod.Spec.SchedulerName = scheduler
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled,
+			Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+		objects = append(objects, pod)
+	}
+	w := newWorld(t, objects...)
 	s := w.process()
-	must(t, s.retry(t.Context()))
-	w.clock.pass(grace)
-	must(t, s.retry(t.Context()))
-	if w.podNamed("p").Annotations[keyTried] == "" {
-		t.Error("it is not tried again")
+	tried := func(name string) bool { return w.podNamed(name).Annotations[keyTried] != "" }
+	for _, asked := range []bool{false, true} {
+		if asked {
+			filtered(t, s, w.podNamed("other"), "a")
+		}
+		must(t, s.retry(t.Context()))
+		w.clock.pass(grace)
+		must(t, s.retry(t.Context()))
+		if tried("p") != asked || tried("batch") {
+			t.Errorf("its scheduler has asked: %v; it is tried again: %v, another's pod: %v", asked, tried("p"),
+				tried("batch"))
+		}
 	}
 }
 

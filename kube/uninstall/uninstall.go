@@ -45,10 +45,15 @@ func (u Uninstall) Run(ctx context.Context) error {
 	}
 	selectors := map[string]map[string]string{}
 	err = u.again(ctx, func(ctx context.Context) error { return u.stopAgents(ctx, selectors) })
+	if err == nil { // an agent that runs publishes again what is removed below
+		err = u.waitForAgents(ctx)
+	}
+	if late := (*lateError)(nil); forced && errors.As(err, &late) {
+		u.Say("forced: still on their nodes: %s", late.pods)
+		err = nil
+	}
 	if err == nil && !forced {
-		if err = u.waitForAgents(ctx); err == nil {
-			err = u.refuse(ctx, false) // a pod may have come before the agent was gone
-		}
+		err = u.refuse(ctx, false) // a pod may have come before the agent was gone
 	}
 	if err != nil {
 		return errors.Join(err, u.startAgents(context.WithoutCancel(ctx), selectors))

@@ -317,6 +317,44 @@ func TestAClaimThatComesMeanwhile(t *testing.T) {
 	}
 }
 
+// What the nodes have published goes once no agent publishes it again, also when it is forced.
+func TestForcedWaitsForTheAgents(t *testing.T) {
+	for name, stays := range map[string]bool{"they go": false, "one stays": true} {
+		t.Run(name, func(t *testing.T) {
+			n := node("a", corev1.ConditionTrue)
+			n.Annotations = map[string]string{nodestate.Annotation: "{}"}
+			pod := podOf(devicePlugin, "a")
+			c := newCluster(t, true, config(map[string]string{force: "force"}), n, pod,
+				set(devicePlugin, corev1.PodSpec{}), setup("gpuledger-setup"))
+			looks := 0
+			c.client.PrependReactor("get", "daemonsets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if a.(clienttesting.GetAction).GetName() == devicePlugin {
+					looks++
+				}
+				if looks == 4 && !stays {
+					_ = c.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), ours, pod.Name)
+				}
+				if c.remaining(devicePlugin) > 0 {
+					_ = c.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n.DeepCopy(), "")
+				}
+				return false, nil, nil
+			})
+			if err := c.run("gpuledger-setup"); err != nil {
+				t.Error(err)
+			}
+			after, err := c.client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+			_, published := after.Annotations[nodestate.Annotation]
+			if err != nil || published != stays {
+				t.Errorf("its annotation is there: %v (%v)", published, err)
+			}
+			if said := "forced: still on their nodes: gpuledger-device-plugin-a on node a"; stays !=
+				slices.Contains(c.said, said) {
+				t.Errorf("it says %q", c.said)
+			}
+		})
+	}
+}
+
 // A node that does not come is named.
 func TestANodeThatDoesNotCome(t *testing.T) {
 	pod := podOf("gpuledger-setup", "node-7")
