@@ -80,7 +80,8 @@ func TestStripClosesOnlyGPUs(t *testing.T) {
 		}
 		want += "/dev/fuse\n"
 		b := bundle("c")
-		for by, r := range map[string]rig.Result{"wrapper": b.Run(), "hook": bundle("h", n.Hooked).RealRun()} {
+		for by, r := range map[string]rig.Result{"wrapper": b.Run(),
+			"hook": bundle("h", n.Hooked).RealRun()} {
 			if r.Code != 0 || r.Stdout != want {
 				t.Errorf("by the %s: got\n%s%s\nwant\n%s", by, r.Stdout, r.Stderr, want)
 			}

@@ -47,8 +47,8 @@ func Confined(devices grant.DeviceMap) []grant.DeviceRule {
 }
 
 // Closed returns what Confined leaves out, for a container whose rules stay but for that. Confined
-// has some minors of DRM, whose major is here as a whole. It covers reading and writing: mknod alone
-// opens no device.
+// has some minors of DRM, whose major is here as a whole. It covers reading and writing: mknod
+// alone opens no device.
 func Closed(devices grant.DeviceMap) (rules []grant.DeviceRule) {
 	for major := range grant.LastMajor + 1 {
 		if closes(devices, major) {

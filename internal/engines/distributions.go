@@ -64,8 +64,8 @@ func (distribution *Distribution) unit() string {
 }
 
 // FindFile is the engine's main file. It is the installation's, the recorded one, or that of the
-// only distribution that is installed. It is "" for the engine's usual file. A distribution may have
-// left its file behind: while containerd runs, only what it reads counts.
+// only distribution that is installed. It is "" for the engine's usual file. A distribution may
+// have left its file behind: while containerd runs, only what it reads counts.
 func (in Installation) FindFile(recorded string) (string, error) {
 	switch {
 	case in.File != "":
@@ -87,8 +87,8 @@ func (in Installation) FindFile(recorded string) (string, error) {
 	return strings.Join(mains, ""), nil
 }
 
-// installed are the distributions whose main files are here. If containerd runs, they are those whose
-// file it reads.
+// installed are the distributions whose main files are here. If containerd runs, they are those
+// whose file it reads.
 func (in Installation) installed() (all []Distribution) {
 	for _, distribution := range distributions {
 		if in.System.Exists(distribution.Main) {

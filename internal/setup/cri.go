@@ -77,7 +77,7 @@ func lost(unit string, before []string) error {
 				break
 			}
 			if known {
-				return &downError{unit, "it runs, and serves the kubelet no more"}
+				return &downError{unit + " runs, and serves the kubelet no more"}
 			}
 		}
 	}

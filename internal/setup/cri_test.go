@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestContainerdWithoutItsPlugin: containerd runs without the service for the kubelet if its default
-// handler is not defined, and the set-up sees that.
+// TestContainerdWithoutItsPlugin: containerd runs without the service for the kubelet if its
+// default handler is not defined, and the set-up sees that.
 func TestContainerdWithoutItsPlugin(t *testing.T) {
 	if _, err := exec.LookPath("containerd"); err != nil || os.Geteuid() != 0 {
 		t.Skip("no containerd, or not root: that a real one without its plugin is seen is not shown")
@@ -40,7 +40,8 @@ runtime_type = "io.containerd.runc.v2"
 			t.Fatal(err)
 		}
 		var has, known bool
-		for end := time.Now().Add(time.Minute); !known && time.Now().Before(end); time.Sleep(time.Second / 10) {
+		for end := time.Now().Add(time.Minute); !known && time.Now().Before(end); {
+			time.Sleep(time.Second / 10)
 			has, known = serves(dir + "/s")
 		}
 		if !known || has != want {
@@ -75,8 +76,8 @@ func TestEngineThatLosesItsService(t *testing.T) {
 			return grpcOK
 		})
 		status, out := s.run("install", "--engine=containerd")
-		const prints = "cannot restart containerd: engine.service has failed (it runs, and serves the kubelet " +
-			"no more); its files are as before, and it runs again"
+		const prints = "cannot restart containerd: engine.service runs, and serves the kubelet no more; " +
+			"its files are as before, and it runs again"
 		if (status == 0) == breaks || strings.Contains(out, prints) != breaks || exists(edited) == breaks {
 			t.Errorf("%s: status %d, the edits stay: %v\n%s", name, status, exists(edited), out)
 		}

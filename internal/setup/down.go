@@ -12,10 +12,11 @@ import (
 // gives a unit by default. An engine with many containers needs a part of it.
 const slowStart = 3 * time.Minute
 
-// downError is an engine whose unit has failed. An engine that starts slowly is none.
-type downError struct{ unit, result string }
+// downError is an engine whose unit has failed, or that serves the kubelet no more. An engine that
+// starts slowly is none.
+type downError struct{ what string }
 
-func (d *downError) Error() string { return fmt.Sprintf("%s has failed (%s)", d.unit, d.result) }
+func (d *downError) Error() string { return d.what }
 
 // failureOf waits until a unit runs or has failed, and returns a *downError if it has failed. Of a
 // unit that is not managed here, or does not come to an end, nothing is known.
@@ -29,7 +30,7 @@ func (n *node) failureOf(unit string) error {
 		case err != nil:
 			return nil
 		case hasFailed(shown):
-			return &downError{unit, shown["Result"]}
+			return &downError{fmt.Sprintf("%s has failed (%s)", unit, shown["Result"])}
 		case state != "activating" && state != "deactivating":
 			return nil
 		}

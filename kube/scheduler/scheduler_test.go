@@ -727,8 +727,8 @@ func TestAPodThatIsRejectedWhileRoomAppears(t *testing.T) {
 	}
 }
 
-// After a restart nothing is known of a pod's filter: what its scheduler has said of it is enough, once
-// that scheduler has asked. The pods of a scheduler that never asks are left alone.
+// After a restart nothing is known of a pod's filter: what its scheduler has said of it is enough,
+// once that scheduler has asked. The pods of a scheduler that never asks are left alone.
 func TestAPodThatWaitedForTheProcessBefore(t *testing.T) {
 	objects := []runtime.Object{nodeOf(t, "a", stateOf("a", 16)), podOf("other", 1)}
 	for name, scheduler := range map[string]string{"p": "", "batch": "volcano"} {
@@ -749,8 +749,8 @@ func TestAPodThatWaitedForTheProcessBefore(t *testing.T) {
 		w.clock.pass(grace)
 		must(t, s.retry(t.Context()))
 		if tried("p") != asked || tried("batch") {
-			t.Errorf("its scheduler has asked: %v; it is tried again: %v, another's pod: %v", asked, tried("p"),
-				tried("batch"))
+			t.Errorf("its scheduler has asked: %v; it is tried again: %v, another's pod: %v", asked,
+				tried("p"), tried("batch"))
 		}
 	}
 }

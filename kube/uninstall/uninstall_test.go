@@ -327,18 +327,20 @@ func TestForcedWaitsForTheAgents(t *testing.T) {
 			c := newCluster(t, true, config(map[string]string{force: "force"}), n, pod,
 				set(devicePlugin, corev1.PodSpec{}), setup("gpuledger-setup"))
 			looks := 0
-			c.client.PrependReactor("get", "daemonsets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			publishes := func(a clienttesting.Action) (bool, runtime.Object, error) {
 				if a.(clienttesting.GetAction).GetName() == devicePlugin {
 					looks++
 				}
+				core, tracker := corev1.SchemeGroupVersion, c.client.Tracker()
 				if looks == 4 && !stays {
-					_ = c.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), ours, pod.Name)
+					_ = tracker.Delete(core.WithResource("pods"), ours, pod.Name)
 				}
 				if c.remaining(devicePlugin) > 0 {
-					_ = c.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n.DeepCopy(), "")
+					_ = tracker.Update(core.WithResource("nodes"), n.DeepCopy(), "")
 				}
 				return false, nil, nil
-			})
+			}
+			c.client.PrependReactor("get", "daemonsets", publishes)
 			if err := c.run("gpuledger-setup"); err != nil {
 				t.Error(err)
 			}
