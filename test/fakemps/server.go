@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,8 +74,10 @@ func serveClients() error {
 
 // endWith ends the server with the daemon that started it, which may have ended already.
 func endWith(control int) {
-	for os.Getppid() == control {
-		time.Sleep(20 * time.Millisecond)
+	if fd, err := unix.PidfdOpen(control, 0); err == nil && os.Getppid() == control {
+		for ended := 0; ended < 1; { // less after a signal
+			ended, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		}
 	}
 	os.Exit(1)
 }
