@@ -46,13 +46,16 @@ func (n *node) restart(unit string, args ...string) error {
 		return os.Remove(due)
 	}
 	if n.served == nil {
-		n.served = serving(engine)
+		n.served = map[string][]string{}
+	}
+	if n.served[engine] == nil { // it may have lost them by a restart before this one
+		n.served[engine] = serving(engine)
 	}
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
 	time.Sleep(n.settle)
 	down := n.failureOf(unit)
 	if down == nil {
-		down = lost(unit, n.served)
+		down = lost(unit, n.served[engine])
 	}
 	if down != nil {
 		return down
