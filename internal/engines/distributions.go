@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/kubelet"
 )
 
 // Distribution is a distribution of Kubernetes with a containerd of its own. It writes containerd's
@@ -63,9 +63,9 @@ func (distribution *Distribution) unit() string {
 	return strings.Join(distribution.Units[:min(1, len(distribution.Units))], "")
 }
 
-// FindFile is the engine's main file. It is the installation's, the recorded one, or that of the
-// only distribution that is installed. It is "" for the engine's usual file. A distribution may
-// have left its file behind: while containerd runs, only what it reads counts.
+// FindFile is the engine's main file. It is the installation's, the recorded one, the usual one if
+// the kubelet uses the node's own containerd, or that of the only distribution that is installed:
+// one that was removed may have left its file. It is "" for the engine's usual file.
 func (in Installation) FindFile(recorded string) (string, error) {
 	switch {
 	case in.File != "":
@@ -74,10 +74,14 @@ func (in Installation) FindFile(recorded string) (string, error) {
 		return recorded, nil
 	case in.Engine != grant.Containerd:
 		return "", nil
+	case in.System.Root == "/" && ownSocket(kubelet.Endpoint(isOurs)):
+		return in.Of().File, nil
 	}
 	var names, mains []string
-	for _, distribution := range in.installed() {
-		names, mains = append(names, distribution.Name), append(mains, distribution.Main)
+	for _, distribution := range distributions {
+		if in.System.Exists(distribution.Main) {
+			names, mains = append(names, distribution.Name), append(mains, distribution.Main)
+		}
 	}
 	if len(mains) > 1 {
 		return mains[0],
@@ -87,21 +91,8 @@ func (in Installation) FindFile(recorded string) (string, error) {
 	return strings.Join(mains, ""), nil
 }
 
-// installed are the distributions whose main files are here. If containerd runs, they are those
-// whose file it reads.
-func (in Installation) installed() (all []Distribution) {
-	for _, distribution := range distributions {
-		if in.System.Exists(distribution.Main) {
-			all = append(all, distribution)
-		}
-	}
-	read := in.filesRead()
-	reads := func(main string) bool {
-		return slices.ContainsFunc(read, func(file string) bool { return sameFile(file, main) })
-	}
-	running := slices.DeleteFunc(slices.Clone(all), func(d Distribution) bool { return !reads(d.Main) })
-	if len(running) > 0 || reads(in.Of().File) {
-		return running
-	}
-	return all
+// ownSocket reports whether a kubelet's endpoint is that of the node's own containerd.
+func ownSocket(endpoint string) bool {
+	path := strings.TrimPrefix(endpoint, "unix://")
+	return path == "/run/containerd/containerd.sock" || path == "/var/run/containerd/containerd.sock"
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/kubelet"
 )
 
 // TestTheInventoryComesBeforeEachEngine: its unit names the services of all distributions, since
@@ -37,71 +38,60 @@ func TestTheInventoryComesBeforeEachEngine(t *testing.T) {
 	}
 }
 
-// TestADistributionThatWasLeftBehind: while containerd runs, only the files that it reads count.
+// TestADistributionThatWasLeftBehind: a file of a distribution counts unless the kubelet uses the
+// node's own containerd.
 func TestADistributionThatWasLeftBehind(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: that only root's processes count is not shown")
+	if os.Geteuid() != 0 || kubelet.Endpoint(isOurs) != "" {
+		t.Skip("not root, or a kubelet runs here: which containerd is meant beside one is not shown")
 	}
-	in := Installation{Engine: grant.Containerd, System: filetree.System{Root: "/"}}
-	if slices.Contains(in.filesRead(), in.Of().File) {
-		t.Skip("containerd runs here: what counts without one is not shown")
+	left := filepath.Join(t.TempDir(), "k0s.toml")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	k0s, k3s := filepath.Join(dir, "k0s.toml"), filepath.Join(dir, "k3s.toml")
 	was := distributions
 	t.Cleanup(func() { distributions = was })
-	distributions = []Distribution{{Name: "k0s", Main: k0s}, {Name: "k3s", Main: k3s}}
-	program := filepath.Join(dir, "containerd")
-	for path, text := range map[string]string{k0s: "", k3s: "", program: "#!/bin/sh\nread -r end\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
+	distributions = []Distribution{{Name: "k0s", Main: left}}
+	in := Installation{Engine: grant.Containerd, System: filetree.System{Root: "/"}}
+	find := func(beside, recorded, want string) {
+		t.Helper()
+		if got, err := in.FindFile(recorded); err != nil || got != want {
+			t.Errorf("beside a kubelet with %q it is %q (%v), want %q", beside, got, err, want)
 		}
 	}
-	find := func(runs, want string, ambiguous bool) {
-		t.Helper()
-		if got, err := in.FindFile(""); ambiguous != (err != nil) || err == nil && got != want {
-			t.Errorf("%s: it is %q (%v), want %q", runs, got, err, want)
-		}
-	}
-	run := func(args ...string) (end func()) {
-		t.Helper()
-		file := in.Of().File
-		if len(args) > 0 {
-			file = args[1]
-		}
-		cmd := exec.Command(program, args...)
-		input, err := cmd.StdinPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		for end := time.Now().Add(10 * time.Second); !slices.Contains(in.filesRead(), file); {
-			if time.Now().After(end) {
-				t.Fatalf("no containerd reads %s", file)
+	find("", "", left)
+	for endpoint, want := range map[string]string{
+		"unix:///run/k0s/containerd.sock":            left,
+		"unix:///run/containerd/containerd.sock":     in.Of().File,
+		"unix:///var/run/containerd/containerd.sock": in.Of().File,
+		"/run/containerd/containerd.sock":            in.Of().File,
+	} {
+		end := startKubelet(t, "--container-runtime-endpoint="+endpoint)
+		for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) != endpoint; {
+			if time.Now().After(until) {
+				t.Fatalf("no kubelet with %s", endpoint)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		return func() {
-			_ = input.Close()
-			_ = cmd.Wait()
-		}
+		find(endpoint, "", want)
+		find(endpoint, "/recorded", "/recorded")
+		end()
 	}
-	find("nothing", "", true)
-	endUsual := run()
-	find("the node's own", "", false)
-	endK3s := run("--config", k3s)
-	find("the node's own and k3s's", k3s, false)
-	endUsual()
-	find("k3s's", k3s, false)
-	endK0s := run("-c", k0s)
-	find("both distributions'", "", true)
-	endK0s()
-	endK3s()
-	defer run("--config", filepath.Join(dir, "docker.toml"))()
-	if err := os.Remove(k3s); err != nil {
+}
+
+// startKubelet starts a process whose command line is a kubelet's.
+func startKubelet(t *testing.T, args ...string) (end func()) {
+	t.Helper()
+	cmd := exec.Command("/bin/sh")
+	cmd.Args = append([]string{"kubelet", "-c", "read -r end"}, args...)
+	input, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	find("one of Docker's", k0s, false)
+	return func() {
+		_ = input.Close()
+		_ = cmd.Wait()
+	}
 }

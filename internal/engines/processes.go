@@ -56,17 +56,6 @@ func (in Installation) OtherFiles() []ProcessFile {
 	return others
 }
 
-// filesRead are the main files of the engine's running processes, as Daemons has them.
-func (in Installation) filesRead() (files []string) {
-	if in.System.Root != "/" || in.Of().Daemon == "" {
-		return nil
-	}
-	for _, pid := range processes(in.Of().Daemon, "mnt") {
-		files = append(files, cmp.Or(readBy(pid), in.Of().File))
-	}
-	return files
-}
-
 // ProcessFile is a process and the configuration file that its arguments name.
 type ProcessFile struct {
 	PID  int
@@ -136,4 +125,12 @@ func processes(name, kind string) []int {
 		_, parent, err := host.Default().Process(pid)
 		return err == nil && slices.Contains(all, parent) && slices.Equal(arguments(pid), arguments(parent))
 	})
+}
+
+// isOurs reports whether a process, by its directory in /proc, is root's and in this process's mount
+// namespace.
+func isOurs(process string) bool {
+	ours, err := os.Readlink("/proc/self/ns/mnt")
+	its, bad := os.Readlink(filepath.Join(process, "ns/mnt"))
+	return err == nil && bad == nil && ours == its && host.IsRoots(process)
 }

@@ -14,8 +14,9 @@ import (
 )
 
 // restartDue is the start of a mark's name. The mark exists from before a change of an engine's
-// files until the engine has read them. If this program is killed in between, its next run restarts
-// the engine. A boot has the same effect and removes the mark.
+// files until the engine has read them, and has the sockets at which the engine served the kubelet
+// before. If this program is killed in between, its next run restarts the engine. A boot has the
+// same effect and removes the mark.
 const restartDue = "/run/gpuledger-setup.restart-"
 
 // change runs `gpuledger configure` of the node with args, which changes an engine's files.
@@ -24,8 +25,9 @@ func (n *node) change(args ...string) (preview, error) {
 	if err != nil {
 		return p, err
 	}
-	if p.changes {
-		if err := host.ReplaceFile(restartDue+args[0], nil, 0o600, host.Volatile); err != nil {
+	if due := restartDue + args[0]; p.changes && !exists(due) {
+		served := []byte(strings.Join(serving(args[0]), "\n"))
+		if err := host.ReplaceFile(due, served, 0o600, host.Volatile); err != nil {
 			return p, err
 		}
 	}
@@ -45,17 +47,12 @@ func (n *node) restart(unit string, args ...string) error {
 		say("systemd does not run on this node: restart %s by hand; it goes on as before until then", engine)
 		return os.Remove(due)
 	}
-	if n.served == nil {
-		n.served = map[string][]string{}
-	}
-	if n.served[engine] == nil { // it may have lost them by a restart before this one
-		n.served[engine] = serving(engine)
-	}
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
 	time.Sleep(n.settle)
 	down := n.failureOf(unit)
 	if down == nil {
-		down = lost(unit, n.served[engine])
+		served, _ := os.ReadFile(due) // an older set-up wrote nothing into it
+		down = lost(unit, strings.Fields(string(served)))
 	}
 	if down != nil {
 		return down

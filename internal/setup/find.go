@@ -1,8 +1,6 @@
 package setup
 
 import (
-	"bytes"
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/kubelet"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -27,7 +26,7 @@ var sockets = []struct{ path, engine string }{
 // foundEngine is the engine of the node's kubelet: the one that its endpoint names, or the only one
 // that has a socket. The kubelet of k3s and of RKE2 is no process of that name.
 func foundEngine() (string, error) {
-	if endpoint := kubeletsEndpoint(); endpoint != "" {
+	if endpoint := kubelet.Endpoint(isNodes); endpoint != "" {
 		for _, s := range sockets {
 			if strings.HasSuffix(endpoint, filepath.Base(s.path)) && exists(s.path) {
 				return s.engine, nil
@@ -51,28 +50,6 @@ func foundEngine() (string, error) {
 		"name the engine (--engine=containerd|crio|docker)", strings.Join(found, " and "))
 }
 
-// kubeletsEndpoint returns the engine's endpoint that the node's kubelet was started with, or "". A
-// process in a container and one of a user can have any name, so only root's in the node's
-// namespaces count.
-func kubeletsEndpoint() string {
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	for _, process := range processes {
-		text, _ := host.ReadFile(filepath.Join(process, "cmdline"), maxCommandLine) // it may be gone
-		args := strings.Split(string(bytes.TrimRight(text, "\x00")), "\x00")
-		if filepath.Base(args[0]) != "kubelet" || !isNodes(process) {
-			continue
-		}
-		endpoint := optionOf(args, "container-runtime-endpoint")
-		if endpoint = cmp.Or(endpoint, endpointIn(optionOf(args, "config"))); endpoint != "" {
-			return endpoint
-		}
-	}
-	return ""
-}
-
-// maxCommandLine and maxKubeletConfig bound what is read of a kubelet, in bytes.
-const maxCommandLine, maxKubeletConfig = 1 << 20, 1 << 20
-
 // isNodes reports whether a process is root's, and has the mount, pid and user namespaces of
 // process 1.
 func isNodes(process string) bool {
@@ -86,33 +63,6 @@ func isNodes(process string) bool {
 		}
 	}
 	return true
-}
-
-// optionOf is the value of an option in a command line, as --name=value or --name value.
-func optionOf(args []string, name string) (value string) {
-	for i, arg := range args {
-		key, v, assigned := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		switch {
-		case key != name || !strings.HasPrefix(arg, "-"):
-		case assigned:
-			value = v
-		case i+1 < len(args):
-			value = args[i+1]
-		}
-	}
-	return value
-}
-
-// endpointIn is the engine's endpoint in a kubelet's configuration.
-func endpointIn(file string) string {
-	text, _ := host.ReadFile(file, maxKubeletConfig)
-	for line := range strings.Lines(string(text)) {
-		if value, is := strings.CutPrefix(line, "containerRuntimeEndpoint:"); is {
-			value, _, _ = strings.Cut(value, " #")
-			return strings.Trim(strings.TrimSpace(value), `"'`)
-		}
-	}
-	return ""
 }
 
 // configured are the engines whose files gpuledger has changed, and the kubelet's, which may have

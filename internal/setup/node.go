@@ -20,8 +20,6 @@ type node struct {
 	tree   fs.FS
 	enter  []string
 	settle time.Duration
-	// the sockets at which an engine served the kubelet before its first restart
-	served map[string][]string
 }
 
 // record lists the installed files, one path a line. setup replaces and removes no other file.

@@ -303,6 +303,19 @@ func (c *campaign) drain() {
 	if len(left) > 0 {
 		c.violation("after all containers and grants: %v", left)
 	}
+	c.grantAll()
+}
+
+// nextDay has the ledger drop grants whose time was over by a clock that has jumped: it keeps them
+// for a day, and the next grant removes them then.
+func (c *campaign) nextDay() {
+	c.node.Write("clock", "48h")
+	c.grantAll()
+	c.node.Write("clock", "0s")
+}
+
+// grantAll grants all GPUs to one, and releases them.
+func (c *campaign) grantAll() {
 	r := c.node.CLI("grant", "--mode", "exclusive", "--gpus", fmt.Sprint(gpus), "--label", "whole")
 	if r.Code != 0 {
 		c.violation("nothing is granted, and not all GPUs can be: %+v", r)
@@ -312,14 +325,6 @@ func (c *campaign) drain() {
 	if r := c.node.CLI("release", id); r.Code != 0 {
 		c.violation("release of all GPUs: %+v", r)
 	}
-}
-
-// nextDay has the ledger drop grants whose time was over by a clock that has jumped: it keeps them
-// for a day.
-func (c *campaign) nextDay() {
-	c.node.Write("clock", "48h")
-	_ = c.node.CLI("check")
-	c.node.Write("clock", "0s")
 }
 
 // endStrays ends the containers that containerd has started for a client that was killed before it
