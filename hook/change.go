@@ -41,7 +41,10 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		return c, fmt.Errorf("its hook %s injects the GPUs that its environment asks for, "+
 			"and the runtime has read both", grant.Printable(hook))
 	}
-	rules, lacks := nodeRules(d.Edits), d.Narrow
+	if len(d.Close) > 0 { // with the devices of each rule that is removed
+		c.Close, c.Others = d.Close, d.Others
+	}
+	rules, lacks := nodeRules(d.Edits), len(c.Close) > 0
 	for i, r := range rules {
 		if n := d.Edits.DeviceNodes[i]; !hasNode(spec, n) {
 			c.Nodes = append(c.Nodes, n)
@@ -55,9 +58,6 @@ func changes(spec request.Spec, d node.Decision, asks []string, servers node.Ser
 		if !hasMount(spec, m) {
 			c.Mounts = append(c.Mounts, m)
 		}
-	}
-	if d.Narrow {
-		c.Close, c.Others = append(c.Close, d.Close...), d.Others
 	}
 	return c, nil
 }

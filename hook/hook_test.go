@@ -118,6 +118,8 @@ func TestChanges(t *testing.T) {
 	narrow.Narrow, narrow.Others = true, []grant.DeviceRule{{Allow: true, Type: 'c', Major: 1,
 		Minor: -1, Access: "rwm"}}
 	narrow.Close = []grant.DeviceRule{{Type: 'c', Major: 195, Minor: -1, Access: "rw"}}
+	wide := removes(grant.RemoveRule, "c *:*")
+	wide.Close, wide.Others = narrow.Close, narrow.Others
 	limit := &cdispec.Hook{HookName: "createRuntime", Path: "/limit", Args: []string{"limit", "set"}}
 	hooked := func(arg string) request.Spec {
 		s := given(nil)
@@ -188,6 +190,8 @@ func TestChanges(t *testing.T) {
 			inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: 254, Access: "rw"}}}, ""},
 		{"a rule for all of a major", given(nil), removes(grant.RemoveRule, "c 195:*"),
 			inject.Change{Close: []grant.DeviceRule{{Type: 'c', Major: 195, Minor: -1, Access: "rw"}}}, ""},
+		{"a rule for more than GPUs", given(nil), wide, inject.Change{Close: narrow.Close,
+			Others: narrow.Others}, ""},
 		{"a rule that is odd", given(nil), removes(grant.RemoveRule, "a *:*"),
 			inject.Change{}, "internal error"},
 		{"an injector's hook", given(nil), removes(grant.RemoveHook, "/nvidia-ctk"),

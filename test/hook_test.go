@@ -374,6 +374,12 @@ func allDevices(s *specs.Spec) {
 	})
 }
 
+// allCharacterDevices is what an engine writes for --device-cgroup-rule="c *:* rwm".
+func allCharacterDevices(s *specs.Spec) {
+	s.Linux.Resources.Devices = []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"},
+		{Allow: true, Type: "c", Access: "rwm"}}
+}
+
 // hookStripsPrivileged: in strip mode a privileged container loses the GPUs, all of them or those
 // outside its grant, and nothing else.
 func hookStripsPrivileged(t *testing.T, runtime string) {
@@ -382,6 +388,12 @@ func hookStripsPrivileged(t *testing.T, runtime string) {
 	r := carriesNodes(t, n.Bundle("none", allDevices, rig.Shell(privilegedProbe), n.Hooked)).RealRun()
 	if want := "/dev/fuse\n" + denied + denied + denied + allowed + "end\n"; r.Stdout != want {
 		t.Errorf("without a grant: got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
+	}
+	// A rule for all character devices goes, and what is no GPU stays open.
+	r = carriesNodes(t, n.Bundle("wide", allDevices, allCharacterDevices, rig.Shell(privilegedProbe),
+		n.Hooked)).RealRun()
+	if want := "/dev/fuse\n" + denied + denied + denied + allowed + "end\n"; r.Stdout != want {
+		t.Errorf("with a rule for all character devices: got\n%s%s\nwant\n%s", r.Stdout, r.Stderr, want)
 	}
 	reference := n.Grant("--memory", "4GiB", "--gpu", "1")
 	r = carriesNodes(t, n.Bundle("one", allDevices, with(reference), rig.Shell(privilegedProbe),

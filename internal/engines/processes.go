@@ -127,8 +127,8 @@ func processes(name, kind string) []int {
 	})
 }
 
-// isOurs reports whether a process, by its directory in /proc, is root's and in this process's mount
-// namespace.
+// isOurs reports whether a process, by its directory in /proc, is root's and in this process's
+// mount namespace.
 func isOurs(process string) bool {
 	ours, err := os.Readlink("/proc/self/ns/mnt")
 	its, bad := os.Readlink(filepath.Join(process, "ns/mnt"))

@@ -25,7 +25,7 @@ type Change struct {
 	Remove []string              // paths of device nodes
 	Nodes  []*cdispec.DeviceNode // below /dev; a node of the same path is replaced
 	Mounts []*cdispec.Mount      // binds of the host's files and directories
-	Close  []grant.DeviceRule    // devices that may no longer be opened, but for those in Allow
+	Close  []grant.DeviceRule    // what may no longer be opened, but for Allow and Others
 	Allow  []grant.DeviceRule    // exact ones
 	Others []grant.DeviceRule    // of what Close covers or a wider rule opened: what stays as it was
 }

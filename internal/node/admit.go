@@ -55,8 +55,8 @@ type Decision struct {
 	Bound bool
 	Known bool // the wrapper bound the grant to this very container before
 
-	// Of a live container whose device rules are too wide: what is to be closed, and what stands in
-	// place of a rule for more than that.
+	// Of a live container with a device rule that opens more than it may: what is to be closed, and
+	// what stands in place of a rule for more than that.
 	Close, Others []grant.DeviceRule
 
 	pod   grant.Identity // of the container, if the engine vouches for it

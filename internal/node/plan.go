@@ -49,7 +49,7 @@ func planned(f *createFacts, view grant.View) plan {
 		r.Hint = impossible.Hint
 		return plan{Decision: *r}
 	}
-	if err == nil && f.Live != nil && p.Narrow {
+	if err == nil && f.Live != nil && opensMore(p.Verdict) {
 		devices, err := f.finder.Devices()
 		if err != nil {
 			return plan{Decision: *refusal(grant.Internal, "%v", err)}
@@ -60,6 +60,14 @@ func planned(f *createFacts, view grant.View) plan {
 		return plan{Decision: *refusal(grant.Internal, "internal error: %v", err)}
 	}
 	return p
+}
+
+// opensMore reports whether a rule that is to go opens more than GPUs. Of a live container only the
+// GPUs are closed then: the runtime's own rules may be for the same devices.
+func opensMore(v grant.Verdict) bool {
+	return v.Narrow || slices.ContainsFunc(v.Removed, func(r grant.Removal) bool {
+		return r.Kind == grant.RemoveRule && strings.Contains(r.Name, "*")
+	})
 }
 
 // edit applies the verdict and runs Find on the edited spec. This second Find takes the driver's

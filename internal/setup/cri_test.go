@@ -26,6 +26,13 @@ root = "` + dir + `/root"
 state = "` + dir + `/state"
 [grpc]
 address = "` + dir + `/s"
+[plugins."io.containerd.internal.v1.opt"]
+path = "` + dir + `/opt"
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "` + dir + `/cni"
+conf_dir = "` + dir + `/cni"
 [plugins."io.containerd.grpc.v1.cri".containerd]
 default_runtime_name = "` + handler + `"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]

@@ -98,7 +98,11 @@ func newCluster(t *testing.T, node bool, objects ...runtime.Object) *fakeCluster
 }
 
 func (c *fakeCluster) run(setups ...string) error {
-	ctx, stop := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	return c.runFor(300*time.Millisecond, setups...)
+}
+
+func (c *fakeCluster) runFor(most time.Duration, setups ...string) error {
+	ctx, stop := context.WithTimeout(context.Background(), most)
 	defer stop()
 	return Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: time.Millisecond,
 		Say: func(format string, args ...any) {
@@ -341,7 +345,11 @@ func TestForcedWaitsForTheAgents(t *testing.T) {
 				return false, nil, nil
 			}
 			c.client.PrependReactor("get", "daemonsets", publishes)
-			if err := c.run("gpuledger-setup"); err != nil {
+			most := 10 * time.Second
+			if stays {
+				most = time.Second
+			}
+			if err := c.runFor(most, "gpuledger-setup"); err != nil {
 				t.Error(err)
 			}
 			after, err := c.client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
