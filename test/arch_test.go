@@ -75,7 +75,7 @@ var layers = map[string][]string{
 		"internal/request", "internal/failpoint"},
 	"internal/configfile": {},
 	"internal/filetree":   {},
-	"internal/kubelet": {"internal/host"},
+	"internal/kubelet":    {"internal/host"},
 	"internal/engines": {"internal/configfile", "internal/filetree", "internal/grant", "internal/host",
 		"internal/kubelet"},
 	"internal/configure": {"internal/engines", "internal/configfile", "internal/filetree", "internal/node",
