@@ -1,9 +1,11 @@
 package engines
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -63,25 +65,24 @@ func (distribution *Distribution) unit() string {
 	return strings.Join(distribution.Units[:min(1, len(distribution.Units))], "")
 }
 
-// FindFile is the engine's main file. It is the installation's, the recorded one, the usual one if
-// the kubelet uses the node's own containerd, or that of the only distribution that is installed:
-// one that was removed may have left its file. It is "" for the engine's usual file.
+// FindFile is the engine's main file. It is the installation's, else the recorded one, else that of
+// the only distribution that is installed. It is "" for the engine's usual file. A distribution that
+// was removed may have left its file: none counts where the kubelet uses the node's own containerd.
 func (in Installation) FindFile(recorded string) (string, error) {
-	switch {
-	case in.File != "":
-		return in.File, nil
-	case recorded != "":
-		return recorded, nil
-	case in.Engine != grant.Containerd:
-		return "", nil
-	case in.System.Root == "/" && ownSocket(kubelet.Endpoint(isOurs)):
-		return in.Of().File, nil
+	if in.File != "" || in.Engine != grant.Containerd {
+		return cmp.Or(in.File, recorded), nil
 	}
 	var names, mains []string
 	for _, distribution := range distributions {
 		if in.System.Exists(distribution.Main) {
 			names, mains = append(names, distribution.Name), append(mains, distribution.Main)
 		}
+	}
+	if (recorded == "" && len(mains) > 0 || slices.Contains(mains, recorded)) && in.servesKubelet() {
+		return in.Of().File, nil
+	}
+	if recorded != "" {
+		return recorded, nil
 	}
 	if len(mains) > 1 {
 		return mains[0],
@@ -91,8 +92,11 @@ func (in Installation) FindFile(recorded string) (string, error) {
 	return strings.Join(mains, ""), nil
 }
 
-// ownSocket reports whether a kubelet's endpoint is that of the node's own containerd.
-func ownSocket(endpoint string) bool {
-	path := strings.TrimPrefix(endpoint, "unix://")
-	return path == "/run/containerd/containerd.sock" || path == "/var/run/containerd/containerd.sock"
+// servesKubelet reports whether the node's kubelet uses the node's own containerd.
+func (in Installation) servesKubelet() bool {
+	endpoint := strings.TrimPrefix(strings.TrimPrefix(kubelet.Endpoint(isOurs), "unix://"), "/var")
+	return in.System.Root == "/" && endpoint == ownSocket && in.System.Exists(ownSocket)
 }
+
+// ownSocket is that of the node's own containerd, also below /var.
+var ownSocket = "/run/containerd/containerd.sock"

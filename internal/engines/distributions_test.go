@@ -44,38 +44,48 @@ func TestADistributionThatWasLeftBehind(t *testing.T) {
 	if os.Geteuid() != 0 || kubelet.Endpoint(isOurs) != "" {
 		t.Skip("not root, or a kubelet runs here: which containerd is meant beside one is not shown")
 	}
-	left := filepath.Join(t.TempDir(), "k0s.toml")
+	left, socket := filepath.Join(t.TempDir(), "k0s.toml"), filepath.Join(t.TempDir(), "containerd.sock")
 	if err := os.WriteFile(left, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	was := distributions
-	t.Cleanup(func() { distributions = was })
-	distributions = []Distribution{{Name: "k0s", Main: left}}
+	was, own := distributions, ownSocket
+	t.Cleanup(func() { distributions, ownSocket = was, own })
+	distributions, ownSocket = []Distribution{{Name: "k0s", Main: left}}, socket
 	in := Installation{Engine: grant.Containerd, System: filetree.System{Root: "/"}}
 	find := func(beside, recorded, want string) {
 		t.Helper()
 		if got, err := in.FindFile(recorded); err != nil || got != want {
-			t.Errorf("beside a kubelet with %q it is %q (%v), want %q", beside, got, err, want)
+			t.Errorf("beside a kubelet with %q, and %q recorded, it is %q (%v), want %q", beside, recorded, got,
+				err, want)
 		}
 	}
 	find("", "", left)
-	for endpoint, want := range map[string]string{
-		"unix:///run/k0s/containerd.sock":            left,
-		"unix:///run/containerd/containerd.sock":     in.Of().File,
-		"unix:///var/run/containerd/containerd.sock": in.Of().File,
-		"/run/containerd/containerd.sock":            in.Of().File,
-	} {
-		end := startKubelet(t, "--container-runtime-endpoint="+endpoint)
-		for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) != endpoint; {
-			if time.Now().After(until) {
-				t.Fatalf("no kubelet with %s", endpoint)
+	for _, listens := range []bool{false, true} {
+		if listens {
+			if err := os.WriteFile(socket, nil, 0o600); err != nil {
+				t.Fatal(err)
 			}
-			time.Sleep(10 * time.Millisecond)
 		}
-		find(endpoint, "", want)
-		find(endpoint, "/recorded", "/recorded")
-		end()
+		for _, endpoint := range []string{"unix:///run/k0s/containerd.sock", "unix://" + socket, socket} {
+			end := startKubelet(t, "--container-runtime-endpoint="+endpoint)
+			for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) != endpoint; {
+				if time.Now().After(until) {
+					t.Fatalf("no kubelet with %s", endpoint)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			want := left
+			if listens && strings.HasSuffix(endpoint, socket) {
+				want = in.Of().File
+			}
+			find(endpoint, "", want)
+			find(endpoint, left, want) // by an older version, or while the kubelet was another
+			find(endpoint, "/other", "/other")
+			end()
+		}
 	}
+	distributions = nil
+	find("", "", "")
 }
 
 // startKubelet starts a process whose command line is a kubelet's.

@@ -47,13 +47,14 @@ func optionOf(args []string, name string) (value string) {
 	return value
 }
 
-// endpointIn is the engine's endpoint in a kubelet's configuration.
+// endpointIn is the engine's endpoint in a kubelet's configuration, YAML or JSON with a key a line.
 func endpointIn(file string) string {
 	text, _ := host.ReadFile(file, maxKubeletConfig)
 	for line := range strings.Lines(string(text)) {
-		if value, is := strings.CutPrefix(line, "containerRuntimeEndpoint:"); is {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if strings.Trim(key, `"`) == "containerRuntimeEndpoint" {
 			value, _, _ = strings.Cut(value, " #")
-			return strings.Trim(strings.TrimSpace(value), `"'`)
+			return strings.Trim(strings.TrimSpace(value), `"',`)
 		}
 	}
 	return ""

@@ -197,6 +197,11 @@ func TestTheEngineIsFound(t *testing.T) {
 			"/var/lib/kubelet/config.yaml": "a: b\ncontainerRuntimeEndpoint: " +
 				"\"unix:///var/run/crio/crio.sock\" # ours\n",
 			"/proc/7/cmdline": "/usr/bin/kubelet\x00--config\x00/var/lib/kubelet/config.yaml\x00"}, "crio"},
+		"the kubelet's by a file of JSON": {map[string]string{"/run/containerd/containerd.sock": "",
+			"/run/crio/crio.sock": "",
+			"/etc/kubelet.json": "{\n  \"containerRuntimeEndpoint\": \"unix:///run/crio/crio.sock\",\n" +
+				"  \"a\": 1\n}\n",
+			"/proc/7/cmdline": "/usr/bin/kubelet\x00--config=/etc/kubelet.json\x00"}, "crio"},
 		"a tenant's process of that name before it": {map[string]string{"/run/crio/crio.sock": "",
 			"/run/cri-dockerd.sock": "",
 			"/proc/10/cmdline":      "kubelet\x00--container-runtime-endpoint=/x/cri-dockerd.sock\x00",

@@ -70,14 +70,33 @@ func short(t *testing.T) string {
 }
 
 // TestEngineThatLosesItsService: after the restart containerd's unit is active, and it serves the
-// kubelet no more with gpuledger's edits in its files. They are taken back.
+// kubelet no more with gpuledger's edits in its files. They are taken back, also by the run after one
+// that was killed there. An older set-up wrote nothing into its mark.
 func TestEngineThatLosesItsService(t *testing.T) {
-	for name, breaks := range map[string]bool{"it goes on": false, "it is lost": true} {
+	const socket, due = "/run/containerd/containerd.sock", restartDue + "containerd"
+	for name, row := range map[string]struct {
+		mark         string // "-": none
+		edited       bool   // by a run that was killed
+		breaks, lost bool   // the engine, by a restart with the edits; before this run
+	}{
+		"it goes on":                          {"-", false, false, false},
+		"it is lost":                          {"-", false, true, false},
+		"a run was killed after its restart":  {socket, true, true, true},
+		"a run was killed before its restart": {socket, true, true, false},
+		"an older run was":                    {"", true, true, false},
+		"it goes on after one was killed":     {socket, true, false, false},
+	} {
 		s := newMachine(t)
 		s.write("node/usr/bin/systemctl", showsEngine)
+		if row.mark != "-" {
+			s.write("node"+due, row.mark)
+		}
 		edited := s.dir + "/node/etc/engine.conf"
-		serveCRI(t, s.dir+"/node/run/containerd/containerd.sock", func() string {
-			if breaks && exists(edited) && len(restarts(s.calls())) > 0 {
+		if row.edited {
+			s.write("node/etc/engine.conf", "ours\n")
+		}
+		serveCRI(t, s.dir+"/node"+socket, func() string {
+			if row.breaks && exists(edited) && (row.lost || len(restarts(s.calls())) > 0) {
 				return grpcUnimplemented
 			}
 			return grpcOK
@@ -85,8 +104,12 @@ func TestEngineThatLosesItsService(t *testing.T) {
 		status, out := s.run("install", "--engine=containerd")
 		const prints = "cannot restart containerd: engine.service runs, and serves the kubelet no more; " +
 			"its files are as before, and it runs again"
-		if (status == 0) == breaks || strings.Contains(out, prints) != breaks || exists(edited) == breaks {
+		if (status == 0) == row.breaks || strings.Contains(out, prints) != row.breaks ||
+			exists(edited) == row.breaks {
 			t.Errorf("%s: status %d, the edits stay: %v\n%s", name, status, exists(edited), out)
+		}
+		if exists(s.dir + "/node" + due) {
+			t.Errorf("%s: a restart is due", name)
 		}
 	}
 }

@@ -64,6 +64,6 @@ func (n *node) backOut(engine, unit string, failed error) error {
 		return fmt.Errorf("cannot restart %s: %w; its files could not be put back (%w), and it does not "+
 			"start again: %w", engine, failed, kept, again)
 	}
-	return fmt.Errorf("cannot restart %s: %w; its files are as before, and with them "+
-		"too %w", engine, failed, again)
+	return fmt.Errorf("cannot restart %s: %w; its files are as before, and with them: "+
+		"%w", engine, failed, again)
 }

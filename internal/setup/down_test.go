@@ -43,7 +43,7 @@ func TestEngineThatDoesNotComeBack(t *testing.T) {
 		"it ends later, as systemctl waits for no unit of this type": {map[string]string{"breaks": failed},
 			"cannot restart crio: engine.service has failed (exit-code)" + back, false},
 		"its files were broken before": {map[string]string{"broken": failed, "refuses": "always"},
-			"; its files are as before, and with them too engine.service has failed",
+			"; its files are as before, and with them: engine.service has failed",
 			false},
 		"it starts slowly": {map[string]string{"slow": ""}, "", true},
 		"it runs, and the call has failed": {map[string]string{"refuses": "always"},

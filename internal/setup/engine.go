@@ -25,13 +25,20 @@ func (n *node) change(args ...string) (preview, error) {
 	if err != nil {
 		return p, err
 	}
-	if due := restartDue + args[0]; p.changes && !exists(due) {
-		served := []byte(strings.Join(serving(args[0]), "\n"))
-		if err := host.ReplaceFile(due, served, 0o600, host.Volatile); err != nil {
+	if p.changes {
+		due := restartDue + args[0]
+		served := strings.Join(union(served(due), serving(args[0])), "\n")
+		if err := host.ReplaceFile(due, []byte(served), 0o600, host.Volatile); err != nil {
 			return p, err
 		}
 	}
 	return p, n.run("gpuledger", append([]string{"configure"}, args...)...)
+}
+
+// served are the sockets that a mark has; none without it.
+func served(due string) []string {
+	text, _ := os.ReadFile(due)
+	return strings.Fields(string(text))
 }
 
 // restart makes the engine read its files, if they have changed since it read them. The engine's
@@ -47,12 +54,12 @@ func (n *node) restart(unit string, args ...string) error {
 		say("systemd does not run on this node: restart %s by hand; it goes on as before until then", engine)
 		return os.Remove(due)
 	}
+	before := union(served(due), serving(engine)) // the engine may have come up since the mark was made
 	err := n.run("gpuledger", append(append([]string{"configure"}, args...), "--restart")...)
 	time.Sleep(n.settle)
 	down := n.failureOf(unit)
 	if down == nil {
-		served, _ := os.ReadFile(due) // an older set-up wrote nothing into it
-		down = lost(unit, strings.Fields(string(served)))
+		down = lost(unit, before)
 	}
 	if down != nil {
 		return down

@@ -24,7 +24,7 @@ var sockets = []struct{ path, engine string }{
 }
 
 // foundEngine is the engine of the node's kubelet: the one that its endpoint names, or the only one
-// that has a socket. The kubelet of k3s and of RKE2 is no process of that name.
+// that has a socket. The kubelet of k3s is no process of that name.
 func foundEngine() (string, error) {
 	if endpoint := kubelet.Endpoint(isNodes); endpoint != "" {
 		for _, s := range sockets {

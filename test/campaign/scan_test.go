@@ -309,6 +309,12 @@ func (c *campaign) drain() {
 // nextDay has the ledger drop grants whose time was over by a clock that has jumped: it keeps them
 // for a day, and the next grant removes them then.
 func (c *campaign) nextDay() {
+	for range 600 { // a container's grant counts until its last process is gone
+		if grants, err := c.node.list(); err == nil && len(grants) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 	c.node.Write("clock", "48h")
 	c.grantAll()
 	c.node.Write("clock", "0s")
