@@ -26,7 +26,7 @@ import (
 type engineRecord struct {
 	Version int          `json:"version"`
 	Engine  grant.Engine `json:"engine"`
-	// the engine's main configuration file, if it is not the usual one
+	// the engine's main configuration file; "" for the usual one, if there is no distribution's
 	Main        string       `json:"main,omitempty"`
 	Default     string       `json:"default,omitempty"`     // the former default handler, if a file named it
 	Files       []fileRecord `json:"files"`                 // in the order in which they are changed

@@ -66,8 +66,9 @@ func (distribution *Distribution) unit() string {
 }
 
 // FindFile is the engine's main file. It is the installation's, else the recorded one, else that of
-// the only distribution that is installed. It is "" for the engine's usual file. A distribution that
-// was removed may have left its file: none counts where the kubelet uses the node's own containerd.
+// the only distribution that is installed. It is "" for the engine's usual file. A distribution
+// that was removed may have left its file: none counts where the kubelet uses the node's own
+// containerd.
 func (in Installation) FindFile(recorded string) (string, error) {
 	if in.File != "" || in.Engine != grant.Containerd {
 		return cmp.Or(in.File, recorded), nil

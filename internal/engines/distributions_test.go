@@ -55,8 +55,8 @@ func TestADistributionThatWasLeftBehind(t *testing.T) {
 	find := func(beside, recorded, want string) {
 		t.Helper()
 		if got, err := in.FindFile(recorded); err != nil || got != want {
-			t.Errorf("beside a kubelet with %q, and %q recorded, it is %q (%v), want %q", beside, recorded, got,
-				err, want)
+			t.Errorf("beside a kubelet with %q, and %q recorded, it is %q (%v), want %q", beside,
+				recorded, got, err, want)
 		}
 	}
 	find("", "", left)

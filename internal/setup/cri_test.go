@@ -70,8 +70,8 @@ func short(t *testing.T) string {
 }
 
 // TestEngineThatLosesItsService: after the restart containerd's unit is active, and it serves the
-// kubelet no more with gpuledger's edits in its files. They are taken back, also by the run after one
-// that was killed there. An older set-up wrote nothing into its mark.
+// kubelet no more with gpuledger's edits in its files. They are taken back, also by the run after
+// one that was killed there. An older set-up wrote nothing into its mark.
 func TestEngineThatLosesItsService(t *testing.T) {
 	const socket, due = "/run/containerd/containerd.sock", restartDue + "containerd"
 	for name, row := range map[string]struct {
