@@ -95,8 +95,11 @@ func (in Installation) FindFile(recorded string) (string, error) {
 
 // servesKubelet reports whether the node's kubelet uses the node's own containerd.
 func (in Installation) servesKubelet() bool {
-	endpoint := strings.TrimPrefix(strings.TrimPrefix(kubelet.Endpoint(isOurs), "unix://"), "/var")
-	return in.System.Root == "/" && endpoint == ownSocket && in.System.Exists(ownSocket)
+	if in.System.Root != "/" || !in.System.Exists(ownSocket) {
+		return false
+	}
+	endpoint := strings.TrimPrefix(kubelet.Endpoint(isOurs), "unix://")
+	return strings.TrimPrefix(endpoint, "/var") == ownSocket
 }
 
 // ownSocket is that of the node's own containerd, also below /var.
