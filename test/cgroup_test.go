@@ -11,7 +11,9 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -94,8 +96,11 @@ func TestACreateUnderWayIsSeen(t *testing.T) {
 				}
 				wantRefused(t, b.Create(), "injection-impossible")
 				outsider.End()
-				rig.Eventually(t, "the other one's processes have left the cgroup",
-					func() bool { return len(b.Processes()) == 0 })
+				// One that has ended is in no cgroup.procs, and counts until its parent has waited.
+				rig.Eventually(t, "the other one's processes have left the cgroup", func() bool {
+					populated, _ := containers.Populated(host.Default(), b.CgroupPath())
+					return len(b.Processes()) == 0 && !populated
+				})
 				if rest == "" { // else runc cannot enter a cgroup of version 2 that others have been below
 					opensItsGPU(t, n, starts(t, b), "alone")
 					b.End()
