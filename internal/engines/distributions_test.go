@@ -66,7 +66,8 @@ func TestADistributionThatWasLeftBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, endpoint := range []string{"unix:///run/k0s/containerd.sock", "unix://" + socket, socket} {
+		for _, endpoint := range []string{"unix:///run/k0s/containerd.sock", "unix://" + socket,
+			"unix:///var" + socket, socket} {
 			end := startKubelet(t, "--container-runtime-endpoint="+endpoint)
 			for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) != endpoint; {
 				if time.Now().After(until) {

@@ -109,15 +109,12 @@ func configOf(args []string) string {
 // parent: it has the same name and arguments.
 func processes(name, kind string) []int {
 	var all []int
-	ours, _ := os.Readlink("/proc/self/ns/" + kind)
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range files {
 		dir := filepath.Dir(path)
 		comm, err := os.ReadFile(path)
-		ns, _ := os.Readlink(dir + "/ns/" + kind)
 		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil && ns == ours && strings.TrimSpace(string(comm)) == name &&
-			(kind != "mnt" || host.IsRoots(dir)) {
+		if err == nil && e == nil && strings.TrimSpace(string(comm)) == name && shares(dir, kind) {
 			all = append(all, pid)
 		}
 	}
@@ -127,10 +124,13 @@ func processes(name, kind string) []int {
 	})
 }
 
-// isOurs reports whether a process, by its directory in /proc, is root's and in this process's
-// mount namespace.
-func isOurs(process string) bool {
-	ours, err := os.Readlink("/proc/self/ns/mnt")
-	its, bad := os.Readlink(filepath.Join(process, "ns/mnt"))
-	return err == nil && bad == nil && ours == its && host.IsRoots(process)
+// shares reports whether a process, by its directory in /proc, is in this process's namespace of a
+// kind, and for mnt whether it is root's.
+func shares(process, kind string) bool {
+	ours, err := os.Readlink("/proc/self/ns/" + kind)
+	its, bad := os.Readlink(filepath.Join(process, "ns", kind))
+	return err == nil && bad == nil && ours == its && (kind != "mnt" || host.IsRoots(process))
 }
+
+// isOurs reports whether a process counts as one of this node's.
+func isOurs(process string) bool { return shares(process, "mnt") }
