@@ -27,13 +27,11 @@ func (f texts) write(t *testing.T, dir string) {
 	}
 }
 
-// Processes of an invented node: each was started at 555.
+// The stat files of an invented node's processes: each was started at 555.
 const (
-	creatorPID, initPID = 50, 60
-	runningStat         = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
-	zombieStat          = "50 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
-	laterStat           = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 556"
-	spoiltStat          = "50"
+	runningStat = "50 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	zombieStat  = "50 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555"
+	spoiltStat  = "50"
 )
 
 // TestWithoutBootOrNamespaceNoContainerIsDead: a program that cannot read its own boot or
