@@ -15,6 +15,15 @@ const (
 		"of them to end (--wait)"
 )
 
+// WithinQuota refuses shares that the user's quota, without the grant that is to be updated, has no
+// room for.
+func (a Ask) WithinQuota(shares []grant.Share, updated grant.ID, v grant.View) error {
+	if err := a.checkTerms(); err != nil {
+		return err
+	}
+	return a.checkQuota(shares, updated, v)
+}
+
 // checkTerms refuses what the user's quota never gives, whatever the user has.
 func (a Ask) checkTerms() error {
 	q := a.Quota
@@ -26,7 +35,7 @@ func (a Ask) checkTerms() error {
 	case !slices.Contains(q.MayModes(), a.Mode):
 		return a.exceeds(hintTerms, "is for the modes %v", q.MayModes())
 	case longest > 0 && (a.TTL <= 0 || a.TTL > longest):
-		return a.exceeds(hintTerms, "is for %s at most", longest)
+		return a.exceeds(hintTerms, "is for %s at most, from when the grant is made", longest)
 	case q.Memory > 0 && a.Memory > grant.Bytes(q.Memory):
 		return a.exceeds(hintTerms, "is %s in all", grant.Bytes(q.Memory))
 	case q.GPUs > 0 && a.count() > q.GPUs:

@@ -86,8 +86,8 @@ func changed(n *node.Node, g grant.Grant, c Change, q *grant.Quota, v grant.View
 	}
 	ask := askOf(g)
 	ask.User, ask.Quota = g.User, q
-	if longer {
-		if err := checkTime(ask); err != nil {
+	if longer { // Place below is not asked if nothing but the time grows
+		if err := ask.WithinQuota(g.GPUs, g.ID, v); err != nil {
 			return g, err
 		}
 	}
@@ -102,21 +102,6 @@ func changed(n *node.Node, g grant.Grant, c Change, q *grant.Quota, v grant.View
 	var err error
 	g.GPUs, err = admission.Place(ask, g.ID, v, inv, n.Policy)
 	return g, err
-}
-
-// checkTime refuses a time that the user's quota never gives. It counts from when the grant was
-// made.
-func checkTime(ask admission.Ask) error {
-	if ask.Quota == nil {
-		return nil
-	}
-	longest := ask.Quota.MaxTTL()
-	if longest <= 0 || ask.TTL > 0 && ask.TTL <= longest {
-		return nil
-	}
-	return &grant.Refusal{Code: grant.QuotaExceeded, Message: fmt.Sprintf(
-		"cannot change the time of the grant: your quota (of %s) is for %s at most, from when it was granted",
-		ask.Quota.Whose(), longest), Hint: "ask for a shorter time (--ttl)"}
 }
 
 // lastsLonger reports whether a grant that expires (zero: never) would last longer with a new time

@@ -5,9 +5,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -40,16 +42,55 @@ func (d *stuck) After(s host.Step, err error) {
 	d.renamed = d.renamed || err == nil && s.Kind == host.Renames && filepath.Dir(s.To) == d.grants
 }
 
-// TestAShrinkThatCannotBeUndone: the record of a limit says no more than the grant, although the
-// caller got an error.
-func TestAShrinkThatCannotBeUndone(t *testing.T) {
-	n := daemontest.NewNode(t)
-	id := n.Grant('a')
+// oneCard writes the node's inventory: a GPU of 1 GiB.
+func oneCard(t *testing.T, n *daemontest.TestNode) {
+	t.Helper()
 	boot, err := n.Host.BootID()
 	n.Policy.Inventory.Source = "test"
 	card := grant.GPU{UUID: daemontest.GPU, Memory: grant.GiB, Health: grant.Healthy}
 	daemontest.Must(t, err, gpu.Write(gpu.Path(n.Policy.StateDir),
 		grant.Inventory{BootID: boot, Source: "test", GPUs: []grant.GPU{card}}))
+}
+
+// TestAQuotaJudgesALongerTime: root may grant a user what the user's quota does not have. The user
+// cannot make it last longer.
+func TestAQuotaJudgesALongerTime(t *testing.T) {
+	const user = 60001
+	limit, exclusive := []grant.Mode{grant.Limit}, []grant.Mode{grant.Exclusive}
+	for name, c := range map[string]struct {
+		quota grant.Quota
+		ok    bool
+	}{
+		"another mode":     {quota: grant.Quota{Modes: limit}},
+		"less memory":      {quota: grant.Quota{Modes: exclusive, Memory: grant.Size(grant.MiB)}},
+		"less time":        {quota: grant.Quota{Modes: exclusive, TTL: "1m"}},
+		"with enough room": {quota: grant.Quota{Modes: exclusive, Memory: grant.Size(grant.GiB)}, ok: true},
+	} {
+		n := daemontest.NewNode(t)
+		oneCard(t, n)
+		g, _, err := grants.Enter(n.Node, admission.Ask{Mode: grant.Exclusive, GPUs: 1, Owner: grant.Bearer,
+			User: user, TTL: time.Hour})
+		daemontest.Must(t, err)
+		for _, ttl := range []time.Duration{2 * time.Hour, 0} {
+			_, err = grants.UpdateOf(n.Node, g.ID, grants.Change{TTL: &ttl}, user, c.quota)
+			var refused *grant.Refusal
+			if errors.As(err, &refused) && refused.Code != grant.QuotaExceeded || (err == nil) != c.ok {
+				t.Errorf("%s: --ttl %s: %v", name, ttl, err)
+			}
+		}
+		shorter := time.Second
+		if _, err := grants.UpdateOf(n.Node, g.ID, grants.Change{TTL: &shorter}, user, c.quota); err != nil {
+			t.Errorf("%s: less time is refused: %v", name, err)
+		}
+	}
+}
+
+// TestAShrinkThatCannotBeUndone: the record of a limit says no more than the grant, although the
+// caller got an error.
+func TestAShrinkThatCannotBeUndone(t *testing.T) {
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	oneCard(t, n)
 	o, err := grants.Read(n.Node)
 	daemontest.Must(t, err)
 	host.Simulated = &stuck{grants: n.Policy.StateDir + "/grants"}
