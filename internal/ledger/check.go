@@ -71,7 +71,7 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 			inv, reserve = of()
 		}
 		count(&r, s)
-		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), strays(s), openDirs(s.files),
+		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), ungranted(s), strays(s), openDirs(s.files),
 			checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)
 		return nil
 	})
@@ -85,7 +85,7 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 func count(r *Report, s *survey) {
 	r.Grants, r.Bindings, r.Damaged = len(s.grants)-len(s.damaged), len(s.broken), s.damaged
 	for _, b := range s.bindings {
-		if !ends(s, b) {
+		if !ends(b) {
 			r.Bindings++
 		}
 	}
@@ -111,6 +111,20 @@ func damage(s *survey) (findings []Finding) {
 				Problem: "the binding cannot be read, so its grant stays in use until it is released by " +
 					"force: " + problem,
 				Hint: "`gpuledger release --force ID` of its grant drops it"})
+		}
+	}
+	return findings
+}
+
+// ungranted names the bindings of containers that may run and whose grant is not in the ledger.
+func ungranted(s *survey) (findings []Finding) {
+	for key, b := range s.bindings {
+		if _, found := s.grants[b.Grant]; !found && !ends(b) {
+			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
+				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger",
+					b.Container, b.Grant),
+				Hint: "if " + s.files.state + " is not the one that it started with, or an older copy, put " +
+					"that back; else stop the container"})
 		}
 	}
 	return findings

@@ -51,7 +51,11 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 		}, key + ".json", `"c" is gone`, false},
 		"binding of no grant": {func(b *testLedger) error {
 			return os.Remove(b.files.grants.path(id(1)))
-		}, key + ".json", "does not exist", false},
+		}, key + ".json", "not in the ledger", true},
+		"dead binding of no grant": {func(b *testLedger) error {
+			return errors.Join(b.Update(func(tx *Tx) error { return tx.Bind(deadBinding(id(1), "c")) }),
+				os.Remove(b.files.grants.path(id(1))))
+		}, key + ".json", `"c" is gone`, false},
 		"binding link missing": {func(b *testLedger) error {
 			return os.RemoveAll(b.files.bindings.linksOf(id(1)))
 		}, key, "missing", false},

@@ -227,24 +227,16 @@ func repairs(s *survey, now time.Time) (p plan) {
 	return p
 }
 
-// ends reports whether a binding is to be dropped.
-func ends(s *survey, b *grant.Binding) bool {
-	_, found := s.grants[b.Grant]
-	return !found || b.Life == grant.Dead
-}
+// ends reports whether a binding is to be dropped. That of a container that runs is not, even if its
+// grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
+func ends(b *grant.Binding) bool { return b.Life == grant.Dead }
 
-// bindingRepairs drop the bindings of containers that are gone, and of grants that do not exist.
+// bindingRepairs drop the bindings of containers that are gone.
 func bindingRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
-		if !ends(s, b) {
-			continue
+		if ends(b) {
+			p.add(repair{s.files.bindings.path(key), fmt.Sprintf("container %q is gone", b.Container), key, ""})
 		}
-		problem := fmt.Sprintf("container %q is gone", b.Container)
-		if b.Life != grant.Dead {
-			problem = fmt.Sprintf("container %q is bound to grant %s, which does not exist", b.Container,
-				b.Grant)
-		}
-		p.add(repair{s.files.bindings.path(key), problem, key, ""})
 	}
 }
 
@@ -261,7 +253,7 @@ func bindingLinkRepairs(s *survey, p *plan) {
 		}
 	}
 	for key, b := range s.bindings {
-		if path := f.linksOf(b.Grant) + "/" + key; !linked[path] && !ends(s, b) {
+		if path := f.linksOf(b.Grant) + "/" + key; !linked[path] && !ends(b) {
 			p.link(path, "../"+bindingTarget(key), "the link to a binding is missing")
 		}
 	}
@@ -295,7 +287,7 @@ func cgroupLinkRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
 		for _, cgroup := range b.Occupies {
 			// the links of a binding that ends go with it
-			if path := dir.path(cgroup); !ends(s, b) || want[path] == "" {
+			if path := dir.path(cgroup); !ends(b) || want[path] == "" {
 				want[path] = key
 			}
 		}
@@ -306,12 +298,12 @@ func cgroupLinkRepairs(s *survey, p *plan) {
 		case s.broken[key] != "":
 		case want[path] == key:
 			delete(want, path)
-		case b == nil || ends(s, b):
+		case b == nil || ends(b):
 			p.remove(path, "link of a cgroup to a binding that is gone")
 		}
 	}
 	for path, key := range want {
-		if !ends(s, s.bindings[key]) {
+		if !ends(s.bindings[key]) {
 			p.link(path, bindingTarget(key), "the link of a cgroup to its binding is missing")
 		}
 	}

@@ -82,8 +82,9 @@ func Sweep(p grant.Policy, tx *ledger.Tx) (grant.View, error) {
 	return v, err
 }
 
-// Settle makes the files agree with the ledger: it removes those of grants that are gone, and sets
-// those of live ones to what the ledger says. It costs as much as there are files.
+// Settle makes the files agree with the ledger: it removes those of grants that are gone and that no
+// container uses, and sets those of live ones to what the ledger says. It costs as much as there are
+// files.
 func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
 	root := p.LimitsRoot()
 	for _, name := range limits.Kept(root) {
@@ -94,6 +95,8 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 		}
 		var problem string
 		switch {
+		case errors.Is(err, ledger.ErrNotFound) && tx.Bindings.Used(id): // its container may run
+			continue
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(now):
 			problem, err = "the limits of a grant that is over", limits.Remove(dir)
 		case err == nil:
