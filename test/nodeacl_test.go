@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -81,6 +82,31 @@ func TestUsersNodes(t *testing.T) {
 	rig.Eventually(t, "the node is closed after a kill", func() bool {
 		return openedBy(60001, "/dev/nvidia1") == closed
 	})
+}
+
+// TestAUsersProgramUsesTheUsersGrant: where grants open nodes, gpuledgerd counts what a program of
+// the user takes to the user's grant. Only what is beyond that is taken from others.
+func TestAUsersProgramUsesTheUsersGrant(t *testing.T) {
+	ownDev(t)
+	n := rig.NewNode(t, rig.Setup{Config: strings.Replace(watches, "[daemon]", "[enforcement]\n"+
+		"user_nodes = \"acl\"\n[daemon]", 1)})
+	n.Daemon("--nri", "off")
+	id := n.Grant("--memory", "4GiB", "--gpu", "0", "--user", "60001").ID
+	g := gpusOf(t, n)
+	g.runs(nodeProcess(t, 60001), 0, 6*grant.GiB)
+	g.writeUse()
+	rig.Eventually(t, "the use beyond the grant is found", func() bool {
+		return len(findings(t, n, "found", "over-grant")) == 1
+	})
+	if f := findings(t, n, "found", "over-grant")[0]; f.Grant != string(id) || f.Bytes != 2*grant.GiB {
+		t.Errorf("%+v, want 2 GiB of grant %s", f, id)
+	}
+	if all := findings(t, n, "found", "outside-ledger"); len(all) > 0 {
+		t.Errorf("what is granted counts as outside the ledger: %+v", all)
+	}
+	if r := n.CLI("grant", "--memory", "9GiB", "--gpu", "0", "--ttl", "1h"); r.Code != 0 {
+		t.Errorf("another user's grant does not fit beside it: %+v", r)
+	}
 }
 
 // pausedNodes: `gpuledger disable` refuses nothing, so it takes no user's access to a node away,

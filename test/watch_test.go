@@ -56,11 +56,14 @@ func (g *gpus) runs(pid, gpu int, memory grant.Bytes) {
 		PID: pid, GPU: gpu, Memory: simulated.Memory(memory)})
 }
 
-// nodeProcess starts a process of the node. It ends with the test.
-func nodeProcess(t *testing.T) int {
+// nodeProcess starts a process of the node, of root or of another user. It ends with the test.
+func nodeProcess(t *testing.T, uid ...uint32) int {
 	t.Helper()
 	cmd := exec.Command("busybox", "sleep", "1000")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if len(uid) > 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid[0], Gid: uid[0]}
+	}
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return cmd.Process.Pid

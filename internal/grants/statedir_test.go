@@ -13,9 +13,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
 
-// TestAStateDirectoryThatIsAwayEndsNoUse: a container runs while the state directory is another one
-// for a while: not mounted, or an older copy. Its grant is in use when the right one is back, and its
-// limit stays.
+// TestAStateDirectoryThatIsAwayEndsNoUse: a container runs while the state directory is another
+// one for a while: not mounted, or an older copy. Its grant is in use when the right one is back,
+// and its limit stays.
 func TestAStateDirectoryThatIsAwayEndsNoUse(t *testing.T) {
 	n := daemontest.NewNode(t)
 	oneCard(t, n)

@@ -71,8 +71,8 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 			inv, reserve = of()
 		}
 		count(&r, s)
-		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), ungranted(s), strays(s), openDirs(s.files),
-			checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)
+		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), ungranted(s), strays(s),
+			openDirs(s.files), checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)
 		return nil
 	})
 	slices.SortFunc(r.Findings, func(a, b Finding) int {

@@ -227,15 +227,16 @@ func repairs(s *survey, now time.Time) (p plan) {
 	return p
 }
 
-// ends reports whether a binding is to be dropped. That of a container that runs is not, even if its
-// grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
+// ends reports whether a binding is to be dropped. That of a container that runs is not, even if
+// its grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
 func ends(b *grant.Binding) bool { return b.Life == grant.Dead }
 
 // bindingRepairs drop the bindings of containers that are gone.
 func bindingRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
 		if ends(b) {
-			p.add(repair{s.files.bindings.path(key), fmt.Sprintf("container %q is gone", b.Container), key, ""})
+			p.add(repair{path: s.files.bindings.path(key), binding: key,
+				problem: fmt.Sprintf("container %q is gone", b.Container)})
 		}
 	}
 }

@@ -82,9 +82,9 @@ func Sweep(p grant.Policy, tx *ledger.Tx) (grant.View, error) {
 	return v, err
 }
 
-// Settle makes the files agree with the ledger: it removes those of grants that are gone and that no
-// container uses, and sets those of live ones to what the ledger says. It costs as much as there are
-// files.
+// Settle makes the files agree with the ledger: it removes those of grants that are gone and that
+// no container uses, and sets those of live ones to what the ledger says. It costs as much as there
+// are files.
 func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
 	root := p.LimitsRoot()
 	for _, name := range limits.Kept(root) {

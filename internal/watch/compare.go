@@ -25,6 +25,9 @@ type Input struct {
 	Serves func(uuid string, p grant.Process) bool
 	// Open lists the processes that have a GPU's node open, by GPU, whether they use it or not.
 	Open map[string][]int
+	// UserNodes says that grants open device nodes to their users (enforcement.user_nodes = "acl").
+	// What a user's programs use counts to the user's grants then, without a binding.
+	UserNodes bool
 }
 
 // Comparison is the result of a comparison. The run directory keeps it for other programs.
@@ -73,7 +76,7 @@ type GrantUse struct {
 // Compare compares a sample with the ledger. It is pure, and its lists are sorted.
 func Compare(s Input) Comparison {
 	if s.Users == nil {
-		s.Users = NewProcessUsers(s.Grants, s.Processes)
+		s.Users = NewProcessUsers(s.Grants, s.Processes, s.UserNodes)
 	}
 	j := comparison{Input: s, reported: make(map[*grant.Share]reportIndex, len(s.Grants))}
 	j.out.Grants = make([]GrantUse, 0, len(s.Grants))
@@ -113,7 +116,16 @@ type usage struct {
 }
 
 // isGranted reports whether the user's grant covers what it uses.
-func (t *usage) isGranted() bool { return t.grant != nil && t.grant.Has(t.device) }
+func (t *usage) isGranted() bool { return len(t.covering()) > 0 }
+
+// covering are the user's grants of what it uses: that of its container, or those of its uid.
+func (t *usage) covering() (grants []*grant.Grant) {
+	if t.grant != nil {
+		grants = append(grants, t.grant)
+	}
+	return slices.DeleteFunc(append(grants, t.unbound...),
+		func(g *grant.Grant) bool { return !g.Has(t.device) })
+}
 
 func (j *comparison) add(f grant.Finding) {
 	if f.User.Engine == "" {
@@ -264,25 +276,51 @@ func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
 
 // addUsage records what a user uses, and returns how much of it is outside the ledger.
 func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
-	if t.grant == nil {
+	grants := t.covering()
+	switch {
+	case t.grant == nil && (len(grants) == 0 || j.isMPSServer(j.userOf(g, t), g.UUID)):
 		return j.addUngranted(g, t)
-	}
-	if !t.isGranted() {
+	case len(grants) == 0:
 		u := j.userOf(g, t)
 		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u),
 			amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
-	i := slices.IndexFunc(t.grant.GPUs, func(s grant.Share) bool { return s.UUID == t.device })
-	return j.addGranted(g, t, &t.grant.GPUs[i])
+	return j.addCovered(g, *t, grants)
 }
 
-// addGranted adds a container to the use of its grant; a claim has several containers.
-func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) grant.Bytes {
+// addCovered adds what a user uses to its grants. Of several each takes what it has room for, and
+// the last one the rest.
+func (j *comparison) addCovered(g grant.Usage, t usage, grants []*grant.Grant) (outside grant.Bytes) {
+	left := t.memory
+	for i, of := range grants {
+		share := &of.GPUs[slices.IndexFunc(of.GPUs, func(s grant.Share) bool { return s.UUID == t.device })]
+		t.memory = left
+		if i < len(grants)-1 {
+			t.memory = min(left, j.room(share))
+		}
+		outside += j.addGranted(g, &t, of, share)
+		left -= t.memory
+		t.processes, t.compute = 0, -1 // they are counted
+	}
+	return outside
+}
+
+// room is what a grant has that is not used yet.
+func (j *comparison) room(share *grant.Share) grant.Bytes {
+	at, known := j.reported[share]
+	if !known {
+		return share.Memory
+	}
+	return share.Memory - min(share.Memory, j.out.Grants[at.grant].Used)
+}
+
+// addGranted adds a user to the use of a grant; a claim has several containers.
+func (j *comparison) addGranted(g grant.Usage, t *usage, of *grant.Grant, share *grant.Share) grant.Bytes {
 	at, known := j.reported[share]
 	if !known {
 		at = reportIndex{len(j.out.Grants), -1}
-		j.out.Grants = append(j.out.Grants, GrantUse{ID: t.grant.ID, GPU: share.UUID, Granted: share.Memory,
+		j.out.Grants = append(j.out.Grants, GrantUse{ID: of.ID, GPU: share.UUID, Granted: share.Memory,
 			Compute: -1})
 	}
 	u := &j.out.Grants[at.grant]
@@ -293,7 +331,7 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, share *grant.Share) gra
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
 	over := beyond(*u)
-	if t.grant.Mode.IsWhole() {
+	if of.Mode.IsWhole() {
 		over, before = 0, 0
 	}
 	if over > 0 {
@@ -346,8 +384,7 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 	}
 	for _, pid := range j.Open[g.UUID] {
 		m := j.Users.find(pid)
-		if m == nil || seen[m.user] || m.user.user.Container == "" || m.user.grant != nil &&
-			j.isOn(m.user.grant, g) {
+		if m == nil || seen[m.user] || m.user.user.Container == "" || j.mayOpen(m.user, g) {
 			continue
 		}
 		seen[m.user] = true
@@ -366,6 +403,12 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 		}
 		j.add(f)
 	}
+}
+
+// mayOpen reports whether a user has a grant of a GPU, or of a MIG device on it.
+func (j *comparison) mayOpen(u *sharedUser, g grant.Usage) bool {
+	return u.grant != nil && j.isOn(u.grant, g) ||
+		slices.ContainsFunc(u.unbound, func(of *grant.Grant) bool { return j.isOn(of, g) })
 }
 
 // isOn reports whether a grant includes a GPU, or a MIG device on it.
@@ -397,7 +440,7 @@ func (j *comparison) addOutside(g grant.Usage, t *usage, u grant.User, message s
 func (j *comparison) unmeasured(usages []*usage) (h struct{ any, outside bool }) {
 	for _, t := range usages {
 		h.any = h.any || t.unmeasured
-		h.outside = h.outside || t.unmeasured && t.grant == nil
+		h.outside = h.outside || t.unmeasured && t.grant == nil && !t.isGranted()
 	}
 	return h
 }

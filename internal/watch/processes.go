@@ -21,6 +21,7 @@ type ProcessInfo struct {
 	Command string // as the kernel has it, at most 15 bytes
 	Cgroup  string // from the root of the hierarchy that guards the devices
 	Foreign bool   // it is in another pid namespace than this program
+	UID     uint32 // its effective uid, as this program's user namespace has it
 }
 
 // ProcessTable reads processes and keeps them: to read a thousand of them in every pass would cost
@@ -302,6 +303,7 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 		return p, err
 	}
 	p.Command = strings.TrimSuffix(string(command), "\n")
+	p.UID, _ = h.UserOf(before.PID) // else root's, to whom no grant opens anything
 	lines, err := h.Cgroups(pid, maxProc)
 	if err != nil {
 		return p, err

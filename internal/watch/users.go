@@ -1,6 +1,10 @@
 package watch
 
-import "github.com/gpuledger/gpuledger/internal/grant"
+import (
+	"strconv"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
 
 // ProcessUsers finds the user of a process when it is asked for that process first, and keeps the
 // answer for the next comparisons. Otherwise each comparison would look up the cgroups of a
@@ -11,7 +15,8 @@ type ProcessUsers struct {
 	grants    cgroupGrants
 	cached    map[int]*userProcess
 	users     map[cgroupOfProcess]*sharedUser
-	keys      map[string]*sharedUser // by key and grant: all cgroups of a container are one user
+	unbound   map[uint32][]*grant.Grant // by uid; empty where device nodes are not opened by grant
+	keys      map[string]*sharedUser    // by key and grant: all cgroups of a container are one user
 }
 
 // userProcess is a process with its user.
@@ -20,23 +25,33 @@ type userProcess struct {
 	user *sharedUser
 }
 
-// cgroupOfProcess holds everything about a process that says which container it belongs to.
+// cgroupOfProcess holds everything about a process that says which container it belongs to, and
+// whose grants open device nodes to it.
 type cgroupOfProcess struct {
 	cgroup  string
 	foreign bool
+	uid     uint32 // 0: of no user with such grants
 }
 
 // sharedUser is a user that several processes have in common.
 type sharedUser struct {
 	user  grant.User   // without its processes
 	grant *grant.Grant // nil: none
+	// unbound are the grants of its uid that no container uses, if it has none itself
+	unbound []*grant.Grant
 }
 
-// NewProcessUsers takes the processes and the grants of an Input.
-func NewProcessUsers(grants []grant.Grant, processes map[int]ProcessInfo) *ProcessUsers {
-	return &ProcessUsers{processes: processes, grants: cgroupGrantsOf(grants, processes),
-		cached: make(map[int]*userProcess, len(processes)),
-		users:  make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
+// NewProcessUsers takes the processes, the grants and UserNodes of an Input.
+func NewProcessUsers(grants []grant.Grant, processes map[int]ProcessInfo, userNodes bool) *ProcessUsers {
+	c := &ProcessUsers{processes: processes, grants: cgroupGrantsOf(grants, processes),
+		cached: make(map[int]*userProcess, len(processes)), unbound: map[uint32][]*grant.Grant{},
+		users: make(map[cgroupOfProcess]*sharedUser, 64), keys: map[string]*sharedUser{}}
+	for i := range grants {
+		if g := &grants[i]; userNodes && g.User != 0 && len(g.Bindings) == 0 {
+			c.unbound[g.User] = append(c.unbound[g.User], g)
+		}
+	}
+	return c
 }
 
 // find returns a process with its user, or nil if no process has the pid.
@@ -56,18 +71,25 @@ func (c *ProcessUsers) find(pid int) *userProcess {
 // userOf returns the user of a process. The processes of a container's cgroup share one: a thousand
 // processes have some two hundred users.
 func (c *ProcessUsers) userOf(p ProcessInfo) *sharedUser {
-	at := cgroupOfProcess{p.Cgroup, p.Foreign}
+	at := cgroupOfProcess{cgroup: p.Cgroup, foreign: p.Foreign}
+	unbound := c.unbound[p.UID]
+	if len(unbound) > 0 {
+		at.uid = p.UID
+	}
 	if k, known := c.users[at]; known && k.user.Container != "" {
 		return k
 	}
 	u, g := c.grants.userOf(p)
 	key := u.Key()
-	if g != nil {
-		key += "\x00" + string(g.ID)
+	switch {
+	case g != nil:
+		key, unbound = key+"\x00"+string(g.ID), nil
+	case len(unbound) > 0:
+		key += "\x00" + strconv.Itoa(int(p.UID))
 	}
 	k, known := c.keys[key]
 	if !known {
-		k = &sharedUser{u, g}
+		k = &sharedUser{u, g, unbound}
 		c.keys[key] = k
 	}
 	c.users[at] = k

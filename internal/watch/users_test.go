@@ -24,7 +24,7 @@ func TestKeptProcessUsers(t *testing.T) {
 				delete(s.Processes, pid)
 			}
 		}
-		cast := NewProcessUsers(s.Grants, s.Processes)
+		cast := NewProcessUsers(s.Grants, s.Processes, false)
 		for sample := range 5 {
 			for i := range s.Sample.GPUs {
 				g := &s.Sample.GPUs[i]

@@ -164,8 +164,9 @@ func (w *Watcher) compare(n *node.Node, sample grant.Sample) (watch.Comparison, 
 		w.ledger = o
 		processes := w.readProcesses(sample, o.Grants)
 		input := watch.Input{Sample: sample, Processes: processes, Grants: o.Grants, Inventory: o.Inventory,
-			Users: w.processUsers(o.Grants, processes), Identify: identify,
-			Serves: serves, Open: w.opened}
+			Identify: identify, Serves: serves, Open: w.opened,
+			UserNodes: n.Policy.Enforcement.UserNodes == grant.UserNodesACL}
+		input.Users = w.processUsers(input)
 		if report := watch.Compare(input); fresh || !w.tracker.HasNew(report) {
 			return report, nil
 		}
@@ -194,18 +195,18 @@ type processUsersKey struct {
 	grants  *grant.Grant
 	count   int
 	changes uint64 // of the processes
+	acl     bool
 }
 
 // processUsers returns the last ones, if the ledger was not read again and no process has come,
 // gone or moved.
-func (w *Watcher) processUsers(grants []grant.Grant,
-	processes map[int]watch.ProcessInfo) *watch.ProcessUsers {
-	of := processUsersKey{count: len(grants), changes: w.processes.Changes()}
-	if len(grants) > 0 {
-		of.grants = &grants[0]
+func (w *Watcher) processUsers(in watch.Input) *watch.ProcessUsers {
+	of := processUsersKey{count: len(in.Grants), changes: w.processes.Changes(), acl: in.UserNodes}
+	if len(in.Grants) > 0 {
+		of.grants = &in.Grants[0]
 	}
 	if w.users == nil || of != w.usersKey {
-		w.users, w.usersKey = watch.NewProcessUsers(grants, processes), of
+		w.users, w.usersKey = watch.NewProcessUsers(in.Grants, in.Processes, in.UserNodes), of
 	}
 	return w.users
 }

@@ -229,10 +229,11 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 	sample := grant.Sample{GPUs: []grant.Usage{
 		{Processes: []grant.ProcessUse{{PID: one.Process.Pid}, {PID: two.Process.Pid}}}}}
 	grants := []grant.Grant{{ID: "g-aaaaaaaaaaaa"}}
-	last := (*watch.ProcessUsers)(nil)
+	last, acl := (*watch.ProcessUsers)(nil), false
 	is := func(what string, anew bool) {
 		t.Helper()
-		if now := w.processUsers(grants, w.readProcesses(sample, grants)); (now != last) != anew {
+		in := watch.Input{Grants: grants, Processes: w.readProcesses(sample, grants), UserNodes: acl}
+		if now := w.processUsers(in); (now != last) != anew {
 			t.Errorf("%s: made anew: %v", what, now != last)
 		} else {
 			last = now
@@ -249,6 +250,8 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 	is("and no process has started or ended since", false)
 	sample.GPUs[0].Processes[0].PID = sleeper().Process.Pid
 	is("another one has come", true)
+	acl = true
+	is("grants open device nodes now", true)
 }
 
 // TestAnIdentityIsReadAgainBeforeAStop: the spec of an exempt container could not be read at first.
