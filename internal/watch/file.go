@@ -30,9 +30,11 @@ const (
 )
 
 // Save writes a report to the run directory, in place of the last one. There is one writer, so a
-// crash leaves at most one draft.
+// crash leaves at most one draft. Users name cgroups, with any bytes: what is not UTF-8 becomes
+// U+FFFD in the file.
 func Save(runDir, bootID string, r Comparison) error {
-	data, err := json.Marshal(useFile{fileVersion, bootID, r}, jsontext.WithIndent(" "))
+	data, err := json.Marshal(useFile{fileVersion, bootID, r}, jsontext.WithIndent(" "),
+		jsontext.AllowInvalidUTF8(true))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot encode a report: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 // ProcessInfo is what was read of a process.
 type ProcessInfo struct {
 	grant.Process
-	Command string // as the kernel has it, at most 15 bytes
+	Command string // as the kernel has it, at most 15 bytes; U+FFFD for what is not UTF-8
 	Cgroup  string // from the root of the hierarchy that guards the devices
 	Foreign bool   // it is in another pid namespace than this program
 	UID     uint32 // its effective uid, as this program's user namespace has it
@@ -302,7 +302,8 @@ func readProcess(h host.Host, pid int) (ProcessInfo, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Command = strings.TrimSuffix(string(command), "\n")
+	// a process names itself, with any bytes
+	p.Command = strings.ToValidUTF8(strings.TrimSuffix(string(command), "\n"), "\uFFFD")
 	p.UID, _ = h.UserOf(before.PID) // else root's, to whom no grant opens anything
 	lines, err := h.Cgroups(pid, maxProc)
 	if err != nil {
