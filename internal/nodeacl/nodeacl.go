@@ -125,26 +125,29 @@ func wanted(o grants.Overview, h host.Host) (all []access) {
 func recordOf(runDir string) string { return filepath.Join(runDir, "user-nodes.json") }
 
 // apply gives the access that is wanted, and takes back what is recorded and not wanted. It records
-// an entry before it writes it, so none of ours is forgotten. A node that fails keeps its record
-// and stops no other.
+// an entry before it writes it, and until it has removed it, so none of ours is forgotten. A node
+// that fails keeps its record and stops no other; nor does a record that cannot be written, as
+// without space, stop what is taken back.
 func apply(runDir string, want []access) error {
 	file := recordOf(runDir)
-	ours, err := recorded(file)
+	before, err := recorded(file)
 	if err != nil {
 		return err
 	}
 	var failed []error
-	for _, a := range slices.Clone(ours) {
+	ours := slices.DeleteFunc(slices.Clone(before), func(a access) bool {
 		if slices.Contains(want, a) {
-			continue
+			return false
 		}
-		if err := take(a); err != nil {
+		err := take(a)
+		if err != nil {
 			failed = append(failed, fmt.Errorf("cannot take uid %d off %s: %w", a.User, a.Path, err))
-			continue
 		}
-		ours = slices.DeleteFunc(ours, func(o access) bool { return o == a })
+		return err == nil
+	})
+	if len(ours) < len(before) {
 		if err := write(file, ours); err != nil {
-			return err
+			failed = append(failed, err)
 		}
 	}
 	for _, a := range want {

@@ -142,6 +142,40 @@ func TestKilledHalfWay(t *testing.T) {
 	}
 }
 
+// fullDisk is a simulator whose disk has no space.
+type fullDisk struct{}
+
+func (fullDisk) Random() (r [16]byte)   { return r }
+func (fullDisk) After(host.Step, error) {}
+func (fullDisk) Before(s host.Step) error {
+	if s.Kind == host.Creates || s.Kind == host.Writes {
+		return unix.ENOSPC
+	}
+	return nil
+}
+
+// TestAFullRunDirectoryKeepsNoNodeOpen: what is recorded beyond what is open is taken back later.
+func TestAFullRunDirectoryKeepsNoNodeOpen(t *testing.T) {
+	node, run := devices(t)
+	ofBert := node
+	ofBert.User = bert
+	both := []access{node, ofBert}
+	must(t, apply(run, both))
+	host.Simulated = fullDisk{}
+	err := apply(run, nil)
+	host.Simulated = nil
+	if !errors.Is(err, unix.ENOSPC) || opens(t, node.Path, anna) || opens(t, node.Path, bert) {
+		t.Errorf("%v, and the node is open: %v", err, listOf(t, node))
+	}
+	if ours, err := recorded(recordOf(run)); err != nil || !slices.Equal(ours, both) {
+		t.Errorf("recorded is %v (%v)", ours, err)
+	}
+	must(t, apply(run, nil))
+	if ours, err := recorded(recordOf(run)); err != nil || len(ours) != 0 {
+		t.Errorf("recorded is %v (%v)", ours, err)
+	}
+}
+
 // TestOtherFilesAreNotOpened: links and other nodes at the path.
 func TestOtherFilesAreNotOpened(t *testing.T) {
 	node, run := devices(t)
