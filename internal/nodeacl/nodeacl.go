@@ -52,23 +52,32 @@ func (m *Manager) Ensure(context.Context) error {
 		return err
 	}
 	want, problem := wanted(o, n.Host), error(nil)
-	if o.Problem != nil { // what the inventory says counts for nothing, but what is over is taken back
+	if o.Problem != nil { // by what the inventory says nothing is given, but what is over is taken back
 		problem = errors.New(o.Problem.Message)
-		if want, err = stillGiven(n.Policy.RunDir, o); err != nil {
+		if want, err = stillGiven(n.Policy.RunDir, o, want); err != nil {
 			return errors.Join(problem, err)
 		}
 	}
 	return errors.Join(problem, apply(n.Policy.RunDir, want), opened(n.Host))
 }
 
-// stillGiven returns what has been given to users who have a grant.
-func stillGiven(runDir string, o grants.Overview) ([]access, error) {
+// stillGiven returns what has been given of the access that is wanted by an unusable inventory. If
+// that lacks a device of a user's grants, it is all that the user was given.
+func stillGiven(runDir string, o grants.Overview, want []access) ([]access, error) {
 	ours, err := recorded(recordOf(runDir))
 	return slices.DeleteFunc(ours, func(a access) bool {
-		return !slices.ContainsFunc(o.Grants, func(g grant.Grant) bool {
-			return g.User == a.User && gives(g, o.Now)
+		return !slices.Contains(want, a) && !slices.ContainsFunc(o.Grants, func(g grant.Grant) bool {
+			return g.User == a.User && gives(g, o.Now) && !knows(o.Inventory, g)
 		})
 	}), err
+}
+
+// knows reports whether the inventory has all devices of a grant.
+func knows(inv grant.Inventory, g grant.Grant) bool {
+	return !slices.ContainsFunc(g.GPUs, func(s grant.Share) bool {
+		_, known := inv.Device(s.UUID)
+		return !known
+	})
 }
 
 // gives reports whether a grant gives its user access. One that is over goes on for a program that

@@ -2,6 +2,7 @@ package nodeacl
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -236,17 +237,35 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack: it says which nodes there are.
+// TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack: it says which nodes there are. One that is out
+// of date still names the node of a GPU whose grant is over, where the user has another grant.
 func TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack(t *testing.T) {
 	run, now := t.TempDir(), time.Now()
-	given := `[{"path":"/dev/nvidia3","major":195,"minor":3,"user":60001},` +
+	given := `[{"path":"/dev/nvidia0","major":195,"minor":0,"user":60001},` +
+		`{"path":"/dev/nvidia3","major":195,"minor":3,"user":60001},` +
 		`{"path":"/dev/nvidia3","major":195,"minor":3,"user":60002}]`
-	if err := os.WriteFile(recordOf(run), []byte(given), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	got, err := stillGiven(run, grants.Overview{View: grant.View{Now: now, Grants: []grant.Grant{
-		{User: 60001}, {User: 60002, Expires: now.Add(-time.Second)}}}})
-	if err != nil || len(got) != 1 || got[0].User != 60001 {
-		t.Errorf("%+v, %v", got, err)
+	must(t, os.WriteFile(recordOf(run), []byte(given), 0o600))
+	of := []grant.Share{{UUID: "GPU-3"}}
+	o := grants.Overview{View: grant.View{Now: now, Grants: []grant.Grant{{User: anna, GPUs: of},
+		{User: bert, GPUs: of, Expires: now.Add(-time.Second)}}}}
+	for name, c := range map[string]struct {
+		gpus []grant.GPU
+		want string
+	}{
+		"missing":                 {nil, "0 3"},
+		"without the granted GPU": {[]grant.GPU{{UUID: "GPU-0"}}, "0 3"},
+		"out of date":             {[]grant.GPU{{UUID: "GPU-0"}, {UUID: "GPU-3", Index: 1, Minor: 3}}, "3"},
+	} {
+		o.Inventory.GPUs = c.gpus
+		still, err := stillGiven(run, o, wanted(o, host.Default()))
+		var got []string
+		for _, a := range still {
+			if got = append(got, fmt.Sprint(a.Minor)); a.User != anna {
+				t.Errorf("%s: user %d has %s", name, a.User, a.Path)
+			}
+		}
+		if err != nil || strings.Join(got, " ") != c.want {
+			t.Errorf("%s: the nodes %v (%v), want %s", name, got, err, c.want)
+		}
 	}
 }
