@@ -37,9 +37,7 @@ func (c *client) Write(line []byte) (int, error) {
 
 // sends sends a request of ada's for 1 GiB that waits. The channel is closed when it is over.
 func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
-	text, _ := json.Marshal(users.GrantRequest{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
-		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
-	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(string(text)))
+	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(waitingRequest()))
 	r = r.WithContext(context.WithValue(ctx, peerKey{}, peer{uid: ada}))
 	over = make(chan struct{})
 	go func() {
@@ -47,6 +45,24 @@ func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
 		close(over)
 	}()
 	return over
+}
+
+// waitingRequest asks for 1 GiB, and waits for it.
+func waitingRequest() string {
+	text, _ := json.Marshal(users.GrantRequest{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
+		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
+	return string(text)
+}
+
+// full has bert's grant take all of the GPU.
+func (s *Server) full(t *testing.T) {
+	t.Helper()
+	all := users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}
+	full := s.answer(t.Context(), bert, "POST", users.GrantPath,
+		users.GrantRequest{Secret: strings.Repeat("cd", 16), Terms: all})
+	if !strings.Contains(full, "granted g-") {
+		t.Fatal(full)
+	}
 }
 
 func newClient() *client { return &client{lines: make(chan string, 64)} }
@@ -63,12 +79,7 @@ func (c *client) waits(t *testing.T, place string) {
 // has one place in the queue and one grant.
 func TestARequestThatWaitsIsSentAgain(t *testing.T) {
 	s := newServer(t)
-	all := users.Terms{Memory: 8 * grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}
-	full := s.answer(t.Context(), bert, "POST", users.GrantPath,
-		users.GrantRequest{Secret: strings.Repeat("cd", 16), Terms: all})
-	if !strings.Contains(full, "granted g-") {
-		t.Fatal(full)
-	}
+	s.full(t)
 	first, second := newClient(), newClient()
 	firstOver := s.sends(t.Context(), first)
 	first.waits(t, `{"place":1,"of":1}`)

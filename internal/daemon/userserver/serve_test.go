@@ -1,11 +1,16 @@
 package userserver
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/gpu"
@@ -73,5 +78,65 @@ func TestUnknownGroupsAreSaid(t *testing.T) {
 	got := s.asksFor(t.Context(), ada, "ab")
 	if !strings.Contains(got, "cannot grant: the users of this node "+why) || len(s.granted(t, ada)) > 0 {
 		t.Errorf("ada is answered %s", got)
+	}
+}
+
+// onSocket serves ada on a real socket. over gets a value for each request that has been served.
+func (s *Server) onSocket(t *testing.T) (socket string, over chan struct{}) {
+	t.Helper()
+	server := s.newServer(false)
+	server.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		return context.WithValue(ctx, peerKey{}, peer{uid: ada})
+	}
+	handler := server.Handler
+	over = make(chan struct{}, 1)
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r)
+		over <- struct{}{}
+	})
+	socket = daemontest.ShortDir(t) + "/s"
+	listener, err := net.Listen("unix", socket)
+	daemontest.Must(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	go func() { _ = server.Serve(listener) }()
+	return socket, over
+}
+
+// TestClientThatIsGoneHasNoPlace, whatever it says about the length of its request. What is longer
+// or shorter than that is no request.
+func TestClientThatIsGoneHasNoPlace(t *testing.T) {
+	for name, c := range map[string]struct {
+		after  string // after the request, within its length
+		longer int    // how much its length is above what is sent
+		reads  string
+	}{
+		"a request":            {reads: `{"place":1,"of":1}`},
+		"more than a request":  {after: "{}", reads: "cannot understand"},
+		"less than its length": {longer: 1, reads: "cannot understand"},
+	} {
+		s := newServer(t)
+		s.full(t)
+		socket, over := s.onSocket(t)
+		client, err := net.Dial("unix", socket)
+		daemontest.Must(t, err, client.SetDeadline(time.Now().Add(10*time.Second)))
+		body := waitingRequest() + c.after
+		_, err = fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s",
+			users.GrantPath, len(body)+c.longer, body)
+		if c.longer > 0 {
+			_ = client.(*net.UnixConn).CloseWrite()
+		}
+		answer := bufio.NewReader(client)
+		for line := ""; err == nil && !strings.Contains(line, c.reads); {
+			line, err = answer.ReadString('\n')
+		}
+		if err != nil {
+			t.Errorf("%s: the client does not read %q: %v", name, c.reads, err)
+		}
+		_ = client.Close()
+		select {
+		case <-over:
+		case <-time.After(2 * ioTime):
+			t.Errorf("%s: it is still served", name)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -158,9 +159,13 @@ func peerOf(r *http.Request) peer {
 	return p
 }
 
-// read reads a request. It answers itself where that cannot be understood.
+// read reads a request. It answers itself where that cannot be understood. The body is read to its
+// end: net/http notices that a client is gone only after that.
 func read(w http.ResponseWriter, r *http.Request, into any) bool {
-	err := json.NewDecoder(r.Body).Decode(into)
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = json.Unmarshal(body, into)
+	}
 	// from here on only the client's going away is read, which may be long after
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	if err != nil {
