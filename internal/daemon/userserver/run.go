@@ -135,7 +135,8 @@ func (p program) Enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
 // Rejoin has the program join the cgroup of the grant.
 func (p program) Rejoin(n *node.Node, g grant.Grant) error { return grants.Rejoin(n, g, p.of) }
 
-// programCgroups are the cgroups of programs. They are root's, so their users cannot remove them.
+// programCgroups are the cgroups of programs. They are root's, also where the cgroup above is a
+// user's, who can remove an empty one and make another in its place.
 type programCgroups struct {
 	mu   sync.Mutex
 	dirs map[string]bool
@@ -186,9 +187,15 @@ func (s *Server) removeProgramCgroups(n *node.Node) error {
 		if slices.Contains(granted, dir) {
 			continue
 		}
-		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) || !isOwn(dir) {
 			delete(p.dirs, dir)
 		}
 	}
 	return nil
+}
+
+// isOwn reports whether a file or directory is this program's user's.
+func isOwn(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()
 }

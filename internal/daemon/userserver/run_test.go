@@ -1,12 +1,15 @@
 package userserver
 
 import (
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
@@ -56,5 +59,28 @@ func TestProgramOf(t *testing.T) {
 		_ = in.Close()
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+	}
+}
+
+// TestCgroupsOfPrograms that have ended are removed, and those that cannot be removed are tried
+// again. One that a user has made in the place of ours is the user's own.
+func TestCgroupsOfPrograms(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to give a directory to a user")
+	}
+	s := newServer(t)
+	parent := t.TempDir()
+	empty, used, users := parent+"/empty", parent+"/used", parent+"/users"
+	daemontest.Must(t, os.Mkdir(empty, 0o755), os.MkdirAll(used+"/in", 0o755),
+		os.MkdirAll(users+"/in", 0o755), os.Chown(users, ada, ada))
+	s.programCgroups.add(empty, used, users, parent+"/gone")
+	daemontest.Must(t, s.removeProgramCgroups(s.Node()))
+	left := slices.Collect(maps.Keys(s.programCgroups.dirs))
+	if _, err := os.Stat(empty); err == nil || !slices.Equal(left, []string{used}) {
+		t.Errorf("%v are left, want %s", left, used)
+	}
+	daemontest.Must(t, os.Remove(used+"/in"), s.removeProgramCgroups(s.Node()))
+	if !s.programCgroups.none() {
+		t.Errorf("%v are left", s.programCgroups.dirs)
 	}
 }
