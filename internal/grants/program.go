@@ -64,7 +64,7 @@ func EnterProgram(n *node.Node, ask admission.Ask, p Program) (ProgramGrant, err
 // request was lost.
 func Rejoin(n *node.Node, g grant.Grant, p Program) error {
 	i := slices.IndexFunc(g.Bindings, func(b grant.Binding) bool {
-		return isOfProgram(n, b) && b.Creator == p.Process && len(b.Cgroups) > 0
+		return IsOfProgram(n, b) && b.Creator == p.Process && len(b.Cgroups) > 0
 	})
 	if i < 0 {
 		return errProgramEnded // the one that the grant was for
@@ -85,15 +85,16 @@ func join(cgroup string, n *node.Node, p Program) error {
 // ProgramCgroups are the directories of the cgroups of programs, among bindings.
 func ProgramCgroups(n *node.Node, bindings []grant.Binding) (dirs []string) {
 	for _, b := range bindings {
-		if isOfProgram(n, b) && len(b.Cgroups) > 0 {
+		if IsOfProgram(n, b) && len(b.Cgroups) > 0 {
 			dirs = append(dirs, containers.CgroupDir(n.Host, b.Cgroups[0]))
 		}
 	}
 	return dirs
 }
 
-// isOfProgram reports whether a binding is a program's, and no container's.
-func isOfProgram(n *node.Node, b grant.Binding) bool {
+// IsOfProgram reports whether a binding is a program's, and no container's. No runtime keeps a
+// state of it.
+func IsOfProgram(n *node.Node, b grant.Binding) bool {
 	return b.RuntimeRoot == n.Policy.RunDir && b.Container == programName(b.Grant)
 }
 

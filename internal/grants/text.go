@@ -30,7 +30,7 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 		text += ", until " + g.Expires.Local().Format(time.RFC3339)
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
-	program := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return isOfProgram(n, b) })
+	program := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return IsOfProgram(n, b) })
 	text += ofCompute(g, n.Policy, program)
 	switch {
 	case g.Mode != grant.Limit || g.Strength != grant.StrengthNone:

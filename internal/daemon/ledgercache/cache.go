@@ -4,6 +4,7 @@ package ledgercache
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 
 // Cache is the ledger as it was last read. To read a thousand grants costs more than to count what
 // a thousand processes use. It is read again when one of its files has changed, and when a
-// container has ended, which changes no file: the cache watches the first process of each container
-// (host.ExitWatcher).
+// container or a program has ended, which changes no file: the cache watches the first process of
+// each container and the process that each program was granted to (host.ExitWatcher).
 type Cache struct {
 	mu             sync.Mutex
 	node           *node.Node // whose ledger it is
@@ -32,7 +33,9 @@ type Cache struct {
 	exits          *host.ExitWatcher
 	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
 	exitsProblem   daemonlog.Condition               // why there is no exit watcher
-	// the exit watcher holds the first process of every binding
+	// of programs whose own process is not held: mostly it has ended, and others run
+	unheld []grant.Binding
+	// the exit watcher holds a process of every binding that is not in unheld
 	allWatched bool
 }
 
@@ -87,8 +90,8 @@ func (c *Cache) Current(n *node.Node) (grants.Overview, error) {
 	return grants.ReadAgain(n, o)
 }
 
-// AllRun reports whether every container in the ledger runs, as far as the exit watcher holds all
-// their first processes.
+// AllRun reports whether every container and program in the ledger runs. It says so only if the end
+// of each would have been noticed.
 func (c *Cache) AllRun(n *node.Node) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,7 +100,7 @@ func (c *Cache) AllRun(n *node.Node) bool {
 }
 
 func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error) {
-	ended := c.anyEnded()
+	ended := c.anyEnded() || c.anyUnheldEnded()
 	now, stamp := time.Now(), StampOf(n)
 	rest := MaxAge
 	if c.allWatched {
@@ -116,7 +119,7 @@ func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bo
 	}
 	c.node, c.overview, c.read, c.stamp = n, o, now, stamp
 	c.readings++
-	c.allWatched = c.watchContainers(n, o.Grants)
+	c.allWatched = c.watchBindings(n, o.Grants)
 	return o, true, nil
 }
 
@@ -132,9 +135,18 @@ func (c *Cache) anyEnded() bool {
 	return len(pids) > 0 || err != nil
 }
 
-// watchContainers holds the first process of each container, and reports whether these are all
-// containers of the ledger. A container that it does not know yet may be in the next reading.
-func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
+// anyUnheldEnded asks the kernel as a reading does: processes come and go in a cgroup, or leave it.
+func (c *Cache) anyUnheldEnded() bool {
+	return slices.ContainsFunc(c.unheld, func(b grant.Binding) bool {
+		c.node.Ledger.Containers.Examine(&b)
+		return b.Life != grant.Alive
+	})
+}
+
+// watchBindings has the end of each binding noticed, and reports whether these are all bindings of
+// the ledger. A container that it does not know yet may be in the next reading.
+func (c *Cache) watchBindings(n *node.Node, all []grant.Grant) bool {
+	c.unheld = nil
 	if c.exits == nil && n.Host.Proc == "/proc" { // else the pids are not this machine's
 		begin := host.NewExitWatcher
 		if c.newExitWatcher != nil {
@@ -149,9 +161,18 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 		return false
 	}
 	pids, held := map[int]bool{}, 0
-	for _, g := range grants {
+	for _, g := range all {
 		for _, of := range g.Bindings {
-			if of.Life == grant.Alive && of.PID > 0 && c.watchContainer(n, of) {
+			switch {
+			case of.Life != grant.Alive:
+			case grants.IsOfProgram(n, of):
+				if c.watchProgram(n, of) {
+					pids[of.Creator.PID] = true
+				} else {
+					c.unheld = append(c.unheld, of)
+				}
+				held++
+			case of.PID > 0 && c.watchContainer(n, of):
 				pids[of.PID] = true
 				held++
 			}
@@ -163,6 +184,16 @@ func (c *Cache) watchContainers(n *node.Node, grants []grant.Grant) bool {
 		}
 	}
 	return held == n.Ledger.Bindings.Count()
+}
+
+// watchProgram holds the process that a program's grant was entered for: while that runs, the
+// binding is alive. It returns false if that has ended, or cannot be held.
+func (c *Cache) watchProgram(n *node.Node, of grant.Binding) bool {
+	if c.exits.Add(of.Creator.PID) != nil {
+		return false
+	}
+	runs, err := n.Host.Runs(of.Creator)
+	return runs && err == nil
 }
 
 // watchContainer holds the first process of a container. If the ledger still names this process

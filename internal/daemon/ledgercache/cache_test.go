@@ -2,6 +2,9 @@ package ledgercache
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
 	"testing"
 	"time"
 
@@ -9,8 +12,10 @@ import (
 	logs "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // cachedNode is a node with a cache of its ledger.
@@ -111,6 +116,114 @@ func TestUnwatchedContainers(t *testing.T) {
 	if o, err := s.cache.Current(s.TestNode.Node); err != nil || counts(o) != "1/0" {
 		t.Errorf("the container has ended: %s (%v)", counts(o), err)
 	}
+}
+
+// program binds a program of `gpuledger run` to a grant.
+func (s *cachedNode) program(id grant.ID, creator grant.Process, cgroup string) {
+	s.t.Helper()
+	daemontest.Must(s.t, s.Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: s.Policy.RunDir,
+			Container: "gpuledger-" + string(id), Creator: creator, Cgroups: []string{cgroup}})
+	}))
+}
+
+// process starts a process.
+func (s *cachedNode) process() (*exec.Cmd, grant.Process) {
+	s.t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	daemontest.Must(s.t, cmd.Start())
+	s.t.Cleanup(func() { daemontest.End(cmd) })
+	p, _, err := s.Host.Process(cmd.Process.Pid)
+	daemontest.Must(s.t, err)
+	return cmd, p
+}
+
+// unread wants 50 calls of Current to read nothing, and to return what is there.
+func (s *cachedNode) unread(want string) {
+	s.t.Helper()
+	s.reads()
+	before := s.cache.readings
+	for range 50 {
+		if o, err := s.cache.Current(s.TestNode.Node); err != nil || counts(o) != want {
+			s.t.Fatalf("%s (%v), want %s", counts(o), err, want)
+		}
+	}
+	if s.cache.readings != before || !s.cache.AllRun(s.TestNode.Node) {
+		s.t.Errorf("%d readings in 50 calls, and settled %v", s.cache.readings-before, s.cache.allWatched)
+	}
+}
+
+// current wants the next call of Current to return what is there.
+func (s *cachedNode) current(want string) {
+	s.t.Helper()
+	if o, err := s.cache.Current(s.TestNode.Node); err != nil || counts(o) != want {
+		s.t.Errorf("%s (%v), want %s", counts(o), err, want)
+	}
+}
+
+// TestProgramsAreWatched: a program without a container has no first process on record. The ledger
+// is not read while it runs, and its end is noticed at once.
+func TestProgramsAreWatched(t *testing.T) {
+	s := newCachedNode(t)
+	var ids []grant.ID
+	for i := range 25 {
+		ids = append(ids, s.Grant(byte(i)))
+	}
+	one, ofOne := s.process()
+	two, ofTwo := s.process()
+	s.program(ids[0], ofOne, "/gpuledger-no-such-cgroup")
+	s.program(ids[1], ofTwo, "/gpuledger-no-such-cgroup")
+	s.program(ids[2], ofTwo, "/gpuledger-no-such-cgroup") // `gpuledger run ... gpuledger run ...`
+	s.unread("25/3")
+	daemontest.End(one)
+	s.current("25/2")
+	daemontest.End(two)
+	s.current("25/0")
+}
+
+// TestWhatAProgramHasStartedIsWatched: its grant is in use until the last process in its cgroup has
+// ended, or has left it.
+func TestWhatAProgramHasStartedIsWatched(t *testing.T) {
+	h := host.Default()
+	root, _ := host.CgroupRoot(h)
+	const name = "gpuledger-test-of-the-cache"
+	if err := os.Mkdir(root+"/"+name, 0o755); err != nil {
+		t.Skipf("SKIP: no cgroup can be made here: %v", err)
+	}
+	t.Cleanup(func() { _ = os.Remove(root + "/" + name) })
+	ends := func(cmd *exec.Cmd) error { daemontest.End(cmd); return nil }
+	leaves := func(cmd *exec.Cmd) error { return moveTo(root, cmd) }
+	for way, c := range map[string]struct {
+		leave   func(*exec.Cmd) error
+		another bool // another process has the program's pid by now
+	}{"it ends": {ends, false}, "it leaves": {leaves, false}, "it ends, of an old program": {ends, true}} {
+		s := newCachedNode(t)
+		creator, of := s.process()
+		first, _ := s.process()
+		last, _ := s.process()
+		daemontest.Must(t, moveTo(root+"/"+name, first), moveTo(root+"/"+name, last))
+		if c.another {
+			of.Start--
+		}
+		s.program(s.Grant(0), of, "/"+name)
+		s.unread("1/1")
+		if !c.another {
+			daemontest.End(creator)
+		}
+		s.current("1/1")
+		s.unread("1/1")
+		daemontest.End(first)
+		s.unread("1/1")
+		daemontest.Must(t, c.leave(last))
+		if s.current("1/0"); t.Failed() {
+			t.Fatal(way)
+		}
+	}
+}
+
+// moveTo moves a process into a cgroup.
+func moveTo(dir string, cmd *exec.Cmd) error {
+	return os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0)
 }
 
 func noExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
