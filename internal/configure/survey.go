@@ -40,7 +40,7 @@ func (p *Plan) Survey(h host.Host) Survey {
 			if bundle == "" || n.Ledger.Containers.Life(root, e.Name()) != grant.Alive {
 				continue
 			}
-			config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+			config, err := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
 			if isAnothers(p.in.Engine, config) {
 				continue
 			}

@@ -119,10 +119,5 @@ func Bundle(runtimeRoot, id string) string {
 	if decodeState(filepath.Join(runtimeRoot, id, "state.json"), runc.read) != nil {
 		return ""
 	}
-	for _, label := range runc.Config.Labels {
-		if bundle, found := strings.CutPrefix(label, "bundle="); found {
-			return bundle
-		}
-	}
-	return ""
+	return runc.bundle()
 }

@@ -15,7 +15,7 @@ func TestWhatTheRuntimeRecordedOfAContainer(t *testing.T) {
 	root := t.TempDir()
 	files{
 		"crun/status":     `{"pid":60,"process-start-time":555,"cgroup-path":"/c","bundle":"/b"}`,
-		"runc/state.json": `{"init_process_pid":61,"init_process_start":556,"cgroup_paths":{"":"/cgroup/d"},"config":{"labels":["x=/y","bundle=/d","bundle=/e"]}}`,
+		"runc/state.json": `{"init_process_pid":61,"init_process_start":556,"cgroup_paths":{"":"/cgroup/d"},"config":{"labels":["x=/y","bundle=/e","bundle=/d"]}}`,
 		"bare/state.json": `{"init_process_pid":61,"init_process_start":556}`,
 		"spoilt/status":   `{"pid":60,"process-start-time":0,"cgroup-path":"/c"}`,
 	}.write(t, root)

@@ -1,6 +1,8 @@
 package containers
 
 import (
+	"strings"
+
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/gpuledger/gpuledger/internal/tokens"
@@ -64,9 +66,21 @@ func (b *crunBundle) read(d *jsontext.Decoder) error {
 	})
 }
 
-// runcLabels is runc's state, of which it reads the labels: "bundle=/path".
+// runcLabels is runc's state, of which it reads the labels: one of each annotation, and then runc's
+// own "bundle=/path".
 type runcLabels struct {
 	Config runcConfig `json:"config"`
+}
+
+// bundle returns the bundle by runc's own label, "" without one. An annotation "bundle" has a label
+// of the same name before it; runc, too, takes the last one (utils.Annotations).
+func (l *runcLabels) bundle() (bundle string) {
+	for _, label := range l.Config.Labels {
+		if path, found := strings.CutPrefix(label, "bundle="); found {
+			bundle = path
+		}
+	}
+	return bundle
 }
 
 type runcConfig struct {

@@ -87,6 +87,7 @@ type stage struct {
 const spec = `{"ociVersion": "1.0.0", "root": {"path": "rootfs"}, "hostname": "",
  "process": {"terminal": false, "user": {"uid": 0, "gid": 0}, "args": ["/bin/busybox", "sh", "-c", %q], "env": ["PATH=/bin"], "cwd": "/"},
  "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
+ "annotations": {"bundle": "/the/annotations"},
  %s
  "linux": {"cgroupsPath": %q, "namespaces": [{"type": "mount"} %s]}}`
 

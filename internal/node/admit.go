@@ -37,6 +37,10 @@ type Create struct {
 	// the container's own whatever root it names. Running (JudgeCreated): the container has started
 	// and is not stopped, so a refusal is only recorded.
 	AnyRoot, Running bool
+	// Reported (JudgeCreated) is the spec as the engine itself reports it, without the edits of
+	// gpuledger-runtime; nil: Config is all that is known. What it asks for counts, too, so that
+	// Config can add ways to a GPU and take none away.
+	Reported []byte
 
 	// inventory reads the snapshot where that is not the node's to read (ExplainBy); nil: it is.
 	inventory func() (grant.Inventory, *grant.Problem)

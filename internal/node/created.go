@@ -30,11 +30,34 @@ func (n *Node) JudgeCreated(c Create, holder grant.Process) Decision {
 
 func judgeCreated(n *Node, c Create, holder grant.Process) Decision {
 	n = forOneCreate(n)
+	reported := grant.Pass
+	if c.Reported != nil {
+		d := judgeReported(n, c)
+		if reported = d.Kind; reported == grant.Refused {
+			return d
+		}
+	}
 	f, refused := readFacts(n, c)
 	if refused != nil {
 		return *refused
 	}
 	d := judgeStanding(n, f, holder)
+	if reported == grant.Admit && d.Kind == grant.Pass {
+		d = *createdUnedited(f.Container, "what its grant gives it")
+	}
+	d.pod = f.pod()
+	return d
+}
+
+// judgeReported judges the spec that the engine reports as a create would: it may lack edits, which
+// the spec that the real runtime was given has.
+func judgeReported(n *Node, c Create) Decision {
+	c.Config, c.Unread = c.Reported, nil
+	f, refused := readFacts(n, c)
+	if refused != nil {
+		return *refused
+	}
+	d := decide(readLedger(n, f))
 	d.pod = f.pod()
 	return d
 }

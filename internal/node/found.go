@@ -99,7 +99,7 @@ func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod gr
 		}
 		c := Create{}
 		c.Container = grant.Container{Engine: engine, RuntimeRoot: root, ID: id, Bundle: bundle}
-		c.Config, c.Unread = host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+		c.Config, c.Unread = host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
 		f, _ := readFacts(n, c)
 		pod = f.request.Container.Pod
 		return pod, admission.Exempt(pod, n.Policy), root, init

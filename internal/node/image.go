@@ -70,7 +70,7 @@ func removeMountPoints(n *Node, bundle string) {
 	if err != nil {
 		return
 	}
-	config, err := host.ReadFile(path, request.MaxSpec)
+	config, err := host.ReadRegular(path, request.MaxSpec)
 	if err != nil {
 		return
 	}

@@ -1,13 +1,13 @@
 package node
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/edit"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -93,7 +93,7 @@ func createdSpec(n *Node, c grant.Container) request.Spec {
 	if bundle == "" {
 		return none
 	}
-	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	config, err := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
 	if err != nil {
 		return none
 	}

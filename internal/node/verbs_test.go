@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -243,6 +244,8 @@ func TestJudgeCreatedOfAContainerWithoutEdits(t *testing.T) {
 	all := node.Create{Caller: m.caller("all"),
 		Config: []byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]},` +
 			`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
+	asks := node.Create{Caller: create.Caller, Reported: create.Config,
+		Config: []byte(`{"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`)}
 	for _, c := range []struct {
 		name    string
 		create  node.Create
@@ -255,6 +258,7 @@ func TestJudgeCreatedOfAContainerWithoutEdits(t *testing.T) {
 		{"without a grant, and it runs", all, grant.Enforce, true, grant.VisibleDevicesAll, grant.Observed},
 		{"without a grant, in report", all, grant.Report, true, grant.VisibleDevicesAll, grant.Report},
 		{"with a grant, unedited", create, grant.Enforce, false, grant.InjectionImpossible, ""},
+		{"with a grant that only the engine reports", asks, grant.Enforce, false, grant.InjectionImpossible, ""},
 		{"unreadable", node.Create{Caller: m.caller("c"), Unread: errors.New("gone")}, grant.Enforce, false, grant.SpecInvalid, ""},
 	} {
 		m.node.Policy.Rules.Mode = c.mode
@@ -273,7 +277,7 @@ func TestJudgeCreatedOfAContainerWithoutEdits(t *testing.T) {
 	}
 	m.node.Policy.Rules.Mode = grant.Enforce
 	edited := m.node.JudgeBeforeCreate(create)
-	create.Config = edited.Config
+	create.Config, create.Reported = edited.Config, create.Config
 	if d := m.node.JudgeCreated(create, self); d.Kind != grant.Admit || !d.Bound {
 		t.Errorf("edited: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
@@ -311,6 +315,25 @@ func TestUpdatesWithAndWithoutAGrant(t *testing.T) {
 		[]byte(`{"devices":[{"allow":true,"access":"rwm"}]}`)); err != nil || string(got) != `{}` {
 		t.Errorf("what an engine sends along where privileges are stripped: %s (%v)", got, err)
 	}
+}
+
+// TestAPipeInPlaceOfABundlesFile: an open that waits for its writer would never return.
+func TestAPipeInPlaceOfABundlesFile(t *testing.T) {
+	m := newModel(t)
+	root := t.TempDir()
+	self, err := m.node.Host.Self()
+	m.must(err)
+	m.must(errors.Join(os.Mkdir(root+"/c", 0o700), unix.Mkfifo(root+"/config.json", 0o600),
+		os.WriteFile(root+"/c/status", fmt.Appendf(nil, `{"pid":%d,"process-start-time":%d,"bundle":"%s"}`,
+			self.PID, self.Start, root), 0o600)))
+	if _, exempt, at, init := m.node.Ungranted([]string{root}, grant.CRIO, "c"); exempt || at != root ||
+		init != self {
+		t.Errorf("exempt %v, below %q, %v", exempt, at, init)
+	}
+	_, err = m.node.Update(grant.Container{RuntimeRoot: root, ID: "c"},
+		[]byte(`{"devices":[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`))
+	wants(t, "an update", err,
+		"gpu-device-rule: the update would open GPU devices by the device rule c 195:0 rw")
 }
 
 func TestDescriptorsOfAnUnboundContainer(t *testing.T) {

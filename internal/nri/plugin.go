@@ -183,6 +183,9 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 	create.Running, create.AnyRoot = s.running, true
 	create.Container.Bundle = containers.Bundle(create.Container.RuntimeRoot, create.Container.ID)
 	if config := p.configOf(create.Container.Bundle); config != nil {
+		if !p.Observe { // else gpuledger-runtime has judged that
+			create.Reported = create.Config
+		}
 		create.Config, err = settled(config, specOf(p.engineOf(n), pod, c))
 		create.Unread = err
 	}
@@ -210,12 +213,12 @@ func initOf(n *node.Node, c grant.Container, told *api.Container) (grant.Process
 }
 
 // configOf returns the spec that the real runtime was given; nil if the container does not exist
-// yet or cannot be found.
+// yet, or its file cannot be read.
 func (p *plugin) configOf(bundle string) []byte {
 	if bundle == "" {
 		return nil
 	}
-	config, err := host.ReadFile(filepath.Join(bundle, "config.json"), request.MaxSpec)
+	config, err := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
 	if err != nil {
 		return nil
 	}

@@ -1,14 +1,17 @@
 package nri
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -78,6 +81,50 @@ func TestAContainerThatStopsBeforeItsTurn(t *testing.T) {
 	<-ended
 	if calls := opened.Load(); calls != 2 {
 		t.Errorf("the node is opened %d times, want 2: for the first container and for the stop", calls)
+	}
+}
+
+// TestStartContainerJudgesWhatNRIReports: the bundle's file can add to that and take nothing away.
+func TestStartContainerJudgesWhatNRIReports(t *testing.T) {
+	n := daemontest.NewNode(t)
+	self, err := n.Host.Self()
+	bundle := t.TempDir()
+	daemontest.Must(t, err, os.MkdirAll(n.Root+"/c", 0o700),
+		os.WriteFile(n.Root+"/c/state.json", fmt.Appendf(nil, `{"init_process_pid":%d,`+
+			`"init_process_start":%d,"config":{"labels":["bundle=%s"]}}`, self.PID, self.Start, bundle),
+			0o600))
+	var logged strings.Builder
+	log := logrus.New()
+	log.SetOutput(&logged)
+	const all = "NVIDIA_VISIBLE_DEVICES=all"
+	for _, c := range []struct {
+		name    string
+		env     string // as NRI reports it
+		config  string // as the bundle's file is; "": a pipe
+		refused bool
+		watches bool // gpuledgerd only observes
+	}{
+		{"neither asks", "A=1", `["A=1"]`, false, false},
+		{"only what NRI reports asks", all, `["A=1"]`, true, false},
+		{"only the file asks", "A=1", `["` + all + `"]`, true, false},
+		{"there is a pipe, and what NRI reports asks", all, "", true, false},
+		{"there is a pipe, and what NRI reports does not ask", "A=1", "", false, false},
+		{"gpuledger-runtime is observed, which may have edited the file", all, `["A=1"]`, false, true},
+	} {
+		file := bundle + "/config.json"
+		_ = os.Remove(file)
+		if c.config == "" {
+			daemontest.Must(t, unix.Mkfifo(file, 0o600))
+		} else {
+			daemontest.Must(t, os.WriteFile(file, []byte(`{"process":{"env":`+c.config+
+				`},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`), 0o600))
+		}
+		p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: log,
+			Roots: []string{n.Root}, Observe: c.watches})}
+		if err := p.StartContainer(t.Context(), nil, &api.Container{Id: "c", Env: []string{c.env}}); (err !=
+			nil) != c.refused || logged.Len() > 0 {
+			t.Errorf("%s: %v, and it logs %q", c.name, err, &logged)
+		}
 	}
 }
 
