@@ -58,6 +58,8 @@ func readLinux(d *jsontext.Decoder, l *Linux) error {
 			return tokens.Pointer(d, &l.Resources, readResources)
 		case "cgroupsPath":
 			return tokens.String(d, &l.CgroupsPath)
+		case "rootfsPropagation":
+			return tokens.String(d, &l.RootfsPropagation)
 		case "uidMappings":
 			return tokens.List(d, &l.UIDMappings, ocispec.ReadIDMapping)
 		case "gidMappings":

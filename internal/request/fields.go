@@ -44,6 +44,7 @@ var specFields = []field{
 		{"namespaces", []field{{"type", nil}, {"path", nil}}},
 		{"resources", resourceFields},
 		{"cgroupsPath", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
+		{"rootfsPropagation", nil},
 		{"maskedPaths", nil}, // written by package edit
 	}},
 }
@@ -66,8 +67,8 @@ var fieldNames = [...]string{
 	"effective", "env", "fileMode", "gid", "gidMappings", "hooks", "hostID", "inheritable", "linux",
 	"major", "maskedPaths", "minor", "mounts", "namespaces", "noNewPrivileges", "options", "path",
 	"permitted", "poststart", "poststop", "prestart", "process", "readonly", "resources", "root",
-	"size", "source", "startContainer", "timeout", "type", "uid", "uidMappings", "umask", "unified",
-	"user", "username",
+	"rootfsPropagation", "size", "source", "startContainer", "timeout", "type", "uid", "uidMappings",
+	"umask", "unified", "user", "username",
 }
 
 // checkNames refuses a field of these that is spelt in another case, in a document that has been

@@ -156,6 +156,8 @@ func rootBy(f *containerFacts, i int, by hostpath.Access, found *vectorResult) b
 func bindMakesRoot(f *containerFacts, i int, by hostpath.Access, found *vectorResult) bool {
 	m := &f.spec.Mounts[i]
 	by.Write, by.WriteBelow = writable(m)
+	propagates, propagatesBelow := propagation(f.spec.Linux.RootfsPropagation, m)
+	by.Write, by.WriteBelow = by.Write || propagates, by.WriteBelow || propagatesBelow
 	for _, p := range f.sources.of(i) {
 		if sourceMakesRoot(f, "mount:"+m.Destination, m, p, &by, found) {
 			return true
@@ -219,6 +221,31 @@ func governElsewhere(f *containerFacts, others []hostpath.Alias, err error, vect
 // and file systems below stay as they are (mount_setattr(2)); "rro" makes all of it read-only.
 func writable(m *specs.Mount) (top, below bool) {
 	return !readOnly(m), slices.Contains(m.Options, "rbind") && last(m, "rro", "rrw") != "rro"
+}
+
+// propagation reports whether what the container's spec mounts onto a bind mount is mounted on the
+// node as well, at the mount's top and on other file systems that come along. That replaces the
+// node's files and stays, also where the mount is read-only. The runtime clones the node's mounts,
+// which are shared with it until something makes the clone private or a slave: the root's
+// propagation, rslave or rprivate if the spec names none, and then the mount's. Without "r" that
+// makes only one mount so, and leaves the others shared. Since 1.29 crun clones a mount before it
+// applies the root's, unless the mount is to be private.
+func propagation(ofRoot string, m *specs.Mount) (top, below bool) {
+	cut, cutBelow := false, false
+	shared := !slices.Contains([]string{"", "rslave", "rprivate", "runbindable"}, ofRoot)
+	for _, option := range m.Options {
+		switch option {
+		case "shared", "rshared":
+			shared = true
+		case "slave", "unbindable":
+			cut, shared = true, true
+		case "private":
+			cut = true
+		case "rslave", "rprivate", "runbindable":
+			cut, cutBelow = true, true
+		}
+	}
+	return shared && !cut, shared && !cutBelow && recursive(m)
 }
 
 // readOnly reports whether every runtime makes a mount read-only at its top. Of options that

@@ -18,6 +18,12 @@ func TestMountsThatMakeRoot(t *testing.T) {
 	bind := func(source string, options ...string) func(*scene) {
 		return func(s *scene) { s.bind(strings.Replace(source, "T", s.Dir, 1), "/x", options...) }
 	}
+	rootIs := func(propagation string, mount func(*scene)) func(*scene) {
+		return func(s *scene) {
+			s.spec.Linux.RootfsPropagation = propagation
+			mount(s)
+		}
+	}
 	mount := func(m specs.Mount) func(*scene) {
 		m.Destination = "/x"
 		return func(s *scene) { s.spec.Mounts = append(s.spec.Mounts, m) }
@@ -122,6 +128,22 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"hooks of engines", bind("/usr/share/containers/oci/hooks.d"), true},
 		{"hooks of the administrator", bind("/etc/containers/oci/hooks.d"), true},
 		{"containerd's configuration", bind("/etc/containerd/config.toml"), true},
+		{"/etc, read only", bind("/etc", "ro"), false},
+		{"/etc, read only and shared", rootIs("shared", bind("/etc", "ro", "rshared")), true},
+		{"/etc, read only and shared, the root not", bind("/etc", "ro", "shared"), true},
+		{"/etc, read only, shared as the root is", rootIs("rshared", bind("/etc", "ro", "rro")), true},
+		{"/etc, read only, shared as all but the root is", rootIs("private", bind("/etc", "ro")), true},
+		{"/etc, read only, private in a shared root", rootIs("shared", bind("/etc", "ro", "rprivate")),
+			false},
+		{"/etc, read only, a slave in a shared root", rootIs("rshared", bind("/etc", "ro", "rslave")), false},
+		{"/etc, read only and private before it is shared", bind("/etc", "ro", "private", "shared"), false},
+		{"/etc, read only, the root a slave", rootIs("rslave", bind("/etc", "ro")), false},
+		{"/etc, read only, the root private", rootIs("rprivate", bind("/etc", "ro")), false},
+		{"shared file systems below, the top private", rootIs("shared", bind("T/sys", "rro", "private")),
+			true},
+		{"shared file systems below, the top a slave", bind("T/sys", "rro", "slave"), true},
+		{"file systems below, private", rootIs("shared", bind("T/sys", "rro", "rprivate")), false},
+		{"a directory of one's own, shared", rootIs("shared", bind("/data", "ro", "rshared")), false},
 		{"network plugins, which the engine runs", bind("/opt/cni/bin"), true},
 		{"units of systemd", bind("/etc/systemd/system"), true},
 		{"containerd's state", bind("/run/containerd"), true},

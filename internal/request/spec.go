@@ -44,6 +44,8 @@ type Linux struct {
 	CgroupsPath string                 `json:"cgroupsPath"`
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
+
+	RootfsPropagation string `json:"rootfsPropagation"`
 }
 
 // Resources is the part that Find reads of specs.LinuxResources.
