@@ -183,6 +183,12 @@ var (
 			"by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped",
 		hint: "leave the key out; to stop or end a container there are the runtime's pause and kill",
 	}
+	// a class of Intel RDT whose name is a path
+	namesPath = sentence{
+		without: "has {v} {x} (linux.intelRdt), which is a path: " +
+			"by such a name it can leave the cgroup whose device rules hold it",
+		hint: "name the class without a slash, or leave it out",
+	}
 	// a key that may not be a resource of a cgroup, together with a grant
 	setsUnknownKey = sentence{
 		without: "sets {v} ({x}), of which it is not known what it does to its grant",
@@ -219,7 +225,7 @@ var (
 func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 	s := sentences()[d.Code]
 	unknownMount := d.Code == grant.GPUBindMount && strings.HasSuffix(d.Value, " ("+grant.UnknownTarget+")")
-	cgroupKey := strings.HasPrefix(d.Vector, "unified:")
+	cgroupKey, class := strings.HasPrefix(d.Vector, "unified:"), d.Vector == "intelRdt:closID"
 	switch {
 	case cgroupKey && d.Code == grant.GPUDeviceRule:
 		s = setsNoResource
@@ -227,6 +233,8 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 		s = setsDriverLimit
 	case cgroupKey:
 		s = setsUnknownKey
+	case class:
+		s = namesPath
 	case d.Vector == "rule:none" && d.Code == grant.GPUDeviceRule:
 		s = deniesTooLittle
 	case strings.HasPrefix(d.Vector, "held:"):
@@ -247,7 +255,7 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 			message = s.with
 		}
 		isHit := d.Code.Rank() >= grant.VisibleDevicesOutsideGrant.Rank()
-		if isHit && d.Code != grant.GPUSocket && !unknownMount && !cgroupKey {
+		if isHit && d.Code != grant.GPUSocket && !unknownMount && !cgroupKey && !class {
 			hint = hintInside
 		}
 	}

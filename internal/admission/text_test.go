@@ -67,6 +67,13 @@ func TestTextsForTenants(t *testing.T) {
 		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys ` +
 			`processes leave the cgroup whose device rules and limit hold them, or are stopped`,
 			"leave the key out; to stop or end a container there are the runtime's pause and kill"},
+		{"a class of Intel RDT that is a path, with a grant", func(w *world) {
+			w.train()
+			w.hit(grant.Hit{Vector: "intelRdt:closID", Value: "../cgroup", Code: grant.GPUDeviceRule,
+				Cover: grant.CoverNever})
+		}, `container "train" has closID ../cgroup (linux.intelRdt), which is a path: by such a name it ` +
+			`can leave the cgroup whose device rules hold it`,
+			"name the class without a slash, or leave it out"},
 		{"an unknown cgroup key, with a grant", func(w *world) {
 			w.train()
 			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable,

@@ -39,6 +39,9 @@ func specOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) specs.Sp
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces,
 			specs.LinuxNamespace{Type: specs.LinuxNamespaceType(ns.GetType()), Path: ns.GetPath()})
 	}
+	if class := linux.GetRdt().GetClosId().GetValue(); class != "" {
+		spec.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: class}
+	}
 	if h := c.GetHooks(); h != nil {
 		spec.Hooks = &specs.Hooks{CreateRuntime: hooksOf(h.CreateRuntime),
 			CreateContainer: hooksOf(h.CreateContainer), StartContainer: hooksOf(h.StartContainer),

@@ -17,8 +17,8 @@ func TestSpecOf(t *testing.T) {
 		Annotations: map[string]string{"b": "container", "io.kubernetes.cri.container-name": "forged"},
 		User:        &api.User{Uid: 7}, CDIDevices: []*api.CDIDevice{{Name: "nvidia.com/gpu=0"},
 			{Name: "gpuledger.dev/claim=x"}},
-		Linux: &api.LinuxContainer{Resources: &api.LinuxResources{
-			Unified: map[string]string{"memory.high": "1"}}}}
+		Linux: &api.LinuxContainer{Rdt: &api.LinuxRdt{ClosId: api.String("class")},
+			Resources: &api.LinuxResources{Unified: map[string]string{"memory.high": "1"}}}}
 	spec := specOf(grant.Containerd, pod, c)
 	for key, want := range map[string]string{"a": "pod", "b": "container", cdiNames: "nvidia.com/gpu=0",
 		"io.kubernetes.cri.sandbox-uid":    "u",
@@ -29,7 +29,7 @@ func TestSpecOf(t *testing.T) {
 	}
 	if spec.Process.User.UID != 7 || spec.Process.Capabilities != nil ||
 		len(spec.Linux.Resources.Devices) != 1 || spec.Linux.Resources.Devices[0].Allow ||
-		spec.Linux.Resources.Unified["memory.high"] != "1" {
+		spec.Linux.Resources.Unified["memory.high"] != "1" || spec.Linux.IntelRdt.ClosID != "class" {
 		t.Errorf("got %+v", spec)
 	}
 	if of := specOf(grant.NoEngine, pod, c); of.Annotations["io.kubernetes.cri.container-name"] != "forged" {

@@ -60,10 +60,21 @@ func readLinux(d *jsontext.Decoder, l *Linux) error {
 			return tokens.String(d, &l.CgroupsPath)
 		case "rootfsPropagation":
 			return tokens.String(d, &l.RootfsPropagation)
+		case "intelRdt":
+			return tokens.Pointer(d, &l.IntelRdt, readIntelRdt)
 		case "uidMappings":
 			return tokens.List(d, &l.UIDMappings, ocispec.ReadIDMapping)
 		case "gidMappings":
 			return tokens.List(d, &l.GIDMappings, ocispec.ReadIDMapping)
+		}
+		return d.SkipValue()
+	})
+}
+
+func readIntelRdt(d *jsontext.Decoder, r *IntelRdt) error {
+	return tokens.Object(d, func(name []byte) error {
+		if string(name) == "closID" {
+			return tokens.String(d, &r.ClosID)
 		}
 		return d.SkipValue()
 	})

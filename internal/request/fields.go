@@ -44,7 +44,7 @@ var specFields = []field{
 		{"namespaces", []field{{"type", nil}, {"path", nil}}},
 		{"resources", resourceFields},
 		{"cgroupsPath", nil}, {"uidMappings", mappingFields}, {"gidMappings", mappingFields},
-		{"rootfsPropagation", nil},
+		{"rootfsPropagation", nil}, {"intelRdt", []field{{"closID", nil}}},
 		{"maskedPaths", nil}, // written by package edit
 	}},
 }
@@ -62,13 +62,14 @@ var (
 
 // fieldNames are the names in specFields, each once. A test holds them to each other.
 var fieldNames = [...]string{
-	"access", "additionalGids", "allow", "ambient", "annotations", "args", "bounding", "capabilities",
-	"cgroupsPath", "containerID", "createContainer", "createRuntime", "destination", "devices",
-	"effective", "env", "fileMode", "gid", "gidMappings", "hooks", "hostID", "inheritable", "linux",
-	"major", "maskedPaths", "minor", "mounts", "namespaces", "noNewPrivileges", "options", "path",
-	"permitted", "poststart", "poststop", "prestart", "process", "readonly", "resources", "root",
-	"rootfsPropagation", "size", "source", "startContainer", "timeout", "type", "uid", "uidMappings",
-	"umask", "unified", "user", "username",
+	"access", "additionalGids", "allow", "ambient", "annotations", "args", "bounding",
+	"capabilities", "cgroupsPath", "closID", "containerID", "createContainer", "createRuntime",
+	"destination", "devices", "effective", "env", "fileMode", "gid", "gidMappings", "hooks",
+	"hostID", "inheritable", "intelRdt", "linux", "major", "maskedPaths", "minor", "mounts",
+	"namespaces", "noNewPrivileges", "options", "path", "permitted", "poststart", "poststop",
+	"prestart", "process", "readonly", "resources", "root", "rootfsPropagation", "size", "source",
+	"startContainer", "timeout", "type", "uid", "uidMappings", "umask", "unified", "user",
+	"username",
 }
 
 // checkNames refuses a field of these that is spelt in another case, in a document that has been

@@ -30,6 +30,8 @@ func TestEachFieldsTypeCounts(t *testing.T) {
 		"linux.namespaces":                `{"linux":{"namespaces":7}}`,
 		"linux.resources":                 `{"linux":{"resources":7}}`,
 		"linux.cgroupsPath":               `{"linux":{"cgroupsPath":7}}`,
+		"linux.intelRdt":                  `{"linux":{"intelRdt":7}}`,
+		"linux.intelRdt.closID":           `{"linux":{"intelRdt":{"closID":7}}}`,
 		"linux.rootfsPropagation":         `{"linux":{"rootfsPropagation":7}}`,
 		"linux.uidMappings":               `{"linux":{"uidMappings":7}}`,
 		"linux.gidMappings":               `{"linux":{"gidMappings":7}}`,

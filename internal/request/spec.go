@@ -45,7 +45,13 @@ type Linux struct {
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
 
-	RootfsPropagation string `json:"rootfsPropagation"`
+	RootfsPropagation string    `json:"rootfsPropagation"`
+	IntelRdt          *IntelRdt `json:"intelRdt"`
+}
+
+// IntelRdt is the part that Find reads of specs.LinuxIntelRdt.
+type IntelRdt struct {
+	ClosID string `json:"closID"`
 }
 
 // Resources is the part that Find reads of specs.LinuxResources.

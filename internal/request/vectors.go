@@ -23,6 +23,7 @@ var vectors = [...]struct {
 	{"descriptors that are handed in", descriptors},
 	{"mounts of device nodes, device lists and the ledger's directories", mounts},
 	{"raw cgroup keys that set the driver's limit, or that set no resource", unified},
+	{"a class of Intel RDT whose name is a path", intelRdt},
 	{"hooks of NVIDIA's injectors", hooks},
 	{"CDI names, and annotations that change device policy", annotations},
 	{"ways that make root in the container root on the node", nodeRoot},

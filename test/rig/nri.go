@@ -221,6 +221,9 @@ func NRIContainer(id string, spec specs.Spec) *api.Container {
 			CgroupsPath: spec.Linux.CgroupsPath, Devices: api.FromOCILinuxDevices(spec.Linux.Devices),
 			Namespaces: api.FromOCILinuxNamespaces(spec.Linux.Namespaces),
 			Resources:  api.FromOCILinuxResources(spec.Linux.Resources, nil)}}
+	if rdt := spec.Linux.IntelRdt; rdt != nil {
+		c.Linux.Rdt = &api.LinuxRdt{ClosId: api.String(rdt.ClosID)}
+	}
 	for key, value := range spec.Annotations {
 		c.Annotations[key] = value
 	}
