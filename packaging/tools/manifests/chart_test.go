@@ -36,7 +36,7 @@ func rendered(t *testing.T, into, kubernetes,
 }
 
 // renderedWith is rendered for a cluster that has objects already.
-func renderedWith(t *testing.T, cluster engine.ClientProvider, into, kubernetes,
+func renderedWith(t *testing.T, has *cluster, into, kubernetes,
 	values string) ([]manifest, error) {
 	t.Helper()
 	log.SetOutput(io.Discard) // Helm logs each link in files/
@@ -54,15 +54,20 @@ func renderedWith(t *testing.T, cluster engine.ClientProvider, into, kubernetes,
 		t.Fatal(err)
 	}
 	capabilities.KubeVersion = *version
+	if slices.Contains([]string{"30", "31", "32", "33"}, version.Minor) {
+		capabilities.APIVersions = slices.DeleteFunc(slices.Clone(capabilities.APIVersions),
+			func(v string) bool { return v == "resource.k8s.io/v1" })
+	}
 	all, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{
 		Name: "gpuledger", Namespace: into, IsInstall: true}, capabilities)
 	if err != nil {
 		return nil, err
 	}
 	render := engine.Engine{Strict: true}.Render
-	if cluster != nil {
+	if has != nil {
+		has.versions = capabilities.APIVersions
 		render = func(c *helmchart.Chart, v chartutil.Values) (map[string]string, error) {
-			return engine.RenderWithClientProvider(c, v, cluster)
+			return engine.RenderWithClientProvider(c, v, has)
 		}
 	}
 	files, err := render(chart, all)

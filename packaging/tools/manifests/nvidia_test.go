@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v3/pkg/chartutil"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -14,11 +16,15 @@ import (
 )
 
 // cluster has objects that the chart looks up.
-type cluster struct{ objects []runtime.Object }
+type cluster struct {
+	objects  []runtime.Object
+	versions chartutil.VersionSet // that its API server has
+	lists    map[string]int       // how often the chart looked up a kind
+}
 
-func having(t *testing.T, documents ...string) cluster {
+func having(t *testing.T, documents ...string) *cluster {
 	t.Helper()
-	var c cluster
+	c := &cluster{lists: map[string]int{}}
 	for _, text := range documents {
 		u := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal([]byte(text), u); err != nil {
@@ -29,7 +35,13 @@ func having(t *testing.T, documents ...string) cluster {
 	return c
 }
 
-func (c cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool,
+	error) {
+	c.lists[kind]++
+	if !c.versions.Has(apiVersion) { // as Helm's own provider, which asks the server for its kinds
+		return nil, false, errors.New("unable to get apiresource from unstructured: " + apiVersion +
+			", Kind=" + kind + ": the server could not find the requested resource")
+	}
 	kinds := map[schema.GroupVersionResource]string{
 		{Version: "v1", Resource: "nodes"}:                                    "NodeList",
 		{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}: "ResourceSliceList",
@@ -86,6 +98,27 @@ func TestTwoPluginsOnOneNode(t *testing.T) {
 	}
 }
 
+// Kubernetes 1.30 to 1.33 have no resource.k8s.io/v1, and Helm fails to look up what a server does
+// not have. Where there are slices they are read once, and only for nodes that enforce.
+func TestSlicesAreReadWhereThereAreAny(t *testing.T) {
+	const shared, enforce = "{gpuledger.dev/node: shared}", "policy: {mode: enforce}"
+	for version, lists := range map[string]int{"v1.30.14": 0, "v1.33.5": 0, "v1.34.2": 1, "v1.36.2": 1} {
+		for values, want := range map[string]int{enforce: lists, "policy: {mode: report}": 0} {
+			c := having(t, aNode("a", shared, "{}"), aNode("b", shared, "{}"))
+			_, err := renderedWith(t, c, namespace, version, "{agent: device-plugin, "+values+"}")
+			if err != nil || c.lists["ResourceSlice"] != want {
+				t.Errorf("%s, %s: %v; it reads the slices %d times, want %d", version, values, err,
+					c.lists["ResourceSlice"], want)
+			}
+		}
+	}
+	c := having(t, aNode("a", shared, `{nvidia.com/gpu: "8"}`))
+	if _, err := renderedWith(t, c, namespace, "v1.30.14", enforce); err == nil ||
+		!strings.Contains(err.Error(), "a (nvidia.com/gpu). ") {
+		t.Errorf("NVIDIA's plugin on 1.30: got %v", err)
+	}
+}
+
 // The names that gpuledger's own plugin gives to the kubelet are not NVIDIA's.
 func TestOurOwnNameIsNotTheirs(t *testing.T) {
 	const ours = "{agent: device-plugin, policy: {mode: enforce}, scheduler: {enabled: true, " +
@@ -103,7 +136,7 @@ func TestOurOwnNameIsNotTheirs(t *testing.T) {
 
 // An upgrade does not take away what gives the nodes back.
 func TestASetUpNodeIsNotForgotten(t *testing.T) {
-	set := func(containers string) cluster {
+	set := func(containers string) *cluster {
 		return having(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: gpuledger-setup-h100, "+
 			"namespace: "+namespace+"}, spec: {template: {spec: {initContainers: "+containers+"}}}}")
 	}
@@ -113,7 +146,7 @@ func TestASetUpNodeIsNotForgotten(t *testing.T) {
 			"refused: DaemonSet gpuledger-setup-h100 has installed gpuledger on nodes") {
 			t.Errorf("%s: %v", values, err)
 		}
-		for _, c := range []cluster{set("[]"), having(t)} {
+		for _, c := range []*cluster{set("[]"), having(t)} {
 			if _, err := renderedWith(t, c, namespace, "v1.36.2", values); err != nil {
 				t.Errorf("%s: %v", values, err)
 			}
