@@ -1,11 +1,15 @@
 package scheduler
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/placement"
@@ -40,6 +44,37 @@ func annotationsOf(n *placement.Node, choices []placement.Choice) map[string]str
 		}
 	}
 	return all
+}
+
+// maxKey is the most bytes of an annotation's key behind its domain, in the API.
+const maxKey = 63
+
+// nameTooLong returns why a container's name gives no keys of annotations. The API server takes
+// such keys with a binding, and then refuses each later change of the pod, also its kubelet's.
+func nameTooLong(w *placement.Wish) error {
+	for _, d := range w.Demands {
+		longest := keyMode
+		switch {
+		case d.Compute > 0:
+			longest = keyCompute
+		case d.Mode != grant.Exclusive:
+			longest = keyMemory
+		}
+		if most := maxKey - len(longest) + len(prefix); len(d.Container) > most {
+			return fmt.Errorf("the name of container %q is too long for the annotation that allocates it a "+
+				"GPU (%sNAME): give it a name of at most %d characters", grant.Printable(d.Container),
+				longest, most)
+		}
+	}
+	return nil
+}
+
+// unwritable returns why the API would not take a pod with more annotations; nil: it would.
+func unwritable(pod *corev1.Pod, more map[string]string) error {
+	all := map[string]string{}
+	maps.Copy(all, pod.Annotations)
+	maps.Copy(all, more)
+	return validation.ValidateAnnotations(all, field.NewPath("metadata", "annotations")).ToAggregate()
 }
 
 // statesAllocation returns an annotation of a pod by which it states its own allocation; "": it has

@@ -60,6 +60,11 @@ func (s *Scheduler) choose(pod *corev1.Pod, node string) (map[string]string, err
 	if why != "" {
 		return nil, errors.New(why)
 	}
+	if err := unwritable(pod, annotations); err != nil {
+		s.cache.forget(pod.UID)
+		return nil, fmt.Errorf("cannot bind pod %s: with its GPUs the API would not take it: %w", pod.Name,
+			err)
+	}
 	return annotations, nil
 }
 

@@ -108,6 +108,9 @@ func (s *Scheduler) wish(pod *corev1.Pod) (placement.Wish, bool, error) {
 	if own := statesAllocation(pod); err == nil && wants && own != "" && pod.Spec.NodeName == "" {
 		err = fmt.Errorf("the pod has the annotation %s, which only the scheduler writes: leave it out", own)
 	}
+	if err == nil {
+		err = nameTooLong(&w)
+	}
 	return w, wants, err
 }
 

@@ -90,6 +90,8 @@ func nodeOf(t testing.TB, name string, s nodestate.Published) *corev1.Node {
 		Annotations: map[string]string{nodestate.Annotation: text}}}
 }
 
+var oneUnit = *resource.NewQuantity(1, resource.DecimalSI)
+
 // podOf is a pod of one container that asks for GiB of a GPU.
 func podOf(name string, gib int) *corev1.Pod {
 	return podWith(name, corev1.ResourceList{
@@ -393,6 +395,47 @@ func TestBind(t *testing.T) {
 	w.created(podWith("cpu", nil))
 	want(t, "a pod without GPUs", bind(t, s, "cpu", "a"), "")
 	want(t, "a pod without GPUs", w.bound("cpu"), "a ")
+}
+
+// With keys of more than 63 bytes a pod could be bound, but no kubelet could change its status.
+func TestANameThatIsTooLongForAnnotations(t *testing.T) {
+	named := func(length int, resource string) *corev1.Pod {
+		p := podWith("p", corev1.ResourceList{corev1.ResourceName(resource): oneUnit})
+		p.Spec.Containers[0].Name = strings.Repeat("n", length)
+		return p
+	}
+	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)))
+	s := w.process()
+	const memory, gpu = "gpuledger.dev/gpu-memory", "gpuledger.dev/gpu"
+	want(t, "a share", filtered(t, s, named(56, memory), "a"), "a")
+	want(t, "a whole GPU", filtered(t, s, named(58, gpu), "a"), "a")
+	want(t, "too long for a share", filtered(t, s, named(57, memory), "a"), `the name of container "`+
+		strings.Repeat("n", 57)+`" is too long for the annotation that allocates it a GPU `+
+		"(gpuledger.dev/memory.NAME): give it a name of at most 56 characters")
+	tooLong := named(59, gpu)
+	why := `the name of container "` + strings.Repeat("n", 59) + `" is too long for the annotation that ` +
+		"allocates it a GPU (gpuledger.dev/mode.NAME): give it a name of at most 58 characters"
+	want(t, "too long for a whole GPU", filtered(t, s, tooLong, "a"), why)
+	w.created(tooLong)
+	want(t, "bound", bind(t, s, "p", "a"), why)
+	want(t, "bound", w.bound("p"), "waits")
+	if err := nameTooLong(&placement.Wish{Demands: []placement.Demand{
+		{Container: strings.Repeat("n", 56), Compute: 10}}}); err == nil ||
+		!strings.Contains(err.Error(), "at most 55 characters") {
+		t.Errorf("a share of compute: got %v", err)
+	}
+}
+
+// A pod's own annotations may leave no room for those of its GPUs.
+func TestAPodWhoseAnnotationsAreFull(t *testing.T) {
+	full := podOf("p", 16)
+	full.Annotations = map[string]string{"note": strings.Repeat("x", 256<<10-4)}
+	w := newWorld(t, nodeOf(t, "a", stateOf("a", 16)), full, podOf("q", 16))
+	s := w.process()
+	want(t, "full", bind(t, s, "p", "a"), "cannot bind pod p: with its GPUs the API would not take it: "+
+		"metadata.annotations: Too long: may not be more than 262144 bytes")
+	want(t, "full", w.bound("p"), "waits")
+	want(t, "its GPU is another pod's", bind(t, s, "q", "a"), "")
 }
 
 // Two pods at once, before the API has shown either: the second finds what is left.
