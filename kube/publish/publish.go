@@ -31,12 +31,20 @@ type Publisher struct {
 	mu    sync.Mutex
 	there *string // the annotation on the Node, as far as it is known; nil: unknown
 
+	wrote   written                // what Ensure wrote last
 	used    map[string]grant.Bytes // of each GPU, as it was published last
 	measure time.Time              // when used was taken
 }
 
-// Ensure writes the annotation if it is not as the ledger is. It is called repeatedly, and that is
-// the pace of the changes.
+// written is one writing of the annotation.
+type written struct {
+	text  string
+	state nodestate.Published
+	at    time.Time
+}
+
+// Ensure writes the annotation if it is not as the ledger is, or not as it was written. It is
+// called repeatedly, and that is the pace of the changes. Those of amounts wait longer.
 func (p *Publisher) Ensure(ctx context.Context) error {
 	content, err := p.Ledger.Read()
 	state := Of(content, err, p.Adopts)
@@ -45,7 +53,7 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 	if unwritable != nil {
 		return unwritable
 	}
-	if p.has(want) {
+	if p.has(want) || p.has(p.wrote.text) && !due(p.wrote.state, state, time.Since(p.wrote.at)) {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -59,6 +67,7 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 		return fmt.Errorf("cannot publish what the ledger has for the scheduler: %w", err)
 	}
 	p.see(node)
+	p.wrote = written{want, state, time.Now()}
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/kube/nodeledgertest"
 	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
@@ -191,6 +192,68 @@ func TestOnlyChangesAreWritten(t *testing.T) {
 	c.ensure()
 	if c.published().GPUs[0].Free != 16*grant.GiB {
 		t.Errorf("it is not written after an error: %+v", c.published())
+	}
+}
+
+// Use outside the ledger can change every second.
+func TestChangesOfAmountsWait(t *testing.T) {
+	c := newCluster(t)
+	use := func(outside grant.Bytes) {
+		if err := c.n.Open().Ledger.SetFound(ledger.Found{
+			Outside: map[string]grant.Bytes{c.n.UUID(0): outside}}); err != nil {
+			t.Fatal(err)
+		}
+		c.ensure()
+	}
+	for i := range 60 { // less than ten seconds
+		use(grant.GiB + grant.Bytes(i%2*2)*grant.MiB)
+	}
+	if c.did("patch") != 1 || c.published().GPUs[0].Outside != grant.GiB {
+		t.Errorf("%d writes, %+v", c.did("patch"), c.published())
+	}
+	c.n.Grant(admission.Ask{Memory: 4 * grant.GiB, Mode: grant.Limit})
+	c.ensure()
+	if got := c.published().GPUs[0]; c.did("patch") != 2 || got.Granted != 4*grant.GiB ||
+		got.Outside != grant.GiB+2*grant.MiB {
+		t.Errorf("a new grant: %d writes, %+v", c.did("patch"), got)
+	}
+	use(grant.GiB)
+	c.p.wrote.at = c.p.wrote.at.Add(-smallWait)
+	c.ensure()
+	if got := c.published().GPUs[0]; c.did("patch") != 3 || got.Outside != grant.GiB {
+		t.Errorf("after a minute: %d writes, %+v", c.did("patch"), got)
+	}
+}
+
+func TestHowSoonAChangeIsWritten(t *testing.T) {
+	gpu := nodestate.PublishedGPU{UUID: "a", Memory: 64 * grant.GiB, Free: 32 * grant.GiB,
+		Outside: 4 * grant.GiB, Modes: []grant.Mode{grant.Limit}}
+	for name, c := range map[string]struct {
+		change func(*nodestate.PublishedGPU)
+		after  time.Duration
+	}{
+		"a grant":       {func(g *nodestate.PublishedGPU) { g.Granted = grant.MiB }, 0},
+		"compute":       {func(g *nodestate.PublishedGPU) { g.Compute = 5 }, 0},
+		"health":        {func(g *nodestate.PublishedGPU) { g.Closed = "is unhealthy" }, 0},
+		"a mode":        {func(g *nodestate.PublishedGPU) { g.Modes = []grant.Mode{grant.MPS} }, 0},
+		"much less":     {func(g *nodestate.PublishedGPU) { g.Free -= 2 * grant.GiB }, amountWait},
+		"much more":     {func(g *nodestate.PublishedGPU) { g.Free += 2 * grant.GiB }, amountWait},
+		"no use":        {func(g *nodestate.PublishedGPU) { g.Outside = 0 }, amountWait},
+		"held":          {func(g *nodestate.PublishedGPU) { g.Held = true }, amountWait},
+		"a little less": {func(g *nodestate.PublishedGPU) { g.Free -= grant.GiB }, smallWait},
+		"a little more": {func(g *nodestate.PublishedGPU) { g.Outside += grant.GiB }, smallWait},
+	} {
+		was, now := gpu, gpu
+		c.change(&now)
+		of := func(g nodestate.PublishedGPU) nodestate.Published {
+			return nodestate.Published{GPUs: []nodestate.PublishedGPU{g}}
+		}
+		if !due(of(was), of(now), c.after) || c.after > 0 && due(of(was), of(now), c.after-time.Second) {
+			t.Errorf("%s: it is not due after %s", name, c.after)
+		}
+	}
+	if !due(nodestate.Published{}, nodestate.Published{Closed: "its inventory is gone"}, 0) {
+		t.Error("a node that closes waits")
 	}
 }
 
