@@ -2,13 +2,17 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -60,8 +64,67 @@ func TestTheLabelIsReadLive(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := d.SameNode(context.Background())
-		if got, _ := d.chosen.Load().(grant.Mode); got != c.want || (err == nil) != c.known {
+		if got := d.chosen.Load().mode; got != c.want || (err == nil) != c.known {
 			t.Errorf("%s=%s: %q, %v; want %q", c.key, c.value, got, err, c.want)
 		}
+	}
+}
+
+// A driver that cannot read its Node yet must not replace the right slices of the driver before it
+// by some of a mode that nobody chose.
+func TestNothingIsPublishedBeforeTheLabelIsRead(t *testing.T) {
+	for name, c := range map[string]struct {
+		label string
+		want  string // the modes of the devices for shares
+		taint string
+	}{
+		"a mode":                {"timeslice", "timeslice", ""},
+		"a value of no meaning": {"x", "limit", "NoSchedule config-invalid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, to, fail := newSite(t, 1), &recorder{}, true
+			s.Driver.chosen.Store(nil)
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pool, UID: "1",
+				Labels: map[string]string{"gpuledger.dev/mode": c.label}}}
+			api := fake.NewClientset(node)
+			api.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return fail, nil, errors.New("the API is away")
+			})
+			s.Client = api
+			for range 2 {
+				if err := s.Publish(t.Context(), to); err == nil || len(to.all) != 0 ||
+					!strings.Contains(err.Error(), "the API is away") {
+					t.Fatalf("published %v, %v", to.all, err)
+				}
+			}
+			fail = false
+			if err := s.Publish(t.Context(), to); (err != nil) != (c.taint != "") || len(to.all) != 1 {
+				t.Fatalf("published %v, %v", to.all, err)
+			}
+			closed, found := to.closedFor(), false
+			for device, taint := range closed {
+				found = found || strings.HasSuffix(device, "-"+c.want)
+				if taint != c.taint {
+					t.Errorf("%s is closed for %q, want %q", device, taint, c.taint)
+				}
+			}
+			if !found {
+				t.Errorf("no device of mode %s: %v", c.want, closed)
+			}
+			if c.taint == "" {
+				return
+			}
+			node.Labels["gpuledger.dev/mode"] = "timeslice"
+			if _, err := api.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(s.SameNode(t.Context()), s.Publish(t.Context(), to)); err != nil {
+				t.Fatal(err)
+			}
+			open, found := to.closedFor()[s.result("gpu", 0, grant.Timeslice).Device]
+			if open != "" || !found {
+				t.Errorf("after the label is right: %v", to.closedFor())
+			}
+		})
 	}
 }

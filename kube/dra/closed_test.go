@@ -65,6 +65,7 @@ func TestANodeThatCannotGrantIsClosed(t *testing.T) {
 			}
 			fresh, empty := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log},
 				&recorder{}
+			fresh.chosen.Store(&choice{})
 			if err := fresh.Publish(context.Background(), empty); err == nil || len(empty.all) != 1 ||
 				len(empty.closedFor()) > 0 {
 				t.Errorf(
@@ -95,6 +96,7 @@ func TestANodeThatCannotGrantIsClosed(t *testing.T) {
 func TestUnprepareUsesTheLastReadableConfiguration(t *testing.T) {
 	s := newSite(t, 1)
 	publishes := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
+	publishes.chosen.Store(&choice{})
 	if err := publishes.Publish(context.Background(), &recorder{}); err != nil {
 		t.Fatal(err)
 	}

@@ -40,15 +40,16 @@ type Driver struct {
 
 	// last has the last configuration that could be read; nil: none yet.
 	last       atomic.Pointer[nodeledger.Ledger]
-	pods       pods                  // of the claims with grants
-	locks      claimLocks            // of claims that are prepared, given up or reclaimed
-	reports    reports               // of claims that were prepared
-	publishing rateLimit             // of slices
-	failed     atomic.Bool           // the API may not have taken the last publishing
-	known      []resourceslice.Slice // the last slices that could be made; nil: none yet
-	unreported sync.Once             // logs once that the status of claims cannot be written
-	node       types.UID             // UID of the Node that owns the slices; "": not known yet
-	chosen     atomic.Value          // grant.Mode: by the labels of the Node; nil: not known yet
+	pods       pods                   // of the claims with grants
+	locks      claimLocks             // of claims that are prepared, given up or reclaimed
+	reports    reports                // of claims that were prepared
+	publishing rateLimit              // of slices
+	failed     atomic.Bool            // the API may not have taken the last publishing
+	known      []resourceslice.Slice  // the last slices that could be made; nil: none yet
+	unreported sync.Once              // logs once that the status of claims cannot be written
+	nodeLock   sync.Mutex             // of node, and of what SameNode stores in chosen
+	node       types.UID              // UID of the Node that owns the slices; "": not known yet
+	chosen     atomic.Pointer[choice] // by the labels of the Node; nil: they were never read
 }
 
 // read returns the ledger and the inventory.
@@ -58,7 +59,9 @@ func (d *Driver) read() (nodeledger.Content, error) {
 		last := d.Ledger.WithConfigOf(p)
 		d.last.Store(&last)
 	}
-	p.Chosen, _ = d.chosen.Load().(grant.Mode)
+	if chosen := d.chosen.Load(); chosen != nil {
+		p.Chosen = chosen.mode
+	}
 	return p, err
 }
 

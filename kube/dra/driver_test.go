@@ -43,8 +43,10 @@ type site struct {
 func newSite(t *testing.T, gpus int) site {
 	n := nodeledgertest.New(t, gpus, 16*grant.GiB, "")
 	n.References, n.Batch = n.Dir+"/references", &nodeledger.Batch{}
-	return site{n, &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
-		Log: slog.New(slog.DiscardHandler)}}
+	d := &Driver{Ledger: n.Ledger, Node: pool, Client: fake.NewClientset(),
+		Log: slog.New(slog.DiscardHandler)}
+	d.chosen.Store(&choice{})
+	return site{n, d}
 }
 
 // result returns one device of a claim's allocation.

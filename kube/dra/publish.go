@@ -21,12 +21,23 @@ type publisher interface {
 
 // Publish sends the node's slices to the API when they have changed and the rate limit allows it.
 // It is called repeatedly. A node that can enter no grant offers nothing: its last devices are
-// published as closed, and the error says why.
+// published as closed, and the error says why. Before the labels of the Node are read the API keeps
+// what it has, because the modes of an earlier driver are those that the labels choose.
 func (d *Driver) Publish(ctx context.Context, to publisher) error {
+	chosen := d.chosen.Load()
+	if chosen == nil {
+		err := d.SameNode(ctx)
+		if chosen = d.chosen.Load(); chosen == nil {
+			return fmt.Errorf("cannot offer the node's GPUs: %w", err)
+		}
+	}
 	p, err := d.read()
 	var list []resourceslice.Slice
 	if err == nil {
 		list, err = Slices(p, d.pods.consumed)
+	}
+	if err == nil && chosen.unknown != nil { // pods would run in a mode that nobody chose
+		d.known, err = list, chosen.unknown
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot offer the node's GPUs: %w", err)
@@ -83,7 +94,7 @@ func refusalCode(p nodeledger.Content, err error) grant.Code {
 	switch {
 	case errors.As(err, &refusal):
 		return refusal.Code
-	case p.Node.Broken != nil:
+	case p.Node.Broken != nil, errors.As(err, new(unknownLabel)):
 		return grant.ConfigInvalid
 	}
 	return grant.LedgerUnreadable

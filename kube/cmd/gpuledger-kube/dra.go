@@ -81,9 +81,6 @@ func serveDRA(c *cli.Context) error {
 		return err
 	}
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
-	// before the first slices, so that they are of the mode that the node's labels choose; the loop
-	// below logs an error
-	_ = driver.SameNode(ctx)
 	var all sync.WaitGroup
 	all.Go(func() {
 		repeat(ctx, state, c.Duration("interval"), log, "sockets", func(context.Context) error {
