@@ -27,6 +27,10 @@ type Service struct {
 // the driver's pod; if it is set the driver has sockets of its own. They exist beside those of the
 // driver that it replaces.
 func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID) (*Service, error) {
+	own, err := inSockets(pod, registry, data)
+	if err != nil {
+		return nil, err
+	}
 	if err := removeSockets(registry, data); err != nil {
 		d.Log.Warn("sockets", "error", err)
 	}
@@ -39,15 +43,41 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 		s.sockets = append(s.sockets, l)
 		return l, nil
 	}
-	var err error
 	// The library must not log each call: its answers contain references of claims.
 	s.Helper, err = kubeletplugin.Start(ctx, plugin{Driver: d}, kubeletplugin.DriverName(DriverName),
 		kubeletplugin.NodeName(d.Node), kubeletplugin.KubeClient(d.Client),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(registry),
-		kubeletplugin.RollingUpdate(pod), kubeletplugin.GRPCInterceptor(d.intercept()),
+		kubeletplugin.RollingUpdate(own), kubeletplugin.GRPCInterceptor(d.intercept()),
 		kubeletplugin.Serialize(false), // see claimLocks
 		kubeletplugin.PluginListener(listen), kubeletplugin.RegistrarListener(listen))
 	return s, err
+}
+
+// maxSocketPath is the most bytes that the path of a socket has (unix(7)).
+const maxSocketPath = 107
+
+// inSockets returns what the names of a driver's sockets have of its pod's UID: all of it, or its
+// beginning if the paths would be too long, as in the kubelet's directory of MicroK8s. That is
+// random, too, and only has to tell the few pods of an update apart. The library uses it for
+// nothing else.
+func inSockets(pod types.UID, registry, data string) (types.UID, error) {
+	longest := func(own types.UID) int { // by the names that the library gives
+		if own != "" {
+			own = "-" + own
+		}
+		return max(len(filepath.Join(registry, DriverName+string(own)+"-reg.sock")),
+			len(filepath.Join(data, "dra"+string(own)+".sock")))
+	}
+	short := pod[:min(len(pod), 8)]
+	switch {
+	case longest(pod) <= maxSocketPath:
+		return pod, nil
+	case longest(short) <= maxSocketPath:
+		return short, nil
+	}
+	return "", fmt.Errorf("cannot have sockets in %s and %s: a path would have %d bytes, and Linux "+
+		"allows %d: the kubelet needs a directory with a shorter name", registry, data, longest(short),
+		maxSocketPath)
 }
 
 func (d *Driver) intercept() grpc.UnaryServerInterceptor {

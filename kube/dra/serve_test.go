@@ -117,6 +117,54 @@ func TestUnservedSocketsAreRemoved(t *testing.T) {
 	}
 }
 
+// The path of a socket has 107 bytes at most, and the kubelet's directory of MicroK8s has 41.
+func TestSocketsInALongDirectory(t *testing.T) {
+	const uid = "6a1c8f9e-52d7-4f5e-9c70-0d6c3f1b8a11"
+	for name, c := range map[string]struct {
+		kubelet int // bytes of the directory's name
+		pod     types.UID
+		want    types.UID
+	}{
+		"the usual one":                {len("/var/lib/kubelet"), uid, uid},
+		"the last with all of the UID": {30, uid, uid},
+		"the first without":            {31, uid, "6a1c8f9e"},
+		"MicroK8s":                     {41, uid, "6a1c8f9e"},
+		"the last":                     {58, uid, "6a1c8f9e"},
+		"without a UID":                {67, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := onSockets(t, 1)
+			kubelet := strings.Repeat("k", c.kubelet)
+			registry, data := kubelet+"/plugins_registry", kubelet+"/plugins/"+DriverName
+			if err := errors.Join(os.MkdirAll(registry, 0o700), os.MkdirAll(data, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			served, err := s.Serve(t.Context(), registry, data, c.pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer served.Stop()
+			part := ""
+			if c.want != "" {
+				part = "-" + string(c.want)
+			}
+			for _, path := range []string{registry + "/" + DriverName + part + "-reg.sock",
+				data + "/dra" + part + ".sock"} {
+				if _, err := os.Lstat(path); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	s := onSockets(t, 1)
+	long := strings.Repeat("k", 59) + "/plugins_registry"
+	if _, err := s.Serve(t.Context(), long, "data", uid); err == nil ||
+		err.Error() != "cannot have sockets in "+long+" and data: a path would have 108 bytes, and Linux "+
+			"allows 107: the kubelet needs a directory with a shorter name" {
+		t.Errorf("got %v", err)
+	}
+}
+
 // A driver without its sockets would leave every pod waiting, so it ends. If the API refuses slices
 // for a while, it continues.
 func TestErrorsThatEndTheDriver(t *testing.T) {
