@@ -67,6 +67,9 @@ func (u Uninstall) Run(ctx context.Context) error {
 	err = u.wait(ctx, u.Setups, returned, "the nodes", u.widen)
 	if late := (*lateError)(nil); forced && errors.As(err, &late) {
 		u.Say("forced: not given back: %s", late.pods)
+		u.Say("those of them that gpuledger's scheduler served still trust annotations of pods, and Helm " +
+			"deletes the policy allocations.gpuledger.dev, by which only the scheduler writes these. Apply " +
+			"kube/manifests/scheduler/policy.yaml until the nodes are given back")
 		return nil
 	}
 	return err

@@ -374,7 +374,8 @@ func TestANodeThatDoesNotCome(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	c = newCluster(t, false, config(map[string]string{force: "force"}), setup("gpuledger-setup"), pod)
-	if err := c.run("gpuledger-setup"); err != nil || !strings.Contains(c.said[len(c.said)-1], "node-7") {
+	if err := c.run("gpuledger-setup"); err != nil ||
+		!slices.Contains(c.said, "forced: not given back: gpuledger-setup-node-7 on node node-7") {
 		t.Errorf("forced: %v, %q", err, c.said)
 	}
 }
@@ -530,6 +531,11 @@ func TestNodesThatAreDownDoNotHoldBackTheOthers(t *testing.T) {
 			if !slices.Contains(c.said, "forced: not given back: gpuledger-setup- on no node yet, "+
 				"gpuledger-setup-down on node down, gpuledger-setup-old on node old") {
 				t.Errorf("got %q", c.said)
+			}
+			if !slices.ContainsFunc(c.said, func(line string) bool {
+				return strings.Contains(line, "Helm deletes the policy allocations.gpuledger.dev")
+			}) {
+				t.Errorf("it does not say that annotations are trusted: %q", c.said)
 			}
 			after, err := c.client.CoreV1().ConfigMaps(ours).Get(t.Context(), configMap, metav1.GetOptions{})
 			if err != nil || len(after.Annotations) > 0 {

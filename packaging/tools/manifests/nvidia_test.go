@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chartutil"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -48,7 +49,8 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 		{Group: "apps", Version: "v1", Resource: "daemonsets"}:                "DaemonSetList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, c.objects...)
 	version, err := schema.ParseGroupVersion(apiVersion)
-	return client.Resource(version.WithResource(strings.ToLower(kind) + "s")), kind == "DaemonSet", err
+	resource, _ := meta.UnsafeGuessKindToResource(version.WithKind(kind))
+	return client.Resource(resource), kind == "DaemonSet", err
 }
 
 func aSlice(driver, node, devices string) string {

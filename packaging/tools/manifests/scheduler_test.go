@@ -136,3 +136,44 @@ func TestTheWebhookOfTheChart(t *testing.T) {
 		t.Errorf("it reads %s", m.Data["resources.toml"])
 	}
 }
+
+// Nodes trust the scheduler's annotations until they have the new configuration, so the policy that
+// keeps tenants from writing them stays without the scheduler. It comes only with the scheduler,
+// because the annotations may be those of another one.
+func TestThePolicyOfAnnotationsStays(t *testing.T) {
+	policy := func(release, into string) *cluster {
+		return having(t, "{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, "+
+			"metadata: {name: allocations.gpuledger.dev, annotations: {meta.helm.sh/release-name: "+release+
+			", meta.helm.sh/release-namespace: "+into+"}}}")
+	}
+	const without = "{agent: device-plugin, scheduler: {enabled: false}}"
+	for name, c := range map[string]struct {
+		has             *cluster
+		version, values string
+		want            bool
+	}{
+		"with the scheduler": {having(t), "v1.30.4",
+			"{agent: device-plugin, scheduler: {enabled: true}}", true},
+		"the scheduler is gone": {policy("gpuledger", namespace), "v1.36.2", without, true},
+		"it was never there":    {having(t), "v1.36.2", without, false},
+		"another release's":     {policy("other", namespace), "v1.36.2", without, false},
+		"not a release's": {having(t, "{apiVersion: admissionregistration.k8s.io/v1, kind: "+
+			"ValidatingAdmissionPolicy, metadata: {name: allocations.gpuledger.dev}}"), "v1.36.2",
+			without, false},
+		"nodes that are not the chart's": {policy("gpuledger", namespace), "v1.36.2",
+			"{agent: device-plugin, setup: {enabled: false}}", false},
+		"an API without policies": {policy("gpuledger", namespace), "v1.29.9", without, false},
+	} {
+		all, err := renderedWith(t, c.has, namespace, c.version, c.values)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		objects := byName(all)
+		for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+			if _, found := objects[kind+"/allocations.gpuledger.dev"]; found != c.want {
+				t.Errorf("%s: the %s is there: %v", name, kind, found)
+			}
+		}
+	}
+}
