@@ -113,10 +113,24 @@ type requestGroup struct {
 func (g requestGroup) ask(claim *resourceapi.ResourceClaim) (claimAsk, error) {
 	w := claimAsk{devices: g.devices, ask: admission.Ask{Owner: owner(claim.UID, g.name), Source: Source,
 		Label: claim.Namespace + "/" + claim.Name}}
-	if g.name != "" {
+	if chosen := g.subrequests(); chosen != "" {
+		w.ask.Label += "/" + chosen
+	} else if g.name != "" {
 		w.ask.Label += "/" + g.name
 	}
 	return w, sum(g.parts, &w.ask)
+}
+
+// subrequests returns the subrequests of which something was allocated, as REQUEST/SUBREQUEST.
+func (g requestGroup) subrequests() string {
+	var all []string
+	for _, p := range g.parts {
+		if strings.Contains(p.request, "/") {
+			all = append(all, p.request)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(slices.Compact(all), ",")
 }
 
 // mainRequest returns the request of a subrequest, or the request itself.
@@ -242,8 +256,13 @@ func subject(parts []allocatedPart) string {
 
 // matches reports whether a grant is what the claim asks for, so that an earlier Prepare made it.
 // It ignores the size: an administrator may have changed that (gpuledger grant --update). A new
-// grant would have another CDI name than the one in the kubelet's checkpoint.
+// grant would have another CDI name than the one in the kubelet's checkpoint. Of another subrequest
+// it is another allocation. Older versions did not enter the subrequest.
 func (w claimAsk) matches(g grant.Grant) bool {
+	was, is := subrequestsIn(g.Label), subrequestsIn(w.ask.Label)
+	if was != "" && is != "" && was != is {
+		return false
+	}
 	names, uuids := slices.Sorted(slices.Values(w.ask.Names)), slices.Sorted(slices.Values(g.UUIDs()))
 	return slices.Equal(names, uuids) && g.Mode == w.ask.Mode
 }
@@ -262,9 +281,18 @@ func (w claimAsk) withCDIName(r grant.Reference) []kubeletplugin.Device {
 }
 
 // claimName returns a claim's namespace and name from the label of its grant:
-// NAMESPACE/NAME[/REQUEST].
+// NAMESPACE/NAME[/REQUEST[/SUBREQUEST]].
 func claimName(g grant.Grant) (namespace, name string, ok bool) {
 	namespace, rest, ok := strings.Cut(g.Label, "/")
 	name, _, _ = strings.Cut(rest, "/")
 	return namespace, name, ok
+}
+
+// subrequestsIn returns the subrequests in the label of a grant; "": it names none.
+func subrequestsIn(label string) string {
+	parts := strings.SplitN(label, "/", 3)
+	if len(parts) < 3 || !strings.Contains(parts[2], "/") {
+		return ""
+	}
+	return parts[2]
 }

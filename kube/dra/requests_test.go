@@ -86,7 +86,7 @@ func TestEachRequestIsAGrant(t *testing.T) {
 	}{
 		"train": {"claim:u-1.train", "team/claim-u-1/train", grant.Limit, 0, 4 * grant.GiB},
 		"serve": {"claim:u-1.serve", "team/claim-u-1/serve", grant.Limit, 0, 2 * grant.GiB},
-		"whole": {"claim:u-1.whole", "team/claim-u-1/whole", grant.Exclusive, 1, 16 * grant.GiB},
+		"whole": {"claim:u-1.whole", "team/claim-u-1/whole/large", grant.Exclusive, 1, 16 * grant.GiB},
 	} {
 		g := s.grantNamed(t, names[request])
 		if g.Owner != want.owner || g.Label != want.label || g.Mode != want.mode ||
@@ -272,6 +272,41 @@ func TestARequestThatIsAllocatedAgain(t *testing.T) {
 		t.Errorf("given up: %+v, want the grant in use to drain", g)
 	}
 	end()
+}
+
+// The list firstAvailable of a request may be allocated otherwise the second time, on the same GPU.
+func TestAnotherSubrequestIsAnotherGrant(t *testing.T) {
+	big := func(s site) *resourceapi.ResourceClaim {
+		return claim("u-1", s.result("gpu/big", 0, grant.Limit, "8Gi", "0"))
+	}
+	small := func(s site) *resourceapi.ResourceClaim {
+		return claim("u-1", s.result("gpu/small", 0, grant.Limit, "2Gi", "0"))
+	}
+	s := newSite(t, 1)
+	before := s.has(t, big(s))
+	if s.has(t, big(s)) != before {
+		t.Error("the same subrequest: it has another name")
+	}
+	after := s.has(t, small(s))
+	if g := s.Grants(); before == after || len(g) != 1 || g[0].GPUs[0].Memory != 2*grant.GiB ||
+		g[0].Label != "team/claim-u-1/gpu/small" {
+		t.Errorf("allocated anew: %+v, by the same name: %v", g, before == after)
+	}
+	end := s.Use(s.Grants()[0].ID, grant.Identity{})
+	if r := s.prepares(t, big(s)); r.Err == nil ||
+		!strings.Contains(r.Err.Error(), "allocated anew while a container uses its grant") {
+		t.Errorf("while a container uses it: got %v", r.Err)
+	}
+	end()
+
+	// an older version has entered no subrequest, so the size may be an administrator's
+	older := newSite(t, 1)
+	older.Grant(admission.Ask{Owner: "claim:u-1", Source: Source, Label: "team/claim-u-1", Mode: grant.Limit,
+		Memory: 2 * grant.GiB, Names: []string{"0"}})
+	older.prepares(t, big(older))
+	if g := older.Grants(); len(g) != 1 || g[0].GPUs[0].Memory != 2*grant.GiB {
+		t.Errorf("a grant of an older version: %+v", g)
+	}
 }
 
 // Reclaim looks a claim up once, and releases what is free of one that is gone.
