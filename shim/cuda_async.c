@@ -41,9 +41,20 @@ static CUresult allocate(struct allocator *a, CUdeviceptr *p, size_t bytes)
     return l.device < 0 ? r : pool_allocate(a, p, bytes, l.device);
 }
 
-static void add_pool(CUmemoryPool pool, const CUmemLocation *location)
+/* finish_pool enters a pool that the driver gave. A managed pool that was made without a context is
+ * not entered: its first allocation enters it. */
+static CUresult finish_pool(CUresult r, const CUmemoryPool *pool, const CUmemLocation *location, int type)
 {
-    pools_add(pool, location->type == CU_MEM_LOCATION_TYPE_DEVICE ? device_of(location->id) : -1);
+    CUdevice ordinal;
+
+    if (r == CUDA_SUCCESS && ordinal_of(location, type, &ordinal) == CUDA_SUCCESS)
+        pools_add(*pool, ordinal == HOST_MEMORY ? POOL_OF_HOST : device_of(ordinal));
+    return r;
+}
+
+static bool is_unknown(const CUmemLocation *location, int type)
+{
+    return ordinal_of(location, type, &(CUdevice){0}) == CUDA_ERROR_INVALID_VALUE;
 }
 
 /* add_device_pool enters a pool that the program did not create, if it is a device's default or
@@ -57,7 +68,7 @@ static void add_device_pool(CUmemoryPool pool)
     for (int i = 0; i < n; i++)
         if ((REAL(cuDeviceGetDefaultMemPool)(&one, i) == CUDA_SUCCESS && one == pool) ||
             (REAL(cuDeviceGetMemPool)(&one, i) == CUDA_SUCCESS && one == pool)) {
-            add_pool(pool, &(CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, i});
+            pools_add(pool, device_of(i));
             return;
         }
 }
@@ -110,22 +121,21 @@ API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return release(REA
 
 API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-    CUresult r = REAL(cuMemPoolCreate)(pool, props);
-    if (r == CUDA_SUCCESS && pool && props) add_pool(*pool, &props->location);
-    return r;
+    if (!pool || !props) return REAL(cuMemPoolCreate)(pool, props);
+    if (is_unknown(&props->location, props->allocType)) return CUDA_ERROR_INVALID_VALUE;
+    return finish_pool(REAL(cuMemPoolCreate)(pool, props), pool, &props->location, props->allocType);
 }
-API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
-{
-    CUresult r = REAL(cuMemGetDefaultMemPool)(pool, location, type);
-    if (r == CUDA_SUCCESS && pool && location) add_pool(*pool, location);
-    return r;
-}
-API CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
-{
-    CUresult r = REAL(cuMemGetMemPool)(pool, location, type);
-    if (r == CUDA_SUCCESS && pool && location) add_pool(*pool, location);
-    return r;
-}
+
+#define GET_POOL(function)                                                                       \
+    API CUresult function(CUmemoryPool *pool, CUmemLocation *location, int type)                 \
+    {                                                                                            \
+        if (!pool || !location) return REAL(function)(pool, location, type);                     \
+        if (is_unknown(location, type)) return CUDA_ERROR_INVALID_VALUE;                         \
+        return finish_pool(REAL(function)(pool, location, type), pool, location, type);          \
+    }
+GET_POOL(cuMemGetDefaultMemPool)
+GET_POOL(cuMemGetMemPool)
+
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult r = REAL(cuMemPoolTrimTo)(pool, keep);

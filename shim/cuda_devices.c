@@ -94,6 +94,24 @@ CUresult location_of_stream(CUstream stream, struct location *l)
     return r;
 }
 
+CUresult ordinal_of(const CUmemLocation *location, int allocation_type, CUdevice *ordinal)
+{
+    bool managed = allocation_type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+
+    switch (location->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: *ordinal = location->id; return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: *ordinal = location->id & 0xff; return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        *ordinal = HOST_MEMORY;
+        return managed ? REAL(cuCtxGetDevice)(ordinal) : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_NONE:
+        if (managed) return REAL(cuCtxGetDevice)(ordinal);
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
 /* ---- contexts ---- */
 
 /* A context takes memory that its caller does not ask for. It counts before the driver makes the

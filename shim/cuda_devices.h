@@ -16,3 +16,11 @@ int device_of(CUdevice ordinal);
  * that the stream belongs to. On failure the result is the driver's error. */
 CUresult location_current(struct location *l);
 CUresult location_of_stream(CUstream stream, struct location *l);
+
+/* ordinal_of is the driver's number of the device on which memory of a location counts, HOST_MEMORY
+ * if it is the host's alone. Managed memory moves to the device that uses it: if its location is no
+ * device, it counts on the current one, as that of cuMemAllocManaged does. Without a current one the
+ * result is the driver's error. CUDA_ERROR_INVALID_VALUE is the answer to a kind of location that is
+ * not known, as a driver gives it that does not know it. */
+enum { HOST_MEMORY = -1 };
+CUresult ordinal_of(const CUmemLocation *location, int allocation_type, CUdevice *ordinal);

@@ -38,7 +38,7 @@
     ROW(cuArrayDestroy, FREED, "")                                                                                      \
     ROW(cuMipmappedArrayCreate, COUNTED, "all levels")                                                                  \
     ROW(cuMipmappedArrayDestroy, FREED, "")                                                                             \
-    ROW(cuMemCreate, COUNTED, "on the device of prop.location, not the current one; host memory is not counted")        \
+    ROW(cuMemCreate, COUNTED, "on the device of prop.location; managed memory without one on the current device; not on the host") \
     ROW(cuMemRelease, FREED, "with the last handle and mapping")                                                        \
     ROW(cuMemRetainAllocationHandle, TRACKED, "one more handle")                                                        \
     ROW(cuMemMap, TRACKED, "a mapping keeps the memory after its handle")                                               \

@@ -28,8 +28,8 @@ static bool add_node(struct graph_memory *m, CUgraphNode n, int depth)
         return REAL(cuGraphChildGraphNodeGetGraph)(n, &child) == CUDA_SUCCESS && add_graph(m, child, depth + 1);
     if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC) return true;
     if (REAL(cuGraphMemAllocNodeGetParams)(n, &p)) return false;
-    ordinal = p.poolProps.location.id;
-    if (p.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return true;
+    if (ordinal_of(&p.poolProps.location, p.poolProps.allocType, &ordinal)) return false;
+    if (ordinal == HOST_MEMORY) return true;
     return ordinal >= 0 && ordinal < DEVICES &&
            !__builtin_add_overflow(m->bytes[ordinal], p.bytesize, &m->bytes[ordinal]);
 }

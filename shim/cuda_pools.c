@@ -10,7 +10,7 @@ enum { POOLS = 256, CHUNK = 32 << 20 };
 struct pool {
     CUmemoryPool handle;  /* NULL: destroyed, but pointers of it are not freed yet */
     bool taken;
-    int device;           /* -1: host memory, not counted */
+    int device;           /* or POOL_OF_HOST */
     uint64_t used;        /* bytes of allocations */
     uint64_t charged;     /* bytes in the account */
     uint64_t chunk;       /* by which the pool grows: CHUNK until it is seen to be less */
@@ -88,7 +88,7 @@ static bool charge(struct pool *p, uint64_t bytes)
 {
     uint64_t used, whole;
 
-    if (p->device < 0) return true;
+    if (p->device == POOL_OF_HOST) return true;
     if (__builtin_add_overflow(p->used, bytes, &used) || used > UINT64_MAX - CHUNK) return false;
     whole = (used + p->chunk - 1) & ~(p->chunk - 1);
     if (whole > p->charged && !account_take(p->device, whole - p->charged)) return false;

@@ -9,8 +9,10 @@
 
 #include <stdbool.h>
 
-/* pools_add enters a pool; device is the account's, -1 for host memory, which is not counted.
- * Without effect if the pool is known or the table is full. */
+/* pools_add enters a pool. device is the account's, -1 if it is not in the grant: nothing fits
+ * there. POOL_OF_HOST is host memory, which is not counted. Without effect if the pool is known or
+ * the table is full. */
+enum { POOL_OF_HOST = -2 };
 void pools_add(CUmemoryPool handle, int device);
 bool pools_known(CUmemoryPool handle);
 

@@ -42,10 +42,12 @@ static bool add_block(CUmemGenericAllocationHandle handle, const struct track *b
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
     struct track b = {.kind = TRACK_BLOCK, .bytes = bytes, .count = 1};
+    CUdevice ordinal = HOST_MEMORY;
     CUresult r;
 
-    if (!handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return REAL(cuMemCreate)(handle, bytes, prop, flags);
-    b.device = (int8_t)device_of(prop->location.id);
+    if (handle && prop && (r = ordinal_of(&prop->location, prop->type, &ordinal)) != CUDA_SUCCESS) return r;
+    if (!handle || !prop || ordinal == HOST_MEMORY) return REAL(cuMemCreate)(handle, bytes, prop, flags);
+    b.device = (int8_t)device_of(ordinal);
     if (!account_take(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     b.key = __atomic_add_fetch(&next_block, BLOCK_STEP, __ATOMIC_RELAXED);

@@ -122,6 +122,7 @@ static void a_device_that_is_not_granted_gives_nothing(void)
 {
     struct record_limits *l = limits();
     size_t free = 1, total = 1;
+    CUmemoryPool pool;
     CUdeviceptr p;
 
     l->devices = 1;
@@ -131,6 +132,9 @@ static void a_device_that_is_not_granted_gives_nothing(void)
     IS(cuMemAllocAsync(&p, 1, NULL), CUDA_ERROR_OUT_OF_MEMORY, "from no pool");
     IS(cuMemGetInfo_v2(&free, &total), 0, "it is reported");
     IS(free + total, 0, "0 of 0");
+    begin(0);
+    IS(cuDeviceGetDefaultMemPool(&pool, 1), 0, "its own pool");
+    IS(cuMemAllocFromPoolAsync(&p, 1, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "gives nothing to a stream of another device");
 }
 
 const struct tap_test grant_tests[] = {

@@ -61,6 +61,36 @@ static void pools_of_the_program(void)
     IS(free_mib(), GRANT, "device 0 was never used");
 }
 
+static void pools_of_other_locations(void)
+{
+    static const int unnamed[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA};
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, 1 | 2 << 8}};
+    CUmemLocation nowhere = {CU_MEM_LOCATION_TYPE_NONE, 0};
+    CUmemoryPool pool;
+    CUdeviceptr p;
+
+    begin(0);
+    IS(cuMemPoolCreate(&pool, &props), 0, "a pool of a domain of device 1");
+    IS(cuMemAllocFromPoolAsync(&p, (GRANT1 + 1) * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "has no more than the device's grant");
+    IS(cuMemAllocFromPoolAsync(&p, GRANT1 * MIB, pool, NULL), 0, "but all of it");
+    IS(free_mib(), GRANT, "and nothing of device 0's");
+    IS(cuMemFreeAsync(p, NULL) | cuMemPoolDestroy(pool), 0, "destroyed");
+    props.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED;
+    for (size_t i = 0; i < sizeof unnamed / sizeof *unnamed; i++) {
+        props.location = (CUmemLocation){unnamed[i], 0};
+        IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL), 0, "64 MiB of a managed pool without a device");
+        IS(free_mib(), GRANT - 64, "count on the current one");
+        IS(cuMemAllocFromPoolAsync(&p, GRANT * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "which limits them");
+        IS(cuMemFreeAsync(p, NULL) | cuMemPoolDestroy(pool), 0, "destroyed");
+        IS(free_mib(), GRANT, "they are free");
+    }
+    IS(cuMemGetDefaultMemPool(&pool, &nowhere, CU_MEM_ALLOCATION_TYPE_MANAGED) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL), 0, "and of the driver's own managed pool");
+    IS(free_mib(), GRANT - 64, "count, too");
+    IS(cuMemGetMemPool(&pool, &nowhere, CU_MEM_ALLOCATION_TYPE_PINNED), CUDA_ERROR_INVALID_VALUE, "pinned memory is somewhere");
+    props = (CUmemPoolProps){.allocType = 1, .location = {99, 0}};
+    IS(cuMemPoolCreate(&pool, &props), CUDA_ERROR_INVALID_VALUE, "a later driver's kind of location is refused");
+}
+
 static void a_stream_of_another_device(void) /* core #311 */
 {
     CUcontext zero = begin(0), one = begin(1);
@@ -157,7 +187,7 @@ static void a_capture_takes_no_memory(void) /* hami #1445 */
 }
 
 const struct tap_test pool_tests[] = {
-    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
+    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), {NULL, NULL},
 };

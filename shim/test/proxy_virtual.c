@@ -47,6 +47,28 @@ static void vmm_memory_is_of_the_device_that_it_names(void) /* core #169 #172 #1
     IS(fakedriverUsed(1), 0, "nothing is left");
 }
 
+/* Every memory that is not the host's alone counts: CUDA 13 has more kinds of locations. */
+static void vmm_memory_of_other_locations(void)
+{
+    CUmemGenericAllocationHandle h;
+    CUmemAllocationProp domain = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, 1 | 3 << 8}};
+    CUmemAllocationProp managed = {.type = CU_MEM_ALLOCATION_TYPE_MANAGED, .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};
+    CUmemAllocationProp later = {.type = 1, .location = {99, 0}}, none = {.type = 1};
+
+    begin(0);
+    IS(cuMemCreate(&h, (GRANT1 + 2) * MIB, &domain, 0), CUDA_ERROR_OUT_OF_MEMORY, "a domain of device 1 has no more than the device's grant");
+    IS(cuMemCreate(&h, GRANT1 * MIB, &domain, 0), 0, "but all of it");
+    IS(free_mib(), GRANT, "and nothing of device 0's");
+    IS(cuMemRelease(h), 0, "released");
+    IS(cuMemCreate(&h, 64 * MIB, &managed, 0), 0, "managed memory that begins on the host");
+    IS(free_mib(), GRANT - 64, "counts on the current device");
+    IS(cuMemRelease(h), 0, "released");
+    IS(free_mib(), GRANT, "it is free");
+    IS(cuMemCreate(&h, 64 * MIB, &later, 0), CUDA_ERROR_INVALID_VALUE, "a later driver's kind of location");
+    IS(cuMemCreate(&h, 64 * MIB, &none, 0), CUDA_ERROR_INVALID_VALUE, "and none");
+    IS(fakedriverMine(0) + fakedriverMine(1), 0, "take nothing");
+}
+
 /* As PyTorch's expandable segments do: many mappings, unmapped one at a time and many at once. */
 static void many_mappings(void)
 {
@@ -87,6 +109,6 @@ static void a_failed_create_leaves_other_handles_alone(void)
 }
 
 const struct tap_test virtual_tests[] = {
-    TEST(vmm_memory_is_freed_with_its_last_handle_or_mapping), TEST(vmm_memory_is_of_the_device_that_it_names), TEST(many_mappings),
+    TEST(vmm_memory_is_freed_with_its_last_handle_or_mapping), TEST(vmm_memory_is_of_the_device_that_it_names), TEST(vmm_memory_of_other_locations), TEST(many_mappings),
     TEST(a_failed_create_leaves_other_handles_alone), {NULL, NULL},
 };

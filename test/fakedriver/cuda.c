@@ -501,3 +501,16 @@ API unsigned long long fakedriverMine(int index) { return shared_mine(index, SHA
 API unsigned long long fakedriverUsed(int index) { return shared_used(index); }
 int device_gpu(CUdevice d) { return d >= 0 && d < devices ? ordinals[d] : -1; }
 CUcontext device_current(void) { return ready ? current() : NULL; }
+int location_device(const CUmemLocation *l, int allocation_type)
+{
+    bool managed = allocation_type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+
+    switch (l->type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: case LOCATION_LATER: return l->id;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: return managed ? LOCATION_UNKNOWN : l->id & 0xff;
+    case CU_MEM_LOCATION_TYPE_HOST: case CU_MEM_LOCATION_TYPE_HOST_NUMA: case CU_MEM_LOCATION_TYPE_NONE:
+        if (managed) return device_current() ? device_current()->device : 0;
+        return l->type == CU_MEM_LOCATION_TYPE_NONE ? LOCATION_UNKNOWN : -1;
+    default: return LOCATION_UNKNOWN;
+    }
+}

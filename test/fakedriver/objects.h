@@ -53,6 +53,12 @@ CUdeviceptr address_new(uint64_t bytes);
 bool pool_memory_free(CUdeviceptr p);
 
 int device_gpu(CUdevice d);
+
+/* location_device is the device that memory of a location takes: -1 for the host's, LOCATION_UNKNOWN for one that is
+ * none. Managed memory moves to the device that uses it: here it is always on one, the current one if none is named. A
+ * later driver may have more kinds of locations: here that is LOCATION_LATER, on a device. */
+enum { LOCATION_UNKNOWN = -2, LOCATION_LATER = 99 };
+int location_device(const CUmemLocation *l, int allocation_type);
 CUcontext device_current(void);
 
 /* stream_gpu is where a stream runs what is launched into it: -1 is a handle that is none, STREAM_CAPTURES nowhere yet. */

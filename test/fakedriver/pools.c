@@ -82,13 +82,27 @@ API CUresult cuDeviceSetMemPool(CUdevice d, CUmemoryPool p)
 API CUresult cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *props)
 {
     GUARD;
-    bool host;
+    int device;
     CHECK(p && props, CUDA_ERROR_INVALID_VALUE);
-    host = props->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
-    CHECK(host || device_gpu(props->location.id) >= 0, CUDA_ERROR_INVALID_DEVICE);
-    *p = pool_new(host ? 0 : props->location.id, host);
+    device = location_device(&props->location, props->allocType);
+    CHECK(device != LOCATION_UNKNOWN, CUDA_ERROR_INVALID_VALUE);
+    CHECK(device == -1 || device_gpu(device) >= 0, CUDA_ERROR_INVALID_DEVICE);
+    *p = pool_new(device == -1 ? 0 : device, device == -1);
     return CUDA_SUCCESS;
 }
+
+/* The default pool of a device's pinned memory is the device's own. There is one of all managed memory. */
+API CUresult cuMemGetDefaultMemPool(CUmemoryPool *p, CUmemLocation *l, int type)
+{
+    static CUmemoryPool managed;
+    GUARD;
+    CHECK(p && l && location_device(l, type) >= 0, CUDA_ERROR_INVALID_VALUE);
+    if (type != CU_MEM_ALLOCATION_TYPE_MANAGED) return cuDeviceGetDefaultMemPool(p, location_device(l, type));
+    if (!object_is(managed, OBJECT_POOL)) managed = pool_new(location_device(l, type), false);
+    *p = managed;
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemGetMemPool(CUmemoryPool *p, CUmemLocation *l, int type) { return cuMemGetDefaultMemPool(p, l, type); }
 API CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
 {
     GUARD;

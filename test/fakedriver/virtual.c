@@ -17,13 +17,15 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t bytes, const CU
 {
     GUARD;
     struct block *b;
-    int gpu = -1; /* the host's memory */
+    int gpu = -1, device; /* the host's memory */
 
     CHECK(h && prop && bytes && flags == 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(device_gpu(0) >= 0, CUDA_ERROR_NOT_INITIALIZED);
     CHECK(bytes % (2 << 20) == 0, CUDA_ERROR_INVALID_VALUE);
-    if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        gpu = device_gpu(prop->location.id);
+    device = location_device(&prop->location, prop->type);
+    CHECK(device != LOCATION_UNKNOWN, CUDA_ERROR_INVALID_VALUE);
+    if (device != -1) {
+        gpu = device_gpu(device);
         CHECK(gpu >= 0, CUDA_ERROR_INVALID_DEVICE);
         CHECK(shared_add(gpu, SHARED_MEMORY, bytes), CUDA_ERROR_OUT_OF_MEMORY);
     }
