@@ -3,7 +3,8 @@
 # libnvidia-ml. CC and CFLAGS are obeyed, for another architecture or a sanitizer.
 #
 # A proxy needs the real library by its absolute path in the container, so it is linked with an empty library
-# of that name. It also needs libdl by name: with glibc before 2.34, dlopen is there.
+# of that name. It also needs libdl by name: with glibc before 2.34, dlopen is there. -Bsymbolic binds a proxy's
+# use of its own functions to itself, as the driver's is: a preloaded library that defines one does not get it.
 set -euo pipefail
 out=$1
 src=$(dirname "$(readlink -f "$0")")
@@ -25,7 +26,7 @@ proxy() {
   [[ $1 != -D* ]] || { define=("$1"); shift; }
   : | $cc -shared -nostdlib -Wl,-soname,"$real" -o "$tmp/real.so" -x c -
   $cc "${flags[@]}" "${define[@]}" -shared -o "$tmp/$file" "${@/#/$src/}" \
-    -Wl,-soname,"$name" -Wl,--version-script,"$src/${name%.so.1}.map" -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,defs \
+    -Wl,-soname,"$name" -Wl,--version-script,"$src/${name%.so.1}.map" -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-z,defs -Wl,-Bsymbolic \
     -Wl,--no-as-needed "$tmp/real.so" -l:libdl.so.2
   mv "$tmp/$file" "$out/$file" # a rename: never write to a file that a process has mapped
 }

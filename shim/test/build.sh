@@ -20,6 +20,7 @@ $cc "${flags[@]}" -DLINKED -o "$out/client-linked" "$src/client.c" "${link[@]}"
 $cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -ldl
 $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
 $cc "${flags[@]}" -o "$out/records" "$src/records.c"
+$cc -O1 -std=gnu11 -Wall -Wextra -Werror -shared -fPIC -o "$out/tracer.so" "$src/tracer.c" -ldl
 # A driver that lacks calls. It is not under test, so it is never sanitized.
 mkdir -p "$out/older"
 $cc -O1 -std=gnu11 -shared -Wl,-Bsymbolic -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"

@@ -75,6 +75,8 @@ func TestClients(t *testing.T) {
 		{"no environment, linked", "client-linked", []string{}},
 		{"bound at once", "client", []string{"LD_BIND_NOW=1"}},
 		{"what other shims obey", "client", []string{"CUDA_DISABLE_CONTROL=true", "CUDA_DEVICE_MEMORY_LIMIT=99g", "LD_PRELOAD="}},
+		{"a preloaded tracer", "client", []string{"LD_PRELOAD=" + dir + "/bin/tracer.so"}},
+		{"a preloaded tracer, linked", "client-linked", []string{"LD_PRELOAD=" + dir + "/bin/tracer.so"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			each(t, tt.env, dir+"/bin/"+tt.program, except(otherDrivers...))
