@@ -29,6 +29,17 @@ __asm__(".symver first_dlsym, dlsym@" FIRST_GLIBC);
 #define F_OFD_SETLK 37
 #endif
 
+/* A cancelled thread would end inside open, close or nanosleep, and never release the locks that it
+ * holds. So these calls are made with cancellation disabled: it takes effect at the program's next
+ * call. */
+static void cancel_again(const int *state) { pthread_setcancelstate(*state, NULL); }
+static int cancel_later(void)
+{
+    int state;
+    return pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state) == 0 ? state : PTHREAD_CANCEL_ENABLE;
+}
+#define UNCANCELLED __attribute__((cleanup(cancel_again), unused)) int state = cancel_later()
+
 static bool has_bytes(int fd, size_t size)
 {
     off_t end = lseek(fd, 0, SEEK_END);
@@ -37,6 +48,7 @@ static bool has_bytes(int fd, size_t size)
 
 const void *os_map_limits(const char *path, size_t size)
 {
+    UNCANCELLED;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     void *p = MAP_FAILED;
 
@@ -48,6 +60,7 @@ const void *os_map_limits(const char *path, size_t size)
 
 int os_open_region(const char *path, size_t size)
 {
+    UNCANCELLED;
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 
     if (fd >= 0 && !has_bytes(fd, size)) {
@@ -67,7 +80,11 @@ void *os_map_region(int fd, size_t size)
     return NULL;
 }
 
-void os_close(int fd) { close(fd); }
+void os_close(int fd)
+{
+    UNCANCELLED;
+    close(fd);
+}
 
 bool os_lock(int fd, uint64_t byte, uint64_t bytes)
 {
@@ -101,6 +118,7 @@ uint32_t os_pid(void) { return (uint32_t)getpid(); }
 
 void os_pause(unsigned int microseconds)
 {
+    UNCANCELLED;
     struct timespec t = {.tv_nsec = (long)microseconds * 1000};
     nanosleep(&t, NULL);
 }

@@ -1,5 +1,6 @@
 /* Everything that the proxies use of the kernel and of the C library beyond plain C. Nothing here
- * prints, exits, starts a thread or changes a signal handler. */
+ * prints, exits, starts a thread or changes a signal handler, and nothing is a point where a thread is
+ * cancelled. */
 #pragma once
 
 #include <stdbool.h>

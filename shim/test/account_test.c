@@ -101,6 +101,41 @@ static void a_slot_is_kept(void)
     IS(account_reap(), 0, "no other process is dead");
 }
 
+/* cancelled uses the account with a cancellation pending, which must not take effect in it. */
+static void *cancelled(void *done)
+{
+    pthread_cancel(pthread_self());
+    account_usage(0);
+    account_take(0, 990);
+    *(bool *)done = true;
+    pthread_testcancel();
+    return NULL;
+}
+
+static void a_cancelled_thread_holds_no_lock(void)
+{
+    bool done = false;
+    pthread_t t;
+    void *result;
+    pid_t pid;
+    int fd;
+
+    begin(1000);
+    OK(account_take(0, 1), "joined");
+    fd = open(region_file, O_RDWR);
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+    IS(fcntl(fd, F_OFD_SETLK, &l), 0, "another process has the next slot");
+    slot(1)->used[0] = 20;
+    head->high = 2;
+    pthread_create(&t, NULL, cancelled, &done);
+    pthread_join(t, &result);
+    OK(result == PTHREAD_CANCELED && done, "a thread is cancelled after its calls, not in them");
+    alarm(20);
+    if ((pid = fork()) == 0) _exit(0);
+    OK(waitpid(pid, NULL, 0) == pid, "the process can fork");
+    IS(account_usage(0).used, 21, "and read its account");
+}
+
 static int overruns;
 static void *race(void *unused)
 {
@@ -681,7 +716,7 @@ static void tracking_threads(void)
 
 static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
-    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
+    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(a_cancelled_thread_holds_no_lock), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
     TEST(processes_race_in_two_blocks), TEST(a_stopped_process_blocks_no_other),
     TEST(killed_at_any_moment), TEST(killed_at_any_moment_in_a_block), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
     TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come),
