@@ -19,10 +19,13 @@ API CUresult cuCtxSynchronize(void) { return finish_synchronise(REAL(cuCtxSynchr
 
 /* ---- allocation ---- */
 
-static bool is_capturing(CUstream s)
+/* per_thread: of a call for which stream 0 is the per-thread default stream. */
+static bool is_capturing(CUstream s, bool per_thread)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return REAL(cuStreamIsCapturing)(s, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult r = per_thread ? REAL(cuStreamIsCapturing_ptsz)(s, &status) : REAL(cuStreamIsCapturing)(s, &status);
+
+    return r == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* During a capture, an allocation only adds a node to a graph and takes no memory. What does not
@@ -33,7 +36,7 @@ static CUresult allocate(struct allocator *a, CUdeviceptr *p, size_t bytes)
     struct location l;
     CUresult r;
 
-    if (!p || !bytes || is_capturing(a->stream)) return call_driver(a, p, bytes);
+    if (!p || !bytes || is_capturing(a->stream, a->per_thread)) return call_driver(a, p, bytes);
     if ((r = location_of_stream(a->stream, &l)) != CUDA_SUCCESS) return r;
     if (!a->pool && (r = REAL(cuDeviceGetMemPool)(&a->pool, l.ordinal)) != CUDA_SUCCESS) return r;
     r = l.device < 0 ? CUDA_ERROR_OUT_OF_MEMORY : pool_allocate(a, p, bytes, l.device);
@@ -75,17 +78,17 @@ static void add_device_pool(CUmemoryPool pool)
 
 API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
 {
-    struct allocator a = {s, NULL, REAL(cuMemAllocAsync), NULL, REAL(cuMemFreeAsync)};
+    struct allocator a = {s, false, NULL, REAL(cuMemAllocAsync), NULL, REAL(cuMemFreeAsync)};
     return allocate(&a, p, bytes);
 }
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream s)
 {
-    struct allocator a = {s, NULL, REAL(cuMemAllocAsync_ptsz), NULL, REAL(cuMemFreeAsync_ptsz)};
+    struct allocator a = {s, true, NULL, REAL(cuMemAllocAsync_ptsz), NULL, REAL(cuMemFreeAsync_ptsz)};
     return allocate(&a, p, bytes);
 }
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-    struct allocator a = {s, pool, NULL, REAL(cuMemAllocFromPoolAsync), REAL(cuMemFreeAsync)};
+    struct allocator a = {s, false, pool, NULL, REAL(cuMemAllocFromPoolAsync), REAL(cuMemFreeAsync)};
 
     if (!pool) return call_driver(&a, p, bytes);
     add_device_pool(pool);
@@ -93,7 +96,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool 
 }
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-    struct allocator a = {s, pool, NULL, REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuMemFreeAsync_ptsz)};
+    struct allocator a = {s, true, pool, NULL, REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuMemFreeAsync_ptsz)};
 
     if (!pool) return call_driver(&a, p, bytes);
     add_device_pool(pool);
@@ -102,20 +105,20 @@ API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t bytes, CUmemory
 
 /* A pointer may come from a pool or from cuMemAlloc. During a capture, a free only adds a node to a
  * graph. */
-static CUresult release(CUresult (*real)(CUdeviceptr, CUstream), CUdeviceptr p, CUstream s)
+static CUresult release(CUresult (*real)(CUdeviceptr, CUstream), CUdeviceptr p, CUstream s, bool per_thread)
 {
     struct track t = {.kind = 0};
     CUresult r;
 
-    if (!is_capturing(s) && !track_remove(TRACK_POOLED, p, &t)) untrack_pointer(p, &t);
+    if (!is_capturing(s, per_thread) && !track_remove(TRACK_POOLED, p, &t)) untrack_pointer(p, &t);
     r = real(p, s);
     if (r != CUDA_SUCCESS && t.kind) track_again(&t);
     else if (t.kind == TRACK_POOLED) pool_release(&t);
     else uncount(&t);
     return r;
 }
-API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return release(REAL(cuMemFreeAsync), p, s); }
-API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return release(REAL(cuMemFreeAsync_ptsz), p, s); }
+API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return release(REAL(cuMemFreeAsync), p, s, false); }
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return release(REAL(cuMemFreeAsync_ptsz), p, s, true); }
 
 /* ---- pools ---- */
 

@@ -20,6 +20,7 @@ bool pools_known(CUmemoryPool handle);
  * that frees. */
 struct allocator {
     CUstream stream;
+    bool per_thread; /* stream 0 is the per-thread default stream */
     CUmemoryPool pool;
     CUresult (*from_device)(CUdeviceptr *, size_t, CUstream); /* one of these two is set */
     CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);

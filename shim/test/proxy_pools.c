@@ -186,8 +186,29 @@ static void a_capture_takes_no_memory(void) /* hami #1445 */
     IS(free_mib(), GRANT, "all free");
 }
 
+/* As programs do that are compiled for per-thread default streams. */
+static void a_capture_of_the_per_thread_stream(void)
+{
+    CUmemoryPool pool;
+    CUgraph g;
+    CUgraphExec e;
+    CUdeviceptr p, q, before;
+
+    begin(0);
+    cuDeviceGetDefaultMemPool(&pool, 0);
+    IS(cuMemAllocAsync_ptsz(&before, 32 * MIB, NULL), 0, "allocated before");
+    IS(cuStreamBeginCapture_v2_ptsz(NULL, 0), 0, "capture");
+    IS(cuMemAllocAsync_ptsz(&p, 64 * MIB, NULL) | cuMemAllocFromPoolAsync_ptsz(&q, 64 * MIB, pool, NULL), 0, "two allocations in it");
+    IS(free_mib(), GRANT - 32, "take nothing");
+    IS(cuMemFreeAsync_ptsz(p, NULL) | cuMemFreeAsync_ptsz(q, NULL), 0, "nor do frees in it");
+    IS(cuStreamEndCapture_ptsz(NULL, &g) | cuGraphInstantiateWithParams_ptsz(&e, g, &(CUDA_GRAPH_INSTANTIATE_PARAMS){0}), 0, "instantiated");
+    IS(free_mib(), GRANT - 32 - 128, "they count");
+    IS(cuGraphExecDestroy(e) | cuGraphDestroy(g) | cuMemFreeAsync_ptsz(before, NULL) | cuStreamSynchronize_ptsz(NULL), 0, "all gone");
+    IS(free_mib(), GRANT, "all free");
+}
+
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
-    TEST(a_capture_takes_no_memory), {NULL, NULL},
+    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), {NULL, NULL},
 };

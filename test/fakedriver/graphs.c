@@ -197,7 +197,7 @@ API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
     CUresult r = launch(e);
     return r == CUDA_SUCCESS ? launched(s) : r;
 }
-API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return cuGraphLaunch(e, s); }
+API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return cuGraphLaunch(e, ptsz(s)); }
 
 API CUresult cuGraphExecDestroy(CUgraphExec e)
 {

@@ -37,16 +37,21 @@ typedef struct CUfunc_st *F;
 #define UNUSED (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)params
 
 API CUresult cuLaunchKernel(F f, GRID, CUstream s, void **params, void **extra) { return UNUSED, (void)extra, launched(s); }
-API CUresult cuLaunchKernel_ptsz(F f, GRID, CUstream s, void **params, void **extra) { return UNUSED, (void)extra, launched(s); }
+API CUresult cuLaunchKernel_ptsz(F f, GRID, CUstream s, void **params, void **extra) { return UNUSED, (void)extra, launched(ptsz(s)); }
 API CUresult cuLaunchCooperativeKernel(F f, GRID, CUstream s, void **params) { return UNUSED, launched(s); }
-API CUresult cuLaunchCooperativeKernel_ptsz(F f, GRID, CUstream s, void **params) { return UNUSED, launched(s); }
+API CUresult cuLaunchCooperativeKernel_ptsz(F f, GRID, CUstream s, void **params) { return UNUSED, launched(ptsz(s)); }
 API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, F f, void **params, void **extra)
 {
     (void)f, (void)params, (void)extra;
     CHECK(config, CUDA_ERROR_INVALID_VALUE);
     return launched(config->hStream);
 }
-API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, F f, void **params, void **extra) { return cuLaunchKernelEx(config, f, params, extra); }
+API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, F f, void **params, void **extra)
+{
+    (void)f, (void)params, (void)extra;
+    CHECK(config, CUDA_ERROR_INVALID_VALUE);
+    return launched(ptsz(config->hStream));
+}
 API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int n, unsigned int flags)
 {
     CUresult r = CUDA_SUCCESS;

@@ -61,6 +61,9 @@ enum { LOCATION_UNKNOWN = -2, LOCATION_LATER = 99 };
 int location_device(const CUmemLocation *l, int allocation_type);
 CUcontext device_current(void);
 
+/* ptsz is the stream that a call of the kind _ptsz means: stream 0 is the per-thread default stream. */
+static inline CUstream ptsz(CUstream s) { return s ? s : CU_STREAM_PER_THREAD; }
+
 /* stream_gpu is where a stream runs what is launched into it: -1 is a handle that is none, STREAM_CAPTURES nowhere yet. */
 enum { STREAM_CAPTURES = -2 };
 int stream_gpu(CUstream s);

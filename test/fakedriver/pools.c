@@ -149,7 +149,15 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value)
 
 /* ---- streams ---- */
 
+/* The per-thread default stream, which is one of all threads here. */
+static struct CUstream_st per_thread;
+
 static bool special(CUstream s) { return !s || s == CU_STREAM_LEGACY || s == CU_STREAM_PER_THREAD; }
+static CUgraph *capture_of(CUstream s)
+{
+    static CUgraph none;
+    return s == CU_STREAM_PER_THREAD ? &per_thread.capture : !special(s) && object_is(s, OBJECT_STREAM) ? &s->capture : &none;
+}
 static CUcontext context_of(CUstream s) { return special(s) ? device_current() : object_is(s, OBJECT_STREAM) ? s->context : NULL; }
 
 API CUresult cuStreamCreate(CUstream *s, unsigned int flags)
@@ -184,7 +192,7 @@ API CUresult cuStreamSynchronize(CUstream s)
     synchronised();
     return CUDA_SUCCESS;
 }
-API CUresult cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(s); }
+API CUresult cuStreamSynchronize_ptsz(CUstream s) { return cuStreamSynchronize(ptsz(s)); }
 API CUresult cuCtxSynchronize(void)
 {
     launches_end();
@@ -212,32 +220,34 @@ API CUresult cuStreamIsCapturing(CUstream s, int *status)
 {
     GUARD;
     CHECK(status, CUDA_ERROR_INVALID_VALUE);
-    *status = !special(s) && object_is(s, OBJECT_STREAM) && s->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status = *capture_of(s) ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
-API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return cuStreamIsCapturing(s, status); }
+API CUresult cuStreamIsCapturing_ptsz(CUstream s, int *status) { return cuStreamIsCapturing(ptsz(s), status); }
 int stream_gpu(CUstream s)
 {
     GUARD;
     CUcontext c = context_of(s);
-    return !c ? -1 : !special(s) && s->capture ? STREAM_CAPTURES : c->gpu;
+    return !c ? -1 : *capture_of(s) ? STREAM_CAPTURES : c->gpu;
 }
 API CUresult cuStreamBeginCapture_v2(CUstream s, int mode)
 {
     GUARD;
     (void)mode;
-    CHECK(!special(s) && object_is(s, OBJECT_STREAM) && !s->capture, CUDA_ERROR_INVALID_VALUE);
-    s->capture = graph_new();
+    CHECK((s == CU_STREAM_PER_THREAD || (!special(s) && object_is(s, OBJECT_STREAM))) && !*capture_of(s), CUDA_ERROR_INVALID_VALUE);
+    *capture_of(s) = graph_new();
     return CUDA_SUCCESS;
 }
+API CUresult cuStreamBeginCapture_v2_ptsz(CUstream s, int mode) { return cuStreamBeginCapture_v2(ptsz(s), mode); }
 API CUresult cuStreamEndCapture(CUstream s, CUgraph *g)
 {
     GUARD;
-    CHECK(g && object_is(s, OBJECT_STREAM) && s->capture, CUDA_ERROR_INVALID_VALUE);
-    *g = s->capture;
-    s->capture = NULL;
+    CHECK(g && *capture_of(s), CUDA_ERROR_INVALID_VALUE);
+    *g = *capture_of(s);
+    *capture_of(s) = NULL;
     return CUDA_SUCCESS;
 }
+API CUresult cuStreamEndCapture_ptsz(CUstream s, CUgraph *g) { return cuStreamEndCapture(ptsz(s), g); }
 
 /* ---- stream-ordered memory ---- */
 
@@ -260,7 +270,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool 
     GUARD;
     CHECK(object_is(pool, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
-    if (!special(s) && s->capture) return graph_add_memory(s->capture, pool->device, bytes, p);
+    if (*capture_of(s)) return graph_add_memory(*capture_of(s), pool->device, bytes, p);
     return take(p, bytes, pool);
 }
 API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
@@ -269,7 +279,7 @@ API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
     CUmemoryPool pool;
 
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
-    if (!special(s) && s->capture) return graph_add_memory(s->capture, s->context->device, bytes, p);
+    if (*capture_of(s)) return graph_add_memory(*capture_of(s), context_of(s)->device, bytes, p);
     cuDeviceGetMemPool(&pool, context_of(s)->device);
     return take(p, bytes, pool);
 }
@@ -290,12 +300,12 @@ API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s)
 {
     GUARD;
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
-    if (!special(s) && s->capture) return graph_memory(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (*capture_of(s)) return graph_memory(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     return pool_memory_free(p) || memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(p, n, pool, s); }
-API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t n, CUstream s) { return cuMemAllocAsync(p, n, s); }
-API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return cuMemFreeAsync(p, s); }
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(p, n, pool, ptsz(s)); }
+API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t n, CUstream s) { return cuMemAllocAsync(p, n, ptsz(s)); }
+API CUresult cuMemFreeAsync_ptsz(CUdeviceptr p, CUstream s) { return cuMemFreeAsync(p, ptsz(s)); }
 
 API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p)
 {
