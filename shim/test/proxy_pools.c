@@ -186,6 +186,32 @@ static void a_capture_takes_no_memory(void) /* hami #1445 */
     IS(free_mib(), GRANT, "all free");
 }
 
+/* Memory that a graph frees before it allocates again may have the same addresses. */
+static void a_graph_counts_each_address_once(void)
+{
+    CUstream s;
+    CUgraph g;
+    CUgraphExec e;
+    CUdeviceptr p, q, apart[200];
+    size_t free = 0;
+    int failed = 0;
+
+    begin(0);
+    cuStreamCreate(&s, 0);
+    cuStreamBeginCapture_v2(s, 0);
+    for (int i = 0; i < 200; i++) failed |= cuMemAllocAsync(&apart[i], (200 - i) * (MIB / 200), s);
+    for (int i = 0; i < 200; i++) failed |= cuMemFreeAsync(apart[i], s);
+    for (int i = 0; i < 5; i++) failed |= cuMemAllocAsync(&p, (100 - i) * MIB, s) | cuMemFreeAsync(p, s);
+    failed |= cuMemAllocAsync(&p, 50 * MIB, s) | cuMemAllocAsync(&q, 50 * MIB, s);
+    IS(failed | cuStreamEndCapture(s, &g), 0, "a graph that allocates and frees again and again");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0), 0, "fits, though the sum of its allocations does not");
+    IS(cuGraphLaunch(e, s), 0, "launched");
+    IS(cuMemGetInfo_v2(&free, NULL), 0, "asked");
+    IS(fakedriverMine(0), GRANT * MIB - free, "it takes what was counted");
+    IS(cuGraphExecDestroy(e), 0, "destroyed");
+    IS(free_mib(), GRANT, "all is free");
+}
+
 /* As programs do that are compiled for per-thread default streams. */
 static void a_capture_of_the_per_thread_stream(void)
 {
@@ -210,5 +236,5 @@ static void a_capture_of_the_per_thread_stream(void)
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
-    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), {NULL, NULL},
+    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), {NULL, NULL},
 };

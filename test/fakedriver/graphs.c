@@ -1,5 +1,6 @@
 /* Graphs with memory of their own. The memory of a graph is taken at its first launch and kept, by the device, after the
- * executable graph is gone until it is trimmed. */
+ * executable graph is gone until it is trimmed. Nodes that are added later get the addresses of nodes whose memory the
+ * same graph has freed before. */
 #include "graphs.h"
 #include "objects.h"
 
@@ -8,7 +9,7 @@
 #define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
 
 struct CUgraph_st { struct object head; };
-struct CUgraphNode_st { struct object head; CUgraph graph, child; int type, device; CUdeviceptr address; uint64_t bytes; };
+struct CUgraphNode_st { struct object head; CUgraph graph, child; int type, device; CUdeviceptr address; uint64_t bytes; bool freed, reused, reuses; };
 struct CUgraphExec_st { struct object head; uint64_t bytes[SHARED_GPUS]; bool launched; };
 
 static uint64_t reserved[SHARED_GPUS], used[SHARED_GPUS]; /* by device */
@@ -23,20 +24,39 @@ static CUgraphNode node_new(CUgraph g, int type)
     return n;
 }
 
+/* suits: the memory of a freed node can be that of a new one. */
+static bool suits(void *node, const void *wanted)
+{
+    const struct CUgraphNode_st *n = node, *w = wanted;
+    return n->graph == w->graph && n->device == w->device && n->freed && !n->reused && n->bytes >= w->bytes;
+}
+
 CUresult graph_add_memory(CUgraph g, CUdevice device, size_t bytes, CUdeviceptr *p)
 {
-    CUgraphNode n;
+    CUgraphNode n, former;
 
     CHECK(p && bytes, CUDA_ERROR_INVALID_VALUE);
     n = node_new(g, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
     n->device = device;
     n->bytes = bytes;
-    n->address = *p = address_new(bytes);
+    former = object_find(OBJECT_NODE, suits, n);
+    if (former) former->reused = n->reuses = true;
+    n->address = *p = former ? former->address : address_new(bytes);
     return CUDA_SUCCESS;
 }
 
+/* at finds the last node with the address. */
 static bool at(void *n, const void *p) { return ((CUgraphNode)n)->address == *(const CUdeviceptr *)p; }
-bool graph_memory(CUdeviceptr p) { return object_find(OBJECT_NODE, at, &p) != NULL; }
+
+CUresult graph_free_memory(CUgraph g, CUdeviceptr p)
+{
+    CUgraphNode n = object_find(OBJECT_NODE, at, &p);
+
+    CHECK(n && !n->freed, CUDA_ERROR_INVALID_VALUE);
+    if (n->graph == g) n->freed = true;
+    node_new(g, CU_GRAPH_NODE_TYPE_MEM_FREE);
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuGraphCreate(CUgraph *g, unsigned int flags)
 {
@@ -140,7 +160,7 @@ static bool total(void *node, const void *key)
     struct { CUgraph graph; uint64_t *bytes; } const *t = key;
     CUgraphNode n = node;
 
-    if (n->graph == t->graph && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) t->bytes[n->device] += n->bytes;
+    if (n->graph == t->graph && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !n->reuses) t->bytes[n->device] += n->bytes;
     return false;
 }
 static void add_up(CUgraph g, uint64_t *bytes)

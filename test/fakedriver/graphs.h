@@ -3,8 +3,6 @@
 
 #include "../../shim/cuda_abi.h"
 
-#include <stdbool.h>
-
 CUgraph graph_new(void);
 CUresult graph_add_memory(CUgraph graph, CUdevice device, size_t bytes, CUdeviceptr *p);
-bool graph_memory(CUdeviceptr p);
+CUresult graph_free_memory(CUgraph graph, CUdeviceptr p);
