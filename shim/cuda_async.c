@@ -16,6 +16,7 @@ API CUresult cuStreamSynchronize(CUstream s) { return finish_synchronise(REAL(cu
 API CUresult cuStreamSynchronize_ptsz(CUstream s) { return finish_synchronise(REAL(cuStreamSynchronize_ptsz)(s)); }
 API CUresult cuEventSynchronize(CUevent e) { return finish_synchronise(REAL(cuEventSynchronize)(e)); }
 API CUresult cuCtxSynchronize(void) { return finish_synchronise(REAL(cuCtxSynchronize)()); }
+API CUresult cuCtxSynchronize_v2(CUcontext c) { return finish_synchronise(REAL(cuCtxSynchronize_v2)(c)); }
 
 /* ---- allocation ---- */
 

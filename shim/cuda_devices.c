@@ -120,7 +120,7 @@ static CUresult begin_context(struct track *t, CUdevice ordinal)
 {
     *t = (struct track){.kind = TRACK_CONTEXT, .device = (int8_t)device_of(ordinal)};
     t->bytes = account_context(t->device);
-    return t->bytes == 0 || account_take(t->device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return t->bytes == 0 || take_of_grant(t->device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult finish_context(CUresult r, struct track *t, const CUcontext *context, void (*undo)(uint64_t))

@@ -58,6 +58,7 @@
     ROW(cuStreamSynchronize_ptsz, FREED, "pools return memory to the GPU at a synchronisation")                         \
     ROW(cuEventSynchronize, FREED, "pools return memory to the GPU at a synchronisation")                               \
     ROW(cuCtxSynchronize, FREED, "pools return memory to the GPU at a synchronisation")                                 \
+    ROW(cuCtxSynchronize_v2, FREED, "CUDA 13's, of any context; as cuCtxSynchronize")                                   \
     ROW(cuGraphInstantiate, COUNTED, "the graph's memory nodes, until the executable graph is destroyed")               \
     ROW(cuGraphInstantiate_v2, COUNTED, "as cuGraphInstantiate")                                                        \
     ROW(cuGraphInstantiateWithFlags, COUNTED, "as cuGraphInstantiate")                                                  \

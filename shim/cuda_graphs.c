@@ -5,6 +5,7 @@
 #include "cuda_count.h"
 #include "cuda_devices.h"
 #include "cuda_driver.h"
+#include "cuda_pools.h"
 #include "os.h"
 #include "track.h"
 
@@ -118,7 +119,7 @@ static void give_all(const struct graph_memory *m, int ordinals)
 static bool take_all(const struct graph_memory *m)
 {
     for (int i = 0; i < DEVICES; i++)
-        if (m->bytes[i] && !account_take(device_of(i), m->bytes[i])) {
+        if (m->bytes[i] && !take_of_grant(device_of(i), m->bytes[i])) {
             give_all(m, i);
             return false;
         }

@@ -25,7 +25,7 @@ static CUresult begin_allocation(struct track *t, uint64_t bytes)
 
     if (r != CUDA_SUCCESS) return r;
     *t = entry_at(&l, bytes);
-    return account_take(l.device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return take_of_grant(l.device, t->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* begin_pointer counts whole pages. Whether a small allocation needs a new page shows in its address
@@ -82,7 +82,7 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 static bool recount(struct track *t, uint64_t bytes)
 {
     bytes = whole_pages(bytes);
-    if (bytes > t->bytes && !account_take(t->device, bytes - t->bytes)) return false;
+    if (bytes > t->bytes && !take_of_grant(t->device, bytes - t->bytes)) return false;
     if (bytes < t->bytes) account_give(t->device, t->bytes - bytes);
     t->bytes = bytes;
     return true;

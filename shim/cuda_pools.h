@@ -4,6 +4,7 @@
  * least what they may make the pool hold. */
 #pragma once
 
+#include "account.h"
 #include "cuda_abi.h"
 #include "track.h"
 
@@ -47,6 +48,13 @@ void pool_destroyed(CUmemoryPool handle);
 /* pools_update makes every pool's charge agree with what the pool holds now. False: nothing was
  * freed since all charges agreed, so there was nothing to do. */
 bool pools_update(void);
+
+/* take_of_grant counts bytes if they fit the grant, as account_take does. If they do not, pools may
+ * have returned memory since they were last looked at. */
+static inline bool take_of_grant(int device, uint64_t bytes)
+{
+    return account_take(device, bytes) || (pools_update() && account_take(device, bytes));
+}
 
 /* pools_reset: the driver reset a device. The pointers of its pools are no longer valid, but the
  * pools may still hold the memory. */

@@ -2,6 +2,7 @@
 #include "account.h"
 #include "cuda_devices.h"
 #include "cuda_driver.h"
+#include "cuda_pools.h"
 
 static unsigned int clamp(uint64_t bytes) { return bytes > ~0u ? ~0u : (unsigned int)bytes; }
 
@@ -12,6 +13,7 @@ API CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     struct account_usage u;
 
     if (r != CUDA_SUCCESS || (r = location_current(&l)) != CUDA_SUCCESS) return r;
+    pools_update();
     u = account_usage(l.device);
     if (free) *free = u.free;
     if (total) *total = u.total;

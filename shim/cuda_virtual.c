@@ -5,6 +5,7 @@
 #include "cuda_count.h"
 #include "cuda_devices.h"
 #include "cuda_driver.h"
+#include "cuda_pools.h"
 #include "track.h"
 
 /* Blocks are numbered in steps of this, so that the hash of track.c puts successive ones side by
@@ -48,7 +49,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     if (handle && prop && (r = ordinal_of(&prop->location, prop->type, &ordinal)) != CUDA_SUCCESS) return r;
     if (!handle || !prop || ordinal == HOST_MEMORY) return REAL(cuMemCreate)(handle, bytes, prop, flags);
     b.device = (int8_t)device_of(ordinal);
-    if (!account_take(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!take_of_grant(b.device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     r = REAL(cuMemCreate)(handle, bytes, prop, flags);
     b.key = __atomic_add_fetch(&next_block, BLOCK_STEP, __ATOMIC_RELAXED);
     if (r == CUDA_SUCCESS && !add_block(*handle, &b)) {

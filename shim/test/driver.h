@@ -10,6 +10,7 @@
 CUresult cuDeviceGet(CUdevice *device, int ordinal);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr p, size_t bytes);
 CUresult cuModuleLoadData(void **module, const void *image);
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h, int type, unsigned long long flags);

@@ -126,6 +126,37 @@ static void async_frees_leak_nothing(void) /* core #306 */
     IS(fakedriverMine(0), 0, "says the driver");
 }
 
+/* A pool may return memory when the proxy does not see it, here in a copy that waits for the GPU. */
+static void what_a_pool_returned_unseen_is_free(void)
+{
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 200 * MIB};
+    CUmemGenericAllocationHandle h;
+    CUcontext c = begin(0), other;
+    CUdeviceptr p, q;
+    CUgraph g;
+    CUgraphNode n;
+    CUgraphExec e;
+    CUarray a;
+    size_t pitch;
+    char byte;
+
+#define RETURN_UNSEEN (cuMemAllocAsync(&q, 128 * MIB, NULL) | cuMemFreeAsync(q, NULL) | cuMemcpyDtoH_v2(&byte, 0, 1))
+    IS(RETURN_UNSEEN | cuMemAlloc_v2(&p, 200 * MIB) | cuMemFree_v2(p), 0, "plain memory");
+    IS(RETURN_UNSEEN | cuMemAllocPitch_v2(&p, &pitch, 1 << 20, 200, 4) | cuMemFree_v2(p), 0, "pitched memory");
+    IS(RETURN_UNSEEN | cuMemAllocManaged(&p, 200 * MIB, 1) | cuMemFree_v2(p), 0, "managed memory");
+    IS(RETURN_UNSEEN | cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){1 << 20, 200, 1, 1}) | cuArrayDestroy(a), 0, "an array");
+    IS(RETURN_UNSEEN | cuMemCreate(&h, 200 * MIB, &prop, 0) | cuMemRelease(h), 0, "VMM memory");
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph");
+    IS(RETURN_UNSEEN | cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphExecDestroy(e), 0, "is instantiated");
+    limits()->device[0].context = 200 * MIB;
+    IS(RETURN_UNSEEN | cuCtxCreate_v2(&other, 0, 0) | cuCtxDestroy_v2(other) | cuCtxSetCurrent(c), 0, "a context");
+    IS(RETURN_UNSEEN, 0, "once more");
+    IS(free_mib(), GRANT, "reported as free");
+    IS(cuMemAllocAsync(&q, 128 * MIB, NULL) | cuMemFreeAsync(q, NULL) | cuCtxSynchronize_v2(c), 0, "with CUDA 13's synchronisation");
+    IS(free_mib(), GRANT, "free");
+}
+
 static void a_reset_leaves_what_pools_still_hold(void)
 {
     CUcontext c;
@@ -235,6 +266,6 @@ static void a_capture_of_the_per_thread_stream(void)
 
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
-    TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
+    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), {NULL, NULL},
 };

@@ -382,6 +382,7 @@ API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr p, size_t bytes)
     (void)p;
     CURRENT;
     launches_end();
+    synchronised();
     memset(to, 0, bytes);
     return CUDA_SUCCESS;
 }

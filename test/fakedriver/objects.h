@@ -52,6 +52,9 @@ CUdeviceptr address_new(uint64_t bytes);
 
 bool pool_memory_free(CUdeviceptr p);
 
+/* synchronised: the host has waited for the GPU, which is when pools give back what is above their thresholds. */
+void synchronised(void);
+
 int device_gpu(CUdevice d);
 
 /* location_device is the device that memory of a location takes: -1 for the host's, LOCATION_UNKNOWN for one that is

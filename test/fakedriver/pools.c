@@ -53,7 +53,7 @@ static bool shrink_to_threshold(void *pool, const void *unused)
     if (p->reserved > p->threshold) shrink(p, p->threshold);
     return false; /* on to the next */
 }
-static void synchronised(void) { object_find(OBJECT_POOL, shrink_to_threshold, NULL); }
+void synchronised(void) { object_find(OBJECT_POOL, shrink_to_threshold, NULL); }
 
 API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *p, CUdevice d)
 {
@@ -198,6 +198,14 @@ API CUresult cuCtxSynchronize(void)
     launches_end();
     GUARD;
     CHECK(device_current(), CUDA_ERROR_INVALID_CONTEXT);
+    synchronised();
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxSynchronize_v2(CUcontext c)
+{
+    launches_end();
+    GUARD;
+    CHECK(object_is(c, OBJECT_CONTEXT), CUDA_ERROR_INVALID_CONTEXT);
     synchronised();
     return CUDA_SUCCESS;
 }
