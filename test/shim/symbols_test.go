@@ -150,7 +150,8 @@ func open(t *testing.T, library string) *elf.File {
 var calls = []string{
 	"__cxa_finalize", "__errno_location", "__register_atfork", "clock_gettime", "close", "dlopen", "dlsym",
 	"fcntl", "getpid", "lseek", "madvise", "memcmp", "memcpy",
-	"memset", "mmap", "munmap", "nanosleep", "open", "pthread_setcancelstate", "sched_yield", "strlen", "strncmp", "__stack_chk_fail",
+	"memset", "mmap", "munmap", "nanosleep", "open", "pthread_setcancelstate", "sched_yield", "strlen",
+	"strncmp", "__stack_chk_fail",
 	// weak symbols of the compiler's start files
 	"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
 }
