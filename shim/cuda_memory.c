@@ -149,15 +149,35 @@ API CUresult cuMemFree(CUdeviceptr_v1 p)
 
 /* ---- arrays ---- */
 
-/* element_bytes is the size of an element with all its channels. The formats are those of the
- * documented enum CUarray_format. A newer format counts as the largest size that exists. */
-static uint64_t element_bytes(int format, unsigned int channels)
+/* Compressed formats have blocks of 4 by 4 elements. */
+enum { BC1_UNORM = 0x91, BC7_UNORM_SRGB = 0x9e };
+static bool is_compressed(int format) { return format >= BC1_UNORM && format <= BC7_UNORM_SRGB; }
+
+/* half_bytes is the size of an element with all its channels, in halves of a byte. The formats are
+ * those of the documented enum CUarray_format, up to CUDA 13.3. A newer format counts as the largest
+ * size that exists. */
+static uint64_t half_bytes(int format, uint64_t channels)
 {
+    static const uint8_t of_format[0x100] = {
+        [0x50] = 8,                                               /* 10, 10, 10 and 2 bits */
+        [0x51] = 8, [0x52] = 8,                                   /* YUV packed */
+        [0x53] = 3, [0x54] = 6, [0x59] = 3, [0x5a] = 6,           /* planar and semi-planar, 4:2:0, of 8 and 16 bits */
+        [0x55] = 4, [0x56] = 8, [0x5b] = 4, [0x5c] = 8,           /* 4:2:2 */
+        [0x57] = 6, [0x58] = 12, [0x5d] = 6, [0x5e] = 12,         /* 4:4:4 */
+        [BC1_UNORM] = 1, 1, [0x93 ... 0x96] = 2, [0x97] = 1, 1,   /* BC1 to BC4 */
+        [0x99 ... BC7_UNORM_SRGB] = 2,                            /* BC5 to BC7 */
+        [0x9f] = 6, [0xa1] = 6, [0xa2] = 4, [0xa3] = 8, 8,        /* P010, P016, NV16, P210, P216 */
+        [0xa5] = 4, 8, 8, 8, 8,                                   /* YUY2, Y210, Y216, AYUV, Y410 */
+        [0xb0] = 3, 16, 6, 12, 6, 12,                             /* NV12, Y416, Y444 and YUV444 of 8 and more bits */
+        [0xc0] = 2, 4, 8, 4, 8, 16,                               /* UNORM_INT8X1, X2, X4, UNORM_INT16X1, X2, X4 */
+        [0xc6] = 2, 4, 8, 4, 8, 16,                               /* and SNORM_INT */
+    };
+
     switch (format) {
-    case 0x01: case 0x08: return channels;          /* 8 bits */
-    case 0x02: case 0x09: case 0x10: return 2 * channels;
-    case 0x03: case 0x0a: case 0x20: return 4 * channels;
-    default: return 16;
+    case 0x01: case 0x08: return 2 * channels;          /* 8 bits */
+    case 0x02: case 0x09: case 0x10: return 4 * channels;
+    case 0x03: case 0x0a: case 0x20: return 8 * channels;
+    default: return format > 0 && format < 0x100 && of_format[format] ? of_format[format] : 2 * 16;
     }
 }
 
@@ -168,18 +188,25 @@ static uint64_t times(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b ? b : 1, &product) ? UINT64_MAX : product;
 }
 
+/* side is the length of a side at a level. It is at least an element, or a block. */
+static uint64_t side(const CUDA_ARRAY3D_DESCRIPTOR *d, uint64_t length, unsigned int level)
+{
+    uint64_t n = length >> level ? length >> level : 1;
+    return is_compressed(d->Format) && n <= UINT64_MAX - 3 ? (n + 3) & ~UINT64_C(3) : n;
+}
+
 /* array_bytes is the size of all levels. Sparse and deferred arrays have no memory of their own. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
-    uint64_t sum = 0, element = element_bytes(d->Format, d->NumChannels);
+    uint64_t sum = 0, element = half_bytes(d->Format, d->NumChannels);
     bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
 
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) return 0;
     for (unsigned int l = 0; l < levels && l < 64; l++) {
-        uint64_t area = times(times(d->Width >> l ? d->Width >> l : 1, d->Height >> l), layers ? d->Depth : d->Depth >> l);
+        uint64_t area = times(times(side(d, d->Width, l), side(d, d->Height, l)), layers ? d->Depth : d->Depth >> l);
         if (__builtin_add_overflow(sum, times(area, element), &sum)) return UINT64_MAX;
     }
-    return sum;
+    return sum == UINT64_MAX ? sum : (sum + 1) / 2;
 }
 
 static void undo_array(uint64_t a) { REAL(cuArrayDestroy)((CUarray)(uintptr_t)a); }

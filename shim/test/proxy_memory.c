@@ -36,6 +36,37 @@ static void every_kind_is_counted(void)
     IS(fakedriverMine(0), 0, "in the driver, too");
 }
 
+static void arrays_of_all_formats(void)
+{
+    static const struct { int format; unsigned int channels; size_t bytes; const char *name; } formats[] = {
+        {0x20, 4, 16, "four floats"}, {0xc2, 4, 4, "UNORM_INT8X4"}, {0xcb, 4, 8, "SNORM_INT16X4"}, {0x9d, 4, 1, "BC7"}, {0xfe, 4, 16, "a later format, as the largest"},
+    };
+    CUarray a;
+    CUmipmappedArray mip;
+    size_t free = 0;
+
+    begin(0);
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){4096, 1024, formats[i].format, formats[i].channels}), 0, formats[i].name);
+        IS(free_mib(), GRANT - 4 * formats[i].bytes, "each element counts as large as it is");
+        IS(fakedriverMine(0), 4 * formats[i].bytes * MIB, "in the driver, too");
+        cuArrayDestroy(a);
+    }
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){4096, 1024, 0xb0, 3}), 0, "NV12");
+    IS(free_mib(), GRANT - 6, "has one and a half bytes");
+    IS(fakedriverMine(0), 6 * MIB, "in the driver, too");
+    cuArrayDestroy(a);
+    IS(cuArrayCreate_v2(&a, &(CUDA_ARRAY_DESCRIPTOR){4096, 1024, 0x91, 4}), 0, "BC1");
+    IS(free_mib(), GRANT - 2, "has half a byte");
+    IS(fakedriverMine(0), 2 * MIB, "in the driver, too");
+    cuArrayDestroy(a);
+    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){8, 8, 0, 0x91, 4, 0}, 4), 0, "small levels");
+    cuMemGetInfo_v2(&free, NULL);
+    IS(GRANT * MIB - free, 32 + 8 + 8 + 8, "have at least a block of 8 bytes");
+    IS(cuMipmappedArrayDestroy(mip), 0, "destroyed");
+    IS(free_mib(), GRANT, "all is free");
+}
+
 static void what_the_driver_refuses_is_not_counted(void)
 {
     CUdeviceptr p;
@@ -235,6 +266,6 @@ static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 }
 
 const struct tap_test memory_tests[] = {
-    TEST(every_kind_is_counted), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
+    TEST(every_kind_is_counted), TEST(arrays_of_all_formats), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
     TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(pages_are_counted), TEST(contexts_are_counted), TEST(a_module_is_not_counted_here), {NULL, NULL},
 };

@@ -387,20 +387,43 @@ API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr p, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-/* ---- arrays: as large as their elements, 4 bytes each ---- */
+/* ---- arrays: as large as their elements ---- */
+
+enum { FORMAT_BC1 = 0x91, FORMAT_BC7 = 0x9d, FORMAT_LATER = 0xfe };
+
+/* element_bits knows some of the formats. */
+static unsigned int element_bits(int format, unsigned int channels)
+{
+    switch (format) {
+    case 0x01: case 0x08: return 8 * channels;
+    case 0x02: case 0x09: case 0x10: return 16 * channels;
+    case 0x03: case 0x0a: case 0x20: return 32 * channels;
+    case 0xb0: return 12;                       /* NV12 */
+    case 0xc2: return 32;                       /* UNORM_INT8X4 */
+    case 0xcb: return 64;                       /* SNORM_INT16X4 */
+    case FORMAT_BC1: return 4;
+    case FORMAT_BC7: return 8;
+    case FORMAT_LATER: return 128;
+    default: return 0;
+    }
+}
 
 static CUresult array_new(CUarray *a, enum object_kind kind, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
-    static const unsigned int width_of[] = {[1] = 1, [2] = 2, [3] = 4, [8] = 1, [9] = 2, [10] = 4, [0x10] = 2, [0x20] = 4};
+    bool blocks; /* of 4 by 4 elements */
     size_t bytes = 0;
     struct page *page;
     CUdeviceptr address = 0;
 
     CURRENT;
-    CHECK(a && d && d->Width && d->Format > 0 && d->Format <= 0x20 && width_of[d->Format], CUDA_ERROR_INVALID_VALUE);
+    CHECK(a && d && d->Width && element_bits(d->Format, 1), CUDA_ERROR_INVALID_VALUE);
+    blocks = d->Format == FORMAT_BC1 || d->Format == FORMAT_BC7;
     for (unsigned int l = 0; l < levels; l++) {
         size_t w = d->Width >> l, h = d->Height >> l, z = d->Flags & CUDA_ARRAY3D_LAYERED ? d->Depth : d->Depth >> l;
-        bytes += (w ? w : 1) * (h ? h : 1) * (z ? z : 1) * d->NumChannels * width_of[d->Format];
+        w = w ? w : 1;
+        h = h ? h : 1;
+        if (blocks) w = (w + 3) / 4 * 4, h = (h + 3) / 4 * 4;
+        bytes += w * h * (z ? z : 1) * element_bits(d->Format, d->NumChannels) / 8;
     }
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) bytes = 0;
     CHECK(pages_take(current(), gpu(), bytes, &page, &address), CUDA_ERROR_OUT_OF_MEMORY);
