@@ -33,7 +33,7 @@ proxy() {
 place() { sed -n "s|^#define $1 PLACE \"\(.*\)\"|/run/gpuledger/\1|p" "$src/place.h"; }
 # The files that an allocation runs through come first: in other orders it takes up to 2 of 37 ns more.
 libcuda=(cuda_driver.c cuda_devices.c cuda_count.c cuda_memory.c os.c account.c track.c sums.c
-  cuda_pools.c cuda_async.c cuda_virtual.c cuda_graphs.c cuda_reports.c cuda_resolve.c)
+  cuda_pools.c cuda_left.c cuda_async.c cuda_virtual.c cuda_graphs.c cuda_reports.c cuda_resolve.c)
 proxy libcuda.so.1 libcuda.so.1 "$(place PLACE_LIBCUDA)" "${libcuda[@]}"
 proxy libcuda-throttle.so.1 libcuda.so.1 "$(place PLACE_LIBCUDA)" -DTHROTTLE "${libcuda[@]}" cuda_launch.c throttle.c
 proxy libnvidia-ml.so.1 libnvidia-ml.so.1 "$(place PLACE_LIBNVML)" nvml.c account.c sums.c os.c

@@ -41,7 +41,7 @@ static CUresult allocate(struct allocator *a, CUdeviceptr *p, size_t bytes)
     if ((r = location_of_stream(a->stream, &l)) != CUDA_SUCCESS) return r;
     if (!a->pool && (r = REAL(cuDeviceGetMemPool)(&a->pool, l.ordinal)) != CUDA_SUCCESS) return r;
     r = l.device < 0 ? CUDA_ERROR_OUT_OF_MEMORY : pool_allocate(a, p, bytes, l.device);
-    if (r != CUDA_ERROR_OUT_OF_MEMORY || !pools_update()) return r;
+    if (r != CUDA_ERROR_OUT_OF_MEMORY || !(pools_update() | left_update())) return r;
     return l.device < 0 ? r : pool_allocate(a, p, bytes, l.device);
 }
 

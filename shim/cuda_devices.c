@@ -24,6 +24,7 @@ static void in_child(void)
     memset(counted, 0, sizeof counted);
     track_forget();
     pools_forget();
+    left_forget();
 }
 
 static bool open_account(void)

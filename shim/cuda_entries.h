@@ -64,7 +64,7 @@
     ROW(cuGraphInstantiateWithFlags, COUNTED, "as cuGraphInstantiate")                                                  \
     ROW(cuGraphInstantiateWithParams, COUNTED, "as cuGraphInstantiate")                                                 \
     ROW(cuGraphInstantiateWithParams_ptsz, COUNTED, "as cuGraphInstantiate")                                            \
-    ROW(cuGraphExecDestroy, FREED, "and trims the device's graph memory, which would hold it")                          \
+    ROW(cuGraphExecDestroy, FREED, "what the device does not hold after a trim of its graph memory")                    \
     ROW(cuCtxDestroy, FREED, "everything that was allocated in the context")                                            \
     ROW(cuCtxDestroy_v2, FREED, "everything that was allocated in the context")                                         \
     ROW(cuCtxCreate, TRACKED, "what the node has measured of contexts; the rest is overhead")                           \
@@ -200,4 +200,5 @@
     ROW(cuGraphNodeGetType)                                                                                             \
     ROW(cuGraphChildGraphNodeGetGraph)                                                                                  \
     ROW(cuGraphMemAllocNodeGetParams)                                                                                   \
-    ROW(cuDeviceGraphMemTrim)
+    ROW(cuDeviceGraphMemTrim)                                                                                           \
+    ROW(cuDeviceGetGraphMemAttribute)

@@ -1,6 +1,6 @@
 /* Graphs with memory nodes. The driver allocates their memory at the first launch and keeps it
  * until the executable graph is destroyed. It is counted from instantiation to destruction, with
- * one entry a device. */
+ * one entry a device, and what is not freed by then longer (cuda_left.h). */
 #include "account.h"
 #include "cuda_count.h"
 #include "cuda_devices.h"
@@ -151,16 +151,20 @@ static bool add_entries(const struct graph_memory *m, CUgraphExec e)
             .kind = TRACK_EXEC, .key = key_of(e, i), .bytes = m->bytes[i], .device = (int8_t)device_of(i)};
         if (!m->bytes[i]) continue;
         if (!track_put(&t, &old)) return false;
-        uncount(&old);
+        left_instantiated(i, m->bytes[i]);
+        if (old.kind) left_destroyed(i, old.device, old.bytes);
     }
     return true;
 }
 
 static CUresult finish_instantiate(CUresult r, const struct graph_memory *m, CUgraphExec *e)
 {
+    struct track t;
+
     if (r == CUDA_SUCCESS && !add_entries(m, *e)) {
         REAL(cuGraphExecDestroy)(*e);
-        for (int i = 0; i < DEVICES; i++) track_remove(TRACK_EXEC, key_of(*e, i), &(struct track){0});
+        for (int i = 0; i < DEVICES; i++)
+            if (track_remove(TRACK_EXEC, key_of(*e, i), &t)) left_instantiated(i, -t.bytes);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (r != CUDA_SUCCESS) give_all(m, DEVICES);
@@ -182,7 +186,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, unsi
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p), exec, graph, p)
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p), exec, graph, p)
 
-/* The driver would keep the memory for the next graph. The trim returns it to the GPU, as the
+/* The driver would keep the memory for the next graph. left_destroyed returns it to the GPU, as the
  * account says. */
 API CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
@@ -197,8 +201,7 @@ API CUresult cuGraphExecDestroy(CUgraphExec exec)
             track_put(&removed[i], &old);
             continue;
         }
-        REAL(cuDeviceGraphMemTrim)(i);
-        uncount(&removed[i]);
+        left_destroyed(i, removed[i].device, removed[i].bytes);
     }
     return r;
 }

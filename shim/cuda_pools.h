@@ -6,6 +6,7 @@
 
 #include "account.h"
 #include "cuda_abi.h"
+#include "cuda_left.h"
 #include "track.h"
 
 #include <stdbool.h>
@@ -50,10 +51,10 @@ void pool_destroyed(CUmemoryPool handle);
 bool pools_update(void);
 
 /* take_of_grant counts bytes if they fit the grant, as account_take does. If they do not, pools may
- * have returned memory since they were last looked at. */
+ * have returned memory since they were last looked at, or the program has freed that of a graph. */
 static inline bool take_of_grant(int device, uint64_t bytes)
 {
-    return account_take(device, bytes) || (pools_update() && account_take(device, bytes));
+    return account_take(device, bytes) || ((pools_update() | left_update()) && account_take(device, bytes));
 }
 
 /* pools_reset: the driver reset a device. The pointers of its pools are no longer valid, but the

@@ -178,9 +178,11 @@ static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #1
     CUgraph g, parent;
     CUgraphNode n;
     CUgraphExec e, f;
+    CUdeviceptr first;
 
     begin(0);
     IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB");
+    first = node.dptr;
     IS(free_mib(), GRANT, "takes nothing yet");
     IS(cuGraphInstantiateWithFlags(&e, g, 0), 0, "instantiated");
     IS(free_mib(), GRANT - 100, "it counts");
@@ -190,7 +192,7 @@ static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #1
     IS(cuGraphInstantiate_v2(&f, parent, NULL, NULL, 0), CUDA_ERROR_OUT_OF_MEMORY, "of 200 MiB does not fit");
     IS(cuGraphInstantiateWithParams(&f, g, &(CUDA_GRAPH_INSTANTIATE_PARAMS){0}), 0, "one of 100 does");
     IS(cuGraphInstantiate(&f, g, NULL, NULL, 0), CUDA_ERROR_OUT_OF_MEMORY, "but no third");
-    IS(cuGraphExecDestroy(e), 0, "destroyed");
+    IS(cuMemFree_v2(first) | cuGraphExecDestroy(e), 0, "its memory is freed and it is destroyed");
     IS(free_mib(), GRANT - 100, "it no longer counts");
     IS(fakedriverMine(0), 0, "and the device does not keep it");
     IS(cuGraphExecDestroy((CUgraphExec)&e), CUDA_ERROR_INVALID_VALUE, "an invalid graph");
@@ -239,8 +241,33 @@ static void a_graph_counts_each_address_once(void)
     IS(cuGraphLaunch(e, s), 0, "launched");
     IS(cuMemGetInfo_v2(&free, NULL), 0, "asked");
     IS(fakedriverMine(0), GRANT * MIB - free, "it takes what was counted");
-    IS(cuGraphExecDestroy(e), 0, "destroyed");
+    IS(cuMemFreeAsync(p, s) | cuMemFreeAsync(q, s) | cuGraphExecDestroy(e), 0, "the last two are freed, and it is destroyed");
     IS(free_mib(), GRANT, "all is free");
+}
+
+/* What a graph does not free stays when it is destroyed. */
+static void graph_memory_that_outlives_its_graph(void)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
+    CUgraph g;
+    CUgraphNode n;
+    CUgraphExec e;
+    CUdeviceptr p;
+
+    begin(0);
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB that it does not free");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphExecDestroy(e), 0, "destroyed without a launch");
+    IS(free_mib(), GRANT, "leaves nothing");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphExecDestroy(e), 0, "launched and destroyed");
+    IS(fakedriverMine(0), 100 * MIB, "it leaves its memory");
+    IS(free_mib(), GRANT - 100, "which counts");
+    IS(cuMemAlloc_v2(&p, 200 * MIB), CUDA_ERROR_OUT_OF_MEMORY, "for all allocations");
+    IS(cuMemFree_v2(node.dptr), 0, "until it is freed");
+    IS(cuMemAlloc_v2(&p, 200 * MIB) | cuMemFree_v2(p), 0, "and needed");
+    IS(fakedriverMine(0), 0, "then the device does not hold it");
+    IS(free_mib(), GRANT, "and all is free");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuMemFreeAsync(node.dptr, NULL) | cuGraphExecDestroy(e), 0, "freed before the graph");
+    IS(free_mib(), GRANT, "nothing is left");
 }
 
 /* As programs do that are compiled for per-thread default streams. */
@@ -267,5 +294,5 @@ static void a_capture_of_the_per_thread_stream(void)
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
-    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), {NULL, NULL},
+    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
 };

@@ -350,7 +350,7 @@ API CUresult cuMemFree_v2(CUdeviceptr p)
 {
     READY;
     if (p == 0) return CUDA_SUCCESS;
-    return memory_free(p) || pool_memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return memory_free(p) || pool_memory_free(p) || graph_memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemFree(CUdeviceptr_v1 p) { return cuMemFree_v2(p); }
 API CUresult cuMemAllocHost_v2(void **p, size_t bytes)

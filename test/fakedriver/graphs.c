@@ -12,6 +12,9 @@ struct CUgraph_st { struct object head; };
 struct CUgraphNode_st { struct object head; CUgraph graph, child; int type, device; CUdeviceptr address; uint64_t bytes; bool freed, reused, reuses; };
 struct CUgraphExec_st { struct object head; uint64_t bytes[SHARED_GPUS]; bool launched; };
 
+/* Memory that a graph does not free: it is live from its launch until it is freed, also without the executable graph. */
+struct unfreed { struct object head; CUgraphExec exec; int device; CUdeviceptr address; uint64_t bytes; bool live; };
+
 static uint64_t reserved[SHARED_GPUS], used[SHARED_GPUS]; /* by device */
 
 CUgraph graph_new(void) { return object_new(OBJECT_GRAPH, sizeof(struct CUgraph_st)); }
@@ -154,6 +157,35 @@ API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode n, CUDA_MEM_ALLOC_NODE_PAR
     return CUDA_SUCCESS;
 }
 
+static void unfreed_new(CUgraphExec e, CUgraphNode n)
+{
+    struct unfreed *u = object_new(OBJECT_UNFREED, sizeof *u);
+    u->exec = e;
+    u->device = n->device;
+    u->address = n->address;
+    u->bytes = n->bytes;
+}
+static bool of_exec(void *u, const void *e) { return ((struct unfreed *)u)->exec == e; }
+static bool live_at(void *u, const void *p) { return ((struct unfreed *)u)->live && ((struct unfreed *)u)->address == *(const CUdeviceptr *)p; }
+static bool goes_live(void *u, const void *e)
+{
+    if (of_exec(u, e)) ((struct unfreed *)u)->live = true;
+    return false;
+}
+
+bool graph_memory_free(CUdeviceptr p)
+{
+    GUARD;
+    struct unfreed *u = object_find(OBJECT_UNFREED, live_at, &p);
+
+    if (!u) return false;
+    u->live = false;
+    if (u->exec) return true;
+    used[u->device] -= u->bytes;
+    object_delete(&u->head);
+    return true;
+}
+
 /* total adds up the graph's memory by device, with that of its child graphs. */
 static bool total(void *node, const void *key)
 {
@@ -163,8 +195,9 @@ static bool total(void *node, const void *key)
     if (n->graph == t->graph && n->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !n->reuses) t->bytes[n->device] += n->bytes;
     return false;
 }
-static void add_up(CUgraph g, uint64_t *bytes)
+static void add_up(CUgraph g, CUgraphExec e)
 {
+    uint64_t *bytes = e->bytes;
     struct { CUgraph graph; uint64_t *bytes; } t = {g, bytes};
     CUgraphNode nodes[64];
     size_t n = 64;
@@ -172,7 +205,8 @@ static void add_up(CUgraph g, uint64_t *bytes)
     object_find(OBJECT_NODE, total, &t);
     cuGraphGetNodes(g, nodes, &n);
     for (size_t i = 0; i < n; i++)
-        if (nodes[i]->child) add_up(nodes[i]->child, bytes);
+        if (nodes[i]->child) add_up(nodes[i]->child, e);
+        else if (nodes[i]->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !nodes[i]->freed) unfreed_new(e, nodes[i]);
 }
 
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
@@ -181,7 +215,7 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned lon
     (void)flags;
     CHECK(e && object_is(g, OBJECT_GRAPH), CUDA_ERROR_INVALID_VALUE);
     *e = object_new(OBJECT_EXEC, sizeof **e);
-    add_up(g, (*e)->bytes);
+    add_up(g, *e);
     return CUDA_SUCCESS;
 }
 API CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *bad, char *log, size_t size)
@@ -210,6 +244,7 @@ static CUresult launch(CUgraphExec e)
         used[d] += e->bytes[d];
     }
     e->launched = true;
+    object_find(OBJECT_UNFREED, goes_live, e);
     return CUDA_SUCCESS;
 }
 API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
@@ -224,6 +259,11 @@ API CUresult cuGraphExecDestroy(CUgraphExec e)
     GUARD;
     CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
     for (int d = 0; d < SHARED_GPUS && e->launched; d++) used[d] -= e->bytes[d];
+    for (struct unfreed *u; (u = object_find(OBJECT_UNFREED, of_exec, e));) {
+        u->exec = NULL;
+        if (u->live) used[u->device] += u->bytes;
+        else object_delete(&u->head);
+    }
     object_delete(&e->head);
     return CUDA_SUCCESS;
 }

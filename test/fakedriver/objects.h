@@ -8,7 +8,7 @@
 
 enum object_kind {
     OBJECT_CONTEXT = 1, OBJECT_MEMORY, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_MODULE, OBJECT_BLOCK, OBJECT_MAPPING, OBJECT_POOL,
-    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE,
+    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE, OBJECT_UNFREED,
 };
 
 struct object {
@@ -51,6 +51,7 @@ void free_context_memory(CUcontext context);
 CUdeviceptr address_new(uint64_t bytes);
 
 bool pool_memory_free(CUdeviceptr p);
+bool graph_memory_free(CUdeviceptr p);
 
 /* synchronised: the host has waited for the GPU, which is when pools give back what is above their thresholds. */
 void synchronised(void);

@@ -309,7 +309,7 @@ API CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s)
     GUARD;
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
     if (*capture_of(s)) return graph_free_memory(*capture_of(s), p);
-    return pool_memory_free(p) || memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return pool_memory_free(p) || memory_free(p) || graph_memory_free(p) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s) { return cuMemAllocFromPoolAsync(p, n, pool, ptsz(s)); }
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t n, CUstream s) { return cuMemAllocAsync(p, n, ptsz(s)); }
