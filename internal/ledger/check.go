@@ -85,7 +85,7 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 func count(r *Report, s *survey) {
 	r.Grants, r.Bindings, r.Damaged = len(s.grants)-len(s.damaged), len(s.broken), s.damaged
 	for _, b := range s.bindings {
-		if !ends(b) {
+		if !ends(s, b) {
 			r.Bindings++
 		}
 	}
@@ -119,7 +119,7 @@ func damage(s *survey) (findings []Finding) {
 // ungranted names the bindings of containers that may run and whose grant is not in the ledger.
 func ungranted(s *survey) (findings []Finding) {
 	for key, b := range s.bindings {
-		if _, found := s.grants[b.Grant]; !found && !ends(b) {
+		if _, found := s.grants[b.Grant]; !found && !ends(s, b) {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
 				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger",
 					b.Container, b.Grant),

@@ -165,9 +165,10 @@ func undoReplace(path, old string, kept bool) error {
 	return host.Remove(path)
 }
 
-// removeDurably removes a file so that it does not come back after a power cut. On an error it is
-// there as before.
-func removeDurably(path string) error {
+// removeDurably removes a file so that it does not come back after a power cut, and then what goes
+// with it. As long as some of that is left, so is a draft of the file: it says that the removal was
+// meant. On an error the file is there as before.
+func removeDurably(path string, rest func() error) error {
 	tmp := temporary(path)
 	_ = host.Remove(tmp) // left by a crash; if it stays, the rename fails
 	if err := host.Rename(path, tmp); err != nil {
@@ -178,6 +179,9 @@ func removeDurably(path string) error {
 		return errors.Join(err, putBack(tmp, path))
 	}
 	failpoint.Hit("ledger/delete-synced")
+	if rest() != nil {
+		return nil
+	}
 	if err := host.Remove(tmp); err != nil { // a directory in the entry's place, with something in it
 		return errors.Join(err, putBack(tmp, path))
 	}

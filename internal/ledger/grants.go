@@ -239,12 +239,15 @@ func (tx *Tx) Delete(id grant.ID) error {
 	tx.found = ""
 	// The grant goes first. In the other order, a crash would leave a grant that looks free beside
 	// a container that still uses it.
-	if err := removeDurably(tx.files.grants.path(id)); err != nil {
+	err = removeDurably(tx.files.grants.path(id), func() error {
+		err := tx.files.bindings.dropAll(id)
+		failpoint.Hit("ledger/delete-unbound")
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("cannot delete grant %s: %w", id, err)
 	}
 	// What is left is derived: Check removes what cannot be removed now.
-	_ = tx.files.bindings.dropAll(id)
-	failpoint.Hit("ledger/delete-unbound")
 	tx.files.owners.remove(g)
 	failpoint.Hit("ledger/delete-owner-unlinked")
 	tx.files.gpus.remove(id, g.GPUs)

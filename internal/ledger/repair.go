@@ -229,12 +229,17 @@ func repairs(s *survey, now time.Time) (p plan) {
 
 // ends reports whether a binding is to be dropped. That of a container that runs is not, even if
 // its grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
-func ends(b *grant.Binding) bool { return b.Life == grant.Dead }
+// It is if a deletion of the grant was interrupted, which leaves its entry as a draft.
+func ends(s *survey, b *grant.Binding) bool {
+	_, found := s.grants[b.Grant]
+	return b.Life == grant.Dead ||
+		!found && slices.Contains(s.drafts, temporary(s.files.grants.path(b.Grant)))
+}
 
 // bindingRepairs drop the bindings of containers that are gone.
 func bindingRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
-		if ends(b) {
+		if ends(s, b) {
 			p.add(repair{path: s.files.bindings.path(key), binding: key,
 				problem: fmt.Sprintf("container %q is gone", b.Container)})
 		}
@@ -254,7 +259,7 @@ func bindingLinkRepairs(s *survey, p *plan) {
 		}
 	}
 	for key, b := range s.bindings {
-		if path := f.linksOf(b.Grant) + "/" + key; !linked[path] && !ends(b) {
+		if path := f.linksOf(b.Grant) + "/" + key; !linked[path] && !ends(s, b) {
 			p.link(path, "../"+bindingTarget(key), "the link to a binding is missing")
 		}
 	}
@@ -288,7 +293,7 @@ func cgroupLinkRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
 		for _, cgroup := range b.Occupies {
 			// the links of a binding that ends go with it
-			if path := dir.path(cgroup); !ends(b) || want[path] == "" {
+			if path := dir.path(cgroup); !ends(s, b) || want[path] == "" {
 				want[path] = key
 			}
 		}
@@ -299,12 +304,12 @@ func cgroupLinkRepairs(s *survey, p *plan) {
 		case s.broken[key] != "":
 		case want[path] == key:
 			delete(want, path)
-		case b == nil || ends(b):
+		case b == nil || ends(s, b):
 			p.remove(path, "link of a cgroup to a binding that is gone")
 		}
 	}
 	for path, key := range want {
-		if !ends(s.bindings[key]) {
+		if !ends(s, s.bindings[key]) {
 			p.link(path, bindingTarget(key), "the link of a cgroup to its binding is missing")
 		}
 	}
