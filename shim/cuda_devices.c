@@ -11,7 +11,6 @@
 
 #include <string.h>
 
-enum { ORDINALS = 64 };
 static int8_t devices[ORDINALS];   /* 0: not looked up yet, 1: not in the grant, 2 + n: the account's n */
 static uint64_t primary[ORDINALS]; /* each device's primary context */
 static uint8_t counted[ORDINALS];  /* the primary context is counted, or is about to be */

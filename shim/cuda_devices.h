@@ -3,6 +3,8 @@
 
 #include "cuda_abi.h"
 
+enum { ORDINALS = 64 }; /* more devices than the driver has: its numbers of them are below */
+
 /* A location is where memory is allocated: the driver's and the account's number of the device, and
  * the context that the memory is freed with. device is -1 if the device is not in the grant:
  * nothing fits there. */

@@ -9,9 +9,9 @@
 #include "os.h"
 #include "track.h"
 
-enum { DEVICES = 64, DEPTH = 16 };
+enum { DEPTH = 16 };
 
-struct graph_memory { uint64_t bytes[DEVICES]; /* by ordinal */ };
+struct graph_memory { uint64_t bytes[ORDINALS]; /* by ordinal */ };
 
 /* key_of: a handle is an address. Its highest byte is free for the ordinal. */
 static uint64_t key_of(CUgraphExec e, int ordinal) { return (uint64_t)(uintptr_t)e ^ (uint64_t)ordinal << 56; }
@@ -90,7 +90,7 @@ static bool add_node(struct ranges *r, CUgraphNode n, int depth)
     if (ordinal_of(&p.poolProps.location, p.poolProps.allocType, &one.ordinal)) return false;
     if (one.ordinal == HOST_MEMORY) return true;
     one.start = p.dptr;
-    return one.ordinal >= 0 && one.ordinal < DEVICES && !__builtin_add_overflow(p.dptr, p.bytesize, &one.end) &&
+    return one.ordinal >= 0 && one.ordinal < ORDINALS && !__builtin_add_overflow(p.dptr, p.bytesize, &one.end) &&
            add_range(r, one);
 }
 
@@ -118,7 +118,7 @@ static void give_all(const struct graph_memory *m, int ordinals)
 
 static bool take_all(const struct graph_memory *m)
 {
-    for (int i = 0; i < DEVICES; i++)
+    for (int i = 0; i < ORDINALS; i++)
         if (m->bytes[i] && !take_of_grant(device_of(i), m->bytes[i])) {
             give_all(m, i);
             return false;
@@ -146,7 +146,7 @@ static bool add_entries(const struct graph_memory *m, CUgraphExec e)
 {
     struct track old;
 
-    for (int i = 0; i < DEVICES; i++) {
+    for (int i = 0; i < ORDINALS; i++) {
         struct track t = {
             .kind = TRACK_EXEC, .key = key_of(e, i), .bytes = m->bytes[i], .device = (int8_t)device_of(i)};
         if (!m->bytes[i]) continue;
@@ -163,11 +163,11 @@ static CUresult finish_instantiate(CUresult r, const struct graph_memory *m, CUg
 
     if (r == CUDA_SUCCESS && !add_entries(m, *e)) {
         REAL(cuGraphExecDestroy)(*e);
-        for (int i = 0; i < DEVICES; i++)
+        for (int i = 0; i < ORDINALS; i++)
             if (track_remove(TRACK_EXEC, key_of(*e, i), &t)) left_instantiated(i, -t.bytes);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (r != CUDA_SUCCESS) give_all(m, DEVICES);
+    if (r != CUDA_SUCCESS) give_all(m, ORDINALS);
     return r;
 }
 
@@ -190,12 +190,12 @@ INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *exec, CUgraph graph
  * account says. */
 API CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-    struct track removed[DEVICES], old;
+    struct track removed[ORDINALS], old;
     CUresult r;
 
-    for (int i = 0; i < DEVICES; i++) track_remove(TRACK_EXEC, key_of(exec, i), &removed[i]);
+    for (int i = 0; i < ORDINALS; i++) track_remove(TRACK_EXEC, key_of(exec, i), &removed[i]);
     r = REAL(cuGraphExecDestroy)(exec);
-    for (int i = 0; i < DEVICES; i++) {
+    for (int i = 0; i < ORDINALS; i++) {
         if (!removed[i].kind) continue;
         if (r != CUDA_SUCCESS) {
             track_put(&removed[i], &old);

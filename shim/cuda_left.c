@@ -1,13 +1,12 @@
 #include "cuda_left.h"
 
 #include "account.h"
+#include "cuda_devices.h"
 #include "cuda_driver.h"
 
 #include <string.h>
 
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_SEQ_CST)
-
-enum { ORDINALS = 64 };
 
 static uint64_t needed[ORDINALS]; /* by executable graphs */
 static struct left { uint64_t bytes; int device; } left[ORDINALS]; /* bytes in the account */
