@@ -88,7 +88,7 @@ func changed(n *node.Node, g grant.Grant, c Change, q *grant.Quota, v grant.View
 	ask.User, ask.Quota = g.User, q
 	if longer { // Place below is not asked if nothing but the time grows
 		if err := ask.WithinQuota(g.GPUs, g.ID, v); err != nil {
-			return g, err
+			return g, noLonger(err)
 		}
 	}
 	if g.Memory() <= memory && g.Compute <= compute {
@@ -102,6 +102,16 @@ func changed(n *node.Node, g grant.Grant, c Change, q *grant.Quota, v grant.View
 	var err error
 	g.GPUs, err = admission.Place(ask, g.ID, v, inv, n.Policy)
 	return g, err
+}
+
+// noLonger says of a quota's refusal what is refused: the grant stays as it is.
+func noLonger(err error) error {
+	var r *grant.Refusal
+	if !errors.As(err, &r) {
+		return err
+	}
+	return &grant.Refusal{Code: r.Code, Message: "cannot make the grant last longer: " + r.Message,
+		Hint: "it stays until its time is over; ask for a shorter time (--ttl), or release others first"}
 }
 
 // lastsLonger reports whether a grant that expires (zero: never) would last longer with a new time

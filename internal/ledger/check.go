@@ -123,8 +123,8 @@ func ungranted(s *survey) (findings []Finding) {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
 				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger",
 					b.Container, b.Grant),
-				Hint: "if " + s.files.state + " is not the one that it started with, or an older copy, put " +
-					"that back; else stop the container"})
+				Hint: "if " + s.files.state + " is not mounted, or was restored from an older copy, " +
+					"bring back the one that the container started with; else stop the container"})
 		}
 	}
 	return findings

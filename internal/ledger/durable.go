@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -165,33 +166,41 @@ func undoReplace(path, old string, kept bool) error {
 	return host.Remove(path)
 }
 
+// deleted is where the entry of a grant is while it is deleted, and as long as some of what goes
+// with it is left.
+func deleted(path string) string {
+	dir, name := filepath.Split(path)
+	return dir + "." + name + deletedSuffix
+}
+
+const deletedSuffix = ".deleted"
+
 // removeDurably removes a file so that it does not come back after a power cut, and then what goes
-// with it. As long as some of that is left, so is a draft of the file: it says that the removal was
-// meant. On an error the file is there as before.
+// with it. On an error the file is there as before.
 func removeDurably(path string, rest func() error) error {
-	tmp := temporary(path)
-	_ = host.Remove(tmp) // left by a crash; if it stays, the rename fails
-	if err := host.Rename(path, tmp); err != nil {
+	if names, err := namesIn(path); err == nil && len(names) > 0 {
+		return fmt.Errorf("%s is a directory with something in it", path)
+	}
+	gone := deleted(path)
+	_ = host.Remove(gone) // left by a crash; if it stays, the rename fails
+	if err := host.Rename(path, gone); err != nil {
 		return err
 	}
 	failpoint.Hit("ledger/delete-renamed")
 	if err := syncDir(filepath.Dir(path)); err != nil {
-		return errors.Join(err, putBack(tmp, path))
+		return errors.Join(err, putBack(gone, path))
 	}
 	failpoint.Hit("ledger/delete-synced")
-	if rest() != nil {
-		return nil
-	}
-	if err := host.Remove(tmp); err != nil { // a directory in the entry's place, with something in it
-		return errors.Join(err, putBack(tmp, path))
+	if rest() == nil {
+		_ = host.Remove(gone) // else the next repair does
 	}
 	failpoint.Hit("ledger/delete-removed")
 	return nil
 }
 
 // putBack undoes a removal, which may be durable already.
-func putBack(tmp, path string) error {
-	if err := host.Rename(tmp, path); err != nil {
+func putBack(gone, path string) error {
+	if err := host.Rename(gone, path); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(path))

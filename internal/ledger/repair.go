@@ -131,6 +131,9 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 		}
 	}
 	for _, r := range all {
+		if failed != nil && strings.HasSuffix(r.path, deletedSuffix) {
+			continue // it says which bindings are still to be dropped
+		}
 		findings = note(findings, r, apply(s, r), &failed)
 	}
 	if err := syncAndClose(nil, relinked(s, all)); err != nil && failed == nil {
@@ -229,20 +232,25 @@ func repairs(s *survey, now time.Time) (p plan) {
 
 // ends reports whether a binding is to be dropped. That of a container that runs is not, even if
 // its grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
-// It is if a deletion of the grant was interrupted, which leaves its entry as a draft.
+// It is if a deletion of the grant was interrupted.
 func ends(s *survey, b *grant.Binding) bool {
 	_, found := s.grants[b.Grant]
 	return b.Life == grant.Dead ||
-		!found && slices.Contains(s.drafts, temporary(s.files.grants.path(b.Grant)))
+		!found && slices.Contains(s.drafts, deleted(s.files.grants.path(b.Grant)))
 }
 
-// bindingRepairs drop the bindings of containers that are gone.
+// bindingRepairs drop the bindings of containers that are gone, and of grants that are deleted.
 func bindingRepairs(s *survey, p *plan) {
 	for key, b := range s.bindings {
-		if ends(s, b) {
-			p.add(repair{path: s.files.bindings.path(key), binding: key,
-				problem: fmt.Sprintf("container %q is gone", b.Container)})
+		if !ends(s, b) {
+			continue
 		}
+		problem := fmt.Sprintf("container %q is gone", b.Container)
+		if b.Life != grant.Dead {
+			problem = fmt.Sprintf("the release of grant %s of container %q was interrupted", b.Grant,
+				b.Container)
+		}
+		p.add(repair{path: s.files.bindings.path(key), binding: key, problem: problem})
 	}
 }
 

@@ -73,7 +73,8 @@ func dropOrphan(n *Node, tx *ledger.Tx, id grant.ID) {
 	if err == nil && g.Orphaned() {
 		_ = tx.Delete(id)
 	}
-	if errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(n.Host.Now()) {
+	gone := errors.Is(err, ledger.ErrNotFound) && !tx.Bindings.Used(id) // else another container may run
+	if gone || err == nil && !g.Live(n.Host.Now()) {
 		limitfiles.Remove(n.Policy, id)
 	}
 }

@@ -103,28 +103,36 @@ type comparison struct {
 }
 
 // reportIndex is where the report has a grant on one GPU or MIG device.
-type reportIndex struct{ grant, finding int } // finding: -1 is none
+type reportIndex struct {
+	grant, finding int    // finding: -1 is none
+	largest        *usage // of a grant without a binding: the user that uses most of it
+}
 
 // usage is what one user uses of one GPU or MIG device.
 type usage struct {
 	*sharedUser
-	device     string // the GPU, or the MIG device on it
+	device     string         // the GPU, or the MIG device on it
+	covering   []*grant.Grant // the user's grants of it
 	memory     grant.Bytes
 	unmeasured bool
 	compute    int
 	processes  int
 }
 
-// isGranted reports whether the user's grant covers what it uses.
-func (t *usage) isGranted() bool { return len(t.covering()) > 0 }
+// isGranted reports whether the user's grants cover what it uses.
+func (t *usage) isGranted() bool { return len(t.covering) > 0 }
 
-// covering are the user's grants of what it uses: that of its container, or those of its uid.
-func (t *usage) covering() (grants []*grant.Grant) {
-	if t.grant != nil {
-		grants = append(grants, t.grant)
+// covering are a user's grants of a GPU or MIG device: that of its container, or those of its uid.
+func (u *sharedUser) covering(device string) (grants []*grant.Grant) {
+	if u.grant != nil && u.grant.Has(device) {
+		return []*grant.Grant{u.grant}
 	}
-	return slices.DeleteFunc(append(grants, t.unbound...),
-		func(g *grant.Grant) bool { return !g.Has(t.device) })
+	for _, g := range u.unbound {
+		if g.Has(device) {
+			grants = append(grants, g)
+		}
+	}
+	return grants
 }
 
 func (j *comparison) add(f grant.Finding) {
@@ -210,6 +218,11 @@ type deviceUser struct {
 	user   *sharedUser
 }
 
+func deviceUserOf(g grant.Usage, p grant.ProcessUse, m *userProcess) deviceUser {
+	device := cmp.Or(p.Device, g.UUID)
+	return deviceUser{device, m.user.on(device)}
+}
+
 // usages adds up the processes of a GPU by user, in the order of their first process, and how much
 // all of them use.
 func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes) {
@@ -221,10 +234,11 @@ func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes
 			continue
 		}
 		accounted += p.Memory
-		key := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
+		key := deviceUserOf(g, p, m)
 		t := by[key]
 		if t == nil {
-			t = &usage{sharedUser: m.user, device: key.device, compute: -1}
+			t = &usage{sharedUser: key.user, device: key.device, compute: -1,
+				covering: key.user.covering(key.device)}
 			by[key] = t
 			list = append(list, t)
 		}
@@ -260,7 +274,7 @@ func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
 		j.usersOnGPU = map[deviceUser][]*userProcess{}
 		for _, p := range g.Processes {
 			if m := j.Users.find(p.PID); m != nil {
-				at := deviceUser{cmp.Or(p.Device, g.UUID), m.user}
+				at := deviceUserOf(g, p, m)
 				j.usersOnGPU[at] = append(j.usersOnGPU[at], m)
 			}
 		}
@@ -276,27 +290,29 @@ func (j *comparison) userOf(g grant.Usage, t *usage) grant.User {
 
 // addUsage records what a user uses, and returns how much of it is outside the ledger.
 func (j *comparison) addUsage(g grant.Usage, t *usage) grant.Bytes {
-	grants := t.covering()
 	switch {
-	case t.grant == nil && (len(grants) == 0 || j.isMPSServer(j.userOf(g, t), g.UUID)):
+	case t.grant == nil && (!t.isGranted() || j.isMPSServer(j.userOf(g, t), g.UUID)):
 		return j.addUngranted(g, t)
-	case len(grants) == 0:
+	case !t.isGranted():
 		u := j.userOf(g, t)
 		j.addOutside(g, t, u, fmt.Sprintf("%s uses %s of %s, which its grant %s does not cover", userName(u),
 			amount(t), device(g, t), t.grant.ID))
 		return t.memory
 	}
-	return j.addCovered(g, *t, grants)
+	return j.addCovered(g, *t)
 }
 
 // addCovered adds what a user uses to its grants. Of several each takes what it has room for, and
 // the last one the rest.
-func (j *comparison) addCovered(g grant.Usage, t usage, grants []*grant.Grant) (outside grant.Bytes) {
+func (j *comparison) addCovered(g grant.Usage, t usage) (outside grant.Bytes) {
 	left := t.memory
-	for i, of := range grants {
+	for i, of := range t.covering {
+		if left == 0 && i > 0 {
+			break
+		}
 		share := &of.GPUs[slices.IndexFunc(of.GPUs, func(s grant.Share) bool { return s.UUID == t.device })]
 		t.memory = left
-		if i < len(grants)-1 {
+		if i < len(t.covering)-1 {
 			t.memory = min(left, j.room(share))
 		}
 		outside += j.addGranted(g, &t, of, share)
@@ -319,7 +335,7 @@ func (j *comparison) room(share *grant.Share) grant.Bytes {
 func (j *comparison) addGranted(g grant.Usage, t *usage, of *grant.Grant, share *grant.Share) grant.Bytes {
 	at, known := j.reported[share]
 	if !known {
-		at = reportIndex{len(j.out.Grants), -1}
+		at = reportIndex{grant: len(j.out.Grants), finding: -1}
 		j.out.Grants = append(j.out.Grants, GrantUse{ID: of.ID, GPU: share.UUID, Granted: share.Memory,
 			Compute: -1})
 	}
@@ -330,12 +346,20 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, of *grant.Grant, share 
 	if t.compute >= 0 {
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
+	named := t
+	if t.grant == nil { // the user's programs have nothing to do with each other
+		if at.largest == nil || t.memory > at.largest.memory {
+			largest := *t
+			at.largest = &largest
+		}
+		named = at.largest
+	}
 	over := beyond(*u)
 	if of.Mode.IsWhole() {
 		over, before = 0, 0
 	}
 	if over > 0 {
-		user := j.userOf(g, t)
+		user := j.userOf(g, named)
 		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID,
 			Index: g.Index, Bytes: over, Grant: u.ID, User: user,
 			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(user),
@@ -384,11 +408,15 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 	}
 	for _, pid := range j.Open[g.UUID] {
 		m := j.Users.find(pid)
-		if m == nil || seen[m.user] || m.user.user.Container == "" || j.mayOpen(m.user, g) {
+		if m == nil || m.user.user.Container == "" || j.mayOpen(m.user, g) {
 			continue
 		}
-		seen[m.user] = true
-		u := m.user.user
+		holder := m.user.on("") // of every uid
+		if seen[holder] {
+			continue
+		}
+		seen[holder] = true
+		u := holder.user
 		u.Command, u.Processes = m.Command, []grant.Process{m.Process}
 		if m.user.grant == nil && j.Identify != nil {
 			u = j.Identify(u)

@@ -21,7 +21,9 @@ type ProcessInfo struct {
 	Command string // as the kernel has it, at most 15 bytes; U+FFFD for what is not UTF-8
 	Cgroup  string // from the root of the hierarchy that guards the devices
 	Foreign bool   // it is in another pid namespace than this program
-	UID     uint32 // its effective uid, as this program's user namespace has it
+	// Rootless: it is in another user namespace than this program, as of a rootless engine.
+	Rootless bool
+	UID      uint32 // its effective uid, as this program's user namespace has it
 }
 
 // ProcessTable reads processes and keeps them: to read a thousand of them in every pass would cost
@@ -31,11 +33,14 @@ type ProcessInfo struct {
 // watcher is tried again.
 type ProcessTable struct {
 	Host host.Host
+	// UserNodes says that uids count, too (Input.UserNodes). They are read again with the cgroups.
+	UserNodes bool
 
 	pass           int
 	v1             bool // cgroup v1 controls the devices
 	members        cgroupMembers
 	own            uint64 // the pid namespace of this program
+	ownUser        uint64 // its user namespace
 	exits          *host.ExitWatcher
 	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
 	exitsErr       error
@@ -71,7 +76,12 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 		case r.ended:
 			r = c.refresh(pid, r)
 		case r.phase >= 0:
-			if (c.pass+r.phase)%refreshPasses == 0 && !c.inCgroup(pid, r) {
+			if (c.pass+r.phase)%refreshPasses != 0 {
+				break
+			}
+			if c.inCgroup(pid, r) {
+				c.refreshUser(pid)
+			} else {
 				r.phase = -1
 				r = c.refresh(pid, r)
 			}
@@ -146,8 +156,8 @@ func (c *ProcessTable) ended() (pids []int) {
 	})
 }
 
-// Changes counts the changes to the result of Lookup: which processes are in it, and in which
-// cgroups.
+// Changes counts the changes to the result of Lookup: which processes are in it, in which cgroups,
+// and of which users.
 func (c *ProcessTable) Changes() uint64 { return c.changes }
 
 func (c *ProcessTable) remove(pid int) {
@@ -214,8 +224,19 @@ func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 			r.phase = phaseOf(p.Cgroup)
 		}
 	}
+	c.refreshUser(pid)
 	r.lookedUp = c.pass
 	return r
+}
+
+// refreshUser reads the uid of a process again: a program can begin as root, and go on as a user.
+func (c *ProcessTable) refreshUser(pid int) {
+	p := c.processes[pid]
+	if uid, err := c.Host.UserOf(pid); c.UserNodes && err == nil && uid != p.UID {
+		p.UID = uid
+		c.processes[pid] = p
+		c.changes++
+	}
 }
 
 // cgroupMembers are the processes of cgroups, as read in one pass.
@@ -285,10 +306,22 @@ func (c *ProcessTable) Read(pid int) (ProcessInfo, error) {
 	if c.own == 0 {
 		c.own, _ = c.Host.PIDNamespace()
 	}
-	var st unix.Stat_t
-	err = unix.Stat(filepath.Join(c.Host.Proc, strconv.Itoa(pid), "ns/pid"), &st)
-	p.Foreign = err == nil && c.own != 0 && st.Ino != c.own
+	if c.ownUser == 0 {
+		c.ownUser = c.namespace("self", "user")
+	}
+	is, user := c.namespace(strconv.Itoa(pid), "pid"), c.namespace(strconv.Itoa(pid), "user")
+	p.Foreign = is != 0 && c.own != 0 && is != c.own
+	p.Rootless = user != 0 && c.ownUser != 0 && user != c.ownUser
 	return p, nil
+}
+
+// namespace is the inode of a namespace of a process, 0 if that cannot be told.
+func (c *ProcessTable) namespace(process, kind string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(filepath.Join(c.Host.Proc, process, "ns", kind), &st) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 func readProcess(h host.Host, pid int) (ProcessInfo, error) {

@@ -2,11 +2,16 @@ package watch
 
 import (
 	"fmt"
+	"io"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // TestProgramsOfUsers: where grants open the device nodes to their users, the programs of a user
@@ -15,10 +20,12 @@ func TestProgramsOfUsers(t *testing.T) {
 	const ada, bert = 60001, 60002
 	rootless := "/user.slice/user-60001.slice/user@60001.service/user.slice/libpod-" +
 		strings.Repeat("a", 64) + ".scope/container"
+	const session = "/user.slice/session-1.scope"
+	pod := "/kubepods/pod" + uid + "/" + id0
 	runs := func(s *Input, pid int, uid uint32, cgroup string, memory grant.Bytes) *grant.ProcessUse {
 		use := s.runs(pid, 0, cgroup, memory)
 		p := s.Processes[pid]
-		p.UID, p.Foreign = uid, cgroup == rootless
+		p.UID, p.Foreign, p.Rootless = uid, cgroup == rootless || cgroup == pod, cgroup == rootless
 		s.Processes[pid] = p
 		return use
 	}
@@ -40,7 +47,7 @@ func TestProgramsOfUsers(t *testing.T) {
 		"two programs": {grants: []grant.Grant{mine(one, grant.Limit, four)},
 			do: func(s *Input) {
 				runs(s, 7, ada, rootless, 2*grant.GiB)
-				runs(s, 8, ada, "/user.slice/session-1.scope", 3*grant.GiB)
+				runs(s, 8, ada, session, 3*grant.GiB)
 			},
 			want: []string{"over-grant 1GiB g-aaaaaaaaaaaa"},
 			used: []string{"g-aaaaaaaaaaaa 5GiB 2"}, out: grant.GiB},
@@ -57,6 +64,20 @@ func TestProgramsOfUsers(t *testing.T) {
 				s.Sample.GPUs[0].Used = grant.GiB
 			},
 			used: []string{"g-aaaaaaaaaaaa 0MiB 1"}},
+		"a pod that runs with the user's uid": {grants: []grant.Grant{mine(one, grant.Limit, four)},
+			do:   func(s *Input) { runs(s, 7, ada, pod, grant.GiB) },
+			want: []string{"outside-ledger 1GiB "}, out: grant.GiB},
+		"two uids on a GPU that is not granted": {
+			grants: []grant.Grant{func() grant.Grant {
+				g := mine(one, grant.Limit, four)
+				g.GPUs[0].UUID = gpu1
+				return g
+			}()},
+			do: func(s *Input) {
+				runs(s, 7, ada, rootless, grant.GiB)
+				runs(s, 8, bert, rootless, 2*grant.GiB)
+			},
+			want: []string{"outside-ledger 3GiB "}, out: 3 * grant.GiB},
 		"another user": {grants: []grant.Grant{mine(one, grant.Limit, four)},
 			do:   func(s *Input) { runs(s, 7, bert, rootless, grant.GiB) },
 			want: []string{"outside-ledger 1GiB "}, out: grant.GiB},
@@ -124,5 +145,69 @@ func TestProgramsOfUsers(t *testing.T) {
 			t.Errorf("%s: %q, used %q, outside %s; want %q, %q, %s", name, found, used, r.Outside()[gpu0],
 				c.want, c.used, c.out)
 		}
+	}
+}
+
+// TestTheLargestProgramIsNamed: a user's programs have nothing to do with each other, and what is
+// done about a grant that is exceeded is done to the one that is named.
+func TestTheLargestProgramIsNamed(t *testing.T) {
+	for _, order := range [][]int{{7, 8}, {8, 7}} {
+		s := scene()
+		s.UserNodes = true
+		s.Grants = []grant.Grant{{ID: one, Owner: grant.Bearer, Mode: grant.Limit, User: 60001,
+			GPUs: []grant.Share{{UUID: gpu0, Memory: 4 * grant.GiB}}}}
+		for _, pid := range order {
+			s.runs(pid, 0, "/user.slice/session-1.scope", map[int]grant.Bytes{7: 10, 8: 1}[pid]*grant.GiB)
+			p := s.Processes[pid]
+			p.UID = 60001
+			s.Processes[pid] = p
+		}
+		r := Compare(s)
+		if len(r.Findings) != 1 || r.Findings[0].User.Processes[0].PID != 7 ||
+			r.Findings[0].Bytes != 7*grant.GiB {
+			t.Errorf("%v: %+v", order, r.Findings)
+		}
+	}
+}
+
+// TestTheUserOfAProcessIsReadAgain: a program begins as root, and goes on as a user. Another one is
+// in a user namespace, as those of a rootless engine.
+func TestTheUserOfAProcessIsReadAgain(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to start a process that becomes another user's")
+	}
+	starts := func(script string) (pid int, input io.Closer) {
+		cmd := exec.Command("sh", "-c", script)
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		return cmd.Process.Pid, in
+	}
+	drops, input := starts("read line; exec setpriv --reuid 60001 --clear-groups sleep 1000")
+	inside, _ := starts("exec unshare --user sleep 1000")
+	c := ProcessTable{Host: host.Default(), UserNodes: true}
+	defer c.Close()
+	if p := c.Lookup([]int{drops})[drops]; p.UID != 0 || p.Rootless {
+		t.Errorf("at first: %+v", p)
+	}
+	_ = input.Close()
+	before, deadline := c.Changes(), time.Now().Add(20*time.Second)
+	for c.Lookup([]int{drops})[drops].UID != 60001 && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if p := c.Lookup([]int{drops})[drops]; p.UID != 60001 || c.Changes() == before {
+		t.Errorf("later: %+v", p)
+	}
+	for !c.Lookup([]int{inside})[inside].Rootless && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+		c.remove(inside)
+	}
+	if p := c.Lookup([]int{inside})[inside]; !p.Rootless {
+		t.Errorf("in a user namespace: %+v", p)
 	}
 }

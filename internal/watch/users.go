@@ -1,7 +1,7 @@
 package watch
 
 import (
-	"strconv"
+	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -37,8 +37,19 @@ type cgroupOfProcess struct {
 type sharedUser struct {
 	user  grant.User   // without its processes
 	grant *grant.Grant // nil: none
-	// unbound are the grants of its uid that no container uses, if it has none itself
+	// unbound are the grants of its uid that no container uses, where those open device nodes to
+	// it. all has then the processes of every uid in the same container.
 	unbound []*grant.Grant
+	all     *sharedUser
+}
+
+// on returns the user of what a process uses of a GPU or MIG device: its uid's grants count only
+// for what they are for.
+func (u *sharedUser) on(device string) *sharedUser {
+	if u.all == nil || slices.ContainsFunc(u.unbound, func(g *grant.Grant) bool { return g.Has(device) }) {
+		return u
+	}
+	return u.all
 }
 
 // NewProcessUsers takes the processes, the grants and UserNodes of an Input.
@@ -72,24 +83,33 @@ func (c *ProcessUsers) find(pid int) *userProcess {
 // processes have some two hundred users.
 func (c *ProcessUsers) userOf(p ProcessInfo) *sharedUser {
 	at := cgroupOfProcess{cgroup: p.Cgroup, foreign: p.Foreign}
+	all := c.byCgroup(at, p)
 	unbound := c.unbound[p.UID]
-	if len(unbound) > 0 {
-		at.uid = p.UID
+	// a container of root has device nodes and rules of its own, whoever its processes are
+	if len(unbound) == 0 || all.grant != nil || all.user.Container != "" && !p.Rootless {
+		return all
 	}
+	if at.uid = p.UID; all.user.Container != "" && c.users[at] != nil {
+		return c.users[at]
+	}
+	k := &sharedUser{user: all.user, unbound: unbound, all: all}
+	c.users[at] = k
+	return k
+}
+
+// byCgroup returns the user of all processes of a container, or of one process of the node.
+func (c *ProcessUsers) byCgroup(at cgroupOfProcess, p ProcessInfo) *sharedUser {
 	if k, known := c.users[at]; known && k.user.Container != "" {
 		return k
 	}
 	u, g := c.grants.userOf(p)
 	key := u.Key()
-	switch {
-	case g != nil:
-		key, unbound = key+"\x00"+string(g.ID), nil
-	case len(unbound) > 0:
-		key += "\x00" + strconv.Itoa(int(p.UID))
+	if g != nil {
+		key += "\x00" + string(g.ID)
 	}
 	k, known := c.keys[key]
 	if !known {
-		k = &sharedUser{u, g, unbound}
+		k = &sharedUser{user: u, grant: g}
 		c.keys[key] = k
 	}
 	c.users[at] = k

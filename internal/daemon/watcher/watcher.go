@@ -162,10 +162,11 @@ func (w *Watcher) compare(n *node.Node, sample grant.Sample) (watch.Comparison, 
 			return watch.Comparison{}, fmt.Errorf("cannot hold what is used against the ledger: %w", err)
 		}
 		w.ledger = o
-		processes := w.readProcesses(sample, o.Grants)
+		acl := n.Policy.Enforcement.UserNodes == grant.UserNodesACL
+		processes := w.readProcesses(sample, o.Grants, acl)
 		input := watch.Input{Sample: sample, Processes: processes, Grants: o.Grants, Inventory: o.Inventory,
 			Identify: identify, Serves: serves, Open: w.opened,
-			UserNodes: n.Policy.Enforcement.UserNodes == grant.UserNodesACL}
+			UserNodes: acl}
 		input.Users = w.processUsers(input)
 		if report := watch.Compare(input); fresh || !w.tracker.HasNew(report) {
 			return report, nil
@@ -173,7 +174,8 @@ func (w *Watcher) compare(n *node.Node, sample grant.Sample) (watch.Comparison, 
 	}
 }
 
-func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant) map[int]watch.ProcessInfo {
+func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant,
+	acl bool) map[int]watch.ProcessInfo {
 	w.pids = append(w.pids[:0], watch.InitPIDs(grants)...)
 	for _, g := range sample.GPUs {
 		for _, p := range g.Processes {
@@ -183,6 +185,7 @@ func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant) map[i
 	for _, pids := range w.opened {
 		w.pids = append(w.pids, pids...)
 	}
+	w.processes.UserNodes = acl
 	processes := w.processes.Lookup(w.pids)
 	w.exitsCondition.Update(w.processes.ExitWatchError(), "that a process has ended is noticed late")
 	return processes

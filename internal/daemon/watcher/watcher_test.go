@@ -232,7 +232,7 @@ func TestProcessUsersAreRenewed(t *testing.T) {
 	last, acl := (*watch.ProcessUsers)(nil), false
 	is := func(what string, anew bool) {
 		t.Helper()
-		in := watch.Input{Grants: grants, Processes: w.readProcesses(sample, grants), UserNodes: acl}
+		in := watch.Input{Grants: grants, Processes: w.readProcesses(sample, grants, acl), UserNodes: acl}
 		if now := w.processUsers(in); (now != last) != anew {
 			t.Errorf("%s: made anew: %v", what, now != last)
 		} else {
@@ -315,7 +315,7 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 	defer w.processes.Close()
 	looks := func() {
 		for range 30 {
-			w.readProcesses(grant.Sample{}, nil)
+			w.readProcesses(grant.Sample{}, nil, false)
 		}
 	}
 	var room unix.Rlimit

@@ -1,0 +1,62 @@
+package ledger
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
+)
+
+// stuckFile is a simulator in which files whose path has a part cannot be removed.
+type stuckFile struct{ part string }
+
+func (stuckFile) Random() (r [16]byte)   { return r }
+func (stuckFile) After(host.Step, error) {}
+func (f stuckFile) Before(s host.Step) error {
+	if s.Kind == host.Removes && strings.Contains(s.Path, f.part) {
+		return unix.EIO
+	}
+	return nil
+}
+
+// TestADeletionIsFinishedLater: a grant is deleted while a container runs, and a file cannot be
+// removed. The grant does not come back without its binding, and the binding goes in a later pass.
+func TestADeletionIsFinishedLater(t *testing.T) {
+	for _, part := range []string{"/bindings/", deletedSuffix} {
+		b := newLedger(t)
+		b.put(sample(1))
+		b.bind(bindingOf(id(1), "c"))
+		host.Simulated = stuckFile{part}
+		err := b.Update(func(tx *Tx) error { return tx.Delete(id(1)) })
+		if _, e := b.get(id(1)); err != nil || e == nil {
+			t.Errorf("%s: %v, and the grant is there (%v)", part, err, e)
+		}
+		for range 2 {
+			if report, err := b.Check(nil); err != nil || report.Sound() {
+				t.Errorf("%s: the ledger is sound (%v)", part, err)
+			}
+		}
+		host.Simulated = nil
+		if report, err := b.Check(nil); err != nil || !report.Sound() || report.Bindings != 0 {
+			t.Errorf("%s: later: %+v, %v", part, report, err)
+		}
+	}
+}
+
+// TestADraftDeletesNothing: an older copy of the state directory can have the draft of a grant that
+// was made right after. Its container's binding stays.
+func TestADraftDeletesNothing(t *testing.T) {
+	b := newLedger(t)
+	b.unsound()
+	b.put(sample(1))
+	b.bind(bindingOf(id(1), "c"))
+	path := b.files.grants.path(id(1))
+	if err := host.Rename(path, temporary(path)); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := b.Check(nil); err != nil || report.Bindings != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
