@@ -3,9 +3,11 @@ package ledger
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -57,6 +59,32 @@ func TestADraftDeletesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if report, err := b.Check(nil); err != nil || report.Bindings != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestABindingGoesWithAGrantThatIsOver: its container was gone when the grant was read, and another
+// one has the name when the binding is.
+func TestABindingGoesWithAGrantThatIsOver(t *testing.T) {
+	b := newLedger(t)
+	adopted := sample(1)
+	adopted.Source = grant.Asked
+	b.put(adopted)
+	b.bind(bindingOf(id(1), "c"))
+	b.update(func(tx *Tx) error {
+		s, err := readSurvey(tx)
+		if err != nil {
+			return err
+		}
+		s.grants[id(1)].Bindings = nil
+		if _, err := removeOverdue(tx, s, time.Now()); err != nil {
+			return err
+		}
+		_, err = repairAll(tx, s)
+		return err
+	})
+	report, err := b.Check(nil)
+	if err != nil || len(report.Findings) > 0 || report.Grants+report.Bindings != 0 {
 		t.Errorf("%+v, %v", report, err)
 	}
 }

@@ -87,16 +87,17 @@ func endExpired(tx *Tx, grants []grant.Grant, now time.Time) error {
 	return nil
 }
 
-// removeOverdue removes the grants that are over, from the survey too. It leaves their links to the
-// other repairs, and syncs nothing: that comes before the removal of their links, and before the
-// next grant.
+// removeOverdue deletes the grants that are over, from the survey too. It leaves their bindings and
+// links to the other repairs, and syncs nothing: that comes before the removal of their links, and
+// before the next grant.
 func removeOverdue(tx *Tx, s *survey, now time.Time) (findings []Finding, failed error) {
 	for _, id := range overdue(s, now) {
 		tx.found = ""
 		r := repair{path: s.files.grants.path(id), problem: "the grant is over"}
-		err := host.Remove(r.path)
+		err := host.Rename(r.path, deleted(r.path))
 		if err == nil {
 			delete(s.grants, id)
+			s.deleted = append(s.deleted, deleted(r.path))
 		}
 		findings = note(findings, r, err, &failed)
 		failpoint.Hit("ledger/sweep-removed")
@@ -135,6 +136,11 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 			continue // it says which bindings are still to be dropped
 		}
 		findings = note(findings, r, apply(s, r), &failed)
+	}
+	for _, path := range s.deleted {
+		if failed == nil {
+			failed = host.Remove(path)
+		}
 	}
 	if err := syncAndClose(nil, relinked(s, all)); err != nil && failed == nil {
 		failed = fmt.Errorf("cannot tidy the ledger: %w", err)
@@ -232,11 +238,13 @@ func repairs(s *survey, now time.Time) (p plan) {
 
 // ends reports whether a binding is to be dropped. That of a container that runs is not, even if
 // its grant is not in the ledger: the state directory may be an older copy, or not be mounted yet.
-// It is if a deletion of the grant was interrupted.
+// It is if the grant is deleted now, or its deletion was interrupted: another container may have
+// the name by then.
 func ends(s *survey, b *grant.Binding) bool {
 	_, found := s.grants[b.Grant]
+	entry := deleted(s.files.grants.path(b.Grant))
 	return b.Life == grant.Dead ||
-		!found && slices.Contains(s.drafts, deleted(s.files.grants.path(b.Grant)))
+		!found && (slices.Contains(s.drafts, entry) || slices.Contains(s.deleted, entry))
 }
 
 // bindingRepairs drop the bindings of containers that are gone, and of grants that are deleted.
@@ -247,8 +255,7 @@ func bindingRepairs(s *survey, p *plan) {
 		}
 		problem := fmt.Sprintf("container %q is gone", b.Container)
 		if b.Life != grant.Dead {
-			problem = fmt.Sprintf("the release of grant %s of container %q was interrupted", b.Grant,
-				b.Container)
+			problem = fmt.Sprintf("grant %s of container %q is deleted", b.Grant, b.Container)
 		}
 		p.add(repair{path: s.files.bindings.path(key), binding: key, problem: problem})
 	}

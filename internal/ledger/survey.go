@@ -30,6 +30,7 @@ type survey struct {
 	owners   map[string]string         // by the name of an owner's link, its target
 	cgroups  map[string]string         // by the name of a cgroup's link, its target
 	drafts   []string                  // paths of files that interrupted writes left
+	deleted  []string                  // where the entries are of grants that this pass deletes
 	strays   []string                  // paths of files that are no entry and no link
 	unlisted []Finding                 // one for each directory that cannot be listed
 	failed   error                     // the first error of a listing
