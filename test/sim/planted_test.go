@@ -39,7 +39,7 @@ var plants = []plant{
 			undone},
 	{"a removal without fsync", "internal/ledger/durable.go",
 		removalSynced,
-		"	if on { return host.Remove(tmp) }\n" +
+		"	if on { return host.Remove(gone) }\n" +
 			removalSynced},
 	{"rename before fsync", "internal/ledger/durable.go",
 		"	draft, err := writeNew(tmp, data)\n",
