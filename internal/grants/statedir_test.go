@@ -2,6 +2,7 @@ package grants_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -9,6 +10,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 )
@@ -50,5 +52,35 @@ func TestAStateDirectoryThatIsAwayEndsNoUse(t *testing.T) {
 		if _, err := os.Stat(n.Policy.LimitsDir(id)); (err == nil) != want {
 			t.Errorf("the limits of %s: %v, want them %v", id, err, want)
 		}
+	}
+}
+
+// syncs notes which directories are synced.
+type syncs map[string]bool
+
+func (syncs) Random() (r [16]byte)          { return r }
+func (s syncs) Before(step host.Step) error { return nil }
+func (s syncs) After(step host.Step, err error) {
+	s[step.Path] = s[step.Path] || step.Kind == host.SyncsDir && err == nil
+}
+
+// TestAGrantThatIsFoundIsDurable: the program that made it may have been killed before it was.
+func TestAGrantThatIsFoundIsDurable(t *testing.T) {
+	const user = 60001
+	secret := strings.Repeat("ab", 16)
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) error {
+		g, err := tx.Get(id)
+		daemontest.Must(t, err)
+		g.User, g.Secret = user, grant.SecretHash(secret)
+		return tx.Put(g)
+	}))
+	seen := syncs{}
+	host.Simulated = seen
+	defer func() { host.Simulated = nil }()
+	g, found, err := grants.FindBySecret(n.Node, user, secret)
+	if !found || g.ID != id || err != nil || !seen[n.Policy.StateDir+"/grants"] {
+		t.Errorf("%v, %s, %v; synced %v", found, g.ID, err, seen)
 	}
 }

@@ -78,6 +78,14 @@ func (l *Ledger) Update(fn func(*Tx) error) error {
 	return fn(tx)
 }
 
+// Persist makes the grants durable that are in the ledger. Those that Put has returned are.
+func (l *Ledger) Persist() error {
+	if err := syncDir(string(l.files.grants)); err != nil {
+		return fmt.Errorf("cannot make the ledger's grants durable: %w", err)
+	}
+	return nil
+}
+
 // View runs fn on the ledger as it is. It never waits: every file is replaced as a whole, so a
 // reader sees an entry before or after a change. A ledger that was not written yet is empty.
 func (l *Ledger) View(fn func(*Tx) error) error { return fn(newTx(l)) }
