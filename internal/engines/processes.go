@@ -112,16 +112,22 @@ func processes(name, kind string) []int {
 	files, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range files {
 		dir := filepath.Dir(path)
-		comm, err := os.ReadFile(path)
-		pid, e := strconv.Atoi(filepath.Base(dir))
-		if err == nil && e == nil && strings.TrimSpace(string(comm)) == name && shares(dir, kind) {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err == nil && isNamed(pid, name) && shares(dir, kind) {
 			all = append(all, pid)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(pid int) bool {
 		_, parent, err := host.Default().Process(pid)
-		return err == nil && slices.Contains(all, parent) && slices.Equal(arguments(pid), arguments(parent))
+		return err == nil && slices.Contains(all, parent) &&
+			(slices.Equal(arguments(pid), arguments(parent)) || !isNamed(pid, name)) // it has executed since
 	})
+}
+
+// isNamed reports whether a process has a name now.
+func isNamed(pid int, name string) bool {
+	comm, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
+	return err == nil && strings.TrimSpace(string(comm)) == name
 }
 
 // shares reports whether a process, by its directory in /proc, is in this process's namespace of a
