@@ -66,8 +66,8 @@ func releaseUnless(n *node.Node, id grant.ID, used func(grant.Grant) bool) (rele
 }
 
 // FindBySecret finds the grant of a user that was made with a secret. The request for it was sent
-// before, and its answer was lost. The grant is durable when FindBySecret returns: whoever made it
-// may have been killed just before that.
+// before, and its answer was lost. The grant is durable when FindBySecret returns: the process that
+// made it may have been killed just before that.
 func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool, err error) {
 	o, err := Read(n)
 	if err != nil {

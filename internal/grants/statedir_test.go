@@ -33,8 +33,11 @@ func TestAStateDirectoryThatIsAwayEndsNoUse(t *testing.T) {
 		return nil
 	}))
 	n.Start(used, "lives")
+	ended := n.Start(used, "ends")
 	state := n.Policy.StateDir
 	daemontest.Must(t, os.Rename(state, state+".away"))
+	daemontest.End(ended)
+	n.Delete(n.Root, "ends") // as its runtime does
 	report, err := grants.Reconcile(n.Node)
 	daemontest.Must(t, err)
 	if report.Sound() {

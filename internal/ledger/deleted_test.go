@@ -5,23 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
-
-// stuckFile is a simulator in which files whose path has a part cannot be removed.
-type stuckFile struct{ part string }
-
-func (stuckFile) Random() (r [16]byte)   { return r }
-func (stuckFile) After(host.Step, error) {}
-func (f stuckFile) Before(s host.Step) error {
-	if s.Kind == host.Removes && strings.Contains(s.Path, f.part) {
-		return unix.EIO
-	}
-	return nil
-}
 
 // TestADeletionIsFinishedLater: a grant is deleted while a container runs, and a file cannot be
 // removed. The grant does not come back without its binding, and the binding goes in a later pass.
@@ -30,7 +16,9 @@ func TestADeletionIsFinishedLater(t *testing.T) {
 		b := newLedger(t)
 		b.put(sample(1))
 		b.bind(bindingOf(id(1), "c"))
-		host.Simulated = stuckFile{part}
+		host.Simulated = failing(func(s host.Step) bool {
+			return s.Kind == host.Removes && strings.Contains(s.Path, part)
+		})
 		err := b.Update(func(tx *Tx) error { return tx.Delete(id(1)) })
 		if _, e := b.get(id(1)); err != nil || e == nil {
 			t.Errorf("%s: %v, and the grant is there (%v)", part, err, e)
@@ -60,6 +48,29 @@ func TestADraftDeletesNothing(t *testing.T) {
 	}
 	if report, err := b.Check(nil); err != nil || report.Bindings != 1 {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestAGrantThatIsOverIsDeletedLater: its entry cannot be removed at first.
+func TestAGrantThatIsOverIsDeletedLater(t *testing.T) {
+	b := newLedger(t)
+	adopted := sample(1)
+	adopted.Source = grant.Asked // and it has no container
+	b.put(adopted)
+	host.Simulated = failing(func(s host.Step) bool {
+		return s.Kind == host.Removes && strings.HasSuffix(s.Path, deletedSuffix)
+	})
+	err := b.Update(func(tx *Tx) error { return tx.Sweep() })
+	host.Simulated = nil
+	tidies := err != nil && strings.HasPrefix(err.Error(), "cannot tidy the ledger: ")
+	if _, e := b.get(id(1)); e == nil || !tidies {
+		t.Errorf("%v, and the grant is there (%v)", err, e)
+	}
+	if _, err := b.Check(nil); err != nil {
+		t.Error(err)
+	}
+	if report, err := b.Check(nil); err != nil || len(report.Findings) > 0 {
+		t.Errorf("later: %+v, %v", report, err)
 	}
 }
 

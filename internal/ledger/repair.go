@@ -138,8 +138,11 @@ func repairAll(tx *Tx, s *survey) (findings []Finding, failed error) {
 		findings = note(findings, r, apply(s, r), &failed)
 	}
 	for _, path := range s.deleted {
-		if failed == nil {
-			failed = host.Remove(path)
+		if failed != nil {
+			break // the next pass goes on, as after a crash
+		}
+		if err := host.Remove(path); err != nil {
+			failed = fmt.Errorf("cannot tidy the ledger: %w", err)
 		}
 	}
 	if err := syncAndClose(nil, relinked(s, all)); err != nil && failed == nil {

@@ -55,6 +55,10 @@ func TestProgramsOfUsers(t *testing.T) {
 			do:   func(s *Input) { runs(s, 7, ada, rootless, 9*grant.GiB) },
 			want: []string{"over-grant 1GiB g-bbbbbbbbbbbb"},
 			used: []string{"g-aaaaaaaaaaaa 4GiB 1", "g-bbbbbbbbbbbb 5GiB 0"}, out: grant.GiB},
+		"the second of two grants is free": {
+			grants: []grant.Grant{mine(one, grant.Limit, four), mine(two, grant.Limit, four)},
+			do:     func(s *Input) { runs(s, 7, ada, rootless, four) },
+			used:   []string{"g-aaaaaaaaaaaa 4GiB 1"}},
 		"a whole GPU": {grants: []grant.Grant{mine(one, grant.Exclusive, 16*grant.GiB)},
 			do:   func(s *Input) { runs(s, 7, ada, rootless, 9*grant.GiB) },
 			used: []string{"g-aaaaaaaaaaaa 9GiB 1"}},

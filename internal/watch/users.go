@@ -85,7 +85,7 @@ func (c *ProcessUsers) userOf(p ProcessInfo) *sharedUser {
 	at := cgroupOfProcess{cgroup: p.Cgroup, foreign: p.Foreign}
 	all := c.byCgroup(at, p)
 	unbound := c.unbound[p.UID]
-	// a container of root has device nodes and rules of its own, whoever its processes are
+	// a container of a rootful engine has device nodes and rules of its own, whatever its uids are
 	if len(unbound) == 0 || all.grant != nil || all.user.Container != "" && !p.Rootless {
 		return all
 	}

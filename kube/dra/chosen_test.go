@@ -71,7 +71,7 @@ func TestTheLabelIsReadLive(t *testing.T) {
 }
 
 // A driver that cannot read its Node yet must not replace the right slices of the driver before it
-// by some of a mode that nobody chose.
+// by some of a mode that no label chooses.
 func TestNothingIsPublishedBeforeTheLabelIsRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		label string

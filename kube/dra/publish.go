@@ -36,7 +36,7 @@ func (d *Driver) Publish(ctx context.Context, to publisher) error {
 	if err == nil {
 		list, err = Slices(p, d.pods.consumed)
 	}
-	if err == nil && chosen.unknown != nil { // pods would run in a mode that nobody chose
+	if err == nil && chosen.unknown != nil { // pods would run in a mode that no label chooses
 		d.known, err = list, chosen.unknown
 	}
 	if err != nil {

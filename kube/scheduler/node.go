@@ -72,7 +72,7 @@ func (p *published) lacks(pod *corev1.Pod) corev1.ResourceName {
 }
 
 // readLabels reads mode and policy. A label that cannot be understood closes the node: its pods
-// would run in a mode that nobody chose.
+// would run in a mode that no label chooses.
 func readLabels(n *placement.Node, labels map[string]string) {
 	mode, err := nodestate.ModeOf(labels)
 	if err != nil {
