@@ -76,7 +76,7 @@ e2e: ## the story through real engines and a real control plane, set-up included
 RUNC_SUITE ?= newest-v1,newest-v2,debian-v1,debian-v2
 RUNC_FILES ?=
 .PHONY: test-runc
-test-runc: ## runc's own integration tests, bare and through us, in some 20 minutes (root); RUNC_SUITE=newest-v1,debian-v2 RUNC_FILES=mounts.bats
+test-runc: ## runc's own integration tests, through us and bare what does not pass, in some 20 minutes (root); RUNC_SUITE=newest-v1,debian-v2 RUNC_FILES=mounts.bats
 	@test/setup.sh test-runc
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/runc/run.sh $(RUNC_SUITE) $(RUNC_FILES)
@@ -98,7 +98,7 @@ sim: ## planted mistakes, then lives of a simulated node from fresh seeds, on al
 CRUN_SUITE ?= debian-v1,debian-v2
 CRUN_FILES ?=
 .PHONY: test-crun
-test-crun: ## crun's own tests, bare and through us, in some 5 minutes (root); CRUN_SUITE=debian-v1 CRUN_FILES=test_exec.py
+test-crun: ## crun's own tests, through us and bare what does not pass, in some 5 minutes (root); CRUN_SUITE=debian-v1 CRUN_FILES=test_exec.py
 	@test/setup.sh test-crun
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/crun/run.sh $(CRUN_SUITE) $(CRUN_FILES)
@@ -106,7 +106,7 @@ test-crun: ## crun's own tests, bare and through us, in some 5 minutes (root); C
 PODMAN_SUITE ?= crun-v1
 PODMAN_FILES ?=
 .PHONY: test-podman
-test-podman: ## Podman's own system tests of containers, bare and through us, in some 10 minutes (root); PODMAN_SUITE=runc-v2 PODMAN_FILES=075-exec.bats
+test-podman: ## Podman's own system tests of containers, through us and bare what does not pass, in some 10 minutes (root); PODMAN_SUITE=runc-v2 PODMAN_FILES=075-exec.bats
 	@test/setup.sh test-podman
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/podman/run.sh $(PODMAN_SUITE) $(PODMAN_FILES)
@@ -120,7 +120,7 @@ test-nvidia: ## the tests of nvidia-container-runtime as a program, with NVIDIA'
 CRIO_SUITE ?= runc-v1
 CRIO_FILES ?=
 .PHONY: test-crio
-test-crio: ## CRI-O's own integration tests of containers, bare and through us, in some 15 minutes (root); CRIO_SUITE=crun-v1 CRIO_FILES=ctr.bats
+test-crio: ## CRI-O's own integration tests of containers, through us and bare what does not pass, in some 15 minutes (root); CRIO_SUITE=crun-v1 CRIO_FILES=ctr.bats
 	@test/setup.sh test-crio
 	$(MAKE) --no-print-directory build
 	test/rig/leftovers.sh test/crio/run.sh $(CRIO_SUITE) $(CRIO_FILES)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [RUNTIME-CGROUP[,...]] [FILE.bats...]
-# Runs CRI-O's own integration tests, those that start containers, as test/runc runs runc's: with the runtime bare and through gpuledger-runtime,
-# on a node with GPUs and on one without an inventory, compared test by test. RUNTIME-CGROUP: runc-v1, crun-v1, runc-v2, crun-v2 (default:
+# Runs CRI-O's own integration tests, those that start containers, as test/runc runs runc's: through gpuledger-runtime, on a node with GPUs and
+# on one without an inventory, and with the bare runtime what does not pass, compared test by test. RUNTIME-CGROUP: runc-v1, crun-v1, runc-v2, crun-v2 (default:
 # runc-v1). Exit status 1 where a test's result is another one through us, and differences.txt does not explain it. CRI-O, its tests, runc and
 # crictl are those of test/engines/build.sh; crun is Debian's. The images are made here; what pulls another one fails, bare as through us.
 # left-out.txt has the files that do not run, each with its reason.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [CRUN-CGROUP[,...]] [FILE.py...]
-# Runs crun's own tests, of Debian's source package, as test/runc runs runc's: bare and through gpuledger-runtime, on a node with GPUs and on one
-# without an inventory, compared test by test. CRUN-CGROUP: debian-v1, debian-v2 (default: both). Exit status 1 where a test's result is another one
+# Runs crun's own tests, of Debian's source package, as test/runc runs runc's: through gpuledger-runtime, on a node with GPUs and on one without an
+# inventory, and bare what does not pass, compared test by test. CRUN-CGROUP: debian-v1, debian-v2 (default: both). Exit status 1 where a test's result is another one
 # through us, and differences.txt does not explain it. crun's unit tests in C run no container, and are left out.
 # Results: .cache/crun-suite/out/CRUN-CGROUP/NODE/FILE.tap. Root, Debian 12; some 3 minutes for all on two cores.
 set -euo pipefail

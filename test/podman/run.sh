@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [RUNTIME-CGROUP[,...]] [FILE.bats...]
-# Runs Podman's own system tests, those that start containers, as test/runc runs runc's: with the runtime bare and through gpuledger-runtime, on a
-# node with GPUs and on one without an inventory, compared test by test. RUNTIME-CGROUP: crun-v1, runc-v1, crun-v2, runc-v2 (default: crun-v1).
+# Runs Podman's own system tests, those that start containers, as test/runc runs runc's: through gpuledger-runtime, on a node with GPUs and on
+# one without an inventory, and with the bare runtime what does not pass, compared test by test. RUNTIME-CGROUP: crun-v1, runc-v1, crun-v2, runc-v2 (default: crun-v1).
 # Exit status 1 where a test's result is another one through us, and differences.txt does not explain it. Podman is Debian's, and the tests are of
 # its version. Their image is made here of busybox; what pulls another one fails, bare as through us.
 # Results: .cache/podman-suite/out/RUNTIME-CGROUP/NODE/FILE.tap. Root, Debian 12.

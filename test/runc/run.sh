@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [RUNC-CGROUP[,...]] [FILE.bats...]
-# Runs runc's own integration tests bare and through gpuledger-runtime, on a node with GPUs and on one without an inventory, and compares
-# test by test. RUNC-CGROUP: newest-v1, newest-v2, debian-v1, debian-v2 (default: all). Exit status 1 where a test's result is another one through
+# Runs runc's own integration tests through gpuledger-runtime, on a node with GPUs and on one without an inventory; bare what does not pass, and
+# compares test by test. RUNC-CGROUP: newest-v1, newest-v2, debian-v1, debian-v2 (default: all). Exit status 1 where a test's result is another one through
 # us, and differences.txt does not explain it.
 # Results: .cache/runc-suite/out/RUNC-CGROUP/NODE/FILE.tap. Root, Debian 12; some 20 minutes for all on two cores.
 set -euo pipefail

@@ -1,5 +1,5 @@
-# suite.sh: what run.sh of test/runc, test/crun, test/podman and test/nvidia share: a runtime's or an engine's own tests run bare and through
-# gpuledger-runtime, on a node with GPUs and on one without an inventory, and are compared test by test. run.sh sets
+# suite.sh: what run.sh of test/runc, test/crun, test/podman, test/crio and test/nvidia share: a runtime's or an engine's own tests run through
+# gpuledger-runtime, on a node with GPUs and on one without an inventory. What does not pass runs bare, too, and is compared test by test. run.sh sets
 #   name      the suite's
 #   known     a regular expression of the cases that there are; batch takes the end of one, v1 or v2, for its cgroups' version
 #   engine    the engine that calls the runtime, where one does and its identities count
@@ -9,7 +9,7 @@
 # Results: .cache/NAME-suite/out/CASE/NODE/FILE.tap.
 # shellcheck shell=bash disable=SC2154 # they are run.sh's
 repo=$PWD cache=$PWD/.cache/$name-suite suite=$PWD/test/suite
-nodes=(bare inventory none)
+nodes=(inventory none)
 
 say() { echo "test-$name: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -86,9 +86,11 @@ together() {
   return $status
 }
 
-# compare BARE WRAPPED [EXPECTED]: the tests whose results differ, as lines of FILE, name, and the two results; and those of such a list
-# that did not run.
-compare() { awk -f "$suite/compare.awk" -v dir1="$1/" -v expected="${3:-}" "$1"/*.tap "$2"/*.tap; }
+# compare BARE WRAPPED LIST: the tests of a list whose results differ, as lines of FILE, name, and the two results.
+compare() { awk -f "$suite/compare.awk" -v dir1="$1/" -v list="$3" "$1"/*.tap "$2"/*.tap; }
+
+# unpassed WRAPPED: the tests that did not pass, and the files without all their results: FILE, name or nothing, and the result.
+unpassed() { awk -f "$suite/compare.awk" -v unpassed=1 "$1"/*.tap; }
 
 # cut_files OUT: the files that were ended before all their tests had a result.
 cut_files() {
@@ -100,25 +102,42 @@ cut_files() {
 
 count() { awk -f "$suite/compare.awk" -v count=1 "$1"/*.tap; }
 
-# settle CASE NODE: runs what differs again, bare and wrapped, until it is the same or has differed three times: other processes of the
-# machine disturb some of the tests.
+# names FILE <LIST: the names of a file's tests in a list, as batch takes them; nothing is all of the file.
+names() {
+  awk -F '\t' -v file="$1" '
+    $1 != file { next }
+    $2 == "" { all = 1 }
+    file ~ /\.py$/ { names = names sep $2; sep = " "; next }
+    {
+      number = ""
+      if (match($2, / \([0-9]+\)$/)) { # of the tests of one name, or part of it
+        number = "( \\" substr($2, RSTART + 1, RLENGTH - 2) "\\))?"
+        $2 = substr($2, 1, RSTART - 1)
+      }
+      gsub(/[][\\.*^$+?(){}|\/]/, "\\\\&", $2)
+      names = names sep "^" $2 number "$"; sep = "|"
+    }
+    END { if (!all) printf "%s", names }'
+}
+
+# settle CASE NODE: runs bare what did not pass, and then what differs again, bare and wrapped, until it is the same or has differed three
+# times: other processes of the machine disturb some of the tests. What is left is in NODE.differ.
 settle() {
-  local case=$1 node=$2 try file names left=$cache/out/$1/$2.differ
-  compare "$cache/out/$case/bare" "$cache/out/$case/$node" >"$left"
-  for ((try = 2; try <= ${TRIES:-3}; try++)); do
+  local case=$1 node=$2 try file again runs=(bare) out=$cache/out/$1/$2 left=$cache/out/$1/$2.differ
+  local wrapped=$out
+  unpassed "$out" >"$left"
+  for ((try = 1; try <= ${TRIES:-3}; try++)); do
     [ -s "$left" ] || return 0
     cut -f 1 "$left" | sort -u >"$left.files"
     while read -r file <&8; do
-      names=$(awk -F '\t' -v file="$file" '
-        $1 != file { next }
-        file ~ /\.py$/ { printf "%s%s", sep, $2; sep = " "; next }
-        { gsub(/[][\\.*^$+?(){}|\/]/, "\\\\&", $2); printf "%s^%s$", sep, $2; sep = "|" }' "$left")
-      for again in bare "$node"; do # not at once: it may be that which disturbed it
-        batch "$case" "$again" "$cache/out/$case/$node.try$try/$again" "$names" "$file"
+      for again in "${runs[@]}"; do # not at once: it may be that which disturbed it
+        batch "$case" "$again" "$out.try$try/$again" "$(names "$file" <"$left")" "$file"
       done
     done 8<"$left.files"
-    compare "$cache/out/$case/$node.try$try/bare" "$cache/out/$case/$node.try$try/$node" "$left" >"$left.new"
+    [ "$try" = 1 ] || wrapped=$out.try$try/$node
+    compare "$out.try$try/bare" "$wrapped" "$left" >"$left.new"
     mv "$left.new" "$left"
+    runs=(bare "$node")
   done
 }
 
@@ -138,12 +157,9 @@ all() {
     done
     together "${batches[@]}" || exit 1
     for node in "${nodes[@]}"; do
-      differ='' unexplained=''
-      if [ "$node" != bare ]; then
-        settle "$case" "$node"
-        unexplained=$(awk -F '\t' 'NR == FNR { if (!/^#/ && NF) known[$1 FS $2] = 1; next } !($1 FS $2 in known)' "$here/differences.txt" "$cache/out/$case/$node.differ")
-        differ="$(wc -l <"$cache/out/$case/$node.differ") ($(grep -c . <<<"$unexplained" || true) unexplained)"
-      fi
+      settle "$case" "$node"
+      unexplained=$(awk -F '\t' 'NR == FNR { if (!/^#/ && NF) known[$1 FS $2] = 1; next } !($1 FS $2 in known)' "$here/differences.txt" "$cache/out/$case/$node.differ")
+      differ="$(wc -l <"$cache/out/$case/$node.differ") ($(grep -c . <<<"$unexplained" || true) unexplained)"
       # shellcheck disable=SC2046,SC2183 # four numbers
       printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$case" "$node" $(count "$cache/out/$case/$node") "$differ"
       cut=$(cut_files "$cache/out/$case/$node")
