@@ -48,7 +48,8 @@ func (l Ledger) writeCDIFile(r grant.Reference) error {
 
 // WriteCDI writes the CDI file of a grant that is in the ledger, and returns its reference. If
 // neither a CDI file nor the kept references have the secret, the grant gets a new one. After a
-// boot there is no CDI file.
+// boot there is no CDI file. The grant is durable when WriteCDI returns: the process that entered
+// it may have been killed just before that.
 func (l Ledger) WriteCDI(g grant.Grant) (grant.Reference, error) {
 	l, err := l.opened()
 	if err != nil {
@@ -64,7 +65,7 @@ func (l Ledger) WriteCDI(g grant.Grant) (grant.Reference, error) {
 			return grant.Reference{}, err
 		}
 	}
-	if err := l.keep(reference); err != nil {
+	if err := errors.Join(l.Open().Ledger.Persist(), l.keep(reference)); err != nil {
 		return grant.Reference{}, err
 	}
 	return reference, l.writeCDIFile(reference)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu/simulated"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
@@ -226,5 +227,30 @@ func TestReferencesAreKeptWithTheirGrants(t *testing.T) {
 			}
 			isLeft("the ledger cannot be written", 1, 2)
 		})
+	}
+}
+
+// syncs notes which directories are synced.
+type syncs map[string]bool
+
+func (syncs) Random() (r [16]byte)   { return r }
+func (syncs) Before(host.Step) error { return nil }
+func (s syncs) After(step host.Step, err error) {
+	s[step.Path] = s[step.Path] || step.Kind == host.SyncsDir && err == nil
+}
+
+// TestAGrantThatIsWrittenAgainIsDurable: the driver that entered it may have been killed before.
+func TestAGrantThatIsWrittenAgainIsDurable(t *testing.T) {
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	n.References = n.Dir + "/references"
+	ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer}
+	if _, err := n.EnterWithCDI(ask); err != nil {
+		t.Fatal(err)
+	}
+	seen := syncs{}
+	host.Simulated = seen
+	defer func() { host.Simulated = nil }()
+	if _, err := n.WriteCDI(n.Grants()[0]); err != nil || !seen[n.Dir+"/state/grants"] {
+		t.Errorf("%v; synced %v", err, seen)
 	}
 }
