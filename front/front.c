@@ -207,8 +207,9 @@ static enum verdict find(const struct runtimes *r, const char *path, struct path
         if (named) {
             is_there = in_directories(path, r->names[i], &self, found);
             if (is_there == NO)
-                is_there = in_directories("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                                          r->names[i], &self, found);
+                is_there = in_directories(
+                    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec/crio", r->names[i],
+                    &self, found);
         } else {
             found->size = 0;
             is_there = append(found, r->names[i]) ? program(found->text, &self) : DOUBT;
@@ -252,7 +253,8 @@ static __attribute__((noinline)) void pass(const struct line *line, char **argv,
     size = read_file(e.config, config);
     if (size < 0 || !read_config(config, (size_t)size, &r)) return;
     if (find(&r, e.path, &runtime) != YES) return;
-    if (r.unjudged && !keeps(&runtime, line)) return;
+    /* of several runtimes, Go looks for the one that keeps the container */
+    if ((r.unjudged || (r.count > 1 && line->id)) && !keeps(&runtime, line)) return;
     argv[0] = runtime.text;
     call(SYS_execve, (long)runtime.text, (long)argv, (long)env, 0, 0);
     argv[0] = self; /* Go reports why it cannot be executed */

@@ -49,7 +49,7 @@ func (w *wrapper) run() (err error) {
 		runtime, engine = policy.Runtime(policy.Path(""))
 		engine = oci.Engine(w.argv[0], engine)
 	}
-	if w.real, err = find(runtime.Path); err != nil {
+	if w.real, err = w.findReal(runtime.Path); err != nil {
 		return err
 	}
 	if calledBack() {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -79,8 +80,26 @@ func (w *wrapper) knownContainer() string {
 	return ""
 }
 
-// binDirs are searched after PATH: an engine's monitor may run the wrapper without PATH.
-var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+// findReal returns the first of several runtimes that exists, or the one that keeps the container
+// of a subcommand. The first is another one after an installation, and while the configuration
+// cannot be read.
+func (w *wrapper) findReal(names []string) (string, error) {
+	first, err := find(names)
+	if err != nil || slices.Contains(oci.Creates, w.Name) {
+		return first, err
+	}
+	for _, name := range names {
+		if w.real, _ = find([]string{name}); w.real != "" && w.knownContainer() != "" {
+			return w.real, nil
+		}
+	}
+	return first, nil
+}
+
+// binDirs are searched after PATH: an engine's monitor may run the wrapper without PATH. The last
+// one has the runtimes of CRI-O's packages.
+var binDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
+	"/usr/libexec/crio"}
 
 // find returns the path of the first of several runtimes that exists. It never returns this program
 // under another name.

@@ -41,7 +41,12 @@ func TestFrontComesBeforeGo(t *testing.T) {
 	}{
 		{"state", plain, "", "--root /r state c1", true},
 		{"a probe", plain, "", "--root /r --log /l exec --process /p --pid-file /f --detach c1", true},
-		{"only a name", "[runtime]\npath = [\"none\", \"runc\"]\n", "", "--root /r state c1", true},
+		{"only a name", "[runtime]\npath = [\"runc\"]\n", "", "--root /r state c1", true},
+		{"the first of several has the container", "[runtime]\npath = [\"none\", \"runc\"]\n", "",
+			"--root " + dir + " state c1", true},
+		{"the first of several does not have it", "[runtime]\npath = [\"none\", \"runc\"]\n", "",
+			"--root " + dir + " state c2", false},
+		{"of no container", "[runtime]\npath = [\"none\", \"runc\"]\n", "", "--root /r list", true},
 		{"an odd option", plain, "", "--root /r --log-level x state c1", false},
 		{"NVIDIA's runtime has the container", plain + "unjudged = \"x\"\n", "",
 			"--root " + dir + " state c2", false},
@@ -55,7 +60,7 @@ func TestFrontComesBeforeGo(t *testing.T) {
 		{"a configuration that only Go reads", "x = 1.5\n" + plain, "", "--root /r state c1", false},
 		{"the first runtime is the wrapper",
 			"[runtime]\npath = [\"" + link + "\", \"" + real + "\"]\n", "",
-			"--root /r state c1", true},
+			"--root " + dir + " state c1", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config, trace := write("config.toml", c.config, 0o600), filepath.Join(dir, "trace")
@@ -74,6 +79,44 @@ func TestFrontComesBeforeGo(t *testing.T) {
 				t.Errorf("before Go: %v, want %v\n%.2000s", before, c.before, text)
 			}
 		})
+	}
+}
+
+// TestTheRuntimeThatKeepsTheContainer gets its subcommands, whichever of several is the first. So
+// it is while the configuration is missing or no TOML, and a runtime was installed since.
+func TestTheRuntimeThatKeepsTheContainer(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
+	}
+	for _, name := range []string{"bin/runc", "bin/crun", "crio/crun"} {
+		write(name, "#!/bin/sh\necho "+name+"\n")
+	}
+	two := fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[runtime]\npath = [\"runc\", \"crun\"]\n", dir+"/s",
+		dir+"/r")
+	write("ofrunc/state.json", "{}")
+	write("ofcrun/status", "{}")
+	for _, c := range []struct{ name, config, line, want string }{
+		{"no configuration", "-", "state ofcrun", "bin/crun"},
+		{"no configuration", "-", "state ofrunc", "bin/runc"},
+		{"no configuration", "-", "state ofnone", "bin/runc"},
+		{"two", two, "state ofcrun", "bin/crun"},
+		{"two", two, "delete ofcrun", "bin/crun"},
+		{"no TOML", "[runtime]\npath = [\"" + dir + "/crio/crun\"]\n[policy]\nmode = \"report\n", "state x",
+			"crio/crun"},
+	} {
+		config := filepath.Join(dir, "config.toml")
+		_ = os.Remove(config)
+		if c.config != "-" {
+			write("config.toml", c.config)
+		}
+		cmd := exec.Command(rig.Binary(t, "gpuledger-runtime"),
+			append([]string{"--root", dir}, strings.Fields(c.line)...)...)
+		cmd.Env = append(os.Environ(), "GPULEDGER_CONFIG="+config, "PATH="+dir+"/bin:"+os.Getenv("PATH"))
+		if out, err := cmd.Output(); err != nil || string(out) != c.want+"\n" {
+			t.Errorf("%s, %s: %q, %v; want %s", c.name, c.line, out, err, c.want)
+		}
 	}
 }
 

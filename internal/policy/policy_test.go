@@ -189,7 +189,14 @@ func TestMissingFile(t *testing.T) {
 func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "moed = 1\n[runtime]\npath = [\"/opt/crun\"]\n", "/opt/crun"},
-		{"no TOML", "[runtime]\npath = [\"/opt/crun\"]\n[", "runc"},
+		{"no TOML after it", "[runtime]\npath = [\"/opt/crun\"]\n[", "/opt/crun"},
+		{"no TOML before it", "[policy]\nmode = \"report\n[runtime]\npath = [\"/opt/crun\"]\n", "/opt/crun"},
+		{"no TOML beside it", "[runtime]\nunjudged = \"\"\"x\npath = [\"/opt/crun\"]\n", "/opt/crun"},
+		{"an array of lines", "x\n[runtime]\npath = [ # ours\n  \"/opt/crun\",\n]\n", "/opt/crun"},
+		{"a string that does not end", "[runtime]\npath = [\"/opt/crun]\n", "runc"},
+		{"an array that does not end", "[runtime]\npath = [\"/opt/crun\"\n[policy]\n", "runc"},
+		{"a table of another name", "=\n[audit]\npath = [\"/opt/crun\"]\n", "runc"},
+		{"bytes", "\x00\xff\x1b[2J = [", "runc"},
 		{"the runtime is what is broken", "[runtime]\npath = 5\n", "runc"},
 	} {
 		path := filepath.Join(t.TempDir(), "config.toml")

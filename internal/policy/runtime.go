@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"cmp"
 	"slices"
 	"strings"
@@ -23,9 +24,26 @@ func Runtime(path string) (grant.Runtime, grant.Engine) {
 }
 
 // runtimeIn reads only what is needed to pass containers to the right runtime, from a valid or an
-// invalid configuration: runc cannot stop a container of crun.
+// invalid configuration: runc cannot stop a container of crun. Where the file is no TOML, it reads
+// what is valid by itself.
 func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
-	s := runtimeScan{found: grant.Runtime{Unjudged: Default().Runtime.Unjudged}, engine: Default().Engine}
+	s := newRuntimeScan()
+	if !s.scan(text) {
+		s = newRuntimeScan()
+		s.scanBroken(text)
+	}
+	if len(s.found.Path) == 0 {
+		s.found.Path = Default().Runtime.Path
+	}
+	return s.found, s.engine
+}
+
+func newRuntimeScan() runtimeScan {
+	return runtimeScan{found: grant.Runtime{Unjudged: Default().Runtime.Unjudged}, engine: Default().Engine}
+}
+
+// scan handles all expressions of a text. It returns false at the first one that is no TOML.
+func (s *runtimeScan) scan(text []byte) (valid bool) {
 	p := unstable.Parser{}
 	p.Reset(text)
 	for p.NextExpression() {
@@ -37,13 +55,35 @@ func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
 			s.keyValue(s.table, e)
 		}
 	}
-	if p.Error() != nil {
-		return Default().Runtime, Default().Engine
+	return p.Error() == nil
+}
+
+// longestArray is how many lines an array may have in a file that is no TOML.
+const longestArray = 32
+
+// scanBroken handles the lines of a text that are TOML, and the arrays of several lines.
+func (s *runtimeScan) scanBroken(text []byte) {
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	for at := 0; at < len(lines); {
+		size := 1
+		if _, value, is := bytes.Cut(lines[at], []byte("=")); is && bytes.Contains(value, []byte("[")) {
+			size = longestArray
+		}
+		at += s.scanFirst(lines[at:min(at+size, len(lines))])
 	}
-	if len(s.found.Path) == 0 {
-		s.found.Path = Default().Runtime.Path
+}
+
+// scanFirst handles the shortest beginning of some lines that is TOML. It returns how many lines
+// that are, or one if there is none.
+func (s *runtimeScan) scanFirst(lines [][]byte) int {
+	for n := range len(lines) {
+		text := bytes.Join(lines[:n+1], nil)
+		if checked := newRuntimeScan(); checked.scan(text) {
+			s.scan(text)
+			return n + 1
+		}
 	}
-	return s.found, s.engine
+	return 1
 }
 
 // runtimeScan has the values found so far.
