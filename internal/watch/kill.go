@@ -55,9 +55,10 @@ func killProcesses(h host.Host, u grant.User) (int, error) {
 	dir := filepath.Join(root, u.Cgroup)
 	there := map[int]bool{}
 	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
-		pids, err := processesBelow(dir)
+		pids, err := processesBelow(h, dir)
 		switch {
 		case err != nil:
+			killAll(dir) // for which the kernel needs no list
 			return len(there), fmt.Errorf("cannot stop %s: %w", userName(u), err)
 		case len(pids) == 0:
 			return len(there), nil
@@ -101,21 +102,38 @@ func killProcess(h host.Host, pid int, cgroup string) bool {
 }
 
 // processesBelow lists the processes of a cgroup and of those below it; none if it is gone.
-func processesBelow(dir string) (pids []int, err error) {
+func processesBelow(h host.Host, dir string) (pids []int, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.IsDir() {
-			var lines []byte
-			lines, err = os.ReadFile(filepath.Join(path, "cgroup.procs"))
-			for line := range strings.Lines(string(lines)) {
-				if pid, e := strconv.Atoi(strings.TrimSpace(line)); e == nil && pid > 0 {
-					pids = append(pids, pid)
-				}
-			}
+			var its []int
+			its, err = processesOf(h, path)
+			pids = append(pids, its...)
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) { // removed as we look
 			return nil
 		}
 		return err
 	})
+	slices.Sort(pids)
+	return slices.Compact(pids), err
+}
+
+// processesOf lists the processes of one cgroup. A container that may write to its cgroups can make
+// those below threaded: the kernel lists only threads of such a cgroup (cgroup-v2, "Threads").
+func processesOf(h host.Host, dir string) (pids []int, err error) {
+	lines, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	threaded := errors.Is(err, unix.EOPNOTSUPP)
+	if threaded {
+		lines, err = os.ReadFile(filepath.Join(dir, "cgroup.threads"))
+	}
+	for line := range strings.Lines(string(lines)) {
+		pid, e := strconv.Atoi(strings.TrimSpace(line))
+		if e == nil && threaded {
+			pid, e = h.ProcessOf(pid)
+		}
+		if e == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
 	return pids, err
 }
