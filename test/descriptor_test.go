@@ -410,12 +410,14 @@ func watchFindings(t *testing.T, n *rig.Node) watch.Comparison {
 	opened := node.Open(n.Config, host.Default())
 	o, err := grants.Read(opened)
 	must(t, err)
-	open := watch.OpenGPUs(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
+	open, _ := watch.OpenGPUs(opened.Host, map[uint64]string{unix.Mkdev(1, 7): o.Inventory.GPUs[0].UUID})
 	census := watch.ProcessTable{Host: opened.Host}
 	defer census.Close()
 	pids := watch.InitPIDs(o.Grants)
-	for _, more := range open {
-		pids = append(pids, more...)
+	for _, processes := range open {
+		for _, p := range processes {
+			pids = append(pids, p.PID)
+		}
 	}
 	var sample grant.Sample
 	for _, g := range o.Inventory.GPUs {

@@ -512,3 +512,43 @@ func TestPowerAndTemperature(t *testing.T) {
 		gpu+"41\n")
 	s.eventually("/", "61 W", "40 °C")
 }
+
+// TestTheWatchReplacesARecordThatCannotBeRead of what is in use outside the ledger. Nothing can be
+// granted by it, and the watch itself reads it with the ledger. At no time is a GPU granted that is
+// in use.
+func TestTheWatchReplacesARecordThatCannotBeRead(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{GPUs: 2, Config: watches})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	g := gpusOf(t, n)
+	g.runs(nodeProcess(t), 0, grant.GiB)
+	g.writeUse()
+	whole := func(gpu string) rig.Result { return n.CLI("grant", "--mode", "exclusive", "--gpu", gpu) }
+	s.eventually("/metrics", `kind="outside-ledger"} 1`)
+	for name, text := range map[string]string{"garbage": "garbage", "too long": strings.Repeat(" ", 2<<20),
+		"the ledger has changed, too": ""} {
+		if text == "" { // so that the watch reads it again
+			n.Write("state/grants/.changed", "")
+		}
+		n.Write("run/outside.json", text)
+		granted := false
+		rig.Eventually(t, "a GPU that is free is granted", func() bool {
+			if r := whole("0"); r.Code == 0 {
+				granted = true
+			}
+			return whole("1").Code == 0
+		})
+		if granted {
+			t.Errorf("%s: a GPU is granted that is in use", name)
+		}
+		for _, g := range n.Grants() {
+			must(t, errorOf(n.CLI("release", string(g.ID))))
+		}
+	}
+}
+
+func errorOf(r rig.Result) error {
+	if r.Code != 0 {
+		return fmt.Errorf("%+v", r)
+	}
+	return nil
+}

@@ -51,7 +51,17 @@ func (f Found) HeldGPUs(h host.Host) map[string]bool {
 	return held
 }
 
-// Found reads what the watch found in this boot.
+// FoundError says that what the watch found cannot be read. Nothing is granted until it is set
+// again: a GPU may be in use.
+type FoundError struct {
+	Path string
+	Err  error
+}
+
+func (e *FoundError) Error() string { return fmt.Sprintf("cannot read %s: %v", e.Path, e.Err) }
+func (e *FoundError) Unwrap() error { return e.Err }
+
+// Found reads what the watch found in this boot. It may return a *FoundError.
 func (tx *Tx) Found() (Found, error) {
 	path := tx.files.found
 	data, err := host.ReadRegular(path, maxFile)
@@ -63,7 +73,7 @@ func (tx *Tx) Found() (Found, error) {
 		err = runFormat.unmarshal(data, rec.read, func() int { return rec.Version })
 	}
 	if err != nil {
-		return Found{}, fmt.Errorf("cannot read %s: %w", path, err)
+		return Found{}, &FoundError{Path: path, Err: err}
 	}
 	boot, err := tx.Bindings.containers.Here.BootID()
 	if err != nil || rec.BootID != boot {
@@ -94,6 +104,10 @@ func (r foundRecord) found() Found {
 	}
 	return f
 }
+
+// FoundStamp changes when what the watch found is set again, and when another program changes the
+// record.
+func (l *Ledger) FoundStamp() host.Stamp { return host.StampOf(l.files.found) }
 
 // SetFound records what is in use outside the ledger. It holds until it is set again or the node
 // boots, however old it is: memory that may still be in use is not granted while no program looks.

@@ -24,7 +24,7 @@ type Input struct {
 	// is.
 	Serves func(uuid string, p grant.Process) bool
 	// Open lists the processes that have a GPU's node open, by GPU, whether they use it or not.
-	Open map[string][]int
+	Open map[string][]grant.Process
 	// UserNodes says that grants open device nodes to their users (enforcement.user_nodes = "acl").
 	// What a user's programs use counts to the user's grants then, without a binding.
 	UserNodes bool
@@ -400,15 +400,15 @@ func (j *comparison) addUngranted(g grant.Usage, t *usage) grant.Bytes {
 
 // findIdleHolders finds containers that have a GPU open without a grant for it, and do not use it.
 // Another process may have passed them the descriptor. Processes of the node, such as
-// nvidia-persistenced, may have GPUs open.
+// nvidia-persistenced, and of its users may have GPUs open.
 func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 	seen := map[*sharedUser]bool{}
 	for _, t := range usages {
 		seen[t.sharedUser] = true
 	}
-	for _, pid := range j.Open[g.UUID] {
-		m := j.Users.find(pid)
-		if m == nil || m.user.user.Container == "" || j.mayOpen(m.user, g) {
+	for _, p := range j.Open[g.UUID] {
+		m := j.Users.find(p.PID)
+		if m == nil || m.Process != p || m.user.user.Container == "" || j.mayOpen(m.user, g) {
 			continue
 		}
 		holder := m.user.on("") // of every uid
@@ -421,7 +421,7 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 		if m.user.grant == nil && j.Identify != nil {
 			u = j.Identify(u)
 		}
-		if u.Exempt {
+		if u.Exempt || !u.IsProvenContainer() {
 			continue
 		}
 		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u,
@@ -642,17 +642,26 @@ func (r Comparison) Excess() (all []grant.Excess) {
 	return all
 }
 
-// Held are the processes of containers that have a GPU or MIG device without a grant of it.
+// Held are processes of containers that have a GPU or MIG device without a grant of it. What a user
+// of the node makes is no such container: no user can close a GPU.
 func (r Comparison) Held() map[string][]grant.Process {
 	held := map[string][]grant.Process{}
+	add := func(device string, processes []grant.Process) {
+		room := maxHolders - len(held[device])
+		held[device] = append(held[device], processes[:min(room, len(processes))]...)
+	}
 	for _, f := range r.Findings {
-		if f.Kind != grant.OutsideLedger || f.User.Container == "" || f.User.Exempt {
+		if f.Kind != grant.OutsideLedger || !f.User.IsProvenContainer() || f.User.Exempt {
 			continue
 		}
-		held[f.GPU] = append(held[f.GPU], f.User.Processes...)
+		add(f.GPU, f.User.Processes)
 		if f.MIG != "" {
-			held[f.MIG] = append(held[f.MIG], f.User.Processes...)
+			add(f.MIG, f.User.Processes)
 		}
 	}
 	return held
 }
+
+// maxHolders is how many processes of a device Held lists: one that runs is enough, and the record
+// has to stay small.
+const maxHolders = 256

@@ -125,12 +125,14 @@ func TestProgramsOfUsers(t *testing.T) {
 		"an idle rootless container": {grants: []grant.Grant{mine(one, grant.Limit, four)},
 			do: func(s *Input) {
 				runs(s, 7, ada, rootless, 0)
-				s.Sample.GPUs[0].Processes, s.Open = nil, map[string][]int{gpu0: {7}}
+				s.Sample.GPUs[0].Processes = nil
+				s.Open = map[string][]grant.Process{gpu0: {s.Processes[7].Process}}
 			}},
 		"an idle one without a grant": {
 			do: func(s *Input) {
 				runs(s, 7, ada, rootless, 0)
-				s.Sample.GPUs[0].Processes, s.Open = nil, map[string][]int{gpu0: {7}}
+				s.Sample.GPUs[0].Processes = nil
+				s.Open = map[string][]grant.Process{gpu0: {s.Processes[7].Process}}
 			},
 			want: []string{"outside-ledger 0MiB "}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -24,6 +25,8 @@ func (s *Server) releaseIdle(n *node.Node, clock func() time.Time) error {
 
 // openNodes has the users whose processes have a GPU's device node open, by GPU.
 type openNodes struct {
+	// open is watch.OpenGPUs; nil: it is
+	open  func(host.Host, map[uint64]string) (map[string][]grant.Process, []int)
 	nodes func(grant.Inventory) map[uint64]string // nil: watch.GPUDevices
 	users map[string][]uint32
 	read  time.Time // when they were read last
@@ -61,11 +64,25 @@ func (a *openNodes) look(n *node.Node, inv grant.Inventory) {
 		nodes = watch.GPUDevices
 	}
 	a.users = map[string][]uint32{}
-	for uuid, pids := range watch.OpenGPUs(n.Host, nodes(inv)) {
-		for _, pid := range pids {
-			if user, err := n.Host.UserOf(pid); err == nil {
-				a.users[uuid] = append(a.users[uuid], user)
-			}
+	add := func(uuid string, pid int) {
+		if user, err := n.Host.UserOf(pid); err == nil {
+			a.users[uuid] = append(a.users[uuid], user)
+		}
+	}
+	gpus := nodes(inv)
+	find := a.open
+	if find == nil {
+		find = watch.OpenGPUs
+	}
+	open, unread := find(n.Host, gpus)
+	for uuid, processes := range open {
+		for _, p := range processes {
+			add(uuid, p.PID)
+		}
+	}
+	for _, uuid := range gpus { // a process with very many open files may have any
+		for _, pid := range unread {
+			add(uuid, pid)
 		}
 	}
 }

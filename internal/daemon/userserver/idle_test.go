@@ -128,6 +128,22 @@ func TestDueGrantIsLookedAtAgain(t *testing.T) {
 	s.wantGrants(t, now.Add(2*time.Second), adas)
 }
 
+// TestManyOpenFilesAreUse: a process that has too many open files to look through may have the GPU
+// open, so its user's grant is in use.
+func TestManyOpenFilesAreUse(t *testing.T) {
+	s, adas, berts := idleNode(t, grant.UserNodesACL)
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ada, Gid: ada}}
+	daemontest.Must(t, cmd.Start())
+	defer daemontest.End(cmd)
+	s.opened.open = func(host.Host, map[uint64]string) (map[string][]grant.Process, []int) {
+		return nil, []int{cmd.Process.Pid}
+	}
+	now := time.Now()
+	s.wantGrants(t, now, adas, berts)
+	s.wantGrants(t, now.Add(time.Hour), adas)
+}
+
 // TestOpenNodeOfAnyUser: where every user opens every node, an open one says nothing of a grant.
 func TestOpenNodeOfAnyUser(t *testing.T) {
 	s, adas, berts := idleNode(t, grant.UserNodesMode)

@@ -5,7 +5,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -19,6 +22,7 @@ type containerIdentity struct {
 	engine grant.Engine
 	exempt bool
 	known  bool // a runtime has a container of the id, in this cgroup
+	ofUser bool // a user of the node made the cgroup
 	asked  time.Time
 }
 
@@ -62,15 +66,25 @@ func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) gra
 		if identity.known = watch.IsIn(n.Host, init, u.Cgroup); identity.known {
 			identity.pod, identity.exempt, identity.engine = pod, exempt, engineOf(root)
 		}
+		identity.ofUser = !identity.known && isOfUser(n.Host, u.Cgroup)
 		b.known[u.Key()] = identity
 	}
 	if identity.pod != (grant.Identity{}) {
 		u.Pod = identity.pod
 	}
 	u.Exempt, u.Engine = identity.exempt, cmp.Or(u.Engine, identity.engine)
+	u.OfNodeUser = identity.ofUser
 	// it has a pid namespace of its own, but perhaps no cgroup
 	if !identity.known && watch.ParseCgroup(u.Cgroup).Container == "" {
 		u.Cgroup = ""
 	}
 	return u
+}
+
+// isOfUser reports whether a cgroup lies in one that a user of the node owns, as those in
+// user@UID.service do. That of a container may belong to the container's root.
+func isOfUser(h host.Host, cgroup string) bool {
+	root, _ := host.CgroupRoot(h)
+	var st unix.Stat_t
+	return unix.Stat(filepath.Join(root, filepath.Dir(filepath.Clean("/"+cgroup))), &st) == nil && st.Uid != 0
 }

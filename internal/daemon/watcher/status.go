@@ -1,6 +1,7 @@
 package watcher
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -63,6 +65,29 @@ func (w *Watcher) Stale() string {
 	return w.status.Stale
 }
 
+// replaceFound replaces a record of what is in use outside the ledger if that is what could not be
+// read. Without the record neither this program nor a placement can read the ledger. All memory
+// counts as taken until the next pass.
+func (w *Watcher) replaceFound(n *node.Node, err error) error {
+	var unreadable *ledger.FoundError
+	inv, problem := n.Inventory()
+	if !errors.As(err, &unreadable) || problem != nil {
+		return nil
+	}
+	all := ledger.Found{Outside: map[string]grant.Bytes{}}
+	for _, g := range inv.GPUs {
+		all.Outside[g.UUID] = g.Memory
+		for _, m := range g.MIG {
+			all.Outside[m.UUID] = m.Memory
+		}
+	}
+	w.recorded = ledger.Found{} // the next pass writes what it finds
+	if err := n.Ledger.SetFound(all); err != nil {
+		return fmt.Errorf("cannot replace the record of what is used outside the ledger: %w", err)
+	}
+	return nil
+}
+
 // recordEvery is how often unchanged use outside the ledger is recorded again, so that its age can
 // be seen.
 const recordEvery = time.Minute
@@ -78,12 +103,13 @@ func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 		}
 	}
 	same := maps.Equal(found.Outside, w.recorded.Outside) && slices.Equal(found.Excess, w.recorded.Excess) &&
-		maps.EqualFunc(found.Held, w.recorded.Held, slices.Equal)
+		maps.EqualFunc(found.Held, w.recorded.Held, slices.Equal) &&
+		(w.recordedStamp == host.Stamp{} || n.Ledger.FoundStamp() == w.recordedStamp)
 	if !same || len(found.Outside)+len(found.Held) > 0 && r.Taken.Sub(w.recordedAt) > recordEvery {
 		if err := n.Ledger.SetFound(found); err != nil {
 			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
 		}
-		w.recorded, w.recordedAt = found, r.Taken
+		w.recorded, w.recordedAt, w.recordedStamp = found, r.Taken, n.Ledger.FoundStamp()
 	}
 	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveEvery {
 		return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/mpsstate"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -52,13 +53,16 @@ type Watcher struct {
 	overheads      overheadWriter
 	gates          gateSetter
 	nodes          func(grant.Inventory) map[uint64]string
-	opened         map[string][]int // the processes that had a GPU's node open, by GPU
-	nextLook       time.Time        // when opened is read again
-	next           time.Time        // no pass before
-	recorded       ledger.Found     // as last recorded
-	recordedAt     time.Time        // when that was
-	saved          watch.Comparison // as last saved
-	failure        error            // of the last pass
+	opened         map[string][]grant.Process // those that had a GPU's node open, by GPU
+	look           *watch.Look                // reads opened again; nil: not now
+	lookTook       time.Duration              // so far
+	nextLook       time.Time                  // when opened is read again
+	next           time.Time                  // no pass before
+	recorded       ledger.Found               // as last recorded
+	recordedAt     time.Time                  // when that was
+	recordedStamp  host.Stamp                 // of the record as it was written then
+	saved          watch.Comparison           // as last saved
+	failure        error                      // of the last pass
 
 	mu     sync.Mutex
 	status watch.Status
@@ -81,6 +85,9 @@ func (w *Watcher) Name() string { return "watch" }
 func (w *Watcher) Stop() {
 	w.sampler.Close()
 	w.processes.Close()
+	if w.look != nil {
+		w.look.Close()
+	}
 	w.overheads.closeAll()
 }
 
@@ -114,7 +121,7 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 	report, err := w.compare(n, sample)
 	if err != nil {
 		w.setFailure(err)
-		return err
+		return errors.Join(err, w.replaceFound(n, err))
 	}
 	var wrong error // the configuration is checked for both
 	w.tracker.Grace, wrong = time.ParseDuration(n.Policy.Daemon.Grace)
@@ -135,19 +142,27 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 }
 
 // findOpenGPUs finds the processes that have a GPU's node open. The driver reports only those that
-// use the GPU.
+// use the GPU. Each pass reads so many open files that it is not held up.
 func (w *Watcher) findOpenGPUs(n *node.Node) {
 	began := time.Now()
-	if began.Before(w.nextLook) {
-		return
+	if w.look == nil {
+		inv, problem := n.Inventory()
+		if problem != nil || began.Before(w.nextLook) {
+			return
+		}
+		w.look, w.lookTook = watch.NewLook(n.Host, w.nodes(inv)), 0
 	}
-	inv, problem := n.Inventory()
-	if problem != nil {
-		return
+	done := w.look.Step(filesEachPass)
+	w.opened = w.look.Known(w.opened)
+	w.lookTook += time.Since(began)
+	if done {
+		w.look, w.nextLook = nil, time.Now().Add(watch.OpenRest(w.lookTook))
 	}
-	w.opened = watch.OpenGPUs(n.Host, w.nodes(inv))
-	w.nextLook = time.Now().Add(watch.OpenRest(time.Since(began)))
 }
+
+// filesEachPass is how many open files a pass reads, with what processes cost: those of 500
+// processes.
+const filesEachPass = 40_000
 
 // compare compares a sample with the ledger. A new finding is confirmed with a ledger that was read
 // after the sample: a container that has just started may have its grant only there.
@@ -182,8 +197,10 @@ func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant,
 			w.pids = append(w.pids, p.PID)
 		}
 	}
-	for _, pids := range w.opened {
-		w.pids = append(w.pids, pids...)
+	for _, processes := range w.opened {
+		for _, p := range processes {
+			w.pids = append(w.pids, p.PID)
+		}
 	}
 	w.processes.UserNodes = acl
 	processes := w.processes.Lookup(w.pids)

@@ -332,3 +332,21 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 		t.Errorf("logged is %+v", got)
 	}
 }
+
+// TestWhoseCgroup: what lies below a cgroup of a user of the node is that user's. A container's own
+// cgroup may belong to the container's root.
+func TestWhoseCgroup(t *testing.T) {
+	h := host.Host{Sys: t.TempDir()}
+	root := h.Sys + "/fs/cgroup"
+	for path, uid := range map[string]int{"/system.slice": 0, "/system.slice/box": 1000, "/user.slice": 0,
+		"/user.slice/user@1000.service": 1000, "/user.slice/user@1000.service/box": 1000} {
+		daemontest.Must(t, os.MkdirAll(root+path, 0o755), os.Chown(root+path, uid, uid))
+	}
+	for cgroup, want := range map[string]bool{"/system.slice/box": false, "/system.slice/gone": false,
+		"/user.slice/user@1000.service": false, "/user.slice/user@1000.service/box": true, "": false,
+		"/gone/box": false} {
+		if got := isOfUser(h, cgroup); got != want {
+			t.Errorf("%q is a user's: %v, want %v", cgroup, got, want)
+		}
+	}
+}
