@@ -126,5 +126,5 @@ func onlyHandler(e fileRecord, now filetree.FileContent, u *Undone) (FileChange,
 		return FileChange{}, fmt.Errorf("cannot edit %s: %w", e.Path, err)
 	}
 	return FileChange{Path: e.Path, Action: "edit", Why: u.neededFor(), name: e.Name, before: now,
-		after: filetree.NewFile(d.Bytes(), now), Diff: configfile.Unified(e.Path, now.Data, d.Bytes())}, nil
+		after: filetree.NewFile(d.Bytes(), now), Diff: diff(e.Path, now.Data, d.Bytes())}, nil
 }

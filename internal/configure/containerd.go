@@ -41,7 +41,7 @@ func editContainerd(c *engines.Containerd, w wanted) (fileEdits, error) {
 		return e, err
 	}
 	e.noteConfig(w, "the environment of containerd")
-	e.write(target.Path, target.Bytes())
+	e.files = append(e.files, editedFile{target.Path, target.Bytes(), sectionSource(c, target)})
 	if target.Path != c.Main {
 		e.write(c.Main, c.Files[0].Bytes()) // last, because the file that it imports must exist by then
 	}
@@ -104,6 +104,17 @@ func copySection(c *engines.Containerd, w wanted, f engines.ContainerdFile) erro
 			"containerd": map[string]any{"runtimes": map[string]any{engines.Handler: ours}}})
 	}
 	return writeSection(c, w, f, section)
+}
+
+// sectionSource is the file whose section gpuledger's file copies; "" if it copies none.
+func sectionSource(c *engines.Containerd, target engines.ContainerdFile) (source string) {
+	for _, f := range c.Files {
+		if c.LastSectionWins && f.Path != target.Path &&
+			configfile.Table(f.Tree(), "plugins", c.Plugin) != nil {
+			source = f.Path
+		}
+	}
+	return source
 }
 
 // writeSection replaces the text of gpuledger's file by one with this section.

@@ -2,6 +2,7 @@ package configure
 
 import (
 	"fmt"
+	"regexp"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/filetree"
@@ -17,6 +18,7 @@ type fileEdits struct {
 type editedFile struct {
 	path string
 	text []byte
+	from string // the file from which it copies settings; "" for none
 }
 
 func (e *fileEdits) note(format string, args ...any) {
@@ -24,7 +26,7 @@ func (e *fileEdits) note(format string, args ...any) {
 }
 
 func (e *fileEdits) write(path string, text []byte) {
-	e.files = append(e.files, editedFile{path, text})
+	e.files = append(e.files, editedFile{path: path, text: text})
 }
 
 // changes are the edits of files whose content differs.
@@ -35,16 +37,40 @@ func (e *fileEdits) changes(in filetree.System) ([]FileChange, error) {
 		if err != nil {
 			return nil, err
 		}
-		after := filetree.NewFile(f.text, before)
-		if before.Same(after) {
-			continue
+		after, err := f.content(in, before)
+		if err != nil {
+			return nil, err
 		}
 		c := FileChange{Path: f.path, Action: "edit", name: name, before: before, after: after,
-			Diff: configfile.Unified(f.path, before.Data, f.text)}
-		if before.Kind == filetree.Nothing {
+			Diff: diff(f.path, before.Data, f.text)}
+		switch {
+		case before.Kind == filetree.Nothing:
 			c.Action = "create"
+		case before.Same(after) && before.Mode == after.Mode && before.GID == after.GID:
+			continue
+		case before.Same(after):
+			c.Why = "it copies settings from " + f.from + ", which fewer users can read"
 		}
 		changes = append(changes, c)
 	}
 	return changes, nil
+}
+
+// content is the file as it will be. Settings that it copies can be a registry's passwords.
+func (f editedFile) content(in filetree.System, before filetree.FileContent) (filetree.FileContent, error) {
+	after := filetree.NewFile(f.text, before)
+	if f.from == "" {
+		return after, nil
+	}
+	_, from, err := in.Load(f.from)
+	return after.AsClosedAs(from), err
+}
+
+// secrets matches a secret's key, and its value up to the end of the line.
+var secrets = regexp.MustCompile(
+	`(?im)((?:\b|[\w-])(?:password|auth|authorization|token|secret)["']?[ \t]*[=:][ \t]*)\S.*$`)
+
+// diff is what is printed of an edit, without the values of secrets.
+func diff(path string, before, after []byte) string {
+	return secrets.ReplaceAllString(configfile.Unified(path, before, after), `${1}"(not shown)"`)
 }

@@ -224,7 +224,7 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 			c.Action = "restore"
 		}
 	}
-	c.Diff = configfile.Unified(e.Path, now.Data, c.after.Data)
+	c.Diff = diff(e.Path, now.Data, c.after.Data)
 	return c
 }
 

@@ -125,7 +125,7 @@ func (q engineWithoutUs) withoutCopies(path string, r engineRecord) (*FileChange
 	}
 	return &FileChange{Path: path, Action: "restore",
 		Why:  "another program has copied what is ours into it; it is taken out",
-		Diff: configfile.Unified(path, now.Data, data), name: name, before: now,
+		Diff: diff(path, now.Data, data), name: name, before: now,
 		after: filetree.NewFile(data, now)}, nil
 }
 

@@ -42,6 +42,19 @@ func NewFile(data []byte, like FileContent) FileContent {
 	return c
 }
 
+// AsClosedAs is c with no more permissions than o has. If only o's group may read o, c gets that
+// group.
+func (c FileContent) AsClosedAs(o FileContent) FileContent {
+	if o.Kind != Regular {
+		return c
+	}
+	c.Mode &= o.Mode
+	if c.Mode&0o070 != 0 && o.Mode&0o004 == 0 {
+		c.GID = o.GID
+	}
+	return c
+}
+
 // Hash is the SHA-256 of a content, in hexadecimal digits.
 func Hash(data []byte) string {
 	sum := sha256.Sum256(data)
