@@ -219,6 +219,9 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 			return keepChange(e, now, "it has been changed since; take out what is ours by hand")
 		}
 		c.Why = "it has been changed since; only our lines are taken out"
+		if keepsBuiltIn(e, after.Data) {
+			c.Why += "; the handler runc stays, because containerd needs it beside the other handlers"
+		}
 		c.after = after
 		if after.Kind != filetree.Nothing {
 			c.Action = "restore"
@@ -317,7 +320,7 @@ func withoutOurs(e fileRecord, now filetree.FileContent) (filetree.FileContent, 
 			return now, false
 		}
 	}
-	data = withoutGoneDefault(e.Path, data, e.Before.Data)
+	data = withVersion(e, withBuiltIn(e, withoutGoneDefault(e.Path, data, e.Before.Data)))
 	if d, err := configfile.Parse(e.Path, data); err == nil && len(d.Tree()) == 0 && isNew {
 		return filetree.FileContent{Kind: filetree.Nothing}, true
 	}
