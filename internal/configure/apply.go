@@ -91,8 +91,11 @@ func (p *Plan) next(old engineRecord) engineRecord {
 // the file's present content. mixed reports that the lines of others could not be told apart from
 // gpuledger's.
 func origin(e fileRecord, now filetree.FileContent) (before filetree.FileContent, mixed bool) {
-	if now.Same(e.After) || now.Same(e.Before) {
-		return e.Before, e.Mixed
+	switch {
+	case now.Same(e.After):
+		return e.original(now), e.Mixed
+	case now.Same(e.Before):
+		return now, e.Mixed
 	}
 	if theirs, ok := withoutOurs(e, now); ok {
 		return theirs, e.Mixed

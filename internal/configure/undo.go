@@ -194,7 +194,7 @@ func handOver(receivers []engineRecord, from engineRecord, others []engineRecord
 	case at < 0:
 		h.Files = slices.Insert(h.Files, 0, e)
 	case h.Files[at].Before.Same(e.After): // the other engine changed it after this one
-		h.Files[at].Before = e.Before
+		h.Files[at].Before = e.original(h.Files[at].Before)
 	}
 	return receivers
 }
@@ -205,7 +205,7 @@ func keepChange(e fileRecord, now filetree.FileContent, why string) FileChange {
 
 // restore is what an undo does to a file with the present content now.
 func restore(e fileRecord, now filetree.FileContent) FileChange {
-	c := FileChange{Path: e.Path, name: e.Name, before: now, after: e.Before, Action: "restore"}
+	c := FileChange{Path: e.Path, name: e.Name, before: now, after: e.original(now), Action: "restore"}
 	if e.Before.Kind == filetree.Nothing {
 		c.Action = "remove"
 	}
@@ -228,6 +228,25 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 		}
 	}
 	c.Diff = diff(e.Path, now.Data, c.after.Data)
+	return c
+}
+
+// original is a file from before configure. Its mode, user and group are those that the file has
+// now, where someone has changed them since.
+func (e fileRecord) original(now filetree.FileContent) filetree.FileContent {
+	c := e.Before
+	if c.Kind != filetree.Regular || now.Kind != filetree.Regular || e.After.Kind != filetree.Regular {
+		return c
+	}
+	if now.Mode != e.After.Mode {
+		c.Mode = now.Mode
+	}
+	if now.UID != e.After.UID {
+		c.UID = now.UID
+	}
+	if now.GID != e.After.GID {
+		c.GID = now.GID
+	}
 	return c
 }
 
