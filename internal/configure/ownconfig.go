@@ -70,6 +70,7 @@ func editOwnConfig(o Options, in engines.Installation, own ownConfig, was engine
 	if e.policy, err = policy.Parse(d.Bytes()); err != nil {
 		return e, fmt.Errorf("internal error: cannot read what %s would hold:%w", o.Config, err)
 	}
+	e.noteWeaker(own.policy.Rules, others)
 	paths := e.policy.Runtime.Path
 	switch found := in.System.FirstProgram(paths); {
 	case found == "" && o.Root == "/" && o.AsDefault:
@@ -132,6 +133,32 @@ func setRules(d *configfile.TOML, o Options) error {
 		}
 	}
 	return setAsk(d, o)
+}
+
+// noteWeaker adds a note if the new policy refuses less than the one before. It is also the policy
+// of the other engines that are configured.
+func (e *ownEdits) noteWeaker(before grant.Rules, others []grant.Engine) {
+	now := e.policy.Rules
+	if len(others) == 0 || before.Mode != grant.Enforce {
+		return
+	}
+	var less, keep, names []string
+	if now.Mode != before.Mode {
+		less = append(less, fmt.Sprintf("policy.mode becomes %q", now.Mode))
+		keep = append(keep, "--mode "+string(before.Mode))
+	}
+	if before.Privileged == grant.RefusePrivileged && now.Privileged != before.Privileged {
+		less = append(less, fmt.Sprintf("policy.privileged becomes %q", now.Privileged))
+		keep = append(keep, "--privileged "+string(before.Privileged))
+	}
+	for _, engine := range others {
+		names = append(names, string(engine))
+	}
+	if len(less) > 0 {
+		e.note("from now on less is refused under %s, too, which has the same policy: %s; to keep that "+
+			"policy, use %s",
+			strings.Join(names, " and "), strings.Join(less, " and "), strings.Join(keep, " "))
+	}
 }
 
 // setAsk adds the engine to those whose containers may ask for a share at their create.

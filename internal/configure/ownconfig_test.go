@@ -43,3 +43,50 @@ func TestAPackagedConfigurationIsFilledIn(t *testing.T) {
 		t.Errorf("undone:\n%s\nwant\n%s", after, before)
 	}
 }
+
+// TestASecondEngineThatEndsEnforcement: all engines have one policy, so the careful one of a second
+// engine's --as-default ends the enforcement for the first. configure says so and how to keep it.
+func TestASecondEngineThatEndsEnforcement(t *testing.T) {
+	for name, row := range map[string]struct {
+		alone bool
+		own   string
+		add   Options
+		want  string
+	}{
+		"no policy is set": {false, packaged, Options{}, `under containerd, too, which has the same ` +
+			`policy: policy.mode becomes "report" and policy.privileged becomes "strip"; to keep that ` +
+			`policy, use --mode enforce --privileged refuse`},
+		"enforce is set": {false, "[policy]\nmode = \"enforce\"\n", Options{},
+			`policy: policy.privileged becomes "strip"; to keep that policy, use --privileged refuse`},
+		"report is asked for": {false, "[policy]\nmode = \"enforce\"\nprivileged = \"strip\"\n",
+			Options{Mode: grant.Report},
+			`policy: policy.mode becomes "report"; to keep that policy, use --mode enforce`},
+		"it is kept": {false, packaged,
+			Options{Mode: grant.Enforce, Privileged: grant.RefusePrivileged}, ""},
+		"report mode already": {false, "[policy]\nmode = \"report\"\n", Options{}, ""},
+		"no other engine":     {true, packaged, Options{}, ""},
+	} {
+		root := newRoot(t, map[string]string{"/etc/gpuledger/config.toml": row.own, "/usr/bin/runc": "",
+			"/etc/containerd/config.toml": "version = 2\n"})
+		if !row.alone {
+			first := options(root, grant.Containerd)
+			first.AsDefault = false
+			applied(t, first)
+		}
+		second := options(root, grant.Podman)
+		second.Mode, second.Privileged = row.add.Mode, row.add.Privileged
+		p, err := New(second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := ""
+		for _, note := range p.Notes {
+			if strings.Contains(note, "same policy") {
+				said += note
+			}
+		}
+		if !strings.HasSuffix(said, row.want) || (said == "") != (row.want == "") {
+			t.Errorf("%s: it says %q, want %q", name, said, row.want)
+		}
+	}
+}
