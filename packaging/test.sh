@@ -311,6 +311,11 @@ test_deb() {
   step "$1: remove keeps the ledger and the configuration, purge leaves nothing"
   in_root dpkg -r gpuledger >/dev/null
   [ -e "$config" ] && [ -d "$root/var/lib/gpuledger" ] || fail "a removal is no purge"
+  mkdir -p "$root/usr/lib/gpuledger"
+  touch "$root/usr/lib/gpuledger/setup.list"
+  in_root dpkg -P gpuledger >/dev/null 2>"$work/log"
+  grep -q 'setup.list is of another installation' "$work/log" && [ -d "$root/var/lib/gpuledger" ] || fail "a late purge takes the ledger of gpuledger-setup's installation"
+  rm -r "$root/usr/lib/gpuledger"
   install_deb --force-confold /packages/new.deb
   in_root dpkg -P gpuledger >/dev/null 2>&1
   same "purge in $1"

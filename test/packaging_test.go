@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,40 +104,13 @@ func TestRemovalWaits(t *testing.T) {
 		"made to go on":              {map[string]string{bundle: "/usr/bin/gpuledger-runtime.containerd", "/run/gpuledger/remove-anyway": ""}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			put := func(name string, text []byte) {
-				path := filepath.Join(root, name)
-				must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-				if strings.HasSuffix(name, "/ns/pid") {
-					must(t, os.Symlink(string(text), path))
-					return
-				}
-				must(t, os.WriteFile(path, text, 0o755))
-			}
-			for from, to := range map[string]string{"/bin/busybox": "/bin/busybox",
-				"../packaging/scripts/preremove.sh": "/preremove.sh"} {
-				text, err := os.ReadFile(from)
-				must(t, err)
-				put(to, text)
-			}
-			for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "basename", "dirname",
-				"readlink"} {
-				must(t, os.Symlink("busybox", root+"/bin/"+applet))
-			}
-			put("/dev/null", nil)
-			put("/bin/gpuledgerd", []byte("#!/bin/sh\n"+`echo "$@" >>/called`))
-			for name, text := range row.files {
-				put(name, []byte(text))
-			}
-			remove := exec.Command("/bin/sh", "/preremove.sh", "remove")
-			remove.SysProcAttr, remove.Dir, remove.Env = &syscall.SysProcAttr{Chroot: root}, "/",
-				[]string{"PATH=/bin"}
-			out, err := remove.CombinedOutput()
-			if row.prints == "" && (err != nil || len(out) > 0) {
+			root := rootOfScript(t, "preremove.sh", row.files)
+			out, err := runScript(root, "preremove.sh", "remove")
+			if row.prints == "" && (err != nil || out != "") {
 				t.Errorf("it is not removed: %v\n%s", err, out)
 			}
-			if row.prints != "" && (err == nil || !strings.Contains(string(out), row.prints) ||
-				!strings.Contains(string(out), "\nhint: ")) {
+			if row.prints != "" && (err == nil || !strings.Contains(out, row.prints) ||
+				!strings.Contains(out, "\nhint: ")) {
 				t.Errorf("removed, or not with %q: %v\n%s", row.prints, err, out)
 			}
 			called, _ := os.ReadFile(root + "/called")
@@ -148,4 +122,76 @@ func TestRemovalWaits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPurgeOfARemovedPackage: dpkg runs no preremove for it. What another installation uses stays.
+func TestPurgeOfARemovedPackage(t *testing.T) {
+	const ledger, limit, daemon = "/var/lib/gpuledger/ledger.json", "/run/gpuledger/limits/c",
+		"/etc/systemd/system/multi-user.target.wants/gpuledgerd.service"
+	for name, other := range map[string]string{
+		"nothing is there":                    "",
+		"gpuledger-setup's installation":      "/usr/lib/gpuledger/setup.list",
+		"one by hand":                         "/usr/bin/gpuledger",
+		"the wrapper stays until the boot":    "/usr/bin/gpuledger-runtime",
+		"an engine that was configured since": "/var/lib/gpuledger/configure/crio/record.json",
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := map[string]string{ledger: "{}", limit: "", daemon: ""}
+			if other != "" {
+				files[other] = ""
+			}
+			root := rootOfScript(t, "postremove.sh", files)
+			out, err := runScript(root, "postremove.sh", "purge")
+			says := other != "" && strings.Contains(out, other+" is of another installation") &&
+				strings.Contains(out, "\nhint: dpkg has deleted /etc/gpuledger/config.toml")
+			if err != nil || says != (other != "") || !says && out != "" {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for _, file := range []string{ledger, limit, daemon} {
+				if _, err := os.Stat(root + file); (err == nil) != (other != "") {
+					t.Errorf("%s: %v", file, err)
+				}
+			}
+		})
+	}
+}
+
+// rootOfScript makes the root of a system that has one of the package's scripts, busybox for its
+// tools, and files.
+func rootOfScript(t *testing.T, script string, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	put := func(name string, text []byte) {
+		path := filepath.Join(root, name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		if strings.HasSuffix(name, "/ns/pid") {
+			must(t, os.Symlink(string(text), path))
+			return
+		}
+		must(t, os.WriteFile(path, text, 0o755))
+	}
+	for from, to := range map[string]string{"/bin/busybox": "/bin/busybox",
+		"../packaging/scripts/" + script: "/" + script} {
+		text, err := os.ReadFile(from)
+		must(t, err)
+		put(to, bytes.ReplaceAll(text, []byte(" --one-file-system"), nil)) // busybox's rm does not have it
+	}
+	for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "rmdir", "basename", "dirname",
+		"readlink"} {
+		must(t, os.Symlink("busybox", root+"/bin/"+applet))
+	}
+	put("/dev/null", nil)
+	put("/bin/gpuledgerd", []byte("#!/bin/sh\n"+`echo "$@" >>/called`))
+	for name, text := range files {
+		put(name, []byte(text))
+	}
+	return root
+}
+
+// runScript runs that script in its root, as dpkg does, and returns what it prints.
+func runScript(root, script string, args ...string) (string, error) {
+	cmd := exec.Command("/bin/sh", append([]string{"/" + script}, args...)...)
+	cmd.SysProcAttr, cmd.Dir, cmd.Env = &syscall.SysProcAttr{Chroot: root}, "/", []string{"PATH=/bin"}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }

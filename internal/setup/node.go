@@ -28,6 +28,10 @@ const record = "/usr/lib/gpuledger/setup.list"
 // configFile is written once; after that it is the administrator's file.
 const configFile = "/etc/gpuledger/config.toml"
 
+// purgeScript is there from a package's installation until its purge, which may come long after its
+// removal. The purge deletes configFile, and scripts of older versions delete the ledger too.
+const purgeScript = "/var/lib/dpkg/info/gpuledger.postrm"
+
 // program undoes an engine's configuration, so a removal removes it last.
 const program = "/usr/bin/gpuledger"
 
@@ -63,6 +67,9 @@ func (n *node) install(o configureFlags, cluster []byte) error {
 		return err
 	}
 	if err := foreign(files, before); err != nil {
+		return err
+	}
+	if err := unpurged(before); err != nil {
 		return err
 	}
 	// A boot in the middle would remove the record and leave programs, which no one could remove or
@@ -277,6 +284,21 @@ func foreign(files, ours []string) error {
 		}
 	}
 	return nil
+}
+
+// unpurged returns an error if the package was removed and not purged. Where gpuledger-setup has
+// installed gpuledger already, it only warns: a purge would be late there.
+func unpurged(ours []string) error {
+	const found = "the package gpuledger was removed and not purged, and its purge deletes " + configFile
+	switch {
+	case !exists(purgeScript):
+		return nil
+	case slices.Contains(ours, program):
+		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+found+", which is now that of this installation")
+		return nil
+	}
+	return errors.New(found + ": run `apt purge gpuledger` on this node first; it also deletes the ledger " +
+		"and the audit log")
 }
 
 // put installs a file or link of the tree by rename. A file that is executed or mounted stays as it

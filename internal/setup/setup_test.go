@@ -663,6 +663,33 @@ func TestOthersPackageStays(t *testing.T) {
 	s.wants("called", s.calls(), "")
 }
 
+// TestPackageThatIsNotPurged: a later purge would delete the configuration, so nothing is
+// installed. What is installed already goes on.
+func TestPackageThatIsNotPurged(t *testing.T) {
+	s := newMachine(t)
+	s.write("node"+purgeScript, "")
+	before := s.on()
+	status, out := s.run("install", "--engine=containerd")
+	if status != 1 || !strings.Contains(out, "run `apt purge gpuledger` on this node first") {
+		t.Errorf("status %d: %s", status, out)
+	}
+	s.wants("touched", s.on(), before...)
+	s.wants("called", s.calls(), "")
+	if err := os.Remove(s.dir + "/node" + purgeScript); err != nil {
+		t.Fatal(err)
+	}
+	s.must("install", "--engine=containerd")
+	s.write("node"+purgeScript, "")
+	if status, out := s.run("install", "--engine=containerd"); status != 0 ||
+		!strings.Contains(out, "warning: the package gpuledger was removed and not purged") {
+		t.Errorf("beside an installation: status %d: %s", status, out)
+	}
+	s.must("remove", "--engine=containerd")
+	if status, _ := s.run("install", "--engine=containerd"); status != 1 {
+		t.Errorf("after a removal: status %d", status)
+	}
+}
+
 // TestKilledHalfWay: the files that a killed set-up left behind are recognized as its own.
 func TestKilledHalfWay(t *testing.T) {
 	s := newMachine(t)

@@ -3,6 +3,14 @@
 # rpm knows no purge: there, grants and the audit log stay in /var/lib/gpuledger and /var/log/gpuledger.
 set -e
 if [ "${1:-}" = purge ]; then
+  # A removal has taken the package's own programs, and waits until no record of `configure` is left. The
+  # purge may come much later: what is there now is another installation, such as gpuledger-setup's.
+  for other in /usr/lib/gpuledger/setup.list /usr/bin/gpuledger /usr/bin/gpuledger-runtime /var/lib/gpuledger/configure/*/record.json; do
+    [ -e "$other" ] || continue
+    echo "gpuledger: $other is of another installation: the ledger, the audit log and the limits stay" >&2
+    [ -e /etc/gpuledger/config.toml ] || echo "hint: dpkg has deleted /etc/gpuledger/config.toml, which that installation used: write it again" >&2
+    exit 0
+  done
   ! grep -qs ' /run/gpuledger/limits ' /proc/self/mounts || umount --lazy /run/gpuledger/limits
   rm -f /run/cdi/gpuledger.dev-*.json # secrets of grants, and a hook that is not there any more
   rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /run/gpuledger-users
