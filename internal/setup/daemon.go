@@ -45,8 +45,10 @@ func (n *node) startDaemon() error {
 		say("%s is masked on this node: it is left so", daemonUnit)
 		return nil
 	}
-	if err := n.run("systemctl", "enable", daemonUnit); err != nil {
-		return err
+	if unit["UnitFileState"] != "enabled" { // enable does a daemon-reload in any case
+		if err := n.run("systemctl", "enable", daemonUnit); err != nil {
+			return err
+		}
 	}
 	if runsOther(unit["MainPID"]) {
 		return n.run("systemctl", "restart", daemonUnit)

@@ -48,6 +48,14 @@ const removedInThisBoot = "/run/gpuledger-setup.removed"
 // systemdRuns exists if systemd is the node's process 1 (sd_booted(3)).
 const systemdRuns = "/run/systemd/system"
 
+// units is where the tree has its units, and the links that start them at boot.
+const units = "/usr/lib/systemd/system/"
+
+// reloadDue exists from before a unit is written or removed until systemd has read its files again.
+// Without such a change there is no daemon-reload: it takes the GPUs from running containers that
+// got theirs from NVIDIA's legacy hook. If this program is killed in between, its next run reloads.
+const reloadDue = "/run/gpuledger-setup.reload"
+
 // install can be repeated, and can be killed at any point. The record names every file before it is
 // written. cluster is what the cluster sets, if o.cluster is not "".
 func (n *node) install(o configureFlags, cluster []byte) error {
@@ -109,7 +117,7 @@ func (n *node) install(o configureFlags, cluster []byte) error {
 // ask for a GPU are refused. What a cluster sets exempts the agents, if it was taken.
 func (n *node) configure(o configureFlags, taken bool) error {
 	if exists(systemdRuns) {
-		if err := n.run("systemctl", "daemon-reload"); err != nil {
+		if err := n.reload(); err != nil {
 			return err
 		}
 		_ = n.run("udevadm", "control", "--reload")
@@ -190,10 +198,26 @@ func (n *node) remove(o configureFlags) error {
 	if err := removeInstalled(files); err != nil {
 		return err
 	}
-	if exists(systemdRuns) {
-		return n.run("systemctl", "daemon-reload")
+	return n.reload()
+}
+
+// reload makes systemd read its files again, if a unit was written or removed.
+func (n *node) reload() error {
+	if !exists(reloadDue) {
+		return nil
 	}
-	return nil
+	if err := n.run("systemctl", "daemon-reload"); err != nil {
+		return err
+	}
+	return os.Remove(reloadDue)
+}
+
+// markReload is called before path is written or removed.
+func markReload(path string) error {
+	if !strings.HasPrefix(path, units) || !exists(systemdRuns) {
+		return nil
+	}
+	return host.ReplaceFile(reloadDue, nil, 0o600, host.Volatile)
 }
 
 // removeInstalled removes what was installed, and records what has to stay.
@@ -327,6 +351,9 @@ func (n *node) put(path string) error {
 			return nil
 		}
 	}
+	if err := markReload(path); err != nil {
+		return err
+	}
 	return host.ReplaceFile(path, content, info.Mode().Perm(), host.Durable)
 }
 
@@ -337,6 +364,9 @@ func (n *node) putLink(path string) error {
 	}
 	if has, err := os.Readlink(path); err == nil && has == target {
 		return nil
+	}
+	if err := markReload(path); err != nil {
+		return err
 	}
 	draft := path + ".gpuledger-setup"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -372,7 +402,11 @@ func writeRecord(paths []string) error {
 
 // removeFile removes a file, and the directories that it leaves empty.
 func removeFile(path string) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := markReload(path)
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintln(os.Stderr, "gpuledger-setup: warning: "+err.Error())
 	}
 	for dir := filepath.Dir(path); strings.Contains(dir, "gpuledger"); dir = filepath.Dir(dir) {

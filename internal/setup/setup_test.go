@@ -224,7 +224,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"/usr/bin/gpuledger-runtime.crio -> gpuledger-runtime",
 		"/usr/lib/gpuledger/", "/usr/lib/gpuledger/setup.list", "/usr/lib/gpuledger/shim -> shim-1",
 		"/usr/lib/gpuledger/shim-1/", "/usr/lib/gpuledger/shim-1/libcuda.so.1: first")
-	s.wants("called", s.calls(), "systemctl daemon-reload", "udevadm control --reload",
+	s.wants("called", s.calls(), "udevadm control --reload",
 		"systemctl start gpuledger-inventory.path",
 		"gpuledger inventory refresh", "gpuledger configure crio --as-default --mode report --dry-run --json",
 		"gpuledger configure crio --as-default --mode report",
@@ -276,7 +276,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
 		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
-		"gpuledgerd close-nodes", "systemctl daemon-reload")
+		"gpuledgerd close-nodes")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")
@@ -559,6 +559,65 @@ func TestDaemonRuns(t *testing.T) {
 	s.must("remove", "--engine=crio")
 	if text := read(t, s.dir+"/node"+daemonOptions); text != "GPULEDGERD_OPTIONS=--nri off" {
 		t.Errorf("the administrator's options became %q", text)
+	}
+}
+
+// TestSystemdReadsItsFilesAgain only after a unit has changed, also if setup was killed before it
+// could: a daemon-reload takes the GPUs from containers of NVIDIA's legacy hook.
+func TestSystemdReadsItsFilesAgain(t *testing.T) {
+	s := newMachine(t)
+	const unit = units + "gpuledgerd.service"
+	const link = units + "multi-user.target.wants/gpuledger-inventory.path"
+	s.write("tree"+unit, "first")
+	s.write("node/usr/bin/systemctl", recordsCall+`
+case $1 in
+  enable) >/enabled ;;
+  show) [ ! -e /enabled ] || echo UnitFileState=enabled ;;
+  daemon-reload) [ ! -e /fails ] ;;
+esac
+`)
+	drop := func(name string) {
+		if err := os.Remove(s.dir + "/" + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		name   string
+		change func()
+		do     string
+		want   []string
+	}{
+		{"the first start", func() {}, "install", []string{"daemon-reload", "enable gpuledgerd.service"}},
+		{"the next", func() {}, "install", nil},
+		{"another program", func() { s.write("tree"+wrapper, "second") }, "install", nil},
+		{"another unit", func() { s.write("tree"+unit, "second") }, "install", []string{"daemon-reload"}},
+		{"one more link", func() {
+			s.write("tree"+link, "")
+			drop("tree" + link)
+			s.link("tree"+link, "../gpuledger-inventory.path")
+		}, "install", []string{"daemon-reload"}},
+		{"a link less", func() { drop("tree" + link) }, "install", []string{"daemon-reload"}},
+		{"a reload that fails", func() {
+			s.write("tree"+unit, "third")
+			s.write("node/fails", "")
+		}, "install", []string{"daemon-reload"}},
+		{"the next after that", func() { drop("node/fails") }, "install", []string{"daemon-reload"}},
+		{"a removal", func() {}, "remove", []string{"daemon-reload"}},
+		{"one more", func() {}, "remove", nil},
+	} {
+		step.change()
+		status, out := s.run(step.do, "--engine=crio")
+		if failed := exists(s.dir + "/node/fails"); (status != 0) != failed {
+			t.Errorf("%s: status %d\n%s", step.name, status, out)
+		}
+		var got []string
+		for _, call := range s.calls() {
+			if what, is := strings.CutPrefix(call, "systemctl "); is &&
+				(what == "daemon-reload" || strings.HasPrefix(what, "enable")) {
+				got = append(got, what)
+			}
+		}
+		s.wants(step.name, got, step.want...)
 	}
 }
 
