@@ -207,10 +207,13 @@ older() {
 
 install_deb() { in_root dpkg -i --force-unsafe-io --force-downgrade "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "dpkg -i $*"; }; }
 
-# test_units: that system's systemd finds nothing wrong with the installed units.
+# test_units: that system's systemd finds nothing wrong with the installed units, and its udev does by the
+# rules what they are for.
 test_units() {
   in_root sh -c 'systemd-analyze verify --man=no /usr/lib/systemd/system/gpuledger* /usr/lib/systemd/system/run-gpuledger*' >"$work/log" 2>&1 || true
   ! grep -i gpuledger "$work/log" || fail "systemd-analyze verify"
+  cp packaging/rules.sh "$root/packages/"
+  in_root /packages/rules.sh /usr/lib/udev/rules.d/90-gpuledger.rules || fail "udev takes the inventory where it should not, or not where it should"
 }
 
 # test_completions: each shell's completions, with the files where the package installs them.
