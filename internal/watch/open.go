@@ -83,6 +83,17 @@ func OpenGPUs(h host.Host, nodes map[uint64]string) (open map[string][]grant.Pro
 	return l.Known(nil), l.unread()
 }
 
+// HasGPUOpen reports whether a process has a GPU's device node open, or so many files that not all
+// were read.
+func HasGPUOpen(h host.Host, nodes map[uint64]string, pid int) bool {
+	l := &Look{host: h, nodes: nodes, found: map[string][]grant.Process{},
+		rest: []fileTable{{pid, filepath.Join(h.Proc, strconv.Itoa(pid))}}}
+	for len(l.rest) > 0 {
+		l.Step(1)
+	}
+	return len(l.found)+len(l.large) > 0
+}
+
 // Step reads some more open files, about as many as it is told. It reports whether all are read.
 func (l *Look) Step(files int) (done bool) {
 	for files > 0 {

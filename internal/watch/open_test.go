@@ -97,6 +97,11 @@ func TestALookInSteps(t *testing.T) {
 	if got := l.Known(before); !reflect.DeepEqual(got, want) || steps < 5 || len(l.unread()) > 0 {
 		t.Errorf("after %d more steps found are %v, want %v", steps, got, want)
 	}
+	for p, want := range map[grant.Process]bool{large: true, none: false, small: true} {
+		if got := HasGPUOpen(h, fullIsGPU0, p.PID); got != want {
+			t.Errorf("process %v has a GPU open: %v, want %v", p, got, want)
+		}
+	}
 	if open, unread := OpenGPUs(h, fullIsGPU0); !reflect.DeepEqual(open, want) || len(unread) > 0 {
 		t.Errorf("at once: %v and unread %v, want %v", open, unread, want)
 	}

@@ -35,6 +35,11 @@ type ProcessTable struct {
 	Host host.Host
 	// UserNodes says that uids count, too (Input.UserNodes). They are read again with the cgroups.
 	UserNodes bool
+	// HasGPUOpen reports whether a process has a GPU's device node open; nil: all have. It is asked
+	// of a process that comes while its pid is looked up. The driver may list the pid of a process
+	// that has ended, for memory that a child of it keeps. A later process with the pid does not
+	// use that.
+	HasGPUOpen func(pid int) bool
 
 	pass           int
 	v1             bool // cgroup v1 controls the devices
@@ -45,6 +50,7 @@ type ProcessTable struct {
 	newExitWatcher func() (*host.ExitWatcher, error) // nil: host.NewExitWatcher
 	exitsErr       error
 	known          map[int]*processEntry
+	missing        map[int]int         // pids that were asked for and have no process, with the last pass
 	processes      map[int]ProcessInfo // the same processes, as Lookup returns them
 
 	changes uint64
@@ -70,7 +76,7 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 		r := c.known[pid]
 		switch {
 		case r == nil:
-			r = c.add(pid)
+			r = c.addMissing(pid)
 		case r.lastAsked == c.pass:
 			continue
 		case r.ended:
@@ -103,6 +109,11 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 			}
 		}
 	}
+	for pid, at := range c.missing {
+		if at != c.pass {
+			delete(c.missing, pid)
+		}
+	}
 	if len(c.known) > asked {
 		for pid, r := range c.known {
 			if r.lastAsked != c.pass { // it is not asked for any more
@@ -116,7 +127,7 @@ func (c *ProcessTable) Lookup(pids []int) map[int]ProcessInfo {
 // beginPass notices the processes that have ended since the last pass.
 func (c *ProcessTable) beginPass() {
 	if c.known == nil {
-		c.known, c.processes = map[int]*processEntry{}, map[int]ProcessInfo{}
+		c.known, c.processes, c.missing = map[int]*processEntry{}, map[int]ProcessInfo{}, map[int]int{}
 	}
 	// else the pids are not this machine's
 	if c.exits == nil && c.pass%refreshPasses == 0 && c.Host.Proc == "/proc" {
@@ -188,6 +199,33 @@ func (c *ProcessTable) add(pid int) *processEntry {
 	return r
 }
 
+// addMissing reads a process that is not known; nil if no process has the pid.
+func (c *ProcessTable) addMissing(pid int) *processEntry {
+	at, was := c.missing[pid]
+	switch {
+	case was && at == c.pass:
+		return nil
+	case was: // in the last pass
+		return c.addLater(pid)
+	}
+	r := c.add(pid)
+	if r == nil {
+		c.missing[pid] = c.pass
+	}
+	return r
+}
+
+// addLater reads the process that has a pid now, which another one may have had in the last pass.
+func (c *ProcessTable) addLater(pid int) (r *processEntry) {
+	if c.HasGPUOpen == nil || c.HasGPUOpen(pid) {
+		r = c.add(pid)
+	}
+	if r == nil {
+		c.missing[pid] = c.pass
+	}
+	return r
+}
+
 // refresh reads the cgroup of a process that was read before. If the process is the same
 // afterwards, it was the same all the time; of a process that is held, Lookup finds that out at its
 // end. A process that is another one now is read from the start. One that has ended keeps its
@@ -212,7 +250,7 @@ func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 	}
 	if !same {
 		c.remove(pid)
-		return c.add(pid)
+		return c.addLater(pid)
 	}
 	if at := p.Cgroup; !r.ended {
 		p.Cgroup = cgroupIn(lines, c.v1)

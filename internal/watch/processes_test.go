@@ -1,10 +1,12 @@
 package watch
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +39,58 @@ func TestCgroupLines(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+// TestALaterProcessWithAListedPid: the driver lists the pid of a process that has ended, for memory
+// that its child keeps. A process that gets the pid later is not taken for it, unless it has a GPU
+// open. The pid is free again when the driver lists it no more.
+func TestALaterProcessWithAListedPid(t *testing.T) {
+	dir := t.TempDir()
+	put := func(pid int, start int) {
+		for name, text := range map[string]string{"comm": "x\n", "cgroup": "0::/a\n",
+			"stat": fmt.Sprintf("%d (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, start)} {
+			path := filepath.Join(dir, fmt.Sprint(pid), name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+				os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	opened := map[int]bool{}
+	c := ProcessTable{Host: host.Host{Proc: dir, Sys: dir},
+		HasGPUOpen: func(pid int) bool { return opened[pid] }}
+	pids := []int{10, 11, 11}
+	looks := func(want ...int) {
+		t.Helper()
+		var all map[int]ProcessInfo
+		for range 2 * refreshPasses {
+			all = c.Lookup(pids)
+		}
+		var starts []int
+		for _, p := range all {
+			starts = append(starts, int(p.Start))
+		}
+		slices.Sort(starts)
+		if !slices.Equal(starts, want) {
+			t.Errorf("found are the processes that started at %v, want %v", starts, want)
+		}
+	}
+	put(10, 100) // its file is closed soon
+	looks(100)
+	put(10, 200)
+	put(11, 110)
+	looks()
+	opened[11] = true
+	looks(110)
+	opened[10] = true
+	looks(110, 200)
+	put(10, 300)
+	opened[10] = false
+	looks(110)
+	pids = []int{11}
+	looks(110)
+	pids = []int{10, 11}
+	looks(110, 300)
 }
 
 // TestProcessTable: running processes are found, ended ones are not, and a new process with an old

@@ -150,7 +150,9 @@ func (w *Watcher) findOpenGPUs(n *node.Node) {
 		if problem != nil || began.Before(w.nextLook) {
 			return
 		}
-		w.look, w.lookTook = watch.NewLook(n.Host, w.nodes(inv)), 0
+		nodes := w.nodes(inv)
+		w.look, w.lookTook = watch.NewLook(n.Host, nodes), 0
+		w.processes.HasGPUOpen = func(pid int) bool { return watch.HasGPUOpen(n.Host, nodes, pid) }
 	}
 	done := w.look.Step(filesEachPass)
 	w.opened = w.look.Known(w.opened)
