@@ -22,7 +22,6 @@ type containerIdentity struct {
 	engine grant.Engine
 	exempt bool
 	known  bool // a runtime has a container of the id, in this cgroup
-	ofUser bool // a user of the node made the cgroup
 	asked  time.Time
 }
 
@@ -49,36 +48,46 @@ func engineOf(root string) grant.Engine {
 // forget makes the next identify find the identity out again.
 func (b *identityCache) forget(u grant.User) { delete(b.known, u.Key()) }
 
+// identify finds out more about a container without a grant. What a user of the node makes is not
+// looked up: it may be thousands of cgroups, with any names, and runtimes of root have none of
+// them.
 func (b *identityCache) identify(n *node.Node, roots []string, u grant.User) grant.User {
-	if b.known == nil || len(b.known) > 4096 {
-		b.known = map[string]containerIdentity{}
-	}
-	identity, found := b.known[u.Key()]
-	if !found || time.Since(identity.asked) > identityAge {
-		identity = containerIdentity{asked: time.Now()}
-		for _, s := range stateRoots {
-			dirs, _ := filepath.Glob(s.pattern)
-			roots = append(roots[:len(roots):len(roots)], dirs...)
-		}
-		pod, exempt, root, init := n.Ungranted(roots, u.Engine, u.Container)
-		// A user that may create cgroups, as in each login session, can give one a container's
-		// name.
-		if identity.known = watch.IsIn(n.Host, init, u.Cgroup); identity.known {
-			identity.pod, identity.exempt, identity.engine = pod, exempt, engineOf(root)
-		}
-		identity.ofUser = !identity.known && isOfUser(n.Host, u.Cgroup)
-		b.known[u.Key()] = identity
+	var identity containerIdentity
+	if u.OfNodeUser = isOfUser(n.Host, u.Cgroup); !u.OfNodeUser {
+		identity = b.find(n, roots, u)
 	}
 	if identity.pod != (grant.Identity{}) {
 		u.Pod = identity.pod
 	}
 	u.Exempt, u.Engine = identity.exempt, cmp.Or(u.Engine, identity.engine)
-	u.OfNodeUser = identity.ofUser
 	// it has a pid namespace of its own, but perhaps no cgroup
 	if !identity.known && watch.ParseCgroup(u.Cgroup).Container == "" {
 		u.Cgroup = ""
 	}
 	return u
+}
+
+// find returns the identity of a container, as it was at most identityAge ago.
+func (b *identityCache) find(n *node.Node, roots []string, u grant.User) containerIdentity {
+	if b.known == nil || len(b.known) > 4096 {
+		b.known = map[string]containerIdentity{}
+	}
+	identity, found := b.known[u.Key()]
+	if found && time.Since(identity.asked) <= identityAge {
+		return identity
+	}
+	identity = containerIdentity{asked: time.Now()}
+	for _, s := range stateRoots {
+		dirs, _ := filepath.Glob(s.pattern)
+		roots = append(roots[:len(roots):len(roots)], dirs...)
+	}
+	pod, exempt, root, init := n.Ungranted(roots, u.Engine, u.Container)
+	// Who may create cgroups can give one a container's name.
+	if identity.known = watch.IsIn(n.Host, init, u.Cgroup); identity.known {
+		identity.pod, identity.exempt, identity.engine = pod, exempt, engineOf(root)
+	}
+	b.known[u.Key()] = identity
+	return identity
 }
 
 // isOfUser reports whether a cgroup lies in one that a user of the node owns, as those in

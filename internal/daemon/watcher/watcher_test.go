@@ -348,5 +348,12 @@ func TestWhoseCgroup(t *testing.T) {
 		if got := isOfUser(h, cgroup); got != want {
 			t.Errorf("%q is a user's: %v, want %v", cgroup, got, want)
 		}
+		b := identityCache{}
+		got := b.identify(&node.Node{Host: h, Ledger: ledger.Open(ledger.Options{Host: h})}, nil,
+			grant.User{Container: "box", Cgroup: cgroup})
+		if got.OfNodeUser != want || len(b.known) > 0 == want {
+			t.Errorf("%q: of a user of the node: %v, want %v; looked up: %v", cgroup, got.OfNodeUser, want,
+				b.known)
+		}
 	}
 }
