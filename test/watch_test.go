@@ -552,3 +552,30 @@ func errorOf(r rig.Result) error {
 	}
 	return nil
 }
+
+// TestWatchStopsNoAdmittedContainer: the entry of its grant cannot be read, or is missing since the
+// state directory was restored. The container was admitted, so it is reported and not stopped. One
+// that was not is stopped meanwhile.
+func TestWatchStopsNoAdmittedContainer(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{"missing": os.Remove,
+		"damaged": func(path string) error { return os.WriteFile(path, []byte("{"), 0o600) }} {
+		t.Run(name, func(t *testing.T) {
+			n := rig.NewNode(t, rig.Setup{Config: watches + stops})
+			grant := n.Grant("--memory", "4GiB")
+			admitted := starts(t, n.Bundle("admitted", with(grant), rig.Light))
+			other := dockerContainer(t, n)
+			must(t, spoil(n.Dir+"/state/grants/"+string(grant.ID)+".json"))
+			s := siteOf(t, n.Daemon("--nri", "off"))
+			g := gpusOf(t, n)
+			g.runs(admitted.Init(), 0, 1<<30)
+			g.runs(other.Init(), 0, 1<<30)
+			g.writeUse()
+			rig.Eventually(t, "the other container is stopped", func() bool { return other.Init() == 0 })
+			s.passes(20)
+			if admitted.Init() == 0 {
+				t.Error("it is stopped")
+			}
+			s.eventually("/metrics", `kind="outside-ledger"} 1`)
+		})
+	}
+}

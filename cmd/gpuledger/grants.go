@@ -172,7 +172,7 @@ func noteWeaker(w io.Writer, grants []grant.Grant) {
 // warnDamaged names the entries that no listing can show.
 func warnDamaged(w io.Writer, damaged []grant.Damage) {
 	for _, d := range damaged {
-		fmt.Fprintf(w, "gpuledger: warning: the ledger's entry %s is damaged (%s); its GPUs take no new "+
-			"grants\nhint: `gpuledger check` says more\n", d.ID, d.Path)
+		fmt.Fprintf(w, "gpuledger: warning: the ledger's entry %s is damaged or missing (%s); its GPUs take "+
+			"no new grants\nhint: `gpuledger check` says more\n", d.ID, d.Path)
 	}
 }

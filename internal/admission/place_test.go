@@ -338,7 +338,23 @@ func TestPlace(t *testing.T) {
 			n.view.Damaged = []grant.Damage{{ID: g1}}
 		}, asked(grant.GiB, nil),
 			"no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is closed: the ledger's entry " +
-				"g-aaaaaaaaaaaa is damaged (`gpuledger check` says how)"},
+				"g-aaaaaaaaaaaa is damaged or missing (`gpuledger check` says how)"},
+		{"a container has a MIG device that is gone", func(n *node) {
+			n.inv, n.view.Grants = inventory(2), []grant.Grant{lostMIGDevice(g1, "c")}
+		}, asked(grant.GiB, named("0")),
+			"no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 0 is closed: a container of grant " +
+				"g-aaaaaaaaaaaa has a MIG device of it that is gone, and can open what took its place"},
+		{"beside such a GPU", func(n *node) {
+			n.inv, n.view.Grants = inventory(2), []grant.Grant{lostMIGDevice(g1, "c")}
+		}, asked(grant.GiB, nil), "1:1GiB"},
+		{"no container has a MIG device that is gone", func(n *node) {
+			n.inv, n.view.Grants = inventory(1), []grant.Grant{lostMIGDevice(g1)}
+		}, asked(grant.GiB, nil), "0:1GiB"},
+		{"a container has a MIG device that is there", func(n *node) {
+			g := heldMIG(g1, grant.Bearer, "MIG-a")
+			g.Bindings = lostMIGDevice(g1, "c").Bindings
+			n.inv, n.view.Grants = partitioned(), []grant.Grant{g}
+		}, Ask{Mode: grant.MIG, GPUs: 1, Owner: grant.Bearer, Names: []string{"MIG-b"}}, "0:10GiB"},
 		{"a sick GPU, named", func(n *node) { n.inv.GPUs[1].Health = "xid 79" }, asked(grant.GiB, named("1")),
 			"no-capacity: cannot grant 1GiB on a GPU in mode limit: GPU 1 is unhealthy: xid 79"},
 		{"a partitioned GPU", func(n *node) { n.inv.GPUs[0].MIG = []grant.MIGDevice{{UUID: "MIG-a"}} },
@@ -527,4 +543,14 @@ func TestFreeIsWhatPlaceCanGrant(t *testing.T) {
 	if err != nil || free["GPU-0"] != 12*grant.GiB || free["GPU-1"] != 15*grant.GiB || len(free) != 2 {
 		t.Errorf("got %v, %v", free, err)
 	}
+}
+
+// lostMIGDevice is a grant of a MIG device of GPU 0 that is in no inventory, with these containers.
+func lostMIGDevice(id grant.ID, containers ...string) grant.Grant {
+	g := held(id, grant.Bearer, grant.MIG, 0, grant.GiB, 0)
+	g.GPUs[0].UUID = "MIG-gone"
+	for _, c := range containers {
+		g.Bindings = append(g.Bindings, grant.Binding{Grant: g.ID, Container: c})
+	}
+	return g
 }

@@ -97,6 +97,7 @@ type seat struct {
 func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy) ([]seat, error) {
 	devices := inv.Devices()
 	seats := make([]seat, len(devices))
+	lost := lostMIG(v, inv)
 	for i, d := range devices {
 		pool, err := poolOf(d.GPU, p.Pools)
 		if err != nil {
@@ -106,6 +107,10 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 		for _, uuid := range d.SharingMemory() {
 			s.outside += subtract(v.Outside[uuid], v.ExcessOf(updated, uuid))
 			s.held = s.held || v.Held[uuid]
+		}
+		if id, is := lost[d.GPU.Index]; is && s.closed == "" {
+			s.closed = "is closed: a container of grant " + string(id) +
+				" has a MIG device of it that is gone, and can open what took its place"
 		}
 		if len(p.Pools) > 0 && pool == nil && s.closed == "" {
 			s.closed = "is in no pool"
@@ -130,6 +135,24 @@ func allSeats(updated grant.ID, v grant.View, inv grant.Inventory, p grant.Polic
 	return related, nil
 }
 
+// lostMIG returns the GPUs, by index, of which a container has a MIG device that is gone. It keeps
+// the device node of the GPU, which opens all of it once it is not partitioned, and the numbers of
+// the device's nodes, which another MIG device may have now.
+func lostMIG(v grant.View, inv grant.Inventory) map[int]grant.ID {
+	lost := map[int]grant.ID{}
+	for _, g := range v.Grants {
+		if g.Mode != grant.MIG || len(g.Bindings) == 0 {
+			continue
+		}
+		for _, share := range g.GPUs {
+			if _, known := inv.Device(share.UUID); !known {
+				lost[share.Index] = g.ID
+			}
+		}
+	}
+	return lost
+}
+
 // leftOf returns what containers may still ask for, if all of them may have a percentage of the
 // seat.
 func (s seat) leftOf(percent int) grant.Bytes {
@@ -143,7 +166,7 @@ func whyClosed(device grant.Device, v grant.View) string {
 		if len(d.GPUs) == 0 ||
 			slices.Contains(d.GPUs, device.GPU.UUID) || slices.Contains(d.GPUs, device.UUID()) {
 			return "is closed: the ledger's entry " + string(d.ID) +
-				" is damaged (`gpuledger check` says how)"
+				" is damaged or missing (`gpuledger check` says how)"
 		}
 	}
 	switch {

@@ -80,8 +80,9 @@ func nodeAlarms(s metrics.Snapshot) (all []page.Alarm) {
 	}
 	for _, d := range s.Node.Damaged {
 		all = append(all, page.Alarm{
-			Message: "the ledger's entry " + string(d.ID) + " is damaged; its GPUs take no new grants",
-			Advice:  "`gpuledger check` says what is wrong with it"})
+			Message: "the ledger's entry " + string(d.ID) +
+				" is damaged or missing; its GPUs take no new grants",
+			Advice: "`gpuledger check` says what is wrong with it"})
 	}
 	return all
 }

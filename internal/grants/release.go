@@ -11,15 +11,21 @@ import (
 
 // Release gives a grant up. A grant that a container uses is draining then: it counts until the
 // container has ended, unless forced. The grant is returned as it was left; one that is draining is
-// still in the ledger. The error is *grant.NotFoundError if there is no such grant.
+// still in the ledger. By force it also ends what closes GPUs without a grant: an entry that cannot
+// be read, and the use of a grant that is missing. The error is *grant.NotFoundError if there is no
+// such grant.
 func Release(n *node.Node, id grant.ID, force bool) (grant.Grant, error) {
 	var g grant.Grant
 	err := n.Ledger.Update(func(tx *ledger.Tx) error {
 		var err error
 		if g, err = get(tx, id); err != nil {
 			var damaged *ledger.DamagedError
-			if force && errors.As(err, &damaged) {
-				return removeGrant(n, tx, id)
+			var missing *grant.NotFoundError
+			if !force || !errors.As(err, &damaged) && !errors.As(err, &missing) {
+				return err
+			}
+			if e := removeGrant(n, tx, id); !errors.Is(e, ledger.ErrNotFound) {
+				return e
 			}
 			return err
 		}

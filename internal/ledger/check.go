@@ -121,10 +121,11 @@ func ungranted(s *survey) (findings []Finding) {
 	for key, b := range s.bindings {
 		if _, found := s.grants[b.Grant]; !found && !ends(s, b) {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
-				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger",
-					b.Container, b.Grant),
-				Hint: "if " + s.files.state + " is not mounted, or was restored from an older copy, " +
-					"bring back the one that the container started with; else stop the container"})
+				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger; "+
+					"no GPU takes new grants meanwhile", b.Container, b.Grant),
+				Hint: fmt.Sprintf("if %s is not mounted, or was restored from an older copy, "+
+					"bring back the one that the container started with; else stop the container, or "+
+					"`gpuledger release --force %s` if it reaches no GPU", s.files.state, b.Grant)})
 		}
 	}
 	return findings

@@ -221,7 +221,8 @@ func (tx *Tx) hidesLive(g grant.Grant) bool {
 }
 
 // Delete removes a grant or a damaged entry, with its bindings; it is durable when Delete returns.
-// On an error the grant stands. ErrNotFound if there is none.
+// On an error the grant stands. Of a grant that is missing it removes the bindings. ErrNotFound if
+// there is nothing of it.
 func (tx *Tx) Delete(id grant.ID) error {
 	if !tx.writes {
 		return errReadOnly
@@ -233,6 +234,8 @@ func (tx *Tx) Delete(id grant.ID) error {
 		for _, uuid := range damage.GPUs {
 			g.GPUs = append(g.GPUs, grant.Share{UUID: uuid})
 		}
+	} else if errors.Is(err, ErrNotFound) {
+		return tx.dropMissing(id)
 	} else if err != nil {
 		return err
 	}
@@ -286,6 +289,11 @@ func (tx *Tx) Whole(now time.Time) (grant.View, error) {
 	if v.Grants, v.Damaged, err = tx.All(); err != nil {
 		return v, err
 	}
+	missing, err := tx.missing(v)
+	if err != nil {
+		return v, err
+	}
+	v.Damaged = append(v.Damaged, missing...)
 	return v, tx.addFound(&v)
 }
 

@@ -57,7 +57,7 @@ func (tx *Tx) Swept() (grant.View, error) {
 		return v, err
 	}
 	_, failed := removeOverdue(tx, s, v.Now)
-	v.Grants, v.Damaged = s.left(), s.damaged
+	v.Grants, v.Damaged = s.left(), slices.Concat(s.damaged, s.missing())
 	if err := endExpired(tx, v.Grants, v.Now); err != nil && failed == nil {
 		failed = err
 	}

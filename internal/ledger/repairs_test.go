@@ -166,8 +166,9 @@ func TestAReportHasEveryFinding(t *testing.T) {
 	binding := func(container string) string { return "run/bindings/" + keyOf(container) + ".json" }
 	stays := []string{
 		binding("orphan") + `: container "orphan" is bound to grant ` + string(id(4)) + `, which is not in ` +
-			"the ledger -> if state is not mounted, or was restored from an older copy, bring back the one " +
-			"that the container started with; else stop the container",
+			"the ledger; no GPU takes new grants meanwhile -> if state is not mounted, or was restored " +
+			"from an older copy, bring back the one that the container started with; else stop the " +
+			"container, or `gpuledger release --force " + string(id(4)) + "` if it reaches no GPU",
 		binding("broken") + ": the binding cannot be read, so its grant stays in use until it is released " +
 			"by force: cannot read " + binding("broken") + ": " + empty +
 			" -> `gpuledger release --force ID` of its grant drops it",

@@ -51,11 +51,12 @@ func TestPossible(t *testing.T) {
 	awaited := func() []grant.Grant {
 		return []grant.Grant{held(grant.MPS, 0, 1, nil, "GPU-0"),
 			held(grant.MPS, 0, 1, nil, "GPU-1", "GPU-2"),
-			held(grant.MPS, 0, 1, nil, "GPU-3")}
+			held(grant.MPS, 0, 1, nil, "GPU-3"),
+			held(grant.MPS, 0, 1, nil, "GPU-4", "GPU-5")} // whose one GPU has a daemon of its own
 	}
 	got := ""
 	for _, g := range possible(awaited(), []grant.Grant{held(grant.MPS, 0, 1, nil, "GPU-0"),
-		held(grant.Limit, 0, 1, nil, "GPU-2")}) {
+		held(grant.Limit, 0, 1, nil, "GPU-2"), held(grant.MPS, 0, 1, nil, "GPU-4")}) {
 		got += fmt.Sprint(g.UUIDs())
 	}
 	if got != "[GPU-0][GPU-3]" {

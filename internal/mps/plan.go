@@ -42,11 +42,13 @@ func wants(grants []grant.Grant) map[string]want {
 }
 
 // possible returns the grants that containers wait for a daemon for, without those of which a GPU
-// has come into another mode since.
+// has come into another mode since, or to a daemon of other GPUs.
 func possible(awaited, grants []grant.Grant) []grant.Grant {
 	return slices.DeleteFunc(awaited, func(a grant.Grant) bool {
+		name := grant.MPSName(a.UUIDs())
 		return slices.ContainsFunc(grants, func(g grant.Grant) bool {
-			return g.Mode != grant.MPS && slices.ContainsFunc(a.GPUs, func(s grant.Share) bool {
+			served := g.Mode == grant.MPS && grant.MPSName(g.UUIDs()) == name
+			return !served && slices.ContainsFunc(a.GPUs, func(s grant.Share) bool {
 				return g.Has(s.UUID)
 			})
 		})

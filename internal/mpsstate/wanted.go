@@ -46,7 +46,8 @@ func Wanted(h host.Host, run string) (all []grant.Grant) {
 	files, _ := os.ReadDir(WantedDir(run))
 	for _, file := range files {
 		path := filepath.Join(WantedDir(run), file.Name())
-		if info, err := file.Info(); err != nil || h.Now().Sub(info.ModTime()) > WantedFor {
+		info, err := file.Info()
+		if err != nil || h.Now().Sub(info.ModTime()).Abs() > WantedFor { // the clock may be set back
 			_ = os.Remove(path)
 			continue
 		}

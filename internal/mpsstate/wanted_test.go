@@ -38,15 +38,20 @@ func TestWanted(t *testing.T) {
 	}
 	WantNoMore(run, b)
 	says("map[mps[GPU-0 GPU-9] 0 2GiB:true]")
-	files, _ := filepath.Glob(WantedDir(run) + "/*")
-	for _, file := range files {
-		old := time.Now().Add(-WantedFor - time.Second)
-		if err := os.Chtimes(file, old, old); err != nil {
+	for _, since := range []time.Duration{-WantedFor - time.Second, time.Hour} { // or the clock was set back
+		if err := Want(h, run, a, &grant.Grant{Mode: grant.MPS}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	says("map[]")
-	if files, _ := filepath.Glob(WantedDir(run) + "/*"); len(files) > 0 {
-		t.Errorf("%v are left", files)
+		files, _ := filepath.Glob(WantedDir(run) + "/*")
+		for _, file := range files {
+			at := time.Now().Add(since)
+			if err := os.Chtimes(file, at, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		says("map[]")
+		if files, _ := filepath.Glob(WantedDir(run) + "/*"); len(files) > 0 {
+			t.Errorf("%v are left", files)
+		}
 	}
 }

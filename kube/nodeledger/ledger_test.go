@@ -254,3 +254,41 @@ func TestAGrantThatIsWrittenAgainIsDurable(t *testing.T) {
 		t.Errorf("%v; synced %v", err, seen)
 	}
 }
+
+// TestReferencesOfMissingGrantsAreKept: the state directory is an older copy, and a container of
+// the grant runs. When the right copy is back it needs the reference, which nothing else has.
+func TestReferencesOfMissingGrantsAreKept(t *testing.T) {
+	n := nodeledgertest.New(t, 1, 16*grant.GiB, "")
+	n.References = n.Dir + "/references"
+	ask := admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Owner: grant.Bearer}
+	r, err := n.EnterWithCDI(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := host.Default().Self()
+	if err == nil {
+		err = n.Open().Ledger.Update(func(tx *ledger.Tx) error {
+			return tx.Bind(grant.Binding{Grant: r.ID, RuntimeRoot: n.Dir + "/runtime", Container: "c",
+				Creator: self})
+		})
+	}
+	if err := errors.Join(err, os.Remove(n.Dir+"/state/grants/"+string(r.ID)+".json")); err != nil {
+		t.Fatal(err)
+	}
+	isKept := func(want bool) {
+		t.Helper()
+		o, err := nodeledger.ReadNode(n.Open())
+		if err == nil {
+			err = n.RemoveOrphans(o.View)
+		}
+		_, missing := os.Stat(n.References + "/" + string(r.ID))
+		if err != nil || (missing == nil) != want {
+			t.Errorf("%v; the reference is kept: %v, want %v", err, missing == nil, want)
+		}
+	}
+	isKept(true)
+	if _, err := grants.Release(n.Open(), r.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	isKept(false)
+}

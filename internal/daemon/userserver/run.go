@@ -165,13 +165,10 @@ func (s *Server) TakeOver(n *node.Node) {
 	s.programCgroups.add(grants.ProgramCgroups(n, n.Ledger.Bindings.All())...)
 }
 
-// removeProgramCgroups removes the cgroups of programs whose grants have ended. The kernel removes
-// none that has a process.
+// removeProgramCgroups removes the cgroups of programs whose grants have ended: also of those that
+// `gpuledger run` of root has started, which may be killed before it removes them. The kernel
+// removes none that has a process.
 func (s *Server) removeProgramCgroups(n *node.Node) error {
-	p := &s.programCgroups
-	if p.none() {
-		return nil
-	}
 	o, err := s.Ledger(n)
 	if err != nil {
 		return err
@@ -181,6 +178,11 @@ func (s *Server) removeProgramCgroups(n *node.Node) error {
 		bindings = append(bindings, g.Bindings...)
 	}
 	granted := grants.ProgramCgroups(n, bindings)
+	p := &s.programCgroups
+	p.add(granted...)
+	if p.none() {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for dir := range p.dirs {

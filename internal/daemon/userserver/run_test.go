@@ -9,9 +9,13 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/containers"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/daemon/rootsocket"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // TestProgramOf: only a process that is the caller's in all respects is moved.
@@ -82,5 +86,31 @@ func TestCgroupsOfPrograms(t *testing.T) {
 	daemontest.Must(t, os.Remove(used+"/in"), s.removeProgramCgroups(s.Node()))
 	if !s.programCgroups.none() {
 		t.Errorf("%v are left", s.programCgroups.dirs)
+	}
+}
+
+// TestCgroupOfRootsProgram: `gpuledger run` of root has made it, without gpuledgerd, and was
+// killed.
+func TestCgroupOfRootsProgram(t *testing.T) {
+	s := newServer(t)
+	n, id := s.Node(), grant.NewID([16]byte{1})
+	n.Host.Sys = t.TempDir()
+	cgroup := "/gpuledger-" + string(id)
+	dir := containers.CgroupDir(n.Host, cgroup)
+	daemontest.Must(t, os.MkdirAll(dir, 0o755))
+	bindings := []grant.Binding{{Grant: id, RuntimeRoot: n.Policy.RunDir, Cgroups: []string{cgroup},
+		Container: "gpuledger-" + string(id)}}
+	s.Ledger = func(*node.Node) (o grants.Overview, err error) {
+		o.Grants = []grant.Grant{{ID: id, Bindings: bindings}}
+		return o, nil
+	}
+	daemontest.Must(t, s.removeProgramCgroups(n))
+	if _, err := os.Stat(dir); err != nil {
+		t.Errorf("the cgroup of a program that runs is gone: %v", err)
+	}
+	bindings = nil
+	daemontest.Must(t, s.removeProgramCgroups(n))
+	if _, err := os.Stat(dir); err == nil || !s.programCgroups.none() {
+		t.Errorf("left are %s and %v", dir, s.programCgroups.dirs)
 	}
 }

@@ -2,6 +2,7 @@ package watcher
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
@@ -21,7 +22,8 @@ func (w *Watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
 
 // stopContainers stops the containers of the findings that are due: policy says stop, and they have
 // stood for the grace time (watch.Tracker.Due). It does nothing where the policy is not enforced,
-// and spares a container that turns out to be exempt. watch.Stop kills the processes.
+// and spares a container that turns out to be exempt, or that was admitted. watch.Stop kills the
+// processes.
 func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	if n.Mode() != grant.Enforce {
 		return nil
@@ -29,7 +31,7 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
 		if f.Kind == grant.OutsideLedger { // read its identity again: an earlier reading may have failed
 			w.identities.forget(f.User)
-			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt {
+			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt || isBound(n, f) {
 				continue
 			}
 		}
@@ -47,6 +49,19 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 		}
 	}
 	return err
+}
+
+// isBound reports whether the container of a finding is bound to a grant that the watch does not
+// know: its entry is damaged or missing. The container was admitted, so it keeps what it has.
+func isBound(n *node.Node, f grant.Finding) bool {
+	if f.Grant != "" {
+		return false
+	}
+	_, found := n.Ledger.Bindings.Find(func(b grant.Binding) bool {
+		return b.Container == f.User.Container &&
+			(len(b.Cgroups) == 0 || slices.Contains(b.Cgroups, f.User.Cgroup))
+	})
+	return found
 }
 
 func (w *Watcher) countStopped(kind grant.FindingKind) {
