@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -219,16 +220,22 @@ func keyAt(text []byte, row int) (key string) {
 	return key
 }
 
-// lineOf returns the line that sets a key, or that of its table if the key is missing. It ignores
-// array indexes.
+// lineOf returns the line that sets a key, or that of its table if the key is missing. An index, as
+// in key[2].name, means the third table of that name; if the text has no third, the last.
 func lineOf(text []byte, key string) (row int) {
-	name := key
+	name, array, index := key, "", 0
 	if open := strings.IndexByte(key, '['); open >= 0 {
-		name = key[:open] + key[open+strings.IndexByte(key[open:], ']')+1:]
+		end := open + strings.IndexByte(key[open:], ']')
+		array, name = key[:open], key[:open]+key[end+1:]
+		index, _ = strconv.Atoi(key[open+1 : end])
 	}
 	table, _, _ := strings.Cut(name, ".")
+	headers := 0
 	keys(text, func(r int, k string) {
-		if k == name || k == table && row == 0 {
+		if k == array {
+			headers++
+		}
+		if headers <= index+1 && (k == name || k == array || k == table && row == 0) {
 			row = r
 		}
 	})
@@ -247,8 +254,8 @@ func validate(p grant.Policy) error {
 	if err := validPlaces(p); err != nil {
 		return err
 	}
-	if len(p.Runtime.Path) == 0 {
-		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
+	if err := validRuntimes(p.Runtime.Path); err != nil {
+		return err
 	}
 	if err := validUnjudged(p.Runtime.Unjudged); err != nil {
 		return err
@@ -268,6 +275,9 @@ func validate(p grant.Policy) error {
 	}
 	if p.Enforcement.Shim != "" && !filepath.IsAbs(p.Enforcement.Shim) {
 		return fmt.Errorf("enforcement.shim: want an absolute path, not %q", p.Enforcement.Shim)
+	}
+	if err := validListen(p.Daemon.Listen); err != nil {
+		return err
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
@@ -290,12 +300,31 @@ func validate(p grant.Policy) error {
 	if err := validQuotas(p); err != nil {
 		return err
 	}
+	for _, name := range p.Rules.DeviceEnv {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			return fmt.Errorf("policy.device_env: want names of environment variables, not %q", name)
+		}
+	}
 	for i, e := range p.Rules.Exempt {
 		if err := validExemption(e); err != nil {
 			return fmt.Errorf("policy.exempt[%d]: %w", i, err)
 		}
 	}
 	return validPools(p.Pools)
+}
+
+// validRuntimes checks runtime.path. A relative path would be one below the container's bundle,
+// which is where engines start the wrapper.
+func validRuntimes(paths []string) error {
+	if len(paths) == 0 {
+		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
+	}
+	for _, path := range paths {
+		if path == "" || strings.Contains(path, "/") && !filepath.IsAbs(path) {
+			return fmt.Errorf("runtime.path: want names or absolute paths, not %q", path)
+		}
+	}
+	return nil
 }
 
 // validUnjudged checks runtime.unjudged: a name, or names by engine.
@@ -342,20 +371,6 @@ func validExemption(e grant.Exemption) error {
 	for _, glob := range []string{e.Namespace, e.Pod, e.Container} {
 		if _, err := filepath.Match(glob, ""); err != nil {
 			return fmt.Errorf("%q is no glob", glob)
-		}
-	}
-	return nil
-}
-
-func validPools(pools []grant.Pool) error {
-	for i, pool := range pools {
-		if len(pool.GPUs) == 0 {
-			return fmt.Errorf("pool[%d].gpus: want indexes, ranges as 0-3, or UUIDs", i)
-		}
-		for _, name := range pool.GPUs {
-			if _, _, err := grant.ParseRange(name); err != nil {
-				return fmt.Errorf("pool[%d].gpus: %w", i, err)
-			}
 		}
 	}
 	return nil

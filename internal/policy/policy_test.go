@@ -156,6 +156,21 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"pool with a wrong mode", "[[pool]]\ngpus = [\"0\"]\nmodes = [\"limited\"]\n", "3: pool.modes: want exclusive"},
 		{"pool with a backward range", "[[pool]]\ngpus = [\"3-1\"]\n", "pool[0].gpus: "},
 		{"pool without GPUs", "[[pool]]\nmodes = [\"limit\"]\n", "pool[0].gpus: "},
+		{"pools with one GPU", "[[pool]]\ngpus = [\"0-1\"]\n[[pool]]\ngpus = [\"1\"]\n", "4: pool[1].gpus: \"1\" has a GPU of pool[0] (\"0-1\"): a GPU is in one pool"},
+		{"pools whose ranges meet", "[[pool]]\ngpus = [\"4\", \"0-2\"]\n[[pool]]\ngpus = [\"3\"]\n[[pool]]\ngpus = [\"2-9\"]\n", "6: pool[2].gpus: \"2-9\" has a GPU of pool[0] (\"4\")"},
+		{"the second of three pools", "[[pool]]\ngpus = [\"0\"]\n[[pool]]\nmodes = [\"mps\"]\ngpus = [\"0\"]\n[[pool]]\ngpus = [\"1\"]\n", "5: pool[1].gpus: "},
+		{"the first of two pools, without GPUs", "[[pool]]\nmodes = [\"mps\"]\n[[pool]]\ngpus = [\"1\"]\n", "1: pool[0].gpus: "},
+		{"pools with one UUID", "[[pool]]\ngpus = [\"GPU-x\"]\n[[pool]]\ngpus = [\"7\", \"GPU-x\"]\n", "4: pool[1].gpus: \"GPU-x\" has a GPU of pool[0] (\"GPU-x\")"},
+		{"pool of a name", "[[pool]]\ngpus = [\"x\"]\n", "2: pool[0].gpus: \"x\" is no index, no range as 0-3 and no UUID as GPU-..."},
+		{"pool of a number below zero", "[[pool]]\ngpus = [\"-1\"]\n", "2: pool[0].gpus: \"-1\" is no index"},
+		{"a runtime below the bundle", "[runtime]\npath = [\"runc\", \"./runc\"]\n", "2: runtime.path: want names or absolute paths, not \"./runc\""},
+		{"a runtime without a name", "[runtime]\npath = [\"\"]\n", "2: runtime.path: want names or absolute paths, not \"\""},
+		{"an assignment as device_env", "[policy]\ndevice_env = [\"A=B\"]\n", "2: policy.device_env: want names of environment variables, not \"A=B\""},
+		{"no name in device_env", "[policy]\ndevice_env = [\"A\", \"\"]\n", "2: policy.device_env: want names of environment variables, not \"\""},
+		{"listening nowhere", "[daemon]\nlisten = \"x\"\n", "2: daemon.listen: want HOST:PORT, unix:/path or \"\", not \"x\": missing port"},
+		{"listening on no port", "[daemon]\nlisten = \":99999\"\n", "2: daemon.listen: want a port from 0 to 65535, not 99999"},
+		{"listening on a relative socket", "[daemon]\nlisten = \"unix:x\"\n", "2: daemon.listen: want unix: and the absolute path of a socket, not \"unix:x\""},
+		{"listening on a directory", "[daemon]\nlisten = \"unix:/run/\"\n", "2: daemon.listen: want unix: and the absolute path"},
 		{"audit in the working directory", "[audit]\nfile = \"a.jsonl\"\n", "2: audit.file: want an absolute path"},
 		{"an audit file that a line fills", "[audit]\nmax_size = \"4KiB\"\n", "2: audit.max_size: want 0MiB"},
 		{"audit without an old file", "[audit]\nkeep = 0\n", "2: audit.keep: want 1 to 100"},
@@ -261,6 +276,20 @@ func sameRuntime(a, b grant.Runtime) bool {
 }
 
 func equal(a, b grant.Policy) bool { return reflect.DeepEqual(a, b) }
+
+// TestAddressesAndPoolsThatAreTaken: what gpuledgerd or the node takes is not refused beforehand.
+func TestAddressesAndPoolsThatAreTaken(t *testing.T) {
+	for _, text := range []string{
+		"[daemon]\nlisten = \"\"\n", "[daemon]\nlisten = \":9836\"\n", "[daemon]\nlisten = \"[::1]:0\"\n",
+		"[daemon]\nlisten = \"node-1:http\"\n", "[daemon]\nlisten = \"unix:/run/x.sock\"\n",
+		"[[pool]]\ngpus = [\"0-3\", \"2\", \"2-5\"]\n", // one pool may name a GPU twice
+		"[[pool]]\ngpus = [\"0\", \"GPU-a\"]\n[[pool]]\ngpus = [\"1-3\", \"GPU-b\", \"MIG-c\"]\n",
+	} {
+		if _, err := Parse([]byte(text)); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
 
 // TestDirectoriesMayBeAnywhere: the operator may choose directories anywhere.
 func TestDirectoriesMayBeAnywhere(t *testing.T) {

@@ -1,0 +1,36 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// maxPort is the highest port of TCP.
+const maxPort = 1<<16 - 1
+
+// validListen checks daemon.listen as far as gpuledgerd refuses it on every machine. A port can be
+// a name from /etc/services.
+func validListen(address string) error {
+	path, isPath := strings.CutPrefix(address, "unix:")
+	switch {
+	case address == "":
+		return nil
+	case isPath && (!filepath.IsAbs(path) || strings.HasSuffix(path, "/")):
+		return fmt.Errorf("daemon.listen: want unix: and the absolute path of a socket, not %q", address)
+	case isPath:
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	var wrong *net.AddrError
+	if errors.As(err, &wrong) {
+		return fmt.Errorf("daemon.listen: want HOST:PORT, unix:/path or \"\", not %q: %s", address, wrong.Err)
+	}
+	if n, err := strconv.Atoi(port); err == nil && (n < 0 || n > maxPort) {
+		return fmt.Errorf("daemon.listen: want a port from 0 to %d, not %d", maxPort, n)
+	}
+	return nil
+}
