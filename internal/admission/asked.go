@@ -109,7 +109,9 @@ func (f *findings) notGranted(q *question, source string, err error) {
 	var unknown *grant.NotFoundError
 	message := strings.TrimPrefix(err.Error(), "cannot grant ")
 	switch {
-	case errors.As(err, &refusal):
+	case errors.As(err, &refusal) && refusal.Code == grant.ConfigInvalid:
+		f.onNode(refusal.Code, refusal.Message, refusal.Hint)
+	case refusal != nil:
 		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
 		f.explain(refusal.Code, source, message,
 			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hintAsked)

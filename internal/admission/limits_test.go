@@ -320,6 +320,21 @@ func TestAGPUInTwoPools(t *testing.T) {
 	}
 }
 
+// TestAskingForAGPUInTwoPools tests that the mistake is not said as if the container had asked for
+// it.
+func TestAskingForAGPUInTwoPools(t *testing.T) {
+	w := adopting(grant.Allocation{Own: true, Memory: gibs(1)})
+	w.r.Container.Engine, w.r.Container.Pod = grant.Podman, grant.Identity{}
+	w.p.Asks = grant.Asks{Engines: []grant.Engine{grant.Podman}, Modes: []grant.Mode{grant.Limit},
+		Mode: grant.Limit, MaxGPUs: 1, Total: 100}
+	w.p.Pools = []grant.Pool{{GPUs: []string{"0"}}, {GPUs: []string{"GPU-0"}}}
+	v := w.decide()
+	if v.Code != grant.ConfigInvalid || v.Message != "GPU 0 is in two pools" ||
+		v.Hint != "correct [[pool]] in the configuration" {
+		t.Errorf("%s %q, hint %q", v.Code, v.Message, v.Hint)
+	}
+}
+
 // TestModesOfSeats tests the modes in which a grant of some size can be made, whatever is free.
 func TestModesOfSeats(t *testing.T) {
 	inv := partitioned()

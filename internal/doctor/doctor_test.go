@@ -48,6 +48,14 @@ func healthy() Facts {
 	}
 }
 
+// withPools gives the node two GPUs, and a pool of each entry.
+func withPools(f *Facts, entries ...string) {
+	f.Inventory.GPUs = append(f.Inventory.GPUs, grant.GPU{UUID: "GPU-b", Index: 1, Health: grant.Healthy})
+	for _, entry := range entries {
+		f.Policy.Pools = append(f.Policy.Pools, grant.Pool{GPUs: []string{entry}})
+	}
+}
+
 // control are the driver's files that MPS needs.
 var control = []grant.DriverFile{
 	{Path: "/usr/bin/nvidia-cuda-mps-control", Kind: grant.FileBinary,
@@ -86,6 +94,20 @@ var answers = []struct {
 		func(f *Facts) { f.Config.Above = []PathFacts{file("/etc", fs.ModeDir|0o777)} },
 		"configuration", Problem,
 		"/etc can be changed"},
+
+	{"pools of the node's GPUs", func(f *Facts) { withPools(f, "0", "GPU-b") }, "configuration", OK,
+		"is in force"},
+	{"a GPU in one pool by its index and in another by its UUID",
+		func(f *Facts) { withPools(f, "0-1", "GPU-b") }, "configuration", Problem,
+		"GPU 1 (GPU-b) is in two pools, pool[0] and pool[1]: nothing is granted"},
+	{"a pool of a UUID that is no GPU's", func(f *Facts) { withPools(f, "0", "GPU-typo") },
+		"configuration", Warning, `pool[1].gpus: "GPU-typo" is no GPU of this node`},
+	{"a pool of an index that is no GPU's", func(f *Facts) { withPools(f, "0-1", "7") },
+		"configuration", Warning, `pool[1].gpus: "7" is no GPU of this node`},
+	{"pools beside a stale inventory", func(f *Facts) {
+		withPools(f, "0", "7")
+		f.InventoryProblem = &grant.Problem{Message: "stale"}
+	}, "configuration", OK, "is in force"},
 
 	{"enforcing", func(*Facts) {}, "policy", OK, "enforced"},
 	{"reporting", func(f *Facts) { f.Mode = grant.Report }, "policy", Warning, `policy.mode is "report"`},

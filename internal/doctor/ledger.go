@@ -17,7 +17,7 @@ func configuration(f Facts) []Line {
 	case f.Config.loose() || len(f.Config.Above) > 0:
 		return []Line{open(f.Config)}
 	}
-	return []Line{{Status: OK, Message: f.Config.Path + " is in force"}}
+	return orOK(pools(f), "%s is in force", f.Config.Path)
 }
 
 // rules reports what happens to a refusal now.
