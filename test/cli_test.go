@@ -1,6 +1,8 @@
 package test
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -140,13 +142,49 @@ func TestInspectWatch(t *testing.T) {
 // lost.
 func TestFullDisk(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
-	for _, args := range []string{"grant --memory 1GiB", "grant --memory 1GiB --json", "grants", "gpus",
+	for _, args := range []string{"grant --help", "grants", "gpus",
 		"inspect --details", "audit", "check", "check --json", "release g-aaaaaaaaaaaa --json",
 		"completion bash"} {
 		shell := n.Command("sh", append([]string{"-c", `"$0" "$@" >/dev/full`, rig.Binary(t, "gpuledger")},
 			strings.Fields(args)...)...)
 		if r := rig.Run(shell); r.Code == 0 || !strings.Contains(r.Stderr, "gpuledger: ") {
 			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestUnprintedGrant: a grant whose reference could not be printed is released again, and not
+// offered to engines any more.
+func TestUnprintedGrant(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	read, closed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closed.Close()
+	read.Close()
+	for args, stdout := range map[string]*os.File{"grant --memory 1GiB": full,
+		"grant --memory 1GiB --json": full, "grant --memory 1GiB --cdi": full,
+		"grant --memory 1GiB --owner pod:u/c": closed} {
+		var stderr strings.Builder
+		cmd := n.Command(rig.Binary(t, "gpuledger"), strings.Fields(args)...)
+		cmd.Stdout, cmd.Stderr = stdout, &stderr
+		err := cmd.Run()
+		want := `gpuledger: cannot print the answer: write /dev/stdout: [a-z ]+; ` +
+			`grant g-[a-z2-7]+ is released\n$`
+		if cmd.ProcessState.ExitCode() != 1 || !regexp.MustCompile(want).MatchString(stderr.String()) {
+			t.Errorf("%s: %v: %s", args, err, &stderr)
+		}
+		if r := n.CLI("grants"); r.Stdout != "no grants\n" {
+			t.Errorf("%s: %s", args, r.Stdout)
+		}
+		if files, _ := filepath.Glob(n.Dir + "/cdi/*"); len(files) > 0 {
+			t.Errorf("%s: %v", args, files)
 		}
 	}
 }

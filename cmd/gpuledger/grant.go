@@ -103,7 +103,9 @@ func enter(c *cli.Context, n *node.Node) error {
 	if err != nil {
 		return err
 	}
-	return printGranted(c, g, reference, grants.Sentence(n, "granted", g), n.Host.Now())
+	return printOrRelease(g.ID, func() error {
+		return printGranted(c, g, reference, grants.Sentence(n, "granted", g), n.Host.Now())
+	}, releaseUnprinted(c, n))
 }
 
 func enterAsUser(c *cli.Context, client users.Client) error {
@@ -118,7 +120,9 @@ func enterAsUser(c *cli.Context, client users.Client) error {
 	if err != nil {
 		return err
 	}
-	return printGranted(c, g, reference, sentence, time.Now())
+	return printOrRelease(g.ID, func() error {
+		return printGranted(c, g, reference, sentence, time.Now())
+	}, func(id grant.ID) (grant.Grant, error) { return client.Release(context.Background(), id) })
 }
 
 func printGranted(c *cli.Context, g grant.Grant, reference grant.Reference, sentence string,
@@ -131,8 +135,8 @@ func printGranted(c *cli.Context, g grant.Grant, reference grant.Reference, sent
 		}{grantToJSON(g, now), reference.String(), cdiName(c, reference)})
 	}
 	fmt.Fprintln(c.App.ErrWriter, sentence)
-	fmt.Fprintln(c.App.Writer, reference)
-	return nil
+	_, err := fmt.Fprintln(c.App.Writer, reference)
+	return err
 }
 
 // grantAndOffer enters the grant and, with --cdi, offers it to engines: both or nothing.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -24,7 +25,7 @@ func run(args []string) int {
 		return 0
 	}
 	err := app.Run(cmdline.Ordered(app, args))
-	if out.err != nil {
+	if out.err != nil && !errors.Is(err, out.err) {
 		err = fmt.Errorf("cannot print the answer: %w", out.err)
 	}
 	return complain(err)

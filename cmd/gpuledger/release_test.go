@@ -36,3 +36,31 @@ func TestEachErrorOfAReleaseIsTold(t *testing.T) {
 		t.Errorf("%d are released: %q", n, out.String())
 	}
 }
+
+// TestUnprintedGrantThatStays: what cannot be released either is named with the way to release it.
+func TestUnprintedGrantThatStays(t *testing.T) {
+	full, locked := errors.New("no space left on device"), &grant.Refusal{Code: "c", Message: "it is locked"}
+	for _, c := range []struct {
+		name    string
+		release releaser
+		want    string
+	}{
+		{"a ledger that is locked", func(grant.ID) (grant.Grant, error) { return grant.Grant{}, locked },
+			"; refused (c): it is locked; grant g-a is in the ledger and its reference is lost: " +
+				"gpuledger release g-a"},
+		{"a grant that a container has found by its owner", func(id grant.ID) (grant.Grant, error) {
+			return grant.Grant{ID: id, Draining: true, Bindings: []grant.Binding{{Container: "c"}}}, nil
+		}, "; grant g-a is draining: container c still uses it"},
+	} {
+		err := printOrRelease("g-a", func() error { return full }, c.release)
+		var refusal *grant.Refusal
+		if !errors.Is(err, full) || errors.As(err, &refusal) ||
+			err.Error() != "cannot print the answer: no space left on device"+c.want {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	release := func(grant.ID) (grant.Grant, error) { return grant.Grant{}, errors.New("it is released") }
+	if err := printOrRelease("g-a", func() error { return nil }, release); err != nil {
+		t.Errorf("a grant that is printed: %v", err)
+	}
+}
