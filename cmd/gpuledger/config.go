@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -70,16 +71,25 @@ func checkConfig(c *cli.Context) error {
 	return printConfigCheck(c, file, wrong)
 }
 
+// configText reads a file, or standard input, of a size that gpuledger would take.
 func configText(file string) ([]byte, error) {
-	read := os.ReadFile
+	read := func() ([]byte, error) { return host.ReadFile(file, policy.MaxSize) }
 	if file == "-" {
-		read = func(string) ([]byte, error) { return io.ReadAll(os.Stdin) }
+		read = readStdin
 	}
-	text, err := read(file)
+	text, err := read()
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the configuration: %w", err)
 	}
 	return text, nil
+}
+
+func readStdin() ([]byte, error) {
+	text, err := io.ReadAll(io.LimitReader(os.Stdin, policy.MaxSize+1))
+	if err == nil && len(text) > policy.MaxSize {
+		err = fmt.Errorf("standard input is larger than %d bytes", policy.MaxSize)
+	}
+	return text, err
 }
 
 // configProblem is what is wrong with a configuration, as JSON.

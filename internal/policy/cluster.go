@@ -59,13 +59,13 @@ func lineBelow(text []byte, key string) (row int) {
 // DefaultPath may be missing. An error is one line with file, line and key; the file of text is
 // ClusterPath.
 func Over(path string, text []byte) (grant.Policy, error) {
-	node, err := host.ReadFile(path, maxSize)
+	node, err := host.ReadFile(path, MaxSize)
 	if err != nil && (path != DefaultPath || !errors.Is(err, fs.ErrNotExist)) {
 		return Default(), fmt.Errorf("cannot read the configuration: %w", err)
 	}
 	p := Default()
-	if len(text) > maxSize {
-		return p, fmt.Errorf("%s: want at most %d bytes", ClusterPath(path), maxSize)
+	if len(text) > MaxSize {
+		return p, fmt.Errorf("%s: want at most %d bytes", ClusterPath(path), MaxSize)
 	}
 	if err := parse(node, text, &p, path); err != nil {
 		return Default(), err

@@ -30,8 +30,8 @@ const DefaultPath = "/etc/gpuledger/config.toml"
 // binaries have no other way, because the engine chooses their arguments.
 const PathEnv = "GPULEDGER_CONFIG"
 
-// maxSize is the largest configuration file that is read, in bytes. A real one has a few kilobytes.
-const maxSize = 1 << 20
+// MaxSize is the largest configuration file that is read, in bytes. A real one has a few kilobytes.
+const MaxSize = 1 << 20
 
 // Default is the policy of a node without a configuration file.
 func Default() grant.Policy {
@@ -82,11 +82,11 @@ func Path(flag string) string {
 // line and key. It comes with the default policy, but with the file's runtime if that can be read.
 func Load(path string) (p grant.Policy, err error) {
 	p = Default()
-	text, err := host.ReadFile(path, maxSize)
+	text, err := host.ReadFile(path, MaxSize)
 	missing := errors.Is(err, fs.ErrNotExist) && path == DefaultPath
 	if err == nil || missing {
 		var cluster []byte
-		cluster, err = host.ReadFile(ClusterPath(path), maxSize)
+		cluster, err = host.ReadFile(ClusterPath(path), MaxSize)
 		if errors.Is(err, fs.ErrNotExist) {
 			if missing {
 				return p, nil
