@@ -51,7 +51,7 @@ func printReport(c *cli.Context, r ledger.Report) error {
 			findings = append(findings, finding{f.Subject, f.Problem, f.Repaired, f.Hint})
 		}
 		return printJSON(c.App.Writer, map[string]any{"sound": r.Sound(), "grants": r.Grants,
-			"findings": findings})
+			"over": r.Over, "findings": findings})
 	}
 	for _, f := range r.Findings {
 		state := "problem"
@@ -64,7 +64,7 @@ func printReport(c *cli.Context, r ledger.Report) error {
 		}
 	}
 	if r.Sound() {
-		fmt.Fprintf(c.App.Writer, "the ledger is sound: %d grants\n", r.Grants)
+		fmt.Fprintf(c.App.Writer, "the ledger is sound: %d grants%s\n", r.Grants, r.Remains())
 	}
 	return nil
 }

@@ -189,7 +189,8 @@ func book(f Facts) []Line {
 				Hint: finding.Hint})
 		}
 	}
-	return orOK(lines, "the ledger is sound: %d grants, %d in use", f.Ledger.Grants, f.Ledger.Bindings)
+	return orOK(lines, "the ledger is sound: %d grants, %d in use%s", f.Ledger.Grants, f.Ledger.Bindings,
+		f.Ledger.Remains())
 }
 
 func audit(f Facts) []Line {

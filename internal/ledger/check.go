@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,7 +16,8 @@ import (
 
 // Report is what Check found.
 type Report struct {
-	Grants   int            `json:"grants"`   // that can be read
+	Grants   int            `json:"grants"`   // that can be read and count
+	Over     int            `json:"over"`     // grants that do not count any more and are still there
 	Bindings int            `json:"bindings"` // alive or unknown
 	Damaged  []grant.Damage `json:"-"`        // each is among the findings too
 	Findings []Finding      `json:"findings"` // sorted by subject
@@ -40,6 +42,15 @@ const (
 // repaired.
 func (r Report) Sound() bool {
 	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.Repaired })
+}
+
+// Remains says how many grants are over and were not removed yet, as the end of a sentence; "" if
+// there is none. Those that are expired stay for a day (keepExpired).
+func (r Report) Remains() string {
+	if r.Over == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; entries of grants that are over and not removed yet: %d", r.Over)
 }
 
 // Capacity gives what the grants have to fit in: the inventory, and what each GPU keeps back. No
@@ -70,7 +81,7 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 		if of != nil {
 			inv, reserve = of()
 		}
-		count(&r, s)
+		count(&r, s, l.Host.Now())
 		r.Findings = append(r.Findings, slices.Concat(repaired, damage(s), ungranted(s), strays(s),
 			openDirs(s.files), checkInvariants(s.sorted, l.Host.Now(), inv, reserve))...)
 		return nil
@@ -82,8 +93,15 @@ func verify(l *Ledger, of Capacity, removes bool) (r Report, err error) {
 }
 
 // count enters in a report what there is besides findings.
-func count(r *Report, s *survey) {
-	r.Grants, r.Bindings, r.Damaged = len(s.grants)-len(s.damaged), len(s.broken), s.damaged
+func count(r *Report, s *survey, now time.Time) {
+	r.Bindings, r.Damaged = len(s.broken), s.damaged
+	for _, g := range s.left() {
+		if g.Live(now) {
+			r.Grants++
+		} else {
+			r.Over++
+		}
+	}
 	for _, b := range s.bindings {
 		if !ends(s, b) {
 			r.Bindings++

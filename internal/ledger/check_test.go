@@ -131,6 +131,24 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 	}
 }
 
+// TestCheckCountsWhatGrantsLists: a grant whose time is over is no grant any more, unless a
+// container uses it.
+func TestCheckCountsWhatGrantsLists(t *testing.T) {
+	b := newLedger(t)
+	expired, used := sample(2), sample(3)
+	expired.Owner, used.Owner = grant.Bearer, grant.Bearer
+	expired.Expires, used.Expires = noon, noon
+	b.put(sample(1), expired, used)
+	b.bind(bindingOf(id(3), "c"))
+	report, err := b.Check(nil)
+	if err != nil || !report.Sound() || report.Grants != 2 || report.Over != 1 || report.Bindings != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if want := "; entries of grants that are over and not removed yet: 1"; report.Remains() != want {
+		t.Errorf("%q, want %q", report.Remains(), want)
+	}
+}
+
 func chown(t *testing.T, path string) error {
 	if os.Geteuid() != 0 {
 		t.Skip("misses root, to give a directory away")
