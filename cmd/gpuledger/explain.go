@@ -27,10 +27,14 @@ func explainCommand() *cli.Command {
 		Name:      "explain",
 		Usage:     "print the verdict about a container, without starting it",
 		UsageText: "gpuledger explain --bundle DIR [--json]",
-		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: it would " +
-			"start; 3: it would be refused. A user without\n" +
-			"root reads a bundle of its own, and gpuledgerd says what the ledger has. The verdict is that " +
-			"for an engine of root.",
+		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: mode " +
+			"enforce " +
+			"starts it; 3: mode enforce refuses it.\n" +
+			"In report mode, and while gpuledger is disabled, verdict and status are those of mode " +
+			"enforce; the container starts\n" +
+			"unchanged all the same, and the first line says so (with --json the key mode). A user " +
+			"without root reads a bundle of its\n" +
+			"own, and gpuledgerd says what the ledger has. The verdict is that for an engine of root.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),
@@ -157,10 +161,22 @@ func explainToJSON(mode grant.RulesMode, d node.Decision) explainJSON {
 	return j
 }
 
+// inForce says what becomes of a container that the verdict would refuse or change; "" in mode
+// enforce, where the verdict says it.
+func inForce(mode grant.RulesMode) string {
+	switch mode {
+	case grant.Report:
+		return "policy.mode is report: the container starts unchanged. In mode enforce:\n"
+	case grant.Disabled:
+		return "gpuledger is disabled: the container starts unchanged. In mode enforce:\n"
+	}
+	return ""
+}
+
 // printVerdict writes the verdict as a person would tell it.
 func printVerdict(w io.Writer, mode grant.RulesMode, d node.Decision) error {
-	if mode != grant.Enforce {
-		fmt.Fprintf(w, "mode %s: the container starts; otherwise this would be its verdict\n", mode)
+	if d.Kind == grant.Refused || d.Kind == grant.Pass && d.Touches() {
+		fmt.Fprint(w, inForce(mode))
 	}
 	switch d.Kind {
 	case grant.Refused:
