@@ -83,7 +83,7 @@ var layers = map[string][]string{
 		"internal/containers",
 		"internal/failpoint"},
 	"internal/doctor": {"internal/grants", "internal/configure", "internal/engines", "internal/node",
-		"internal/grant", "internal/host", "internal/ledger"},
+		"internal/grant", "internal/host", "internal/ledger", "internal/users"},
 	"internal/setup": {"internal/policy", "internal/admission", "internal/kubelet",
 		"internal/grant", "internal/host"},
 	"cmd/gpuledger-setup":  {"internal/setup"},

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 func configCommand() *cli.Command {
@@ -37,8 +38,9 @@ func configCheckCommand() *cli.Command {
 			"its line and key. With --cluster, FILE is what a cluster sets for its nodes: it is checked " +
 			"over " +
 			"the\n" +
-			"configuration of this node (--config), as gpuledger reads it. Nothing is changed. Exit status " +
-			"0: gpuledger\ntakes it; 1: it does not.",
+			"configuration of this node (--config), as gpuledger reads it. Nothing is changed. A quota " +
+			"that has no\n" +
+			"effect is a warning on standard error. Exit status 0: gpuledger takes it; 1: it does not.",
 		ArgsUsage: "FILE",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "cluster", Usage: "FILE is read over the node's configuration, as cluster.toml beside it is"},
@@ -59,14 +61,20 @@ func checkConfig(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	var p grant.Policy
 	var wrong error
 	if c.Bool("cluster") {
 		config := policy.Path(configFile(c))
-		if _, wrong = policy.Over(config, text); wrong != nil {
+		if p, wrong = policy.Over(config, text); wrong != nil {
 			wrong = errors.New(strings.Replace(wrong.Error(), policy.ClusterPath(config)+":", file+":", 1))
 		}
-	} else if _, wrong = policy.Parse(text); wrong != nil {
+	} else if p, wrong = policy.Parse(text); wrong != nil {
 		wrong = fmt.Errorf("%s:%w", file, wrong)
+	}
+	for i, q := range p.Quotas {
+		if why := users.Unserved(q); why != "" {
+			fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: quota[%d]: %s\n", i, why)
+		}
 	}
 	return printConfigCheck(c, file, wrong)
 }

@@ -109,6 +109,10 @@ var answers = []struct {
 		f.InventoryProblem = &grant.Problem{Message: "stale"}
 	}, "configuration", OK, "is in force"},
 
+	{"a quota of a user that is not there", func(f *Facts) {
+		f.Quotas = []string{`quota[0]: this node has no user "ada": the quota is skipped`}
+	}, "configuration", Warning, `quota[0]: this node has no user "ada"`},
+
 	{"enforcing", func(*Facts) {}, "policy", OK, "enforced"},
 	{"reporting", func(f *Facts) { f.Mode = grant.Report }, "policy", Warning, `policy.mode is "report"`},
 	{"disabled", func(f *Facts) { f.Mode = grant.Disabled }, "policy", Warning,

@@ -16,6 +16,7 @@ type Facts struct {
 	Config PathFacts // the configuration file
 	Broken error     // why it cannot be read
 	Policy grant.Policy
+	Quotas []string        // what is said of quotas that have no effect
 	Mode   grant.RulesMode // in force
 	Until  time.Time       // of Mode disabled; zero: until enabled
 

@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -20,6 +22,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 // maxFile is the largest size of a file of other programs that is read, in bytes.
@@ -44,6 +47,7 @@ func Gather(n *node.Node, config, self string) (Facts, error) {
 	for _, name := range []string{"gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
 		f.Programs = append(f.Programs, at(filepath.Join(filepath.Dir(self), name)))
 	}
+	f.gatherQuotas()
 	f.gatherRuntimes()
 	f.gatherKernel(n.Host)
 	f.gatherLedger(n)
@@ -93,6 +97,15 @@ func look(path string) PathFacts {
 		p.UID = st.Uid
 	}
 	return p
+}
+
+// gatherQuotas looks the users and groups of quotas up.
+func (f *Facts) gatherQuotas() {
+	for i, q := range f.Policy.Quotas {
+		if why := cmp.Or(users.Unserved(q), users.Unknown(q)); why != "" {
+			f.Quotas = append(f.Quotas, fmt.Sprintf("quota[%d]: %s", i, why))
+		}
+	}
 }
 
 func (f *Facts) gatherRuntimes() {

@@ -17,7 +17,12 @@ func configuration(f Facts) []Line {
 	case f.Config.loose() || len(f.Config.Above) > 0:
 		return []Line{open(f.Config)}
 	}
-	return orOK(pools(f), "%s is in force", f.Config.Path)
+	lines := pools(f)
+	for _, why := range f.Quotas {
+		lines = append(lines, Line{Status: Warning, Message: why,
+			Hint: "correct [[quota]] in the configuration, or take it out"})
+	}
+	return orOK(lines, "%s is in force", f.Config.Path)
 }
 
 // rules reports what happens to a refusal now.
