@@ -18,7 +18,7 @@ import (
 func inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show which grants hold which GPUs, allocated and total",
+		Usage:     "show how much of each GPU is granted, and with --details to whom",
 		UsageText: "gpuledger inspect [--details] [--watch] [--json]",
 		Description: "Memory is in GiB, in --json in bytes. On a terminal --watch shows the time, keeps to " +
 			"the terminal's size, and ends with q or\n" +

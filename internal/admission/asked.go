@@ -14,7 +14,7 @@ const (
 	hintAsks = "ask for less, or have it granted (`gpuledger grant`); " +
 		"the administrator sets what containers may ask for in [ask] (" + grant.Docs + "asking.md)"
 	hintAsked = "ask for less, or wait until one of them ends; " +
-		"the administrator sees who holds what with `gpuledger inspect`"
+		"the administrator sees who holds what with `gpuledger inspect --details`"
 	// for a container that names GPUs to its engine, and no size
 	hintWhole = "say how much: GPULEDGER_MEMORY=4GiB in its environment, with all GPUs (" + grant.Docs +
 		"asking.md#whole-gpus)"
@@ -113,8 +113,12 @@ func (f *findings) notGranted(q *question, source string, err error) {
 		f.onNode(refusal.Code, refusal.Message, refusal.Hint)
 	case refusal != nil:
 		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
+		hint := hintAsked
+		if refusal.Hint == hintNever {
+			hint = hintNever
+		}
 		f.explain(refusal.Code, source, message,
-			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hintAsked)
+			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hint)
 	case errors.As(err, &unknown):
 		f.explain(grant.AnnotationMismatch, source, message,
 			"asks by "+vectorName(source)+" for a GPU that is not there: "+message, hintAsks)

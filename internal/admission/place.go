@@ -2,6 +2,7 @@ package admission
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,13 +43,11 @@ func Place(
 	if err != nil {
 		return nil, err
 	}
-	var chosen []seat
-	if len(ask.Names) > 0 {
-		chosen, err = ask.chooseNamed(seats)
-	} else {
-		chosen, err = ask.chooseFree(ask.ofKind(seats))
+	chosen, err := ask.choose(seats)
+	if err != nil {
+		return nil, ask.advise(err, updated, v, inv, p)
 	}
-	if err == nil && updated == "" {
+	if updated == "" {
 		err = ask.startable(inv)
 	}
 	if err != nil {
@@ -59,6 +58,14 @@ func Place(
 		return nil, err
 	}
 	return shares, nil
+}
+
+// choose returns GPUs that can serve the ask.
+func (a Ask) choose(seats []seat) ([]seat, error) {
+	if len(a.Names) > 0 {
+		return a.chooseNamed(seats)
+	}
+	return a.chooseFree(a.ofKind(seats))
 }
 
 // chooseNamed returns exactly the GPUs that the caller named.
@@ -309,11 +316,34 @@ func (a Ask) shares(seats []seat) []grant.Share {
 func (a Ask) noRoom(misfits []string, conflict bool) error {
 	r := &grant.Refusal{Code: grant.NoCapacity,
 		Message: fmt.Sprintf("cannot grant %s in mode %s: %s",
-			a.wanted(), a.Mode, strings.Join(misfits, "; ")),
-		Hint: "`gpuledger inspect` shows who holds what; release a grant or ask for less"}
+			a.wanted(), a.Mode, strings.Join(misfits, "; "))}
 	if conflict {
 		r.Code = grant.ModeConflict
 		r.Hint = hintMode
+	}
+	return r
+}
+
+// advise gives a refusal for want of room its hint. What a node without grants would refuse too
+// needs another ask: no release makes room for it.
+func (a Ask) advise(
+	err error, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy,
+) error {
+	var r *grant.Refusal
+	if !errors.As(err, &r) || r.Hint != "" {
+		return err
+	}
+	seats, failed := allSeats("", grant.View{Now: v.Now, Damaged: v.Damaged}, inv, p)
+	if failed == nil {
+		_, failed = a.choose(seats)
+	}
+	switch {
+	case failed != nil:
+		r.Hint = hintNever
+	case updated != "":
+		r.Hint = hintHeld + "release a grant or ask for less"
+	default:
+		r.Hint = hintHeld + "release a grant, ask for less, or wait (`--wait 10m`)"
 	}
 	return r
 }

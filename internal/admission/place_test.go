@@ -450,6 +450,39 @@ func TestPlace(t *testing.T) {
 }
 
 // No GPU is granted twice, in whatever order grants are made, changed and released.
+// The hint says to release a grant only where that makes room.
+func TestHintOfNoRoom(t *testing.T) {
+	full := held("g-aaaaaaaaaaaa", grant.Bearer, grant.Limit, 0, 15*grant.GiB, 0)
+	closed := inventory(2)
+	closed.GPUs[1].Health = "lost"
+	small := []grant.Pool{{GPUs: []string{"0"}}}
+	named := asked(grant.GiB, func(a *Ask) { a.Names = []string{"1"} })
+	const held = hintHeld + "release a grant, ask for less, or wait (`--wait 10m`)"
+	for name, c := range map[string]struct {
+		ask    Ask
+		pools  []grant.Pool
+		update grant.ID
+		want   string
+	}{
+		"held by a grant": {asked(2*grant.GiB, nil), nil, "", held},
+		"held, and an update": {asked(2*grant.GiB, nil), nil, "g-bbbbbbbbbbbb",
+			hintHeld + "release a grant or ask for less"},
+		"more than a GPU has": {asked(17*grant.GiB, nil), nil, "", hintNever},
+		"more GPUs than fit":  {asked(3*grant.GiB, func(a *Ask) { a.GPUs = 3 }), nil, "", hintNever},
+		"an unhealthy GPU":    {named, nil, "", hintNever},
+		"a GPU in no pool":    {named, small, "", hintNever},
+		"no MIG devices": {Ask{Mode: grant.MIG, Profile: "1g.5gb", Owner: grant.Bearer}, nil, "",
+			hintNever},
+	} {
+		_, err := Place(c.ask, c.update, grant.View{Grants: []grant.Grant{full}}, closed,
+			grant.Policy{Pools: c.pools})
+		var refusal *grant.Refusal
+		if !errors.As(err, &refusal) || refusal.Code != grant.NoCapacity || refusal.Hint != c.want {
+			t.Errorf("%s: got %#v, want the hint %s", name, err, c.want)
+		}
+	}
+}
+
 func TestPlacementNeverExceedsCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		inv := inventory(rapid.IntRange(1, 4).Draw(t, "GPUs"))

@@ -25,6 +25,9 @@ const (
 		"or present the reference of a grant without ties (" + requesting + ")"
 	hintMode = "a GPU is in one mode at a time, until its last grant is released; " +
 		"ask for that mode, or for another GPU"
+	hintHeld  = "`gpuledger inspect --details` shows who holds what; "
+	hintNever = "no release makes room for that: ask for what this node has (`gpuledger gpus` shows it)"
+
 	hintOneGrant = "of a claim with several requests, name one request of the claim in the " +
 		"container's resources.claims, or make the claim one grant (" + grant.Docs +
 		"kubernetes.md#each-request-is-a-grant)"
@@ -104,7 +107,8 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		grant.NoCapacity: {
 			without: "is allocated {x} GPU(s) by {v}, but there is not as much free",
 			hint: "ask for less; " +
-				"an administrator sees who holds what with `gpuledger inspect` and in the audit log",
+				"an administrator sees who holds what with `gpuledger inspect --details` " +
+				"and in the audit log",
 		},
 		grant.LimitUnenforceable: {
 			without: "would be held to its grant by strength {x}, " +
