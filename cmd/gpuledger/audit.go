@@ -20,6 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/auditlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/users"
 )
 
 func auditCommand() *cli.Command {
@@ -241,10 +242,13 @@ func entryText(e *auditlog.Entry) string {
 			parts = append(parts, before+text)
 		}
 	}
-	add("", e.Message)
-	if e.Verdict == string(grant.Admit) {
+	add("", strings.TrimPrefix(e.Message, "refused ("+e.Code+"): ")) // the code has a column
+	if e.Verdict == string(grant.Admit) || e.User != nil {
 		add("grant ", e.Grant)
 		add("strength ", e.Strength)
+	}
+	if e.User != nil {
+		add("user ", users.Name(*e.User))
 	}
 	switch {
 	case e.Verdict == string(grant.Refused):

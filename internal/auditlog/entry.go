@@ -33,6 +33,7 @@ type Entry struct {
 	Recorded  []string       `json:"recorded"`
 	Took      float64        `json:"took_ms"` // of a decision, in milliseconds
 	Action    string         `json:"action"`  // "found", "stopped", "disabled", ...
+	User      *uint32        `json:"user"`    // whose action it was; nil for none, or no known one
 	Finding   string         `json:"finding"`
 	Until     time.Time      `json:"until"`
 
