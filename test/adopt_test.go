@@ -81,7 +81,7 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("explain: %+v", explained)
 	}
 	if r := b.Explain(); r.Code != 0 || !strings.HasPrefix(r.Stdout,
-		"admit by a grant that its create would adopt (1:4GiB)") {
+		"admit: its start would make a grant of 1:4GiB, ") {
 		t.Errorf("explain: %+v", r)
 	}
 	if len(n.Grants()) != 0 || len(n.Files()) != 1 {

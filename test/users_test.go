@@ -282,7 +282,7 @@ func TestUsersExplain(t *testing.T) {
 		"one with a made-up secret": {rig.Env("GPULEDGER_GRANT=" + forged), 3, "refuse"},
 		"one that is tied to a pod": {rig.Env("GPULEDGER_GRANT=" + tied.String()), 3, "refuse"},
 		"none":                      {rig.Env("GPULEDGER_GRANT=g-aaaaaaaaaaaa"), 3, "grant-not-found"},
-		"an ask":                    {wants("2GiB"), 0, "admit by"},
+		"an ask":                    {wants("2GiB"), 0, "admit: its start would make a grant of "},
 		"an ask for a whole GPU":    {rig.Annotation("gpuledger.dev/mode", "exclusive"), 3, "refuse"},
 		"privileged":                {rig.Privileged, 3, "refuse"},
 		"a cgroup of the engine's":  {together(wants("1GiB"), cgroupsPath("/docker")), 3, "injection-impossible"},

@@ -185,11 +185,11 @@ func printVerdict(w io.Writer, mode grant.RulesMode, d node.Decision) error {
 			fmt.Fprintf(w, "hint: %s\n", d.Hint)
 		}
 	case grant.Admit:
-		by := "grant " + string(d.Grant.ID)
+		by := fmt.Sprintf("admit by grant %s (%s)", d.Grant.ID, shares(*d.Grant))
 		if d.Grant.ID == "" {
-			by = "a grant that its create would adopt"
+			by = "admit: its start would make a grant of " + shares(*d.Grant)
 		}
-		fmt.Fprintf(w, "admit by %s (%s), strength %s\n", by, shares(*d.Grant), d.Strength)
+		fmt.Fprintf(w, "%s, strength %s\n", by, d.Strength)
 		if d.Throttled {
 			fmt.Fprintf(w, "  launches are throttled to %d%% of the compute, strength %s, experimental\n",
 				d.Grant.Compute, d.Strength)

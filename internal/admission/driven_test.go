@@ -49,7 +49,7 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 		"an image without libc":    {bare, limitGrant, limiting(), grant.StrengthDriver, ""},
 		"with CAP_SYS_ADMIN":       {admin, limitGrant, limiting(), grant.StrengthNone, ""},
 		"an old driver":            {asks, limitGrant, old, grant.StrengthLibrary, "driver 580 does not limit memory"},
-		"the driver was not asked": {asks, limitGrant, unasked, grant.StrengthLibrary, "the inventory does not say"},
+		"the driver was not asked": {asks, limitGrant, unasked, grant.StrengthLibrary, "not known to limit memory"},
 		"no gpuledgerd":            {asks, limitGrant, noDaemon, grant.StrengthLibrary, "gpuledgerd does not answer"},
 		"no wrapper":               {late, limitGrant, limiting(), grant.StrengthLibrary, "it is not created by gpuledger-runtime"},
 		"a claim":                  {asks, claim, limiting(), grant.StrengthLibrary, "share one limit"},

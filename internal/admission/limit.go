@@ -21,7 +21,7 @@ func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	case p.Enforcement.Limit == grant.LibraryBackend:
 		return `enforcement.limit is "library"`
 	case inv.Driver.MemoryLimits == "":
-		return "the inventory does not say that the driver can limit memory " +
+		return "this driver is not known to limit memory " +
 			"(`gpuledger inventory refresh` asks it)"
 	case inv.Driver.MemoryLimits != grant.CanLimit:
 		return inv.Driver.MemoryLimits
@@ -62,7 +62,7 @@ func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
 	case inv.Shim.Dir == "":
 		return inv.Shim.Problem
 	case !hasDriver:
-		return "the inventory has no " + libcuda + " of the driver"
+		return "no " + libcuda + " was found below inventory.driver_root"
 	case gpus > maxLimited:
 		return fmt.Sprintf("the shim limits at most %d GPUs", maxLimited)
 	}

@@ -33,7 +33,7 @@ func TestWhyNothingLimits(t *testing.T) {
 			})
 		}
 	}
-	const noCUDA = "the inventory has no libcuda.so.1 of the driver"
+	const noCUDA = "no libcuda.so.1 was found below inventory.driver_root"
 	for _, c := range []struct {
 		name string
 		gpus int
@@ -69,7 +69,7 @@ func TestWhyNothingLimits(t *testing.T) {
 		{"nothing", limitGrant, limiting(), grant.Policy{}, ""},
 		{"the policy", limitGrant, limiting(), limited(grant.LibraryBackend), `enforcement.limit is "library"`},
 		{"the policy wants it", limitGrant, limiting(), limited(grant.DriverBackend), ""},
-		{"the driver was not asked", limitGrant, shimmed(), grant.Policy{}, "the inventory does not say that the driver can limit memory (`gpuledger inventory refresh` asks it)"},
+		{"the driver was not asked", limitGrant, shimmed(), grant.Policy{}, "this driver is not known to limit memory (`gpuledger inventory refresh` asks it)"},
 		{"an old one", limitGrant, with(func(inv *grant.Inventory) { inv.Driver.MemoryLimits = "driver 580 does not" }), grant.Policy{}, "driver 580 does not"},
 		{"no gpuledgerd", limitGrant, with(func(inv *grant.Inventory) { inv.Limiter.Problem = "it does not answer" }), grant.Policy{}, "it does not answer"},
 		{"a claim", claim, limiting(), grant.Policy{}, "the containers of a claim share one limit, and the driver limits each by itself"},

@@ -205,9 +205,9 @@ var answers = []struct {
 	{"no nodes", func(f *Facts) { f.Devices = nil }, "devices", Warning, "no NVIDIA device node"},
 	{"no nodes of simulated GPUs", simulated, "devices", OK, "simulated"},
 
-	{"no strength", func(*Facts) {}, "strength", OK, "nothing on this node holds"},
+	{"no strength", func(*Facts) {}, "strength", OK, "memory is only counted here"},
 	{"neither by the driver", func(*Facts) {}, "strength", OK,
-		"the shim is not installed; nor the driver: driver 580.142 does not limit memory, 615 and newer do"},
+		"the shim is not installed, and driver 580.142 does not limit memory, 615 and newer do"},
 	{"the shim", shim, "strength",
 		OK,
 		"mode limit has strength library on this node (by the shim in /lib/shim); not by the driver: " +
@@ -223,8 +223,8 @@ var answers = []struct {
 		"strength", OK, "has strength library"},
 	{"the driver's limit cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.DriverBackend },
 		"strength", Warning,
-		`in mode limit: driver 580.142 does not limit memory, 615 and newer do; enforcement.limit is ` +
-			`"driver", so grants of mode limit are refused (limit-unenforceable)`},
+		`in mode limit memory is only counted here: driver 580.142 does not limit memory, 615 and newer ` +
+			`do; enforcement.limit is "driver", so grants of mode limit are refused (limit-unenforceable)`},
 	{"a limit that cannot be", func(f *Facts) { f.Policy.Enforcement.Limit = grant.LibraryBackend },
 		"strength", Warning,
 		`enforcement.limit is "library", so grants of mode limit are refused (limit-unenforceable)`},
@@ -259,7 +259,7 @@ var answers = []struct {
 	}, "strength", OK, "its grants are refused (limit-unenforceable)"},
 	{"R615 on cgroup v1",
 		func(f *Facts) { f.Driverless = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" },
-		"strength", OK, "nothing on this node holds"},
+		"strength", OK, "memory is only counted here"},
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength",
 		Warning, "limit-unenforceable"},
 

@@ -124,10 +124,9 @@ func strength(f Facts) []Line {
 	message := fmt.Sprintf("mode limit has strength %s on this node (%s)", has, why)
 	switch {
 	case has == grant.StrengthNone && f.Policy.Enforcement.Limit == grant.DriverBackend:
-		message = "nothing on this node holds a container to its memory in mode limit: " + f.Driverless
+		message = "in mode limit memory is only counted here: " + f.Driverless
 	case has == grant.StrengthNone:
-		message = "nothing on this node holds a container to its memory in mode limit: " + why +
-			"; nor the driver: " + f.Driverless
+		message = "in mode limit memory is only counted here: " + why + ", and " + f.Driverless
 	case has != grant.StrengthDriver:
 		message += "; not by the driver: " + f.Driverless
 	}

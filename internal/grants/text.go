@@ -31,15 +31,11 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 	}
 	text += fmt.Sprintf(", strength %s", g.Strength)
 	program := slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return IsOfProgram(n, b) })
-	text += ofCompute(g, n.Policy, program)
-	switch {
-	case g.Mode != grant.Limit || g.Strength != grant.StrengthNone:
-	case program:
-		text += " (the ledger counts the memory, and nothing holds the program to it)"
-	default:
-		text += " (the ledger counts the memory, and nothing holds the container to it; `gpuledger " +
-			"doctor` says why)"
+	compute := ofCompute(g, n.Policy, program)
+	if g.Mode == grant.Limit && g.Strength == grant.StrengthNone {
+		compute = unenforced(compute, program)
 	}
+	text += compute
 	if g.Mode == grant.Limit && g.Strength == grant.StrengthLibrary && len(g.Bindings) == 0 {
 		text += "; a container that is privileged or has CAP_SYS_ADMIN, or whose image has no C library, " +
 			"has strength none, and `gpuledger grants` says why"
@@ -50,19 +46,37 @@ func Sentence(n *node.Node, verb string, g grant.Grant) string {
 	return text
 }
 
+// unenforced says what strength none means, with what ofCompute says.
+func unenforced(compute string, program bool) string {
+	const of, doctor, mps = ": the ledger counts ", "`gpuledger doctor` says why", "mode mps enforces compute"
+	switch {
+	case compute == onlyCounted && program:
+		return of + "memory and compute, and nothing enforces them on the program (" + mps + ")"
+	case compute == onlyCounted:
+		return of + "memory and compute, and nothing enforces them (" + doctor + "; " + mps + ")"
+	case program:
+		return of + "the memory, and nothing enforces it on the program" + compute
+	}
+	return of + "the memory, and nothing enforces it (" + doctor + ")" + compute
+}
+
+const (
+	byMPS       = "(mode mps enforces it)"
+	onlyCounted = "; the compute is counted and not enforced " + byMPS
+)
+
 // ofCompute says what holds a container of mode limit to its share of compute.
 func ofCompute(g grant.Grant, p grant.Policy, program bool) string {
-	const mps = "(mode mps enforces it)"
 	switch {
 	case g.Mode != grant.Limit || g.Compute == 0:
 		return ""
 	case g.ComputeStrength == grant.StrengthLibrary:
-		return "; the compute has strength library, experimental: the shim throttles launches " + mps
+		return "; the compute has strength library, experimental: the shim throttles launches " + byMPS
 	case admission.Share(g, p) > 0 && len(g.Bindings) > 0 && !program:
 		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
-			"created anew " + mps
+			"created anew " + byMPS
 	}
-	return "; the compute is counted and not enforced " + mps
+	return onlyCounted
 }
 
 // Owner says who may use a grant, and to which user of the node it belongs.
