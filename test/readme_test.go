@@ -3,6 +3,7 @@ package test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -55,6 +56,36 @@ func TestReadme(t *testing.T) {
 			reference := referenceIn.FindString(said)
 			annotate(t, bundles[label[1]], reference)
 			annotate(t, bundles["thief"], strings.Split(reference, ".")[0]+"."+strings.Repeat("0", 32))
+		}
+	}
+}
+
+// TestTryItByHand types what the tour has for typing, in one shell, and compares the output.
+func TestTryItByHand(t *testing.T) {
+	const heading, end = "Try it by hand", "-- end of the command --"
+	page := read(t, "../docs/tour.md")
+	_, begin, _ := strings.Cut(page, "## "+heading+"\n")
+	_, begin, _ = strings.Cut(begin, "```sh\n")
+	begin, _, found := strings.Cut(begin, "```\n")
+	steps := transcript.Steps(page, heading)
+	if !found || len(steps) < 10 {
+		t.Fatalf("the page has %d commands, and before them\n%s", len(steps), begin)
+	}
+	script := "exec 2>&1 </dev/null\n" + begin
+	for _, s := range steps {
+		script += s.Command + "\necho '" + end + "'\n"
+	}
+	bash := exec.Command("bash", "-c", script)
+	bash.Dir = t.TempDir()
+	bash.Env = append(os.Environ(), "PATH="+filepath.Dir(rig.Binary(t, "gpuledger"))+":"+os.Getenv("PATH"),
+		"TMPDIR="+bash.Dir)
+	said := strings.Split(rig.Run(bash).Stdout, end+"\n")
+	if len(said) != len(steps)+1 {
+		t.Fatalf("%d commands print\n%s", len(steps), said)
+	}
+	for i, s := range steps {
+		if !transcript.Agrees(said[i], s.Says) {
+			t.Errorf("$ %s\nprints\n%s\nbut the page has\n%s", s.Command, said[i], s.Says)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 
@@ -153,7 +154,16 @@ func simulate(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	return simulated.WriteFile(c.String("out"), d)
+	out, err := filepath.Abs(c.String("out")) // as the configuration wants it
+	if err != nil {
+		return err
+	}
+	if err := simulated.WriteFile(out, d); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.App.ErrWriter, "%d GPUs written to %s; name that file in [inventory] of the "+
+		"configuration, then run `gpuledger inventory refresh`\n", len(d.GPUs), out)
+	return nil
 }
 
 // size reads a flag that is a size. A wrong one is a mistake in usage.
