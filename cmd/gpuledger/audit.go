@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
@@ -139,8 +140,8 @@ func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 		// the whole reference is what people have at hand
 		reference, err := grant.ParseReference(c.String("grant"))
 		if err != nil {
-			id, _, _ := strings.Cut(c.String("grant"), ".") // what follows may be a secret
-			return f, usage("--grant: %q is no grant id; `gpuledger grants` lists them", grant.Printable(id))
+			return f, usage("--grant: %q is no grant id; `gpuledger grants` lists them",
+				typedID(c.String("grant")))
 		}
 		f.Grant = reference.ID
 	}
@@ -163,15 +164,9 @@ func isCode(text string) bool {
 		slices.Contains(grant.FindingKinds, grant.FindingKind(text))
 }
 
-var days = regexp.MustCompile(`^([0-9]{1,5})d$`)
-
 // moment reads a point in time, or how long ago it is.
 func moment(text string, now time.Time) (time.Time, error) {
-	if m := days.FindStringSubmatch(text); m != nil {
-		n, _ := strconv.Atoi(m[1])
-		return now.AddDate(0, 0, -n), nil
-	}
-	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+	if ago, err := cmdline.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago), nil
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",

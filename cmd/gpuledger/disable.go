@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -30,7 +31,7 @@ func disableCommand() *cli.Command {
 			"Users keep the device nodes of their grants (user_nodes = \"acl\"), and the kernel still " +
 			"keeps others out of them.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "for", Usage: "how long, for example 30m (default: until enabled)"},
+			&cli.GenericFlag{Name: "for", Value: new(cmdline.Duration), DefaultText: "until enabled", Usage: "how long, for example 30m or 1d"},
 			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without a question"},
 			jsonFlag(),
 		},

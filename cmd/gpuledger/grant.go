@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -40,8 +41,8 @@ func grantCommand() *cli.Command {
 			"the grant (pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
-			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 removes the share"},
+			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs", DefaultText: "1"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 removes the share", DefaultText: "no share"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mps, mig", Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, for example 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},
@@ -51,7 +52,7 @@ func grantCommand() *cli.Command {
 			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom it belongs, by name or uid"},
 			&cli.StringFlag{Name: "label", Usage: "free text to remember it by"},
 			&cli.StringFlag{Name: "app", Usage: "the application, for example a UID of a ReplicaSet: spread places its grants on different GPUs, if possible"},
-			&cli.DurationFlag{Name: "ttl", Usage: "how long it lasts, for example 90m; with --update counted from now, 0 for ever"},
+			&cli.GenericFlag{Name: "ttl", Value: new(cmdline.Duration), DefaultText: "no end", Usage: "how long it lasts, for example 90m or 7d; with --update counted from now, 0 for no end"},
 			waitFlag(),
 			&cli.BoolFlag{Name: "cdi", Usage: "offer it to engines as the CDI device gpuledger.dev/grant=REFERENCE, until it is released"},
 			&cli.StringFlag{Name: "update", Usage: "change the grant of this `ID`: its memory, compute or ttl"},
@@ -83,13 +84,16 @@ func grantCommand() *cli.Command {
 }
 
 func waitFlag() cli.Flag {
-	return &cli.DurationFlag{Name: "wait", Usage: "wait in the queue of gpuledgerd until it can be " +
-		"granted, for this long at most, for example 30m"}
+	return &cli.GenericFlag{Name: "wait", Value: new(cmdline.Duration), Usage: "wait in the queue of " +
+		"gpuledgerd until it can be granted, for this long at most, for example 30m"}
 }
 
 func checkWait(c *cli.Context) error {
-	if c.IsSet("wait") && (c.Duration("wait") <= 0 || c.IsSet("update")) {
-		return usage("--wait: want a duration above 0, as 30m, for a new grant")
+	switch {
+	case c.IsSet("wait") && c.IsSet("update"):
+		return usage("--wait is only for a new grant")
+	case c.IsSet("wait") && c.Duration("wait") <= 0:
+		return usage("--wait: want a duration above 0, as 30m, not %s", c.Duration("wait"))
 	}
 	return nil
 }
@@ -313,7 +317,7 @@ func changeFrom(c *cli.Context) (id grant.ID, what grants.Change, err error) {
 	if c.IsSet("ttl") {
 		ttl := c.Duration("ttl")
 		if ttl < 0 {
-			return "", what, usage("--ttl: want a duration, or 0 for ever, not %s", ttl)
+			return "", what, usage("--ttl: want a duration, or 0 for no end, not %s", ttl)
 		}
 		what.TTL = &ttl
 	}

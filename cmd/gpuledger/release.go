@@ -60,12 +60,21 @@ func idsOf(names []string) ([]grant.ID, error) {
 	for i, name := range names {
 		reference, err := grant.ParseReference(name) // the whole reference is what people have at hand
 		if err != nil {
-			id, _, _ := strings.Cut(name, ".") // what follows may be a secret
-			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them", id)
+			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them",
+				typedID(name))
 		}
 		ids[i] = reference.ID
 	}
 	return ids, nil
+}
+
+// typedID is what was typed for a grant's id or reference, without what may be a secret.
+func typedID(text string) string {
+	id, _, _ := strings.Cut(text, ".")
+	if id == "" || strings.Contains(text, "/") { // no reference
+		id = text
+	}
+	return grant.Printable(id)
 }
 
 // releaseAll releases each that it can and fails with the first that it can't.

@@ -38,9 +38,9 @@ func runCommand() *cli.Command {
 			"program's.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
-			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs"},
+			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs", DefaultText: "1"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100"},
+			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100", DefaultText: "no share"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice or limit", Value: string(grant.Limit)},
 			waitFlag(),
 			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom the grant belongs, by name or uid"},

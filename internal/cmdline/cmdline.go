@@ -103,6 +103,8 @@ func Wrong(err error, flags []cli.Flag) string {
 	switch Flag("-"+name, flags).(type) {
 	case *cli.IntFlag:
 		return dashed(name) + ": want a whole number, not " + value
+	case *cli.GenericFlag:
+		return dashed(name) + ": " + why // Duration says it in words
 	case *cli.DurationFlag:
 		return dashed(name) + ": want a duration with its unit, as 90s, 30m or 12h, not " + value
 	case *cli.BoolFlag:

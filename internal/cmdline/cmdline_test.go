@@ -14,7 +14,8 @@ func program(out *bytes.Buffer) *cli.App {
 	flags := func() []cli.Flag {
 		return []cli.Flag{&cli.StringFlag{Name: "config"}, &cli.BoolFlag{Name: "force"},
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}},
-			&cli.IntFlag{Name: "gpus"}, &cli.DurationFlag{Name: "ttl"}}
+			&cli.IntFlag{Name: "gpus"}, &cli.DurationFlag{Name: "interval"},
+			&cli.GenericFlag{Name: "ttl", Value: new(Duration)}}
 	}
 	say := func(c *cli.Context) error {
 		out.WriteString(strings.Join(append([]string{c.Command.Name, "config=" + c.String("config"),
@@ -60,7 +61,9 @@ func TestAFlagStandsWhereItLikes(t *testing.T) {
 		"release ---force":                       "---force is no flag",
 		"release --gpus two":                     `--gpus: want a whole number, not "two"`,
 		"release --gpus 99999999999999999999":    `--gpus: "99999999999999999999" is out of range`,
-		`release --ttl 5"`:                       `--ttl: want a duration with its unit, as 90s, 30m or 12h, not "5\""`,
+		`release --interval 5"`:                  `--interval: want a duration with its unit, as 90s, 30m or 12h, not "5\""`,
+		`release --ttl 5"`:                       `--ttl: want a duration with its unit, as 90s, 30m, 12h or 7d, not "5\""`,
+		"release --ttl 999999999h":               `--ttl: "999999999h" is too large`,
 		"release --force=perhaps":                `--force: want true, false or nothing, not "perhaps"`,
 	} {
 		var out bytes.Buffer

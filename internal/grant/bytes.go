@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -35,10 +36,11 @@ func ParseBytes(text string) (Bytes, error) {
 			continue
 		}
 		n, err := strconv.ParseUint(digits, 10, 64)
-		if err != nil {
+		tooLarge := errors.Is(err, strconv.ErrRange)
+		if err != nil && !tooLarge {
 			break
 		}
-		if n > math.MaxUint64/uint64(u.bytes) {
+		if tooLarge || n > math.MaxUint64/uint64(u.bytes) {
 			return 0, fmt.Errorf("cannot read size %q: it is too large", text)
 		}
 		return Bytes(n) * u.bytes, nil
