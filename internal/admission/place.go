@@ -225,10 +225,10 @@ func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 		return gpu + fmt.Sprintf("has %s in use outside the ledger", s.outside), false
 	case a.otherSize(s) != "":
 		return gpu + a.otherSize(s), false
-	case a.Part > 0 && a.on(s) > s.leftOf(a.Part):
+	case a.Part > 0 && a.on(s) > s.leftOf(a.Part) && (a.isWhole() || s.leftOf(a.Part) <= s.free):
 		return gpu + fmt.Sprintf("has %s left of the %d%% for which containers may ask", s.leftOf(a.Part),
 			a.Part), false
-	case a.Part > 0 && a.Compute > max(a.Part-s.askedPart, 0):
+	case a.Part > 0 && a.Compute > max(a.Part-s.askedPart, 0) && a.Part-s.askedPart <= s.compute:
 		return gpu + fmt.Sprintf("has %d%% left of the %d%% of its compute for which containers may ask",
 			max(a.Part-s.askedPart, 0), a.Part), false
 	case a.each() > s.free:

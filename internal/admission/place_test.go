@@ -101,6 +101,18 @@ func TestPlace(t *testing.T) {
 		want string
 	}{
 		{"an empty node: the first GPU", nil, asked(4*grant.GiB, nil), "0:4GiB"},
+		{"a container asks: less is free than it may ask for", grants(held(g1, grant.Bearer, grant.Limit, 90,
+			16*grant.GiB, 0)), asked(17*grant.GiB, func(a *Ask) { a.Part, a.Names = 100, []string{"0"} }),
+			"no-capacity: cannot grant 17GiB on a GPU in mode limit: GPU 0 has 0MiB of 16GiB free"},
+		{"a container asks: less compute is free than it may ask for", grants(held(g1, grant.Bearer,
+			grant.Limit, 90, grant.GiB, 0)), asked(grant.GiB, func(a *Ask) {
+			a.Part, a.Compute, a.Names = 50, 60, []string{"0"}
+		}), "no-capacity: cannot grant 1GiB on a GPU with 60% of its compute in mode limit: " +
+			"GPU 0 has 10% of its compute free"},
+		{"a container asks: it may ask for less than is free", nil, asked(9*grant.GiB, func(a *Ask) {
+			a.Part, a.Names = 50, []string{"0"}
+		}), "no-capacity: cannot grant 9GiB on a GPU in mode limit: GPU 0 has 8GiB left of the 50% " +
+			"for which containers may ask"},
 		{"binpack: the fullest that still fits", grants(held(g1, grant.Bearer, grant.Limit, 0, 8*grant.GiB,
 			1), held(g2, grant.Bearer, grant.Limit, 0, 4*grant.GiB, 2)), asked(8*grant.GiB, nil), "1:8GiB"},
 		{"binpack: the fullest does not fit", grants(held(g1, grant.Bearer, grant.Limit, 0, 8*grant.GiB, 1),
