@@ -52,7 +52,7 @@ func cdiGenerateCommand() *cli.Command {
 			jsonFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			n, err := openAlone(c)
+			n, err := openAsRoot(c)
 			if err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ func cdiGenerateCommand() *cli.Command {
 				return usage("--output and --grant exclude each other: a grant's file holds a secret and " +
 					"lies in [cdi] dir")
 			case c.IsSet("output"):
-				return writeGPUs(c, files, c.String("output"))
+				return writeGPUs(c, files)
 			case c.IsSet("grant"):
 				return exposeGrant(c, files, c.String("grant"))
 			}
@@ -101,7 +101,7 @@ func warn(w io.Writer, notes []string) {
 
 // writeGPUs puts the file of the GPUs where the user wants it. A pipe or a terminal is written to
 // and not replaced.
-func writeGPUs(c *cli.Context, files cdi.Files, path string) error {
+func writeGPUs(c *cli.Context, files cdi.Files) error {
 	spec, notes, err := files.GPUs()
 	if err != nil {
 		return err
@@ -115,11 +115,12 @@ func writeGPUs(c *cli.Context, files cdi.Files, path string) error {
 	if err != nil {
 		return err
 	}
-	if path == "-" {
+	if c.String("output") == "-" {
 		_, err = c.App.Writer.Write(content)
 		return err
 	}
-	if path, err = filepath.Abs(path); err != nil {
+	path, err := fileToWrite(c, "output")
+	if err != nil {
 		return err
 	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
@@ -157,7 +158,7 @@ func cdiListCommand() *cli.Command {
 			"is out of date: `gpuledger cdi generate` writes it again, or removes it.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			n, err := openAlone(c)
+			n, err := openAsRoot(c)
 			if err != nil {
 				return err
 			}

@@ -19,7 +19,7 @@ func checkCommand() *cli.Command {
 			"and says so. Exit status 0:\nsound; 1: an entry is damaged or the sums do not add up.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
-			n, err := openAlone(c)
+			n, err := openAsRoot(c)
 			if err != nil {
 				return err
 			}

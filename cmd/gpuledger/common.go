@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -52,6 +56,32 @@ func openAlone(c *cli.Context) (*node.Node, error) {
 	return open(c)
 }
 
+// openAsRoot is openAlone for a command that reads the ledger's files itself, whoever calls it.
+func openAsRoot(c *cli.Context) (*node.Node, error) {
+	n, err := openAlone(c)
+	if err == nil && errors.Is(unix.Access(n.Policy.StateDir, unix.R_OK|unix.X_OK), fs.ErrPermission) {
+		err = &grant.Refusal{Hint: "run it as root",
+			Message: "cannot read the ledger in " + n.Policy.StateDir + ": permission denied"}
+	}
+	return n, err
+}
+
+// fileToWrite is the absolute path that a flag names, where a file can be.
+func fileToWrite(c *cli.Context, flag string) (string, error) {
+	path, err := filepath.Abs(c.String(flag))
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return "", usage("--%s: %s is a directory; want the name of a file", flag, path)
+	}
+	dir := filepath.Dir(path)
+	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return "", usage("--%s: there is no directory %s; make it, or name another file", flag, dir)
+	}
+	return path, nil
+}
+
 // openAnyway gives the node even where its configuration is broken, as a create would have it.
 func openAnyway(c *cli.Context) *node.Node {
 	return node.Open(policy.Path(configFile(c)), host.Default())
@@ -81,8 +111,26 @@ func unknownCommand(c *cli.Context) error {
 	if c.NArg() == 0 {
 		return cli.ShowSubcommandHelp(c)
 	}
-	return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: there is no such command; see "+
-		"`%s --help`", c.Args().First(), c.App.Name)}
+	what := "there is no such command"
+	if names := subcommandsOf(c.Command); len(names) > 1 {
+		last := len(names) - 1
+		what = "want " + strings.Join(names[:last], ", ") + " or " + names[last]
+	}
+	return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: %s; see `%s --help`",
+		c.Args().First(), what, c.App.Name)}
+}
+
+// subcommandsOf are the names of a command's own commands; none of the program's.
+func subcommandsOf(command *cli.Command) (names []string) {
+	if !strings.Contains(command.HelpName, " ") {
+		return nil
+	}
+	for _, c := range command.Subcommands {
+		if !c.Hidden && c.Name != "help" {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 func usageError(c *cli.Context, err error, _ bool) error {

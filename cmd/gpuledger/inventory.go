@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 
@@ -154,7 +153,7 @@ func simulate(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	out, err := filepath.Abs(c.String("out")) // as the configuration wants it
+	out, err := fileToWrite(c, "out")
 	if err != nil {
 		return err
 	}

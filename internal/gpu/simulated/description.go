@@ -146,7 +146,7 @@ func decode(data []byte) (d Description, err error) {
 		return d, fmt.Errorf("it is empty; `gpuledger inventory simulate` writes one")
 	}
 	if err := json.Unmarshal(data, &d, json.RejectUnknownMembers(true)); err != nil {
-		return Description{}, err
+		return Description{}, mistake(err)
 	}
 	for i := range d.GPUs {
 		g := &d.GPUs[i]
