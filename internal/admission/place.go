@@ -43,9 +43,9 @@ func Place(
 	if err != nil {
 		return nil, err
 	}
-	chosen, err := ask.choose(seats)
+	chosen, err := choose(ask, seats)
 	if err != nil {
-		return nil, ask.advise(err, updated, v, inv, p)
+		return nil, advise(err, ask, updated, v, inv, p)
 	}
 	if updated == "" {
 		err = ask.startable(inv)
@@ -61,7 +61,7 @@ func Place(
 }
 
 // choose returns GPUs that can serve the ask.
-func (a Ask) choose(seats []seat) ([]seat, error) {
+func choose(a Ask, seats []seat) ([]seat, error) {
 	if len(a.Names) > 0 {
 		return a.chooseNamed(seats)
 	}
@@ -326,8 +326,8 @@ func (a Ask) noRoom(misfits []string, conflict bool) error {
 
 // advise gives a refusal for want of room its hint. What a node without grants would refuse too
 // needs another ask: no release makes room for it.
-func (a Ask) advise(
-	err error, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy,
+func advise(
+	err error, a Ask, updated grant.ID, v grant.View, inv grant.Inventory, p grant.Policy,
 ) error {
 	var r *grant.Refusal
 	if !errors.As(err, &r) || r.Hint != "" {
@@ -335,7 +335,7 @@ func (a Ask) advise(
 	}
 	seats, failed := allSeats("", grant.View{Now: v.Now, Damaged: v.Damaged}, inv, p)
 	if failed == nil {
-		_, failed = a.choose(seats)
+		_, failed = choose(a, seats)
 	}
 	switch {
 	case failed != nil:
