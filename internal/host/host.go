@@ -119,21 +119,6 @@ func (h Host) UserOf(pid int) (uint32, error) {
 	return ids[1], err
 }
 
-// ProcessOf returns the process of a thread.
-func (h Host) ProcessOf(thread int) (pid int, err error) {
-	path := filepath.Join(h.Proc, strconv.Itoa(thread), "status")
-	text, err := ReadFile(path, maxProc)
-	if err != nil {
-		return 0, err
-	}
-	_, line, _ := strings.Cut(string(text), "\nTgid:") // a newline in its name is escaped
-	line, _, _ = strings.Cut(line, "\n")
-	if pid, err = strconv.Atoi(strings.TrimSpace(line)); err != nil {
-		return 0, fmt.Errorf("cannot read the process of a thread: %s: %w", path, err)
-	}
-	return pid, nil
-}
-
 // ReadUIDs reads a process's or a thread's real, effective, saved and file system's uid from its
 // status file in /proc.
 func ReadUIDs(path string) (ids [4]uint32, err error) {

@@ -129,11 +129,26 @@ func processesOf(h host.Host, dir string) (pids []int, err error) {
 	for line := range strings.Lines(string(lines)) {
 		pid, e := strconv.Atoi(strings.TrimSpace(line))
 		if e == nil && threaded {
-			pid, e = h.ProcessOf(pid)
+			pid, e = processOfThread(h, pid)
 		}
 		if e == nil && pid > 0 {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, err
+}
+
+// processOfThread returns the process of a thread.
+func processOfThread(h host.Host, thread int) (pid int, err error) {
+	path := filepath.Join(h.Proc, strconv.Itoa(thread), "status")
+	text, err := host.ReadFile(path, maxProc)
+	if err != nil {
+		return 0, err
+	}
+	_, line, _ := strings.Cut(string(text), "\nTgid:") // a newline in its name is escaped
+	line, _, _ = strings.Cut(line, "\n")
+	if pid, err = strconv.Atoi(strings.TrimSpace(line)); err != nil {
+		return 0, fmt.Errorf("cannot read the process of a thread: %s: %w", path, err)
+	}
+	return pid, nil
 }

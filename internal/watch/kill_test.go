@@ -69,11 +69,11 @@ func TestProcessOfAThread(t *testing.T) {
 	for _, name := range names {
 		var thread int
 		_, _ = fmt.Sscan(name.Name(), &thread)
-		if pid, err := host.Default().ProcessOf(thread); err != nil || pid != os.Getpid() {
+		if pid, err := processOfThread(host.Default(), thread); err != nil || pid != os.Getpid() {
 			t.Errorf("thread %d is of process %d (%v)", thread, pid, err)
 		}
 	}
-	if pid, err := host.Default().ProcessOf(1 << 30); err == nil {
+	if pid, err := processOfThread(host.Default(), 1<<30); err == nil {
 		t.Errorf("a thread that is not there is of process %d", pid)
 	}
 }
