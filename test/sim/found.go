@@ -26,9 +26,11 @@ func (l *life) watch() {
 		if l.random.IntN(4) == 0 {
 			found.Outside[d.UUID()] += grant.Bytes(1+l.random.IntN(4)) * grant.GiB
 		}
-		i := l.random.IntN(2 * names)
-		if i < len(l.boxes) && l.boxes[i].pid != 0 && l.boxes[i].grant == "" {
-			found.Held[d.UUID()] = []grant.Process{{PID: l.boxes[i].pid, Start: l.boxes[i].start}}
+		free := slices.DeleteFunc(slices.Clone(l.boxes),
+			func(b *box) bool { return b.pid == 0 || b.grant != "" })
+		if i := l.random.IntN(2 * names); len(free) > 0 && i < names {
+			b := free[i%len(free)]
+			found.Held[d.UUID()] = []grant.Process{{PID: b.pid, Start: b.start}}
 		}
 	}
 	l.begin("watch", func(_ *process, n *node.Node) { _ = n.Ledger.SetFound(found) })
