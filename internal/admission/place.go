@@ -338,6 +338,8 @@ func advise(
 		_, failed = choose(a, seats)
 	}
 	switch {
+	case failed != nil && len(v.Damaged) > 0:
+		r.Hint = "`gpuledger check` says which entries of the ledger close GPUs, and what to do"
 	case failed != nil:
 		r.Hint = hintNever
 	case updated != "":

@@ -64,7 +64,7 @@ func (a Ask) checkQuota(shares []grant.Share, updated grant.ID, v grant.View) er
 	case has.Grants >= q.MaxGrants():
 		return a.exceeds(hint, "is %d grants, and all of them are made", q.MaxGrants())
 	case len(v.Damaged) > 0 && (q.Memory > 0 || q.GPUs > 0 || q.Grants > 0):
-		return a.exceeds(hintTerms, "cannot be counted: an entry of the ledger is damaged")
+		return a.exceeds(hintTerms, "cannot be counted: an entry of the ledger is damaged or missing")
 	}
 	return nil
 }

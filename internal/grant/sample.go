@@ -103,13 +103,12 @@ type User struct {
 	Command   string    `json:"command,omitzero"` // the command of the first process, as in /proc/PID/comm
 	Processes []Process `json:"processes,omitempty"`
 	Exempt    bool      `json:"exempt,omitzero"` // the policy lets it use GPUs without a grant
-	// OfNodeUser: its cgroup is in one of a user of the node, who can give it any name.
+	// OfNodeUser: its cgroup is one of a user of the node, who can give it any name.
 	OfNodeUser bool `json:"-"`
 }
 
-// IsProvenContainer reports whether the user is a container by a cgroup of its own that root has
-// made.
-func (u User) IsProvenContainer() bool { return u.Container != "" && u.Cgroup != "" && !u.OfNodeUser }
+// IsRootsContainer reports whether the user is a container that no user of the node can have made.
+func (u User) IsRootsContainer() bool { return u.Container != "" && !u.OfNodeUser }
 
 // Key identifies the user: it is the same in every sample. A container has its cgroup and id, a
 // process of the node its pid and start time.

@@ -67,7 +67,7 @@ func Over(path string, text []byte) (grant.Policy, error) {
 	if len(text) > MaxSize {
 		return p, fmt.Errorf("%s: want at most %d bytes", ClusterPath(path), MaxSize)
 	}
-	if err := parse(node, text, &p, path); err != nil {
+	if err := parse(node, text, &p, path, noMistake); err != nil {
 		return Default(), err
 	}
 	return p, nil

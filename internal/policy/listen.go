@@ -12,9 +12,9 @@ import (
 // maxPort is the highest port of TCP.
 const maxPort = 1<<16 - 1
 
-// validListen checks daemon.listen as far as gpuledgerd refuses it on every machine. A port can be
+// usableListen checks daemon.listen as far as gpuledgerd refuses it on every machine. A port can be
 // a name from /etc/services.
-func validListen(address string) error {
+func usableListen(address string) error {
 	path, isPath := strings.CutPrefix(address, "unix:")
 	switch {
 	case address == "":

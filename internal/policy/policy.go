@@ -94,7 +94,7 @@ func Load(path string) (p grant.Policy, err error) {
 			err = nil
 		}
 		if err == nil {
-			err = parse(text, cluster, &p, path)
+			err = parse(text, cluster, &p, path, validate)
 		}
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func Load(path string) (p grant.Policy, err error) {
 // Parse parses a configuration over the defaults. Its error begins with the line, if that is known.
 func Parse(text []byte) (grant.Policy, error) {
 	p := Default()
-	if err := parse(text, nil, &p, ""); err != nil {
+	if err := parse(text, nil, &p, "", noMistake); err != nil {
 		return Default(), errors.New(strings.TrimPrefix(err.Error(), ":"))
 	}
 	return p, nil
@@ -118,7 +118,7 @@ func Parse(text []byte) (grant.Policy, error) {
 
 // parse parses a configuration over the defaults, which p has, and the cluster's file over that. An
 // error begins with the path of the file that it is in, and the line if that is known.
-func parse(text, cluster []byte, p *grant.Policy, path string) error {
+func parse(text, cluster []byte, p *grant.Policy, path string, check func(grant.Policy) error) error {
 	unjudged := p.Runtime.Unjudged
 	p.Runtime.Unjudged = nil // otherwise the library accepts only the type of the default
 	if err := decode(text, p, true); err != nil {
@@ -132,7 +132,7 @@ func parse(text, cluster []byte, p *grant.Policy, path string) error {
 			return inFile(ClusterPath(path), 0, err)
 		}
 	}
-	err := validate(*p)
+	err := check(*p)
 	if err == nil {
 		return nil
 	}
@@ -254,8 +254,8 @@ func validate(p grant.Policy) error {
 	if err := validPlaces(p); err != nil {
 		return err
 	}
-	if err := validRuntimes(p.Runtime.Path); err != nil {
-		return err
+	if len(p.Runtime.Path) == 0 {
+		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
 	}
 	if err := validUnjudged(p.Runtime.Unjudged); err != nil {
 		return err
@@ -275,9 +275,6 @@ func validate(p grant.Policy) error {
 	}
 	if p.Enforcement.Shim != "" && !filepath.IsAbs(p.Enforcement.Shim) {
 		return fmt.Errorf("enforcement.shim: want an absolute path, not %q", p.Enforcement.Shim)
-	}
-	if err := validListen(p.Daemon.Listen); err != nil {
-		return err
 	}
 	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
@@ -300,11 +297,6 @@ func validate(p grant.Policy) error {
 	if err := validQuotas(p); err != nil {
 		return err
 	}
-	for _, name := range p.Rules.DeviceEnv {
-		if name == "" || strings.ContainsAny(name, "=\x00") {
-			return fmt.Errorf("policy.device_env: want names of environment variables, not %q", name)
-		}
-	}
 	for i, e := range p.Rules.Exempt {
 		if err := validExemption(e); err != nil {
 			return fmt.Errorf("policy.exempt[%d]: %w", i, err)
@@ -313,12 +305,26 @@ func validate(p grant.Policy) error {
 	return validPools(p.Pools)
 }
 
-// validRuntimes checks runtime.path. A relative path would be one below the container's bundle,
-// which is where engines start the wrapper.
-func validRuntimes(paths []string) error {
-	if len(paths) == 0 {
-		return errors.New("runtime.path: want at least one name or path of an OCI runtime")
+// noMistake is validate, and finds what only a part of gpuledger cannot use. A file that is in
+// force may have that: the rest of it holds, and the containers of its grants start.
+func noMistake(p grant.Policy) error {
+	for _, err := range []error{validate(p), usableRuntimes(p.Runtime.Path), usableListen(p.Daemon.Listen),
+		usablePools(p.Pools)} {
+		if err != nil {
+			return err
+		}
 	}
+	for _, name := range p.Rules.DeviceEnv {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			return fmt.Errorf("policy.device_env: want names of environment variables, not %q", name)
+		}
+	}
+	return nil
+}
+
+// usableRuntimes checks runtime.path. A relative path would be one below the container's bundle,
+// which is where engines start the wrapper.
+func usableRuntimes(paths []string) error {
 	for _, path := range paths {
 		if path == "" || strings.Contains(path, "/") && !filepath.IsAbs(path) {
 			return fmt.Errorf("runtime.path: want names or absolute paths, not %q", path)

@@ -201,6 +201,25 @@ func TestMissingFile(t *testing.T) {
 	}
 }
 
+// TestMistakesInAFileInForce: what only a part of gpuledger cannot use leaves the rest in force, so
+// that the containers of a node that has it start as before.
+func TestMistakesInAFileInForce(t *testing.T) {
+	for _, text := range []string{"[daemon]\nlisten = \"x\"\n", "[policy]\ndevice_env = [\"A=B\"]\n",
+		"[[pool]]\ngpus = [\"0-3\"]\n[[pool]]\ngpus = [\"2-7\"]\n", "[[pool]]\ngpus = [\"gpu0\"]\n",
+		"[runtime]\npath = [\"./runc\", \"runc\"]\n"} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(path); err != nil {
+			t.Errorf("%q is in force: %v", text, err)
+		}
+		if _, err := Parse([]byte(text)); err == nil {
+			t.Errorf("%q has no mistake", text)
+		}
+	}
+}
+
 func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "moed = 1\n[runtime]\npath = [\"/opt/crun\"]\n", "/opt/crun"},

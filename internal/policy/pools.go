@@ -7,15 +7,28 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// validPools checks the entries of pools, and that no two pools name one GPU. Whether an index and
-// a UUID are one GPU is known from the inventory alone: package doctor looks at that.
+// validPools checks the entries of pools.
 func validPools(pools []grant.Pool) error {
 	for i, pool := range pools {
 		if len(pool.GPUs) == 0 {
 			return fmt.Errorf("pool[%d].gpus: want indexes, ranges as 0-3, or UUIDs", i)
 		}
 		for _, name := range pool.GPUs {
-			if err := validGPU(name); err != nil {
+			if _, _, err := grant.ParseRange(name); err != nil {
+				return fmt.Errorf("pool[%d].gpus: %w", i, err)
+			}
+		}
+	}
+	return nil
+}
+
+// usablePools checks that each entry can name a GPU, and that no two pools name the same one.
+// Whether an index and a UUID are one GPU is known from the inventory alone: package doctor looks
+// at that.
+func usablePools(pools []grant.Pool) error {
+	for i, pool := range pools {
+		for _, name := range pool.GPUs {
+			if err := nameOfGPU(name); err != nil {
 				return fmt.Errorf("pool[%d].gpus: %w", i, err)
 			}
 			if k, entry := poolWith(pools[:i], name); entry != "" {
@@ -27,8 +40,8 @@ func validPools(pools []grant.Pool) error {
 	return nil
 }
 
-// validGPU checks an entry of a pool.
-func validGPU(name string) error {
+// nameOfGPU checks an entry of a pool.
+func nameOfGPU(name string) error {
 	first, _, err := grant.ParseRange(name)
 	if err == nil && first < 0 && !strings.HasPrefix(name, "GPU-") && !strings.HasPrefix(name, "MIG-") {
 		err = fmt.Errorf("%q is no index, no range as 0-3 and no UUID as GPU-...", name)

@@ -421,7 +421,7 @@ func (j *comparison) findIdleHolders(g grant.Usage, usages []*usage) {
 		if m.user.grant == nil && j.Identify != nil {
 			u = j.Identify(u)
 		}
-		if u.Exempt || !u.IsProvenContainer() {
+		if u.Exempt || !u.IsRootsContainer() {
 			continue
 		}
 		f := grant.Finding{Kind: grant.OutsideLedger, GPU: g.UUID, Index: g.Index, User: u,
@@ -651,7 +651,7 @@ func (r Comparison) Held() map[string][]grant.Process {
 		held[device] = append(held[device], processes[:min(room, len(processes))]...)
 	}
 	for _, f := range r.Findings {
-		if f.Kind != grant.OutsideLedger || !f.User.IsProvenContainer() || f.User.Exempt {
+		if f.Kind != grant.OutsideLedger || !f.User.IsRootsContainer() || f.User.Exempt {
 			continue
 		}
 		add(f.GPU, f.User.Processes)

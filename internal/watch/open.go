@@ -28,8 +28,11 @@ func GPUDevices(inv grant.Inventory) map[uint64]string {
 // reading that took so long: some 10 milliseconds for 1,000 processes. That is a 300th of a core.
 // Processes with very many open files do not make it longer than ten minutes.
 func OpenRest(took time.Duration) time.Duration {
-	return min(max(15*time.Second, 300*took), 10*time.Minute)
+	return min(max(15*time.Second, 300*took), MaxRest)
 }
+
+// MaxRest bounds OpenRest, and how long one look may last.
+const MaxRest = 10 * time.Minute
 
 // Look finds the processes that have a GPU's device node open. It reads the open files of every
 // other process on the node. If the first thread of a process has ended, it reads those of its
@@ -41,8 +44,9 @@ type Look struct {
 	host  host.Host
 	nodes map[uint64]string
 	found map[string][]grant.Process
-	rest  []fileTable // still to be read
-	large []fileTable // of these only the first files were read
+	last  map[string]int // the process that was found last, by GPU
+	rest  []fileTable    // still to be read
+	large []fileTable    // of these only the first files were read
 	read  *tableReader
 }
 
@@ -60,7 +64,7 @@ const processCost = 20
 
 // NewLook begins a look. nodes are the GPUs by their device numbers.
 func NewLook(h host.Host, nodes map[uint64]string) *Look {
-	l := &Look{host: h, nodes: nodes, found: map[string][]grant.Process{}}
+	l := &Look{host: h, nodes: nodes, found: map[string][]grant.Process{}, last: map[string]int{}}
 	names, _ := host.Names(h.Proc)
 	for _, name := range names {
 		// this program opens no GPU, and holds a descriptor of each process that uses one
@@ -86,7 +90,7 @@ func OpenGPUs(h host.Host, nodes map[uint64]string) (open map[string][]grant.Pro
 // HasGPUOpen reports whether a process has a GPU's device node open, or so many files that not all
 // were read.
 func HasGPUOpen(h host.Host, nodes map[uint64]string, pid int) bool {
-	l := &Look{host: h, nodes: nodes, found: map[string][]grant.Process{},
+	l := &Look{host: h, nodes: nodes, found: map[string][]grant.Process{}, last: map[string]int{},
 		rest: []fileTable{{pid, filepath.Join(h.Proc, strconv.Itoa(pid))}}}
 	for len(l.rest) > 0 {
 		l.Step(1)
@@ -218,29 +222,26 @@ func (l *Look) readLarge(most int) (files int) {
 // still have the file: it is not an earlier process with the pid that had it.
 func (l *Look) addGPUs(t fileTable, names []string) {
 	for _, name := range names {
-		uuid := l.gpuOf(t, name)
-		if uuid == "" {
-			continue
+		uuid := l.nodeOf(t, name)
+		if uuid == "" || l.last[uuid] == t.pid || !isOpen(t.dir+"/fdinfo/"+name) {
+			continue // or it is found already: a process can have a GPU open a million times
 		}
-		if p, _, err := l.host.Process(t.pid); err == nil && l.gpuOf(t, name) == uuid {
+		if p, _, err := l.host.Process(t.pid); err == nil && l.nodeOf(t, name) == uuid {
 			l.found[uuid] = append(l.found[uuid], p)
+			l.last[uuid] = t.pid
 		}
 	}
 }
 
-// gpuOf returns the GPU whose node a descriptor has open, or "".
-func (l *Look) gpuOf(t fileTable, name string) string {
+// nodeOf returns the GPU whose node a descriptor is of, or "".
+func (l *Look) nodeOf(t fileTable, name string) string {
 	var st unix.Statx_t
 	const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
 	err := unix.Statx(unix.AT_FDCWD, t.dir+"/fd/"+name, flags, unix.STATX_TYPE, &st)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return ""
 	}
-	uuid := l.nodes[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]
-	if uuid == "" || !isOpen(t.dir+"/fdinfo/"+name) {
-		return ""
-	}
-	return uuid
+	return l.nodes[unix.Mkdev(st.Rdev_major, st.Rdev_minor)]
 }
 
 // isOpen reports whether a descriptor is of an open file. With O_PATH any process can have one of

@@ -124,6 +124,8 @@ func TestHolders(t *testing.T) {
 		"of a user's cgroups": {cgroup: "/user.slice/libpod-" + id0 + ".scope", start: 7,
 			identify: ofNodeUser},
 		"a private pid namespace": {cgroup: "/user.slice/session-1.scope", foreign: true, start: 7,
+			identify: ofNodeUser},
+		"LXC's": {cgroup: "/lxc.payload.c1/x.service", foreign: true, start: 7, found: true,
 			identify: func(u grant.User) grant.User { u.Cgroup = ""; return u }},
 	} {
 		s := scene()

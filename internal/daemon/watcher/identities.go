@@ -3,6 +3,7 @@ package watcher
 import (
 	"cmp"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,9 +91,19 @@ func (b *identityCache) find(n *node.Node, roots []string, u grant.User) contain
 	return identity
 }
 
-// isOfUser reports whether a cgroup lies in one that a user of the node owns, as those in
-// user@UID.service do. That of a container may belong to the container's root.
+// usersSlice is where systemd has the sessions and services of all users.
+const usersSlice = "/user.slice/"
+
+// isOfUser reports whether a cgroup is one of a user of the node: it lies in the users' slice, or
+// it has the name of an engine's container and lies in a cgroup that is not root's. A container's
+// own cgroup may belong to its root.
 func isOfUser(h host.Host, cgroup string) bool {
+	if strings.HasPrefix(cgroup, usersSlice) {
+		return true
+	}
+	if watch.ParseCgroup(cgroup).Container == "" {
+		return false // such as one of LXC, which may be a user's within the container
+	}
 	root, _ := host.CgroupRoot(h)
 	var st unix.Stat_t
 	return unix.Stat(filepath.Join(root, filepath.Dir(filepath.Clean("/"+cgroup))), &st) == nil && st.Uid != 0

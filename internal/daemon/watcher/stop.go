@@ -31,7 +31,7 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
 		if f.Kind == grant.OutsideLedger { // read its identity again: an earlier reading may have failed
 			w.identities.forget(f.User)
-			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt || isBound(n, f) {
+			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt || w.isBound(n, f) {
 				continue
 			}
 		}
@@ -53,12 +53,15 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 
 // isBound reports whether the container of a finding is bound to a grant that the watch does not
 // know: its entry is damaged or missing. The container was admitted, so it keeps what it has.
-func isBound(n *node.Node, f grant.Finding) bool {
+func (w *Watcher) isBound(n *node.Node, f grant.Finding) bool {
 	if f.Grant != "" {
 		return false
 	}
+	isKnown := func(id grant.ID) bool {
+		return slices.ContainsFunc(w.ledger.Grants, func(g grant.Grant) bool { return g.ID == id })
+	}
 	_, found := n.Ledger.Bindings.Find(func(b grant.Binding) bool {
-		return b.Container == f.User.Container &&
+		return b.Container == f.User.Container && !isKnown(b.Grant) &&
 			(len(b.Cgroups) == 0 || slices.Contains(b.Cgroups, f.User.Cgroup))
 	})
 	return found

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,6 +43,7 @@ type Watcher struct {
 
 	processes      watch.ProcessTable
 	pids           []int // reused by each pass
+	listed         []int // those that the driver lists
 	exitsCondition daemonlog.Condition
 	users          *watch.ProcessUsers
 	usersKey       processUsersKey // of users
@@ -55,14 +57,15 @@ type Watcher struct {
 	nodes          func(grant.Inventory) map[uint64]string
 	opened         map[string][]grant.Process // those that had a GPU's node open, by GPU
 	look           *watch.Look                // reads opened again; nil: not now
-	lookTook       time.Duration              // so far
-	nextLook       time.Time                  // when opened is read again
-	next           time.Time                  // no pass before
-	recorded       ledger.Found               // as last recorded
-	recordedAt     time.Time                  // when that was
-	recordedStamp  host.Stamp                 // of the record as it was written then
-	saved          watch.Comparison           // as last saved
-	failure        error                      // of the last pass
+	lookBegan      time.Time
+	lookTook       time.Duration    // so far
+	nextLook       time.Time        // when opened is read again
+	next           time.Time        // no pass before
+	recorded       ledger.Found     // as last recorded
+	recordedAt     time.Time        // when that was
+	recordedStamp  host.Stamp       // of the record as it was written then
+	saved          watch.Comparison // as last saved
+	failure        error            // of the last pass
 
 	mu     sync.Mutex
 	status watch.Status
@@ -152,12 +155,16 @@ func (w *Watcher) findOpenGPUs(n *node.Node) {
 		}
 		nodes := w.nodes(inv)
 		w.look, w.lookTook = watch.NewLook(n.Host, nodes), 0
-		w.processes.HasGPUOpen = func(pid int) bool { return watch.HasGPUOpen(n.Host, nodes, pid) }
+		w.lookBegan = began
+		w.processes.HasGPUOpen = func(pid int) bool { // other pids are looked up for other reasons
+			return !slices.Contains(w.listed, pid) || watch.HasGPUOpen(n.Host, nodes, pid)
+		}
 	}
 	done := w.look.Step(filesEachPass)
 	w.opened = w.look.Known(w.opened)
 	w.lookTook += time.Since(began)
-	if done {
+	if done || began.Sub(w.lookBegan) > watch.MaxRest {
+		w.look.Close()
 		w.look, w.nextLook = nil, time.Now().Add(watch.OpenRest(w.lookTook))
 	}
 }
@@ -194,17 +201,19 @@ func (w *Watcher) compare(n *node.Node, sample grant.Sample) (watch.Comparison, 
 func (w *Watcher) readProcesses(sample grant.Sample, grants []grant.Grant,
 	acl bool) map[int]watch.ProcessInfo {
 	w.pids = append(w.pids[:0], watch.InitPIDs(grants)...)
+	first := len(w.pids)
 	for _, g := range sample.GPUs {
 		for _, p := range g.Processes {
 			w.pids = append(w.pids, p.PID)
 		}
 	}
+	last := len(w.pids)
 	for _, processes := range w.opened {
 		for _, p := range processes {
 			w.pids = append(w.pids, p.PID)
 		}
 	}
-	w.processes.UserNodes = acl
+	w.listed, w.processes.UserNodes = w.pids[first:last], acl
 	processes := w.processes.Lookup(w.pids)
 	w.exitsCondition.Update(w.processes.ExitWatchError(), "that a process has ended is noticed late")
 	return processes

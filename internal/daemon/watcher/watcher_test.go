@@ -333,18 +333,19 @@ func TestProcessesThatCannotBeHeld(t *testing.T) {
 	}
 }
 
-// TestWhoseCgroup: what lies below a cgroup of a user of the node is that user's. A container's own
-// cgroup may belong to the container's root.
+// TestWhoseCgroup: what lies in the users' slice, or in a cgroup of a user with an engine's name,
+// is a user's. A container's own cgroup may belong to its root, and those of LXC below it.
 func TestWhoseCgroup(t *testing.T) {
 	h := host.Host{Sys: t.TempDir()}
-	root := h.Sys + "/fs/cgroup"
-	for path, uid := range map[string]int{"/system.slice": 0, "/system.slice/box": 1000, "/user.slice": 0,
-		"/user.slice/user@1000.service": 1000, "/user.slice/user@1000.service/box": 1000} {
+	root, box := h.Sys+"/fs/cgroup", "libpod-"+strings.Repeat("a", 64)+".scope"
+	for path, uid := range map[string]int{"/machine.slice": 0, "/machine.slice/" + box: 1000,
+		"/system.slice/runner.service": 1000, "/system.slice/runner.service/" + box: 1000,
+		"/lxc.payload.c1": 100000, "/lxc.payload.c1/x.service": 100000} {
 		daemontest.Must(t, os.MkdirAll(root+path, 0o755), os.Chown(root+path, uid, uid))
 	}
-	for cgroup, want := range map[string]bool{"/system.slice/box": false, "/system.slice/gone": false,
-		"/user.slice/user@1000.service": false, "/user.slice/user@1000.service/box": true, "": false,
-		"/gone/box": false} {
+	for cgroup, want := range map[string]bool{"/machine.slice/" + box: false, "/gone/" + box: false,
+		"": false, "/system.slice/runner.service/" + box: true, "/lxc.payload.c1/x.service": false,
+		"/user.slice/user-1000.slice/session-1.scope": true, "/user.slice/x/" + box: true} {
 		if got := isOfUser(h, cgroup); got != want {
 			t.Errorf("%q is a user's: %v, want %v", cgroup, got, want)
 		}
