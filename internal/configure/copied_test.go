@@ -57,15 +57,20 @@ func TestDiffsShowNoSecrets(t *testing.T) {
 		`password = "hunter2"`, `  auth.password="hun\"ter2"`,
 		`auth = { username = "me", password = 'hunter2' }`,
 		`"identitytoken": "hunter2",`, `Authorization = ["Basic hunter2"]`, `# client_secret = "hunter2"`,
-		`{"auths": {"r": {"auth": "hunter2"}}}`,
+		`{"auths": {"r": {"auth": "hunter2"}}}`, "Authorization = [\n  \"Basic hunter2\",\n]",
+		"password = \"\"\"\nhunter2\"\"\"", "password = [\nhunter2",
 	} {
 		if got := diff("/f", nil, []byte(text+"\n")); strings.Contains(got, "ter2") ||
 			!strings.Contains(got, `"(not shown)"`) {
 			t.Errorf("%s: the diff is\n%s", text, got)
 		}
 	}
+	got := diff("/f", nil, []byte("password = [\n\"x\",\n]\nuser = \"me\"\n"))
+	if !strings.Contains(got, `user = "me"`) || strings.Contains(got, `"x"`) {
+		t.Errorf("after a secret of several lines the diff is\n%s", got)
+	}
 	const plain = "[registry.configs.\"r\".auth]\nusername = \"me\"\nauthor = \"me\"\n"
-	if got := diff("/f", nil, []byte(plain)); strings.Contains(got, "not shown") {
+	if got = diff("/f", nil, []byte(plain)); strings.Contains(got, "not shown") {
 		t.Errorf("the diff is\n%s", got)
 	}
 }

@@ -3,6 +3,7 @@ package configure
 import (
 	"fmt"
 	"regexp"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/filetree"
@@ -72,5 +73,37 @@ var secrets = regexp.MustCompile(
 
 // diff is what is printed of an edit, without the values of secrets.
 func diff(path string, before, after []byte) string {
-	return secrets.ReplaceAllString(configfile.Unified(path, before, after), `${1}"(not shown)"`)
+	lines := strings.SplitAfter(configfile.Unified(path, before, after), "\n")
+	end := "" // of a secret's value; "": none is open
+	for i, line := range lines {
+		key := secrets.FindStringSubmatchIndex(line)
+		switch {
+		case line == "", strings.HasPrefix(line, "@@"):
+			end = ""
+		case end != "":
+			lines[i] = line[:1] + "(not shown)\n"
+			if strings.Contains(line, end) {
+				end = ""
+			}
+		case key != nil:
+			end = endOf(line[key[3]:])
+			lines[i] = line[:key[3]] + "\"(not shown)\"\n"
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// endOf returns what ends a value that goes on in the next line, or "".
+func endOf(value string) string {
+	for _, quotes := range []string{`"""`, "'''"} {
+		if strings.HasPrefix(value, quotes) && strings.Count(value, quotes) == 1 {
+			return quotes
+		}
+	}
+	for begin, end := range map[string]string{"[": "]", "{": "}"} {
+		if strings.HasPrefix(value, begin) && !strings.Contains(value, end) {
+			return end
+		}
+	}
+	return ""
 }
