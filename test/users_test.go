@@ -322,7 +322,7 @@ func TestUsersExplain(t *testing.T) {
 	must(t, os.Chmod(b.Dir+"/config.json", 0o644))
 	n.Must("disable")
 	if root, user := b.Explain(), as(n, ada, "explain", "--bundle", b.Dir); !strings.Contains(user.Stdout,
-		"mode disabled: ") || user.Code != root.Code {
+		"gpuledger is disabled: ") || user.Code != root.Code {
 		t.Errorf("root reads\n%sand a user\n%s", root.Stdout, user.Stdout)
 	}
 	if out := curlAs(n, ada, "POST", "/v1/explain", `{"references":[`+strings.Repeat(`"g-aaaaaaaaaaaa",`, 64)+

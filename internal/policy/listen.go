@@ -1,9 +1,7 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,10 +22,13 @@ func usableListen(address string) error {
 	case isPath:
 		return nil
 	}
-	_, port, err := net.SplitHostPort(address)
-	var wrong *net.AddrError
-	if errors.As(err, &wrong) {
-		return fmt.Errorf("daemon.listen: want HOST:PORT, unix:/path or \"\", not %q: %s", address, wrong.Err)
+	i := strings.LastIndexByte(address, ':')
+	if i < 0 {
+		return fmt.Errorf("daemon.listen: want HOST:PORT, unix:/path or \"\", not %q: missing port", address)
+	}
+	host, port := address[:i], address[i+1:]
+	if strings.Contains(host, ":") && !(strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]")) {
+		return fmt.Errorf("daemon.listen: want [HOST]:PORT for an address with colons, not %q", address)
 	}
 	if n, err := strconv.Atoi(port); err == nil && (n < 0 || n > maxPort) {
 		return fmt.Errorf("daemon.listen: want a port from 0 to %d, not %d", maxPort, n)

@@ -161,7 +161,7 @@ func TestBadConfigurationIsOneLineWithLineAndKey(t *testing.T) {
 		{"the second of three pools", "[[pool]]\ngpus = [\"0\"]\n[[pool]]\nmodes = [\"mps\"]\ngpus = [\"0\"]\n[[pool]]\ngpus = [\"1\"]\n", "5: pool[1].gpus: "},
 		{"the first of two pools, without GPUs", "[[pool]]\nmodes = [\"mps\"]\n[[pool]]\ngpus = [\"1\"]\n", "1: pool[0].gpus: "},
 		{"pools with one UUID", "[[pool]]\ngpus = [\"GPU-x\"]\n[[pool]]\ngpus = [\"7\", \"GPU-x\"]\n", "4: pool[1].gpus: \"GPU-x\" has a GPU of pool[0] (\"GPU-x\")"},
-		{"pool of a name", "[[pool]]\ngpus = [\"x\"]\n", "2: pool[0].gpus: \"x\" is no index, no range as 0-3 and no UUID as GPU-..."},
+		{"pool of a name", "[[pool]]\ngpus = [\"x\"]\n", "2: pool[0].gpus: \"x\" is no index, no range as 0-3 and no UUID, as GPU-1234"},
 		{"pool of a number below zero", "[[pool]]\ngpus = [\"-1\"]\n", "2: pool[0].gpus: \"-1\" is no index"},
 		{"a runtime below the bundle", "[runtime]\npath = [\"runc\", \"./runc\"]\n", "2: runtime.path: want names or absolute paths, not \"./runc\""},
 		{"a runtime without a name", "[runtime]\npath = [\"\"]\n", "2: runtime.path: want names or absolute paths, not \"\""},

@@ -44,7 +44,7 @@ func usablePools(pools []grant.Pool) error {
 func nameOfGPU(name string) error {
 	first, _, err := grant.ParseRange(name)
 	if err == nil && first < 0 && !strings.HasPrefix(name, "GPU-") && !strings.HasPrefix(name, "MIG-") {
-		err = fmt.Errorf("%q is no index, no range as 0-3 and no UUID as GPU-...", name)
+		err = fmt.Errorf("%q is no index, no range as 0-3 and no UUID, as GPU-1234", name)
 	}
 	return err
 }
