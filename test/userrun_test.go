@@ -96,7 +96,7 @@ func usersRun(t *testing.T) {
 	r := endsWith(t, run(ada, "--memory", "4GiB", "--", "/bin/sh", "-c", script, "sh", "--memory", "a b"), 7,
 		fmt.Sprintf(" %d --memory a b\n", ada), "/"+filepath.Base(s)+"/gpuledger-g-", " root root ",
 		"ermission denied", "to bearer of bin: 4GiB on GPU 0", "until ", "strength none",
-		"nothing holds the program to it")
+		"nothing enforces it on the program")
 	if !strings.HasPrefix(r.Stdout, "GPU-") {
 		t.Errorf("it has no GPU: %s", r.Stdout)
 	}
