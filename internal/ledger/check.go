@@ -137,7 +137,7 @@ func damage(s *survey) (findings []Finding) {
 // ungranted names the bindings of containers that may run and whose grant is not in the ledger.
 func ungranted(s *survey) (findings []Finding) {
 	for key, b := range s.bindings {
-		if _, found := s.grants[b.Grant]; !found && !ends(s, b) {
+		if s.isMissing(b) {
 			findings = append(findings, Finding{Subject: s.files.bindings.path(key),
 				Problem: fmt.Sprintf("container %q is bound to grant %s, which is not in the ledger; "+
 					"no GPU takes new grants meanwhile", b.Container, b.Grant),

@@ -11,17 +11,23 @@ import (
 )
 
 // A container can be bound to a grant that is not in the ledger: the state directory is an older
-// copy, or is not mounted yet. It can open the grant's GPUs, which nobody knows then. So no GPU
-// takes new grants while such a container may run, as with an entry that cannot be read.
+// copy, or is not mounted yet. It can open the grant's GPUs, and only the missing entry names them.
+// So no GPU takes new grants while such a container may run, as with an entry that cannot be read.
 
 // missing returns the grants that containers are bound to and that are not in the ledger.
 func (s *survey) missing() (all []grant.Damage) {
 	for _, b := range s.bindings {
-		if _, found := s.grants[b.Grant]; !found && !ends(s, b) {
+		if s.isMissing(b) {
 			all = append(all, missingGrant(s.files, *b))
 		}
 	}
 	return onePerGrant(all)
+}
+
+// isMissing reports whether the grant of a container that may run is not in the ledger.
+func (s *survey) isMissing(b *grant.Binding) bool {
+	_, found := s.grants[b.Grant]
+	return !found && !ends(s, b)
 }
 
 // missing returns the same for a view that was read without the lock.

@@ -11,7 +11,7 @@ import (
 )
 
 // TestAMissingGrantIsDamage: the state directory is an older copy, without the grants of some
-// containers. As nobody knows their GPUs, they count as entries that cannot be read, for a
+// containers. Only those name their GPUs. So they count as entries that cannot be read, for a
 // placement and in a listing, until they are given up by force. One whose container has ended does
 // not count.
 func TestAMissingGrantIsDamage(t *testing.T) {

@@ -358,3 +358,26 @@ func TestWhoseCgroup(t *testing.T) {
 		}
 	}
 }
+
+// TestAdmittedContainers are spared only while the watch does not know their grant.
+func TestAdmittedContainers(t *testing.T) {
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	n.Start(id, "c")
+	known := []grant.Grant{{ID: id}}
+	for name, c := range map[string]struct {
+		grants  []grant.Grant
+		finding grant.Finding
+		want    bool
+	}{
+		"its entry is damaged or missing": {nil, grant.Finding{User: grant.User{Container: "c"}}, true},
+		"its grant is known":              {known, grant.Finding{User: grant.User{Container: "c"}}, false},
+		"beyond its grant":                {nil, grant.Finding{Grant: id, User: grant.User{Container: "c"}}, false},
+		"another container":               {nil, grant.Finding{User: grant.User{Container: "d"}}, false},
+	} {
+		w := &Watcher{ledger: grants.Overview{View: grant.View{Grants: c.grants}}}
+		if got := w.isBound(n.Node, c.finding); got != c.want {
+			t.Errorf("%s: bound %v, want %v", name, got, c.want)
+		}
+	}
+}
