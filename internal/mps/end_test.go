@@ -82,5 +82,5 @@ func TestUnknownBootMayRun(t *testing.T) {
 	if !d.runs() {
 		t.Error("a daemon of an unknown boot counts as ended")
 	}
-	must(t, d.awaitLauncher(os.Getpid()))
+	must(t, d.awaitLauncher())
 }

@@ -17,6 +17,11 @@ import (
 // /dev/shm. So that they need not use the node's, the daemon gets a mount namespace in which
 // /dev/shm is the directory's.
 func RunLauncher(dir string, h host.Host) (err error) {
+	unlock, err := lockFree(dir, h)
+	if err != nil {
+		return fmt.Errorf("cannot start an MPS daemon: %w", err)
+	}
+	defer unlock() // or by the exec
 	say, err := redirectOutput(filepath.Join(dir, logFile))
 	if err != nil {
 		return err

@@ -18,7 +18,12 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
+
+// lockTime is how long to wait for the lock of a daemon's directory. What is done under it takes
+// milliseconds.
+const lockTime = 2 * time.Second
 
 // The files of a daemon's directory, beside state.json: the command that its launcher runs, the
 // process that it became, and what both of them print. During an upgrade gpuledgerd and its
@@ -69,14 +74,81 @@ func processIn(dir string, h host.Host) (p grant.Process, runs bool, err error) 
 	return s.Process, runs, err
 }
 
+// lock locks a daemon's directory. A launcher holds the lock until it is the daemon, gpuledgerd
+// while it prepares the directory for a launcher or removes it. So gpuledgerd cannot take a
+// directory away from a launcher that an earlier gpuledgerd has started, or start a second daemon
+// there.
+func lock(dir string) (unlock func(), err error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	unlock = func() { _ = unix.Close(fd) }
+	for end := time.Now().Add(lockTime); ; time.Sleep(10 * time.Millisecond) {
+		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || time.Now().After(end) {
+			break
+		}
+	}
+	var locked, there unix.Stat_t
+	if err == nil {
+		err = errors.Join(unix.Fstat(fd, &locked), unix.Lstat(dir, &there))
+	}
+	switch {
+	case err == unix.EWOULDBLOCK:
+		err = fmt.Errorf("a launcher in %s is still under way", dir)
+	case err == nil && (locked.Ino != there.Ino || locked.Dev != there.Dev):
+		err = fmt.Errorf("%s was removed and made again", dir)
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// lockFree locks a daemon's directory if no daemon runs there.
+func lockFree(dir string, h host.Host) (unlock func(), err error) {
+	unlock, err = lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	p, runs, err := processIn(dir, h)
+	if runs || err != nil {
+		unlock()
+		return nil, cmp.Or(err, fmt.Errorf("process %d has become the daemon in %s", p.PID, dir))
+	}
+	return unlock, nil
+}
+
 // launch makes the directory, writes the command there, starts the launcher, and waits until it has
 // recorded its process.
 func (d *daemon) launch(w want) error {
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return err
+	}
+	unlock, err := lockFree(d.dir, d.node.Host)
+	if err != nil {
+		return err
+	}
+	err = d.prepare(w)
+	unlock()
+	if err == nil {
+		err = d.sys().StartLauncher(d.dir)
+	}
+	if err != nil {
+		return err
+	}
+	return d.awaitLauncher()
+}
+
+// prepare makes what a launcher needs.
+func (d *daemon) prepare(w want) error {
 	c, err := d.control()
 	if err != nil {
 		return err
 	}
-	if err := d.driverProblem(); err != nil {
+	if err := driverProblem(d.node); err != nil {
 		return err
 	}
 	d.logRead = 0
@@ -88,14 +160,7 @@ func (d *daemon) launch(w want) error {
 	if err == nil {
 		err = host.ReplaceFile(filepath.Join(d.dir, commandFile), data, 0o600, host.Volatile)
 	}
-	if err != nil {
-		return err
-	}
-	pid, err := d.sys().StartLauncher(d.dir)
-	if err != nil {
-		return err
-	}
-	return d.awaitLauncher(pid)
+	return err
 }
 
 // multiUser makes one server, root's, accept the processes of all users (NVIDIA's documentation of
@@ -104,10 +169,10 @@ const multiUser = "-multiuser-server"
 
 // driverProblem says why no daemon of the inventory's driver can serve grants: it limits no memory,
 // or takes -multiuser-server for a question to another daemon.
-func (d *daemon) driverProblem() error {
-	inv, _ := d.node.Inventory()
+func driverProblem(n *node.Node) error {
+	inv, _ := n.Inventory()
 	problem := inv.Driver.MPSProblem()
-	if problem == "" && slices.Contains(args(d.node.Policy), multiUser) {
+	if problem == "" && slices.Contains(args(n.Policy), multiUser) {
 		problem = inv.Driver.MPSUsersProblem()
 	}
 	if problem != "" {
@@ -165,12 +230,12 @@ func moveAside(dir, path string) error {
 	return err
 }
 
-// awaitLauncher waits until the launcher has recorded its process. An earlier second start would
-// remove that record. The pid is the launcher's, or 0 if it is unknown.
-func (d *daemon) awaitLauncher(pid int) error {
+// awaitLauncher waits until a launcher has recorded its process: the one that was just started, or
+// a late one of an earlier gpuledgerd, which makes the new one end.
+func (d *daemon) awaitLauncher() error {
 	for end := d.now().Add(answerTime); d.now().Before(end); time.Sleep(10 * time.Millisecond) {
 		p, runs, err := processIn(d.dir, d.node.Host)
-		if p.PID != 0 && (p.PID == pid || pid == 0) {
+		if p.PID != 0 {
 			if runs || err != nil {
 				return nil
 			}
@@ -231,6 +296,11 @@ func systemctl(verb, unit string) error {
 // remove removes a daemon's directory. Under systemd the unit has unmounted what its clients wrote
 // to, because gpuledgerd may not.
 func (d *daemon) remove() error {
+	unlock, err := lockFree(d.dir, d.node.Host)
+	if err != nil {
+		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
+	}
+	defer unlock()
 	for _, name := range []string{"pipe", "shm"} {
 		if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
 			return err

@@ -20,9 +20,8 @@ import (
 type System interface {
 	// Now is the present time by a clock that is never set.
 	Now() time.Time
-	// StartLauncher starts the launcher of a directory. It returns the launcher's pid, or 0 if that
-	// is unknown.
-	StartLauncher(dir string) (pid int, err error)
+	// StartLauncher starts the launcher of a directory.
+	StartLauncher(dir string) error
 	// Ask returns what NVIDIA's control program prints for one command.
 	Ask(ctx context.Context, program string, env []string, command string) (string, error)
 	// Listener is host.Listener.
@@ -71,26 +70,26 @@ func (machine) Ask(ctx context.Context, program string, env []string, command st
 // StartLauncher has systemd start the launcher if it can, for which it is enough that the launcher
 // runs. Otherwise the launcher gets a session of its own. It outlives this process, which waits for
 // it meanwhile.
-func (machine) StartLauncher(dir string) (pid int, err error) {
+func (machine) StartLauncher(dir string) error {
 	if unit := unitOf(dir); hasUnit() {
-		return 0, systemctl("start", unit)
+		return systemctl("start", unit)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	log, err := os.OpenFile(filepath.Join(dir, logFile),
 		os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer log.Close()
 	cmd := exec.Command(self, "mps", dir)
 	cmd.Stdout, cmd.Stderr, cmd.Dir, cmd.Env = log, log, "/", []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return 0, err
+		return err
 	}
 	go func() { _ = cmd.Wait() }()
-	return cmd.Process.Pid, nil
+	return nil
 }

@@ -41,11 +41,11 @@ type mpsSystem struct{ *life }
 func (s mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
 
 // StartLauncher runs the launcher to where it has become the daemon. The sockets may come later.
-func (s mpsSystem) StartLauncher(dir string) (int, error) {
+func (s mpsSystem) StartLauncher(dir string) error {
 	s.pause()
 	text, err := os.ReadFile(filepath.Join(dir, "orders.json"))
 	if err != nil || !s.calm && s.random.IntN(10) == 0 {
-		return 0, errors.Join(errors.New("the launcher cannot be started"), err)
+		return errors.Join(errors.New("the launcher cannot be started"), err)
 	}
 	_, list, _ := strings.Cut(string(text), "CUDA_VISIBLE_DEVICES=")
 	list, _, _ = strings.Cut(list, `"`)
@@ -60,7 +60,7 @@ func (s mpsSystem) StartLauncher(dir string) (int, error) {
 	if s.calm || s.random.IntN(3) > 0 {
 		s.listen(c)
 	}
-	return pid, nil
+	return nil
 }
 
 // listen makes the sockets of a daemon.
