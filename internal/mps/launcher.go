@@ -16,12 +16,12 @@ import (
 // daemon of a directory, and returns only an error. A client and its server must see the same
 // /dev/shm. So that they need not use the node's, the daemon gets a mount namespace in which
 // /dev/shm is the directory's.
-func RunLauncher(dir string, h host.Host) (err error) {
-	unlock, err := lockFree(dir, h)
-	if err != nil {
-		return fmt.Errorf("cannot start an MPS daemon: %w", err)
-	}
-	defer unlock() // or by the exec
+func RunLauncher(dir string, h host.Host) error {
+	return whileFree(dir, h, func() error { return becomeDaemon(dir, h) })
+}
+
+// becomeDaemon returns only an error. The exec unlocks the directory.
+func becomeDaemon(dir string, h host.Host) (err error) {
 	say, err := redirectOutput(filepath.Join(dir, logFile))
 	if err != nil {
 		return err

@@ -107,18 +107,21 @@ func lock(dir string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// lockFree locks a daemon's directory if no daemon runs there.
-func lockFree(dir string, h host.Host) (unlock func(), err error) {
-	unlock, err = lock(dir)
+// whileFree runs a function under the lock of a daemon's directory, if no daemon runs there.
+func whileFree(dir string, h host.Host, f func() error) error {
+	unlock, err := lock(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	defer unlock()
 	p, runs, err := processIn(dir, h)
-	if runs || err != nil {
-		unlock()
-		return nil, cmp.Or(err, fmt.Errorf("process %d has become the daemon in %s", p.PID, dir))
+	switch {
+	case err != nil:
+		return err
+	case runs:
+		return fmt.Errorf("process %d has become the daemon in %s", p.PID, dir)
 	}
-	return unlock, nil
+	return f()
 }
 
 // launch makes the directory, writes the command there, starts the launcher, and waits until it has
@@ -127,16 +130,10 @@ func (d *daemon) launch(w want) error {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return err
 	}
-	unlock, err := lockFree(d.dir, d.node.Host)
-	if err != nil {
+	if err := whileFree(d.dir, d.node.Host, func() error { return d.prepare(w) }); err != nil {
 		return err
 	}
-	err = d.prepare(w)
-	unlock()
-	if err == nil {
-		err = d.sys().StartLauncher(d.dir)
-	}
-	if err != nil {
+	if err := d.sys().StartLauncher(d.dir); err != nil {
 		return err
 	}
 	return d.awaitLauncher()
@@ -296,17 +293,15 @@ func systemctl(verb, unit string) error {
 // remove removes a daemon's directory. Under systemd the unit has unmounted what its clients wrote
 // to, because gpuledgerd may not.
 func (d *daemon) remove() error {
-	unlock, err := lockFree(d.dir, d.node.Host)
-	if err != nil {
-		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
-	}
-	defer unlock()
-	for _, name := range []string{"pipe", "shm"} {
-		if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
-			return err
+	err := whileFree(d.dir, d.node.Host, func() error {
+		for _, name := range []string{"pipe", "shm"} {
+			if err := unmount(filepath.Join(d.dir, name)); err != nil && !errors.Is(err, unix.EPERM) {
+				return err
+			}
 		}
-	}
-	if err := os.RemoveAll(d.dir); err != nil {
+		return os.RemoveAll(d.dir)
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
 	}
 	d.state = grant.MPSDaemon{}

@@ -70,7 +70,7 @@ func TestLateLauncher(t *testing.T) {
 // again, before it had the lock.
 func TestLauncherWithoutDirectory(t *testing.T) {
 	s := newStage(t)
-	for _, again := range []bool{false, true} {
+	for again, want := range map[bool]string{false: "no such file", true: "was removed and made again"} {
 		dir := filepath.Join(t.TempDir(), "daemon")
 		must(t, os.Mkdir(dir, 0o700))
 		unlock, err := lock(dir)
@@ -83,8 +83,8 @@ func TestLauncherWithoutDirectory(t *testing.T) {
 			must(t, os.Mkdir(dir, 0o700))
 		}
 		unlock()
-		if err := <-ended; err == nil || !strings.Contains(err.Error(), "cannot start an MPS daemon") {
-			t.Errorf("made again %v: %v", again, err)
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("made again %v: %v, want %q", again, err, want)
 		}
 	}
 }
