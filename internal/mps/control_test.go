@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -44,6 +49,33 @@ func TestErrorsOnStandardOutput(t *testing.T) {
 		if isError != (err != nil) || err == nil && got != answer ||
 			isError && !strings.Contains(err.Error(), answer) {
 			t.Errorf("%q: %q, %v", answer, got, err)
+		}
+	}
+}
+
+// TestQuestionsEndWithGpuledgerd: a program that is slow to ask does so no more when gpuledgerd was
+// killed. It could make a daemon end that has grants again.
+func TestQuestionsEndWithGpuledgerd(t *testing.T) {
+	dir := t.TempDir()
+	program, file := filepath.Join(dir, "slow"), filepath.Join(dir, "pid")
+	must(t, os.WriteFile(program, []byte("#!/bin/sh\necho $$ >"+file+"\nexec sleep 300\n"), 0o755))
+	gpuledgerd := exec.Command("/proc/self/exe")
+	gpuledgerd.Env = append(os.Environ(), askProgram+"="+program)
+	must(t, gpuledgerd.Start())
+	var pid int
+	for pid == 0 {
+		text, _ := os.ReadFile(file)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	must(t, gpuledgerd.Process.Kill())
+	_ = gpuledgerd.Wait()
+	for end := time.Now().Add(20 * time.Second); unix.Kill(pid, 0) == nil; {
+		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); strings.Contains(string(stat), ") Z ") {
+			break
+		}
+		if time.Now().After(end) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			t.Fatal("it still runs")
 		}
 	}
 }

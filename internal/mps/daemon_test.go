@@ -33,7 +33,15 @@ const listenHere = "GPULEDGER_TEST_LISTENS"
 // listenOnce is set for a process that calls listen on its descriptor 3 and closes it.
 const listenOnce = "GPULEDGER_TEST_LISTEN_ONCE"
 
+// askProgram names a program that this process asks, as gpuledgerd does.
+const askProgram = "GPULEDGER_TEST_ASKS"
+
 func TestMain(m *testing.M) {
+	if program := os.Getenv(askProgram); program != "" {
+		_, err := machine{}.Ask(context.Background(), program, nil, "quit")
+		fmt.Println(err)
+		return
+	}
 	if os.Getenv(listenOnce) != "" {
 		if err := errors.Join(unix.Listen(3, 8), unix.Close(3)); err != nil {
 			fmt.Println(err)

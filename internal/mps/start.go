@@ -205,8 +205,10 @@ func makeDirs(dir string) error {
 	if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(logFile)), 0o700); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(dir, processFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	for _, name := range []string{processFile, logFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }
@@ -301,6 +303,9 @@ func (d *daemon) remove() error {
 		}
 		return os.RemoveAll(d.dir)
 	})
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) { // no daemon's
+		err = os.Remove(d.dir)
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
 	}

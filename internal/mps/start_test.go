@@ -89,6 +89,21 @@ func TestLauncherWithoutDirectory(t *testing.T) {
 	}
 }
 
+// TestStrayEntries: what is no directory among those of the daemons is removed.
+func TestStrayEntries(t *testing.T) {
+	s := newStage(t)
+	for name, make := range map[string]func(path string) error{
+		"file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"link": func(path string) error { return os.Symlink("/", path) },
+	} {
+		d := s.again(name)
+		must(t, os.MkdirAll(filepath.Dir(d.dir), 0o700), make(d.dir), d.remove())
+		if _, err := os.Lstat(d.dir); !os.IsNotExist(err) {
+			t.Errorf("the %s is left: %v", name, err)
+		}
+	}
+}
+
 // awaitDescriptor waits until this process has a directory open twice.
 func awaitDescriptor(t *testing.T, dir string) {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -52,6 +53,11 @@ func (machine) HoldsListener(h host.Host, pid int, name string) bool {
 func (machine) Ask(ctx context.Context, program string, env []string, command string) (string, error) {
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env, cmd.Stdin, cmd.WaitDelay = env, strings.NewReader(command+"\n"), time.Second
+	// It ends with this process, or a late "quit" could reach a daemon that has grants again. The
+	// signal comes when the thread that has started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	var out, wrong answer
 	cmd.Stdout, cmd.Stderr = &out, &wrong
 	err := cmd.Run()
@@ -79,7 +85,7 @@ func (machine) StartLauncher(dir string) error {
 		return err
 	}
 	log, err := os.OpenFile(filepath.Join(dir, logFile),
-		os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+		os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
