@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
 )
@@ -21,19 +22,15 @@ func (w *Watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
 }
 
 // stopContainers stops the containers of the findings that are due: policy says stop, and they have
-// stood for the grace time (watch.Tracker.Due). It does nothing where the policy is not enforced,
-// and spares a container that turns out to be exempt, or that was admitted. watch.Stop kills the
-// processes.
+// stood for the grace time (watch.Tracker.Due). It does nothing where the policy is not enforced.
+// watch.Stop kills the processes.
 func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	if n.Mode() != grant.Enforce {
 		return nil
 	}
 	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
-		if f.Kind == grant.OutsideLedger { // read its identity again: an earlier reading may have failed
-			w.identities.forget(f.User)
-			if f.User = w.identities.identify(n, w.roots, f.User); f.User.Exempt || w.isBound(n, f) {
-				continue
-			}
+		if w.isSpared(n, r, &f) {
+			continue
 		}
 		ended, e := watch.Stop(n.Host, f.User)
 		switch {
@@ -51,17 +48,58 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	return err
 }
 
-// isBound reports whether the container of a finding is bound to a grant that the watch does not
-// know: its entry is damaged or missing. The container was admitted, so it keeps what it has.
+// isSpared reports whether a container that is due is not stopped: it turns out to be exempt, it
+// was admitted, or its grant was raised. The comparison may be many seconds old: since then this
+// program may have waited for the ledger's lock, and for other containers to end. isSpared renews
+// the finding's user.
+func (w *Watcher) isSpared(n *node.Node, r watch.Comparison, f *grant.Finding) bool {
+	switch f.Kind {
+	case grant.OverGrant:
+		return isRaised(n, r, *f)
+	case grant.OutsideLedger: // read its identity again: an earlier reading may have failed
+		w.identities.forget(f.User)
+		f.User = w.identities.identify(n, w.roots, f.User)
+		return f.User.Exempt || w.isBound(n, *f)
+	}
+	return false
+}
+
+// isRaised reports whether policy does not want the container of a finding stopped by its grant as
+// the ledger has it now. If the grant is gone or cannot be read, the next pass decides.
+func isRaised(n *node.Node, r watch.Comparison, f grant.Finding) bool {
+	var now grant.Grant
+	err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+		now, err = tx.Entry(f.Grant)
+		return err
+	})
+	use := slices.IndexFunc(r.Grants, func(u watch.GrantUse) bool {
+		return u.ID == f.Grant && u.GPU == f.GPU
+	})
+	share := slices.IndexFunc(now.GPUs, func(s grant.Share) bool { return s.UUID == f.GPU })
+	if err != nil || use < 0 || share < 0 {
+		return true
+	}
+	used := r.Grants[use].Used
+	f.Bytes = used - min(used, now.GPUs[share].Memory)
+	return watch.Reaction(f, n.Policy.Rules) != grant.StopContainer
+}
+
+// isBound reports whether the container of a finding has a binding that the watch did not know when
+// it compared: the binding is new, or its grant's entry is damaged or missing. The container was
+// admitted, so it keeps what it has.
 func (w *Watcher) isBound(n *node.Node, f grant.Finding) bool {
 	if f.Grant != "" {
 		return false
 	}
-	isKnown := func(id grant.ID) bool {
-		return slices.ContainsFunc(w.ledger.Grants, func(g grant.Grant) bool { return g.ID == id })
+	isKnown := func(b grant.Binding) bool {
+		return slices.ContainsFunc(w.ledger.Grants, func(g grant.Grant) bool {
+			return g.ID == b.Grant && slices.ContainsFunc(g.Bindings, func(known grant.Binding) bool {
+				return known.RuntimeRoot == b.RuntimeRoot && known.Container == b.Container
+			})
+		})
 	}
 	_, found := n.Ledger.Bindings.Find(func(b grant.Binding) bool {
-		return b.Container == f.User.Container && !isKnown(b.Grant) &&
+		return b.Container == f.User.Container && !isKnown(b) &&
 			(len(b.Cgroups) == 0 || slices.Contains(b.Cgroups, f.User.Cgroup))
 	})
 	return found

@@ -359,19 +359,84 @@ func TestWhoseCgroup(t *testing.T) {
 	}
 }
 
-// TestAdmittedContainers are spared only while the watch does not know their grant.
+// TestAGrantIsRaisedDuringAPass: the pass has compared and waits for the ledger's lock. Another
+// program holds the lock and raises the grant. The container is not stopped if its new grant is
+// large enough.
+func TestAGrantIsRaisedDuringAPass(t *testing.T) {
+	for name, c := range map[string]struct {
+		raised grant.Bytes
+		stops  bool
+	}{
+		"not at all":        {4 * grant.GiB, true},
+		"too little":        {5 * grant.GiB, true},
+		"to all it uses":    {60 * grant.GiB, false},
+		"but for a context": {60*grant.GiB - 100*grant.MiB, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := crowded(t, 1)
+			n := w.node()
+			n.Policy.Rules = grant.Rules{Mode: grant.Enforce, OnOverGrant: grant.StopContainer}
+			n.Policy.Daemon.Grace = "0s"
+			g := &w.cache.(fixedLedger).overview.Grants[0]
+			g.GPUs[0].Memory, g.Owner = 4*grant.GiB, "pod:u/c"
+			g.Created = time.Now().UTC().Truncate(time.Second)
+			put := func(memory grant.Bytes) func(tx *ledger.Tx) error {
+				entry := *g
+				entry.Bindings, entry.GPUs = nil, slices.Clone(g.GPUs)
+				entry.GPUs[0].Memory = memory
+				return func(tx *ledger.Tx) error { return tx.Put(entry) }
+			}
+			daemontest.Must(t, n.Ledger.Update(put(4*grant.GiB)))
+			w.cache = readLedger{w.cache.(fixedLedger).overview}
+			gpu := &w.sampler.(fixedSampler).s.GPUs[0]
+			gpu.Used, gpu.Processes[0].Memory = 60*grant.GiB, 60*grant.GiB-400*grant.MiB
+
+			locked, done := make(chan struct{}), make(chan error)
+			go func() {
+				other := ledger.Open(ledger.Options{State: n.Policy.StateDir, Run: n.Policy.RunDir,
+					Host: n.Host})
+				done <- other.Update(func(tx *ledger.Tx) error {
+					close(locked)
+					for w.Status().Samples == 0 { // the pass has not compared yet
+						time.Sleep(time.Millisecond)
+					}
+					return put(c.raised)(tx)
+				})
+			}()
+			<-locked
+			err := w.pass(t.Context(), n)
+			daemontest.Must(t, <-done)
+			// that /proc has no process 1, so a stop is only tried
+			tried := err != nil && strings.Contains(err.Error(), "cannot stop ")
+			if tried != c.stops || !tried && err != nil {
+				t.Errorf("returned is %v", err)
+			}
+		})
+	}
+}
+
+// readLedger is a ledger that was read just now.
+type readLedger struct{ overview grants.Overview }
+
+func (l readLedger) Read(*node.Node, bool) (grants.Overview, bool, error) {
+	return l.overview, true, nil
+}
+func (readLedger) Changes() map[string]uint64 { return nil }
+
+// TestAdmittedContainers are spared only while the watch does not know their binding.
 func TestAdmittedContainers(t *testing.T) {
 	n := daemontest.NewNode(t)
 	id := n.Grant('a')
 	n.Start(id, "c")
-	known := []grant.Grant{{ID: id}}
+	known := []grant.Grant{{ID: id, Bindings: []grant.Binding{{RuntimeRoot: n.Root, Container: "c"}}}}
 	for name, c := range map[string]struct {
 		grants  []grant.Grant
 		finding grant.Finding
 		want    bool
 	}{
 		"its entry is damaged or missing": {nil, grant.Finding{User: grant.User{Container: "c"}}, true},
-		"its grant is known":              {known, grant.Finding{User: grant.User{Container: "c"}}, false},
+		"its binding is new":              {[]grant.Grant{{ID: id}}, grant.Finding{User: grant.User{Container: "c"}}, true},
+		"its binding is known":            {known, grant.Finding{User: grant.User{Container: "c"}}, false},
 		"beyond its grant":                {nil, grant.Finding{Grant: id, User: grant.User{Container: "c"}}, false},
 		"another container":               {nil, grant.Finding{User: grant.User{Container: "d"}}, false},
 	} {
