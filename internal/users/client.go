@@ -75,7 +75,7 @@ func (c Client) Update(ctx context.Context, change UpdateRequest) (grant.Grant, 
 
 // Grant asks for a grant, and waits as long as the request says. place is called with each place in
 // the queue, and with 0 when the daemon is gone: the request is sent again then until its time is
-// over. It returns a sentence about the grant, too.
+// over, and for returnTime at least. It returns a sentence about the grant, too.
 func (c Client) Grant(ctx context.Context, request GrantRequest, place func(place, of int)) (grant.Grant,
 	string, error) {
 	return c.wait(ctx, GrantPath, request, place)
@@ -87,10 +87,15 @@ func (c Client) Run(ctx context.Context, request GrantRequest, place func(place,
 	return c.wait(ctx, RunPath, request, place)
 }
 
+// returnTime is how long a request whose answer was lost is sent again at least, also one that does
+// not wait: the daemon may have entered a grant before it was restarted.
+const returnTime = 10 * time.Second
+
 func (c Client) wait(ctx context.Context, path string, request GrantRequest,
 	place func(place, of int)) (grant.Grant, string, error) {
 	end := request.Since.Add(request.Wait)
-	for gone := false; ; {
+	var lost time.Time // when the daemon was gone; zero: it is there
+	for {
 		left := request
 		left.Wait = max(time.Until(end), 0)
 		if request.Wait == 0 {
@@ -98,19 +103,24 @@ func (c Client) wait(ctx context.Context, path string, request GrantRequest,
 		}
 		try, cancel := context.WithTimeout(ctx, left.Wait+answerTime)
 		e, err := c.events(try, path, left, func(n, of int) {
-			gone = false
+			lost = time.Time{}
 			place(n, of)
 		})
 		cancel()
 		var down *DownError
-		if again := errors.Is(err, errGone) || errors.As(err, &down) && gone; !again ||
-			request.Wait == 0 || !time.Now().Before(end) || ctx.Err() != nil {
+		gone := errors.Is(err, errGone) || errors.As(err, &down) && !lost.IsZero()
+		if !gone || ctx.Err() != nil {
 			return e.grant(), e.Sentence, err
 		}
-		if !gone {
+		now := time.Now()
+		if lost.IsZero() {
+			lost = now
 			place(0, 0)
 		}
-		gone = true
+		if !now.Before(end) && now.Sub(lost) >= returnTime {
+			return grant.Grant{}, "", fmt.Errorf("%w; there may be a grant for the request all the same: "+
+				"see `gpuledger grants`", err)
+		}
 		select {
 		case <-ctx.Done():
 			return grant.Grant{}, "", ctx.Err()

@@ -1,0 +1,83 @@
+package users
+
+import (
+	"encoding/json"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
+)
+
+// fakeDaemon hangs up on the first request, as if it had been killed, and answers later ones.
+type fakeDaemon struct {
+	socket  string
+	server  http.Server
+	secrets []string // of the requests, in their order
+	ends    bool     // with its first request
+}
+
+// starts serves on a socket, whose name has at most 107 bytes (unix(7)).
+func (f *fakeDaemon) starts(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "s-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.socket = dir + "/socket"
+	l, err := net.Listen("unix", f.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.server = http.Server{Handler: f, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { _ = f.server.Serve(l) }()
+	t.Cleanup(func() { _ = f.server.Close(); _ = os.RemoveAll(dir) })
+}
+
+func (f *fakeDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var request GrantRequest
+	_ = json.NewDecoder(r.Body).Decode(&request)
+	f.secrets = append(f.secrets, request.Secret)
+	switch {
+	case f.ends:
+		_ = f.server.Close()
+	case len(f.secrets) == 1:
+		panic(http.ErrAbortHandler)
+	}
+	_ = json.NewEncoder(w).Encode(Event{Grant: &Listed{ID: "g-aaaaaaaaaaaa"}})
+}
+
+// TestARequestWithoutAnswerIsSentAgain also if it does not wait: gpuledgerd may have entered a
+// grant before it was killed, and finds it by the request's secret. If gpuledgerd stays away, the
+// user reads that there may be a grant.
+func TestARequestWithoutAnswerIsSentAgain(t *testing.T) {
+	for name, wait := range map[string]time.Duration{"does not wait": 0, "waits": time.Second} {
+		for _, ends := range []bool{false, true} {
+			f := &fakeDaemon{ends: ends}
+			f.starts(t)
+			synctest.Test(t, func(t *testing.T) {
+				began, gone := time.Now(), 0
+				g, _, err := Client{f.socket}.Grant(t.Context(), GrantRequest{Secret: "secret", Wait: wait,
+					Since: began, Terms: Terms{Mode: grant.Limit, Owner: grant.Bearer}},
+					func(place, of int) { gone++ })
+				took := time.Since(began)
+				switch {
+				case gone != 1:
+					t.Errorf("%s: it reads %d times that gpuledgerd is gone", name, gone)
+				case ends && (err == nil || !strings.Contains(err.Error(), "`gpuledger grants`") ||
+					took < returnTime || took > returnTime+2*time.Second):
+					t.Errorf("%s: after %s it has %v", name, took, err)
+				case !ends && (err != nil || g.ID != grant.ID("g-aaaaaaaaaaaa") ||
+					strings.Join(f.secrets, " ") != "secret secret"):
+					t.Errorf("%s: after %s it has %q, %v; sent were %v", name, took, g.ID, err, f.secrets)
+				}
+			})
+		}
+	}
+}
