@@ -40,6 +40,13 @@ func NewID(random [16]byte) ID {
 	return ID(id)
 }
 
+// IDBySecret makes the id of a grant whose request has a secret and whose owner has none. The
+// request finds its grant by it when it is sent again. The id does not reveal the secret.
+func IDBySecret(secret string) ID {
+	sum := sha256.Sum256([]byte("gpuledger grant id\x00" + secret))
+	return NewID([16]byte(sum[:16]))
+}
+
 // NewSecret makes a secret from 16 random bytes.
 func NewSecret(random [16]byte) string { return hex.EncodeToString(random[:]) }
 

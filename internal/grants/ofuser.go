@@ -65,17 +65,19 @@ func releaseUnless(n *node.Node, id grant.ID, used func(grant.Grant) bool) (rele
 	return err == nil, err
 }
 
-// FindBySecret finds the grant of a user that was made with a secret. The request for it was sent
-// before, and its answer was lost. The grant is durable when FindBySecret returns: the process that
-// made it may have been killed just before that.
+// FindBySecret finds the grant of a user that was made with a secret: by the secret's hash, or by
+// the grant's id if its owner has no secret (node.NewGrant). The request for it was sent before,
+// and its answer was lost. The grant is durable when FindBySecret returns: the process that made it
+// may have been killed just before that.
 func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool, err error) {
 	o, err := Read(n)
 	if err != nil {
 		return found, false, err
 	}
-	hash := grant.SecretHash(secret)
+	hash, id := grant.SecretHash(secret), grant.IDBySecret(secret)
 	for _, g := range o.Grants {
-		if g.User == user && g.Secret == hash && !g.Draining {
+		is := g.Secret == hash || g.ID == id && !g.Owner.HasSecret()
+		if g.User == user && is && !g.Draining {
 			return g, true, n.Ledger.Persist()
 		}
 	}

@@ -6,7 +6,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// NewGrant returns the grant that is asked for, before it begins and has its GPUs.
+// NewGrant returns the grant that is asked for, before it begins and has its GPUs. By the secret of
+// the ask, if it has one, grants.FindBySecret finds the grant.
 func NewGrant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	random, err := host.Random()
 	if err != nil {
@@ -24,6 +25,9 @@ func NewGrant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 			reference.Secret = grant.NewSecret(random)
 		}
 		g.Secret = grant.SecretHash(reference.Secret)
+	} else if ask.Secret != "" {
+		g.ID = grant.IDBySecret(ask.Secret)
+		reference.ID = g.ID
 	}
 	return g, reference, nil
 }

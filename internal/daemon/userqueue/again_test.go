@@ -2,6 +2,7 @@ package userqueue
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -56,5 +57,28 @@ func TestARequestSentAgainFindsItsGrant(t *testing.T) {
 	defer func() { host.Simulated = nil }()
 	if g, err := ask(); !errors.Is(err, unix.EIO) {
 		t.Errorf("%s, %v; want that the ledger cannot be read", g.ID, err)
+	}
+}
+
+// TestARequestForAnOwnerIsSentAgain: it finds its grant, also that of a pod, which has no secret.
+// Another request for the owner is refused.
+func TestARequestForAnOwnerIsSentAgain(t *testing.T) {
+	for _, owner := range []grant.Owner{"pod:u/c", "claim:u"} {
+		n := newWithGPU(t)
+		asks := func(secret string) (grant.Grant, error) {
+			g, _, err := (&Queue{}).GrantOrWait(func() *node.Node { return n.Node }, grants.Read, Request{
+				Ask: admission.Ask{Owner: owner, Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Source: "cli",
+					Secret: strings.Repeat(secret, 16)}})
+			return g, err
+		}
+		first, err := asks("ab")
+		daemontest.Must(t, err)
+		if again, err := asks("ab"); err != nil || again.ID != first.ID {
+			t.Errorf("%s: sent again it gets %q, %v; want %s", owner, again.ID, err, first.ID)
+		}
+		var r *grant.Refusal
+		if other, err := asks("cd"); !errors.As(err, &r) || r.Code != grant.GrantInUse {
+			t.Errorf("%s: another request gets %q, %v", owner, other.ID, err)
+		}
 	}
 }
