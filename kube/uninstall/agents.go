@@ -31,9 +31,8 @@ const devicePlugin = "gpuledger-device-plugin"
 // agents are the names of the agents' DaemonSets.
 var agents = []string{"gpuledger-dra", devicePlugin}
 
-// stopAgents takes the agents from all nodes. It adds the labels that they have selected to
-// selectors, also of an agent that may have been taken when it fails.
-func (u Uninstall) stopAgents(ctx context.Context, selectors map[string]map[string]string) error {
+// stopAgents takes the agents from all nodes.
+func (u Uninstall) stopAgents(ctx context.Context) error {
 	for _, name := range agents {
 		set, err := u.daemonSet(ctx, name)
 		if err != nil {
@@ -42,18 +41,26 @@ func (u Uninstall) stopAgents(ctx context.Context, selectors map[string]map[stri
 		if set == nil {
 			continue
 		}
-		was := former(set)
-		selectors[name] = was
 		selector := map[string]string{}
 		for label := range set.Spec.Template.Spec.NodeSelector {
 			selector[label] = nowhere // `helm upgrade` brings a value back, and would leave a new label
 		}
-		if err := u.selects(ctx, name, selector, was); err != nil {
+		if err := u.selects(ctx, name, selector, former(set)); err != nil {
 			return err
 		}
 		u.Say("%s leaves the nodes", name)
 	}
 	return nil
+}
+
+// stopped reports whether an uninstall has taken an agent from all nodes.
+func stopped(set *appsv1.DaemonSet) bool {
+	for _, value := range set.Spec.Template.Spec.NodeSelector {
+		if value == nowhere {
+			return true
+		}
+	}
+	return false
 }
 
 // former returns the node selector that an agent had before any uninstall, nil if nothing says it.
@@ -113,27 +120,37 @@ func (u Uninstall) waitForAgents(ctx context.Context) error {
 	return nil
 }
 
-// startAgents brings the agents back, also if the API does not work for a while.
-func (u Uninstall) startAgents(ctx context.Context,
-	selectors map[string]map[string]string) (failed error) {
+// startAgents brings back the agents that this run or an earlier one has taken, also if the API
+// does not work for a while.
+func (u Uninstall) startAgents(ctx context.Context) (failed error) {
 	ctx, stop := context.WithTimeout(ctx, startTries*u.Every)
 	defer stop()
-	for name, selector := range selectors {
-		if selector == nil {
-			failed = errors.Join(failed, fmt.Errorf("cannot bring %s back to its nodes: it has no "+
-				"annotation %s. Run `helm rollback` to the newest revision", name, formerNodes))
-			continue
-		}
-		err := u.again(ctx, func(ctx context.Context) error {
-			return u.selects(ctx, name, selector, nil)
-		})
-		if err != nil {
-			failed = errors.Join(failed, err)
-		} else {
-			u.Say("%s comes back to the nodes", name)
+	for _, name := range agents {
+		if err := u.startAgent(ctx, name); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("cannot bring %s back to its nodes: %w", name, err))
 		}
 	}
 	return failed
+}
+
+func (u Uninstall) startAgent(ctx context.Context, name string) error {
+	var set *appsv1.DaemonSet
+	err := u.again(ctx, func(ctx context.Context) (err error) {
+		set, err = u.daemonSet(ctx, name)
+		return err
+	})
+	if err != nil || set == nil || !stopped(set) {
+		return err
+	}
+	was := former(set)
+	if was == nil {
+		return fmt.Errorf("it has no annotation %s. Run `helm rollback` to the newest revision", formerNodes)
+	}
+	err = u.again(ctx, func(ctx context.Context) error { return u.selects(ctx, name, was, nil) })
+	if err == nil {
+		u.Say("%s comes back to the nodes", name)
+	}
+	return err
 }
 
 // selects sets the nodes of an agent, and the annotation formerNodes, which nil removes.

@@ -37,15 +37,32 @@ type Uninstall struct {
 // back, and waits for that until the context ends. It can be repeated.
 func (u Uninstall) Run(ctx context.Context) error {
 	forced, err := u.forced(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = u.takeAgents(ctx, forced)
 	}
+	if err != nil { // an earlier run that was killed may have taken the agents
+		err = errors.Join(err, u.startAgents(context.WithoutCancel(ctx)))
+	} else {
+		err = u.giveBack(ctx, forced)
+	}
+	switch {
+	case !forced:
+	case err == nil:
+		u.endForce(context.WithoutCancel(ctx))
+	default:
+		u.Say("the next uninstall is forced, too. To take that back: kubectl -n %s annotate configmap/%s %s-",
+			u.Namespace, configMap, force)
+	}
+	return err
+}
+
+// takeAgents takes the agents from the nodes. It fails if a pod has GPUs, unless it is forced.
+func (u Uninstall) takeAgents(ctx context.Context, forced bool) error {
 	if err := u.refuse(ctx, forced); err != nil {
 		return err
 	}
-	selectors := map[string]map[string]string{}
-	err = u.again(ctx, func(ctx context.Context) error { return u.stopAgents(ctx, selectors) })
-	if err == nil { // an agent that runs publishes again what is removed below
+	err := u.again(ctx, u.stopAgents)
+	if err == nil { // an agent that runs publishes again what giveBack removes
 		err = u.waitForAgents(ctx)
 	}
 	if late := (*lateError)(nil); forced && errors.As(err, &late) {
@@ -55,12 +72,13 @@ func (u Uninstall) Run(ctx context.Context) error {
 	if err == nil && !forced {
 		err = u.refuse(ctx, false) // a pod may have come before the agent was gone
 	}
-	if err != nil {
-		return errors.Join(err, u.startAgents(context.WithoutCancel(ctx), selectors))
-	}
-	if _, published := selectors[devicePlugin]; published {
-		err = u.again(ctx, u.forgetLedgers)
-	}
+	return err
+}
+
+// giveBack removes what the agents have published, lets the set-up give the nodes back, and waits
+// for them.
+func (u Uninstall) giveBack(ctx context.Context, forced bool) error {
+	err := u.again(ctx, u.forgetLedgers)
 	if err = errors.Join(err, u.returnNodes(ctx)); err != nil {
 		return err
 	}
@@ -75,8 +93,7 @@ func (u Uninstall) Run(ctx context.Context) error {
 	return err
 }
 
-// forced reports whether an administrator has asked for it whatever happens. It removes the
-// annotation: after a rollback it would force another uninstall, much later.
+// forced reports whether an administrator has asked for it whatever happens.
 func (u Uninstall) forced(ctx context.Context) (bool, error) {
 	c, err := u.Client.CoreV1().ConfigMaps(u.Namespace).Get(ctx, configMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -85,15 +102,23 @@ func (u Uninstall) forced(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("cannot read %s: %w", configMap, err)
 	}
-	if c.Annotations[force] != "force" {
-		return false, nil
-	}
+	return c.Annotations[force] == "force", nil
+}
+
+// endForce removes the annotation: after a rollback it would force another uninstall, much later.
+// It stays until a run succeeds, so that the next run is forced, too, if this one is killed.
+func (u Uninstall) endForce(ctx context.Context) {
+	ctx, stop := context.WithTimeout(ctx, oneLook)
+	defer stop()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, force)
-	if _, err := u.Client.CoreV1().ConfigMaps(u.Namespace).Patch(ctx, configMap, types.MergePatchType, patch,
-		metav1.PatchOptions{}); err != nil {
+	err := u.again(ctx, func(ctx context.Context) error {
+		_, err := u.Client.CoreV1().ConfigMaps(u.Namespace).Patch(ctx, configMap, types.MergePatchType,
+			patch, metav1.PatchOptions{})
+		return err
+	})
+	if err != nil {
 		u.Say("the annotation %s of %s stays: %v", force, configMap, err)
 	}
-	return true, nil
 }
 
 // refuse returns an error if pods have GPUs: only the agent gives them back.
@@ -116,8 +141,11 @@ func (u Uninstall) refuse(ctx context.Context, forced bool) error {
 }
 
 // forgetLedgers removes what the device plugin has published of the nodes' ledgers: no scheduler
-// may place a pod by it any more.
+// may place a pod by it any more. Without a device plugin it may not change nodes.
 func (u Uninstall) forgetLedgers(ctx context.Context) (failed error) {
+	if set, err := u.daemonSet(ctx, devicePlugin); err != nil || set == nil {
+		return err
+	}
 	nodes, err := u.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("cannot see which nodes have published their ledgers: %w", err)

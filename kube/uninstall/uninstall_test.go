@@ -143,6 +143,17 @@ func (c *fakeCluster) failsAfter(name, verb string, times int, err error) {
 	})
 }
 
+// killedAfter runs the Job, and lets it change nothing more once it has changed the agent.
+func (c *fakeCluster) killedAfter(agent string) {
+	c.Helper()
+	c.failsAfter(agent, "*", -1, errRefused)
+	_ = c.run("gpuledger-setup")
+	c.client.ReactionChain = c.client.ReactionChain[1:]
+	if got := c.set(agent).Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != nowhere {
+		c.Fatalf("the agent is on nodes with %q", got)
+	}
+}
+
 // claimComes makes a claim come once an agent leaves.
 func (c *fakeCluster) claimComes() {
 	c.client.PrependReactor("patch", "daemonsets", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -435,29 +446,54 @@ func TestTheAgentsComeBackLater(t *testing.T) {
 	c = newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
 	c.failsAfter("gpuledger-dra", "*", -1, errRefused)
 	if err := c.run("gpuledger-setup"); !errors.Is(err, errRefused) ||
-		!strings.Contains(err.Error(), "cannot change the nodes of gpuledger-dra") {
+		!strings.Contains(err.Error(), "cannot bring gpuledger-dra back to its nodes") {
 		t.Errorf("for ever: %v", err)
 	}
 }
 
 // An uninstall that was interrupted has taken the agent from its nodes. The next one still knows
-// them.
+// them, and brings the agent back whenever it finds that a pod has GPUs.
 func TestTheAgentsNodesOutliveTheJob(t *testing.T) {
-	c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
-	c.failsAfter("gpuledger-dra", "*", -1, errRefused) // as if the Job's pod had ended there
-	_ = c.run("gpuledger-setup")
-	c.client.ReactionChain = c.client.ReactionChain[1:]
-	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != nowhere {
-		t.Fatalf("the agent is on nodes with %q", got)
+	for name, comes := range map[string]func(*fakeCluster){
+		"a claim comes in the next run": (*fakeCluster).claimComes,
+		"a claim came before it": func(c *fakeCluster) {
+			_ = c.client.Tracker().Add(claim("late", "gpuledger.dev", "a"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}),
+				setup("gpuledger-setup"))
+			c.killedAfter("gpuledger-dra")
+			comes(c)
+			if err := c.run("gpuledger-setup"); err == nil ||
+				!strings.Contains(err.Error(), "claim team/late of a") {
+				t.Errorf("it does not refuse: %v", err)
+			}
+			after := c.set("gpuledger-dra")
+			if got := after.Spec.Template.Spec.NodeSelector; got["gpuledger.dev/node"] != "shared" ||
+				len(after.Annotations) > 0 {
+				t.Errorf("the agent is on nodes with %v, %v", got, after.Annotations)
+			}
+		})
 	}
-	c.claimComes()
-	if err := c.run("gpuledger-setup"); err == nil {
-		t.Error("it does not refuse")
+}
+
+// The annotation stays until a run succeeds. The administrator learns that it does.
+func TestTheNextRunIsForcedToo(t *testing.T) {
+	c := newCluster(t, true, config(map[string]string{force: "force"}),
+		set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"),
+		claim("share", "gpuledger.dev", "a"))
+	c.killedAfter("gpuledger-dra")
+	if said := "the next uninstall is forced, too. To take that back: kubectl -n gpuledger-system annotate " +
+		"configmap/gpuledger-config gpuledger.dev/uninstall-"; !slices.Contains(c.said, said) {
+		t.Errorf("it says %q", c.said)
 	}
-	after := c.set("gpuledger-dra")
-	if got := after.Spec.Template.Spec.NodeSelector; got["gpuledger.dev/node"] != "shared" ||
-		len(after.Annotations) > 0 {
-		t.Errorf("the agent is on nodes with %v, %v", got, after.Annotations)
+	if err := c.run("gpuledger-setup"); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	after, err := c.client.CoreV1().ConfigMaps(ours).Get(t.Context(), configMap, metav1.GetOptions{})
+	if err != nil || len(after.Annotations) > 0 {
+		t.Errorf("a later uninstall is forced, too: %v, %v", after.Annotations, err)
 	}
 }
 
