@@ -3,6 +3,7 @@
 //   - nodeledger: the node's ledger for the packages below, with errors that a tenant may read
 //   - dra: the DRA driver: slices from the inventory, a grant for each request of a prepared claim
 //   - deviceplugin: the same for clusters without DRA: a grant for each Allocate
+//   - socket: the sockets on which both answer the kubelet
 //   - publish: what the ledger has, on the Node object, for a scheduler; nodestate has its types
 //   - bench: the drivers of many nodes against a real control plane, for make bench-cluster
 //   - placement: which GPUs of which node a pod gets; nodestate: what a node publishes for that

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/socket"
 )
 
 // Plugin serves one resource to the kubelet of this node.
@@ -187,10 +187,7 @@ func (p *Plugin) kubeletSocket() string { return filepath.Join(p.Dir, "kubelet.s
 func (p *Plugin) path() string          { return filepath.Join(p.Dir, p.Allocator.Resource.socket()) }
 
 func (p *Plugin) serve() error {
-	if err := os.Remove(p.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot serve the kubelet: %w", err)
-	}
-	listener, err := net.Listen("unix", p.path())
+	listener, err := socket.Listen(p.path())
 	if err != nil {
 		return fmt.Errorf("cannot serve the kubelet: %w", err)
 	}
@@ -281,7 +278,7 @@ func (p *Plugin) listsSelf(pods []*podresources.PodResources) bool {
 func (p *Plugin) Stop() {
 	p.kubelet = nil // the next start of the service registers again
 	if p.server != nil {
-		p.server.Stop()
+		p.server.Stop() // it closes the listener, which removes the socket
 		p.mu.Lock()
 		close(p.done)
 		p.server, p.done = nil, nil // no call that goes on begins to tie any more
@@ -291,7 +288,6 @@ func (p *Plugin) Stop() {
 		p.tying = false
 		p.mu.Unlock()
 	}
-	_ = os.Remove(p.path())
 }
 
 var options = &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}

@@ -613,6 +613,23 @@ func TestARestartedKubeletIsRegisteredWithAgain(t *testing.T) {
 	}
 }
 
+// During an update the old pod may still wait for a call when the new one serves.
+func TestAnEndedPluginLeavesTheSocketOfTheNext(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	s.kubelet.registered()
+	next := &Plugin{Dir: ".", PodResources: "kubelet.sock", Allocator: s.Allocator}
+	t.Cleanup(next.Stop)
+	check(t, next.Ensure(t.Context()))
+	s.Plugin.Stop()
+	c, _ := s.kubelet.registered()
+	s.gets(c, some(0, 0)...)
+	next.Stop()
+	if _, err := os.Stat(s.path()); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
+
 func TestGpushareNames(t *testing.T) {
 	s := newSite(t, 2, GPUShare(grant.Limit), "")
 	s.ensure()

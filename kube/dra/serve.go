@@ -14,12 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/gpuledger/gpuledger/kube/socket"
 )
 
 // Service is a driver that serves the kubelet.
 type Service struct {
 	*kubeletplugin.Helper
-	sockets []*socket
+	sockets []*socket.Listener
 }
 
 // Serve answers the kubelet until the context ends or the Service is stopped. registry is the
@@ -36,7 +38,7 @@ func (d *Driver) Serve(ctx context.Context, registry, data string, pod types.UID
 	}
 	s := &Service{}
 	listen := func(_ context.Context, path string) (net.Listener, error) {
-		l, err := listen(path)
+		l, err := socket.Listen(path)
 		if err != nil {
 			return nil, err
 		}
@@ -124,47 +126,11 @@ func (s *Service) Registered() error {
 // when the name of its socket is gone, so this looks.
 func (s *Service) Lost() error {
 	for _, l := range s.sockets {
-		is, err := os.Lstat(l.path)
-		switch {
-		case err != nil:
-			return fmt.Errorf("cannot find the own socket: %w", err)
-		case !os.SameFile(is, l.own):
-			return fmt.Errorf("another driver has the socket %s", l.path)
+		if err := l.Lost(); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// socket is a listener that removes its file when it is closed, unless the file is another driver's
-// by then. The library and Go would also remove the socket of a driver that has replaced this one.
-type socket struct {
-	*net.UnixListener
-	path string
-	own  os.FileInfo // no other file has its inode while it is served
-}
-
-func listen(path string) (*socket, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	own, err := os.Lstat(path)
-	if err != nil {
-		l.Close()
-		return nil, err
-	}
-	return &socket{l, path, own}, nil
-}
-
-func (s *socket) Close() error {
-	if is, err := os.Lstat(s.path); err == nil && os.SameFile(is, s.own) {
-		_ = os.Remove(s.path)
-	}
-	return s.UnixListener.Close()
 }
 
 // removeSockets removes the sockets of earlier drivers that no process serves any more. During
