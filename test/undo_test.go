@@ -20,9 +20,9 @@ func TestUndoKeepsTheConfigurationOfARunningEngine(t *testing.T) {
 	n.Write("c/config.toml", strings.Replace(read(t, file), `"io.containerd.grpc.v1.cri", `, "", 1))
 	engine := read(t, file)
 	wrapper := program(t, n)
-	configure := func() {
+	configure := func() string {
 		t.Helper()
-		n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default",
+		return n.Must("configure", "containerd", "--file", file, "--runtime", wrapper, "--as-default",
 			"--mode", "report")
 	}
 	undo := func() string {
@@ -52,9 +52,16 @@ func TestUndoKeepsTheConfigurationOfARunningEngine(t *testing.T) {
 	gone("containerd has not read what configure wrote", undo())
 
 	configure()
-	configure() // changes nothing
+	const unread = "nothing to change, but containerd has run since before the last change\n" +
+		"for containerd to read it, restart its process (pid "
+	if out := configure(); !strings.Contains(out, unread) {
+		t.Errorf("containerd has not read its file, and the second configure printed\n%s", out)
+	}
 	c.Kill()
 	c.Start()
+	if out := configure(); !strings.HasSuffix(out, "nothing to change\n") {
+		t.Errorf("containerd was restarted, and the third configure printed\n%s", out)
+	}
 	kept("containerd runs and has read it", undo())
 	kept("nothing has changed since", undo())
 	configure()

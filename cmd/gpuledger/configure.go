@@ -149,6 +149,8 @@ type configureAnswer struct {
 	Waits   string            `json:"waits,omitempty"` // with --undo: for what, before our own files can go
 	Restart *engines.Restart  `json:"restart,omitempty"`
 
+	// an earlier call changed the files, and the engine has run since before that
+	Unread bool `json:"unread,omitempty"`
 	// without --as-default: an earlier call made gpuledger the default, and this one leaves it so
 	StillDefault bool `json:"still_default,omitempty"`
 }
@@ -176,7 +178,7 @@ func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
 	if err != nil {
 		return err
 	}
-	o.File, a.StillDefault = plan.File, plan.StillDefault
+	o.File, a.StillDefault, a.Unread = plan.File, plan.StillDefault, len(plan.Older) > 0
 	if o.AsDefault && o.Root == "/" {
 		s := plan.Survey(host.Default())
 		a.Running = &s
@@ -281,6 +283,8 @@ func (a *configureAnswer) print(w io.Writer, mode string) {
 		fmt.Fprintln(w, "note: "+n)
 	}
 	switch {
+	case !a.Changed && a.Unread:
+		fmt.Fprintf(w, "nothing to change, but %s has run since before the last change\n", a.Engine)
 	case !a.Changed:
 		fmt.Fprintln(w, "nothing to change")
 	case a.DryRun:
@@ -291,7 +295,7 @@ func (a *configureAnswer) print(w io.Writer, mode string) {
 	}
 	if a.Restart.Done {
 		fmt.Fprintln(w, "done: "+a.Restart.Command)
-	} else if hint := a.Restart.Hint(); hint != "" && a.Changed {
+	} else if hint := a.Restart.Hint(); hint != "" && (a.Changed || a.Unread) {
 		fmt.Fprintln(w, hint)
 	}
 }

@@ -68,7 +68,11 @@ func unchanged(in filetree.System, changes []FileChange) error {
 func (p *Plan) next(old engineRecord) engineRecord {
 	r := engineRecord{Version: 1, Engine: p.in.Engine, Main: p.in.File, Default: p.former,
 		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
-	r.Unread = unread(p.in.Engine, old, p.in.Daemons())
+	running := daemonsOf(p.in)
+	r.Unread, r.Older = unread(p.in.Engine, old, running), old.Older
+	if slices.ContainsFunc(p.Changes, isEngines) {
+		r.Older = running
+	}
 	for _, c := range p.Changes {
 		for _, dir := range missingDirs(p.in.System, c.name) {
 			if !slices.Contains(r.Directories, dir) {
@@ -86,6 +90,9 @@ func (p *Plan) next(old engineRecord) engineRecord {
 	}
 	return r
 }
+
+// isEngines reports whether the engine reads the file when it starts.
+func isEngines(c FileChange) bool { return !c.shared && c.after.Kind != filetree.Link }
 
 // origin is the content that an undo restores for a file that configure has changed before. now is
 // the file's present content. mixed reports that the lines of others could not be told apart from

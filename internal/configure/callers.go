@@ -29,6 +29,17 @@ func unread(engine grant.Engine, old engineRecord, running []grant.Process) []gr
 	})
 }
 
+// older are the daemons that have not read what the last configure wrote. As for unread, dockerd is
+// never one of them.
+func older(r engineRecord, running []grant.Process) []grant.Process {
+	if r.Engine == grant.Docker {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(running), func(p grant.Process) bool {
+		return !slices.Contains(r.Older, p)
+	})
+}
+
 // callers are the daemons that may call gpuledger's runtime after an undo, because they have read
 // the files that name it. restarted says that the engine has read its files since the undo.
 func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Process {
@@ -43,8 +54,11 @@ func callers(r engineRecord, running []grant.Process, restarted bool) []grant.Pr
 	})
 }
 
-// monitorsOf is replaced in tests.
-var monitorsOf = engines.Installation.Monitors
+// These are replaced in tests.
+var (
+	daemonsOf  = engines.Installation.Daemons
+	monitorsOf = engines.Installation.Monitors
+)
 
 // monitors are those of running containers that need what an undo of the record would remove: the
 // handler, or, if configure made it and no package did, the link.

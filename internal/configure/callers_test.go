@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -99,5 +100,40 @@ func TestWhatARecordNamesAfterAnUndo(t *testing.T) {
 		if row.record.isOver() != row.over {
 			t.Errorf("%s: over %v", name, !row.over)
 		}
+	}
+}
+
+// TestTheNextConfigureKnowsWhichDaemonsAreOlder: the call that changed the files may have been
+// killed before it restarted the engine, and the next one has nothing to change.
+func TestTheNextConfigureKnowsWhichDaemonsAreOlder(t *testing.T) {
+	real := daemonsOf
+	defer func() { daemonsOf = real }()
+	first, second := grant.Process{PID: 7, Start: 70}, grant.Process{PID: 7, Start: 90}
+	runs := func(p grant.Process) {
+		daemonsOf = func(engines.Installation) []grant.Process { return []grant.Process{p} }
+	}
+	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Docker} {
+		o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), engine)
+		wants := func(what string, want ...grant.Process) {
+			t.Helper()
+			if engine == grant.Docker { // it may have been reloaded
+				want = nil
+			}
+			if p, err := New(o); err != nil || len(p.Changes) > 0 || !slices.Equal(p.Older, want) {
+				t.Errorf("%s, %s: got %+v, %v, want %v", engine, what, p, err, want)
+			}
+		}
+		o.AsDefault = false
+		runs(first)
+		applied(t, o)
+		wants("configured", first)
+		runs(second)
+		wants("restarted")
+		o.Mode = grant.Report
+		applied(t, o)
+		wants("only gpuledger's own file has changed since")
+		o.AsDefault = true
+		applied(t, o)
+		wants("changed again", second)
 	}
 }

@@ -45,6 +45,8 @@ type Plan struct {
 	// an earlier configure with AsDefault made gpuledger's handler the default, and this one,
 	// without AsDefault, leaves it so
 	StillDefault bool
+	// daemons of the engine that have run since before the last change, and have not read it
+	Older []grant.Process
 	// the directories in which the real runtime keeps the state of this engine's containers
 	Roots []string
 
@@ -87,7 +89,7 @@ func New(o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{File: in.File, Roots: was.Roots, Notes: without.notes(), in: in, former: without.former,
-		StillDefault: !o.AsDefault && r.setsDefault()}
+		StillDefault: !o.AsDefault && r.setsDefault(), Older: older(r, daemonsOf(in))}
 	engine, changes, err := planEngine(o, in, own, was)
 	if err != nil {
 		return nil, err

@@ -35,6 +35,9 @@ type engineRecord struct {
 	// Unread are daemons of the engine that have run since before configure, so they do not call
 	// gpuledger.
 	Unread []grant.Process `json:"unread,omitempty"`
+	// Older are daemons of the engine that ran when configure changed the engine's files the last
+	// time, so they have not read them.
+	Older []grant.Process `json:"older,omitempty"`
 	// Undone are daemons that call gpuledger until their restart, after the engine's files were
 	// restored.
 	Undone []grant.Process `json:"undone,omitzero"`

@@ -75,7 +75,7 @@ func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 	}
 	u := Undone{Changes: without.cleaned, Named: linesNamingUs(without.in),
 		Advice: "take that out by hand and run it again"}
-	u.engine, u.Callers = r.Engine, callers(r, in.Daemons(), o.Restarted)
+	u.engine, u.Callers = r.Engine, callers(r, daemonsOf(in), o.Restarted)
 	u.needsHandler = in.NeedsHandler()
 	u.Monitors = r.monitors(in)
 	if distribution := without.in.Distribution(); distribution != nil {
