@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -32,12 +33,12 @@ type saved struct {
 // findRules finds the container's device cgroup. It must be the container's alone: rules that are
 // changed would be another's too.
 func (c *container) findRules(change Change) error {
-	dir, v2, err := c.deviceCgroup(change)
+	v2, err := c.openCgroup(change)
 	if err != nil {
 		return fmt.Errorf("cannot change the container's device rules: %w", err)
 	}
-	if c.rules = (v1{dir}); v2 {
-		c.rules = v2Programs{dir}
+	if c.rules = (v1{c.cgroup}); v2 {
+		c.rules = v2Programs{c.cgroup}
 	}
 	return nil
 }
@@ -50,11 +51,19 @@ func (c *container) setRules(change Change) error {
 	return nil
 }
 
-// setBoth has systemd list what one change allows, and then makes another.
+// setBoth has systemd list what one change allows, and then makes another. The init is checked
+// before each: if the runtime was killed, the unit's name can be another container's by now, and
+// so can a cgroup that was not removed.
 func (c *container) setBoth(listed, change Change) error {
 	before, err := c.rules.save()
 	if err == nil {
+		err = c.isInCgroup()
+	}
+	if err == nil {
 		err = c.allowInUnit(listed)
+	}
+	if err == nil {
+		err = c.isInCgroup()
 	}
 	if err == nil {
 		err = c.rules.set(change, before)
@@ -62,35 +71,57 @@ func (c *container) setBoth(listed, change Change) error {
 	return err
 }
 
-// deviceCgroup is the directory of the init's cgroup, in the hierarchy that guards devices.
-func (c *container) deviceCgroup(change Change) (dir string, v2 bool, err error) {
+// openCgroup opens the init's cgroup, in the hierarchy that guards devices. The rules are changed
+// through the open directory: if the container is made anew, its path is another container's.
+func (c *container) openCgroup(change Change) (v2 bool, err error) {
 	root := filepath.Join(c.Host.Sys, "fs/cgroup")
 	var st unix.Statfs_t
 	if err := unix.Statfs(root, &st); err != nil {
-		return "", false, &fs.PathError{Op: "statfs", Path: root, Err: err}
+		return false, &fs.PathError{Op: "statfs", Path: root, Err: err}
 	}
 	controller := ""
 	if v2 = st.Type == unix.CGROUP2_SUPER_MAGIC; !v2 {
 		controller, root = "devices", filepath.Join(root, "devices")
 	}
-	its, err := c.readProc("cgroup")
-	if err != nil {
-		return "", v2, err
+	if c.lines, err = c.readProc("cgroup"); err != nil {
+		return v2, err
 	}
 	ours, err := host.ReadFile(filepath.Join(c.Host.Proc, "self/cgroup"), maxProc)
 	if err != nil {
-		return "", v2, err
+		return v2, err
 	}
-	path := cgroupPath([]byte(its), controller)
+	path := cgroupPath([]byte(c.lines), controller)
 	if path == "" || path == "/" || path == cgroupPath(ours, controller) ||
 		strings.Contains(path, "/../") {
-		return "", v2, errors.New("it has no device cgroup of its own")
+		return v2, errors.New("it has no device cgroup of its own")
 	}
 	above, err := c.findUnit(path, v2, change)
 	if err != nil {
-		return "", v2, err
+		return v2, err
 	}
-	return filepath.Join(root, path), v2, c.isAlone(filepath.Join(root, above))
+	if c.cgroup, err = os.Open(filepath.Join(root, path)); err != nil {
+		return v2, err
+	}
+	if err := c.isAlone(filepath.Join(root, above)); err != nil {
+		return v2, err
+	}
+	return v2, c.isInCgroup()
+}
+
+// isInCgroup is nil where the init is still the runtime's child, and in the cgroup in which it was
+// found. As long as it is there, the kernel does not remove that cgroup.
+func (c *container) isInCgroup() error {
+	lines, err := "", c.isChild()
+	if err == nil {
+		lines, err = c.readProc("cgroup")
+	}
+	if err == nil && lines != c.lines {
+		err = errors.New("it has left its cgroup")
+	}
+	if err != nil {
+		return fmt.Errorf("the container's init %d has changed meanwhile: %w", c.PID, err)
+	}
+	return nil
 }
 
 // cgroupPath is the path in the hierarchy of a controller of cgroup v1; "": in that of v2.

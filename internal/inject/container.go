@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
@@ -29,7 +30,9 @@ type container struct {
 	Target
 	proc, rootfs, dev int // file descriptors; -1: not opened
 	rules             rules
-	unit              *unit // of systemd; nil: none
+	cgroup            *os.File // the directory that has the rules; nil: not opened
+	lines             string   // the init's cgroups in /proc when it was opened
+	unit              *unit    // of systemd; nil: none
 }
 
 // open holds the container fast and makes sure that it is one, and only the runtime's: its init is
@@ -48,14 +51,8 @@ func (c *container) openProc() (err error) {
 		unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return err
 	}
-	stat, err := c.readProc("stat")
-	if err != nil {
+	if err := c.isChild(); err != nil {
 		return err
-	}
-	// "4334 (name) S PARENT ...", where the name may hold parentheses
-	if fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:]); len(fields) < 2 ||
-		fields[1] != strconv.Itoa(c.Parent) {
-		return fmt.Errorf("it is no child of process %d", c.Parent)
 	}
 	if same, err := c.sharesNamespace("user"); err != nil || !same {
 		return errors.Join(err, errors.New("it has a user namespace of its own"))
@@ -64,6 +61,23 @@ func (c *container) openProc() (err error) {
 		return errors.Join(err, errors.New("it has no mount namespace of its own"))
 	}
 	return c.openRootfs()
+}
+
+// isChild is nil where the init lives and is the runtime's child.
+func (c *container) isChild() error {
+	stat, err := c.readProc("stat")
+	if err != nil {
+		return err
+	}
+	// "4334 (name) S PARENT ...", where the name may hold parentheses
+	fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
+	switch {
+	case len(fields) < 2 || fields[1] != strconv.Itoa(c.Parent):
+		return fmt.Errorf("it is no child of process %d", c.Parent)
+	case fields[0] == "Z": // its cgroup can be another container's, and /proc still names it
+		return errors.New("it has ended")
+	}
+	return nil
 }
 
 // openRootfs walks from the init's root, so that it is its mount namespace which is walked.
@@ -87,6 +101,9 @@ func (c *container) close() {
 			_ = unix.Close(fd)
 		}
 	}
+	if c.cgroup != nil {
+		_ = c.cgroup.Close()
+	}
 	if c.unit != nil {
 		c.unit.close()
 	}
@@ -108,8 +125,11 @@ func (c *container) sharesNamespace(kind string) (bool, error) {
 const maxProc = 4 << 20
 
 // readProc reads a file of the init's directory in /proc; ESRCH when it is gone.
-func (c *container) readProc(name string) (string, error) {
-	fd, err := unix.Openat(c.proc, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (c *container) readProc(name string) (string, error) { return readAt(c.proc, name) }
+
+// readAt reads a file of an open directory.
+func readAt(dir int, name string) (string, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: name, Err: err}
 	}

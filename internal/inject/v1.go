@@ -3,20 +3,19 @@ package inject
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // v1 is a cgroup of the devices controller (Documentation/admin-guide/cgroup-v1/devices.rst). It
 // either allows a list or allows all: then devices.list says "a *:* rwm", whatever is denied.
-type v1 struct{ dir string }
+type v1 struct{ dir *os.File }
 
 // write is one line for devices.deny or devices.allow.
 type write struct {
@@ -48,15 +47,15 @@ func (c v1) set(change Change, before saved) error {
 }
 
 func (c v1) write(w write) error {
-	f, err := os.OpenFile(filepath.Join(c.dir, w.file), os.O_WRONLY, 0)
+	fd, err := unix.Openat(int(c.dir.Fd()), w.file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		_, err = unix.Write(fd, []byte(w.line))
+		_ = unix.Close(fd)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("%s %q: %w", w.file, w.line, err)
 	}
-	if _, err = f.WriteString(w.line); err != nil {
-		err = fmt.Errorf("%s %q: %w", w.file, w.line, err)
-	}
-	_ = f.Close()
-	return err
+	return nil
 }
 
 // v1Writes is the way from the rules as they are to those that a change wants. A deny takes away
@@ -122,11 +121,11 @@ func v1Number(n int64) string {
 
 // list reads devices.list.
 func (c v1) list() ([]grant.DeviceRule, error) {
-	text, err := host.ReadFile(filepath.Join(c.dir, "devices.list"), maxProc)
+	text, err := readAt(int(c.dir.Fd()), "devices.list")
 	if err != nil {
 		return nil, err
 	}
-	return parseV1(string(text))
+	return parseV1(text)
 }
 
 func parseV1(text string) ([]grant.DeviceRule, error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -14,22 +15,13 @@ import (
 // v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of
 // any for an answer, so a device is opened by changing them all. Ours is what was there with our
 // rules before it: the runtime's own stay as they are, and need not be guessed.
-type v2Programs struct{ dir string }
+type v2Programs struct{ dir *os.File }
 
 func (c v2Programs) save() (s saved, err error) {
-	cgroup, err := c.open()
-	if err != nil {
-		return s, err
-	}
-	defer unix.Close(cgroup)
-	if s.ids, _, err = attachedPrograms(cgroup); err != nil {
-		err = fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
+	if s.ids, _, err = attachedPrograms(int(c.dir.Fd())); err != nil {
+		err = fmt.Errorf("cannot list the device programs of %s: %w", c.dir.Name(), err)
 	}
 	return s, err
-}
-
-func (c v2Programs) open() (int, error) {
-	return unix.Open(c.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
 // set changes the programs that were there before systemd was told. systemd has put a new one in
@@ -38,14 +30,10 @@ func (c v2Programs) set(change Change, before saved) error {
 	if !change.ChangesRules() {
 		return nil
 	}
-	cgroup, err := c.open()
-	if err != nil {
-		return err
-	}
-	defer unix.Close(cgroup)
+	cgroup := int(c.dir.Fd())
 	ids, flags, err := attachedPrograms(cgroup)
 	if err != nil {
-		return fmt.Errorf("cannot list the device programs of %s: %w", c.dir, err)
+		return fmt.Errorf("cannot list the device programs of %s: %w", c.dir.Name(), err)
 	}
 	guarded := len(ids) > 0
 	ids = slices.DeleteFunc(ids, func(id uint32) bool { return !slices.Contains(before.ids, id) })
@@ -57,7 +45,7 @@ func (c v2Programs) set(change Change, before saved) error {
 	}
 	for _, id := range ids {
 		if err := attachBefore(cgroup, id, flags, change); err != nil {
-			return fmt.Errorf("cannot replace the device program %d of %s: %w", id, c.dir, err)
+			return fmt.Errorf("cannot replace the device program %d of %s: %w", id, c.dir.Name(), err)
 		}
 	}
 	return nil
