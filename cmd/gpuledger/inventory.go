@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -40,13 +41,10 @@ func refresh(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	inv, err := scan(n.Host, n.Policy.Inventory)
-	if err != nil {
-		return err
-	}
-	warn(c.App.ErrWriter, addDriver(&inv, n.Host))
 	path := gpu.Path(n.Policy.StateDir)
-	if err := gpu.Write(path, inv); err != nil {
+	inv, notes, err := takeInventory(n, path, otherRefresh)
+	warn(c.App.ErrWriter, notes)
+	if err != nil {
 		return err
 	}
 	tendCDI(c, n)
@@ -66,6 +64,26 @@ func refresh(c *cli.Context) error {
 	}
 	fmt.Fprintf(c.App.Writer, "%d GPUs written to %s\n", len(inv.GPUs), path)
 	return nil
+}
+
+// otherRefresh is how long a refresh waits for another one. systemd and gpuledgerd give a refresh
+// one minute, and the rest of it is for the scan.
+const otherRefresh = 30 * time.Second
+
+// takeInventory scans the node and writes what it finds, as the only process that does so. It waits
+// for another one.
+func takeInventory(n *node.Node, path string, wait time.Duration) (inv grant.Inventory, notes []string,
+	err error) {
+	unlock, err := gpu.Lock(path, wait)
+	if err != nil {
+		return inv, nil, err
+	}
+	defer unlock()
+	if inv, err = scan(n.Host, n.Policy.Inventory); err != nil {
+		return inv, nil, err
+	}
+	notes = addDriver(&inv, n.Host)
+	return inv, notes, gpu.Write(path, inv)
 }
 
 // virtually says what a virtual machine has of a GPU.

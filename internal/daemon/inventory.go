@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
@@ -31,8 +32,14 @@ type inventoryManager struct {
 	running      chan struct{} // closed when an attempt that was given up has ended; nil: there is none
 	retry        time.Time     // no attempt before
 	wait         time.Duration
-	failure      error  // of the last attempt
-	refreshedFor string // the result of stale for which it was taken
+	failure      error // of the last attempt
+	refreshedFor inventoryFinding
+}
+
+// inventoryFinding is what the watch finds of one inventory.
+type inventoryFinding struct {
+	stale     string     // the result of stale
+	inventory host.Stamp // of the file that it speaks of
 }
 
 // The waits between attempts that fail, and the time for one. NVML needs seconds on a node with
@@ -69,25 +76,30 @@ func (i *inventoryManager) Ensure(ctx context.Context) error {
 		i.retry = time.Now().Add(i.wait)
 		return i.failure
 	}
-	i.refreshedFor = i.stale()
+	i.refreshedFor = i.finding()
 	i.log.WithField("reason", reason).Info("the inventory is refreshed")
 	return nil
 }
 
 // reason is why an inventory has to be taken. What the watch finds is a reason once: if a new
-// inventory does not agree with it, another one would not either.
+// inventory does not agree with it, another one would not either. It is a reason again if another
+// process has written the inventory since.
 func (i *inventoryManager) reason() string {
 	if _, problem := i.node().Inventory(); problem != nil {
 		return problem.Message
 	}
-	seen := i.stale()
-	switch seen {
-	case "":
-		i.refreshedFor = ""
-	case i.refreshedFor:
+	seen := i.finding()
+	switch {
+	case seen.stale == "":
+		i.refreshedFor = inventoryFinding{}
+	case seen == i.refreshedFor:
 		return ""
 	}
-	return seen
+	return seen.stale
+}
+
+func (i *inventoryManager) finding() inventoryFinding {
+	return inventoryFinding{i.stale(), i.node().InventoryStamp()}
 }
 
 // refresh waits for the child as long as that can be killed. A child that hangs in the kernel ends

@@ -7,7 +7,46 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/gpu"
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
+
+// TestAFindingIsAReasonOnceForAnInventory: a new inventory that does not agree with the watch is
+// not taken again, but one that another process has written since is.
+func TestAFindingIsAReasonOnceForAnInventory(t *testing.T) {
+	s := daemontest.NewNode(t)
+	s.Policy.Inventory.Source = grant.Simulated
+	boot, err := s.Host.BootID()
+	write := func() {
+		daemontest.Must(t, gpu.Write(gpu.Path(s.Policy.StateDir), grant.Inventory{BootID: boot,
+			Source: string(grant.Simulated), GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: grant.GiB,
+				Health: grant.Healthy}}}))
+	}
+	write()
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	i := newInventoryManager(func() *node.Node { return s.Node }, "",
+		func() string { return "a GPU is missing" }, log)
+	calls := 0
+	i.run = func(*exec.Cmd) ([]byte, error) { calls++; write(); return nil, nil }
+	ensured := func(want int) {
+		t.Helper()
+		for range 2 {
+			daemontest.Must(t, err, i.Ensure(t.Context()))
+		}
+		if calls != want {
+			t.Errorf("%d inventories were taken, want %d", calls, want)
+		}
+	}
+	ensured(1)
+	write() // by an administrator, with what an earlier scan found
+	ensured(2)
+}
 
 // A child that hangs in the kernel ends neither by a signal nor by a cancelled context. The daemon
 // goes on without it, starts no second child beside it, and tries again when it has ended.
