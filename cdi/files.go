@@ -122,6 +122,7 @@ type cdiFile struct {
 	have      []byte // nil: the file does not exist
 	want      []byte // nil: the file should not exist
 	unchanged bool
+	info      fs.FileInfo   // when have was read; nil: the file did not exist
 	spec      *cdispec.Spec // have, parsed; nil if it cannot be parsed
 }
 
@@ -178,7 +179,7 @@ func inspect(path string, mode os.FileMode) cdiFile {
 		l.unchanged = true // it does not exist
 		return l
 	}
-	l.unchanged = info.Mode() == mode
+	l.info, l.unchanged = info, info.Mode() == mode
 	l.have = []byte{}
 	if info.Mode().IsRegular() {
 		if content, err := host.ReadFile(path, maxFile); err == nil {

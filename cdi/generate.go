@@ -1,10 +1,12 @@
 package cdi
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -45,13 +47,8 @@ func (f Files) Generate() (changes []FileResult, notes []string, err error) {
 				notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
 			}
 		}
-		what, err := l.apply()
-		if err != nil {
-			return changes, notes, err
-		}
-		changes = append(changes, FileResult{Path: l.path, What: what})
 	}
-	return changes, notes, nil
+	return applyAll(files, notes)
 }
 
 // Update updates the existing files after the node or the ledger has changed, as Generate does. It
@@ -67,11 +64,21 @@ func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	files = slices.DeleteFunc(files, func(l cdiFile) bool { return l.have == nil || l.unchanged })
+	changes, notes, err = applyAll(files, notes)
+	same := func(r FileResult) bool { return r.What == Unchanged || r.What == Absent }
+	return slices.DeleteFunc(changes, same), notes, err
+}
+
+// applyAll gives the files their intended content. Those that it left alone are no changes, and it
+// adds them to the notes.
+func applyAll(files []cdiFile, notes []string) (changes []FileResult, all []string, err error) {
 	for _, l := range files {
-		if l.have == nil || l.unchanged {
+		what, err := l.apply()
+		if errors.Is(err, errReplaced) {
+			notes = append(notes, fmt.Sprintf("%s is left as it is: %v", l.path, err))
 			continue
 		}
-		what, err := l.apply()
 		if err != nil {
 			return changes, notes, err
 		}
@@ -79,6 +86,9 @@ func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	}
 	return changes, notes, nil
 }
+
+// errReplaced means that a plan is older than the file.
+var errReplaced = errors.New("another process has just changed it")
 
 // anyFile reports whether a CDI file of gpuledger's exists.
 func (f Files) anyFile() (bool, error) {
@@ -90,7 +100,20 @@ func (f Files) anyFile() (bool, error) {
 	return err == nil, nil
 }
 
+// apply gives a file its intended content. The error is errReplaced where the file is not the one
+// that the plan saw: another process knows the grant or the node better.
 func (l cdiFile) apply() (What, error) {
+	now := l
+	if !l.unchanged {
+		now = inspect(l.path, l.mode)
+	}
+	switch {
+	case l.isSame(now):
+	case bytes.Equal(now.have, l.want) && (now.have == nil) == (l.want == nil):
+		l.have, l.unchanged = now.have, true // another process has done the same
+	default:
+		return "", errReplaced
+	}
 	switch {
 	case l.want == nil && l.have == nil:
 		return Absent, nil
@@ -103,4 +126,13 @@ func (l cdiFile) apply() (What, error) {
 		return Unchanged, nil
 	}
 	return Written, host.ReplaceFile(l.path, l.want, l.mode, host.Durable)
+}
+
+// isSame reports whether nothing has changed the file since it was read. A file that was written
+// again with the same content is another one.
+func (l cdiFile) isSame(now cdiFile) bool {
+	if l.info == nil || now.info == nil {
+		return l.info == nil && now.info == nil
+	}
+	return os.SameFile(l.info, now.info) && bytes.Equal(l.have, now.have)
 }
