@@ -210,7 +210,8 @@ func (d *Driver) take(s step) (grant.Reference, error) {
 	return d.Ledger.WriteCDI(*s.held)
 }
 
-// UnprepareResourceClaims releases the claims' grants. A claim without a grant needs nothing.
+// UnprepareResourceClaims releases the claims' grants. A claim without a grant needs nothing. A
+// grant that a running pod of its claim uses is kept.
 func (d *Driver) UnprepareResourceClaims(_ context.Context,
 	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
@@ -237,6 +238,10 @@ func (d *Driver) unprepare(uid types.UID) error {
 	}
 	var failed error
 	for _, g := range grantsOf(uid, o.Grants) {
+		if d.podUses(uid, g) {
+			d.Log.Info("kept: a pod of the claim still uses it", "uid", uid, "grant", g.ID)
+			continue
+		}
 		if err := b.ReleaseWithCDI(g.ID); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("gpuledger: %w", err))
 			continue
@@ -244,6 +249,18 @@ func (d *Driver) unprepare(uid types.UID) error {
 		d.Log.Info("released", "uid", uid, "grant", g.ID)
 	}
 	return failed
+}
+
+// podUses reports whether a pod that a claim is reserved for uses a grant of it. The kubelet stops
+// the containers of a pod before it unprepares the pod's claims. But if a pod was deleted before
+// its claim was prepared for it, the kubelet unprepares the claim although the one other pod of the
+// claim runs (unprepareResources in pkg/kubelet/cm/dra/manager.go, Kubernetes 1.36). Reclaim
+// releases such a grant when the claim has ended.
+func (d *Driver) podUses(uid types.UID, g grant.Grant) bool {
+	if r, known := d.pods.known(uid); known && r.empty || len(g.For) == 0 || g.Draining {
+		return false
+	}
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool { return !b.Left && g.InTies(b.Pod) })
 }
 
 // HandleError logs errors of the library's background work. If the API refuses slices the driver

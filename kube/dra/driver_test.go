@@ -349,6 +349,52 @@ func TestAClaimThatIsAllocatedAgain(t *testing.T) {
 	}
 }
 
+// The kubelet unprepares a claim if a pod is deleted before the claim was prepared for it, even if
+// the one other pod of the claim runs.
+func TestTheGrantOfARunningPodIsKept(t *testing.T) {
+	s := newSite(t, 1)
+	before := s.has(t, s.of(1, "u-1", "y", "x"))
+	end := s.Use(s.Grants()[0].ID, grant.Identity{UID: "y", Namespace: "team", Pod: "y", Container: "main"})
+	s.unprepares(t, "u-1")
+	if after := s.has(t, s.of(2, "u-1", "y", "z")); after != before || s.Grants()[0].Draining {
+		t.Errorf("the next pod gets %q and %+v, want %q", after, s.Grants()[0], before)
+	}
+
+	s.unprepares(t, "u-1")
+	s.Client = fake.NewClientset(s.of(2, "u-1", "y", "z"))
+	reclaimed := func() []grant.Grant {
+		t.Helper()
+		if err := s.Driver.Reclaim(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		return s.Grants()
+	}
+	if grants := reclaimed(); len(grants) != 1 || grants[0].Draining {
+		t.Errorf("while the pod runs: %+v", grants)
+	}
+	s.pods.learn(s.of(3, "u-1"))
+	s.Client = fake.NewClientset()
+	if grants := reclaimed(); len(grants) != 1 || !grants[0].Draining {
+		t.Errorf("the claim has ended, and a container remains: %+v", grants)
+	}
+	end()
+	if grants := reclaimed(); len(grants) != 0 || s.cdiFiles(t) != 0 {
+		t.Errorf("all has ended: %+v and %d CDI files", grants, s.cdiFiles(t))
+	}
+}
+
+// A pod that the claim is not reserved for any more does not keep the grant.
+func TestTheGrantOfAnEndedPodIsReleased(t *testing.T) {
+	s := newSite(t, 1)
+	s.has(t, s.of(1, "u-1", "y"))
+	defer s.Use(s.Grants()[0].ID, grant.Identity{UID: "y", Namespace: "team"})()
+	s.pods.learn(s.of(2, "u-1"))
+	s.unprepares(t, "u-1")
+	if g := s.Grants()[0]; !g.Draining {
+		t.Errorf("got %+v, want it draining", g)
+	}
+}
+
 func TestRefusedClaims(t *testing.T) {
 	params := func(text string) []resourceapi.DeviceAllocationConfiguration {
 		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,

@@ -17,13 +17,16 @@ import (
 )
 
 // Reclaim releases the grants whose claim is gone or no longer allocated here. The kubelet may have
-// lost its state while the claim ended. It keeps grants in use, and those whose claim the API
-// cannot look up.
+// lost its state while the claim ended, or unprepare has kept the grant. Reclaim keeps grants in
+// use, unless their claim is reserved for no pod, and those whose claim the API cannot look up.
 func (d *Driver) Reclaim(ctx context.Context) error {
 	grants, failed := d.tidied()
 	free := map[types.UID][]grant.Grant{}
 	for _, g := range grants {
-		if uid, is := claimOf(g); is && g.Source == Source && len(g.Bindings) == 0 {
+		uid, is := claimOf(g)
+		r, known := d.pods.known(uid)
+		ended := len(g.Bindings) == 0 || known && r.empty && !g.Draining
+		if is && g.Source == Source && ended {
 			free[uid] = append(free[uid], g)
 		}
 	}
@@ -67,7 +70,7 @@ func (d *Driver) tidied() ([]grant.Grant, error) {
 // prepared nor given up.
 const apiTimeout = 5 * time.Second
 
-// reclaim releases the free grants of a claim that is gone.
+// reclaim releases the grants of a claim that is gone. A grant in use is draining then.
 func (d *Driver) reclaim(ctx context.Context, uid types.UID, free []grant.Grant) error {
 	namespace, name, ok := claimName(free[0])
 	if !ok {
