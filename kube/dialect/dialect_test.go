@@ -384,6 +384,37 @@ func TestOffers(t *testing.T) {
 	}
 }
 
+// The kubelet has a share for each pod that the scheduler can place.
+func TestSharesThatFitAreOffered(t *testing.T) {
+	placed := func(mib grant.Bytes, part int) (n int) {
+		gpus := []placement.GPU{{Memory: mib * grant.MiB, Free: mib * grant.MiB, Compute: 100,
+			Modes: []grant.Mode{grant.Timeslice}}}
+		w := placement.Wish{}
+		for {
+			w.Demands = append(w.Demands, placement.Demand{GPUs: 1, Part: part, Mode: grant.Timeslice})
+			if _, fits := placement.Place(&w, &placement.Node{GPUs: gpus}); !fits {
+				return n
+			}
+			n++
+		}
+	}
+	if n := placed(16<<10, shared{replicas: 48}.part()); n != 50 {
+		t.Errorf("%d shares of 48 replicas are placed, and it was 50", n)
+	}
+	for replicas := 1; replicas <= 1000; replicas++ {
+		s := shared{name: "nvidia.com/gpu", replicas: replicas, mode: grant.Timeslice}
+		offered := Config{sharing: []shared{s}}.Offers()[0].EachGPU
+		if replicas <= 10 && offered != replicas {
+			t.Errorf("%d of %d replicas are offered", offered, replicas)
+		}
+		for mib := 1 << 10; mib < 200<<10; mib += 1 + mib/200 {
+			if fit := mib / (mib * s.part() / 1000); fit > offered {
+				t.Fatalf("%d replicas of %d MiB: %d fit, and %d are offered", replicas, mib, fit, offered)
+			}
+		}
+	}
+}
+
 func FuzzWish(f *testing.F) {
 	f.Add("nvidia.com/gpu: 1", "gpu-fraction", "0.5", "aliyun.com/gpu-count", "2")
 	f.Add("aliyun.com/gpu-mem: 8", "aliyun.com/gpu-count", "3", "gpu-memory", "1")

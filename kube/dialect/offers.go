@@ -34,9 +34,17 @@ func (c Config) Offers() (all []Offer) {
 		all = append(all, o)
 	}
 	for _, s := range c.sharing {
-		all = append(all, Offer{Name: s.offered(), EachGPU: s.replicas})
+		all = append(all, Offer{Name: s.offered(), EachGPU: s.most()})
 	}
 	return all
+}
+
+// most returns how many shares can fit on a GPU: a few more than the replicas, because a share is
+// rounded down to thousandths of the GPU and to MiB. The kubelet refuses a pod that it has no share
+// for, and the pod's controller makes the next one, without end. The first bound is for GPUs of at
+// least 1 GiB. The second one is for all: rounding down to MiB takes less than half of a share.
+func (s shared) most() int {
+	return min(1000*1024/(1024*s.part()-999), 2*1000/s.part())
 }
 
 // Annotations returns the keys of annotations of pods that ask for GPUs.
