@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -161,6 +162,7 @@ type allocatedPart struct {
 	uuid    string
 	mode    grant.Mode
 	memory  grant.Bytes
+	all     bool // the request names no memory, so that memory is all that was free
 	compute int
 }
 
@@ -202,6 +204,7 @@ func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 				"work without",
 			result.Request)
 	}
+	of.all = !namesMemory(claim, result.Request)
 	percent := result.ConsumedCapacity[compute]
 	of.memory, of.compute = grant.Bytes(amount.Value()), int(percent.Value())
 	return of, nil
@@ -228,9 +231,11 @@ func sum(parts []allocatedPart, ask *admission.Ask) error {
 				p.request, DriverName)
 		default:
 			merged[i].memory += p.memory
+			merged[i].all = merged[i].all && p.all
 			merged[i].compute += p.compute
 		}
 	}
+	leastOfAll(merged)
 	for _, m := range merged {
 		if m.memory != merged[0].memory || m.compute != merged[0].compute {
 			return fmt.Errorf(
@@ -243,6 +248,18 @@ func sum(parts []allocatedPart, ask *admission.Ask) error {
 	}
 	ask.Mode, ask.Compute = merged[0].mode, merged[0].compute
 	return nil
+}
+
+// leastOfAll makes the parts equal if no request names memory: each gets what the GPU with the
+// least free memory has. The scheduler then counts more than is granted, never less.
+func leastOfAll(parts []allocatedPart) {
+	if slices.ContainsFunc(parts, func(p allocatedPart) bool { return !p.all }) {
+		return
+	}
+	least := slices.MinFunc(parts, func(a, b allocatedPart) int { return cmp.Compare(a.memory, b.memory) })
+	for i := range parts {
+		parts[i].memory = least.memory
+	}
 }
 
 // subject names what a grant is for.

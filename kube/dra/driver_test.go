@@ -444,6 +444,10 @@ func TestRefusedClaims(t *testing.T) {
 		"different amounts in one grant": {func(s site) *resourceapi.ResourceClaim {
 			c := claim("u", s.result("a", 0, grant.Limit, "1Gi", "0"),
 				s.result("b", 1, grant.Limit, "2Gi", "0"))
+			for name, amount := range map[string]string{"a": "1Gi", "b": "2Gi"} {
+				c.Spec.Devices.Requests = append(c.Spec.Devices.Requests,
+					requesting(name, map[resourceapi.QualifiedName]string{memory: amount}))
+			}
 			c.Status.Allocation.Devices.Config = params(`{` + head + `,"grant":"claim"}`)
 			return c
 		}, "the grant of the claim has 1GiB and 0% on one GPU, and 2GiB and 0% on another: a grant is the " +
@@ -527,6 +531,45 @@ func TestSharesOverSeveralGPUs(t *testing.T) {
 		if g.Owner == "claim:u-2" && (len(g.GPUs) != 1 || g.Memory() != 3*grant.GiB || g.Compute != 10) {
 			t.Errorf("got %+v, want both requests' shares of one GPU in one grant", g)
 		}
+	}
+}
+
+// requesting returns a request of a claim's spec with these amounts.
+func requesting(name string, amounts map[resourceapi.QualifiedName]string) resourceapi.DeviceRequest {
+	c := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+	for what, amount := range amounts {
+		c.Requests[what] = resource.MustParse(amount)
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{Capacity: c}}
+}
+
+// A share without an amount is all that is free, and that differs from GPU to GPU.
+func TestSharesWithoutAnAmountAreTheLeast(t *testing.T) {
+	for name, c := range map[string]struct {
+		amounts map[resourceapi.QualifiedName]string
+		fails   bool
+	}{
+		"no amount":    {},
+		"compute only": {amounts: map[resourceapi.QualifiedName]string{compute: "30"}},
+		"memory":       {map[resourceapi.QualifiedName]string{memory: "12Gi"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 2)
+			s.Grant(admission.Ask{Memory: 4 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}})
+			of := claim("u-1", s.result("gpu", 1, grant.Limit, "16Gi", "30"),
+				s.result("gpu", 0, grant.Limit, "12Gi", "30"))
+			of.Spec.Devices.Requests = []resourceapi.DeviceRequest{requesting("gpu", c.amounts)}
+			r := s.prepares(t, of)
+			if (r.Err != nil) != c.fails {
+				t.Fatal(r.Err)
+			}
+			for _, g := range s.Grants() {
+				if g.Owner == "claim:u-1" && (len(g.GPUs) != 2 || g.GPUs[0].Memory != 12*grant.GiB ||
+					g.GPUs[1].Memory != 12*grant.GiB || g.Compute != 30) {
+					t.Errorf("got %+v, want 12 GiB of each GPU", g)
+				}
+			}
+		})
 	}
 }
 
