@@ -39,6 +39,11 @@ func template(namespace string, d placement.Demand, w placement.Wish,
 		// else the scheduler may take one GPU twice
 		uuid := resourceapi.FullyQualifiedName("gpuledger.dev/uuid")
 		spec.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{DistinctAttribute: &uuid}}
+		if d.Mode == "" { // a grant has one mode
+			mode := resourceapi.FullyQualifiedName("gpuledger.dev/mode")
+			spec.Spec.Devices.Constraints = append(spec.Spec.Devices.Constraints,
+				resourceapi.DeviceConstraint{MatchAttribute: &mode})
+		}
 	}
 	text, err := json.Marshal(spec)
 	if err != nil {

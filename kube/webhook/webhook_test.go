@@ -210,7 +210,7 @@ func TestReviews(t *testing.T) {
 }
 
 // The scheduler may take one GPU twice for a request of two shares, and it cannot tell which GPUs
-// one MPS daemon can serve together.
+// one MPS daemon can serve together. It may take GPUs of two modes if none is named.
 func TestSharesOfSeveralGPUs(t *testing.T) {
 	d := share(t, 4)
 	d.GPUs = 2
@@ -219,7 +219,8 @@ func TestSharesOfSeveralGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	devices := made.Spec.Spec.Devices
-	if len(devices.Constraints) != 1 || *devices.Constraints[0].DistinctAttribute != "gpuledger.dev/uuid" ||
+	if len(devices.Constraints) != 2 || *devices.Constraints[0].DistinctAttribute != "gpuledger.dev/uuid" ||
+		*devices.Constraints[1].MatchAttribute != "gpuledger.dev/mode" ||
 		len(devices.Requests[0].Exactly.Selectors) != 1 ||
 		!strings.Contains(devices.Requests[0].Exactly.Selectors[0].CEL.Expression, `mode != "mps"`) {
 		t.Errorf("got %+v", devices)
@@ -229,6 +230,10 @@ func TestSharesOfSeveralGPUs(t *testing.T) {
 		t.Error("shares of two GPUs in mode mps")
 	}
 	d.Mode = grant.Limit
+	if made, err := template("team", d, placement.Wish{}, 0); err != nil ||
+		len(made.Spec.Spec.Devices.Constraints) != 1 {
+		t.Errorf("a mode that is named: %+v, %v", made, err)
+	}
 	if _, err := template("team", d, placement.Wish{Products: []string{`a") || true || ("`}}, 0); err == nil {
 		t.Error("a product that is an expression")
 	}
