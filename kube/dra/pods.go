@@ -76,8 +76,7 @@ func consumedBy(claim *resourceapi.ResourceClaim) map[string]grant.Bytes {
 func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// versions are ordered for one resource (KEP 5504)
-	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
+	version := versionOf(claim)
 	now := reserved{version: version, pods: tiesOf(claim), empty: len(claim.Status.ReservedFor) == 0,
 		consumed: consumedBy(claim)}
 	if before, known := p.claims[claim.UID]; known && before.version > version {
@@ -88,6 +87,22 @@ func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	}
 	p.claims[claim.UID] = now
 	return now
+}
+
+// versionOf returns a claim's resource version. Those of one resource are ordered (KEP 5504).
+func versionOf(claim *resourceapi.ResourceClaim) uint64 {
+	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
+	return version
+}
+
+// restart makes the next version of a claim count as newer than this one.
+func (p *pods) restart(claim types.UID, version uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r, known := p.claims[claim]; known && r.version == version {
+		r.version = 0
+		p.claims[claim] = r
+	}
 }
 
 func (p *pods) known(claim types.UID) (reserved, bool) {
@@ -288,7 +303,9 @@ func (d *Driver) follow(ctx context.Context, g grant.Grant) {
 	}
 }
 
-// lookUp reads a claim that cannot be watched.
+// lookUp reads a claim that cannot be watched, or whose watch reports an older version than is
+// known. A watch may be late, but the API reads a single claim from etcd. So if that is older than
+// what was known before, etcd was restored from a backup, and it counts.
 func (d *Driver) lookUp(ctx context.Context, g grant.Grant) {
 	namespace, name, ok := claimName(g)
 	if !ok {
@@ -296,8 +313,11 @@ func (d *Driver) lookUp(ctx context.Context, g grant.Grant) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
+	uid, _ := claimOf(g)
+	before, _ := d.pods.known(uid)
 	if claim, err := d.watcher().ResourceV1().ResourceClaims(namespace).Get(ctx, name,
 		metav1.GetOptions{}); err == nil {
+		d.pods.restart(uid, before.version)
 		d.pods.learn(claim)
 		d.pods.signal()
 	}
@@ -336,7 +356,9 @@ func (d *Driver) watchClaim(ctx context.Context, g grant.Grant) error {
 			// An object of the same name with another UID is another claim, and is recorded as
 			// such.
 			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted {
-				d.pods.learn(claim)
+				if d.pods.learn(claim).version > versionOf(claim) {
+					d.lookUp(ctx, g)
+				}
 				d.pods.signal()
 			}
 		}

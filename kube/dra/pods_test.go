@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -240,6 +241,41 @@ func TestAnEndedWatchIsRestarted(t *testing.T) {
 	if n := api.watches("claim-u-1"); n != 2 {
 		t.Errorf("the claim was watched %d times", n)
 	}
+}
+
+// After etcd is restored from a backup the versions of a claim begin again. A late watch also
+// reports an older version, but the API has the newer one.
+func TestAClaimOfARestoredCluster(t *testing.T) {
+	s := newSite(t, 1)
+	api := watched(s)
+	var asked atomic.Int32
+	stored := make(chan *resourceapi.ResourceClaim, 1)
+	stored <- s.of(9, "u-1", "p1")
+	s.Client.(*fake.Clientset).PrependReactor("get", "resourceclaims",
+		func(clienttesting.Action) (bool, runtime.Object, error) {
+			c := <-stored
+			stored <- c
+			asked.Add(1)
+			return true, c, nil
+		})
+	defer follows(s.Driver)()
+	api.send(s.of(9, "u-1", "p1"))
+	s.has(t, s.of(9, "u-1", "p1"))
+	eventually(t, "the claim is watched", func() bool { return api.watches("claim-u-1") == 1 })
+	api.send(s.of(4, "u-1", "late"))
+	eventually(t, "a late version is looked up", func() bool {
+		r, _ := s.pods.known("u-1")
+		return asked.Load() == 1 && r.version == 9
+	})
+	s.isFor(t, "a late version", teams("p1")...)
+	api.send(s.of(10, "u-1", "p1", "p2"))
+	s.becomes(t, "a newer one", teams("p1", "p2")...)
+	<-stored
+	stored <- s.of(6, "u-1", "p1", "p3")
+	api.send(s.of(5, "u-1", "p1"))
+	s.becomes(t, "restored", teams("p1", "p3")...)
+	api.send(s.of(7, "u-1", "p4"))
+	s.becomes(t, "the next version", teams("p4")...)
 }
 
 // The role of an older version's manifests lets the driver get claims, but not watch them.
