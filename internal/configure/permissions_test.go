@@ -3,6 +3,7 @@ package configure
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -51,5 +52,20 @@ func TestUndoKeepsLaterPermissions(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNewDirectoriesAreReadableWithAnyUmask: Podman of a user without root fails if it cannot read
+// containers.conf.d.
+func TestNewDirectoriesAreReadableWithAnyUmask(t *testing.T) {
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), grant.Podman)
+	before := syscall.Umask(0o077) // of the process: no test of this package runs in parallel
+	defer syscall.Umask(before)
+	applied(t, o)
+	for _, dir := range []string{"/etc", "/etc/containers", "/etc/containers/containers.conf.d",
+		"/etc/gpuledger"} {
+		if is, err := os.Stat(o.Root + dir); err != nil || is.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v; want mode 0755", dir, is, err)
+		}
 	}
 }

@@ -99,13 +99,19 @@ func keepLabel(from, to string) {
 	}
 }
 
-// makeDirs makes the directories above a name without links that do not exist.
+// makeDirs makes the directories above a name without links that do not exist. Their mode does not
+// depend on the umask, because users without root must be able to read Podman's files and
+// gpuledger's.
 func makeDirs(in filetree.System, name string) error {
 	for _, dir := range missingDirs(in, name) {
-		if err := os.Mkdir(in.Host(dir), 0o755); err != nil {
-			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
+		err := os.Mkdir(in.Host(dir), 0o755)
+		if err == nil {
+			err = os.Chmod(in.Host(dir), 0o755)
 		}
-		if err := syncDir(filepath.Dir(in.Host(dir))); err != nil {
+		if err == nil {
+			err = syncDir(filepath.Dir(in.Host(dir)))
+		}
+		if err != nil {
 			return fmt.Errorf("cannot make %s: %w", dir, cause(err))
 		}
 	}
