@@ -25,6 +25,8 @@ type Undone struct {
 
 	engine       grant.Engine
 	needsHandler bool // the engine finds the runtime of a container by its handler's name
+	// why gpuledger's own configuration stays: a program obeys it; see policyReader
+	reader string
 
 	// at a restart the engine's distribution writes the file anew that still names gpuledger
 	rewrote bool
@@ -115,6 +117,9 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 			continue
 		}
 		c := restore(e, now)
+		if e.Shared && c.Action != "keep" {
+			u.reader = policyReader(s.system, now, c.after)
+		}
 		switch {
 		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			// an engine whose file still names the link must find it
@@ -122,6 +127,8 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 		case c.Action != "keep" && len(u.Callers)+len(u.Monitors) > 0 &&
 			(e.Shared || e.After.Kind == filetree.Link):
 			c = keepChange(e, now, u.whyKept())
+		case e.Shared && u.reader != "":
+			c = keepChange(e, now, u.reader)
 		case c.Action != "keep" && u.keepsHandler():
 			if c, err = onlyHandler(e, now, u); err != nil {
 				return nil, err
@@ -146,10 +153,10 @@ func (u Undone) recordedDaemons(r engineRecord) (unread, undone []grant.Process)
 	return nil, append([]grant.Process{}, u.Callers...)
 }
 
-// needsUs reports whether the engine's files still name gpuledger, or a daemon or a container still
-// needs it.
+// needsUs reports whether the engine's files still name gpuledger, or a program or a container
+// still needs it.
 func (u Undone) needsUs() bool {
-	return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 || len(u.Monitors) > 0
+	return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 || len(u.Monitors) > 0 || u.reader != ""
 }
 
 // original is the path of a file's content from before configure.

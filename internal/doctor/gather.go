@@ -182,14 +182,11 @@ func free(path string) uint64 {
 	return st.Bavail * uint64(st.Bsize)
 }
 
-// The directories that engines read by default.
-var (
-	hookDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
-	cdiDirs  = []string{"/etc/cdi", "/var/run/cdi"}
-)
+// cdiDirs are the directories that engines read by default.
+var cdiDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
 func (f *Facts) gatherInjectors() {
-	hookDirs, cdiDirs := slices.Clone(hookDirs), append(slices.Clone(cdiDirs), f.Policy.CDI.Dir)
+	hookDirs, cdiDirs := slices.Clone(engines.HookDirs), append(slices.Clone(cdiDirs), f.Policy.CDI.Dir)
 	for _, e := range f.Engines {
 		hookDirs, cdiDirs = append(hookDirs, e.HookDirs...), append(cdiDirs, e.CDIDirs...)
 	}

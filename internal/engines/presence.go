@@ -19,6 +19,9 @@ type Presence struct {
 	Err      error             // why its configuration cannot be read
 }
 
+// HookDirs are the hooks directories that engines read where their files name none.
+var HookDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
+
 // Find finds the engines of the system below root; "/" is this machine. It writes nothing.
 func Find(root string) []Presence {
 	var all []Presence
