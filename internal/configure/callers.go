@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strconv"
@@ -74,6 +75,15 @@ func (r engineRecord) monitors(in engines.Installation) (running []grant.Process
 	return running
 }
 
+// stored are the containers, also stopped ones, that an undo of the record would keep the engine
+// from starting.
+func (r engineRecord) stored(in engines.Installation) []string {
+	if len(r.Files) == 0 {
+		return nil
+	}
+	return in.Stored()
+}
+
 // whyKept says why a file of gpuledger's stays after an undo: what has to happen first. dockerd is
 // reloaded, because a restart of dockerd can end containers.
 func (u Undone) whyKept() string {
@@ -89,20 +99,35 @@ func (u Undone) whyKept() string {
 
 // neededFor says which containers need what stays.
 func (u Undone) neededFor() string {
-	var pids []string
-	for _, p := range u.Monitors[:min(len(u.Monitors), 10)] {
-		pids = append(pids, strconv.Itoa(p.PID))
+	var why []string
+	if len(u.Monitors) > 0 {
+		var pids []string
+		for _, p := range u.Monitors {
+			pids = append(pids, strconv.Itoa(p.PID))
+		}
+		only := "gpuledger-runtime"
+		if u.needsHandler {
+			only = "the handler gpuledger"
+		}
+		why = append(why, fmt.Sprintf("%s can stop running containers only by %s (their monitors: pid %s)",
+			u.engine, only, firstOf(pids)))
 	}
-	list := strings.Join(pids, ", ")
-	if more := len(u.Monitors) - len(pids); more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
+	do := "remove these containers and pods"
+	if len(u.Stored) > 0 {
+		why = append(why, fmt.Sprintf("%s can start these containers only by the handler gpuledger, also "+
+			"those that are stopped now: %s", u.engine, firstOf(u.Stored)))
+		do += fmt.Sprintf(" (`%s rm`), create them again", u.engine)
 	}
-	only := "gpuledger-runtime"
-	if u.needsHandler {
-		only = "the handler gpuledger"
+	return strings.Join(append(why, do+", and undo it again after that"), "; ")
+}
+
+// firstOf is a list of which no more than ten are printed.
+func firstOf(list []string) string {
+	const most = 10
+	if more := len(list) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), more)
 	}
-	return fmt.Sprintf("%s can stop running containers only by %s (their monitors: pid %s); remove these "+
-		"containers and pods, and undo it again after that", u.engine, only, list)
+	return strings.Join(list, ", ")
 }
 
 // Waits says for what of the engine's the undo waits; "" for nothing, or if it waits for containers
@@ -116,7 +141,9 @@ func (u Undone) Waits() string {
 
 // keepsHandler reports whether the engine's files still have gpuledger's handler after the undo,
 // because containers need it.
-func (u Undone) keepsHandler() bool { return u.needsHandler && len(u.Monitors) > 0 }
+func (u Undone) keepsHandler() bool {
+	return u.needsHandler && len(u.Monitors) > 0 || len(u.Stored) > 0
+}
 
 // defaultPaths are the keys that name the default handler, of the engines that find a container's
 // runtime by its handler.
@@ -126,8 +153,12 @@ var defaultPaths = map[grant.Engine][]string{
 }
 
 // onlyHandler is gpuledger's drop-in file without the default: the engine knows the handler, and no
-// new container gets it unless it names it.
-func onlyHandler(e fileRecord, now filetree.FileContent, u *Undone) (FileChange, error) {
+// new container gets it unless it names it. For Docker, which has no drop-in files, it is the
+// restored file with the handler.
+func onlyHandler(e fileRecord, now, restored filetree.FileContent, u *Undone) (FileChange, error) {
+	if u.engine == grant.Docker {
+		return onlyDockersHandler(e, now, restored, u)
+	}
 	key := defaultPaths[u.engine]
 	d, err := configfile.Parse(e.Path, now.Data)
 	if err != nil {
@@ -139,6 +170,32 @@ func onlyHandler(e fileRecord, now filetree.FileContent, u *Undone) (FileChange,
 	if err := d.Unset(key...); err != nil {
 		return FileChange{}, fmt.Errorf("cannot edit %s: %w", e.Path, err)
 	}
+	return u.edited(e, now, d.Bytes()), nil
+}
+
+// onlyDockersHandler is onlyHandler for daemon.json.
+func onlyDockersHandler(e fileRecord, now, restored filetree.FileContent, u *Undone) (FileChange, error) {
+	is, err := configfile.ParseJSON(now.Data)
+	if err != nil {
+		return FileChange{}, fmt.Errorf("cannot edit %s:%w", e.Path, err)
+	}
+	d, err := configfile.ParseJSON(restored.Data)
+	if err != nil {
+		return FileChange{}, fmt.Errorf("cannot edit %s:%w", e.Path, err)
+	}
+	if link := configfile.Text(is.Tree(), "runtimes", engines.Handler, "path"); link != "" {
+		if err := d.Set(link, "runtimes", engines.Handler, "path"); err != nil {
+			return FileChange{}, fmt.Errorf("cannot edit %s: %w", e.Path, err)
+		}
+	}
+	if bytes.Equal(d.Bytes(), now.Data) {
+		return keepChange(e, now, u.neededFor()), nil
+	}
+	return u.edited(e, now, d.Bytes()), nil
+}
+
+// edited is a file that keeps gpuledger's handler.
+func (u *Undone) edited(e fileRecord, now filetree.FileContent, text []byte) FileChange {
 	return FileChange{Path: e.Path, Action: "edit", Why: u.neededFor(), name: e.Name, before: now,
-		after: filetree.NewFile(d.Bytes(), now), Diff: diff(e.Path, now.Data, d.Bytes())}, nil
+		after: filetree.NewFile(text, now), Diff: diff(e.Path, now.Data, text)}
 }

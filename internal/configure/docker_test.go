@@ -1,9 +1,12 @@
 package configure
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/gpuledger/gpuledger/internal/engines"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -56,5 +59,74 @@ func TestFlagsInDockersUnit(t *testing.T) {
 		if (err != nil) != (row.where != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestUndoLeavesDockerTheHandlerOfStoredContainers: Docker stores the handler's name with each
+// container, and could not start a stopped one without it.
+func TestUndoLeavesDockerTheHandlerOfStoredContainers(t *testing.T) {
+	const file, state = "/etc/docker/daemon.json", "/var/lib/gpuledger"
+	for name, original := range map[string]string{"no file": "", "an empty one": "{}\n",
+		"NVIDIA's default": `{
+    "default-runtime": "nvidia",
+    "runtimes": {
+        "nvidia": {
+            "path": "/usr/bin/nvidia-container-runtime"
+        }
+    },
+    "data-root": "/srv/docker"
+}
+`} {
+		t.Run(name, func(t *testing.T) {
+			has := map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}
+			root := "/var/lib/docker/"
+			if original != "" {
+				has[file] = original
+			}
+			if strings.Contains(original, "data-root") {
+				root = "/srv/docker/1000.1000/"
+			}
+			o := options(newRoot(t, has), grant.Docker)
+			before := files(t, o.Root)
+			applied(t, o)
+			for path, text := range map[string]string{
+				"ours/hostconfig.json":   `{"Runtime":"gpuledger","NetworkMode":"none"}`,
+				"ours/config.v2.json":    `{"Name":"/trial"}`,
+				"theirs/hostconfig.json": `{"Runtime":"runc"}`,
+			} {
+				write(t, o.Root, root+"containers/"+path, text)
+			}
+			for range 2 { // it can be repeated
+				u := undone(t, o, state, nil)
+				if len(u.Stored) != 1 || !strings.Contains(u.neededFor(), "now: trial;") {
+					t.Errorf("the undo waits for %q: %s", u.Stored, u.neededFor())
+				}
+				c, err := o.Installation().Read()
+				if err != nil {
+					t.Fatal(err)
+				}
+				is := c.InForce()
+				if is.Default == engines.Handler || is.Handlers[engines.Handler] == "" ||
+					strings.Contains(original, "nvidia") != (is.Default == "nvidia") {
+					t.Errorf("while a container is stored, the undo leaves\n%s", fileAt(t, o.Root, file))
+				}
+				for _, path := range []string{"/usr/bin/gpuledger-runtime.docker", o.Config} {
+					if _, err := os.Stat(o.Root + path); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if err := os.RemoveAll(filepath.Join(o.Root, root)); err != nil {
+				t.Fatal(err)
+			}
+			_ = os.RemoveAll(o.Root + "/srv")
+			undone(t, o, state, nil)
+			if after := files(t, o.Root); after != before {
+				t.Errorf("when the container is removed, the undo leaves\n%s\nwant\n%s", after, before)
+			}
+			if r, _, err := readRecord(o.Installation(), state); err != nil || !r.isOver() {
+				t.Errorf("the record is %+v, %v", r, err)
+			}
+		})
 	}
 }

@@ -22,6 +22,7 @@ type Undone struct {
 
 	Callers  []grant.Process // daemons that call gpuledger's runtime until they read their files again
 	Monitors []grant.Process // of containers that need the handler, or the link that configure made
+	Stored   []string        // containers, also stopped ones, that the engine starts only by the handler
 
 	engine       grant.Engine
 	needsHandler bool // the engine finds the runtime of a container by its handler's name
@@ -79,7 +80,7 @@ func planUndo(o Options, stateDir string) (engineRecord, Undone, error) {
 		Advice: "take that out by hand and run it again"}
 	u.engine, u.Callers = r.Engine, callers(r, daemonsOf(in), o.Restarted)
 	u.needsHandler = in.NeedsHandler()
-	u.Monitors = r.monitors(in)
+	u.Monitors, u.Stored = r.monitors(in), r.stored(in)
 	if distribution := without.in.Distribution(); distribution != nil {
 		u.Advice, u.rewrote = "restart "+distribution.Name+
 			", which writes that file anew, and run it again", true
@@ -124,13 +125,13 @@ func (s *store) planFiles(r engineRecord, u *Undone) ([]engineRecord, error) {
 		case u.Kept > 0, len(u.Named) > 0 && (e.Shared || e.After.Kind == filetree.Link):
 			// an engine whose file still names the link must find it
 			c = keepChange(e, now, "a file that stays needs it")
-		case c.Action != "keep" && len(u.Callers)+len(u.Monitors) > 0 &&
+		case c.Action != "keep" && len(u.Callers)+len(u.Monitors)+len(u.Stored) > 0 &&
 			(e.Shared || e.After.Kind == filetree.Link):
 			c = keepChange(e, now, u.whyKept())
 		case e.Shared && u.reader != "":
 			c = keepChange(e, now, u.reader)
 		case c.Action != "keep" && u.keepsHandler():
-			if c, err = onlyHandler(e, now, u); err != nil {
+			if c, err = onlyHandler(e, now, c.after, u); err != nil {
 				return nil, err
 			}
 		case c.Action == "keep" && c.Why != "" && e.Shared:
@@ -156,7 +157,8 @@ func (u Undone) recordedDaemons(r engineRecord) (unread, undone []grant.Process)
 // needsUs reports whether the engine's files still name gpuledger, or a program or a container
 // still needs it.
 func (u Undone) needsUs() bool {
-	return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 || len(u.Monitors) > 0 || u.reader != ""
+	return u.Kept > 0 || len(u.Named) > 0 || len(u.Callers) > 0 || len(u.Monitors) > 0 ||
+		len(u.Stored) > 0 || u.reader != ""
 }
 
 // original is the path of a file's content from before configure.
