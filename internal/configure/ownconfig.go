@@ -60,7 +60,7 @@ func editOwnConfig(o Options, in engines.Installation, own ownConfig, was engine
 			return e, fmt.Errorf("cannot edit %s:%w", o.Config, set.Err)
 		}
 	default:
-		e.compareRuntime(own.policy.Runtime.Path, o.Config, was)
+		e.compareRuntime(in.System, own.policy.Runtime.Path, o.Config, was)
 	}
 	unjudged := e.wantedUnjudged(o, in.System, was)
 	if err := errors.Join(setRules(d, o), setUnjudged(d, own.policy.Runtime, o.Engine, unjudged,

@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,6 +88,54 @@ func TestASecondEngineThatEndsEnforcement(t *testing.T) {
 		}
 		if !strings.HasSuffix(said, row.want) || (said == "") != (row.want == "") {
 			t.Errorf("%s: it says %q, want %q", name, said, row.want)
+		}
+	}
+}
+
+// TestASecondEngineWithAnotherRuntime: runtime.path is one list for all engines, so the containers
+// of a second engine can change from crun to runc. configure says so.
+func TestASecondEngineWithAnotherRuntime(t *testing.T) {
+	for name, row := range map[string]struct {
+		programs []string
+		own      string // without it containerd is configured first
+		said     string
+	}{
+		"containerd's runc is first": {[]string{"/usr/bin/runc", "/usr/bin/crun"}, "",
+			"the present default runtime is /usr/bin/crun, but runtime.path in /etc/gpuledger/config.toml " +
+				"has runc, crun"},
+		"only runc is there": {[]string{"/usr/bin/runc"}, "", ""},
+		"the same program by another path": {[]string{"/usr/bin/crun"},
+			"[runtime]\npath = [\"/opt/crun\"]\n", ""},
+		"the list leads to the same": {[]string{"/usr/bin/runc", "/usr/bin/crun"},
+			"[runtime]\npath = [\"/usr/bin/gone\", \"crun\"]\n", ""},
+	} {
+		has := map[string]string{"/etc/containerd/config.toml": "version = 2\n"}
+		for _, path := range row.programs {
+			has[path] = ""
+		}
+		if row.own != "" {
+			has["/etc/gpuledger/config.toml"] = row.own
+		}
+		root := newRoot(t, has)
+		if err := errors.Join(os.Mkdir(root+"/opt", 0o755),
+			os.Symlink("/usr/bin/crun", root+"/opt/crun")); err != nil {
+			t.Fatal(err)
+		}
+		if row.own == "" {
+			applied(t, options(root, grant.Containerd))
+		}
+		p, err := New(options(root, grant.Podman))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := ""
+		for _, note := range p.Notes {
+			if strings.Contains(note, "runtime.path") {
+				said += note
+			}
+		}
+		if said != row.said {
+			t.Errorf("%s: it says %q, want %q", name, said, row.said)
 		}
 	}
 }

@@ -132,14 +132,31 @@ func setUnjudged(d *configfile.TOML, now grant.Runtime, engine grant.Engine, wan
 	return d.Set(byEngine, name...)
 }
 
-// compareRuntime adds a note if a configuration that configure does not write names other runtimes
-// than the engine.
-func (e *fileEdits) compareRuntime(path []string, config string, was engines.DefaultHandler) {
-	if was.Binary != "" && !was.IsNVIDIA() && !slices.Contains(path, was.Binary) &&
-		!slices.Contains(path, filepath.Base(was.Binary)) {
-		e.note("the present default runtime is %s, but runtime.path in %s has %s", was.Binary,
-			config, strings.Join(path, ", "))
+// compareRuntime adds a note if runtime.path of a configuration that configure does not write leads
+// to another program than the one that the engine runs now. The list is one for all engines, so it
+// can be that of the engine that was configured first.
+func (e *fileEdits) compareRuntime(in filetree.System, path []string, config string,
+	was engines.DefaultHandler) {
+	program, leadsTo := was.Binary, in.FirstProgram(path)
+	if was.IsReal() || was.IsNVIDIA() {
+		program = in.FirstProgram(new(fileEdits).realRuntimes(in, config, was))
 	}
+	if program == "" || leadsTo == "" || sameProgram(in, program, leadsTo) {
+		return
+	}
+	does := "is"
+	if was.IsNVIDIA() {
+		does = "executes"
+	}
+	e.note("the present default runtime %s %s, but runtime.path in %s has %s", does, program, config,
+		strings.Join(path, ", "))
+}
+
+// sameProgram compares two paths after their links are followed.
+func sameProgram(in filetree.System, a, b string) bool {
+	realA, errA := in.Resolve(a)
+	realB, errB := in.Resolve(b)
+	return a == b || errA == nil && errB == nil && realA == realB
 }
 
 // runtimesInForce is runtime.path of the configuration file, or else what realRuntimes would write
