@@ -30,7 +30,7 @@ func TestAPackagedConfigurationIsFilledIn(t *testing.T) {
 	}
 	if p.Policy.Engine != grant.CRIO || p.Policy.Rules.Mode != grant.Report ||
 		p.Policy.Rules.Privileged != grant.Strip ||
-		strings.Join(p.Policy.Runtime.Path, " ") != "/usr/bin/crun" {
+		strings.Join(p.Policy.Runtime.Path, " ") != "/usr/bin/crun crun" {
 		t.Errorf("%+v", p.Policy)
 	}
 	text, err := os.ReadFile(filepath.Join(root, "etc/gpuledger/config.toml"))

@@ -36,10 +36,10 @@ func mayReplace(o Options, was engines.DefaultHandler) error {
 func (e *fileEdits) realRuntimes(in filetree.System, config string, was engines.DefaultHandler) []string {
 	switch {
 	case was.Binary != "" && was.IsReal():
-		return []string{was.Binary}
+		return withNames(was.Binary)
 	case was.IsNVIDIA():
 		if below := e.belowNVIDIA(in, was.Binary); len(below) > 0 {
-			return below
+			return withNames(below...)
 		}
 	case was.Binary != "" || was.Kind != "":
 		e.note("the present default runtime is %s; containers that go through gpuledger run under runc or "+
@@ -50,6 +50,22 @@ func (e *fileEdits) realRuntimes(in filetree.System, config string, was engines.
 		return was.Search
 	}
 	return policy.Default().Runtime.Path
+}
+
+// withNames adds runc or crun by name after absolute paths. If the engine's package moves the file,
+// containers still start.
+func withNames(paths ...string) []string {
+	names := slices.Clone(paths)
+	for _, path := range paths {
+		name := "runc"
+		if strings.HasPrefix(filepath.Base(path), "crun") {
+			name = "crun"
+		}
+		if filepath.IsAbs(path) && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // belowNVIDIA are the programs named runc or crun that NVIDIA's runtime is configured to execute.

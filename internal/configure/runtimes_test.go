@@ -81,3 +81,53 @@ func TestAnotherEngineGetsNoUnjudgedRuntime(t *testing.T) {
 		t.Errorf("containerd has %q", got)
 	}
 }
+
+// TestTheRealRuntimeMayMove: an update of the engine's package can put runc elsewhere, and
+// containers start all the same. An undo restores every byte.
+func TestTheRealRuntimeMayMove(t *testing.T) {
+	for name, row := range map[string]struct{ binary, moved, nvidia string }{
+		"runc":                {"/usr/sbin/runc", "/usr/bin/runc", ""},
+		"crun with a version": {"/usr/local/bin/crun-1.2", "/usr/bin/crun", ""},
+		"the one that NVIDIA runs": {"/usr/bin/nvidia-container-runtime", "/usr/bin/runc",
+			"/usr/local/bin/runc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			has := map[string]string{row.binary: "", "/etc/containerd/config.toml": "version = 2\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n" +
+				"runtime_type = \"io.containerd.runc.v2\"\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n" +
+				"BinaryName = \"" + row.binary + "\"\n", "/etc/gpuledger/config.toml": packaged}
+			first := row.binary
+			if row.nvidia != "" {
+				first = row.nvidia
+				has["/etc/nvidia-container-runtime/config.toml"] =
+					"[nvidia-container-runtime]\nruntimes = [\"" + first + "\"]\n"
+			}
+			has[first] = ""
+			o := options(newRoot(t, has), grant.Containerd)
+			before := files(t, o.Root)
+			applied(t, o)
+			in := o.Installation().System
+			own, err := readOwnConfig(in, o.Config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := in.FirstProgram(own.policy.Runtime.Path); is != first {
+				t.Errorf("containers run under %q, want %s", is, first)
+			}
+			if err := os.Rename(filepath.Join(o.Root, first), filepath.Join(o.Root, row.moved)); err != nil {
+				t.Fatal(err)
+			}
+			if is := in.FirstProgram(own.policy.Runtime.Path); is != row.moved {
+				t.Errorf("after the move containers run under %q, want %s", is, row.moved)
+			}
+			if err := os.Rename(filepath.Join(o.Root, row.moved), filepath.Join(o.Root, first)); err != nil {
+				t.Fatal(err)
+			}
+			undone(t, o, "/var/lib/gpuledger", nil)
+			if after := files(t, o.Root); after != before {
+				t.Errorf("the undo leaves\n%s\nwant\n%s", after, before)
+			}
+		})
+	}
+}
