@@ -181,6 +181,11 @@ func TestWish(t *testing.T) {
 			[]placement.Demand{{GPUs: 1, Part: 500}}, placement.Wish{}},
 		"HAMi: all memory and a share of compute": {all, pod("nvidia.com/gpu: 1, nvidia.com/gpucores: 40"),
 			[]placement.Demand{{GPUs: 1, Compute: 40}}, placement.Wish{}},
+		"HAMi: all cores are a whole GPU": {all, pod("nvidia.com/gpu: 2, nvidia.com/gpucores: 100"),
+			[]placement.Demand{{GPUs: 2, Mode: grant.Exclusive}}, placement.Wish{}},
+		"HAMi: all cores and some memory are a whole GPU, in each mode": {all, pod(
+			"nvidia.com/gpumem: 3000, nvidia.com/gpucores: 100", "nvidia.com/vgpu-mode=mps"),
+			[]placement.Demand{{GPUs: 1, Mode: grant.Exclusive}}, placement.Wish{}},
 		"HAMi: its annotations": {all, pod("nvidia.com/gpu: 1, nvidia.com/gpumem: 1024",
 			"nvidia.com/use-gputype=A100, H100", "hami.io/gpu-scheduler-policy=spread",
 			"nvidia.com/vgpu-mode=mps"), []placement.Demand{{GPUs: 1, Memory: gib, Mode: grant.MPS}},
@@ -225,6 +230,36 @@ func TestWish(t *testing.T) {
 				t.Errorf("got %+v, %v, %v\nwant %+v", got, asks, err, want)
 			}
 		})
+	}
+}
+
+// HAMi gives a GPU of which all cores are asked for to one container alone.
+func TestAllCoresOfHAMiHaveNoNeighbour(t *testing.T) {
+	const share = "nvidia.com/gpu: 1, nvidia.com/gpumem: 3000"
+	wish := func(limits string) *placement.Wish {
+		w, _, err := config(t, all).Wish(pod(limits))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &w
+	}
+	cores, memory := wish(share+", nvidia.com/gpucores: 100"), wish(share)
+	for name, order := range map[string][2]*placement.Wish{
+		"all cores first": {cores, memory}, "all cores second": {memory, cores}} {
+		node := placement.Node{GPUs: []placement.GPU{{Memory: 16 * gib, Free: 16 * gib, Compute: 100,
+			Modes: []grant.Mode{grant.Exclusive, grant.Limit}}}}
+		first, fits := placement.Place(order[0], &node)
+		if !fits {
+			t.Fatalf("%s: the first does not fit", name)
+		}
+		gpu := &node.GPUs[0]
+		gpu.Mode, gpu.Compute = first[0].Mode, gpu.Compute-first[0].Compute
+		if gpu.Free -= first[0].Memory; gpu.Mode == grant.Exclusive {
+			gpu.Free, gpu.Compute = 0, 0
+		}
+		if got, fits := placement.Place(order[1], &node); fits {
+			t.Errorf("%s: the second has %+v beside %+v", name, got, first)
+		}
 	}
 }
 

@@ -261,6 +261,10 @@ func (all asks) demand(pod *corev1.Pod) (placement.Demand, error) {
 			return d, fmt.Errorf("%s over several GPUs: its documentation has no shares of compute there",
 				percent.name)
 		}
+		if percent.is.family == hami && percent.amount == 100 {
+			// HAMi's scheduler takes a GPU without other pods for it, and adds none later
+			return placement.Demand{GPUs: d.GPUs, Mode: grant.Exclusive}, nil
+		}
 		d.Compute = int(percent.amount)
 		if d.Mode == "" {
 			d.Mode = percent.mode
