@@ -119,6 +119,7 @@ func TestWish(t *testing.T) {
 	second := pod("", "gpu-fraction=0.25", "gpu-fraction-container-name=side")
 	second.Spec.Containers = append(second.Spec.Containers, corev1.Container{Name: "side"})
 	mps := replaced(slicing, "timeSlicing", "mps")
+	ignored := replaced(slicing, "replicas: 4", "replicas: 4\n        rename: slice\n        devices: [0]")
 
 	for name, c := range map[string]struct {
 		config string
@@ -166,10 +167,14 @@ func TestWish(t *testing.T) {
 			placement.Wish{}},
 		"NVIDIA: one replica is a whole GPU": {replaced(slicing, "replicas: 4", "replicas: 1"),
 			pod("nvidia.com/gpu: 1"), []placement.Demand{{GPUs: 1, Mode: grant.Exclusive}}, placement.Wish{}},
-		"NVIDIA: a share by its own name": {replaced(slicing, "replicas: 4",
-			"replicas: 3\n        rename: slice"), pod("nvidia.com/slice: 1"),
-			[]placement.Demand{{GPUs: 1, Part: 333, Mode: grant.Timeslice}},
-			placement.Wish{}},
+		"NVIDIA: a third": {replaced(slicing, "replicas: 4", "replicas: 3"), pod("nvidia.com/gpu.shared: 1"),
+			[]placement.Demand{{GPUs: 1, Part: 333, Mode: grant.Timeslice}}, placement.Wish{}},
+		"NVIDIA: rename is ignored": {ignored, pod("nvidia.com/gpu.shared: 1"),
+			[]placement.Demand{{GPUs: 1, Part: 250, Mode: grant.Timeslice}}, placement.Wish{}},
+		"NVIDIA: rename without renameByDefault": {replaced(ignored, "renameByDefault: true",
+			"renameByDefault: false"), pod("nvidia.com/gpu: 1"),
+			[]placement.Demand{{GPUs: 1, Part: 250, Mode: grant.Timeslice}}, placement.Wish{}},
+		"NVIDIA: the name that rename has": {ignored, pod("nvidia.com/slice: 1"), nil, placement.Wish{}},
 		"NVIDIA: MPS": {mps, pod("nvidia.com/gpu.shared: 1"),
 			[]placement.Demand{{GPUs: 1, Part: 250, Compute: 25, Mode: grant.MPS}}, placement.Wish{}},
 		"HAMi: memory of each of two GPUs": {all,
@@ -379,7 +384,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		"NVIDIA: version 2":    {"nvidia_device_plugin = \"version: v2\"", "v1 is known"},
 		"NVIDIA: MIG":          {replaced(slicing, "name: nvidia.com/gpu", "name: nvidia.com/mig-1g.5gb"), "nvidia.com/gpu only"},
 		"NVIDIA: no replicas":  {replaced(slicing, "replicas: 4", "replicas: 0"), "1 to 1000"},
-		"NVIDIA: some devices": {replaced(slicing, "replicas: 4", "replicas: 4\n        devices: [0]"), "pool of the node"},
+		"NVIDIA: a name twice": {replaced(slicing, "- name: nvidia.com/gpu", "- {name: gpu, rename: big, replicas: 2}\n      - name: nvidia.com/gpu"), "there twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Decode([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) ||

@@ -41,13 +41,14 @@ type pluginFile struct {
 	} `json:"sharing"`
 }
 
+// replicated leaves out `rename` and `devices` of a resource: NVIDIA's plugin ignores both when it
+// starts, and logs that they are not yet supported (DisableResourceNamingInConfig, until at least
+// August 2026).
 type replicated struct {
 	RenameByDefault bool  `json:"renameByDefault"`
 	OnlyOne         *bool `json:"failRequestsGreaterThanOne"`
 	Resources       []struct {
 		Name     string `json:"name"`
-		Rename   string `json:"rename"`
-		Devices  any    `json:"devices"`
 		Replicas int    `json:"replicas"`
 	} `json:"resources"`
 }
@@ -85,15 +86,12 @@ func (r *replicated) list(mode grant.Mode, one bool) (all []shared, err error) {
 	}
 	seen := map[string]bool{}
 	for _, of := range r.Resources {
-		s := shared{name: of.Name, as: of.Rename, replicas: of.Replicas, mode: mode, one: one}
+		s := shared{name: of.Name, replicas: of.Replicas, mode: mode, one: one}
 		// the plugin takes a name without a domain for one of its own
 		if s.name != "" && !strings.Contains(s.name, "/") {
 			s.name = "nvidia.com/" + s.name
 		}
-		if s.as != "" && !strings.Contains(s.as, "/") {
-			s.as = "nvidia.com/" + s.as
-		}
-		if s.as == "" && r.RenameByDefault {
+		if r.RenameByDefault {
 			s.as = s.name + ".shared"
 		}
 		name := grant.Printable(of.Name)
@@ -104,9 +102,6 @@ func (r *replicated) list(mode grant.Mode, one bool) (all []shared, err error) {
 		case s.replicas < 1 || s.replicas > 1000:
 			return nil, fmt.Errorf("nvidia_device_plugin: %q has %d replicas, and 1 to 1000 are possible",
 				name, s.replicas)
-		case of.Devices != nil && of.Devices != "all":
-			return nil, fmt.Errorf("nvidia_device_plugin: %q names devices: list them in a pool of the "+
-				"node's configuration instead", name)
 		case seen[s.offered()]:
 			return nil, fmt.Errorf("nvidia_device_plugin: %q is there twice", grant.Printable(s.offered()))
 		}
