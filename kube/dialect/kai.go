@@ -29,6 +29,14 @@ var kaiRefused = []struct{ key, why string }{
 	{"mps", "the node's label says in which mode its GPUs are"},
 }
 
+// Schedulers returns the schedulers that manifests in the configured dialects name.
+func (c Config) Schedulers() (names []string) {
+	if c.has(kai) {
+		names = append(names, "kai-scheduler")
+	}
+	return names
+}
+
 // kaiAsk returns what a pod asks for a container by an annotation.
 func kaiAsk(pod *corev1.Pod, container *corev1.Container, r Resource, m meaning) (a ask, is bool, err error) {
 	text, found := pod.Annotations[r.Name]

@@ -220,8 +220,7 @@ func (s *site) startWebhook(agent string) *daemon {
 	s.T.Helper()
 	return s.startAgent("webhook", "--agent", agent, "--kubeconfig", etcKubernetes+"/gpuledger-webhook.yaml",
 		"--listen", webhookAddress, "--url", "https://"+webhookAddress, "--resources-file",
-		etcKubernetes+"/resources.toml", "--interval", "200ms", "--instead-of", "gpuledger-scheduler",
-		"--instead-of", "kai-scheduler")
+		etcKubernetes+"/resources.toml", "--interval", "200ms")
 }
 
 // webhookIsAsked waits until the API server asks the webhook about pods with a resource.

@@ -34,8 +34,9 @@ func webhookCommand() *cli.Command {
 			&cli.StringFlag{Name: "scheduler", Value: "gpuledger-scheduler",
 				Usage: "`NAME` of the scheduler for pods that name none; empty: the cluster's has the " +
 					"extender"},
-			&cli.StringSliceFlag{Name: "instead-of", Value: cli.NewStringSlice("gpuledger-scheduler"),
-				Usage: "`NAME` of a scheduler that pods with claims do not need, can be repeated"},
+			&cli.StringSliceFlag{Name: "instead-of",
+				Usage: "`NAME` of a scheduler that pods with claims do not need, can be repeated; without " +
+					"it, gpuledger-scheduler, and kai-scheduler if KAI's names are read"},
 			&cli.StringFlag{Name: "listen", Value: ":9443", Usage: "the `ADDRESS` for the API server"},
 			&cli.StringFlag{Name: "service", Value: "gpuledger-system/gpuledger-webhook",
 				Usage: "`NAMESPACE/NAME` of the Service, and of the Secret with the certificate"},
@@ -146,6 +147,9 @@ func readWebhook(c *cli.Context) (a webhookArguments, err error) {
 	}
 	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"),
 		Replaced: c.StringSlice("instead-of")}
+	if !c.IsSet("instead-of") {
+		a.rules.Replaced = append(names.Schedulers(), "gpuledger-scheduler")
+	}
 	switch c.String("agent") {
 	case "dra":
 		a.rules.Claims = true
