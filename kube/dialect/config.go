@@ -20,8 +20,9 @@ type Config struct {
 	// The text of the configuration file of NVIDIA's device plugin. Its part "sharing" is read as
 	// that program does, the rest is ignored.
 	NVIDIA string `toml:"nvidia_device_plugin"`
-	// The memory of the GPUs that a claim takes a part of. A claim has to name an amount, so
-	// without this a pod that asks for a part of a GPU is refused where pods become claims.
+	// The least memory that a GPU of the cluster has to give. A claim takes a part of it, because
+	// it has to name an amount. Without this a pod that asks for a part of a GPU is refused where
+	// pods become claims. If it is more than a GPU has, not all parts of that GPU fit.
 	PartOf grant.Size `toml:"part_of"`
 
 	sharing []shared

@@ -78,7 +78,7 @@ func request(d placement.Demand, w placement.Wish,
 			"know which GPUs one MPS daemon can serve together")
 	case d.Part > 0 && partOf == 0:
 		return nil, fmt.Errorf("it asks for %s of a GPU, and a claim names an amount of memory: ask for an "+
-			"amount, or let an administrator set part_of, the memory of the cluster's GPUs", parts(d.Part))
+			"amount, or let an administrator set part_of, the memory that a GPU has to give", parts(d.Part))
 	case d.Part > 0:
 		memory = partOf / grant.MiB * grant.Bytes(d.Part) / 1000 * grant.MiB
 	}

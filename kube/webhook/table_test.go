@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -220,6 +221,45 @@ func TestTheTableOfManifestsIsTrue(t *testing.T) {
 	}
 	if len(has) != len(want) {
 		t.Errorf("the table has %d lines, and there are %d manifests", len(has), len(want))
+	}
+}
+
+// All parts of a GPU fit on it: by the configurations here, which are also tried with GPUs of
+// 16160 MiB, and by what the documents say for an H100 (81559 MiB).
+func TestAllPartsOfAGPUFit(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]grant.Bytes{page: 81559 * grant.MiB, "../manifests/helm/values.yaml": 81559 * grant.MiB}
+	for _, file := range files {
+		has[file] = 16160 * grant.MiB
+	}
+	size := regexp.MustCompile(`(?:part_of = "|takes a part, such as )([0-9]+[A-Z]iB)`)
+	found := 0
+	for file, has := range has {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range size.FindAllSubmatch(text, -1) {
+			found++
+			partOf, err := grant.ParseBytes(string(match[1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := request(placement.Demand{GPUs: 1, Part: 250}, placement.Wish{}, partOf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			quarter := r.Capacity.Requests["memory"]
+			if 4*grant.Bytes(quarter.Value()) > has {
+				t.Errorf("%s: four quarters of %s are more than the %s of a GPU", file, match[1], has)
+			}
+		}
+	}
+	if found != 6 {
+		t.Errorf("found %d sizes", found)
 	}
 }
 
