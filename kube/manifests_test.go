@@ -123,6 +123,37 @@ func TestManifestsAreValidAPIObjects(t *testing.T) {
 	}
 }
 
+// A class that a quota does not name has no quota.
+func TestTheQuotaOfTheDocumentsNamesEachClass(t *testing.T) {
+	text, err := os.ReadFile("../docs/kubernetes-dialects.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ = bytes.Cut(text, []byte("### Quotas of claims"))
+	_, text, _ = bytes.Cut(text, []byte("```yaml\n"))
+	text, _, _ = bytes.Cut(text, []byte("```"))
+	var quota corev1.ResourceQuota
+	if err := sigsyaml.UnmarshalStrict(text, &quota); err != nil {
+		t.Fatal(err)
+	}
+	var has, want []string
+	for name := range quota.Spec.Hard {
+		has = append(has, string(name))
+	}
+	for _, list := range objects(t) {
+		for _, object := range list {
+			if class, is := object.(*resourceapi.DeviceClass); is {
+				want = append(want, class.Name+corev1.ResourceClaimsPerClass)
+			}
+		}
+	}
+	slices.Sort(has)
+	slices.Sort(want)
+	if len(want) == 0 || !slices.Equal(has, want) {
+		t.Errorf("the quota names\n%s\nwant\n%s", strings.Join(has, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestEveryManifestIsPartOfAKustomization(t *testing.T) {
 	for _, dir := range []string{"base", "dra", "device-plugin", "setup", "cluster-dra",
 		"cluster-device-plugin", "scheduler", "cluster-scheduler"} {
