@@ -39,11 +39,13 @@ reader() {
   echo "$stamp" >"$dir/stamp"
 }
 
-# render MINOR VALUE...: what `helm install` would send to such a cluster.
+# render MINOR VALUE...: what `helm install` would send to such a cluster, with the agent that it would
+# choose there unless VALUE... has one. helm template has no cluster to choose by.
 render() {
-  local api=()
+  local api=() agent=device-plugin
   [ "$1" -lt 34 ] || api=(--api-versions resource.k8s.io/v1)
-  "$work/helm" template gpuledger "$chart" -n gpuledger-system --kube-version "v1.$1.2" "${api[@]}" "${@:2}" 2>"$work/said"
+  [ "$1" -lt 36 ] || agent=dra
+  "$work/helm" template gpuledger "$chart" -n gpuledger-system --kube-version "v1.$1.2" "${api[@]}" --set "agent=$agent" "${@:2}" 2>"$work/said"
 }
 
 failed=0

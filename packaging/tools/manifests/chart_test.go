@@ -28,14 +28,16 @@ const (
 	namespace = "gpuledger-system"
 )
 
-// rendered is what `helm install` would send, by Helm's own engine, for values in YAML.
+// rendered is what `helm install` would send to an empty cluster, by Helm's own engine, for values
+// in YAML.
 func rendered(t *testing.T, into, kubernetes,
 	values string) ([]manifest, error) {
 	t.Helper()
-	return renderedWith(t, nil, into, kubernetes, values)
+	return renderedWith(t, having(t), into, kubernetes, values)
 }
 
-// renderedWith is rendered for a cluster that has objects already.
+// renderedWith is rendered for a cluster that has objects already. Without one (nil) it is what
+// `helm template` prints.
 func renderedWith(t *testing.T, has *cluster, into, kubernetes,
 	values string) ([]manifest, error) {
 	t.Helper()
@@ -329,6 +331,20 @@ func TestAnotherNamespace(t *testing.T) {
 		byName(objects)["ValidatingAdmissionPolicy/slices.gpuledger.dev"]); !strings.Contains(text,
 		"system:serviceaccount:gpus:gpuledger-dra") {
 		t.Errorf("got\n%s", text)
+	}
+}
+
+// Without a cluster the agent that it has is not known. By the version alone, the agent would
+// change under running pods when the cluster's version does.
+func TestWithoutAClusterTheAgentHasToBeNamed(t *testing.T) {
+	for _, version := range []string{"v1.35.3", "v1.36.2"} {
+		_, err := renderedWith(t, nil, namespace, version, "{}")
+		if err == nil || !strings.Contains(err.Error(), "set agent to dra or device-plugin") {
+			t.Errorf("%s: got %v", version, err)
+		}
+		if _, err := renderedWith(t, nil, namespace, version, "agent: device-plugin"); err != nil {
+			t.Errorf("%s: %v", version, err)
+		}
 	}
 }
 

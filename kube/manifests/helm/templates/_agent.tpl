@@ -75,9 +75,12 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
         - {name: run, hostPath: {path: /run/gpuledger, type: DirectoryOrCreate}}
 {{- end -}}
 
-{{- /* agent is the agent to install: an agent is never changed under the pods that it serves. */ -}}
+{{- /* agent is the agent to install: an agent is never changed under the pods that it serves. So auto is
+refused where no cluster can be read. From one that can be read, even an empty list is a table with keys. */ -}}
 {{- define "agent" -}}
 {{- if ne .Values.agent "auto" }}{{ .Values.agent }}
+{{- else if not (lookup "apps/v1" "DaemonSet" .Release.Namespace "") }}
+{{- fail "agent auto keeps the agent that the cluster has, and nothing can be read from a cluster here (helm template, Argo CD, or a dry run without --dry-run=server): set agent to dra or device-plugin" }}
 {{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-device-plugin" }}device-plugin
 {{- else if lookup "apps/v1" "DaemonSet" .Release.Namespace "gpuledger-dra" }}dra
 {{- else if and (.Capabilities.APIVersions.Has "resource.k8s.io/v1") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) }}dra
