@@ -314,7 +314,9 @@ func (a ask) fill(d *placement.Demand, pod *corev1.Pod) error {
 	return nil
 }
 
-// shares enters shares of NVIDIA's plugin. Each is of another GPU, as that plugin spreads them.
+// shares enters shares of NVIDIA's plugin. Each is of another GPU, as a grant has each GPU once.
+// That plugin takes each share of the GPU with the fewest shares taken (internal/rm/allocate.go),
+// so two can be of one GPU. By its README they promise no more time than one.
 func (a ask) shares(d *placement.Demand) error {
 	switch {
 	case a.amount > 1 && a.share.one:
