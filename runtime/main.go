@@ -58,8 +58,7 @@ func (w *wrapper) run() (err error) {
 	if name := runtime.UnjudgedOf(engine); name != "" {
 		w.unjudged, _ = find([]string{name})
 		if w.unjudged == "" && judge {
-			oci.PrintLine("gpuledger: cannot find " + oci.Clean(name) +
-				" (runtime.unjudged); containers run under " + w.real)
+			w.Warn("cannot find " + name + " (runtime.unjudged); containers run under " + w.real)
 		}
 	}
 	switch {
@@ -111,7 +110,7 @@ func (w *wrapper) checkExec() error {
 			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})
 	}
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
-		oci.PrintLine("gpuledger: " + wouldBe(refusal) + " because " + notEnforced[mode])
+		w.Warn(wouldBe(refusal) + " because " + notEnforced[mode])
 		return nil
 	}
 	if refusal != nil {
@@ -137,7 +136,7 @@ func (w *wrapper) create() error {
 	}
 	d := w.node.Admit(asked)
 	if d.NotEnforced != "" {
-		oci.PrintLine("gpuledger: " + wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
+		w.Warn(wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
@@ -165,7 +164,7 @@ func wouldBe(refusal *grant.Refusal) string {
 	if refusal == nil {
 		return "would start without GPUs; it starts as it is"
 	}
-	return "would be " + oci.Clean(refusal.Error()) + "; it starts"
+	return "would be " + refusal.Error() + "; it starts"
 }
 
 // startsWithoutGrant reports whether a container starts although its grant cannot be given. It does
@@ -176,7 +175,7 @@ func (w *wrapper) startsWithoutGrant(asked node.Create, d node.Decision, refusal
 		return false
 	}
 	w.node.Fails(asked, d, refusal)
-	oci.PrintLine("gpuledger: " + wouldBe(refusal) + " because " + notEnforced[mode])
+	w.Warn(wouldBe(refusal) + " because " + notEnforced[mode])
 	return true
 }
 

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -33,8 +32,7 @@ func (w *wrapper) update() error {
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		oci.PrintLine("gpuledger: would be " + oci.Clean(err.Error()) + "; it is done because " +
-			notEnforced[mode])
+		w.Warn("would be " + err.Error() + "; it is done because " + notEnforced[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {

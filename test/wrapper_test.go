@@ -574,6 +574,39 @@ func TestReportMode(t *testing.T) {
 	}
 }
 
+// TestReportModeWarnsInTheLog: why a container, an exec or an update would be refused is a warning
+// in the runtime's log. Engines pass the container's own standard error to the runtime, so a line
+// there would be in the tenant's log.
+func TestReportModeWarnsInTheLog(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})
+	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	log := filepath.Join(n.Dir, "log.json")
+	for _, c := range []struct{ args, stdin, warning string }{
+		{"create --bundle " + b.Dir + " c", "", "gpuledger: would be refused (visible-devices-all): "},
+		{"start c", "", ""},
+		{"exec --cgroup x/.. c /bin/busybox true", "",
+			"gpuledger: would be refused (injection-impossible): "},
+		{"update --resources - c", `{"devices":[{"allow":true,"access":"rwm"}]}`,
+			"gpuledger: would be refused (gpu-device-rule): "},
+	} {
+		_ = os.Remove(log)
+		cmd := n.Wrapper(append([]string{"--log", log, "--log-format", "json"}, strings.Fields(c.args)...)...)
+		cmd.Stdin = strings.NewReader(c.stdin)
+		if r := rig.Run(cmd); r.Code != 0 || r.Stderr != "" {
+			t.Errorf("%s: %+v", c.args, r)
+		}
+		var entry struct{ Level, Msg string }
+		line, _, _ := strings.Cut(read(t, log), "\n")
+		if c.warning == "" {
+			continue
+		}
+		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "warning" ||
+			!strings.HasPrefix(entry.Msg, c.warning) {
+			t.Errorf("%s: the log has %q (%v)", c.args, line, err)
+		}
+	}
+}
+
 // TestUpdateInReportMode: it is done as requested, and reported.
 func TestUpdateInReportMode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})

@@ -2,6 +2,9 @@ package oci
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -157,7 +160,7 @@ func TestLogLine(t *testing.T) {
 		Msg   string
 		Time  time.Time
 	}
-	line := logLine("json", message, time.Date(2026, 11, 21, 4, 5, 6, 0, time.UTC))
+	line := logLine("json", "error", message, time.Date(2026, 11, 21, 4, 5, 6, 0, time.UTC))
 	if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Level != "error" ||
 		entry.Msg != message || entry.Time.Second() != 6 {
 		t.Errorf("%s: %+v (%v)", line, entry, err)
@@ -170,12 +173,39 @@ func TestLogLine(t *testing.T) {
 	if err != nil || line != string(want)+"\n" {
 		t.Errorf("%v\ngot  %s\nwant %s", err, line, want)
 	}
-	if line := logLine("json", "\xff", entry.Time); line != "" {
+	if line := logLine("json", "error", "\xff", entry.Time); line != "" {
 		t.Errorf("a message that no JSON has: %s", line)
 	}
-	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text",
+	if want := `time="2026-11-21T04:05:06Z" level=error msg="gpuledger: x"` + "\n"; logLine("text", "error",
 		"gpuledger: x", entry.Time) != want {
-		t.Errorf("got %s", logLine("text", "gpuledger: x", entry.Time))
+		t.Errorf("got %s", logLine("text", "error", "gpuledger: x", entry.Time))
+	}
+}
+
+// TestWarn: a warning is appended to the log, as one, and a link in its place is not followed.
+func TestWarn(t *testing.T) {
+	dir := t.TempDir()
+	for format, want := range map[string]string{
+		"json": `^{"level":"error","msg":"x"}\n{"level":"warning","msg":"gpuledger: a\?b","time":"[^"]+"}\n$`,
+		"text": `^{"level":"error","msg":"x"}\ntime="[^"]+" level=warning msg="gpuledger: a\?b"\n$`,
+	} {
+		c := Command{Log: filepath.Join(dir, format), LogFormat: format}
+		if err := os.WriteFile(c.Log, []byte(`{"level":"error","msg":"x"}`+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.Warn("a\nb")
+		got, err := os.ReadFile(c.Log)
+		if err != nil || !regexp.MustCompile(want).Match(got) {
+			t.Errorf("%s: %q (%v)", format, got, err)
+		}
+	}
+	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	Command{Log: link}.Warn("on standard error")
+	if _, err := os.Lstat(target); err == nil {
+		t.Error("the log is written through a link")
 	}
 }
 

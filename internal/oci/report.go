@@ -24,31 +24,49 @@ func (c Command) ReportError(err error) {
 		PrintLine("hint: " + hint)
 		message += "; hint: " + hint
 	}
+	_ = c.appendLog("error", message) // without it the engine still has stderr
+}
+
+// Warn reports what does not keep the runtime from running. Like a warning of runc, it goes to the
+// --log file, and to standard error only without one. In a create and an exec, standard error is
+// often the container's own, and the line would be in the tenant's log.
+func (c Command) Warn(message string) {
+	message = "gpuledger: " + Clean(message)
+	if c.appendLog("warning", message) != nil {
+		PrintLine(message)
+	}
+}
+
+// appendLog appends an entry to the --log file. It opens no link and does not wait for a reader of
+// a pipe.
+func (c Command) appendLog(level, message string) error {
 	if c.Log == "" {
-		return
+		return os.ErrNotExist
 	}
-	f, openErr := os.OpenFile(c.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
-	if openErr != nil {
-		return // the engine still has stderr
+	const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	f, err := os.OpenFile(c.Log, flags, 0o644)
+	if err != nil {
+		return err
 	}
-	_, _ = f.WriteString(logLine(c.LogFormat, message, time.Now()))
-	_ = f.Close()
+	_, err = f.WriteString(logLine(c.LogFormat, level, message, time.Now()))
+	return errors.Join(err, f.Close())
 }
 
 // PrintLine writes a line to standard error. If no process reads it any more, a write through
 // package os would end this process by SIGPIPE, and with it a container that may start.
 func PrintLine(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
 
-// logLine returns an entry at level error in runc's format. containerd decodes the file as JSON
-// objects whose time is RFC 3339, and shows nothing if one line is malformed.
-func logLine(format, message string, now time.Time) string {
+// logLine returns an entry in runc's format. Of level "error", engines show the last one after a
+// failure; of level "warning", none. containerd decodes the file as JSON objects whose time is RFC
+// 3339, and shows nothing if one line is malformed.
+func logLine(format, level, message string, now time.Time) string {
 	stamp := now.Format(time.RFC3339)
 	if format != "json" {
-		return fmt.Sprintf("time=%s level=error msg=%s\n", strconv.Quote(stamp), strconv.Quote(message))
+		return fmt.Sprintf("time=%s level=%s msg=%s\n", strconv.Quote(stamp), level, strconv.Quote(message))
 	}
 	w := tokens.NewWriter()
 	w.Object(func() {
-		w.Name("level").String("error")
+		w.Name("level").String(level)
 		w.Name("msg").String(message)
 		w.Name("time").String(stamp)
 	})
