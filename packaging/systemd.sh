@@ -173,5 +173,15 @@ inside gpuledger release "${three%.*}" >/dev/null
 eventually "the unit has ended" unit_is inactive
 eventually "nothing of it is left" nothing
 
+step "what a removal of the package does ends a daemon whose grant is free, and unmounts its files"
+grant --memory 1GiB --gpu 0 >/dev/null
+eventually "the daemon is ready" is_ready
+unit=$(unit_of "$name")
+inside systemctl stop gpuledgerd
+unit_is active || fail "$unit is $(inside systemctl is-active "$unit") without gpuledgerd"
+inside systemctl stop 'gpuledger-mps@*.service'
+unit_is inactive || fail "$unit is $(inside systemctl is-active "$unit")"
+! inside grep /run/gpuledger/mps /proc/1/mountinfo || fail "this is still mounted"
+
 [ -z "$(inside systemctl list-units --failed --no-legend --plain 'gpuledger*')" ] || fail "units have failed: $(inside systemctl list-units --failed --no-legend)"
 echo ok

@@ -320,6 +320,7 @@ test_deb() {
   grep -q 'setup.list is of another installation' "$work/log" && [ -d "$root/var/lib/gpuledger" ] || fail "a late purge takes the ledger of gpuledger-setup's installation"
   rm -r "$root/usr/lib/gpuledger"
   install_deb --force-confold /packages/new.deb
+  in_root sh -c 'mkdir -p /run/gpuledger/mps/a/pipe && mount -t tmpfs tmpfs /run/gpuledger/mps/a/pipe' # an MPS daemon's
   in_root dpkg -P gpuledger >/dev/null 2>&1
   same "purge in $1"
   echo "$(wc -l <"$work/before") files and directories are as they were"

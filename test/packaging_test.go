@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -156,6 +158,66 @@ func TestPurgeOfARemovedPackage(t *testing.T) {
 	}
 }
 
+// TestPurgeWithMounts: a grant of mode mps is left, and with it what gpuledgerd has mounted for its
+// daemon. The purge unmounts it. What it cannot remove does not make it fail.
+func TestPurgeWithMounts(t *testing.T) {
+	for name, row := range map[string]struct {
+		listed, prints string
+	}{
+		"MPS daemons": {"tmpfs /run/gpuledger/mps/a/pipe tmpfs rw 0 0\n" +
+			"tmpfs /run/gpuledger/mps/a/pipe/in tmpfs rw 0 0\n", ""},
+		"a mount that is not seen": {"", "hint: what could not be removed is of no use any more"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := rootOfScript(t, "postremove.sh", map[string]string{"/run/gpuledger/mps/a/pipe/x": "",
+				"/var/lib/gpuledger/ledger.json": "{}", "/proc/self/mounts": row.listed})
+			for _, dir := range []string{"/run/gpuledger/mps/a/pipe", "/run/gpuledger/mps/a/pipe/in"} {
+				must(t, os.MkdirAll(root+dir, 0o700), unix.Mount("tmpfs", root+dir, "tmpfs", 0, ""))
+				t.Cleanup(func() { _ = unix.Unmount(root+dir, unix.MNT_DETACH) })
+			}
+			out, err := runScript(root, "postremove.sh", "purge")
+			if err != nil || row.prints == "" && out != "" || !strings.Contains(out, row.prints) {
+				t.Errorf("%v\n%s", err, out)
+			}
+			if _, err := os.Stat(root + "/run/gpuledger"); os.IsNotExist(err) != (row.prints == "") {
+				t.Errorf("/run/gpuledger: %v", err)
+			}
+		})
+	}
+}
+
+// TestRemovalAndMPS: the package's removal ends the MPS daemons, unless a container may use one.
+func TestRemovalAndMPS(t *testing.T) {
+	const header = "ID              STATE     MODE   GPUS    COMPUTE\n"
+	for name, row := range map[string]struct {
+		grants string
+		stops  bool
+	}{
+		"no grant":            {"", true},
+		"a free one":          {header + "g-nzvczfhfjhkd  free      mps    0:4GiB  25\n", true},
+		"one in use":          {header + "g-nzvczfhfjhkd  bound     mps    0:4GiB  25\n", false},
+		"one that was ended":  {header + "g-nzvczfhfjhkd  draining  mps    0:4GiB  25\n", false},
+		"one of another mode": {header + "g-nzvczfhfjhkd  bound     limit  0:4GiB  -\n", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := rootOfScript(t, "preremove.sh", map[string]string{"/run/systemd/system/here": "",
+				"/bin/systemctl": "#!/bin/sh\necho \"$@\" >>/called\n",
+				"/bin/gpuledger": "#!/bin/sh\ncat /grants\n", "/grants": row.grants})
+			for _, how := range []string{"upgrade", "remove"} {
+				if out, err := runScript(root, "preremove.sh", how); err != nil {
+					t.Fatalf("%s: %v\n%s", how, err, out)
+				}
+				called, _ := os.ReadFile(root + "/called")
+				if stopped := strings.Contains(string(called), "disable --now gpuledgerd.service\n"+
+					"stop gpuledger-inventory.path\nstop gpuledger-mps@*.service\n"); stopped !=
+					(row.stops && how == "remove") {
+					t.Errorf("%s calls %q", how, called)
+				}
+			}
+		})
+	}
+}
+
 // rootOfScript makes the root of a system that has one of the package's scripts, busybox for its
 // tools, and files.
 func rootOfScript(t *testing.T, script string, files map[string]string) string {
@@ -177,7 +239,7 @@ func rootOfScript(t *testing.T, script string, files map[string]string) string {
 		put(to, bytes.ReplaceAll(text, []byte(" --one-file-system"), nil)) // busybox's rm does not have it
 	}
 	for _, applet := range []string{"sh", "sed", "head", "grep", "cat", "rm", "rmdir", "basename", "dirname",
-		"readlink"} {
+		"readlink", "sort", "umount"} {
 		must(t, os.Symlink("busybox", root+"/bin/"+applet))
 	}
 	put("/dev/null", nil)

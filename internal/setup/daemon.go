@@ -1,10 +1,13 @@
 package setup
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -89,6 +92,7 @@ func (n *node) stopDaemon() error {
 			}
 		}
 	}
+	n.stopMPS()
 	if exists(daemon) {
 		if err := n.run(daemon, "close-nodes"); err != nil {
 			fmt.Fprintf(os.Stderr, "%v; users keep the access to GPUs that they were given until the "+
@@ -99,4 +103,29 @@ func (n *node) stopDaemon() error {
 		removeFile(daemonOptions)
 	}
 	return nil
+}
+
+// stopMPS ends the MPS daemons that gpuledgerd has left, unless a container may use one: its CUDA
+// contexts would end with the daemon, and containers go on through a removal.
+func (n *node) stopMPS() {
+	if !exists(systemdRuns) {
+		return
+	}
+	type listedGrant struct {
+		Mode  grant.Mode
+		State grant.State
+	}
+	var listed struct{ Grants []listedGrant }
+	out, err := n.output(program, "grants", "--json")
+	if err == nil {
+		err = json.Unmarshal(out, &listed)
+	}
+	inUse := slices.ContainsFunc(listed.Grants, func(g listedGrant) bool {
+		return g.Mode == grant.MPS && g.State != grant.Free
+	})
+	if err != nil || inUse {
+		say("MPS daemons stay until the next boot: containers may use them")
+		return
+	}
+	_ = n.run("systemctl", "stop", "gpuledger-mps@*.service")
 }

@@ -54,6 +54,7 @@ const recordsCall = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 // restart fails; if it is empty and /breaks exists, only one with gpuledger's edits. If /waits
 // exists, the engine has yet to read an undo. If /keeps exists, an undo fails and changes nothing.
 const gpuledger = recordsCall + `
+[ "$1" != grants ] || /bin/busybox cat /grants
 [ "$1" = configure ] || exit 0
 restart= undo= default= mode=report
 for word; do
@@ -114,6 +115,8 @@ func newMachine(t *testing.T) machine {
 	s.write("node/usr/bin/udevadm", recordsCall)
 	s.write("node/run/systemd/system/here", "")
 	s.write("tree/usr/bin/gpuledger", gpuledger)
+	s.write("node/grants", `{"grants": [{"mode": "mps", "state": "free"},
+		{"mode": "limit", "state": "bound"}]}`)
 	s.write("tree/usr/bin/gpuledger-runtime", "first")
 	s.link("tree/usr/bin/gpuledger-runtime.crio", "gpuledger-runtime")
 	s.write("tree/usr/lib/gpuledger/shim-1/libcuda.so.1", "first")
@@ -276,7 +279,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
 		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
-		"gpuledgerd close-nodes")
+		"gpuledger grants --json", "systemctl stop gpuledger-mps@*.service", "gpuledgerd close-nodes")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")
@@ -384,6 +387,25 @@ func TestStartedTenTimes(t *testing.T) {
 		t.Errorf("the configuration was\n%s\nand is\n%s", before, after)
 	}
 	s.wants("the node's files", s.files(), files...)
+}
+
+// TestRemovalLeavesMPSToContainers: an MPS daemon stays if a container may have contexts in it.
+func TestRemovalLeavesMPSToContainers(t *testing.T) {
+	for grants, stops := range map[string]bool{
+		`{"grants": []}`: true,
+		`{"grants": [{"mode": "mps", "state": "free"}]}`:     true,
+		`{"grants": [{"mode": "mps", "state": "bound"}]}`:    false,
+		`{"grants": [{"mode": "mps", "state": "draining"}]}`: false,
+		"": false, // the ledger cannot be read
+	} {
+		s := newMachine(t)
+		s.must("install", "--engine=crio")
+		s.write("node/grants", grants)
+		s.must("remove", "--engine=crio")
+		if slices.Contains(s.calls(), "systemctl stop gpuledger-mps@*.service") != stops {
+			t.Errorf("with %s MPS daemons are to be stopped: %t", grants, stops)
+		}
+	}
 }
 
 // TestKilledBeforeTheRestart: the engine's files are changed, and the engine has not read them.

@@ -11,9 +11,13 @@ if [ "${1:-}" = purge ]; then
     [ -e /etc/gpuledger/config.toml ] || echo "hint: dpkg has deleted /etc/gpuledger/config.toml, which that installation used: write it again" >&2
     exit 0
   done
-  ! grep -qs ' /run/gpuledger/limits ' /proc/self/mounts || umount --lazy /run/gpuledger/limits
+  # the limits, and the files of MPS daemons; what is mounted in another mount comes first
+  for mounted in $(sed -n 's,^[^ ]* \(/run/gpuledger/[^ ]*\) .*,\1,p' /proc/self/mounts 2>/dev/null | sort -r); do
+    umount -l "$mounted" || true
+  done
   rm -f /run/cdi/gpuledger.dev-*.json # secrets of grants, and a hook that is not there any more
-  rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /run/gpuledger-users
+  rm -rf --one-file-system /var/lib/gpuledger /var/log/gpuledger /run/gpuledger /run/gpuledger-users ||
+    echo "hint: what could not be removed is of no use any more: remove it by hand, or, in /run, let the next boot do it" >&2
   rm -f /etc/systemd/system/multi-user.target.wants/gpuledgerd.service
   ! [ -d /etc/gpuledger ] || rmdir --ignore-fail-on-non-empty /etc/gpuledger
 fi

@@ -59,5 +59,12 @@ rm -f /run/gpuledger/remove-anyway
 if [ -d /run/systemd/system ]; then
   systemctl --quiet disable --now gpuledgerd.service || true
   systemctl stop gpuledger-inventory.path || true
+  # gpuledgerd leaves its MPS daemons. Where a container may use one, it stays: its end would end the
+  # container's CUDA contexts.
+  if grants=$(gpuledger grants) && ! echo "$grants" | grep -q '^g-[a-z]* *\(bound\|draining\|unknown\) *mps '; then
+    systemctl stop 'gpuledger-mps@*.service' || true
+  else
+    echo "gpuledger: MPS daemons stay until the next boot: containers may use them" >&2
+  fi
 fi
 gpuledgerd close-nodes || true # the nodes of GPUs that users could open
