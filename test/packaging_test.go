@@ -218,6 +218,42 @@ func TestRemovalAndMPS(t *testing.T) {
 	}
 }
 
+// TestDaemonReload: a reload takes the GPUs from containers of NVIDIA's legacy hook, so the scripts
+// do it only if systemd does not have the units as they are. A refused removal changes none.
+func TestDaemonReload(t *testing.T) {
+	const loaded = "LoadState=loaded\nNeedDaemonReload=no\n"
+	const changed = "LoadState=loaded\nNeedDaemonReload=yes\n"
+	for name, row := range map[string]struct {
+		script, call, shown string
+		reloads             bool
+	}{
+		"installed":                {"postinstall.sh", "configure", "", true},
+		"a unit was missing":       {"postinstall.sh", "configure", "LoadState=not-found\nNeedDaemonReload=no\n\n" + loaded, true},
+		"upgraded":                 {"postinstall.sh", "configure 1.0-1", loaded + "\n" + changed, true},
+		"installed again":          {"postinstall.sh", "configure 1.0-1", loaded + "\n" + loaded, false},
+		"rpm: upgraded":            {"postinstall.sh", "2", changed, true},
+		"a refused removal":        {"postinstall.sh", "abort-remove", changed, false},
+		"an upgrade that failed":   {"postinstall.sh", "abort-upgrade 1.1-1", "", false},
+		"removed":                  {"postremove.sh", "remove", loaded, true},
+		"the old version of a deb": {"postremove.sh", "upgrade 1.1-1", changed, false},
+		"rpm: erased":              {"postremove.sh", "0", loaded, true},
+		"rpm: the version before":  {"postremove.sh", "1", loaded, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := rootOfScript(t, row.script, map[string]string{"/run/systemd/system/here": "",
+				"/bin/systemctl": "#!/bin/sh\necho \"$1\" >>/called\n[ \"$1\" != show ] || cat /shown\n",
+				"/bin/udevadm":   "#!/bin/sh\n", "/shown": row.shown})
+			if out, err := runScript(root, row.script, strings.Fields(row.call)...); err != nil || out != "" {
+				t.Errorf("%v\n%s", err, out)
+			}
+			called, _ := os.ReadFile(root + "/called")
+			if strings.Contains(string(called), "daemon-reload") != row.reloads {
+				t.Errorf("it calls systemctl with %q", called)
+			}
+		})
+	}
+}
+
 // rootOfScript makes the root of a system that has one of the package's scripts, busybox for its
 // tools, and files.
 func rootOfScript(t *testing.T, script string, files map[string]string) string {

@@ -21,6 +21,10 @@ if [ "${1:-}" = purge ]; then
   rm -f /etc/systemd/system/multi-user.target.wants/gpuledgerd.service
   ! [ -d /etc/gpuledger ] || rmdir --ignore-fail-on-non-empty /etc/gpuledger
 fi
+case ${1:-} in
+  remove | purge | 0) ;;
+  *) exit 0 ;; # the package stays, and its postinstall reloads if that is needed
+esac
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload || true
 fi
