@@ -1,11 +1,15 @@
 package configure
 
 import (
+	"encoding/binary"
+	"errors"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -59,8 +63,8 @@ func TestUndoKeepsLaterPermissions(t *testing.T) {
 // containers.conf.d.
 func TestNewDirectoriesAreReadableWithAnyUmask(t *testing.T) {
 	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), grant.Podman)
-	before := syscall.Umask(0o077) // of the process: no test of this package runs in parallel
-	defer syscall.Umask(before)
+	before := unix.Umask(0o077) // of the process: no test of this package runs in parallel
+	defer unix.Umask(before)
 	applied(t, o)
 	for _, dir := range []string{"/etc", "/etc/containers", "/etc/containers/containers.conf.d",
 		"/etc/gpuledger"} {
@@ -68,4 +72,58 @@ func TestNewDirectoriesAreReadableWithAnyUmask(t *testing.T) {
 			t.Errorf("%s: %v, %v; want mode 0755", dir, is, err)
 		}
 	}
+}
+
+// TestACL: an edited file keeps its ACL. Without it, the mask in its mode would be the rights of
+// the owning group. An undo leaves an ACL that was changed since.
+func TestACL(t *testing.T) {
+	const file, state = "/etc/docker/daemon.json", "/var/lib/gpuledger"
+	for name, later := range map[string]string{"": "", "changed since": aclOf(64001, 4)} {
+		o := options(newRoot(t, map[string]string{file: "{}\n", "/usr/bin/runc": "#!/bin/sh\n",
+			"/etc/gpuledger/config.toml": packaged}), grant.Docker)
+		path := filepath.Join(o.Root, file)
+		set := func(acl string) {
+			err := unix.Lsetxattr(path, filetree.ACLName, []byte(acl), 0)
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				t.Skip("the test's file system has no ACLs: that files keep theirs is not shown")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants := func(when, acl string) {
+			t.Helper()
+			_, is, err := o.Installation().System.Load(file)
+			if err != nil || string(is.ACL) != acl || is.Mode != 0o660 {
+				t.Errorf("%s %s: the file has mode %o and the ACL %x (%v), want %x", name, when,
+					is.Mode, is.ACL, err, acl)
+			}
+		}
+		acl := aclOf(64000, 6)
+		set(acl)
+		applied(t, o)
+		wants("after configure", acl)
+		if later != "" {
+			acl = later
+			set(acl)
+		}
+		undone(t, o, state, nil)
+		wants("after the undo", acl)
+	}
+}
+
+// aclOf is an ACL by which a user of this number has the permissions, the owner rw and the owning
+// group nothing. The mask is rw.
+func aclOf(user uint32, permissions uint16) string {
+	value := binary.LittleEndian.AppendUint32(nil, 2) // the version
+	for _, e := range []struct {
+		tag, permissions uint16
+		id               uint32
+	}{{1, 6, ^uint32(0)}, {2, permissions, user}, {4, 0, ^uint32(0)}, {0x10, 6, ^uint32(0)},
+		{0x20, 0, ^uint32(0)}} {
+		value = binary.LittleEndian.AppendUint16(value, e.tag)
+		value = binary.LittleEndian.AppendUint16(value, e.permissions)
+		value = binary.LittleEndian.AppendUint32(value, e.id)
+	}
+	return string(value)
 }

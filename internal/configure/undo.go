@@ -240,8 +240,8 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 	return c
 }
 
-// original is a file from before configure. Its mode, user and group are those that the file has
-// now, where someone has changed them since.
+// original is a file from before configure. Its mode, user, group and ACL are those that the file
+// has now, where someone has changed them since.
 func (e fileRecord) original(now filetree.FileContent) filetree.FileContent {
 	c := e.Before
 	if c.Kind != filetree.Regular || now.Kind != filetree.Regular || e.After.Kind != filetree.Regular {
@@ -255,6 +255,9 @@ func (e fileRecord) original(now filetree.FileContent) filetree.FileContent {
 	}
 	if now.GID != e.After.GID {
 		c.GID = now.GID
+	}
+	if !bytes.Equal(now.ACL, e.After.ACL) {
+		c.ACL = now.ACL
 	}
 	return c
 }

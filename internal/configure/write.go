@@ -79,6 +79,9 @@ func fill(path string, c filetree.FileContent) error {
 	if err == nil {
 		err = f.Chown(c.UID, c.GID)
 	}
+	if err == nil && c.ACL != nil { // the mode then sets its mask
+		err = unix.Fsetxattr(int(f.Fd()), filetree.ACLName, c.ACL, 0)
+	}
 	if err == nil {
 		err = f.Chmod(c.Mode)
 	}

@@ -14,9 +14,14 @@ type FileContent struct {
 	Mode   os.FileMode `json:"mode,omitempty"`
 	UID    int         `json:"uid,omitempty"`
 	GID    int         `json:"gid,omitempty"`
+	ACL    []byte      `json:"acl,omitempty"` // value of the attribute ACLName
 
 	Data []byte `json:"-"` // for a file
 }
+
+// ACLName is the extended attribute of a file's POSIX ACL. In the mode of a file that has one, the
+// group's bits are the ACL's mask, and not what the owning group may do.
+const ACLName = "system.posix_acl_access"
 
 // ContentKind is one of the constants below.
 type ContentKind string
@@ -33,24 +38,24 @@ func (c FileContent) Same(o FileContent) bool {
 	return c.Kind == o.Kind && c.Target == o.Target && c.SHA256 == o.SHA256
 }
 
-// NewFile is a file with this content, and with the mode and the owner of like if that is a file.
+// NewFile is a file with this content, and with the mode, owner and ACL of like if that is a file.
 func NewFile(data []byte, like FileContent) FileContent {
 	c := FileContent{Kind: Regular, Mode: 0o644, Data: data, SHA256: Hash(data)}
 	if like.Kind == Regular {
-		c.Mode, c.UID, c.GID = like.Mode, like.UID, like.GID
+		c.Mode, c.UID, c.GID, c.ACL = like.Mode, like.UID, like.GID, like.ACL
 	}
 	return c
 }
 
-// AsClosedAs is c with no more permissions than o has. If only o's group may read o, c gets that
-// group.
+// AsClosedAs is c with no more permissions than o has. If only o's group and its ACL may read o,
+// c gets both.
 func (c FileContent) AsClosedAs(o FileContent) FileContent {
 	if o.Kind != Regular {
 		return c
 	}
 	c.Mode &= o.Mode
 	if c.Mode&0o070 != 0 && o.Mode&0o004 == 0 {
-		c.GID = o.GID
+		c.GID, c.ACL = o.GID, o.ACL
 	}
 	return c
 }

@@ -81,7 +81,17 @@ func (s System) Read(name string) (FileContent, error) {
 		return FileContent{}, fmt.Errorf("cannot read %s: %w", name, errors.Unwrap(err))
 	}
 	return FileContent{Kind: Regular, Mode: os.FileMode(st.Mode & 0o7777), UID: int(st.Uid), GID: int(st.Gid),
-		SHA256: Hash(data), Data: data}, nil
+		ACL: acl(path), SHA256: Hash(data), Data: data}, nil
+}
+
+// acl is a file's ACL, nil if it has none.
+func acl(path string) []byte {
+	value := make([]byte, 64<<10) // the kernel's largest size of an attribute
+	n, err := unix.Lgetxattr(path, ACLName, value)
+	if err != nil {
+		return nil
+	}
+	return slices.Clone(value[:n])
 }
 
 // Exists reports whether a name, or the target of its link, exists.
