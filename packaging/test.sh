@@ -127,6 +127,7 @@ test_programs() {
   done
 
   step "the programs: static but for gpuledger, which looks NVML's functions up when it calls them"
+  [ "$(dpkg-deb -f "$deb" Recommends)" = "runc | crun" ] || fail "the deb recommends $(dpkg-deb -f "$deb" Recommends)"
   for arch in amd64 arm64; do
     for name in gpuledger-runtime gpuledger-hook gpuledgerd; do
       ! readelf -dW "$work/$arch/usr/bin/$name" | grep -q NEEDED || fail "$arch $name is not static"
