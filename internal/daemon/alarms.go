@@ -9,6 +9,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/page"
 )
 
+// reset is how to reset a GPU. gpuledgerd's own child process has the GPU open.
+const reset = "`systemctl stop gpuledgerd`, `nvidia-smi --gpu-reset -i GPU`, `systemctl start gpuledgerd`"
+
 // advice says what to do about each kind of finding.
 var advice = map[grant.FindingKind]string{
 	grant.OverGrant: "give the grant more (`gpuledger grant --update ID --memory SIZE`) or end the " +
@@ -18,15 +21,13 @@ var advice = map[grant.FindingKind]string{
 		"if it is an " +
 		"agent of the node; until then the memory counts as taken",
 	grant.Unexplained: "compare with `nvidia-smi`; memory that a crashed program has left behind is " +
-		"free after a " +
-		"reset of the GPU (`nvidia-smi --gpu-reset`)",
+		"free after a reset of the GPU: " + reset,
 	grant.ModeChanged: "set the compute mode back with the command above; root of the node has changed it",
 	grant.LayoutChanged: "nothing, if the change was intended: the inventory is taken again; release " +
 		"grants of MIG " +
 		"devices that are gone (`gpuledger release ID`)",
-	grant.GPULost: "look at `dmesg` and `nvidia-smi`; a GPU that does not come back needs a reset or a " +
-		"reboot, and " +
-		"gets no new grants meanwhile",
+	grant.GPULost: "look at `dmesg` and `nvidia-smi`; a GPU that does not come back gets no new " +
+		"grants, and needs a reboot or a reset: " + reset,
 	grant.GPUError: "look up the number in NVIDIA's list of XID errors; `dmesg` has the driver's " +
 		"whole message",
 	grant.LimitChanged: "find the program that changes the driver's limits: only root of the node can; " +

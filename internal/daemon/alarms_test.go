@@ -25,6 +25,10 @@ func TestEveryAlarmSaysWhatToDo(t *testing.T) {
 		if a.Message == "" || a.Advice == "" {
 			t.Errorf("%+v does not say what to do", a)
 		}
+		if strings.Contains(a.Advice, " reset") &&
+			!strings.Contains(a.Advice, "`systemctl stop gpuledgerd`") {
+			t.Errorf("%+v leaves out that gpuledgerd has the GPU open", a)
+		}
 	}
 	for range maxAlarms {
 		s.Watch.Findings = append(s.Watch.Findings, grant.Finding{Kind: grant.GPUError, Message: "XID"})
