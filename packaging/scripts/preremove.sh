@@ -59,8 +59,8 @@ rm -f /run/gpuledger/remove-anyway
 if [ -d /run/systemd/system ]; then
   systemctl --quiet disable --now gpuledgerd.service || true
   systemctl stop gpuledger-inventory.path || true
-  # gpuledgerd leaves its MPS daemons. Where a container may use one, it stays: its end would end the
-  # container's CUDA contexts.
+  # gpuledgerd leaves its MPS daemons running. They stay if a container may use one: the CUDA contexts of
+  # its programs would end with the daemon.
   if grants=$(gpuledger grants) && ! echo "$grants" | grep -q '^g-[a-z]* *\(bound\|draining\|unknown\) *mps '; then
     systemctl stop 'gpuledger-mps@*.service' || true
   else
