@@ -492,6 +492,28 @@ func TestExistingFilesAreUpdated(t *testing.T) {
 	}
 }
 
+// TestAnOlderPlanIsNotKept: another process has written a file by an older inventory since it was
+// planned here.
+func TestAnOlderPlanIsNotKept(t *testing.T) {
+	m := newMachine(t)
+	m.generate()
+	inv := inventory(bootID(t))
+	inv.Majors["nvidia-uvm"] = 400
+	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
+	plans := 0
+	changes, notes, err := m.files.GenerateWhile(func() {
+		if plans++; plans == 1 {
+			m.must(os.Remove(m.files.Path()))
+			m.must(os.WriteFile(m.files.Path(), []byte("older"), 0o644))
+		}
+	})
+	text, _ := os.ReadFile(m.files.Path())
+	if err != nil || plans != 2 || len(notes) != 2 || notes[1] != "a note" || len(changes) != 1 ||
+		changes[0].What != cdi.Written || !strings.Contains(string(text), "400") {
+		t.Errorf("%d plans, %v, %q, %v; the file has %.80s", plans, changes, notes, err, text)
+	}
+}
+
 func TestNothingIsWrittenFromAStaleInventory(t *testing.T) {
 	m := newMachine(t)
 	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inventory("another boot")))

@@ -37,18 +37,16 @@ func (f Files) Generate() (changes []FileResult, notes []string, err error) {
 	if err := f.Ready(); err != nil {
 		return nil, nil, err
 	}
-	files, notes, err := f.plan()
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, l := range files {
-		if l.grant != "" && l.want != nil { // after a boot, the files that it mounts do not exist
-			if err := grants.Prepare(f.Node, l.grant); err != nil {
-				notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
+	return f.planAndApply(func(files []cdiFile) (all []cdiFile, notes []string) {
+		for _, l := range files {
+			if l.grant != "" && l.want != nil { // after a boot, the files that it mounts do not exist
+				if err := grants.Prepare(f.Node, l.grant); err != nil {
+					notes = append(notes, fmt.Sprintf("%s: %v", l.path, err))
+				}
 			}
 		}
-	}
-	return applyAll(files, notes)
+		return files, notes
+	})
 }
 
 // Update updates the existing files after the node or the ledger has changed, as Generate does. It
@@ -60,29 +58,47 @@ func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	if err := f.Ready(); err != nil {
 		return nil, nil, err
 	}
-	files, notes, err := f.plan()
-	if err != nil {
-		return nil, nil, err
-	}
-	files = slices.DeleteFunc(files, func(l cdiFile) bool { return l.have == nil || l.unchanged })
-	changes, notes, err = applyAll(files, notes)
+	changes, notes, err = f.planAndApply(func(files []cdiFile) ([]cdiFile, []string) {
+		return slices.DeleteFunc(files, func(l cdiFile) bool { return l.have == nil || l.unchanged }), nil
+	})
 	same := func(r FileResult) bool { return r.What == Unchanged || r.What == Absent }
 	return slices.DeleteFunc(changes, same), notes, err
 }
 
-// applyAll gives the files their intended content. Those that it left alone are no changes, and it
-// adds them to the notes.
-func applyAll(files []cdiFile, notes []string) (changes []FileResult, all []string, err error) {
-	for _, l := range files {
-		what, err := l.apply()
-		if errors.Is(err, errReplaced) {
-			notes = append(notes, fmt.Sprintf("%s is left as it is: %v", l.path, err))
-			continue
-		}
+// planAndApply gives the files that choose leaves their intended content. If another process has
+// changed one since it was planned, that process may have known the node less well: all are planned
+// once more. A file that is changed again then is left alone, with a note.
+func (f Files) planAndApply(choose func([]cdiFile) ([]cdiFile, []string)) (changes []FileResult,
+	notes []string, err error) {
+	for last := false; ; last = true {
+		files, all, err := f.plan()
 		if err != nil {
 			return changes, notes, err
 		}
-		changes = append(changes, FileResult{Path: l.path, What: what})
+		files, more := choose(files)
+		notes = append(all, more...) // those of the first plan come again
+		done, replaced, err := applyAll(slices.DeleteFunc(files, func(l cdiFile) bool {
+			return slices.ContainsFunc(changes, func(r FileResult) bool { return r.Path == l.path })
+		}))
+		changes = append(changes, done...)
+		if err != nil || len(replaced) == 0 || last {
+			return changes, append(notes, replaced...), err
+		}
+	}
+}
+
+// applyAll gives the files their intended content. The notes are of those that it left alone.
+func applyAll(files []cdiFile) (changes []FileResult, notes []string, err error) {
+	for _, l := range files {
+		what, err := l.apply()
+		switch {
+		case errors.Is(err, errReplaced):
+			notes = append(notes, fmt.Sprintf("%s is left as it is: %v", l.path, err))
+		case err != nil:
+			return changes, notes, err
+		default:
+			changes = append(changes, FileResult{Path: l.path, What: what})
+		}
 	}
 	return changes, notes, nil
 }
@@ -101,7 +117,7 @@ func (f Files) anyFile() (bool, error) {
 }
 
 // apply gives a file its intended content. The error is errReplaced where the file is not the one
-// that the plan saw: another process knows the grant or the node better.
+// that the plan saw.
 func (l cdiFile) apply() (What, error) {
 	now := l
 	if !l.unchanged {

@@ -52,7 +52,7 @@ func TestAFileIsNewerThanThePlan(t *testing.T) {
 			if err := row.meanwhile(path); err != nil {
 				t.Fatal(err)
 			}
-			changes, notes, err := applyAll([]cdiFile{planned}, nil)
+			changes, notes, err := applyAll([]cdiFile{planned})
 			did := What("")
 			for _, c := range changes {
 				did += c.What

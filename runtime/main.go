@@ -58,7 +58,7 @@ func (w *wrapper) run() (err error) {
 	if name := runtime.UnjudgedOf(engine); name != "" {
 		w.unjudged, _ = find([]string{name})
 		if w.unjudged == "" && judge {
-			w.Warn("cannot find " + name + " (runtime.unjudged); containers run under " + w.real)
+			w.warn("cannot find " + name + " (runtime.unjudged); containers run under " + w.real)
 		}
 	}
 	switch {
@@ -110,7 +110,7 @@ func (w *wrapper) checkExec() error {
 			RuntimeRoot: w.runtimeRoot(), ID: w.ID}, Descriptors: descriptors})
 	}
 	if mode := w.node.Mode(); refusal != nil && mode != grant.Enforce {
-		w.Warn(wouldBe(refusal) + " because " + notEnforced[mode])
+		w.warn(wouldBe(refusal) + " because " + notEnforced[mode])
 		return nil
 	}
 	if refusal != nil {
@@ -136,7 +136,7 @@ func (w *wrapper) create() error {
 	}
 	d := w.node.Admit(asked)
 	if d.NotEnforced != "" {
-		w.Warn(wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
+		w.warn(wouldBe(d.Refusal()) + " because " + notEnforced[d.NotEnforced])
 	} else if refusal := d.Refusal(); refusal != nil {
 		return refusal
 	}
@@ -175,7 +175,7 @@ func (w *wrapper) startsWithoutGrant(asked node.Create, d node.Decision, refusal
 		return false
 	}
 	w.node.Fails(asked, d, refusal)
-	w.Warn(wouldBe(refusal) + " because " + notEnforced[mode])
+	w.warn(wouldBe(refusal) + " because " + notEnforced[mode])
 	return true
 }
 
@@ -206,6 +206,14 @@ func replaceSpec(path string, config []byte) *grant.Refusal {
 			Hint:    "the bundle directory must be writable for root"}
 	}
 	return nil
+}
+
+// warn reports what does not keep the runtime from running. Podman takes all that is in the log for
+// the cause of a failure, so there only the audit log has it.
+func (w *wrapper) warn(message string) {
+	if w.Log == "" || w.engine() != grant.Podman {
+		w.Warn(message)
+	}
 }
 
 // engine returns the engine that called. It decides which annotations are trusted, so it is never

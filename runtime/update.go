@@ -32,7 +32,7 @@ func (w *wrapper) update() error {
 	}
 	rest, err := w.node.Update(grant.Container{RuntimeRoot: w.runtimeRoot(), ID: w.ID}, resources)
 	if mode := w.node.Mode(); err != nil && mode != grant.Enforce {
-		w.Warn("would be " + err.Error() + "; it is done because " + notEnforced[mode])
+		w.warn("would be " + err.Error() + "; it is done because " + notEnforced[mode])
 		rest, err = resources, nil
 	}
 	if err != nil {

@@ -193,6 +193,7 @@ func TestRemovalAndMPS(t *testing.T) {
 		grants string
 		stops  bool
 	}{
+		"an entry is damaged": {"damaged", false},
 		"no grant":            {"", true},
 		"a free one":          {header + "g-nzvczfhfjhkd  free      mps    0:4GiB  25\n", true},
 		"one in use":          {header + "g-nzvczfhfjhkd  bound     mps    0:4GiB  25\n", false},
@@ -202,7 +203,8 @@ func TestRemovalAndMPS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := rootOfScript(t, "preremove.sh", map[string]string{"/run/systemd/system/here": "",
 				"/bin/systemctl": "#!/bin/sh\necho \"$@\" >>/called\n",
-				"/bin/gpuledger": "#!/bin/sh\ncat /grants\n", "/grants": row.grants})
+				"/bin/gpuledger": "#!/bin/sh\nif [ $1 = check ]; then ! grep -q damaged /grants; " +
+					"else cat /grants; fi\n", "/grants": row.grants})
 			for _, how := range []string{"upgrade", "remove"} {
 				if out, err := runScript(root, "preremove.sh", how); err != nil {
 					t.Fatalf("%s: %v\n%s", how, err, out)

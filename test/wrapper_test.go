@@ -607,6 +607,21 @@ func TestReportModeWarnsInTheLog(t *testing.T) {
 	}
 }
 
+// TestPodmansLogHasNoWarnings: Podman takes all that is in the log for the cause of a failure.
+func TestPodmansLogHasNoWarnings(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "podman", Config: "[policy]\nmode = \"report\"\n"})
+	b := n.Bundle("c", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	log := filepath.Join(n.Dir, "oci-log")
+	r := rig.Run(n.Wrapper("--log", log, "--log-format", "json", "create", "--bundle", b.Dir, "c"))
+	text, _ := os.ReadFile(log)
+	if r.Code != 0 || r.Stderr != "" || len(text) > 0 {
+		t.Errorf("%+v; the log has %q", r, text)
+	}
+	if audit := read(t, n.Dir+"/audit.jsonl"); !strings.Contains(audit, "visible-devices-all") {
+		t.Errorf("audit: %s", audit)
+	}
+}
+
 // TestUpdateInReportMode: it is done as requested, and reported.
 func TestUpdateInReportMode(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{Config: "[policy]\nmode = \"report\"\n"})

@@ -112,6 +112,29 @@ func TestACL(t *testing.T) {
 	}
 }
 
+// TestDefaultACL: an edited file without an ACL does not get the default ACL of its directory.
+func TestDefaultACL(t *testing.T) {
+	const file = "/etc/docker/daemon.json"
+	o := options(newRoot(t, map[string]string{file: "{}\n", "/usr/bin/runc": "#!/bin/sh\n"}), grant.Docker)
+	err := unix.Lsetxattr(filepath.Join(o.Root, "/etc/docker"), "system.posix_acl_default",
+		[]byte(aclOf(64000, 6)), 0)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("the test's file system has no ACLs: that files get none is not shown")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, before, err := o.Installation().System.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	applied(t, o)
+	_, is, err := o.Installation().System.Load(file)
+	if err != nil || is.ACL != nil || is.Mode != before.Mode {
+		t.Errorf("the file has mode %o and the ACL %x (%v)", is.Mode, is.ACL, err)
+	}
+}
+
 // aclOf is an ACL by which a user of this number has the permissions, the owner rw and the owning
 // group nothing. The mask is rw.
 func aclOf(user uint32, permissions uint16) string {

@@ -79,8 +79,8 @@ func fill(path string, c filetree.FileContent) error {
 	if err == nil {
 		err = f.Chown(c.UID, c.GID)
 	}
-	if err == nil && c.ACL != nil { // the mode then sets its mask
-		err = unix.Fsetxattr(int(f.Fd()), filetree.ACLName, c.ACL, 0)
+	if err == nil {
+		err = setACL(int(f.Fd()), c.ACL) // the mode then sets its mask
 	}
 	if err == nil {
 		err = f.Chmod(c.Mode)
@@ -89,6 +89,18 @@ func fill(path string, c filetree.FileContent) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
+}
+
+// setACL gives a new file an ACL, or takes the one away that it has from its directory's default.
+func setACL(fd int, acl []byte) error {
+	if acl != nil {
+		return unix.Fsetxattr(fd, filetree.ACLName, acl, 0)
+	}
+	err := unix.Fremovexattr(fd, filetree.ACLName)
+	if err == unix.ENODATA || err == unix.EOPNOTSUPP {
+		return nil
+	}
+	return err
 }
 
 // selinuxLabel is the extended attribute of a file's label. A new file gets the label of its

@@ -37,13 +37,12 @@ func (c Command) Warn(message string) {
 	}
 }
 
-// appendLog appends an entry to the --log file. It opens no link and does not wait for a reader of
-// a pipe.
+// appendLog appends an entry to the --log file. It does not wait for a reader of a pipe.
 func (c Command) appendLog(level, message string) error {
 	if c.Log == "" {
 		return os.ErrNotExist
 	}
-	const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	const flags = os.O_WRONLY | os.O_APPEND | os.O_CREATE | unix.O_NONBLOCK
 	f, err := os.OpenFile(c.Log, flags, 0o644)
 	if err != nil {
 		return err
@@ -56,9 +55,9 @@ func (c Command) appendLog(level, message string) error {
 // package os would end this process by SIGPIPE, and with it a container that may start.
 func PrintLine(line string) { _, _ = unix.Write(unix.Stderr, []byte(line+"\n")) }
 
-// logLine returns an entry in runc's format. Of level "error", engines show the last one after a
-// failure; of level "warning", none. containerd decodes the file as JSON objects whose time is RFC
-// 3339, and shows nothing if one line is malformed.
+// logLine returns an entry in runc's format. Of level "error", containerd shows the last one after
+// a failure; of level "warning", none. It decodes the file as JSON objects whose time is RFC 3339,
+// and shows nothing if one line is malformed.
 func logLine(format, level, message string, now time.Time) string {
 	stamp := now.Format(time.RFC3339)
 	if format != "json" {

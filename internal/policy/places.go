@@ -25,7 +25,8 @@ var sharedDirs = []string{
 var kernelDirs = []string{"/proc", "/sys", "/dev"}
 
 // ledgerNames are the names that the ledger uses in its directories.
-var ledgerNames = []string{"grants", "owners", "gpus", "bindings", "inventory.json", "lock"}
+var ledgerNames = []string{"grants", "owners", "gpus", "bindings", "inventory.json",
+	"inventory.json.lock", "lock"}
 
 // validPlaces checks the paths of the ledger's directories and of the audit log. A create reads the
 // configuration, so it resolves no paths but these three.

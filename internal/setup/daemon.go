@@ -106,7 +106,8 @@ func (n *node) stopDaemon() error {
 }
 
 // stopMPS ends the MPS daemons that gpuledgerd has left, unless a container may use one: its CUDA
-// contexts would end with the daemon, and containers go on through a removal.
+// contexts would end with the daemon, and containers go on through a removal. A container's grant
+// can be one that cannot be read.
 func (n *node) stopMPS() {
 	if !exists(systemdRuns) {
 		return
@@ -116,7 +117,11 @@ func (n *node) stopMPS() {
 		State grant.State
 	}
 	var listed struct{ Grants []listedGrant }
-	out, err := n.output(program, "grants", "--json")
+	_, err := n.output(program, "check")
+	var out []byte
+	if err == nil {
+		out, err = n.output(program, "grants", "--json")
+	}
 	if err == nil {
 		err = json.Unmarshal(out, &listed)
 	}

@@ -55,6 +55,7 @@ const recordsCall = "#!/bin/busybox sh\necho \"${0##*/} $*\" >>/calls\n"
 // exists, the engine has yet to read an undo. If /keeps exists, an undo fails and changes nothing.
 const gpuledger = recordsCall + `
 [ "$1" != grants ] || /bin/busybox cat /grants
+[ "$1" != check ] || ! /bin/busybox grep -qs damaged /grants || exit 1
 [ "$1" = configure ] || exit 0
 restart= undo= default= mode=report
 for word; do
@@ -279,7 +280,8 @@ func TestInstallUpgradeRemove(t *testing.T) {
 		"gpuledger configure crio --undo", "gpuledger configure crio --undo --restart",
 		"systemctl show --property=ActiveState,SubState,Result,NRestarts engine.service",
 		"systemctl stop gpuledger-inventory.path", "systemctl disable --now gpuledgerd.service",
-		"gpuledger grants --json", "systemctl stop gpuledger-mps@*.service", "gpuledgerd close-nodes")
+		"gpuledger check", "gpuledger grants --json", "systemctl stop gpuledger-mps@*.service",
+		"gpuledgerd close-nodes")
 	s.must("remove", "--engine=crio")
 	s.wants("removed again", s.on(), kept...)
 	s.must("install", "--engine=crio")
@@ -396,7 +398,8 @@ func TestRemovalLeavesMPSToContainers(t *testing.T) {
 		`{"grants": [{"mode": "mps", "state": "free"}]}`:     true,
 		`{"grants": [{"mode": "mps", "state": "bound"}]}`:    false,
 		`{"grants": [{"mode": "mps", "state": "draining"}]}`: false,
-		"": false, // the ledger cannot be read
+		"":                             false, // the ledger cannot be read
+		`{"grants": [], "damaged": 1}`: false,
 	} {
 		s := newMachine(t)
 		s.must("install", "--engine=crio")

@@ -60,8 +60,8 @@ if [ -d /run/systemd/system ]; then
   systemctl --quiet disable --now gpuledgerd.service || true
   systemctl stop gpuledger-inventory.path || true
   # gpuledgerd leaves its MPS daemons running. They stay if a container may use one: the CUDA contexts of
-  # its programs would end with the daemon.
-  if grants=$(gpuledger grants) && ! echo "$grants" | grep -q '^g-[a-z]* *\(bound\|draining\|unknown\) *mps '; then
+  # its programs would end with the daemon. A container's grant can be one that cannot be read.
+  if gpuledger check >/dev/null 2>&1 && grants=$(gpuledger grants) && ! printf '%s\n' "$grants" | grep -q '^g-[a-z]* *\(bound\|draining\|unknown\) *mps '; then
     systemctl stop 'gpuledger-mps@*.service' || true
   else
     echo "gpuledger: MPS daemons stay until the next boot: containers may use them" >&2
