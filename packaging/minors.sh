@@ -69,7 +69,7 @@ refuses() {
 
 for minor in "${minors[@]}"; do
   reader "$minor"
-  "$work/helm" lint --strict "$chart" --kube-version "v1.$minor.2" >"$work/said" 2>&1 || bad "$minor helm lint"
+  "$work/helm" lint --strict "$chart" --set "agent=$([ "$minor" -ge 36 ] && echo dra || echo device-plugin)" --kube-version "v1.$minor.2" >"$work/said" 2>&1 || bad "$minor helm lint"
   has "$minor"
   has "$minor" --values "$work/many.yaml"
   has "$minor" --set agent=device-plugin,policy.mode=enforce --values "$work/many.yaml"

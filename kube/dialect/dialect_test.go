@@ -190,7 +190,10 @@ func TestWish(t *testing.T) {
 			[]placement.Demand{{GPUs: 2, Mode: grant.Exclusive}}, placement.Wish{}},
 		"HAMi: all cores and some memory are a whole GPU, in each mode": {all, pod(
 			"nvidia.com/gpumem: 3000, nvidia.com/gpucores: 100", "nvidia.com/vgpu-mode=mps"),
-			[]placement.Demand{{GPUs: 1, Mode: grant.Exclusive}}, placement.Wish{}},
+			[]placement.Demand{{GPUs: 1, Mode: grant.Exclusive}}, placement.Wish{AtLeast: 3000 * grant.MiB}},
+		"HAMi: all cores of a large GPU": {all, pod("nvidia.com/gpumem: 3000, nvidia.com/gpucores: 100",
+			"gpuledger.dev/gpu-memory-total=40GiB"),
+			[]placement.Demand{{GPUs: 1, Mode: grant.Exclusive}}, placement.Wish{AtLeast: 40 * gib}},
 		"HAMi: its annotations": {all, pod("nvidia.com/gpu: 1, nvidia.com/gpumem: 1024",
 			"nvidia.com/use-gputype=A100, H100", "hami.io/gpu-scheduler-policy=spread",
 			"nvidia.com/vgpu-mode=mps"), []placement.Demand{{GPUs: 1, Memory: gib, Mode: grant.MPS}},

@@ -69,6 +69,9 @@ func (c Config) add(wish *placement.Wish, pod *corev1.Pod, container *corev1.Con
 	if len(wish.Demands) == maxAsking {
 		return fmt.Errorf("more than %d containers of the pod ask for GPUs: have several pods", maxAsking)
 	}
+	if d.Mode == grant.Exclusive { // it has all the memory of a GPU, which has to be large enough
+		wish.AtLeast, d.Memory = max(wish.AtLeast, d.Memory), 0
+	}
 	d.Container, d.Init = container.Name, ends
 	wish.Demands = append(wish.Demands, d)
 	return nil
@@ -263,7 +266,7 @@ func (all asks) demand(pod *corev1.Pod) (placement.Demand, error) {
 		}
 		if percent.is.family == hami && percent.amount == 100 {
 			// HAMi's scheduler takes a GPU without other pods for it, and adds none later
-			return placement.Demand{GPUs: d.GPUs, Mode: grant.Exclusive}, nil
+			return placement.Demand{GPUs: d.GPUs, Memory: d.Memory, Mode: grant.Exclusive}, nil
 		}
 		d.Compute = int(percent.amount)
 		if d.Mode == "" {
@@ -376,7 +379,7 @@ func (c Config) preferences(w *placement.Wish, pod *corev1.Pod) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", AtLeast, err)
 		}
-		w.AtLeast = size
+		w.AtLeast = max(w.AtLeast, size)
 	}
 	switch app := pod.Annotations[Apart]; app {
 	case "", "false":

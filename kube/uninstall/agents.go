@@ -20,7 +20,7 @@ const (
 	// formerNodes is the annotation of an agent's DaemonSet with the node selector that it had,
 	// in JSON. It outlives a Job that ends before it has brought the agent back.
 	formerNodes = "gpuledger.dev/uninstall-node-selector"
-	// startTries is how often startAgents tries: the Job has a minute more than its timeout.
+	// startTries is how often bringBack tries: the Job has a minute more than its timeout.
 	startTries = 40
 	// agentsTime is the most that the agents' pods get to end. Their grace period is 30 seconds.
 	agentsTime = 2 * time.Minute
@@ -120,11 +120,34 @@ func (u Uninstall) waitForAgents(ctx context.Context) error {
 	return nil
 }
 
-// startAgents brings back the agents that this run or an earlier one has taken, also if the API
-// does not work for a while.
-func (u Uninstall) startAgents(ctx context.Context) (failed error) {
+// bringBack starts the agents again, also if the API does not work for a while, unless an earlier
+// run has begun to give the nodes back: their engines no longer call gpuledger.
+func (u Uninstall) bringBack(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, startTries*u.Every)
 	defer stop()
+	leaving := false
+	err := u.again(ctx, func(ctx context.Context) error {
+		for _, name := range u.Setups {
+			set, err := u.daemonSet(ctx, name)
+			if err != nil {
+				return err
+			}
+			leaving = leaving || set != nil && leaves(set.Spec.Template.Spec)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cannot bring the agents back to their nodes: %w", err)
+	}
+	if leaving {
+		u.Say("the agents stay away: the nodes are being given back. `helm rollback` brings all back")
+		return nil
+	}
+	return u.startAgents(ctx)
+}
+
+// startAgents brings back the agents that this run or an earlier one has taken.
+func (u Uninstall) startAgents(ctx context.Context) (failed error) {
 	for _, name := range agents {
 		if err := u.startAgent(ctx, name); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("cannot bring %s back to its nodes: %w", name, err))

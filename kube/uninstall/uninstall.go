@@ -41,7 +41,7 @@ func (u Uninstall) Run(ctx context.Context) error {
 		err = u.takeAgents(ctx, forced)
 	}
 	if err != nil { // an earlier run that was killed may have taken the agents
-		err = errors.Join(err, u.startAgents(context.WithoutCancel(ctx)))
+		err = errors.Join(err, u.bringBack(context.WithoutCancel(ctx)))
 	} else {
 		err = u.giveBack(ctx, forced)
 	}

@@ -446,7 +446,7 @@ func TestTheAgentsComeBackLater(t *testing.T) {
 	c = newCluster(t, true, config(nil), set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"))
 	c.failsAfter("gpuledger-dra", "*", -1, errRefused)
 	if err := c.run("gpuledger-setup"); !errors.Is(err, errRefused) ||
-		!strings.Contains(err.Error(), "cannot bring gpuledger-dra back to its nodes") {
+		!strings.Contains(err.Error(), "cannot bring the agents back to their nodes") {
 		t.Errorf("for ever: %v", err)
 	}
 }
@@ -475,6 +475,23 @@ func TestTheAgentsNodesOutliveTheJob(t *testing.T) {
 				t.Errorf("the agent is on nodes with %v, %v", got, after.Annotations)
 			}
 		})
+	}
+}
+
+// A forced run has begun to give the nodes back. The next one is not forced and refuses. The agents
+// stay away from nodes whose engine no longer calls gpuledger.
+func TestTheAgentsStayAwayFromNodesThatLeave(t *testing.T) {
+	c := newCluster(t, true, config(map[string]string{force: "force"}),
+		set("gpuledger-dra", corev1.PodSpec{}), setup("gpuledger-setup"),
+		claim("share", "gpuledger.dev", "a"))
+	if err := c.run("gpuledger-setup"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.run("gpuledger-setup"); err == nil || !strings.Contains(err.Error(), "refused: ") {
+		t.Errorf("the second run: %v", err)
+	}
+	if got := c.set("gpuledger-dra").Spec.Template.Spec.NodeSelector["gpuledger.dev/node"]; got != nowhere {
+		t.Errorf("the agent is on nodes with %q", got)
 	}
 }
 
