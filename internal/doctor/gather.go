@@ -130,11 +130,19 @@ func (f *Facts) gatherRuntimes() {
 	}
 }
 
-// versionOf is a runtime's version output. It waits only a short time for it.
+// versionOf is a runtime's version output. It waits only a short time for it. crun makes its
+// directory for states even for that, so it gets one that is removed.
 func versionOf(path string) (string, error) {
+	dir, err := os.MkdirTemp("", "gpuledger-doctor-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
 	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
 	defer stop()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+dir)
+	out, err := cmd.Output()
 	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	return grant.Printable(line), err
 }
