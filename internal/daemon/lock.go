@@ -9,10 +9,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // errRunning means that another daemon has the lock.
 var errRunning = errors.New("gpuledgerd runs already")
+
+// lockTime is how long to wait for the lock: a child that a killed daemon has just forked holds it
+// until it executes its program.
+const lockTime = 200 * time.Millisecond
 
 // lockRunDir makes this process the node's only daemon. The kernel releases the lock when the
 // process ends, in any way. The returned file must stay open.
@@ -25,7 +31,7 @@ func lockRunDir(runDir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot start: %w", err)
 	}
-	if err := flock(f); err != nil {
+	if err := host.Flock(int(f.Fd()), lockTime); err != nil {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -38,19 +44,6 @@ func lockRunDir(runDir string) (*os.File, error) {
 		_, _ = fmt.Fprintln(f, os.Getpid())
 	}
 	return f, nil
-}
-
-// flock tries for a moment: a child that a killed daemon has just forked holds the lock until it
-// executes its program.
-func flock(f *os.File) (err error) {
-	for range 10 {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return err
 }
 
 func lockPath(runDir string) string { return filepath.Join(runDir, "gpuledgerd.lock") }

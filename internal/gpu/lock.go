@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // HeldError says that another process is taking the inventory and has not ended in time.
@@ -40,12 +42,7 @@ func Lock(path string, wait time.Duration) (unlock func(), err error) {
 		return func() {}, nil
 	}
 	unlock = func() { _ = f.Close() }
-	for end := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
-			break
-		}
-	}
+	err = host.Flock(int(f.Fd()), wait)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		holder, _ := os.ReadFile(lockPath(path))

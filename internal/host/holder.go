@@ -4,9 +4,21 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Flock takes the lock of an open file (flock(2)). If another process has it, Flock waits for that
+// time, and returns EWOULDBLOCK then.
+func Flock(fd int, wait time.Duration) error {
+	for end := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err != unix.EWOULDBLOCK || time.Now().After(end) {
+			return err
+		}
+	}
+}
 
 // Holder returns the process that holds a flock on a file into which it has written its pid, or 0.
 // It reads /proc/locks, because trying the lock would delay a process that wants it at that moment.

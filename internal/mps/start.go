@@ -84,12 +84,7 @@ func lock(dir string) (unlock func(), err error) {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	unlock = func() { _ = unix.Close(fd) }
-	for end := time.Now().Add(lockTime); ; time.Sleep(10 * time.Millisecond) {
-		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || time.Now().After(end) {
-			break
-		}
-	}
+	err = host.Flock(fd, lockTime)
 	var locked, there unix.Stat_t
 	if err == nil {
 		err = errors.Join(unix.Fstat(fd, &locked), unix.Lstat(dir, &there))
