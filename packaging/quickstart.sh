@@ -97,7 +97,7 @@ others_images() {
     install -D -m 755 "$library" "$tree${library#"$root"}"
   done
   ldconfig -r "$tree"
-  pack nvidia/cuda:13.0.1-base-ubuntu24.04 "$tree" /pause
+  pack docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04 "$tree" /pause
   imports
 }
 
@@ -239,7 +239,7 @@ of_pod() { kubectl get pod "$1" -o "jsonpath={$2}"; }
 asks() {
   kubectl create -f - <<POD
 {apiVersion: v1, kind: Pod, metadata: {name: $1, labels: {$3}}, spec: {terminationGracePeriodSeconds: 1, containers: [{name: main,
-  image: "nvidia/cuda:13.0.1-base-ubuntu24.04", resources: {limits: {aliyun.com/gpu-mem: $2}},
+  image: "docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04", resources: {limits: {aliyun.com/gpu-mem: $2}},
   command: [sh, -c, "trap exit TERM; nvidia-smi --query-gpu=memory.total --format=csv,noheader; while :; do sleep 1000 & wait; done"]}]}}
 POD
 }
@@ -312,7 +312,7 @@ spec:
     - {name: gpu, resourceClaimTemplateName: share}
   containers:
     - name: main
-      image: nvidia/cuda:13.0.1-base-ubuntu24.04
+      image: docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04
       command: [sh, -c, "trap exit TERM; nvidia-smi --query-gpu=memory.total --format=csv,noheader; while :; do sleep 1000 & wait; done"]
       resources: {claims: [{name: gpu}]}
 POD

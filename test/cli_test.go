@@ -75,7 +75,7 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 		{"audit --until 2026-13-01", "--until: want a time", 2},
 		{"audit --since 1h --until 2h", "--since: want a time before that of --until", 2},
 		{"audit --until 1h --follow", "--follow shows what comes: leave --until out", 2},
-		{"audit --code no-such-code", `--code: there is no code "no-such-code"; docs/refusals.md lists those of refusals, docs/daemon.md those of findings`, 2},
+		{"audit --code no-such-code", `--code: there is no code "no-such-code"; https://github.com/gpuledger/gpuledger/blob/main/docs/refusals.md lists those of refusals, https://github.com/gpuledger/gpuledger/blob/main/docs/daemon.md those of findings`, 2},
 		{"audit --grant nonsense.00ff", "--grant: \"nonsense\" is no grant id; `gpuledger grants` lists them", 2},
 		{"audit --container=", "--container: want an id", 2},
 		{"audit g-aaaaaaaaaaaa", "gpuledger audit takes no arguments", 2},

@@ -18,7 +18,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/auditlog"
-	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
@@ -34,7 +33,7 @@ func auditCommand() *cli.Command {
 			"recorded, and the container started. A TIME is 2026-11-21T19:10:31Z, or \"2026-11-21 " +
 			"19:10\" or " +
 			"2026-11-21, in UTC as the log\n" +
-			"is; or how long ago, as 90m, 12h or 7d. docs/audit.md has the fields of --json.",
+			"is; or how long ago, as 90m, 12h or 7d. The fields of --json: " + grant.Docs + "audit.md",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "since", Usage: "entries from this `TIME` on"},
 			&cli.StringFlag{Name: "until", Usage: "entries before this `TIME`"},
@@ -131,8 +130,8 @@ func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 	case c.IsSet("since") && c.IsSet("until") && !f.Since.Before(f.Until):
 		return f, usage("--since: want a time before that of --until")
 	case c.IsSet("code") && !isCode(f.Code):
-		return f, usage("--code: there is no code %q; docs/refusals.md lists those of refusals, "+
-			"docs/daemon.md those of findings", grant.Printable(f.Code))
+		return f, usage("--code: there is no code %q; %srefusals.md lists those of refusals, "+
+			"%[2]sdaemon.md those of findings", grant.Printable(f.Code), grant.Docs)
 	case c.IsSet("container") && f.Container == "":
 		return f, usage("--container: want an id, the beginning of one, or NAMESPACE/POD[/CONTAINER]")
 	}
@@ -166,7 +165,7 @@ func isCode(text string) bool {
 
 // moment reads a point in time, or how long ago it is.
 func moment(text string, now time.Time) (time.Time, error) {
-	if ago, err := cmdline.ParseDuration(text); err == nil && ago >= 0 {
+	if ago, err := grant.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago), nil
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",

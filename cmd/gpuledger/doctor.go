@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuledger/gpuledger/internal/doctor"
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -19,7 +20,7 @@ func doctorCommand() *cli.Command {
 		Description: "Checks the configuration, the driver, the kernel, the ledger, the engines and other " +
 			"programs that inject GPUs. A problem keeps\n" +
 			"gpuledger from doing what it is configured to do; a warning needs a decision of yours. " +
-			"docs/doctor.md explains each check.\n" +
+			grant.Docs + "doctor.md explains each check.\n" +
 			"It repairs what `gpuledger check` repairs, and changes nothing else. Exit status 0: no " +
 			"problem; 1: there is one.",
 		Flags: []cli.Flag{jsonFlag()},
@@ -55,7 +56,7 @@ func printLines(c *cli.Context, lines []doctor.Line) error {
 		}
 	}
 	if !healthy {
-		return errors.New("this node has problems; docs/doctor.md explains each")
+		return errors.New("this node has problems; " + grant.Docs + "doctor.md explains each")
 	}
 	return nil
 }

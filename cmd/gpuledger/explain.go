@@ -34,7 +34,7 @@ func explainCommand() *cli.Command {
 			"enforce; the container starts\n" +
 			"unchanged all the same, and the first line says so (with --json the key mode). A user " +
 			"without root reads a bundle of its\n" +
-			"own, and gpuledgerd says what the ledger has. The verdict is that for an engine of root.",
+			"own, and gpuledgerd says what the ledger has; the verdict is then that for an engine of root.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),

@@ -115,7 +115,7 @@ func (f *findings) notGranted(q *question, source string, err error) {
 		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
 		hint := hintAsked
 		if refusal.Hint == hintNever {
-			hint = hintNever
+			hint = hintNeverAsked
 		}
 		f.explain(refusal.Code, source, message,
 			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hint)

@@ -27,6 +27,9 @@ const (
 		"ask for that mode, or for another GPU"
 	hintHeld  = "`gpuledger inspect --details` shows who holds what; "
 	hintNever = "no release makes room for that: ask for what this node has (`gpuledger gpus` shows it)"
+	// to a container that asks: [ask] can allow less than the node has
+	hintNeverAsked = "no release makes room for that: ask for what this node has, and what [ask] in its " +
+		"configuration leaves to containers that ask (" + grant.Docs + "asking.md)"
 
 	hintOneGrant = "of a claim with several requests, name one request of the claim in the " +
 		"container's resources.claims, or make the claim one grant (" + grant.Docs +

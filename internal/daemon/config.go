@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
@@ -153,7 +154,7 @@ func (s *configManager) listenAddress() string { return s.Node().Policy.Daemon.L
 
 // Interval is the time between two passes of a manager.
 func (s *configManager) Interval() time.Duration {
-	interval, err := time.ParseDuration(s.Node().Policy.Daemon.Interval)
+	interval, err := grant.ParseDuration(s.Node().Policy.Daemon.Interval)
 	if err != nil { // cannot be: the configuration was checked
 		return time.Second
 	}

@@ -37,7 +37,9 @@ func Main(args []string) int {
 			"whose default runtime cannot be changed,\n" +
 			"removing ended grants from the ledger, keeping the inventory current, comparing the use of " +
 			"the GPUs with the ledger,\n" +
-			"MPS daemons, the driver's memory limits, metrics and a status page ([daemon] listen).\n" +
+			"requests of users without root and the queue, access lists of device nodes, MPS daemons, the " +
+			"driver's memory limits,\n" +
+			"metrics and a status page ([daemon] listen).\n" +
 			"Containers behind gpuledger-runtime are guarded without it. It logs to standard error, reads " +
 			"its configuration again on\n" +
 			"SIGHUP and when it changes, and ends on SIGTERM.\n" +

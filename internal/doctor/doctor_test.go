@@ -380,6 +380,11 @@ var answers = []struct {
 	{"no listener at its address", func(f *Facts) { f.Daemon, f.Policy.Daemon.Listen = 7, "127.0.0.1:9836" },
 		"daemon", Warning, "does not listen on 127.0.0.1:9836"},
 	{"no daemon", func(*Facts) {}, "daemon", OK, "does not run"},
+	{"quotas without a daemon", func(f *Facts) { f.Policy.Quotas = []grant.Quota{{User: "*"}} }, "daemon",
+		Warning, "no user without root gets a grant"},
+	{"access lists without a daemon", func(f *Facts) {
+		f.Policy.Enforcement.UserNodes = grant.UserNodesACL
+	}, "daemon", Warning, "no access list follows the grants"},
 }
 
 func TestExamine(t *testing.T) {

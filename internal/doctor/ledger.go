@@ -224,10 +224,21 @@ func audit(f Facts) []Line {
 // daemon checks gpuledgerd. Most containers behind the wrapper do not need it.
 func daemon(f Facts) []Line {
 	line := Line{Status: OK,
-		Message: "gpuledgerd does not run; guarding by NRI, the driver's memory limits, mode mps, the " +
-			"watch and metrics need it; other containers behind gpuledger-runtime are guarded without it"}
-	if f.Daemon != 0 {
+		Message: "gpuledgerd does not run; grants of users, the queue (--wait), access lists, mode mps, the " +
+			"driver's memory limits, the throttle, guarding by NRI, the watch and metrics need it; other " +
+			"containers behind gpuledger-runtime are guarded without it"}
+	users, acl := len(f.Policy.Quotas) > 0, f.Policy.Enforcement.UserNodes == grant.UserNodesACL
+	switch {
+	case f.Daemon != 0:
 		line.Message = fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)
+	case users || acl:
+		line.Status, line.Hint = Warning, "`systemctl enable --now gpuledgerd`"
+		line.Message = "gpuledgerd does not run, so no user without root gets a grant, though the " +
+			"configuration has [[quota]]"
+		if !users {
+			line.Message = "gpuledgerd does not run, so no access list follows the grants, though " +
+				"enforcement.user_nodes says so"
+		}
 	}
 	return append([]Line{line}, listener(f)...)
 }

@@ -194,7 +194,7 @@ func (q Quota) MaxTTL() time.Duration { return duration(q.TTL) }
 func (q Quota) MaxIdle() time.Duration { return duration(q.Idle) }
 
 func duration(text string) time.Duration {
-	d, _ := time.ParseDuration(text)
+	d, _ := ParseDuration(text)
 	return d
 }
 

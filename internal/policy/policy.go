@@ -15,7 +15,6 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pelletier/go-toml/v2"
 
@@ -276,10 +275,10 @@ func validate(p grant.Policy) error {
 	if p.Enforcement.Shim != "" && !filepath.IsAbs(p.Enforcement.Shim) {
 		return fmt.Errorf("enforcement.shim: want an absolute path, not %q", p.Enforcement.Shim)
 	}
-	if d, err := time.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
+	if d, err := grant.ParseDuration(p.Daemon.Interval); err != nil || d <= 0 {
 		return fmt.Errorf("daemon.interval: want a duration above 0, as 1s, not %q", p.Daemon.Interval)
 	}
-	if d, err := time.ParseDuration(p.Daemon.Grace); err != nil || d < 0 {
+	if d, err := grant.ParseDuration(p.Daemon.Grace); err != nil || d < 0 {
 		return fmt.Errorf("daemon.grace: want a duration, as 10s, not %q", p.Daemon.Grace)
 	}
 	if p.Audit.File != "" && !filepath.IsAbs(p.Audit.File) {

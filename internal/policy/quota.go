@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -29,8 +28,8 @@ func validQuotas(p grant.Policy) error {
 			return fmt.Errorf("%s.grants: want a number, not %d", key, q.Grants)
 		}
 		for name, text := range map[string]string{"ttl": q.TTL, "idle": q.Idle} {
-			if d, err := time.ParseDuration(text); text != "" && (err != nil || d <= 0) {
-				return fmt.Errorf("%s.%s: want a duration above 0, as 12h, not %q", key, name, text)
+			if d, err := grant.ParseDuration(text); text != "" && (err != nil || d <= 0) {
+				return fmt.Errorf("%s.%s: want a duration above 0, as 12h or 7d, not %q", key, name, text)
 			}
 		}
 	}

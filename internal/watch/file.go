@@ -89,7 +89,7 @@ const stale = 5
 // Recent reads the last report, if it is about now.
 func Recent(runDir, bootID, interval string, now time.Time) (Comparison, bool) {
 	r, err := Load(runDir, bootID)
-	every, e := time.ParseDuration(interval)
+	every, e := grant.ParseDuration(interval)
 	// from the future: the clock was set back since
 	recent := now.Sub(r.Taken).Abs() <= max(stale*every, stale*time.Second)
 	return r, err == nil && e == nil && recent

@@ -127,8 +127,8 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 		return errors.Join(err, w.replaceFound(n, err))
 	}
 	var wrong error // the configuration is checked for both
-	w.tracker.Grace, wrong = time.ParseDuration(n.Policy.Daemon.Grace)
-	w.tracker.Interval, _ = time.ParseDuration(n.Policy.Daemon.Interval)
+	w.tracker.Grace, wrong = grant.ParseDuration(n.Policy.Daemon.Grace)
+	w.tracker.Interval, _ = grant.ParseDuration(n.Policy.Daemon.Interval)
 	news := w.tracker.Update(&report)
 	w.logChanges(n, news)
 	if w.OtherFindings != nil {

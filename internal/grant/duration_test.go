@@ -1,4 +1,4 @@
-package cmdline
+package grant
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ func TestParseDuration(t *testing.T) {
 	const day = 24 * time.Hour
 	for text, want := range map[string]time.Duration{
 		"90s": 90 * time.Second, "1h30m": 90 * time.Minute, "7d": 7 * day, "1d12h": 36 * time.Hour,
-		"0": 0, "0d": 0, "-1h": -time.Hour, "106751d": longest * day,
+		"0": 0, "0d": 0, "-1h": -time.Hour, "106751d": longestDays * day,
 	} {
 		if got, err := ParseDuration(text); got != want || err != nil {
 			t.Errorf("%s is %s, want %s (%v)", text, got, want, err)
