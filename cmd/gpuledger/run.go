@@ -33,7 +33,8 @@ func runCommand() *cli.Command {
 			"gpuledger run --memory 4GiB --user anna -- runuser -u anna -- python train.py",
 		Description: "The grant is the program's and that of the processes it starts, and ends with the " +
 			"last of them. In mode limit, what root\n" +
-			"runs gets the shim. It stops no process that avoids it (" + grant.Docs + "strength.md). A user without " +
+			"runs gets the shim. It stops no process that avoids it (" + grant.Docs + "strength.md).\n" +
+			"A user without " +
 			"root gets what gpuledgerd grants\nwithin the quota, without the shim. The exit status is the " +
 			"program's.",
 		Flags: []cli.Flag{

@@ -24,7 +24,8 @@ func TestQuotas(t *testing.T) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
-	p, err := Parse([]byte("[daemon]\ngrace = \"1d\"\n[[quota]]\nuser = \"a\"\nttl = \"7d\"\nidle = \"1d12h\""))
+	p, err := Parse([]byte("[daemon]\ngrace = \"1d\"\n" +
+		"[[quota]]\nuser = \"a\"\nttl = \"7d\"\nidle = \"1d12h\""))
 	if err != nil || p.Quotas[0].MaxTTL() != 7*24*time.Hour || p.Quotas[0].MaxIdle() != 36*time.Hour {
 		t.Errorf("days: %+v (%v)", p.Quotas, err)
 	}
