@@ -83,8 +83,8 @@ func Sweep(p grant.Policy, tx *ledger.Tx) (grant.View, error) {
 }
 
 // Settle makes the files agree with the ledger: it removes those of grants that are gone and that
-// no container uses, and sets those of live ones to what the ledger says. It costs as much as there
-// are files.
+// no container uses, and sets those of live ones to what the ledger says. Files that cannot be
+// removed are a finding. It costs as much as there are files.
 func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
 	root := p.LimitsRoot()
 	for _, name := range limits.Kept(root) {
@@ -99,6 +99,11 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 			continue
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(now):
 			problem, err = "the limits of a grant that is over", limits.Remove(dir)
+			if err != nil { // the other grants do not wait for what a container did to its files
+				findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(), Hint: "if `lsattr " +
+					dir + "` shows `i` or `a`, run `chattr -ia` on that file; the next check removes it"})
+				continue
+			}
 		case err == nil:
 			problem, err = sync(p, g, dir)
 		default: // damaged: its containers keep what they have

@@ -121,6 +121,47 @@ func TestLimitsThatCannotBeOpenedAreReported(t *testing.T) {
 	}))
 }
 
+// TestOneGrantsFilesThatStay keep no other grant from being entered: what cannot be removed is
+// reported, the rest is done, and the next pass tries again. A mount stands in for what a container
+// did to its region.
+func TestOneGrantsFilesThatStay(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount: that files which cannot be removed are reported is not shown")
+	}
+	dir := t.TempDir()
+	ownMounts(t, dir+"/run/limits")
+	p, h := grant.Policy{StateDir: dir + "/state", RunDir: dir + "/run"}, host.Default()
+	l := ledger.Open(ledger.Options{State: p.StateDir, Run: p.RunDir, Host: h})
+	g := grant.Grant{Owner: grant.Bearer, Mode: grant.Limit, Strength: grant.StrengthLibrary,
+		GPUs: []grant.Share{{UUID: "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7", Memory: grant.GiB}}}
+	for _, g.ID = range []grant.ID{"g-aaaaaaaaaaaa", "g-bbbbbbbbbbbb"} { // over: the ledger has neither
+		must(t, Write(p, g))
+	}
+	stays := p.LimitsDir("g-aaaaaaaaaaaa")
+	region := filepath.Join(stays, grant.RegionFile)
+	must(t, unix.Mount(region, region, "", unix.MS_BIND, ""))
+	settle := func() (findings []ledger.Finding) {
+		must(t, l.Update(func(tx *ledger.Tx) (err error) {
+			if _, err = Sweep(p, tx); err == nil {
+				findings, err = Settle(p, h.Now(), tx)
+			}
+			return err
+		}))
+		return findings
+	}
+	if found := settle(); len(found) != 1 || found[0].Subject != stays || found[0].Repaired ||
+		!strings.Contains(found[0].Problem, "cannot remove") || !strings.Contains(found[0].Hint, "chattr -ia") {
+		t.Errorf("findings %+v, want one about %s", found, stays)
+	}
+	if kept := limits.Kept(p.LimitsRoot()); !slices.Equal(kept, []string{"g-aaaaaaaaaaaa"}) {
+		t.Errorf("kept %v", kept)
+	}
+	must(t, unix.Unmount(region, 0))
+	if found, kept := settle(), limits.Kept(p.LimitsRoot()); len(found)+len(kept) > 0 {
+		t.Errorf("at last: findings %+v, kept %v", found, kept)
+	}
+}
+
 // ownMounts gives the test's thread a mount namespace, so that the file system ends with it.
 func ownMounts(t *testing.T, room string) {
 	t.Helper()

@@ -134,6 +134,30 @@ func TestNothingIsUnlinkedWithoutTheMount(t *testing.T) {
 	}
 }
 
+// TestRemoveOfAnImmutableRegion: a container with CAP_LINUX_IMMUTABLE can make its region immutable,
+// or one to which can only be added. Remove removes it all the same.
+func TestRemoveOfAnImmutableRegion(t *testing.T) {
+	root := newMount(t)
+	for name, flag := range map[string]int{"immutable": immutable, "append-only": appendOnly} {
+		dir := filepath.Join(root, name)
+		ensure(t, dir, shares(1, 1))
+		f := regionOf(t, root, name)
+		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flag); err != nil {
+			t.Skipf("misses a kernel whose tmpfs has flags, and CAP_LINUX_IMMUTABLE (%v): that the file is "+
+				"removed is not shown", err)
+		}
+		if err := os.Remove(f.Name()); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s: it can be removed: %v", name, err)
+		}
+		if err := Remove(dir); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if kept := Kept(root); kept != nil {
+		t.Errorf("kept %v", kept)
+	}
+}
+
 // TestFilesWithANameAreNotUnlinked: files with a name can be cut, or reported with their grant.
 func TestFilesWithANameAreNotUnlinked(t *testing.T) {
 	root := newMount(t)

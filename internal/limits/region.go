@@ -179,18 +179,46 @@ func Kept(root string) (names []string) {
 }
 
 // Remove removes the files of a grant. Containers that have them mounted keep them. The limits go
-// first: a reader that finds the limits also finds the region.
+// first: a reader that finds the limits also finds the region. The error may be due to what a
+// container did to its region.
 func Remove(dir string) error {
 	for _, path := range []string{filepath.Join(dir, grant.LimitsFile),
 		filepath.Join(dir, grant.RegionFile)} {
-		if err := host.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) &&
-			!errors.Is(err, unix.ENOTDIR) {
+		err := host.Remove(path)
+		if errors.Is(err, unix.EPERM) && clearFlags(path) == nil {
+			err = host.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("cannot remove the limits of a grant: %w", err)
 		}
 	}
 	return host.Take(host.Step{Kind: host.Removes, Path: dir}, func() error {
 		return os.RemoveAll(dir) // an interrupted write may have left drafts
 	})
+}
+
+// The flags of FS_IOC_GETFLAGS (linux/fs.h) that keep a file from being removed.
+const immutable, appendOnly = 0x10, 0x20
+
+// clearFlags takes the flags immutable and append-only from a region. A tmpfs has them since Linux
+// 6.0, and a container with CAP_LINUX_IMMUTABLE can set them. The caller needs that capability too:
+// gpuledgerd.service does not have it, and root's commands do. Only the node puts files into the
+// directory, and the open follows no link and waits for nothing.
+func clearFlags(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return errors.Join(err, errors.ErrUnsupported)
+	}
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags&^(immutable|appendOnly)))
 }
 
 // mountOptions are the mount options of the file system for all records. It has space for some 600
