@@ -44,7 +44,7 @@ type ledgerManager struct {
 }
 
 // soundLedger is a check that found nothing wrong: of which node, the stamp of the files before it,
-// and when it began.
+// and when it began, after that.
 type soundLedger struct {
 	node  *node.Node
 	stamp ledgercache.Stamp
@@ -93,8 +93,8 @@ func (r *ledgerManager) check(n *node.Node, now time.Time) error {
 	}
 	r.sound = soundLedger{}
 	// The stamp is from before the check: if the check changes a file, the next one reads the
-	// ledger again.
-	before := soundLedger{n, ledgercache.StampOf(n), now}
+	// ledger again. It began after the stamp was taken: Stamp.Before.
+	before := soundLedger{n, ledgercache.StampOf(n), time.Now()}
 	report, err := grants.Reconcile(n)
 	if err != nil {
 		return fmt.Errorf("cannot reconcile the ledger: %w", err)

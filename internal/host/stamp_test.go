@@ -43,7 +43,27 @@ func TestStamp(t *testing.T) {
 	if s := StampOf(file); s != (Stamp{}) || !s.Before(time.Now()) {
 		t.Errorf("of what is not there: %+v", s)
 	}
-	if s := (Stamp{changed: time.Now().Add(time.Hour).UnixNano()}); s.Before(time.Now()) {
-		t.Error("a stamp from the future is trusted")
+}
+
+// TestWhatIsBefore: a change does not count that may be followed by one at the same time. A change
+// that is far in the future was made before the clock was set back, and what follows has another
+// time.
+func TestWhatIsBefore(t *testing.T) {
+	read := time.Now()
+	for name, c := range map[string]struct {
+		newer time.Duration // the change, than the read
+		read  time.Time
+		want  bool
+	}{
+		"long ago":                      {-time.Hour, read, true},
+		"in the tick of the read":       {-tick, read, false},
+		"at another machine's clock":    {time.Second, read, false},
+		"before the clock was set back": {2 * time.Hour, read, true},
+		"nothing was read yet":          {-time.Hour, time.Time{}, false},
+	} {
+		s := Stamp{device: 1, changed: read.Add(c.newer).UnixNano()}
+		if got := s.Before(c.read); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

@@ -15,5 +15,6 @@ func (l *Ledger) Stamp() Stamp {
 	return Stamp{host.StampOf(string(l.files.grants)), host.StampOf(l.files.bindings.records)}
 }
 
-// Before reports whether the ledger had not changed for long enough at a time, as host.Stamp does.
+// Before reports whether a read has missed no change that left the stamp the same, as host.Stamp
+// does.
 func (s Stamp) Before(read time.Time) bool { return s.grants.Before(read) && s.bindings.Before(read) }

@@ -55,8 +55,8 @@ func StampOf(n *node.Node) Stamp {
 	return Stamp{n.Ledger.Stamp(), n.InventoryStamp()}
 }
 
-// Before reports whether the last change was long enough before a read that began after the stamp
-// was taken (host.Stamp.Before).
+// Before reports whether a read that began after the stamp was taken has missed no change that left
+// the stamp the same (host.Stamp.Before).
 func (s Stamp) Before(read time.Time) bool {
 	return s.ledger.Before(read) && s.inventory.Before(read)
 }
@@ -101,7 +101,7 @@ func (c *Cache) AllRun(n *node.Node) bool {
 
 func (c *Cache) readLocked(n *node.Node, anew bool) (o grants.Overview, fresh bool, err error) {
 	ended := c.anyEnded() || c.anyUnheldEnded()
-	now, stamp := time.Now(), StampOf(n)
+	stamp, now := StampOf(n), time.Now() // in this order: Stamp.Before
 	rest := MaxAge
 	if c.allWatched {
 		rest = maxAgeWatched
