@@ -8,12 +8,14 @@ import (
 )
 
 // restFactor keeps a manager below one percent of a core, and off the ledger's lock, however large
-// the ledger is: after work of one second it rests a hundred.
-const restFactor = 100
+// the ledger is: after work of one second it rests a hundred. It never rests longer than so many
+// periods: CPUTime counts what the program does for its clients meanwhile, who could otherwise put
+// the work off for hours.
+const restFactor, mostPeriods = 100, 10
 
 // Next is when periodic work is due again that began at a time and took so much processor time.
 func Next(began time.Time, every, cost time.Duration) time.Time {
-	return began.Add(max(every, restFactor*cost))
+	return began.Add(min(max(every, restFactor*cost), mostPeriods*every))
 }
 
 // CPUTime is the processor time of this program so far. On a busy machine the time that passes says
