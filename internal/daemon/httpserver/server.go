@@ -94,10 +94,12 @@ func (s *Server) stop() {
 	s.address, s.running, s.at = "", nil, nil
 }
 
-// How many connections may be open at once, and how many scrapes are answered at once.
+// How many connections may be open at once, how many scrapes are answered at once, and how many
+// pages are made at once.
 const (
 	maxConnections = 64
 	maxScrapes     = 4
+	maxPages       = 4
 )
 
 func newServer(h http.Handler, log *logrus.Logger) *http.Server {
@@ -117,20 +119,31 @@ func (s *Server) handler(address string) http.Handler {
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes,
 		// compression takes as long as the rest, and most clients are on this node
 		DisableCompression: true}))
-	mux.HandleFunc("/{$}", s.servePage)
+	mux.Handle("/{$}", s.servePage(make(chan struct{}, maxPages)))
 	return checkRequest(address, mux)
 }
 
-// servePage answers with the status page.
-func (s *Server) servePage(w http.ResponseWriter, _ *http.Request) {
-	text, err := page.Render(s.Page())
-	if err != nil {
-		s.Log.Error(err)
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
+// servePage answers with the status page. As many are made at once as the channel has room for. To
+// make one takes milliseconds, so a client waits for that. Clients that are slow to read delay none.
+func (s *Server) servePage(made chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case made <- struct{}{}:
+		case <-r.Context().Done():
+			return
+		}
+		text, err := func() ([]byte, error) {
+			defer func() { <-made }()
+			return page.Render(s.Page())
+		}()
+		if err != nil {
+			s.Log.Error(err)
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		page.Headers(w.Header())
+		_, _ = w.Write(text)
 	}
-	page.Headers(w.Header())
-	_, _ = w.Write(text)
 }
 
 // checkRequest lets requests through that only read, and that name this node. A web page elsewhere

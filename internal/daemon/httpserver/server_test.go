@@ -13,11 +13,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/sirupsen/logrus"
 	logs "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
+	"github.com/gpuledger/gpuledger/internal/page"
 )
 
 func TestOnlyReadersThatNameThisNodeAreAnswered(t *testing.T) {
@@ -176,6 +178,40 @@ func TestEachClientIsAnswered(t *testing.T) {
 	if err := <-slow; err != nil {
 		t.Errorf("a request that was being answered: %v", err)
 	}
+}
+
+// TestAFloodOfPages: few are made at once, and each client gets one.
+func TestAFloodOfPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		making, finish, answers := make(chan bool, 100), make(chan bool), make(chan int, 100)
+		s := &Server{Log: logrus.New(), Page: func() page.Data {
+			making <- true
+			<-finish
+			return page.Data{}
+		}}
+		handler := s.handler("unix:status.sock")
+		ask := func(ctx context.Context) *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+			return w
+		}
+		for range 2 * maxPages {
+			go func() { answers <- ask(t.Context()).Code }()
+		}
+		synctest.Wait()
+		if len(making) != maxPages {
+			t.Errorf("%d pages are made at once, want %d", len(making), maxPages)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		go func() { ask(gone); answers <- http.StatusOK }()
+		close(finish)
+		for range 2*maxPages + 1 {
+			if got := <-answers; got != http.StatusOK {
+				t.Errorf("a client is answered %d", got)
+			}
+		}
+	})
 }
 
 // TestTheListenersSocketIsMadeAgain: the log names it as configured.
