@@ -20,6 +20,11 @@ import (
 
 // view answers with what the caller may see.
 func (s *Server) view(w http.ResponseWriter, r *http.Request) {
+	end := s.beginRead(r)
+	if end == nil {
+		return
+	}
+	defer end()
 	n, p := s.Node(), peerOf(r)
 	o, err := s.Ledger(n)
 	if err != nil {
@@ -86,9 +91,14 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 	if !read(w, r, &ask) {
 		return
 	}
+	end := s.beginRead(r)
+	if end == nil {
+		return
+	}
 	n, p := s.Node(), peerOf(r)
 	var g grant.Grant
 	err := s.has(n, p, ask.ID)
+	end()
 	if err == nil && !s.inTurn(r.Context(), p, func() { g, err = grants.ReleaseOf(n, ask.ID, p.uid) }) {
 		return
 	}

@@ -19,6 +19,11 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, errors.New("cannot explain: the container has too many references"))
 		return
 	}
+	end := s.beginRead(r)
+	if end == nil {
+		return
+	}
+	defer end()
 	n, p := s.Node(), peerOf(r)
 	o, err := s.Ledger(n)
 	var b node.Basis

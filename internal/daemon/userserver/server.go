@@ -36,6 +36,7 @@ type Server struct {
 	opened         openNodes
 	programCgroups programCgroups
 	turns          turns
+	reads          reads
 	attempts       attempts
 	refusals       refusals
 
@@ -117,6 +118,19 @@ type peer struct {
 	uid  uint32
 	root bool // on root's socket: it has no quota, and is not bound by one
 	conn net.Conn
+	// counted is the same connection; nil: it is not counted
+	counted *counted
+}
+
+// pool is that in which the connections of the user are counted.
+func (p peer) pool() pool {
+	if p.counted == nil {
+		return pool(p.uid)
+	}
+	b := p.counted.of
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return p.counted.in
 }
 
 type peerKey struct{}
@@ -141,7 +155,8 @@ func (s *Server) newServer(root bool) *http.Server {
 		}),
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			if c, is := conn.(*counted); is {
-				return context.WithValue(ctx, peerKey{}, peer{uid: c.uid, root: root, conn: c.Conn})
+				return context.WithValue(ctx, peerKey{}, peer{uid: c.uid, root: root, conn: c.Conn,
+					counted: c})
 			}
 			return ctx
 		},
