@@ -225,8 +225,8 @@ func audit(f Facts) []Line {
 func daemon(f Facts) []Line {
 	line := Line{Status: OK,
 		Message: "gpuledgerd does not run; grants of users, the queue (--wait), access lists, mode mps, " +
-			"the driver's memory limits, the throttle, guarding by NRI, the watch and metrics need it; other " +
-			"containers behind gpuledger-runtime are guarded without it"}
+			"the driver's memory limits, the throttle, guarding by NRI, the watch and metrics need it; " +
+			"other containers behind gpuledger-runtime are guarded without it"}
 	users, acl := len(f.Policy.Quotas) > 0, f.Policy.Enforcement.UserNodes == grant.UserNodesACL
 	switch {
 	case f.Daemon != 0:

@@ -100,8 +100,9 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(now):
 			problem, err = "the limits of a grant that is over", limits.Remove(dir)
 			if err != nil { // the other grants do not wait for what a container did to its files
-				findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(), Hint: "if `lsattr " +
-					dir + "` shows `i` or `a`, run `chattr -ia` on that file; the next check removes it"})
+				findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(),
+					Hint: "if `lsattr " + dir + "` shows `i` or `a`, run `chattr -ia` on that file; " +
+						"the next check removes it"})
 				continue
 			}
 		case err == nil:

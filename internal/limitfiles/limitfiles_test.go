@@ -150,7 +150,8 @@ func TestOneGrantsFilesThatStay(t *testing.T) {
 		return findings
 	}
 	if found := settle(); len(found) != 1 || found[0].Subject != stays || found[0].Repaired ||
-		!strings.Contains(found[0].Problem, "cannot remove") || !strings.Contains(found[0].Hint, "chattr -ia") {
+		!strings.Contains(found[0].Problem, "cannot remove") ||
+		!strings.Contains(found[0].Hint, "chattr -ia") {
 		t.Errorf("findings %+v, want one about %s", found, stays)
 	}
 	if kept := limits.Kept(p.LimitsRoot()); !slices.Equal(kept, []string{"g-aaaaaaaaaaaa"}) {

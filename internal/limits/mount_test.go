@@ -134,8 +134,8 @@ func TestNothingIsUnlinkedWithoutTheMount(t *testing.T) {
 	}
 }
 
-// TestRemoveOfAnImmutableRegion: a container with CAP_LINUX_IMMUTABLE can make its region immutable,
-// or one to which can only be added. Remove removes it all the same.
+// TestRemoveOfAnImmutableRegion: a container with CAP_LINUX_IMMUTABLE can make its region
+// immutable, or one to which can only be added. Remove removes it all the same.
 func TestRemoveOfAnImmutableRegion(t *testing.T) {
 	root := newMount(t)
 	for name, flag := range map[string]int{"immutable": immutable, "append-only": appendOnly} {

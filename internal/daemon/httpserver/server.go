@@ -124,7 +124,8 @@ func (s *Server) handler(address string) http.Handler {
 }
 
 // servePage answers with the status page. As many are made at once as the channel has room for. To
-// make one takes milliseconds, so a client waits for that. Clients that are slow to read delay none.
+// make one takes milliseconds, so a client waits for that. Clients that are slow to read delay no
+// others.
 func (s *Server) servePage(made chan struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
