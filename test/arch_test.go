@@ -33,7 +33,7 @@ var layers = map[string][]string{
 
 	"internal/hostpath/hostpathtest": {"internal/host"},
 
-	"internal/cmdline":   {},
+	"internal/cmdline":   {"internal/grant"},
 	"internal/failpoint": {},
 	"internal/throttle":  {},
 	"internal/order":     {},
