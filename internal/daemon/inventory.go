@@ -42,7 +42,7 @@ type inventoryFinding struct {
 	inventory host.Stamp // of the file that it speaks of
 }
 
-// The waits between attempts that fail, and the time for one. NVML needs seconds on a node with
+// The waits between attempts that do not help, and the time for one. NVML needs seconds on a node with
 // many GPUs, and more if it has to load the driver.
 const (
 	firstScan = time.Second
@@ -61,7 +61,8 @@ func newInventoryManager(n func() *node.Node, config string, changed func() stri
 func (i *inventoryManager) Name() string { return "inventory" }
 func (i *inventoryManager) Stop()        {}
 
-// Ensure takes a new inventory if there is none, or if it is out of date.
+// Ensure takes a new inventory if there is none, or if it is out of date. It waits longer and
+// longer where an attempt fails, and where a new inventory has a problem as well.
 func (i *inventoryManager) Ensure(ctx context.Context) error {
 	reason := i.reason()
 	if reason == "" {
@@ -71,14 +72,16 @@ func (i *inventoryManager) Ensure(ctx context.Context) error {
 	if time.Now().Before(i.retry) {
 		return i.failure
 	}
-	if i.failure = i.refresh(ctx); i.failure != nil {
-		i.wait = min(max(2*i.wait, firstScan), lastScan)
-		i.retry = time.Now().Add(i.wait)
-		return i.failure
+	if i.failure = i.refresh(ctx); i.failure == nil {
+		i.refreshedFor = i.finding()
+		i.log.WithField("reason", reason).Info("the inventory is refreshed")
+		if _, problem := i.node().Inventory(); problem == nil {
+			return nil
+		}
 	}
-	i.refreshedFor = i.finding()
-	i.log.WithField("reason", reason).Info("the inventory is refreshed")
-	return nil
+	i.wait = min(max(2*i.wait, firstScan), lastScan)
+	i.retry = time.Now().Add(i.wait)
+	return i.failure
 }
 
 // reason is why an inventory has to be taken. What the watch finds is a reason once: if a new

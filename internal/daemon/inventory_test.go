@@ -48,6 +48,27 @@ func TestAFindingIsAReasonOnceForAnInventory(t *testing.T) {
 	ensured(2)
 }
 
+// TestANewInventoryWithAProblem is not taken again at once: another one would have it, too.
+func TestANewInventoryWithAProblem(t *testing.T) {
+	s := daemontest.NewNode(t)
+	s.Policy.Inventory.Source = grant.Simulated
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return "" }, log)
+	calls := 0
+	i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil } // and there is still none
+	for want := range 5 {
+		for range 3 {
+			daemontest.Must(t, i.Ensure(t.Context()))
+		}
+		if wait := firstScan << want; calls != want+1 || i.wait != wait {
+			t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait, want+1,
+				wait)
+		}
+		i.retry = time.Time{}
+	}
+}
+
 // A child that hangs in the kernel ends neither by a signal nor by a cancelled context. The daemon
 // goes on without it, starts no second child beside it, and tries again when it has ended.
 func TestAHangingRefreshIsGivenUp(t *testing.T) {

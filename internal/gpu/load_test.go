@@ -167,6 +167,21 @@ func TestPartitionsMadeAnew(t *testing.T) {
 	}
 }
 
+// TestAGPUThatDoesNotAnswer: a scan has found no MIG devices on it, and the kernel still lists them.
+// The other GPUs can be granted.
+func TestAGPUThatDoesNotAnswer(t *testing.T) {
+	h, path, inv := machine(t), gpu.Path(t.TempDir()), node()
+	inv.GPUs[0].Health, inv.GPUs[0].MIG = "NVML gives no access to it", []grant.MIGDevice{}
+	if err := gpu.Write(path, inv); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access"),
+		"DeviceFileMinor: 66\n")
+	put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"), "DeviceFileMinor: 1\n")
+	_, problem := gpu.Load(path, h, grant.NVML)
+	judge(t, problem, "", "")
+}
+
 // TestCapabilitiesOfAMIGDevice: a recreated instance can have the number of another.
 func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	h := machine(t)
