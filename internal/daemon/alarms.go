@@ -27,7 +27,8 @@ var advice = map[grant.FindingKind]string{
 		"grants of MIG " +
 		"devices that are gone (`gpuledger release ID`)",
 	grant.GPULost: "look at `dmesg` and `nvidia-smi`; a GPU that does not come back gets no new " +
-		"grants, and needs a reboot or a reset: " + reset,
+		"grants, and needs a reboot or a reset: " + reset + "; when it answers again, the inventory is " +
+		"taken again",
 	grant.GPUError: "look up the number in NVIDIA's list of XID errors; `dmesg` has the driver's " +
 		"whole message",
 	grant.LimitChanged: "find the program that changes the driver's limits: only root of the node can; " +

@@ -539,7 +539,8 @@ func (j *comparison) checkLayout() {
 			for _, uuid := range before {
 				there[uuid] = true
 			}
-		case known.Health != grant.Healthy && len(g.MIG) == 0 && len(before) == 0:
+		case known.Health != grant.Healthy: // the inventory may lack its MIG devices, too
+			j.out.Stale = fmt.Sprintf("GPU %d answers again", g.Index)
 		case !sameSet(before, g.MIG):
 			j.out.Stale = fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
 			j.add(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index,

@@ -323,6 +323,34 @@ func TestMIG(t *testing.T) {
 	}
 }
 
+// TestAGPUThatAnswersAgain: the inventory has it as unhealthy, and perhaps without its MIG devices. It
+// is taken again, and that is no finding.
+func TestAGPUThatAnswersAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(*Input)
+		stale string
+	}{
+		"as it was": {func(*Input) {}, "GPU 1 answers again"},
+		"with MIG devices": {func(s *Input) {
+			s.Sample.GPUs[1].MIG = []string{"MIG-1"}
+		}, "GPU 1 answers again"},
+		"not yet": {func(s *Input) { s.Sample.GPUs[1].Health = "lost" }, ""},
+	} {
+		s := scene()
+		s.Inventory.GPUs[1].Health = "NVML gives no access to it: ERROR_GPU_IS_LOST"
+		c.do(&s)
+		r := Compare(s)
+		for _, f := range r.Findings {
+			if f.Kind != grant.GPULost {
+				t.Errorf("%s: %+v", name, f)
+			}
+		}
+		if r.Stale != c.stale {
+			t.Errorf("%s: %q, want %q", name, r.Stale, c.stale)
+		}
+	}
+}
+
 // TestMIGDevicesThatAreUsed: each row is a process, and what of GPU 0's MIG devices it takes from
 // placements. Memory of a process that cannot be found counts once it is believed to be
 // unexplained.
