@@ -82,14 +82,20 @@ type Finding struct {
 	// of an over-grant the bytes beyond the grant, else the bytes in use
 	Bytes   Bytes     `json:"bytes"`
 	Grant   ID        `json:"grant,omitzero"`
-	User    User      `json:"user,omitzero"`
+	User    User      `json:"user,omitzero"` // of an over-grant the one that uses most of the grant
 	Message string    `json:"message"`
 	Since   time.Time `json:"since,omitzero"`
+	// Contexts is what the contexts of all processes of the grant may take, of an over-grant.
+	Contexts Bytes `json:"-"`
 }
 
 // Key identifies the finding: it is the same in every sample. One user's use of several MIG devices
-// of a GPU is one finding, or who goes from one to the other would never be stopped.
+// of a GPU is one finding, or who goes from one to the other would never be stopped. For the same
+// reason what all users of a grant use beyond it is one finding, whichever of them uses most.
 func (f Finding) Key() string {
+	if f.Kind == OverGrant {
+		f.User = User{}
+	}
 	return strings.Join([]string{string(f.Kind), f.GPU, string(f.Grant), f.User.Key()}, "\x00")
 }
 

@@ -104,8 +104,9 @@ type comparison struct {
 
 // reportIndex is where the report has a grant on one GPU or MIG device.
 type reportIndex struct {
-	grant, finding int    // finding: -1 is none
-	largest        *usage // of a grant without a binding: the user that uses most of it
+	grant, finding int         // finding: -1 is none
+	largest        *usage      // the user that uses most of it
+	contexts       grant.Bytes // what the contexts of its processes may take
 }
 
 // usage is what one user uses of one GPU or MIG device.
@@ -114,6 +115,7 @@ type usage struct {
 	device     string         // the GPU, or the MIG device on it
 	covering   []*grant.Grant // the user's grants of it
 	memory     grant.Bytes
+	contexts   grant.Bytes // what the contexts of its processes may take
 	unmeasured bool
 	compute    int
 	processes  int
@@ -243,6 +245,7 @@ func (j *comparison) usages(g grant.Usage) (list []*usage, accounted grant.Bytes
 			list = append(list, t)
 		}
 		t.memory += p.Memory
+		t.contexts += contextMemory(p)
 		t.unmeasured = t.unmeasured || p.Unmeasured
 		t.processes++
 		if p.Compute >= 0 {
@@ -346,24 +349,20 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, of *grant.Grant, share 
 	if t.compute >= 0 {
 		u.Compute = max(u.Compute, 0) + t.compute
 	}
-	named := t
-	if t.grant == nil { // the user's programs have nothing to do with each other
-		if at.largest == nil || t.memory > at.largest.memory {
-			largest := *t
-			at.largest = &largest
-		}
-		named = at.largest
+	at.contexts += t.contexts
+	if at.largest == nil || t.memory > at.largest.memory {
+		largest := *t
+		at.largest = &largest
 	}
 	over := beyond(*u)
 	if of.Mode.IsWhole() {
 		over, before = 0, 0
 	}
 	if over > 0 {
-		user := j.userOf(g, named)
+		user := j.userOf(g, at.largest)
 		at.finding = j.setOverGrant(at.finding, grant.Finding{Kind: grant.OverGrant, GPU: g.UUID,
-			Index: g.Index, Bytes: over, Grant: u.ID, User: user,
-			Message: fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", userName(user),
-				u.Used, g.Index, over, u.Granted, u.ID)})
+			Index: g.Index, Bytes: over, Grant: u.ID, User: user, Contexts: at.contexts,
+			Message: overMessage(userName(user), at.largest.memory, g.Index, *u)})
 	}
 	j.reported[share] = at
 	return over - before
@@ -371,8 +370,18 @@ func (j *comparison) addGranted(g grant.Usage, t *usage, of *grant.Grant, share 
 
 func beyond(u GrantUse) grant.Bytes { return u.Used - min(u.Used, u.Granted) }
 
+// overMessage says what the largest user of a grant uses, and what all of its users do.
+func overMessage(largest string, memory grant.Bytes, gpu int, u GrantUse) string {
+	if memory == u.Used {
+		return fmt.Sprintf("%s uses %s of GPU %d, %s more than the %s of its grant %s", largest, memory, gpu,
+			beyond(u), u.Granted, u.ID)
+	}
+	return fmt.Sprintf("%s uses %s of GPU %d, and all that use its grant %s use %s together, %s more than "+
+		"its %s", largest, memory, gpu, u.ID, u.Used, beyond(u), u.Granted)
+}
+
 // setOverGrant records that a grant is exceeded, in place of the finding before it. Of a claim's
-// containers it names the last one that adds to the use.
+// containers, or of a user's programs, it names the one that uses most.
 func (j *comparison) setOverGrant(at int, f grant.Finding) int {
 	if at >= 0 {
 		j.out.Findings[at] = f

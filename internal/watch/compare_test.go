@@ -81,8 +81,8 @@ func TestFindings(t *testing.T) {
 			s.runs(10, 1, "/pods/c2", 5*grant.GiB)
 			s.runs(11, 1, "/pods/c3", 4*grant.GiB)
 		},
-			[]string{`over-grant 1 1GiB: container "train" of pod team/job-2 uses 9GiB of GPU 1, 1GiB more ` +
-				`than the 8GiB of its grant g-bbbbbbbbbbbb`}, grant.GiB},
+			[]string{`over-grant 1 1GiB: container "train" of pod team/job-1 uses 5GiB of GPU 1, and all ` +
+				`that use its grant g-bbbbbbbbbbbb use 9GiB together, 1GiB more than its 8GiB`}, grant.GiB},
 		"a claim's containers within it": {func(s *Input) {
 			s.runs(10, 1, "/pods/c2", 4*grant.GiB)
 			s.runs(11, 1, "/pods/c3", 4*grant.GiB)
@@ -531,8 +531,8 @@ func TestReactions(t *testing.T) {
 		rules grant.Rules
 		want  grant.Reaction
 	}{
-		"over its grant":             {grant.Finding{Kind: grant.OverGrant, Bytes: grant.GiB, User: container}, stop, grant.StopContainer},
-		"over by a context":          {grant.Finding{Kind: grant.OverGrant, Bytes: 500 * grant.MiB, User: container}, stop, grant.ReportFinding},
+		"over its grant":             {grant.Finding{Kind: grant.OverGrant, Bytes: grant.GiB, Contexts: 600 * grant.MiB, User: container}, stop, grant.StopContainer},
+		"over by a context":          {grant.Finding{Kind: grant.OverGrant, Bytes: 500 * grant.MiB, Contexts: 500 * grant.MiB, User: container}, stop, grant.ReportFinding},
 		"outside":                    {grant.Finding{Kind: grant.OutsideLedger, Bytes: grant.MiB, User: container}, stop, grant.StopContainer},
 		"outside, policy reports":    {grant.Finding{Kind: grant.OutsideLedger, User: container}, grant.Rules{OnOverGrant: grant.StopContainer, OnOutsideLedger: grant.ReportFinding}, grant.ReportFinding},
 		"over, policy reports":       {grant.Finding{Kind: grant.OverGrant, Bytes: grant.GiB, User: container}, grant.Rules{OnOverGrant: grant.ReportFinding, OnOutsideLedger: grant.StopContainer}, grant.ReportFinding},
@@ -544,6 +544,69 @@ func TestReactions(t *testing.T) {
 		if got := Reaction(c.f, c.rules); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
+	}
+}
+
+// TestContextsOfAGrant: what the contexts of all processes of a grant may take is allowed, and of a
+// grant that is exceeded by more the largest container is stopped.
+func TestContextsOfAGrant(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(*Input)
+		want string // the container that is due
+	}{
+		"by one context": {func(s *Input) { s.runs(10, 0, "/pods/c1", 4*grant.GiB+600*grant.MiB) }, ""},
+		"by more":        {func(s *Input) { s.runs(10, 0, "/pods/c1", 4*grant.GiB+601*grant.MiB) }, "c1"},
+		"by the contexts of two containers": {func(s *Input) {
+			s.runs(10, 1, "/pods/c2", 8*grant.GiB)
+			s.runs(11, 1, "/pods/c3", grant.GiB)
+		}, ""},
+		"by more than those of two containers": {func(s *Input) {
+			s.runs(10, 1, "/pods/c2", 9*grant.GiB)
+			s.runs(11, 1, "/pods/c3", grant.GiB)
+		}, "c2"},
+		"by more, in another order": {func(s *Input) {
+			s.runs(10, 1, "/pods/c3", grant.GiB)
+			s.runs(11, 1, "/pods/c2", 9*grant.GiB)
+		}, "c2"},
+		"beside many processes that hardly use the GPU": {func(s *Input) {
+			s.runs(10, 0, "/pods/c1", 5*grant.GiB)
+			for pid := range 50 {
+				s.runs(11+pid, 0, "/pods/c1", grant.MiB)
+			}
+		}, "c1"},
+	} {
+		s := scene()
+		c.do(&s)
+		r, tracker := Compare(s), Tracker{}
+		tracker.Update(&r)
+		got := ""
+		for _, f := range tracker.Due(r, grant.Rules{OnOverGrant: grant.StopContainer}) {
+			got += f.User.Container
+		}
+		if got != c.want || len(r.Findings) != 1 {
+			t.Errorf("%s: %q is due, want %q: %+v", name, got, c.want, r.Findings)
+		}
+	}
+}
+
+// TestContainersThatUseMostByTurns: what they use beyond their grant is one finding, whose grace
+// goes on.
+func TestContainersThatUseMostByTurns(t *testing.T) {
+	tracker := Tracker{Grace: 30 * time.Second, Interval: time.Second}
+	stops, at := 0, noon
+	for second := range 100 {
+		s := scene()
+		both := []string{"/pods/c2", "/pods/c3"}
+		s.runs(10, 1, both[second/20%2], 9*grant.GiB)
+		s.runs(11, 1, both[1-second/20%2], grant.GiB)
+		at = at.Add(time.Second)
+		s.Sample.Taken = at
+		r := Compare(s)
+		tracker.Update(&r)
+		stops += len(tracker.Due(r, grant.Rules{OnOverGrant: grant.StopContainer}))
+	}
+	if stops != 3 {
+		t.Errorf("stopped %d times in 100 s, with 30 s of grace", stops)
 	}
 }
 

@@ -164,12 +164,12 @@ func (t *Tracker) Due(r Comparison, rules grant.Rules) (due []grant.Finding) {
 }
 
 // Reaction is what policy wants done about a finding. Processes of the node itself are never
-// stopped: root has put them there. A container is not stopped either while it exceeds its grant by
-// no more than the contexts of its processes may take: no library can prevent that.
+// stopped: root has put them there. A container is not stopped either while its grant is exceeded by
+// no more than the contexts of the grant's processes may take: no library can prevent that.
 func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 	switch {
 	case f.User.Container == "" || f.User.Cgroup == "" || f.User.Exempt:
-	case f.Kind == grant.OverGrant && f.Bytes > contextMemory(f):
+	case f.Kind == grant.OverGrant && f.Bytes > f.Contexts:
 		return rules.OnOverGrant
 	case f.Kind == grant.OutsideLedger:
 		return rules.OnOutsideLedger
@@ -180,6 +180,6 @@ func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 // perContext is more than the largest known context takes: 100 to 500 MiB.
 const perContext = 600 * grant.MiB
 
-func contextMemory(f grant.Finding) grant.Bytes {
-	return grant.Bytes(len(f.User.Processes)) * perContext
-}
+// contextMemory is the most that the context of a process may take. A process that uses less in all
+// has a smaller one: the driver also lists processes that only draw, or have just begun.
+func contextMemory(p grant.ProcessUse) grant.Bytes { return min(perContext, p.Memory) }
