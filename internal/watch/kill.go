@@ -17,24 +17,53 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// Stop ends every process of a container, and no other, and returns how many there were. It does
-// nothing if none of the user's processes is in the container's cgroup any more. It is an error if
-// that cgroup holds this program or process 1.
-func Stop(h host.Host, u grant.User) (int, error) {
+// Stopped is what became of a container that was to be stopped.
+type Stopped struct {
+	Processes int   // how many there were
+	Err       error // why not all of them have ended
+}
+
+// Stop ends every process of the containers, and no other, and returns what became of each. All are
+// killed before it waits for any: one whose processes hang in the driver delays no other. It does
+// nothing to a container if none of the user's processes is in the cgroup any more. It is an error
+// if that cgroup holds this program or process 1. A container that is listed twice is stopped once.
+func Stop(h host.Host, users []grant.User) []Stopped {
+	results := make([]Stopped, len(users))
+	var kills []*kill
+	for i, u := range users {
+		// it may be there for several GPUs
+		twice := slices.ContainsFunc(kills, func(k *kill) bool { return k.user.Cgroup == u.Cgroup })
+		if results[i].Err = checkCgroup(h, u); results[i].Err == nil && !twice && isThere(h, u) {
+			kills = append(kills, newKill(h, u, &results[i]))
+		}
+	}
+	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
+		late := time.Now().After(end)
+		kills = slices.DeleteFunc(kills, func(k *kill) bool { return k.step(h, late) })
+		if len(kills) == 0 {
+			return results
+		}
+	}
+}
+
+// checkCgroup says why a container's cgroup cannot be stopped, if that is so.
+func checkCgroup(h host.Host, u grant.User) error {
 	if u.Container == "" || !filepath.IsAbs(u.Cgroup) || filepath.Clean(u.Cgroup) != u.Cgroup ||
 		u.Cgroup == "/" {
-		return 0, fmt.Errorf("cannot stop %s: it has no cgroup of its own", userName(u))
+		return fmt.Errorf("cannot stop %s: it has no cgroup of its own", userName(u))
 	}
 	for _, pid := range []int{1, os.Getpid()} {
 		if p, err := readProcess(h, pid); err != nil || host.Within(p.Cgroup, u.Cgroup) {
-			return 0, fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", userName(u), pid,
+			return fmt.Errorf("cannot stop %s: process %d may be in its cgroup %s (%v)", userName(u), pid,
 				u.Cgroup, err)
 		}
 	}
-	if !slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return IsIn(h, p, u.Cgroup) }) {
-		return 0, nil // the processes that were found are gone
-	}
-	return killProcesses(h, u)
+	return nil
+}
+
+// isThere reports whether some process of a user that was found is still in its cgroup.
+func isThere(h host.Host, u grant.User) bool {
+	return slices.ContainsFunc(u.Processes, func(p grant.Process) bool { return IsIn(h, p, u.Cgroup) })
 }
 
 // IsIn reports whether this process, and no other of its pid, runs in a cgroup or below it.
@@ -46,34 +75,46 @@ func IsIn(h host.Host, p grant.Process, cgroup string) bool {
 // stopTime is how long killed processes may take to end. One that hangs in the driver does not end.
 const stopTime = 5 * time.Second
 
-// killProcesses kills until the cgroup is empty, and returns how many processes there were. The
-// kernel's cgroup.kill leaves no gap in which a process could fork. Without it the processes are
-// killed one by one, each held by a pidfd while its cgroup is checked. Many of them end with their
-// init before that.
-func killProcesses(h host.Host, u grant.User) (int, error) {
+// kill is a container that is being stopped.
+type kill struct {
+	user   grant.User
+	dir    string // of its cgroup
+	there  map[int]bool
+	result *Stopped
+}
+
+func newKill(h host.Host, u grant.User, result *Stopped) *kill {
 	root, _ := host.CgroupRoot(h)
-	dir := filepath.Join(root, u.Cgroup)
-	there := map[int]bool{}
-	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
-		pids, err := processesBelow(h, dir)
-		switch {
-		case err != nil:
-			killAll(dir) // for which the kernel needs no list
-			return len(there), fmt.Errorf("cannot stop %s: %w", userName(u), err)
-		case len(pids) == 0:
-			return len(there), nil
-		case time.Now().After(end):
-			return len(there), fmt.Errorf("cannot stop %s: %d of its processes do not end", userName(u),
-				len(pids))
-		}
-		all := killAll(dir)
-		for _, pid := range pids {
-			there[pid] = true
-			if !all {
-				killProcess(h, pid, u.Cgroup)
-			}
+	return &kill{u, filepath.Join(root, u.Cgroup), map[int]bool{}, result}
+}
+
+// step kills what is in the cgroup, and reports whether the cgroup is empty or this was the last
+// step. The kernel's cgroup.kill leaves no gap in which a process could fork. Without it the
+// processes are killed one by one, each held by a pidfd while its cgroup is checked. Many of them
+// end with their init before that.
+func (k *kill) step(h host.Host, last bool) (done bool) {
+	pids, err := processesBelow(h, k.dir)
+	switch {
+	case err != nil:
+		killAll(k.dir) // for which the kernel needs no list
+		k.result.Err = fmt.Errorf("cannot stop %s: %w", userName(k.user), err)
+		return true
+	case len(pids) == 0:
+		return true
+	case last:
+		k.result.Err = fmt.Errorf("cannot stop %s: %d of its processes do not end", userName(k.user),
+			len(pids))
+		return true
+	}
+	all := killAll(k.dir)
+	for _, pid := range pids {
+		k.there[pid] = true
+		if !all {
+			killProcess(h, pid, k.user.Cgroup)
 		}
 	}
+	k.result.Processes = len(k.there)
+	return false
 }
 
 // killAll has the kernel kill all of a cgroup. That needs cgroup v2, Linux 5.14 and permission to

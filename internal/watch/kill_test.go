@@ -5,8 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
@@ -76,4 +80,63 @@ func TestProcessOfAThread(t *testing.T) {
 	if pid, err := processOfThread(host.Default(), 1<<30); err == nil {
 		t.Errorf("a thread that is not there is of process %d", pid)
 	}
+}
+
+// TestProcessesThatHang: the kernel kills all of their cgroups, and they do not end. Every container
+// is killed at once, and all of them are waited for together. One that ends is stopped.
+func TestProcessesThatHang(t *testing.T) {
+	dir := t.TempDir()
+	h := host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}
+	put := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	process := func(pid int, cgroup string) grant.Process {
+		at := fmt.Sprintf("%s/%d/", h.Proc, pid)
+		put(at+"stat", fmt.Sprintf("%d (x) D 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid))
+		put(at+"comm", "x\n")
+		put(at+"cgroup", "0::"+cgroup+"\n")
+		put(at+"ns/pid", "")
+		return grant.Process{PID: pid, Start: uint64(pid)}
+	}
+	process(1, "/init.scope")
+	process(os.Getpid(), "/system.slice/gpuledgerd.service")
+	var users []grant.User
+	for i := range 3 {
+		pid, cgroup := 1<<23+i, fmt.Sprintf("/c%d", i) // no real process has the pid
+		users = append(users, grant.User{Container: cgroup[1:], Cgroup: cgroup,
+			Processes: []grant.Process{process(pid, cgroup)}})
+		put(h.Sys+"/fs/cgroup"+cgroup+"/cgroup.procs", fmt.Sprintln(pid))
+		put(h.Sys+"/fs/cgroup"+cgroup+"/cgroup.kill", "0")
+	}
+	users = append(users, users[2]) // it has two GPUs
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		go func() {
+			time.Sleep(stopTime / 2)
+			for i := range 3 {
+				if text, _ := os.ReadFile(fmt.Sprintf("%s/fs/cgroup/c%d/cgroup.kill", h.Sys, i)); string(text) != "1" {
+					t.Errorf("container %d is not killed after %s", i, stopTime/2)
+				}
+			}
+			put(h.Sys+"/fs/cgroup/c2/cgroup.procs", "")
+		}()
+		all := Stop(h, users)
+		if took := time.Since(began); took > stopTime+time.Second {
+			t.Errorf("it took %s, want %s for all", took, stopTime)
+		}
+		for i, s := range all[:2] {
+			if s.Err == nil || !strings.Contains(s.Err.Error(), "1 of its processes do not end") {
+				t.Errorf("container %d: %+v", i, s)
+			}
+		}
+		if all[2] != (Stopped{Processes: 1}) || all[3] != (Stopped{}) {
+			t.Errorf("one that ends: %+v, and when it is listed again: %+v", all[2], all[3])
+		}
+	})
 }

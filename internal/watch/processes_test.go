@@ -144,8 +144,9 @@ func TestStopRefuses(t *testing.T) {
 			Container: "c", Cgroup: max(self.Cgroup, "/")},
 	} {
 		u.Processes = []grant.Process{self.Process}
-		if n, err := Stop(h, u); n != 0 || err == nil || !strings.HasPrefix(err.Error(), "cannot stop ") {
-			t.Errorf("%s: %d stopped, %v", name, n, err)
+		if s := Stop(h, []grant.User{u})[0]; s.Processes != 0 || s.Err == nil ||
+			!strings.HasPrefix(s.Err.Error(), "cannot stop ") {
+			t.Errorf("%s: %+v", name, s)
 		}
 	}
 }
@@ -164,9 +165,9 @@ func TestStopSparesMovedProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, process := range []grant.Process{p, {PID: p.PID, Start: p.Start + 1}} {
-		if n, err := Stop(h, grant.User{Container: "c", Cgroup: "/no/such/container",
-			Processes: []grant.Process{process}}); n != 0 || err != nil {
-			t.Errorf("%d stopped, %v", n, err)
+		if s := Stop(h, []grant.User{{Container: "c", Cgroup: "/no/such/container",
+			Processes: []grant.Process{process}}}); s[0] != (Stopped{}) {
+			t.Errorf("%+v", s)
 		}
 	}
 	if killProcess(h, p.PID, "/no/such/container") {

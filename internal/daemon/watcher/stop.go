@@ -2,11 +2,13 @@ package watcher
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -23,22 +25,27 @@ func (w *Watcher) reaction(n *node.Node, f grant.Finding) grant.Reaction {
 
 // stopContainers stops the containers of the findings that are due: policy says stop, and they have
 // stood for the grace time (watch.Tracker.Due). It does nothing where the policy is not enforced.
-// watch.Stop kills the processes.
+// watch.Stop kills the processes of all of them. That one could not be stopped is recorded once.
 func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	if n.Mode() != grant.Enforce {
 		return nil
 	}
+	var due []grant.Finding
+	var users []grant.User
 	for _, f := range w.tracker.Due(r, n.Policy.Rules) {
-		if w.isSpared(n, r, &f) {
-			continue
+		if !w.isSpared(n, r, &f) {
+			due, users = append(due, f), append(users, f.User)
 		}
-		ended, e := watch.Stop(n.Host, f.User)
-		switch {
-		case e != nil:
-			err = e
-			n.Found("not-stopped", f, grant.StopContainer, e.Error())
-		case ended > 0:
-			message := fmt.Sprintf("stopped, %d processes, after %s: %s", ended,
+	}
+	for i, s := range watch.Stop(n.Host, users) {
+		switch f := due[i]; {
+		case s.Err != nil:
+			err = s.Err
+			if w.isNewlyNotStopped(n.Host, f.User) {
+				n.Found("not-stopped", f, grant.StopContainer, s.Err.Error())
+			}
+		case s.Processes > 0:
+			message := fmt.Sprintf("stopped, %d processes, after %s: %s", s.Processes,
 				r.Taken.Sub(f.Since).Round(time.Second), f.Message)
 			n.Found("stopped", f, grant.StopContainer, message)
 			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
@@ -48,10 +55,27 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	return err
 }
 
+// isNewlyNotStopped reports whether it is not recorded yet that a container could not be stopped,
+// and notes that it is now. A container whose processes hang in the driver stays until the node
+// boots, and is due again after each grace. It is forgotten when its processes have ended.
+func (w *Watcher) isNewlyNotStopped(h host.Host, u grant.User) bool {
+	maps.DeleteFunc(w.notStopped, func(_ string, u grant.User) bool {
+		return !slices.ContainsFunc(u.Processes, func(p grant.Process) bool {
+			runs, unknown := h.Runs(p)
+			return runs || unknown != nil
+		})
+	})
+	_, known := w.notStopped[u.Key()]
+	if w.notStopped == nil {
+		w.notStopped = map[string]grant.User{}
+	}
+	w.notStopped[u.Key()] = u
+	return !known
+}
+
 // isSpared reports whether a container that is due is not stopped: it turns out to be exempt, it
 // was admitted, or its grant was raised. The comparison may be many seconds old: since then this
-// program may have waited for the ledger's lock, and for other containers to end. isSpared renews
-// the finding's user.
+// program may have waited for the ledger's lock. isSpared renews the finding's user.
 func (w *Watcher) isSpared(n *node.Node, r watch.Comparison, f *grant.Finding) bool {
 	switch f.Kind {
 	case grant.OverGrant:

@@ -307,6 +307,48 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 	}
 }
 
+// TestAContainerThatCannotBeStopped: it is due again after each grace, and that it could not be
+// stopped is in the audit log once, until its processes have ended.
+func TestAContainerThatCannotBeStopped(t *testing.T) {
+	w := crowded(t, 0)
+	n := w.node()
+	n.Policy.Rules = grant.Rules{Mode: grant.Enforce, OnOutsideLedger: grant.StopContainer}
+	n.Policy.Daemon.Grace, n.Policy.Audit.File = "0s", t.TempDir()+"/audit.jsonl"
+	runs := func(start int) {
+		t.Helper()
+		dir := n.Host.Proc + "/100"
+		daemontest.Must(t, os.MkdirAll(dir+"/ns", 0o700))
+		for file, text := range map[string]string{"comm": "python\n", "ns/pid": "",
+			"stat":   fmt.Sprintf("100 (python) D 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", start),
+			"cgroup": "0::/system.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"} {
+			daemontest.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+		}
+	}
+	s := w.sampler.(fixedSampler).s
+	s.GPUs[0].Used, s.GPUs[0].Processes = grant.GiB, []grant.ProcessUse{{PID: 100, Memory: grant.GiB}}
+	at := time.Now()
+	tries := func(want int) {
+		t.Helper()
+		for range 3 {
+			at = at.Add(time.Second)
+			w.sampler = timedSampler{s, at}
+			// that /proc has no process 1, so a stop is only tried
+			if err := w.pass(t.Context(), n); err == nil || !strings.Contains(err.Error(), "cannot stop ") {
+				t.Errorf("returned is %v", err)
+			}
+		}
+		text, err := os.ReadFile(n.Policy.Audit.File)
+		if got := strings.Count(string(text), `"not-stopped"`); err != nil || got != want {
+			t.Errorf("the audit log says so %d times, want %d: %v\n%s", got, want, err, text)
+		}
+	}
+	runs(100)
+	tries(1)
+	runs(200) // it has ended, and the container was started again
+	w.processes, w.users = watch.ProcessTable{Host: n.Host}, nil // as if it had been seen to end
+	tries(2)
+}
+
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
 func TestProcessesThatCannotBeHeld(t *testing.T) {
 	log, logged := logs.NewNullLogger()
