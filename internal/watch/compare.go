@@ -59,6 +59,8 @@ type GPUUse struct {
 	Temperature int         `json:"temperature_celsius,omitzero"` // 0: unknown
 	Processes   int         `json:"processes"`
 	XIDs        []int       `json:"xids,omitempty"` // since the last sample
+
+	silent bool // it has not answered, and the rest is unknown
 }
 
 // GrantUse is what a grant's containers use of one GPU or MIG device of it.
@@ -148,7 +150,8 @@ func (j *comparison) addGPU(g grant.Usage) {
 	if g.Health != grant.Healthy {
 		j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index,
 			Message: fmt.Sprintf("GPU %d does not answer: %s", g.Index, g.Health)})
-		j.out.GPUs = append(j.out.GPUs, GPUUse{UUID: g.UUID, Index: g.Index, Utilization: -1})
+		j.out.GPUs = append(j.out.GPUs, GPUUse{UUID: g.UUID, Index: g.Index, Utilization: -1,
+			silent: true})
 		return
 	}
 	use := GPUUse{UUID: g.UUID, Index: g.Index, Total: g.Total, Used: g.Used, Utilization: g.Utilization,
@@ -657,7 +660,7 @@ func (r Comparison) Excess() (all []grant.Excess) {
 func (r Comparison) Held() map[string][]grant.Process {
 	held := map[string][]grant.Process{}
 	add := func(device string, processes []grant.Process) {
-		room := maxHolders - len(held[device])
+		room := MaxHolders - len(held[device])
 		held[device] = append(held[device], processes[:min(room, len(processes))]...)
 	}
 	for _, f := range r.Findings {
@@ -672,6 +675,6 @@ func (r Comparison) Held() map[string][]grant.Process {
 	return held
 }
 
-// maxHolders is how many processes of a device Held lists: one that runs is enough, and the record
+// MaxHolders is how many processes of a device Held lists: one that runs is enough, and the record
 // has to stay small.
-const maxHolders = 256
+const MaxHolders = 256

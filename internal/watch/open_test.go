@@ -157,10 +157,10 @@ func TestUseOfAUsersCgroups(t *testing.T) {
 // TestHoldersAreBounded: the record of a container with very many processes stays small.
 func TestHoldersAreBounded(t *testing.T) {
 	s := scene()
-	for pid := 1000; pid < 1000+2*maxHolders; pid++ {
+	for pid := 1000; pid < 1000+2*MaxHolders; pid++ {
 		s.runs(pid, 0, "/docker/"+id0, grant.MiB)
 	}
-	if held := Compare(s).Held(); len(held[gpu0]) != maxHolders {
-		t.Errorf("%d processes are recorded, want %d", len(held[gpu0]), maxHolders)
+	if held := Compare(s).Held(); len(held[gpu0]) != MaxHolders {
+		t.Errorf("%d processes are recorded, want %d", len(held[gpu0]), MaxHolders)
 	}
 }

@@ -16,6 +16,7 @@ type Tracker struct {
 	last      time.Time // of the last sample
 	standing  map[string]*standing
 	sightings map[string]int // in a row, of findings that need several
+	answers   map[string]int // in a row, of GPUs in samples, by UUID
 	Events    map[grant.FindingKind]uint64
 	XIDs      map[XID]uint64
 }
@@ -57,6 +58,7 @@ func (t *Tracker) Update(r *Comparison) (n Changes) {
 			t.XIDs[XID{g.UUID, number}]++
 		}
 	}
+	t.countAnswers(r)
 	looked := t.observed(r.Taken)
 	for _, s := range t.standing {
 		s.stood += looked
@@ -83,6 +85,21 @@ func (t *Tracker) Update(r *Comparison) (n Changes) {
 	n.Ended = t.removeMissed(seen)
 	return n
 }
+
+func (t *Tracker) countAnswers(r *Comparison) {
+	answers := make(map[string]int, len(r.GPUs))
+	for _, g := range r.GPUs {
+		if !g.silent {
+			answers[g.UUID] = t.answers[g.UUID] + 1
+		}
+	}
+	t.answers = answers
+}
+
+// IsSettled reports whether a GPU has answered so often that its reports lack nothing. Memory that
+// no process explains is in a report only after several samples, and nothing is if the GPU does not
+// answer.
+func (t *Tracker) IsSettled(uuid string) bool { return t.answers[uuid] >= sightingsNeeded }
 
 // maxUnobserved is how much of a time without samples counts, at most.
 const maxUnobserved = 3 * time.Second

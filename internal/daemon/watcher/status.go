@@ -96,12 +96,16 @@ const recordEvery = time.Minute
 // inspect` shows.
 func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 	found := ledger.Found{Outside: r.Outside(), Excess: r.Excess(), Held: r.Held()}
-	if w.recorded.Outside == nil { // as the last gpuledgerd left it
-		w.recorded = ledger.Found{Outside: w.ledger.Outside, Excess: w.ledger.Excess}
-		if len(w.ledger.Held) > 0 {
-			w.recorded.Held = map[string][]grant.Process{"": nil} // differs from any, so that it is written
+	if w.recorded.Outside == nil { // as the last gpuledgerd left it, in this boot
+		err := n.Ledger.View(func(tx *ledger.Tx) (err error) {
+			w.recorded, err = tx.Found()
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("cannot tell what was used outside the ledger: %w", err)
 		}
 	}
+	w.keepUnsettled(n.Host, r, &found)
 	same := maps.Equal(found.Outside, w.recorded.Outside) && slices.Equal(found.Excess, w.recorded.Excess) &&
 		maps.EqualFunc(found.Held, w.recorded.Held, slices.Equal) &&
 		(w.recordedStamp == host.Stamp{} || n.Ledger.FoundStamp() == w.recordedStamp)
@@ -122,6 +126,49 @@ func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 		w.saved = r
 	}
 	return err
+}
+
+// keepUnsettled adds from the last record what a comparison may lack, or it would be granted while
+// it is in use. That is memory of a GPU that has not answered in a sample, or of which the watch has
+// had too few samples. It is also processes that have the GPU: those that do not use it are known
+// only after all open files were read. Processes that have ended are left out.
+func (w *Watcher) keepUnsettled(h host.Host, r watch.Comparison, found *ledger.Found) {
+	for _, device := range slices.Sorted(maps.Keys(w.recorded.Outside)) {
+		bytes := w.recorded.Outside[device]
+		if bytes <= found.Outside[device] || w.isSettled(r, device) {
+			continue
+		}
+		found.Outside[device] = bytes
+		isOther := func(e grant.Excess) bool { return e.GPU != device }
+		found.Excess = append(
+			slices.DeleteFunc(found.Excess, func(e grant.Excess) bool { return !isOther(e) }),
+			slices.DeleteFunc(slices.Clone(w.recorded.Excess), isOther)...)
+	}
+	for device, processes := range w.recorded.Held {
+		if w.looked && w.isSettled(r, device) {
+			continue
+		}
+		for _, p := range processes {
+			runs, unknown := h.Runs(p)
+			if (runs || unknown != nil) && len(found.Held[device]) < watch.MaxHolders &&
+				!slices.Contains(found.Held[device], p) {
+				found.Held[device] = append(found.Held[device], p)
+			}
+		}
+	}
+}
+
+// isSettled reports whether what a comparison has of a GPU or MIG device is all that is in use. The
+// driver does not list the MIG devices of a GPU that does not answer. A device that is not in the
+// inventory may be one of those.
+func (w *Watcher) isSettled(r watch.Comparison, device string) bool {
+	for _, g := range w.ledger.Inventory.GPUs {
+		isIt := func(m grant.MIGDevice) bool { return m.UUID == device }
+		if g.UUID == device || slices.ContainsFunc(g.MIG, isIt) {
+			return w.tracker.IsSettled(g.UUID)
+		}
+	}
+	return !slices.ContainsFunc(r.GPUs, func(g watch.GPUUse) bool { return !w.tracker.IsSettled(g.UUID) })
 }
 
 // saveEvery is how old the report file may get while the use hardly changes.

@@ -57,6 +57,7 @@ type Watcher struct {
 	nodes          func(grant.Inventory) map[uint64]string
 	opened         map[string][]grant.Process // those that had a GPU's node open, by GPU
 	look           *watch.Look                // reads opened again; nil: not now
+	looked         bool                       // one look has read the open files of all processes
 	lookBegan      time.Time
 	lookTook       time.Duration    // so far
 	nextLook       time.Time        // when opened is read again
@@ -163,6 +164,7 @@ func (w *Watcher) findOpenGPUs(n *node.Node) {
 		}
 	}
 	done := w.look.Step(filesEachPass)
+	w.looked = w.looked || done
 	w.opened = w.look.Known(w.opened)
 	w.lookTook += time.Since(began)
 	if done || began.Sub(w.lookBegan) > watch.MaxRest {

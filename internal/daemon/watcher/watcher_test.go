@@ -20,6 +20,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/schedule"
+	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -81,7 +82,7 @@ func crowded(t testing.TB, containers int) *Watcher {
 		s.GPUs = append(s.GPUs, grant.Usage{UUID: uuid, Index: i, Health: grant.Healthy,
 			Total: 80 * grant.GiB, Utilization: 50})
 		o.Inventory.GPUs = append(o.Inventory.GPUs, grant.GPU{
-			UUID: uuid, Index: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
+			UUID: uuid, Index: i, Minor: i, Memory: 80 * grant.GiB, Health: grant.Healthy})
 	}
 	for c := range containers {
 		id := fmt.Sprintf("%064x", c)
@@ -196,6 +197,122 @@ func (a timedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample,
 }
 
 func (timedSampler) Close() {}
+
+// outsideLedger is a watcher of processes without grants: it runs them, and returns what is recorded
+// after one more pass over its sample.
+type outsideLedger struct {
+	*Watcher
+	t  *testing.T
+	s  *grant.Sample
+	at time.Time
+}
+
+func newOutsideLedger(t *testing.T) *outsideLedger {
+	w := crowded(t, 0)
+	n, s := w.node(), w.sampler.(fixedSampler).s
+	w.cache = readLedger{w.cache.(fixedLedger).overview}
+	n.Policy.Inventory.Source = grant.Simulated
+	daemontest.Must(t, gpu.Write(gpu.Path(n.Policy.StateDir), grant.Inventory{BootID: "boot",
+		Source: string(grant.Simulated), GPUs: w.cache.(readLedger).overview.Inventory.GPUs}))
+	return &outsideLedger{w, t, &s, time.Now()}
+}
+
+// runs makes a process of a container, and returns it.
+func (o *outsideLedger) runs(pid int) grant.Process {
+	o.t.Helper()
+	dir := fmt.Sprintf("%s/%d", o.node().Host.Proc, pid)
+	daemontest.Must(o.t, os.MkdirAll(dir+"/ns", 0o700))
+	for file, text := range map[string]string{"comm": "python\n", "ns/pid": "",
+		"stat":   fmt.Sprintf("%d (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid),
+		"cgroup": "0::/system.slice/cri-containerd-" + strings.Repeat("a", 64) + ".scope\n"} {
+		daemontest.Must(o.t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+	}
+	return grant.Process{PID: pid, Start: uint64(pid)}
+}
+
+func (o *outsideLedger) passes() string {
+	o.t.Helper()
+	o.at = o.at.Add(time.Second)
+	o.sampler = timedSampler{*o.s, o.at}
+	var f ledger.Found
+	daemontest.Must(o.t, o.pass(o.t.Context(), o.node()), o.node().Ledger.View(func(tx *ledger.Tx) (err error) {
+		f, err = tx.Found()
+		return err
+	}))
+	return fmt.Sprint(f.Outside, f.Excess, f.Held)
+}
+
+// TestTheRecordOfAnEarlierDaemon holds until the watch has had the samples that it needs, and has
+// read the open files of all processes once. Processes that have ended are left out, and one of
+// another boot does not count.
+func TestTheRecordOfAnEarlierDaemon(t *testing.T) {
+	const all = "map[GPU-0:5GiB] [{g-a GPU-0 1GiB}] map[GPU-0:[100/100]]"
+	for name, c := range map[string]struct {
+		boot  string
+		looks bool
+		want  []string // after each pass
+	}{
+		"of this boot":        {"boot", true, []string{all, all, "map[] [] map[]"}},
+		"of another boot":     {"before", true, []string{"map[] [] map[]"}},
+		"not all is read yet": {"boot", false, []string{all, all, "map[] [] map[GPU-0:[100/100]]"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newOutsideLedger(t)
+			n := o.node()
+			if !c.looks {
+				o.nextLook = time.Now().Add(time.Hour)
+			}
+			bootID := n.Host.Proc + "/sys/kernel/random/boot_id"
+			daemontest.Must(t, os.WriteFile(bootID, []byte(c.boot+"\n"), 0o600),
+				ledger.Open(ledger.Options{State: n.Policy.StateDir, Run: n.Policy.RunDir,
+					Host: host.Host{Proc: n.Host.Proc, Sys: n.Host.Sys, Dev: n.Host.Dev, Now: time.Now}}).
+					SetFound(ledger.Found{Outside: map[string]grant.Bytes{"GPU-0": 5 * grant.GiB},
+						Excess: []grant.Excess{{Grant: "g-aaaaaaaaaaaa", GPU: "GPU-0", Bytes: grant.GiB}},
+						Held:   map[string][]grant.Process{"GPU-0": {o.runs(100), {PID: 999, Start: 1}}}}),
+				os.WriteFile(bootID, []byte("boot\n"), 0o600))
+			for i, want := range c.want {
+				if got := strings.ReplaceAll(o.passes(), "g-aaaaaaaaaaaa", "g-a"); got != want {
+					t.Errorf("after pass %d: %s, want %s", i+1, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestTheRecordOfASilentGPU stays as it is while the GPU does not answer, and until memory that no
+// process explains could be seen again.
+func TestTheRecordOfASilentGPU(t *testing.T) {
+	o := newOutsideLedger(t)
+	cache := o.cache.(readLedger)
+	cache.overview.Inventory.GPUs[1].MIG = []grant.MIGDevice{{UUID: "MIG-1"}}
+	g := &o.s.GPUs[1]
+	p := o.runs(100)
+	g.MIG, g.Used = []string{"MIG-1"}, 4*grant.GiB
+	g.Processes = []grant.ProcessUse{{PID: p.PID, Device: "MIG-1", Memory: grant.GiB}}
+	for range 3 {
+		o.passes()
+	}
+	const all = "map[GPU-1:4GiB MIG-1:1GiB] [] map[GPU-1:[100/100] MIG-1:[100/100]]"
+	is := func(what, want string) {
+		t.Helper()
+		if got := o.passes(); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	is("at first", all)
+	there := *g
+	*g = grant.Usage{UUID: g.UUID, Index: g.Index, Health: "lost"}
+	is("it does not answer", all)
+	cache.overview.Inventory.GPUs[1].MIG = nil // a scan has not found it
+	is("and has no MIG devices in the inventory", all)
+	*g = there
+	is("it answers again", all)
+	cache.overview.Inventory.GPUs[1].MIG = []grant.MIGDevice{{UUID: "MIG-1"}}
+	is("it has answered twice", all)
+	is("and three times", all)
+	g.Used, g.Processes = 0, nil
+	is("nothing uses it", "map[] [] map[]")
+}
 
 // TestAFullDiskPreventsNoReaction: what cannot be recorded is an error, and containers without
 // grants are stopped all the same.
@@ -344,7 +461,7 @@ func TestAContainerThatCannotBeStopped(t *testing.T) {
 	}
 	runs(100)
 	tries(1)
-	runs(200) // it has ended, and the container was started again
+	runs(200)                                                    // it has ended, and the container was started again
 	w.processes, w.users = watch.ProcessTable{Host: n.Host}, nil // as if it had been seen to end
 	tries(2)
 }
