@@ -42,8 +42,8 @@ type inventoryFinding struct {
 	inventory host.Stamp // of the file that it speaks of
 }
 
-// The waits between attempts that do not help, and the time for one. NVML needs seconds on a node with
-// many GPUs, and more if it has to load the driver.
+// The waits between attempts that do not help, and the time for one. NVML needs seconds on a node
+// with many GPUs, and more if it has to load the driver.
 const (
 	firstScan = time.Second
 	lastScan  = time.Minute

@@ -167,8 +167,8 @@ func TestPartitionsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestAGPUThatDoesNotAnswer: a scan has found no MIG devices on it, and the kernel still lists them.
-// The other GPUs can be granted.
+// TestAGPUThatDoesNotAnswer: a scan has found no MIG devices on it, and the kernel still lists
+// them. The other GPUs can be granted.
 func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	h, path, inv := machine(t), gpu.Path(t.TempDir()), node()
 	inv.GPUs[0].Health, inv.GPUs[0].MIG = "NVML gives no access to it", []grant.MIGDevice{}

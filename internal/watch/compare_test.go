@@ -323,8 +323,8 @@ func TestMIG(t *testing.T) {
 	}
 }
 
-// TestAGPUThatAnswersAgain: the inventory has it as unhealthy, and perhaps without its MIG devices. It
-// is taken again, and that is no finding.
+// TestAGPUThatAnswersAgain: the inventory has it as unhealthy, and perhaps without its MIG devices.
+// The inventory is taken again, and that is no finding.
 func TestAGPUThatAnswersAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		do    func(*Input)

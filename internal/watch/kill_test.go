@@ -82,8 +82,8 @@ func TestProcessOfAThread(t *testing.T) {
 	}
 }
 
-// TestProcessesThatHang: the kernel kills all of their cgroups, and they do not end. Every container
-// is killed at once, and all of them are waited for together. One that ends is stopped.
+// TestProcessesThatHang: the kernel kills all of their cgroups, and they do not end. Every
+// container is killed at once, and all of them are waited for together. One that ends is stopped.
 func TestProcessesThatHang(t *testing.T) {
 	dir := t.TempDir()
 	h := host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}
@@ -120,7 +120,8 @@ func TestProcessesThatHang(t *testing.T) {
 		go func() {
 			time.Sleep(stopTime / 2)
 			for i := range 3 {
-				if text, _ := os.ReadFile(fmt.Sprintf("%s/fs/cgroup/c%d/cgroup.kill", h.Sys, i)); string(text) != "1" {
+				text, _ := os.ReadFile(fmt.Sprintf("%s/fs/cgroup/c%d/cgroup.kill", h.Sys, i))
+				if string(text) != "1" {
 					t.Errorf("container %d is not killed after %s", i, stopTime/2)
 				}
 			}

@@ -181,8 +181,8 @@ func (t *Tracker) Due(r Comparison, rules grant.Rules) (due []grant.Finding) {
 }
 
 // Reaction is what policy wants done about a finding. Processes of the node itself are never
-// stopped: root has put them there. A container is not stopped either while its grant is exceeded by
-// no more than the contexts of the grant's processes may take: no library can prevent that.
+// stopped: root has put them there. A container is not stopped either while its grant is exceeded
+// by no more than the contexts of the grant's processes may take: no library can prevent that.
 func Reaction(f grant.Finding, rules grant.Rules) grant.Reaction {
 	switch {
 	case f.User.Container == "" || f.User.Cgroup == "" || f.User.Exempt:

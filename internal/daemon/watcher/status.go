@@ -129,9 +129,9 @@ func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 }
 
 // keepUnsettled adds from the last record what a comparison may lack, or it would be granted while
-// it is in use. That is memory of a GPU that has not answered in a sample, or of which the watch has
-// had too few samples. It is also processes that have the GPU: those that do not use it are known
-// only after all open files were read. Processes that have ended are left out.
+// it is in use. That is memory of a GPU that has not answered in a sample, or of which the watch
+// has had too few samples. It is also processes that have the GPU: those that do not use it are
+// known only after all open files were read. Processes that have ended are left out.
 func (w *Watcher) keepUnsettled(h host.Host, r watch.Comparison, found *ledger.Found) {
 	for _, device := range slices.Sorted(maps.Keys(w.recorded.Outside)) {
 		bytes := w.recorded.Outside[device]

@@ -198,8 +198,8 @@ func (a timedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample,
 
 func (timedSampler) Close() {}
 
-// outsideLedger is a watcher of processes without grants: it runs them, and returns what is recorded
-// after one more pass over its sample.
+// outsideLedger is a watcher of processes without grants. It runs them, and returns what is
+// recorded after one more pass over its sample.
 type outsideLedger struct {
 	*Watcher
 	t  *testing.T
@@ -235,7 +235,8 @@ func (o *outsideLedger) passes() string {
 	o.at = o.at.Add(time.Second)
 	o.sampler = timedSampler{*o.s, o.at}
 	var f ledger.Found
-	daemontest.Must(o.t, o.pass(o.t.Context(), o.node()), o.node().Ledger.View(func(tx *ledger.Tx) (err error) {
+	n := o.node()
+	daemontest.Must(o.t, o.pass(o.t.Context(), n), n.Ledger.View(func(tx *ledger.Tx) (err error) {
 		f, err = tx.Found()
 		return err
 	}))
@@ -461,8 +462,9 @@ func TestAContainerThatCannotBeStopped(t *testing.T) {
 	}
 	runs(100)
 	tries(1)
-	runs(200)                                                    // it has ended, and the container was started again
-	w.processes, w.users = watch.ProcessTable{Host: n.Host}, nil // as if it had been seen to end
+	// it has ended, which the watch has seen, and the container was started again
+	runs(200)
+	w.processes, w.users = watch.ProcessTable{Host: n.Host}, nil
 	tries(2)
 }
 
