@@ -2,10 +2,10 @@ package host
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -67,8 +67,9 @@ func peerOf(socket string, kind int) (*unix.Ucred, error) {
 
 // NodeListens reports whether a process of the node's own root listens on the socket at a path
 // below dir. It resolves the path as ResolveWithin does. It is false for sockets that a container
-// or a user of the node can make, and where that is unknown. The process may be in another network
-// namespace: the path leads to its socket all the same.
+// or a user of the node can make, and where it is unknown which process listens. If only the list
+// of sockets cannot be read, it is true: the kernel names a process of the node's root then. The
+// process may be in another network namespace: the path leads to its socket all the same.
 func (h Host) NodeListens(dir, rest string) bool {
 	fd, err := openNear(dir, rest)
 	if err != nil {
@@ -88,7 +89,11 @@ func (h Host) NodeListens(dir, rest string) bool {
 		return false
 	}
 	process := filepath.Join(h.Proc, strconv.Itoa(int(cred.Pid)))
-	return h.isNodes(process) && holdsListener(process, filepath.Base(rest))
+	if !h.isNodes(process) {
+		return false
+	}
+	holds, err := holdsListener(process, filepath.Base(rest))
+	return holds || err != nil
 }
 
 // isNodes reports whether a process of uid 0 is root of the node. Such a process shares the node's
@@ -137,67 +142,115 @@ func sameRoot(a, b string) bool {
 
 // HoldsListener reports whether a process holds a listening socket that was bound to this name. The
 // kernel still names a process that called listen when it has ended, and its number may be
-// another's by then (SO_PEERCRED): such a process does not hold it.
-func (h Host) HoldsListener(pid int, name string) bool {
+// another's by then (SO_PEERCRED): such a process does not hold it. An error says that it is
+// unknown.
+func (h Host) HoldsListener(pid int, name string) (bool, error) {
 	return holdsListener(filepath.Join(h.Proc, strconv.Itoa(pid)), name)
 }
 
 // holdsListener reports whether a process has a listening socket open that was bound to this name,
-// in any directory. The kernel lists the sockets of the process's network namespace.
-func holdsListener(process, name string) bool {
-	sockets, err := ReadFile(filepath.Join(process, "net/unix"), MaxSockets)
-	if err != nil {
-		return false
+// in any directory. A process that has ended has none. The kernel lists the sockets of the
+// process's network namespace, which any program there can make many of. So only what the process
+// itself has open is kept in memory.
+//
+// A program can forge a line (unixSocket) with the number of a socket that the process has open.
+// Then that socket counts as one that listens. This helps only a program whose socket the kernel
+// says this process to have called listen for, and at most its directory is refused to others.
+func holdsListener(process, name string) (holds bool, err error) {
+	open, err := openSockets(process)
+	if err != nil || len(open) == 0 {
+		return false, noneIfAbsent(err)
 	}
-	var held []string
-	for line := range bytes.Lines(sockets) {
-		words := strings.SplitN(strings.Join(strings.Fields(string(line)), " "), " ", 8)
-		if len(words) == 8 && filepath.Base(words[7]) == name && accepts(words[3]) {
-			held = append(held, "socket:["+words[6]+"]")
+	err = eachUnixSocket(filepath.Join(process, "net/unix"), name, func(s unixSocket) bool {
+		holds = s.path[0] != '@' && open[string(s.inode)]
+		return !holds
+	})
+	return holds, noneIfAbsent(err)
+}
+
+// openSockets returns the inodes of the sockets that a process has open.
+func openSockets(process string) (map[string]bool, error) {
+	fds, err := Names(filepath.Join(process, "fd"))
+	if err != nil {
+		return nil, err
+	}
+	open := map[string]bool{}
+	for _, fd := range fds {
+		target, err := os.Readlink(filepath.Join(process, "fd", fd))
+		if err := noneIfAbsent(err); err != nil {
+			return nil, err
+		}
+		if inode, is := strings.CutPrefix(target, "socket:["); is {
+			open[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
-	fds, _ := Names(filepath.Join(process, "fd")) // unreadable: none is held
-	return slices.ContainsFunc(fds, func(fd string) bool {
-		target, err := os.Readlink(filepath.Join(process, "fd", fd))
-		return err == nil && slices.Contains(held, target)
+	return open, nil
+}
+
+// noneIfAbsent returns no error if a process or its descriptor does not exist any more.
+func noneIfAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// EachListening calls do with the path of each listening socket of a list (/proc/net/unix) that has
+// this name, until do returns false. The paths are those to which the sockets were bound, beginning
+// with "/". Abstract names and relative ones are left out.
+//
+// A path proves nothing: any program of the network namespace can list as many as it likes, and
+// forge lines (unixSocket).
+func EachListening(list, name string, do func(path string) bool) error {
+	return eachUnixSocket(list, name,
+		func(s unixSocket) bool { return s.path[0] != '/' || do(filepath.Clean(string(s.path))) })
+}
+
+// unixSocket is a listening socket by its line in /proc/net/unix. The kernel prints names as they
+// are (unix_seq_show, net/unix/af_unix.c), also their newlines. So a name can contain whole lines
+// that look like others' (forged lines). No name can hide or change another socket's line.
+type unixSocket struct {
+	inode []byte // in decimal
+	path  []byte // not empty; an abstract name begins with "@"
+}
+
+// eachUnixSocket calls do with each listening socket of a list whose path ends in this name, until
+// do returns false. It reads the list in pieces: any user can make it tens of megabytes long.
+func eachUnixSocket(list, name string, do func(unixSocket) bool) error {
+	return eachLine(list, func(line []byte) bool {
+		if !bytes.HasSuffix(line, []byte(name)) { // nearly all lines
+			return true
+		}
+		s, listens := listeningSocket(line)
+		return !listens || filepath.Base(string(s.path)) != name || do(s)
 	})
 }
 
-// accepts reports whether flags of /proc/net/unix are those of a listening socket.
-func accepts(flags string) bool {
-	n, err := strconv.ParseUint(flags, 16, 64)
-	return err == nil && n&acceptsConnections != 0
+// listeningSocket reads a line: number, references, protocol, flags, type, state, inode and path.
+// It is false for a socket that does not listen, and if a word is not as the kernel prints it.
+func listeningSocket(line []byte) (s unixSocket, listens bool) {
+	var words [7][]byte
+	for i := range words {
+		line = bytes.TrimLeft(line, " ") // the inode is padded
+		word, rest, more := bytes.Cut(line, []byte(" "))
+		if !more {
+			return s, false
+		}
+		words[i], line = word, rest
+	}
+	for i, digits := range [...]int{8, 8, 8, 4, 2} {
+		word := words[1+i]
+		if _, err := strconv.ParseUint(string(word), 16, 32); err != nil || len(word) != digits {
+			return s, false
+		}
+	}
+	flags, _ := strconv.ParseUint(string(words[3]), 16, 32)
+	_, err := strconv.ParseUint(string(words[6]), 10, 64)
+	listens = err == nil && bytes.HasSuffix(words[0], []byte(":")) && flags&acceptsConnections != 0 &&
+		len(line) > 0
+	return unixSocket{inode: words[6], path: line}, listens
 }
-
-// MaxSockets is the largest size of the kernel's list of sockets that is read, in bytes. A busy
-// node's list has some hundred kilobytes.
-const MaxSockets = 32 << 20
 
 // acceptsConnections is the flag of a socket that listens (__SO_ACCEPTCON,
 // include/uapi/linux/net.h).
 const acceptsConnections = 1 << 16
-
-// ListeningSocket is a listening socket of /proc/net/unix.
-type ListeningSocket struct{ Path, Inode string }
-
-// Listening lists the listening sockets in /proc/net/unix whose path ends in this name, by the
-// paths they were bound to. Each line has seven words before the path: number, references,
-// protocol, flags, type, state, inode.
-func Listening(sockets []byte, name string) (found []ListeningSocket) {
-	end := []byte("/" + name + "\n")
-	for line := range bytes.Lines(sockets) {
-		i := bytes.IndexByte(line, '/')
-		if i < 0 || !bytes.HasSuffix(line, end) {
-			continue
-		}
-		words := strings.Fields(string(line[:i]))
-		if len(words) != 7 {
-			continue
-		}
-		if accepts(words[3]) {
-			found = append(found,
-				ListeningSocket{filepath.Clean(string(bytes.TrimSuffix(line[i:], []byte("\n")))), words[6]})
-		}
-	}
-	return found
-}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"io/fs"
@@ -57,6 +58,40 @@ func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error
 			data = append(data, 0)[:len(data)]
 		}
 	}
+}
+
+// eachLine calls do with each line of a file, without its end, until do returns false. The file may
+// be of any size; a line is an error from 64 kB on. do may not keep the line.
+func eachLine(path string, do func(line []byte) bool) error {
+	if err := before(Step{Kind: Reads, Path: path}); err != nil {
+		return err
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	lines := bufio.NewScanner(fileReader(fd))
+	for lines.Scan() {
+		if !do(lines.Bytes()) {
+			return nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	return nil
+}
+
+// fileReader reads an open file.
+type fileReader int
+
+func (fd fileReader) Read(room []byte) (int, error) {
+	n, err := read(int(fd), room)
+	if err == nil && n == 0 {
+		return 0, io.EOF
+	}
+	return max(n, 0), err
 }
 
 func read(fd int, room []byte) (n int, err error) {
@@ -124,7 +159,7 @@ func RealPath(path string) (string, error) {
 type ResolvedFile struct {
 	Path      string // without links
 	Mode      uint32 // type and permissions, as in st_mode
-	GID       uint32
+	UID, GID  uint32
 	Dev, Rdev uint64
 	// the id of its mount, as in /proc/self/mountinfo; 0 before Linux 5.8, which does not report it
 	Mount uint64
@@ -249,15 +284,16 @@ func (t *ResolvedFile) readStatus(fd int, path string) error {
 func (t *ResolvedFile) stat(dir int, path string, flags int) error {
 	var st unix.Statx_t
 	switch err := unix.Statx(dir, path, flags,
-		unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
+		unix.STATX_TYPE|unix.STATX_MODE|unix.STATX_UID|unix.STATX_GID|unix.STATX_MNT_ID, &st); err {
 	case nil:
 	case unix.ENOSYS, unix.EPERM: // before Linux 4.11, and old seccomp profiles refuse it
 		return t.statOld(dir, path, flags)
 	default:
 		return err
 	}
-	t.Mode, t.GID, t.Dev, t.Rdev = uint32(st.Mode), st.Gid, unix.Mkdev(st.Dev_major, st.Dev_minor),
-		unix.Mkdev(st.Rdev_major, st.Rdev_minor)
+	t.Mode, t.UID, t.GID = uint32(st.Mode), st.Uid, st.Gid
+	t.Dev = unix.Mkdev(st.Dev_major, st.Dev_minor)
+	t.Rdev = unix.Mkdev(st.Rdev_major, st.Rdev_minor)
 	if st.Mask&unix.STATX_MNT_ID != 0 {
 		t.Mount = st.Mnt_id
 	}
@@ -269,7 +305,8 @@ func (t *ResolvedFile) statOld(dir int, path string, flags int) error {
 	if err := unix.Fstatat(dir, path, &st, flags); err != nil {
 		return err
 	}
-	t.Mode, t.GID, t.Dev, t.Rdev = st.Mode, st.Gid, uint64(st.Dev), uint64(st.Rdev)
+	t.Mode, t.UID, t.GID = st.Mode, st.Uid, st.Gid
+	t.Dev, t.Rdev = uint64(st.Dev), uint64(st.Rdev)
 	return nil
 }
 

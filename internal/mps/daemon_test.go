@@ -218,6 +218,29 @@ func TestSocketIsHeldByItsListener(t *testing.T) {
 	}
 }
 
+// unlisted is a machine whose list of sockets cannot be read.
+type unlisted struct{ machine }
+
+func (unlisted) HoldsListener(host.Host, int, string) (bool, error) {
+	return false, errors.New("out of memory")
+}
+
+// TestAnUnknownListenerReplacesNothing: nobody is told to end the daemon.
+func TestAnUnknownListenerReplacesNothing(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	d.system = unlisted{}
+	_, _, err := d.ownSockets(s.self())
+	if want := "cannot tell whether it listens on its socket control: out of memory"; err == nil ||
+		err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	d.system = nil
+	if _, _, err := d.ownSockets(s.self()); err != nil {
+		t.Errorf("in the next pass: %v", err)
+	}
+}
+
 // asked is what the program was asked about a daemon since the last call.
 func (s stage) asked(d *daemon) string {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "asked"))

@@ -53,14 +53,19 @@ func (d *daemon) ownSockets(p grant.Process) (own sockets, mode uint32, err erro
 		{mpsstate.SocketPath(d.dir), own.control, mpsstate.OtherSocket},
 		{mpsstate.PrivilegedPath(d.dir), own.privileged, mpsstate.OtherPrivileged},
 	} {
+		name := filepath.Base(s.path)
 		pid, listens, err := d.sys().Listener(s.path)
 		if err != nil {
-			name := filepath.Base(s.path)
 			return own, mode, fmt.Errorf("it does not listen on its socket %s: %w", name, err)
 		}
 		_, parent, err := d.node.Host.Process(pid)
-		if listens != s.socket || pid != p.PID && (err != nil || parent != p.PID) ||
-			!d.sys().HoldsListener(d.node.Host, pid, filepath.Base(s.path)) {
+		if listens != s.socket || pid != p.PID && (err != nil || parent != p.PID) {
+			return own, mode, otherSocketError(s.other, p)
+		}
+		switch holds, err := d.sys().HoldsListener(d.node.Host, pid, name); {
+		case err != nil: // the next pass asks again
+			return own, mode, fmt.Errorf("cannot tell whether it listens on its socket %s: %w", name, err)
+		case !holds:
 			return own, mode, otherSocketError(s.other, p)
 		}
 	}

@@ -28,7 +28,7 @@ type System interface {
 	// Listener is host.Listener.
 	Listener(path string) (pid int, file [2]uint64, err error)
 	// HoldsListener is host.Host.HoldsListener.
-	HoldsListener(h host.Host, pid int, name string) bool
+	HoldsListener(h host.Host, pid int, name string) (bool, error)
 }
 
 // machine is this machine.
@@ -46,7 +46,7 @@ func (machine) Now() time.Time { return time.Now() }
 
 func (machine) Listener(path string) (int, [2]uint64, error) { return host.Listener(path) }
 
-func (machine) HoldsListener(h host.Host, pid int, name string) bool {
+func (machine) HoldsListener(h host.Host, pid int, name string) (bool, error) {
 	return h.HoldsListener(pid, name)
 }
 

@@ -48,4 +48,6 @@ type Seen struct {
 	paths   *hostpath.Paths
 	numbers numbers
 	daemons []pipe // of MPS; nil until a mount could bring the pipe directory of one
+	// unlisted says why a daemon may be missing in daemons, for the audit log; "" if none is.
+	unlisted string
 }

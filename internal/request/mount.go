@@ -49,6 +49,9 @@ func mounts(f *containerFacts) (found vectorResult) {
 		}
 	}
 	pipeDirectory(f, &found)
+	if why := f.pipes.seen.unlisted; why != "" {
+		found.note(why)
+	}
 	return found
 }
 

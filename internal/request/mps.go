@@ -169,25 +169,18 @@ func (ps *pipes) directories() []pipe {
 		return ps.seen.daemons
 	}
 	daemons := []pipe{}
-	// without the list of sockets: the default paths
-	sockets, _ := host.ReadFile(filepath.Join(ps.host.Proc, "net/unix"), host.MaxSockets)
-	candidates := listening(sockets)
-	for _, dir := range mpsDefaults {
-		if hostpath.Within(dir, rootsOwn) {
-			candidates = append(candidates, dir)
-		}
-	}
-	for _, dir := range candidates {
-		top := localMounts[slices.IndexFunc(localMounts,
-			func(mount string) bool { return hostpath.Within(dir, mount) })]
-		if ps.ofOurDaemon(dir) {
-			top = dir
-		}
-		real, is, err := pipeIn(top, hostpath.Below(dir, top))
+	for _, dir := range ps.candidates() {
+		top, rest := ps.walkOf(dir)
+		real, is, err := pipeIn(top, rest)
 		switch {
 		case is:
-			socket := filepath.Join(hostpath.Below(dir, top), controlSocket)
-			serves := ps.isRoots(dir) || ps.host.NodeListens(top, socket)
+			serves := ps.isRoots(dir)
+			known := slices.IndexFunc(daemons, func(d pipe) bool { return d.dir == real })
+			if known >= 0 { // a link leads to it: the kernel is asked once for all of them
+				daemons[known].serves = daemons[known].serves || serves
+				continue
+			}
+			serves = serves || ps.host.NodeListens(top, filepath.Join(rest, controlSocket))
 			daemons = append(daemons, pipe{dir: real, serves: serves})
 		case errors.Is(err, unix.EXDEV):
 			daemons = append(daemons, pipe{dir: dir})
@@ -213,18 +206,4 @@ func (ps *pipes) ofOurDaemon(dir string) bool {
 	}
 	above := filepath.Dir(filepath.Dir(dir))
 	return above == grant.MPSDir(ps.runDir, "") || above == grant.MPSDir(ps.paths.Real(ps.runDir), "")
-}
-
-// listening returns the directories of the control sockets in /proc/net/unix that listen, by the
-// names to which they were bound.
-func listening(sockets []byte) []string {
-	var dirs []string
-	for _, s := range host.Listening(sockets, controlSocket) {
-		path := s.Path
-		if hostpath.Within(path, "/var/run") {
-			path = path[len("/var"):]
-		}
-		dirs = append(dirs, filepath.Dir(path))
-	}
-	return dirs
 }

@@ -342,27 +342,6 @@ func TestRecursiveMounts(t *testing.T) {
 	}
 }
 
-func TestSocketsThatListen(t *testing.T) {
-	text := "Num       RefCount Protocol Flags    Type St Inode Path\n" +
-		"0: 2 0 00010000 0001 01 7 /run/a/control\n" +
-		"0: 2 0 00010000 0001 01 7 /var/run/b/control\n" +
-		"0: 2 0 00010000 0001 01 7 /var/running/control\n" +
-		"0: 2 0 00010000 0001 01 7 /run//c/./control\n" +
-		"0: 2 0 00010000 0001 01 7 /run/d e/control\n" +
-		"0: 2 0 00000000 0001 01 7 /run/bound/control\n" +
-		"0: 2 0 00030000 0001 01 7 /run/flags/control\n" +
-		"0: 2 0 xyz 0001 01 7 /run/no-flags/control\n" +
-		"0: 2 0 00010000 0001 01 /run/six-words/control\n" +
-		"0: 2 0 00010000 0001 01 7 8 /run/eight-words/control\n" +
-		"0: 2 0 00010000 0001 01 7 /run/other/controls\n" +
-		"0: 2 0 00010000 0001 01 7 @control\n" +
-		"0: 2 0 00010000 0001 01 7\n"
-	if got, want := strings.Join(listening([]byte(text)), ", "),
-		"/run/a, /run/b, /var/running, /run/c, /run/d e, /run/flags"; got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-}
-
 // TestClientsOfMPS: a place that is no daemon's, or is not named by the container, is found by
 // nothing.
 func TestClientsOfMPS(t *testing.T) {

@@ -92,7 +92,9 @@ func (s mpsSystem) Listener(path string) (int, [2]uint64, error) {
 	return c.pid, socket, nil
 }
 
-func (s mpsSystem) HoldsListener(_ host.Host, pid int, _ string) bool { return s.pids[pid] }
+func (s mpsSystem) HoldsListener(_ host.Host, pid int, _ string) (bool, error) {
+	return s.pids[pid], nil
+}
 
 // Ask is answered by the daemon to whose directory the environment leads.
 func (s mpsSystem) Ask(_ context.Context, _ string, env []string, command string) (string, error) {
