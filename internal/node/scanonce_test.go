@@ -1,9 +1,11 @@
 package node_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -55,5 +58,50 @@ func TestASecondCreateScansProcessesOnce(t *testing.T) {
 		if looks := n / int(2*unsafe.Sizeof(unix.InotifyEvent{})); looks != 1 {
 			t.Errorf("%s: it scanned all processes %d times", next, looks)
 		}
+	}
+}
+
+// readsOf counts the reads of files whose path has a word.
+type readsOf struct {
+	word  string
+	reads int
+}
+
+func (r *readsOf) Random() (random [16]byte) { return random }
+func (r *readsOf) After(host.Step, error)    {}
+func (r *readsOf) Before(s host.Step) error {
+	if s.Kind == host.Reads && strings.Contains(s.Path, r.word) {
+		r.reads++
+	}
+	return nil
+}
+
+// TestAGrantIsReadOnceForAllItsReferences: a tenant writes them, and the ledger is locked
+// meanwhile.
+func TestAGrantIsReadOnceForAllItsReferences(t *testing.T) {
+	counted := map[int]int{}
+	for _, references := range []int{1, 100} {
+		m := newModel(t)
+		m.must(os.Mkdir(m.dir+"/none", 0o755))
+		g, reference := m.entered(admission.Ask{Owner: grant.Bearer})
+		annotations := map[string]string{}
+		for i := range references {
+			annotations[fmt.Sprint("cdi.k8s.io/", i)] = "gpuledger.dev/grant=" + reference.String()
+		}
+		text, err := json.Marshal(annotations)
+		m.must(err)
+		count := &readsOf{word: string(g.ID)}
+		host.Simulated = count
+		d := m.node.Admit(node.Create{Caller: m.caller("c"), Config: fmt.Appendf(nil, `{"annotations":%s,`+
+			`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, text)})
+		host.Simulated = nil
+		if !d.Bound {
+			t.Errorf("%d references: %s (%s) %s", references, d.Kind, d.Code, d.Message)
+		}
+		counted[references] = count.reads
+	}
+	if counted[1] == 0 || counted[100] != counted[1] {
+		t.Errorf("files of the grant are read %d times for one reference, and %d times for 100", counted[1],
+			counted[100])
 	}
 }

@@ -65,8 +65,10 @@ func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 		f.add(&v, g, nil)
 		v.Asked = g.ID
 	}
+	read := map[grant.ID]bool{} // each once: the ledger may be locked, and the tenant wrote the list
 	for _, m := range f.request.References {
-		if m.Malformed == "" {
+		if m.Malformed == "" && !read[m.ID] {
+			read[m.ID] = true
 			g, err := tx.Get(m.ID)
 			f.add(&v, g, err)
 		}

@@ -327,6 +327,16 @@ func TestReferencesToGrants(t *testing.T) {
 			s.spec.Annotations["cdi.k8s.io/x"] = "gpuledger.dev/grant=" + ref.String()
 		},
 			[]grant.Mention{{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: ref}}},
+		{"the same again and again, at two places", func(s *scene) {
+			again := strings.Repeat("gpuledger.dev/grant="+id+",gpuledger.dev/grant=x,", 1000)
+			s.spec.Annotations["cdi.k8s.io/x"] = again + "gpuledger.dev/grant=" + ref.String()
+			s.env("GPULEDGER_GRANT=" + id)
+		}, []grant.Mention{
+			{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: grant.Reference{ID: id}},
+			{Source: "annotation:cdi.k8s.io/x", Asks: true, Malformed: "cannot read grant reference: want " +
+				"ID or ID.SECRET as `gpuledger grant` printed it"},
+			{Source: "annotation:cdi.k8s.io/x", Asks: true, Reference: ref},
+			{Source: "env:GPULEDGER_GRANT", Asks: true, Reference: grant.Reference{ID: id}}}},
 		{"by its CDI name in an annotation that is for nothing", func(s *scene) {
 			s.spec.Annotations["example.com/x"] = "gpuledger.dev/grant=" + ref.String()
 		}, nil},

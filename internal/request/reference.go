@@ -9,23 +9,29 @@ import (
 
 // references reads the references to grants: CDI names in annotations, our annotation and the
 // variable in the environment. An empty one of the last two, as of a template that was never filled
-// in, asks for nothing.
+// in, asks for nothing. What one place repeats is there once.
 func references(f *containerFacts) (all []grant.Mention) {
+	seen := map[grant.Mention]bool{} // an annotation can repeat one thousands of times
+	add := func(source, value string, names bool) {
+		if m := mention(source, value, names); !seen[m] {
+			seen[m], all = true, append(all, m)
+		}
+	}
 	for _, key := range f.keys {
 		if !IsCDIKey(key) {
 			continue
 		}
 		for _, name := range list(f.spec.Annotations[key]) {
 			if kind, device := grant.CDIName(name); kind == grant.CDIKindGrant {
-				all = withMention(all, "annotation:"+key, device, f.caller.Container.Pod.Container == "")
+				add("annotation:"+key, device, f.caller.Container.Pod.Container == "")
 			}
 		}
 	}
 	if source, value, names, _ := f.keyed(grantKey); value != "" && value != grant.AdoptMark {
-		all = withMention(all, source, value, names)
+		add(source, value, names)
 	}
 	if value := f.env[grant.ReferenceEnv]; value != "" {
-		all = withMention(all, "env:"+grant.ReferenceEnv, value, true)
+		add("env:"+grant.ReferenceEnv, value, true)
 	}
 	return all
 }
@@ -62,13 +68,13 @@ func injected(f *containerFacts) (all []grant.ID) {
 	return all
 }
 
-// withMention adds a reference to a grant. names says that it names this container.
-func withMention(all []grant.Mention, source, value string, names bool) []grant.Mention {
+// mention reads a reference to a grant. names says that it names this container.
+func mention(source, value string, names bool) grant.Mention {
 	m := grant.Mention{Source: source, Asks: names}
 	reference, err := grant.ParseReference(value)
 	if err != nil {
 		m.Malformed = err.Error()
 	}
 	m.Reference = reference
-	return append(all, m)
+	return m
 }
