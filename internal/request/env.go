@@ -57,13 +57,35 @@ func environment(f *containerFacts) (found vectorResult) {
 
 // mpsSettings finds CUDA_MPS_*, a client's own settings. They can lift the limits of the server's:
 // a pinned limit that names a GPU which the client cannot see drops them all. Without a grant they
-// have no effect.
+// have no effect. CUDA's next version can have new ones, so all names count but the kubelet's: the
+// hook and NRI cannot remove a variable, so they refuse what counts.
 func mpsSettings(f *containerFacts, found *vectorResult) {
 	for _, name := range sortedKeys(f.env) {
-		if strings.HasPrefix(name, "CUDA_MPS_") {
+		if strings.HasPrefix(name, "CUDA_MPS_") && !isServiceLink(name) {
 			found.drop(grant.RemoveEnv, name)
 		}
 	}
+}
+
+// isServiceLink reports whether a variable has a name that the kubelet gives to each container for
+// a Service of its namespace, for example for cuda-mps-exporter (makeEnvVariableMap,
+// pkg/kubelet/envvars; CUDA_MPS_EXPORTER_PORT_80_TCP_ADDR is the longest kind). CUDA has no
+// variable with such a name.
+func isServiceLink(name string) bool {
+	if strings.HasSuffix(name, "_SERVICE_HOST") || strings.HasSuffix(name, "_PORT") ||
+		strings.Contains(name, "_SERVICE_PORT_") {
+		return true
+	}
+	for _, end := range []string{"_PROTO", "_ADDR"} {
+		name = strings.TrimSuffix(name, end)
+	}
+	for _, protocol := range []string{"_TCP", "_UDP", "_SCTP"} {
+		if rest, is := strings.CutSuffix(name, protocol); is {
+			number := strings.TrimRight(rest, "0123456789")
+			return number != rest && strings.HasSuffix(number, "_PORT_")
+		}
+	}
+	return false
 }
 
 // deviceList examines a value in the grammar of NVIDIA_VISIBLE_DEVICES: "all", "none", "void" or a

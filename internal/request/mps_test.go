@@ -365,3 +365,28 @@ func TestClientSettingsOfMPSAreDropped(t *testing.T) {
 		t.Errorf("dropped %q, hits %v", names, r.Hits)
 	}
 }
+
+// TestServiceLinksAreNoClientSettings: the kubelet sets them for a Service of any name.
+func TestServiceLinksAreNoClientSettings(t *testing.T) {
+	s := newScene(t)
+	for _, service := range []string{"CUDA_MPS", "CUDA_MPS_EXPORTER"} {
+		for _, end := range []string{"SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP_1", "PORT",
+			"PORT_80_TCP", "PORT_80_TCP_PROTO", "PORT_80_TCP_PORT", "PORT_80_TCP_ADDR", "PORT_53_UDP", "PORT_5_SCTP_ADDR"} {
+			s.env(service + "_" + end + "=x")
+		}
+	}
+	if r := s.find(); r.Dropped != nil {
+		t.Errorf("dropped %v", r.Dropped)
+	}
+	for _, name := range []string{"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY",
+		"CUDA_MPS_CLIENT_PRIORITY",
+		"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "CUDA_MPS_SM_PARTITION", "CUDA_MPS_",
+		"CUDA_MPS_X_ADDR", "CUDA_MPS_X_TCP", "CUDA_MPS_PORT_TCP", "CUDA_MPS_PORT_8X_TCP", "CUDA_MPS_X_80_TCP",
+		"CUDA_MPS_PORT_80_HTTP", "CUDA_MPS_REPORT", "CUDA_MPS_SERVICE"} {
+		s := newScene(t)
+		s.env(name + "=x")
+		if r := s.find(); len(r.Dropped) != 1 {
+			t.Errorf("%s: dropped %v", name, r.Dropped)
+		}
+	}
+}
