@@ -9,10 +9,11 @@ import (
 )
 
 // JudgeDescriptors judges the descriptors with which a process is started in a container that
-// exists already (exec). Nodes of a GPU that the container was created with are its own; any other
-// is refused. What makes the process root on the node is recorded, as at a create.
+// exists already (exec). Nodes of a GPU that the container was created with, by its devices and
+// rules, are its own; any other is refused. What makes the process root on the node is recorded, as
+// at a create.
 func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
-	r, err := request.Find(createdSpec(n, c.Container), c, n.finder(n.Inventory))
+	r, err := request.FindHanded(createdSpec(n, c.Container), c, n.finder(n.Inventory))
 	if err != nil {
 		return &grant.Refusal{Code: grant.Internal, Message: err.Error(), Hint: hintOf(grant.Internal)}
 	}
@@ -30,7 +31,7 @@ func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
 			Hint: "leave the descriptor out; a container's GPUs are settled when it is created"}
 	}
 	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}, pod: r.Container.Pod}
-	for _, way := range slices.DeleteFunc(r.NodeRoot, func(way string) bool { return !ofDescriptor(way) }) {
+	for _, way := range r.NodeRoot {
 		d.Recorded = append(d.Recorded, "exec: node-root by "+grant.Printable(way))
 	}
 	recordDecision(n, c.Container, d)

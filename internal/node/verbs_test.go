@@ -356,6 +356,26 @@ func TestDescriptorsOfAnUnboundContainer(t *testing.T) {
 	}
 }
 
+// TestAnExecWithAFileNeedsNothingOfTheMounts: what became of them since the create, or that the
+// driver's numbers cannot be read, is no reason to refuse it.
+func TestAnExecWithAFileNeedsNothingOfTheMounts(t *testing.T) {
+	m := newModel(t)
+	bundle, source := m.dir+"/bundle", m.dir+"/node"
+	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700),
+		os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600),
+		os.WriteFile(bundle+"/config.json", fmt.Appendf(nil, `{"mounts":[{"destination":"/x","type":"bind",`+
+			`"source":%q,"options":["rbind"]}],"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
+			source), 0o600),
+		unix.Mknod(source, unix.S_IFCHR|0o600, int(unix.Mkdev(240, 0))),
+		os.Remove(m.dir+"/proc/devices"), os.Mkdir(m.dir+"/proc/devices", 0o700)))
+	caller := m.caller("c")
+	caller.Descriptors = []host.Descriptor{{ResolvedFile: host.ResolvedFile{Mode: unix.S_IFREG,
+		Path: m.dir + "/stdin"}}}
+	if refusal := m.node.JudgeDescriptors(caller); refusal != nil {
+		t.Error(refusal)
+	}
+}
+
 // TestALiveContainerIsBoundOnce: its hook finds the wrapper's binding by the runtime's process.
 func TestALiveContainerIsBoundOnce(t *testing.T) {
 	self, err := host.Default().Self()

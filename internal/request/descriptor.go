@@ -114,6 +114,36 @@ func asMount(f *containerFacts, d *host.Descriptor) (specs.Mount, hostpath.Place
 	return specs.Mount{Destination: descriptorVector(d), Source: d.Path, Options: []string{"rbind"}}, p
 }
 
+// FindHanded is Find for a process that is started in a container which exists already (exec). It
+// finds what the process's descriptors lead to, and beside it the nodes that the container was
+// created with, by the numbers of its devices and rules. It looks at no source of the container's
+// mounts: nothing mounts them again, and they may be on a server that is dead by now.
+func FindHanded(spec Spec, caller Caller, node NodeFacts) (grant.Request, error) {
+	f, err := readFacts(spec, caller, node)
+	if err != nil {
+		return grant.Request{}, err
+	}
+	r := grant.Request{Container: f.caller.Container, AllDevices: f.rules.all}
+	deviceRules(f).addTo(&r)
+	numberedNodes(f).addTo(&r)
+	descriptors(f).addTo(&r)
+	if by, reaches := accessOf(f); reaches {
+		var found vectorResult
+		handedRoot(f, by, &found)
+		found.addTo(&r)
+	}
+	return r, f.devices.err
+}
+
+// handedRoot finds the descriptors that make root in the container root on the node.
+func handedRoot(f *containerFacts, by hostpath.Access, found *vectorResult) {
+	for i := range f.caller.Descriptors {
+		if d := &f.caller.Descriptors[i]; handsRoot(f, d, by, found) {
+			found.root(descriptorVector(d))
+		}
+	}
+}
+
 // handsRoot reports whether a descriptor makes root in the container root on the node. Of a regular
 // file, and of the peer of a socket, only the name is compared.
 func handsRoot(f *containerFacts, d *host.Descriptor, by hostpath.Access, found *vectorResult) bool {

@@ -2,9 +2,11 @@ package request
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -259,6 +261,39 @@ func TestADirectoryThatIsNotAtItsPath(t *testing.T) {
 		r := s.find()
 		if strings.Join(r.NodeRoot, "; ") != want || (len(r.Hits) > 0) != (want == "") {
 			t.Errorf("mount %d: node-root %q, want %q; %+v", mount, r.NodeRoot, want, r.Hits)
+		}
+	}
+}
+
+// TestWhatAnExecIsHanded: the sources of the container's mounts are not looked at again.
+func TestWhatAnExecIsHanded(t *testing.T) {
+	s := newScene(t)
+	s.bind(s.mknod("data", 195, 3), "/dev/nvidia3")
+	s.spec.Root = &specs.Root{Path: s.Mkdir("image")}
+	s.spec.Mounts = append(s.spec.Mounts, specs.Mount{Destination: "/o", Type: "overlay",
+		Options: []string{"lowerdir=" + s.Mkdir("lower")}})
+	s.device("/dev/nvidia0", "c", 195, 0)
+	s.addRules("allow c 195:1 rw")
+	s.caller.Descriptors = []host.Descriptor{
+		{Number: 0, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFREG, Path: s.Path("file")}},
+		{Number: 3, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFCHR, Rdev: unix.Mkdev(195, 1)}},
+		{Number: 4, ResolvedFile: host.ResolvedFile{Mode: unix.S_IFBLK}}}
+	s.node.Seen = &Seen{}
+	r, err := FindHanded(s.spec, s.caller, s.node)
+	s.Must(err)
+	var got []string
+	for _, h := range r.Hits {
+		got = append(got, line(h))
+	}
+	want := []string{"gpu-device-rule | rule:13 | c 195:1 rw | node=nvidia/1 | -rule:c 195:1",
+		"gpu-device-node | device:/dev/nvidia0 | c 195:0 | node=nvidia/0 | -device:/dev/nvidia0",
+		"gpu-device-node | descriptor:3 | c 195:1 | node=nvidia/1"}
+	if !slices.Equal(got, want) || !slices.Equal(r.NodeRoot, []string{"descriptor:4 (a disk)"}) {
+		t.Errorf("found %q, node-root %q", got, r.NodeRoot)
+	}
+	for _, name := range []string{"data", "image", "lower"} {
+		if _, looked := s.node.Seen.paths.Known[s.Path(name)]; looked {
+			t.Errorf("%s is looked at", name)
 		}
 	}
 }

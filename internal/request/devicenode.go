@@ -34,6 +34,16 @@ func deviceNodes(f *containerFacts) (found vectorResult) {
 	return found
 }
 
+// numberedNodes finds the GPUs' nodes in linux.devices by their numbers alone.
+func numberedNodes(f *containerFacts) (found vectorResult) {
+	for _, d := range f.spec.Linux.Devices {
+		if major, minor := kernelMajor(d.Major), kernelMinor(d.Minor); isChar(d.Type) {
+			found.node(f, d.Path, f.devices.class(major, minor), major, minor)
+		}
+	}
+	return found
+}
+
 // node adds a node of linux.devices, if it is a GPU's.
 func (found *vectorResult) node(f *containerFacts, path string, class grant.NodeClass, major, minor int64) {
 	if class == "" {

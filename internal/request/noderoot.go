@@ -16,17 +16,15 @@ import (
 // agents have these ways, and a device rule still stands between the container and a GPU until it
 // attacks.
 func nodeRoot(f *containerFacts) (found vectorResult) {
-	switch {
-	case f.ownUsers && !mapsRoot(f):
+	by, reaches := accessOf(f)
+	if !reaches {
 		return vectorResult{}
-	case !f.ownUsers:
+	}
+	if !f.ownUsers {
 		namespaces(f, &found)
 		capabilities(f, &found)
 	}
 	rawDisks(f, &found)
-	user := f.spec.Process.User
-	by := hostpath.Access{Rooted: f.ownUsers || becomesRoot(f), GID: user.GID, Groups: user.AdditionalGids,
-		Ptrace: f.has("CAP_SYS_PTRACE"), Bundle: f.bundle}
 	if f.root != "" && rootByRoot(f, by, &found) {
 		found.root("root")
 	}
@@ -36,12 +34,19 @@ func nodeRoot(f *containerFacts) (found vectorResult) {
 			found.root("mount:" + m.Destination)
 		}
 	}
-	for i := range f.caller.Descriptors {
-		if d := &f.caller.Descriptors[i]; handsRoot(f, d, by, &found) {
-			found.root(descriptorVector(d))
-		}
-	}
+	handedRoot(f, by, &found)
 	return found
+}
+
+// accessOf returns how the container reaches files of the node; false if the node's root is no user
+// of its user namespace.
+func accessOf(f *containerFacts) (by hostpath.Access, reaches bool) {
+	if f.ownUsers && !mapsRoot(f) {
+		return by, false
+	}
+	user := f.spec.Process.User
+	return hostpath.Access{Rooted: f.ownUsers || becomesRoot(f), GID: user.GID, Groups: user.AdditionalGids,
+		Ptrace: f.has("CAP_SYS_PTRACE"), Bundle: f.bundle}, true
 }
 
 // becomesRoot reports whether the container's user is root, or can use the node's files like root:
