@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +29,7 @@ func (h Host) IsRoot() bool { return h.UID == 0 && h.InitialUserNamespace() }
 
 // HasRoot reports whether the user namespace at a path maps the caller's root. The kernel shows a
 // namespace's map only through a process in it. known is false if there is none, as in one that an
-// engine has just pinned.
+// engine has just pinned, or if none is among the last maxSearched processes.
 func (h Host) HasRoot(path string) (has, known bool) {
 	var ns unix.Stat_t
 	if unix.Stat(path, &ns) != nil {
@@ -39,13 +41,31 @@ func (h Host) HasRoot(path string) (has, known bool) {
 			return has, known
 		}
 	}
-	processes, _ := filepath.Glob(filepath.Join(h.Proc, "[0-9]*"))
-	for _, dir := range processes {
-		if has, known = h.hasRoot(dir, ns); known {
+	for _, pid := range lastProcesses(h.Proc) {
+		if has, known = h.hasRoot(filepath.Join(h.Proc, strconv.Itoa(pid)), ns); known {
 			return has, known
 		}
 	}
 	return false, false
+}
+
+// maxSearched is in how many processes HasRoot looks for a namespace. A node can have tens of
+// thousands, and each create of a pod's container that joins a pinned namespace would wait for
+// them.
+const maxSearched = 300
+
+// lastProcesses returns the processes with the highest pids, the highest first: a pod's sandbox was
+// usually started shortly before the containers that join its namespace.
+func lastProcesses(proc string) (pids []int) {
+	names, _ := Names(proc) // unreadable: no process is known
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	slices.Reverse(pids)
+	return pids[:min(len(pids), maxSearched)]
 }
 
 // hasRoot reads the map through one process, if that is in the namespace. Before the map is written

@@ -1,9 +1,11 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 )
@@ -60,5 +62,38 @@ func TestUnknownUserNamespace(t *testing.T) {
 	}
 	if h.InitialUserNamespace() {
 		t.Error("an unknown user namespace is taken for the first one")
+	}
+}
+
+// TestHasRootLooksAtFewProcesses: the last ones, and that at the path itself.
+func TestHasRootLooksAtFewProcesses(t *testing.T) {
+	h := Host{Proc: t.TempDir()}
+	pinned, elsewhere := filepath.Join(h.Proc, "pinned"), filepath.Join(h.Proc, "elsewhere")
+	const inside, processes = 1000, 2 * maxSearched // pids from 1000 on; the map of the first one is shown
+	for i := range processes {
+		dir := filepath.Join(h.Proc, strconv.Itoa(inside+i))
+		err := os.MkdirAll(filepath.Join(dir, "ns"), 0o755)
+		if err == nil {
+			err = errors.Join(os.WriteFile(filepath.Join(dir, "uid_map"), []byte("0 100000 65536\n"), 0o600),
+				os.WriteFile(filepath.Join(dir, "ns/user"), nil, 0o600))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	user := func(pid int) string { return filepath.Join(h.Proc, strconv.Itoa(pid), "ns/user") }
+	for _, path := range []string{pinned, elsewhere} {
+		pid := inside
+		if path == pinned {
+			pid = inside + processes - maxSearched
+		}
+		if err := os.Link(user(pid), path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]bool{pinned: true, elsewhere: false, user(inside): true} {
+		if has, known := h.HasRoot(path); has || known != want {
+			t.Errorf("%s: has root %v, known %v", path, has, known)
+		}
 	}
 }

@@ -83,7 +83,7 @@ func seesOthers(f *containerFacts) bool {
 // mapsRoot reports whether a user namespace has the node's root in it. Its capabilities end at the
 // namespace, but it may write what root owns. For a namespace that is joined by its path runtimes
 // ignore the spec's maps. They count only if that namespace shows none, because no process is in it
-// yet. Without any map it may have root.
+// yet, or none that was started lately (host.HasRoot). Without any map it may have root.
 func mapsRoot(f *containerFacts) bool {
 	if ns, _ := f.namespace(specs.UserNamespace); ns.Path != "" {
 		has, known := f.node.Host.HasRoot(ns.Path)
