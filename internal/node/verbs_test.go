@@ -364,8 +364,8 @@ func TestAnExecWithAFileNeedsNothingOfTheMounts(t *testing.T) {
 	m.must(errors.Join(os.MkdirAll(m.dir+"/none/c", 0o700), os.Mkdir(bundle, 0o700),
 		os.WriteFile(m.dir+"/none/c/status", fmt.Appendf(nil, `{"bundle":%q}`, bundle), 0o600),
 		os.WriteFile(bundle+"/config.json", fmt.Appendf(nil, `{"mounts":[{"destination":"/x","type":"bind",`+
-			`"source":%q,"options":["rbind"]}],"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
-			source), 0o600),
+			`"source":%q,"options":["rbind"]}],`+
+			`"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`, source), 0o600),
 		unix.Mknod(source, unix.S_IFCHR|0o600, int(unix.Mkdev(240, 0))),
 		os.Remove(m.dir+"/proc/devices"), os.Mkdir(m.dir+"/proc/devices", 0o700)))
 	caller := m.caller("c")

@@ -371,7 +371,8 @@ func TestServiceLinksAreNoClientSettings(t *testing.T) {
 	s := newScene(t)
 	for _, service := range []string{"CUDA_MPS", "CUDA_MPS_EXPORTER"} {
 		for _, end := range []string{"SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP_1", "PORT",
-			"PORT_80_TCP", "PORT_80_TCP_PROTO", "PORT_80_TCP_PORT", "PORT_80_TCP_ADDR", "PORT_53_UDP", "PORT_5_SCTP_ADDR"} {
+			"PORT_80_TCP", "PORT_80_TCP_PROTO", "PORT_80_TCP_PORT", "PORT_80_TCP_ADDR",
+			"PORT_53_UDP", "PORT_5_SCTP_ADDR"} {
 			s.env(service + "_" + end + "=x")
 		}
 	}
