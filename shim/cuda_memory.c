@@ -202,11 +202,21 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
     bool layers = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
 
     if (d->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)) return 0;
-    for (unsigned int l = 0; l < levels && l < 64; l++) {
+    for (unsigned int l = 0; l < levels; l++) {
         uint64_t area = times(times(side(d, d->Width, l), side(d, d->Height, l)), layers ? d->Depth : d->Depth >> l);
         if (__builtin_add_overflow(sum, times(area, element), &sum)) return UINT64_MAX;
     }
     return sum == UINT64_MAX ? sum : (sum + 1) / 2;
+}
+
+/* levels_of clamps a number of levels as drivers do: to at least one, and at most those until every
+ * side has one element. (NVIDIA's documentation of cuMipmappedArrayCreate.) */
+static unsigned int levels_of(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
+{
+    uint64_t sides = (uint64_t)d->Width | d->Height | d->Depth; /* has the highest bit of the largest */
+    unsigned int most = sides ? 64 - (unsigned int)__builtin_clzll(sides) : 1;
+
+    return levels < 1 ? 1 : levels < most ? levels : most;
 }
 
 static void undo_array(uint64_t a) { REAL(cuArrayDestroy)((CUarray)(uintptr_t)a); }
@@ -249,7 +259,7 @@ API CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESC
     CUresult r;
 
     if (!a || !d) return REAL(cuMipmappedArrayCreate)(a, d, levels);
-    if ((r = begin_array(&t, d, levels)) != CUDA_SUCCESS) return r;
+    if ((r = begin_array(&t, d, levels_of(d, levels))) != CUDA_SUCCESS) return r;
     r = REAL(cuMipmappedArrayCreate)(a, d, levels);
     return finish_array(r, &t, *a, undo_mipmap);
 }

@@ -448,9 +448,19 @@ API CUresult cuArray3DCreate(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)
     CHECK(d, CUDA_ERROR_INVALID_VALUE);
     return array_new(a, OBJECT_ARRAY, &(CUDA_ARRAY3D_DESCRIPTOR){d->Width, d->Height, d->Depth, d->Format, d->NumChannels, d->Flags}, 1);
 }
+/* The number of levels is clamped, as documented. */
 API CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels)
 {
-    return array_new((CUarray *)a, OBJECT_MIPMAP, d, levels);
+    size_t largest = 1;
+    unsigned int most = 1;
+
+    CHECK(d, CUDA_ERROR_INVALID_VALUE);
+    if (d->Width > largest) largest = d->Width;
+    if (d->Height > largest) largest = d->Height;
+    if (d->Depth > largest) largest = d->Depth;
+    while (largest >>= 1) most++;
+    if (levels > most) levels = most;
+    return array_new((CUarray *)a, OBJECT_MIPMAP, d, levels ? levels : 1);
 }
 static CUresult array_destroy(CUarray a, enum object_kind kind)
 {
