@@ -90,18 +90,20 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
     return r;
 }
 
+/* A mapping of memory that is not counted (an imported handle, the host's) is entered, too, with
+ * block 0, which does not exist: else cuMemUnmap would not find the mappings that follow it. */
 API CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-    struct track h, block;
-    bool counted = track_find(TRACK_HANDLE, handle, &h) && track_count(TRACK_BLOCK, h.link, 1, &block);
+    struct track h, b;
+    bool counted = track_find(TRACK_HANDLE, handle, &h) && track_count(TRACK_BLOCK, h.link, 1, &b);
+    uint64_t block = counted ? h.link : 0;
     CUresult r = REAL(cuMemMap)(p, bytes, offset, handle, flags);
 
-    if (!counted) return r;
     if (r != CUDA_SUCCESS) {
-        drop_reference(h.link);
-    } else if (!add_reference(TRACK_MAPPING, p, h.link, bytes)) {
+        drop_reference(block);
+    } else if (!add_reference(TRACK_MAPPING, p, block, bytes)) {
         REAL(cuMemUnmap)(p, bytes);
-        drop_reference(h.link);
+        drop_reference(block);
         r = CUDA_ERROR_OUT_OF_MEMORY;
     }
     return r;

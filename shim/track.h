@@ -12,7 +12,7 @@ enum track_kind {
     TRACK_CONTEXT,     /* key: context */
     TRACK_ARRAY,       /* key: array or mipmapped array */
     TRACK_HANDLE,      /* key: VMM handle; link: its block; count: releases until it is invalid */
-    TRACK_MAPPING,     /* key: start address; link: its block; bytes: of the range */
+    TRACK_MAPPING,     /* key: start address; link: its block, 0 if not counted; bytes: of the range */
     TRACK_BLOCK,       /* key: number of the block; count: handles and mappings that refer to it */
     TRACK_EXEC,        /* key: executable graph, with a device's ordinal in the highest byte */
     TRACK_POOLED,      /* key: device address; link: number of the pool */
