@@ -146,9 +146,4 @@ API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     pools_update();
     return r;
 }
-API CUresult cuMemPoolDestroy(CUmemoryPool pool)
-{
-    CUresult r = REAL(cuMemPoolDestroy)(pool);
-    if (r == CUDA_SUCCESS) pool_destroyed(pool);
-    return r;
-}
+API CUresult cuMemPoolDestroy(CUmemoryPool pool) { return pool_destroy(pool); }

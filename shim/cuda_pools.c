@@ -8,13 +8,13 @@
 enum { POOLS = 256, CHUNK = 32 << 20 };
 
 struct pool {
-    CUmemoryPool handle;  /* NULL: destroyed, but pointers of it are not freed yet */
+    CUmemoryPool handle;  /* NULL: destroyed, or the driver has been called to destroy it */
     bool taken;
     int device;           /* or POOL_OF_HOST */
     uint64_t used;        /* bytes of allocations */
     uint64_t charged;     /* bytes in the account */
     uint64_t chunk;       /* by which the pool grows: CHUNK until it is seen to be less */
-    unsigned int pending; /* allocations that the driver has not answered yet */
+    unsigned int pending; /* allocations and destructions that the driver has not answered yet */
 };
 
 static struct os_spin lock; /* of what follows; under it, the driver only reads an attribute */
@@ -24,7 +24,7 @@ static int overcharged; /* some pool is charged more than its allocations use */
 static struct pool *find(CUmemoryPool handle)
 {
     for (int i = 0; i < POOLS; i++)
-        if (pools[i].taken && pools[i].handle == handle) return &pools[i];
+        if (pools[i].taken && handle && pools[i].handle == handle) return &pools[i];
     return NULL;
 }
 
@@ -88,9 +88,8 @@ static bool charge(struct pool *p, uint64_t bytes)
 {
     uint64_t used, whole;
 
-    if (p->device == POOL_OF_HOST) return true;
     if (__builtin_add_overflow(p->used, bytes, &used) || used > UINT64_MAX - CHUNK) return false;
-    whole = (used + p->chunk - 1) & ~(p->chunk - 1);
+    whole = p->device == POOL_OF_HOST ? 0 : (used + p->chunk - 1) & ~(p->chunk - 1);
     if (whole > p->charged && !account_take(p->device, whole - p->charged)) return false;
     if (whole > p->charged) p->charged = whole;
     p->used = used;
@@ -111,6 +110,14 @@ static struct pool *begin(CUmemoryPool handle, int device, uint64_t bytes)
     return p;
 }
 
+/* free_if_unused frees the entry of a destroyed pool whose last pointer is freed. */
+static void free_if_unused(struct pool *p)
+{
+    if (p->handle || p->used > 0 || p->pending > 0 || !p->taken) return;
+    account_give(p->device, p->charged);
+    p->taken = false;
+}
+
 /* end follows the driver's answer. False: the pool holds more than fits. */
 static bool end(struct pool *p, uint64_t bytes, bool allocated)
 {
@@ -118,18 +125,11 @@ static bool end(struct pool *p, uint64_t bytes, bool allocated)
 
     os_spin_lock(&lock);
     p->pending--;
-    if (!allocated && p->device >= 0) p->used -= bytes;
+    if (!allocated) p->used -= bytes;
     fits = update(p) || !allocated;
+    free_if_unused(p);
     os_spin_unlock(&lock);
     return fits;
-}
-
-/* free_if_unused frees the entry of a destroyed pool whose last pointer is freed. */
-static void free_if_unused(struct pool *p)
-{
-    if (p->handle || p->used > 0 || !p->taken) return;
-    account_give(p->device, p->charged);
-    p->taken = false;
 }
 
 void pool_release(const struct track *t)
@@ -137,7 +137,7 @@ void pool_release(const struct track *t)
     struct pool *p = &pools[t->link];
 
     os_spin_lock(&lock);
-    if (p->device >= 0) p->used = p->used > t->bytes ? p->used - t->bytes : 0;
+    p->used = p->used > t->bytes ? p->used - t->bytes : 0;
     free_if_unused(p);
     os_spin_unlock(&lock);
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
@@ -166,17 +166,32 @@ CUresult pool_allocate(const struct allocator *a, CUdeviceptr *ptr, size_t bytes
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void pool_destroyed(CUmemoryPool handle)
+/* The entry gives up the handle before the driver is called. Otherwise another thread could ask the
+ * driver about a pool that is gone, or find this entry for a new pool that gets the same handle. If
+ * the driver refuses, as for a device's default pool, the handle returns. Allocations from such a
+ * pool in between have made a second entry, and both count until the pointers of this one are
+ * freed. */
+CUresult pool_destroy(CUmemoryPool handle)
 {
     struct pool *p;
+    CUresult r;
 
     os_spin_lock(&lock);
     p = find(handle);
     if (p) {
         p->handle = NULL;
-        free_if_unused(p);
+        p->pending++;
     }
     os_spin_unlock(&lock);
+    r = REAL(cuMemPoolDestroy)(handle);
+    if (!p) return r;
+    os_spin_lock(&lock);
+    p->pending--;
+    if (r != CUDA_SUCCESS) p->handle = handle;
+    free_if_unused(p);
+    os_spin_unlock(&lock);
+    __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED); /* pools_update did not look at this pool */
+    return r;
 }
 
 bool pools_update(void)

@@ -42,9 +42,9 @@ CUresult pool_allocate(const struct allocator *a, CUdeviceptr *p, size_t bytes, 
  * t->link. */
 void pool_release(const struct track *t);
 
-/* pool_destroyed: the driver destroyed a pool. Pointers that were not freed stay valid, and the
+/* pool_destroy calls the driver to destroy a pool. Pointers that were not freed stay valid, and the
  * pool keeps what it holds until the last of them is freed. */
-void pool_destroyed(CUmemoryPool handle);
+CUresult pool_destroy(CUmemoryPool handle);
 
 /* pools_update makes every pool's charge agree with what the pool holds now. False: nothing was
  * freed since all charges agreed, so there was nothing to do. */

@@ -61,6 +61,115 @@ static void pools_of_the_program(void)
     IS(free_mib(), GRANT, "device 0 was never used");
 }
 
+static void a_destroyed_pool_counts_until_its_last_pointer(void)
+{
+    CUmemoryPool pool, other;
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUdeviceptr p, q;
+
+    begin(0);
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) | cuMemAllocFromPoolAsync(&q, 32 * MIB, pool, NULL), 0, "a pool with two pointers");
+    IS(cuMemPoolDestroy(pool), 0, "destroyed");
+    IS(free_mib(), GRANT - 96, "counts");
+    IS(fakedriverMine(0), 96 * MIB, "because the driver keeps it");
+    IS(cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL), 0, "one pointer is freed");
+    IS(free_mib(), GRANT - 96, "it still counts");
+    IS(cuMemPoolCreate(&other, &props) | cuMemAllocFromPoolAsync(&p, 32 * MIB, other, NULL), 0, "another pool");
+    IS(cuMemFree_v2(q), 0, "the last pointer is freed");
+    IS(free_mib(), GRANT - 32, "only the other pool counts");
+    IS(fakedriverMine(0), 32 * MIB, "and is there");
+    cuDeviceGetDefaultMemPool(&pool, 0);
+    IS(cuMemAllocAsync(&q, 64 * MIB, NULL), 0, "the default pool");
+    IS(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE, "cannot be destroyed");
+    IS(free_mib(), GRANT - 96, "and still counts");
+    IS(cuMemFreeAsync(q, NULL) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL) | cuMemPoolDestroy(other), 0, "all is freed");
+    IS(free_mib(), GRANT, "nothing counts");
+}
+
+static void a_pointer_of_a_destroyed_pool_of_host_memory(void)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUmemoryPool pool, host;
+    CUdeviceptr p, q, of_host;
+
+    begin(0);
+    IS(cuMemPoolCreate(&host, &in_host) | cuMemAllocFromPoolAsync(&of_host, 1024 * MIB, host, NULL) | cuMemPoolDestroy(host), 0, "a pool of host memory, destroyed with a pointer");
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 192 * MIB, pool, NULL), 0, "a pool of the GPU");
+    IS(cuMemFreeAsync(of_host, NULL), 0, "the host's pointer is freed");
+    IS(cuMemAllocFromPoolAsync(&q, 96 * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "which is not the GPU's");
+    OK(fakedriverPeak(0) <= GRANT * MIB, "nor was the driver asked: %llu MiB", fakedriverPeak(0) / MIB);
+}
+
+/* The stand-in driver ends the process at a question about a destroyed pool, and gives its handle to
+ * the next new one. */
+static void *create_and_destroy(void *failed)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUcontext c = NULL;
+
+    cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    for (int i = 0; i < 300; i++) {
+        CUmemoryPool pool;
+        CUdeviceptr p;
+        CUresult r = cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, MIB, pool, NULL);
+        if (i % 2) r |= cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL) | cuMemPoolDestroy(pool);
+        else r |= cuMemPoolDestroy(pool) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
+        if (r) __atomic_fetch_add((int *)failed, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static void threads_create_and_destroy_pools(void)
+{
+    pthread_t t[6];
+    int failed = 0;
+
+    begin(0);
+    for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, create_and_destroy, &failed);
+    for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
+    IS(failed, 0, "six threads create, use and destroy pools");
+    OK(fakedriverPeak(0) <= GRANT * MIB, "which never had more than the grant: %llu MiB", fakedriverPeak(0) / MIB);
+    IS(fakedriverMine(0), 0, "all are gone");
+    IS(free_mib(), GRANT, "and none counts");
+}
+
+static void *destroy_pools(void *done)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemoryPool pool;
+
+    while (!__atomic_load_n((int *)done, __ATOMIC_RELAXED))
+        if (cuMemPoolCreate(&pool, &props) == CUDA_SUCCESS) cuMemPoolDestroy(pool);
+    return NULL;
+}
+
+/* A new pool may get the handle of a pool of which cuMemPoolDestroy has not returned yet. */
+static void a_new_pool_is_not_forgotten_with_an_old_one(void)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    uint64_t keep = UINT64_MAX;
+    int done = 0, failed = 0, forgotten = 0;
+    pthread_t t;
+
+    begin(0);
+    pthread_create(&t, NULL, destroy_pools, &done);
+    for (int i = 0; i < 200; i++) {
+        failed |= cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 32 * MIB, pool, NULL);
+        usleep(200); /* the other thread's call returns */
+        failed |= cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
+        forgotten += free_mib() != GRANT - 32;
+        failed |= cuMemPoolDestroy(pool);
+        forgotten += free_mib() != GRANT;
+    }
+    __atomic_store_n(&done, 1, __ATOMIC_RELAXED);
+    pthread_join(t, NULL);
+    IS(failed, 0, "pools that keep what is freed, beside a thread that destroys others");
+    IS(forgotten, 0, "always count");
+}
+
 static void pools_of_other_locations(void)
 {
     static const int unnamed[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA};
@@ -292,7 +401,9 @@ static void a_capture_of_the_per_thread_stream(void)
 }
 
 const struct tap_test pool_tests[] = {
-    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
+    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
+    TEST(threads_create_and_destroy_pools), TEST(a_new_pool_is_not_forgotten_with_an_old_one),
+    TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
 };

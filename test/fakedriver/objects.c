@@ -18,16 +18,22 @@ void driver_leave(const int *unused)
     pthread_mutex_unlock(&driver);
 }
 
-void *object_new(enum object_kind kind, size_t size)
+void object_add(struct object *o, enum object_kind kind)
 {
-    struct object *o = calloc(1, size);
-
     o->kind = kind;
+    o->previous = NULL;
     pthread_mutex_lock(&mutex);
     o->next = list;
     if (list) list->previous = o;
     list = o;
     pthread_mutex_unlock(&mutex);
+}
+
+void *object_new(enum object_kind kind, size_t size)
+{
+    struct object *o = calloc(1, size);
+
+    object_add(o, kind);
     return o;
 }
 
@@ -38,11 +44,16 @@ static void unlink_object(struct object *o)
     else list = o->next;
 }
 
-void object_delete(struct object *o)
+void object_remove(struct object *o)
 {
     pthread_mutex_lock(&mutex);
     unlink_object(o);
     pthread_mutex_unlock(&mutex);
+}
+
+void object_delete(struct object *o)
+{
+    object_remove(o);
     free(o);
 }
 

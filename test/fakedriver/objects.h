@@ -8,7 +8,7 @@
 
 enum object_kind {
     OBJECT_CONTEXT = 1, OBJECT_MEMORY, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_MODULE, OBJECT_BLOCK, OBJECT_MAPPING, OBJECT_POOL,
-    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE, OBJECT_UNFREED,
+    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE, OBJECT_UNFREED, OBJECT_DESTROYED_POOL,
 };
 
 struct object {
@@ -31,6 +31,11 @@ void driver_leave(const int *unused);
 
 void *object_new(enum object_kind kind, size_t size);
 void object_delete(struct object *o);
+
+/* object_add and object_remove do the same without the object's memory, so that a handle can be given again. */
+void object_add(struct object *o, enum object_kind kind);
+void object_remove(struct object *o);
+
 bool object_is(const void *handle, enum object_kind kind);
 
 /* object_find calls match for each object of the kind until it says yes. */

@@ -3,7 +3,9 @@
 #include "graphs.h"
 #include "objects.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHECK(condition, error) do { if (!(condition)) return error; } while (0)
 
@@ -13,14 +15,27 @@ struct CUmemPoolHandle_st { struct object head; int gpu, device; bool host; uint
 struct CUstream_st { struct object head; CUcontext context; CUgraph capture; };
 struct pool_memory { struct object head; CUmemoryPool pool; CUdeviceptr address; uint64_t bytes; };
 
-static CUmemoryPool defaults[SHARED_GPUS], chosen[SHARED_GPUS];
+static CUmemoryPool defaults[SHARED_GPUS], chosen[SHARED_GPUS], managed;
+
+/* Destroyed pools, whose handles the next new ones get. A question about one of them ends the process: with a driver
+ * anything might happen. */
+enum { GONE = 256 };
+static CUmemoryPool gone[GONE];
+static int gones;
+
+static bool is_gone(CUmemoryPool p)
+{
+    for (int i = 0; i < gones; i++)
+        if (gone[i] == p) return true;
+    return object_is(p, OBJECT_DESTROYED_POOL);
+}
 
 static CUmemoryPool pool_new(CUdevice d, bool host)
 {
-    CUmemoryPool p = object_new(OBJECT_POOL, sizeof *p);
-    p->gpu = device_gpu(d);
-    p->device = d;
-    p->host = host;
+    CUmemoryPool p = gones ? gone[--gones] : malloc(sizeof *p);
+
+    *p = (struct CUmemPoolHandle_st){.gpu = device_gpu(d), .device = d, .host = host};
+    object_add(&p->head, OBJECT_POOL);
     return p;
 }
 
@@ -94,7 +109,6 @@ API CUresult cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *props)
 /* The default pool of a device's pinned memory is the device's own. There is one of all managed memory. */
 API CUresult cuMemGetDefaultMemPool(CUmemoryPool *p, CUmemLocation *l, int type)
 {
-    static CUmemoryPool managed;
     GUARD;
     CHECK(p && l && location_device(l, type) >= 0, CUDA_ERROR_INVALID_VALUE);
     if (type != CU_MEM_ALLOCATION_TYPE_MANAGED) return cuDeviceGetDefaultMemPool(p, location_device(l, type));
@@ -111,19 +125,32 @@ API CUresult cuMemPoolTrimTo(CUmemoryPool p, size_t keep)
     return CUDA_SUCCESS;
 }
 
-static bool in_pool(void *m, const void *pool) { return ((struct pool_memory *)m)->pool == pool; }
+static void delete_unused(CUmemoryPool p)
+{
+    if (p->head.kind != OBJECT_DESTROYED_POOL || p->used > 0) return;
+    shrink(p, 0);
+    object_remove(&p->head);
+    if (gones < GONE) gone[gones++] = p;
+    else free(p);
+}
 
-API CUresult cuMemPoolDestroy(CUmemoryPool p)
+static CUresult destroy(CUmemoryPool p)
 {
     GUARD;
-    struct pool_memory *m;
-
-    CHECK(object_is(p, OBJECT_POOL), CUDA_ERROR_INVALID_VALUE);
-    while ((m = object_find(OBJECT_POOL_MEMORY, in_pool, p))) object_delete(&m->head);
-    p->used = 0;
-    shrink(p, 0);
-    object_delete(&p->head);
+    CHECK(object_is(p, OBJECT_POOL) && p != defaults[p->device] && p != managed, CUDA_ERROR_INVALID_VALUE);
+    if (chosen[p->device] == p) chosen[p->device] = NULL;
+    p->head.kind = OBJECT_DESTROYED_POOL;
+    delete_unused(p);
     return CUDA_SUCCESS;
+}
+
+/* As documented, memory that is not freed keeps a destroyed pool, and default pools cannot be destroyed. Other threads
+ * may run before the call returns: here they always can. */
+API CUresult cuMemPoolDestroy(CUmemoryPool p)
+{
+    CUresult r = destroy(p);
+    if (r == CUDA_SUCCESS) usleep(100);
+    return r;
 }
 API CUresult cuMemPoolSetAttribute(CUmemoryPool p, int attribute, void *value)
 {
@@ -136,6 +163,7 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool p, int attribute, void *value)
 {
     GUARD;
     uint64_t answer;
+    if (is_gone(p)) abort();
     CHECK(object_is(p, OBJECT_POOL) && value, CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: answer = p->threshold; break;
@@ -296,10 +324,12 @@ static bool at(void *m, const void *p) { return ((struct pool_memory *)m)->addre
 
 bool pool_memory_free(CUdeviceptr p)
 {
+    GUARD;
     struct pool_memory *m = object_find(OBJECT_POOL_MEMORY, at, &p);
 
     if (!m) return false;
     m->pool->used -= m->bytes;
+    delete_unused(m->pool);
     object_delete(&m->head);
     return true;
 }
