@@ -5,9 +5,11 @@
 #include "os.h"
 
 /* Drivers grow a pool by 32 MiB or by the request. */
-enum { POOLS = 256, CHUNK = 32 << 20 };
+enum { CHUNK = 32 << 20 };
 
+/* An entry's address stays the same, because pointers are tracked with it. */
 struct pool {
+    struct pool *next;
     CUmemoryPool handle;  /* NULL: destroyed, or the driver has been called to destroy it */
     bool taken;
     int device;           /* or POOL_OF_HOST */
@@ -18,25 +20,36 @@ struct pool {
 };
 
 static struct os_spin lock; /* of what follows; under it, the driver only reads an attribute */
-static struct pool pools[POOLS];
+static struct pool *pools; /* a list; entries that are not taken stay in it */
 static int overcharged; /* some pool is charged more than its allocations use */
 
 static struct pool *find(CUmemoryPool handle)
 {
-    for (int i = 0; i < POOLS; i++)
-        if (pools[i].taken && handle && pools[i].handle == handle) return &pools[i];
+    for (struct pool *p = pools; p; p = p->next)
+        if (p->taken && handle && p->handle == handle) return p;
     return NULL;
+}
+
+/* more_pools returns a list of new entries, NULL if there is no memory for them. */
+static struct pool *more_pools(void)
+{
+    enum { BYTES = 4096, N = BYTES / sizeof(struct pool) };
+    struct pool *p = os_pages(BYTES);
+
+    for (size_t i = 0; p && i < N - 1; i++) p[i].next = &p[i + 1];
+    return p;
 }
 
 static struct pool *find_or_add(CUmemoryPool handle, int device)
 {
-    struct pool *p = find(handle);
+    struct pool *p = find(handle), **at = &pools;
 
-    for (int i = 0; !p && i < POOLS; i++)
-        if (!pools[i].taken) {
-            p = &pools[i];
-            *p = (struct pool){.handle = handle, .taken = true, .device = device, .chunk = CHUNK};
-        }
+    if (p) return p;
+    while (*at && (*at)->taken) at = &(*at)->next;
+    /* In one step: another thread may fork. */
+    if (!*at) __atomic_store_n(at, more_pools(), __ATOMIC_RELEASE);
+    p = *at;
+    if (p) *p = (struct pool){.next = p->next, .handle = handle, .taken = true, .device = device, .chunk = CHUNK};
     return p;
 }
 
@@ -97,7 +110,7 @@ static bool charge(struct pool *p, uint64_t bytes)
 }
 
 /* begin charges a pool for an allocation before the driver is called. NULL: the allocation does not
- * fit, or the table is full. */
+ * fit, or there is no memory for an entry. */
 static struct pool *begin(CUmemoryPool handle, int device, uint64_t bytes)
 {
     struct pool *p;
@@ -132,9 +145,11 @@ static bool end(struct pool *p, uint64_t bytes, bool allocated)
     return fits;
 }
 
+static struct pool *pool_of(const struct track *t) { return (struct pool *)(uintptr_t)t->link; }
+
 void pool_release(const struct track *t)
 {
-    struct pool *p = &pools[t->link];
+    struct pool *p = pool_of(t);
 
     os_spin_lock(&lock);
     p->used = p->used > t->bytes ? p->used - t->bytes : 0;
@@ -155,7 +170,7 @@ CUresult pool_allocate(const struct allocator *a, CUdeviceptr *ptr, size_t bytes
     fits = end(p, bytes, r == CUDA_SUCCESS);
     if (r != CUDA_SUCCESS) return r;
     t.key = *ptr;
-    t.link = (uint64_t)(p - pools);
+    t.link = (uint64_t)(uintptr_t)p;
     if (fits && track_put(&t, &old)) {
         if (old.kind == TRACK_POOLED) pool_release(&old);
         return r;
@@ -201,8 +216,7 @@ bool pools_update(void)
     if (!__atomic_load_n(&overcharged, __ATOMIC_RELAXED)) return false;
     if (!__atomic_exchange_n(&overcharged, 0, __ATOMIC_RELAXED)) return true; /* by another thread */
     os_spin_lock(&lock);
-    for (int i = 0; i < POOLS; i++) {
-        struct pool *p = &pools[i];
+    for (struct pool *p = pools; p; p = p->next) {
         if (!p->taken || !p->handle || p->charged == p->used) continue;
         update(p);
         still |= p->charged > p->used;
@@ -214,7 +228,7 @@ bool pools_update(void)
 
 static bool is_of_device(const struct track *t, uint64_t device)
 {
-    return t->kind == TRACK_POOLED && pools[t->link].device == (int)device;
+    return t->kind == TRACK_POOLED && pool_of(t)->device == (int)device;
 }
 static void ignore(const struct track *t) { (void)t; }
 
@@ -225,9 +239,8 @@ void pools_reset(int device)
     if (device < 0) return;
     track_remove_if(is_of_device, (uint64_t)device, ignore);
     os_spin_lock(&lock);
-    for (int i = 0; i < POOLS; i++)
-        if (pools[i].taken && pools[i].handle && pools[i].device == device && pools[i].pending == 0)
-            pools[i].used = 0;
+    for (struct pool *p = pools; p; p = p->next)
+        if (p->taken && p->handle && p->device == device && p->pending == 0) p->used = 0;
     os_spin_unlock(&lock);
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
     pools_update();
@@ -235,7 +248,7 @@ void pools_reset(int device)
 
 void pools_forget(void)
 {
-    for (int i = 0; i < POOLS; i++) pools[i].taken = false;
+    for (struct pool *p = pools; p; p = p->next) p->taken = false;
     lock.held = 0;
     overcharged = 0;
 }

@@ -13,7 +13,7 @@
 
 /* pools_add enters a pool. device is the account's, -1 if it is not in the grant: nothing fits
  * there. POOL_OF_HOST is host memory, which is not counted. Without effect if the pool is known or
- * the table is full. */
+ * there is no memory for its entry. */
 enum { POOL_OF_HOST = -2 };
 void pools_add(CUmemoryPool handle, int device);
 bool pools_known(CUmemoryPool handle);
@@ -38,7 +38,7 @@ static inline CUresult call_driver(const struct allocator *a, CUdeviceptr *p, si
  * pool that the driver will use. An unknown pool is entered with the given device. */
 CUresult pool_allocate(const struct allocator *a, CUdeviceptr *p, size_t bytes, int device);
 
-/* pool_release subtracts a freed pointer's bytes, t->bytes, from its pool, which is number
+/* pool_release subtracts a freed pointer's bytes, t->bytes, from its pool, whose entry is at
  * t->link. */
 void pool_release(const struct track *t);
 

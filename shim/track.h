@@ -15,7 +15,7 @@ enum track_kind {
     TRACK_MAPPING,     /* key: start address; link: its block, 0 if not counted; bytes: of the range */
     TRACK_BLOCK,       /* key: number of the block; count: handles and mappings that refer to it */
     TRACK_EXEC,        /* key: executable graph, with a device's ordinal in the highest byte */
-    TRACK_POOLED,      /* key: device address; link: number of the pool */
+    TRACK_POOLED,      /* key: device address; link: address of the pool's entry */
 };
 
 struct track {

@@ -100,6 +100,29 @@ static void a_pointer_of_a_destroyed_pool_of_host_memory(void)
     OK(fakedriverPeak(0) <= GRANT * MIB, "nor was the driver asked: %llu MiB", fakedriverPeak(0) / MIB);
 }
 
+static void a_thousand_pools(void)
+{
+    enum { EACH = 500 };
+    static CUmemoryPool pools[2 * EACH];
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUdeviceptr p, of_host;
+    CUmemoryPool again;
+    int failed = 0;
+
+    begin(0);
+    for (int i = 0; i < EACH; i++) failed |= cuMemPoolCreate(&pools[i], &in_host) | cuMemAllocFromPoolAsync(&of_host, MIB, pools[i], NULL);
+    for (int i = EACH; i < 2 * EACH; i++) failed |= cuMemPoolCreate(&pools[i], &props);
+    IS(failed, 0, "500 pools of host memory, and as many of the GPU's");
+    IS(cuMemAllocFromPoolAsync(&p, GRANT * MIB, pools[2 * EACH - 1], NULL), 0, "the last one can have the whole grant");
+    IS(free_mib(), 0, "which counts");
+    IS(cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL), 0, "freed");
+    IS(free_mib(), GRANT, "it is free");
+    for (int i = 0; i < 2 * EACH; i++) failed |= cuMemPoolDestroy(pools[i]);
+    IS(failed, 0, "all are destroyed");
+    IS(cuMemPoolCreate(&again, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, again, NULL), 0, "another pool");
+    IS(free_mib(), GRANT - 64, "counts alone");
+}
+
 /* The stand-in driver ends the process at a question about a destroyed pool, and gives its handle to
  * the next new one. */
 static void *create_and_destroy(void *failed)
@@ -402,7 +425,7 @@ static void a_capture_of_the_per_thread_stream(void)
 
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
-    TEST(threads_create_and_destroy_pools), TEST(a_new_pool_is_not_forgotten_with_an_old_one),
+    TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools), TEST(a_new_pool_is_not_forgotten_with_an_old_one),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
