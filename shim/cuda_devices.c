@@ -221,6 +221,7 @@ static CUresult finish_release(CUresult r, CUdevice ordinal)
     __atomic_store_n(&counted[ordinal], 0, __ATOMIC_SEQ_CST);
     uncount_context(context);
     pools_reset(device_of(ordinal));
+    left_reset(ordinal);
     return r;
 }
 #define RELEASE(function) \

@@ -72,10 +72,10 @@
     ROW(cuCtxCreate_v3, TRACKED, "as cuCtxCreate")                                                                      \
     ROW(cuCtxCreate_v4, TRACKED, "as cuCtxCreate")                                                                      \
     ROW(cuDevicePrimaryCtxRetain, TRACKED, "as cuCtxCreate, if the device has no primary context yet")                  \
-    ROW(cuDevicePrimaryCtxRelease, FREED, "at the last release everything that was allocated in the context")           \
+    ROW(cuDevicePrimaryCtxRelease, FREED, "at the last release, as cuDevicePrimaryCtxReset")                            \
     ROW(cuDevicePrimaryCtxRelease_v2, FREED, "as cuDevicePrimaryCtxRelease")                                            \
-    ROW(cuDevicePrimaryCtxReset, FREED, "everything that was allocated in the context")                                 \
-    ROW(cuDevicePrimaryCtxReset_v2, FREED, "everything that was allocated in the context")                              \
+    ROW(cuDevicePrimaryCtxReset, FREED, "what was allocated in the context, and the device's executable graphs")        \
+    ROW(cuDevicePrimaryCtxReset_v2, FREED, "as cuDevicePrimaryCtxReset")                                                \
     ROW(cuMemGetInfo, REPORTED, "the grant and what is free of it")                                                     \
     ROW(cuMemGetInfo_v2, REPORTED, "the grant and what is free of it")                                                  \
     ROW(cuDeviceTotalMem, REPORTED, "the grant")                                                                        \

@@ -3,6 +3,7 @@
 #include "account.h"
 #include "cuda_devices.h"
 #include "cuda_driver.h"
+#include "track.h"
 
 #include <string.h>
 
@@ -45,6 +46,28 @@ bool left_update(void)
     for (int i = 0; i < ORDINALS; i++)
         if (LOAD(&left[i].bytes)) settle(i, LOAD(&left[i].device), 0);
     return true;
+}
+
+static bool is_of_ordinal(const struct track *t, uint64_t ordinal)
+{
+    return t->kind == TRACK_EXEC && t->key >> 56 == ordinal;
+}
+
+/* leave counts a graph's bytes as left. The driver is asked later: a lock of the table is held. */
+static void leave(const struct track *t)
+{
+    int ordinal = (int)(t->key >> 56);
+
+    __atomic_fetch_sub(&needed[ordinal], t->bytes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&left[ordinal].device, t->device, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&left[ordinal].bytes, t->bytes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&some, 1, __ATOMIC_SEQ_CST);
+}
+
+void left_reset(int ordinal)
+{
+    track_remove_if(is_of_ordinal, (uint64_t)ordinal, leave);
+    left_update();
 }
 
 void left_forget(void)

@@ -233,14 +233,17 @@ static bool is_of_device(const struct track *t, uint64_t device)
 static void ignore(const struct track *t) { (void)t; }
 
 /* The pointers are forgotten. Their memory leaves the account when the driver says that the pool no
- * longer holds it. */
+ * longer holds it. It cannot be asked about a destroyed pool: without pointers, that one is gone. */
 void pools_reset(int device)
 {
     if (device < 0) return;
     track_remove_if(is_of_device, (uint64_t)device, ignore);
     os_spin_lock(&lock);
     for (struct pool *p = pools; p; p = p->next)
-        if (p->taken && p->handle && p->device == device && p->pending == 0) p->used = 0;
+        if (p->taken && p->device == device && p->pending == 0) {
+            p->used = 0;
+            free_if_unused(p);
+        }
     os_spin_unlock(&lock);
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
     pools_update();

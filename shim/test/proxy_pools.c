@@ -304,6 +304,55 @@ static void a_reset_leaves_what_pools_still_hold(void)
     IS(free_mib(), GRANT, "the pool returned them, and the shim sees it");
 }
 
+static void reset(void)
+{
+    CUcontext c;
+
+    IS(cuDevicePrimaryCtxReset_v2(0) | cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c), 0, "reset");
+}
+
+static void a_reset_ends_destroyed_pools(void)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemoryPool pool;
+    CUcontext c;
+    CUdeviceptr p;
+
+    cuInit(0);
+    cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) | cuMemPoolDestroy(pool), 0, "a pool, destroyed with a pointer");
+    IS(free_mib(), GRANT - 64, "counts");
+    reset();
+    IS(fakedriverMine(0), 0, "it is gone");
+    IS(free_mib(), GRANT, "and does not count");
+}
+
+static void a_reset_ends_executable_graphs(void)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
+    CUcontext c;
+    CUgraph g;
+    CUgraphNode n;
+    CUgraphExec e, other;
+    CUdeviceptr p;
+
+    cuInit(0);
+    cuDevicePrimaryCtxRetain(&c, 0);
+    cuCtxSetCurrent(c);
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB that it does not free");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphInstantiateWithFlags(&other, g, 0), 0, "instantiated twice, launched once");
+    IS(free_mib(), GRANT - 200, "counts twice");
+    reset();
+    IS(free_mib(), GRANT, "nothing counts");
+    IS(fakedriverMine(0), 0, "nor is anything there");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphExecDestroy(e), 0, "instantiated, launched and destroyed");
+    IS(free_mib(), GRANT - 100, "what it leaves counts");
+    reset();
+    IS(free_mib(), GRANT, "until the next reset");
+    IS(cuMemAlloc_v2(&p, GRANT * MIB), 0, "all can be allocated");
+}
+
 static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #181 #192 */
 {
     CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
@@ -427,6 +476,6 @@ const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
     TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools), TEST(a_new_pool_is_not_forgotten_with_an_old_one),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
-    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(graph_memory_is_counted_when_it_is_instantiated),
+    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs), TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
 };

@@ -224,8 +224,11 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d)
 {
     DEVICE(d);
-    if (primary[d]) destroy_context(primary[d]);
+    if (!primary[d]) return CUDA_SUCCESS;
+    destroy_context(primary[d]);
     primary[d] = NULL;
+    pools_reset(d);
+    graphs_reset(d);
     return CUDA_SUCCESS;
 }
 API CUresult cuDevicePrimaryCtxReset(CUdevice d) { return cuDevicePrimaryCtxReset_v2(d); }

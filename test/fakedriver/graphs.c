@@ -254,10 +254,8 @@ API CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 }
 API CUresult cuGraphLaunch_ptsz(CUgraphExec e, CUstream s) { return cuGraphLaunch(e, ptsz(s)); }
 
-API CUresult cuGraphExecDestroy(CUgraphExec e)
+static void destroy(CUgraphExec e)
 {
-    GUARD;
-    CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
     for (int d = 0; d < SHARED_GPUS && e->launched; d++) used[d] -= e->bytes[d];
     for (struct unfreed *u; (u = object_find(OBJECT_UNFREED, of_exec, e));) {
         u->exec = NULL;
@@ -265,8 +263,29 @@ API CUresult cuGraphExecDestroy(CUgraphExec e)
         else object_delete(&u->head);
     }
     object_delete(&e->head);
+}
+
+API CUresult cuGraphExecDestroy(CUgraphExec e)
+{
+    GUARD;
+    CHECK(object_is(e, OBJECT_EXEC), CUDA_ERROR_INVALID_VALUE);
+    destroy(e);
     return CUDA_SUCCESS;
 }
+
+static bool has_memory(void *e, const void *device) { return ((CUgraphExec)e)->bytes[*(const CUdevice *)device] > 0; }
+static bool live_on(void *u, const void *device) { return ((struct unfreed *)u)->live && ((struct unfreed *)u)->device == *(const CUdevice *)device; }
+
+void graphs_reset(CUdevice d)
+{
+    GUARD;
+    CUgraphExec e;
+    struct unfreed *u;
+
+    while ((e = object_find(OBJECT_EXEC, has_memory, &d))) destroy(e);
+    while ((u = object_find(OBJECT_UNFREED, live_on, &d))) graph_memory_free(u->address);
+}
+
 API CUresult cuDeviceGraphMemTrim(CUdevice d)
 {
     GUARD;

@@ -55,6 +55,11 @@ bool memory_range(CUdeviceptr p, CUdeviceptr *base, size_t *size);
 void free_context_memory(CUcontext context);
 CUdeviceptr address_new(uint64_t bytes);
 
+/* pools_reset and graphs_reset: the device is reset. What it had allocated in graphs is freed, and so is the memory of
+ * pools that were destroyed. Other pools keep theirs. */
+void pools_reset(CUdevice d);
+void graphs_reset(CUdevice d);
+
 bool pool_memory_free(CUdeviceptr p);
 bool graph_memory_free(CUdeviceptr p);
 

@@ -134,6 +134,20 @@ static void delete_unused(CUmemoryPool p)
     else free(p);
 }
 
+static bool of_destroyed_pool(void *m, const void *device)
+{
+    CUmemoryPool p = ((struct pool_memory *)m)->pool;
+    return p->head.kind == OBJECT_DESTROYED_POOL && p->device == *(const CUdevice *)device;
+}
+
+void pools_reset(CUdevice d)
+{
+    GUARD;
+    struct pool_memory *m;
+
+    while ((m = object_find(OBJECT_POOL_MEMORY, of_destroyed_pool, &d))) pool_memory_free(m->address);
+}
+
 static CUresult destroy(CUmemoryPool p)
 {
     GUARD;
