@@ -96,7 +96,8 @@ static bool update(struct pool *p)
 }
 
 /* charge takes from the account what the pool may grow by, in whole chunks. The driver must not try
- * what does not fit: once it has tried, the GPU's memory is taken. */
+ * what does not fit: once it has tried, the GPU's memory is taken. It still may, if memory that other
+ * streams free is not free yet: `end` sees that (docs/adr/0022). */
 static bool charge(struct pool *p, uint64_t bytes)
 {
     uint64_t used, whole;
