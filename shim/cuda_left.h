@@ -20,8 +20,8 @@ void left_destroyed(int ordinal, int device, uint64_t bytes);
  * graphs, so it is for when memory is short. False: nothing was left. */
 bool left_update(void);
 
-/* left_reset: the driver reset a device, so its executable graphs are no longer valid. Their bytes leave
- * the account, but for those that the device still holds. */
+/* left_reset: the driver reset a device, so its executable graphs are no longer valid. Their bytes
+ * leave the account, but for those that the device still holds. */
 void left_reset(int ordinal);
 
 /* left_forget is for a forked child: the graphs are the parent's. */

@@ -49,7 +49,8 @@ static struct pool *find_or_add(CUmemoryPool handle, int device)
     /* In one step: another thread may fork. */
     if (!*at) __atomic_store_n(at, more_pools(), __ATOMIC_RELEASE);
     p = *at;
-    if (p) *p = (struct pool){.next = p->next, .handle = handle, .taken = true, .device = device, .chunk = CHUNK};
+    if (!p) return NULL;
+    *p = (struct pool){.next = p->next, .handle = handle, .taken = true, .device = device, .chunk = CHUNK};
     return p;
 }
 
@@ -96,8 +97,8 @@ static bool update(struct pool *p)
 }
 
 /* charge takes from the account what the pool may grow by, in whole chunks. The driver must not try
- * what does not fit: once it has tried, the GPU's memory is taken. It still may, if memory that other
- * streams free is not free yet: `end` sees that (docs/adr/0022). */
+ * what does not fit: once it has tried, the GPU's memory is taken. It still may, if memory that
+ * other streams free is not free yet: `end` sees that (docs/adr/0022). */
 static bool charge(struct pool *p, uint64_t bytes)
 {
     uint64_t used, whole;
@@ -234,7 +235,8 @@ static bool is_of_device(const struct track *t, uint64_t device)
 static void ignore(const struct track *t) { (void)t; }
 
 /* The pointers are forgotten. Their memory leaves the account when the driver says that the pool no
- * longer holds it. It cannot be asked about a destroyed pool: without pointers, that one is gone. */
+ * longer holds it. It cannot be asked about a destroyed pool: without pointers, that one is
+ * gone. */
 void pools_reset(int device)
 {
     if (device < 0) return;

@@ -74,12 +74,14 @@ static void levels_of_a_mipmapped_array_are_clamped(void)
     size_t free = 0;
 
     begin(0);
-    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){4096, 1024, 0, 0x20, 4, 0}, 0), 0, "a mipmapped array with no levels");
+    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){4096, 1024, 0, 0x20, 4, 0}, 0), 0,
+       "a mipmapped array with no levels");
     IS(fakedriverMine(0), 64 * MIB, "has one");
     IS(free_mib(), GRANT - 64, "which counts");
     IS(cuMipmappedArrayDestroy(mip), 0, "destroyed");
     IS(free_mib(), GRANT, "it is free");
-    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){8, 2, 0, 1, 1, 0}, 99), 0, "one with more levels than it can have");
+    IS(cuMipmappedArrayCreate(&mip, &(CUDA_ARRAY3D_DESCRIPTOR){8, 2, 0, 1, 1, 0}, 99), 0,
+       "one with more levels than it can have");
     IS(cuMemGetInfo_v2(&free, NULL), 0, "asked");
     IS(GRANT * MIB - free, 16 + 4 + 2 + 1, "has those that its longest side allows");
 }
@@ -283,6 +285,7 @@ static void a_module_is_not_counted_here(void) /* OVERHEAD in the table */
 }
 
 const struct tap_test memory_tests[] = {
-    TEST(every_kind_is_counted), TEST(arrays_of_all_formats), TEST(levels_of_a_mipmapped_array_are_clamped), TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
+    TEST(every_kind_is_counted), TEST(arrays_of_all_formats), TEST(levels_of_a_mipmapped_array_are_clamped),
+    TEST(what_the_driver_refuses_is_not_counted), TEST(null_arguments_are_passed_to_the_driver),
     TEST(unknown_pointers_go_to_the_driver), TEST(a_context_is_one_however_often_it_is_retained), TEST(memory_is_freed_with_its_context), TEST(pages_are_counted), TEST(contexts_are_counted), TEST(a_module_is_not_counted_here), {NULL, NULL},
 };

@@ -68,13 +68,15 @@ static void a_destroyed_pool_counts_until_its_last_pointer(void)
     CUdeviceptr p, q;
 
     begin(0);
-    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) | cuMemAllocFromPoolAsync(&q, 32 * MIB, pool, NULL), 0, "a pool with two pointers");
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) |
+       cuMemAllocFromPoolAsync(&q, 32 * MIB, pool, NULL), 0, "a pool with two pointers");
     IS(cuMemPoolDestroy(pool), 0, "destroyed");
     IS(free_mib(), GRANT - 96, "counts");
     IS(fakedriverMine(0), 96 * MIB, "because the driver keeps it");
     IS(cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL), 0, "one pointer is freed");
     IS(free_mib(), GRANT - 96, "it still counts");
-    IS(cuMemPoolCreate(&other, &props) | cuMemAllocFromPoolAsync(&p, 32 * MIB, other, NULL), 0, "another pool");
+    IS(cuMemPoolCreate(&other, &props) | cuMemAllocFromPoolAsync(&p, 32 * MIB, other, NULL), 0,
+       "another pool");
     IS(cuMemFree_v2(q), 0, "the last pointer is freed");
     IS(free_mib(), GRANT - 32, "only the other pool counts");
     IS(fakedriverMine(0), 32 * MIB, "and is there");
@@ -82,19 +84,23 @@ static void a_destroyed_pool_counts_until_its_last_pointer(void)
     IS(cuMemAllocAsync(&q, 64 * MIB, NULL), 0, "the default pool");
     IS(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE, "cannot be destroyed");
     IS(free_mib(), GRANT - 96, "and still counts");
-    IS(cuMemFreeAsync(q, NULL) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL) | cuMemPoolDestroy(other), 0, "all is freed");
+    IS(cuMemFreeAsync(q, NULL) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL) |
+       cuMemPoolDestroy(other), 0, "all is freed");
     IS(free_mib(), GRANT, "nothing counts");
 }
 
 static void a_pointer_of_a_destroyed_pool_of_host_memory(void)
 {
-    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                   in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
     CUmemoryPool pool, host;
     CUdeviceptr p, q, of_host;
 
     begin(0);
-    IS(cuMemPoolCreate(&host, &in_host) | cuMemAllocFromPoolAsync(&of_host, 1024 * MIB, host, NULL) | cuMemPoolDestroy(host), 0, "a pool of host memory, destroyed with a pointer");
-    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 192 * MIB, pool, NULL), 0, "a pool of the GPU");
+    IS(cuMemPoolCreate(&host, &in_host) | cuMemAllocFromPoolAsync(&of_host, 1024 * MIB, host, NULL) |
+       cuMemPoolDestroy(host), 0, "a pool of host memory, destroyed with a pointer");
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 192 * MIB, pool, NULL), 0,
+       "a pool of the GPU");
     IS(cuMemFreeAsync(of_host, NULL), 0, "the host's pointer is freed");
     IS(cuMemAllocFromPoolAsync(&q, 96 * MIB, pool, NULL), CUDA_ERROR_OUT_OF_MEMORY, "which is not the GPU's");
     OK(fakedriverPeak(0) <= GRANT * MIB, "nor was the driver asked: %llu MiB", fakedriverPeak(0) / MIB);
@@ -104,27 +110,33 @@ static void a_thousand_pools(void)
 {
     enum { EACH = 500 };
     static CUmemoryPool pools[2 * EACH];
-    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                   in_host = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
     CUdeviceptr p, of_host;
     CUmemoryPool again;
     int failed = 0;
 
     begin(0);
-    for (int i = 0; i < EACH; i++) failed |= cuMemPoolCreate(&pools[i], &in_host) | cuMemAllocFromPoolAsync(&of_host, MIB, pools[i], NULL);
+    for (int i = 0; i < EACH; i++) {
+        failed |= cuMemPoolCreate(&pools[i], &in_host);
+        failed |= cuMemAllocFromPoolAsync(&of_host, MIB, pools[i], NULL);
+    }
     for (int i = EACH; i < 2 * EACH; i++) failed |= cuMemPoolCreate(&pools[i], &props);
     IS(failed, 0, "500 pools of host memory, and as many of the GPU's");
-    IS(cuMemAllocFromPoolAsync(&p, GRANT * MIB, pools[2 * EACH - 1], NULL), 0, "the last one can have the whole grant");
+    IS(cuMemAllocFromPoolAsync(&p, GRANT * MIB, pools[2 * EACH - 1], NULL), 0,
+       "the last one can have the whole grant");
     IS(free_mib(), 0, "which counts");
     IS(cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL), 0, "freed");
     IS(free_mib(), GRANT, "it is free");
     for (int i = 0; i < 2 * EACH; i++) failed |= cuMemPoolDestroy(pools[i]);
     IS(failed, 0, "all are destroyed");
-    IS(cuMemPoolCreate(&again, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, again, NULL), 0, "another pool");
+    IS(cuMemPoolCreate(&again, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, again, NULL), 0,
+       "another pool");
     IS(free_mib(), GRANT - 64, "counts alone");
 }
 
-/* The stand-in driver ends the process at a question about a destroyed pool, and gives its handle to
- * the next new one. */
+/* The stand-in driver ends the process at a question about a destroyed pool, and gives its handle
+ * to the next new one. */
 static void *create_and_destroy(void *failed)
 {
     CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
@@ -152,7 +164,8 @@ static void threads_create_and_destroy_pools(void)
     for (int i = 0; i < 6; i++) pthread_create(&t[i], NULL, create_and_destroy, &failed);
     for (int i = 0; i < 6; i++) pthread_join(t[i], NULL);
     IS(failed, 0, "six threads create, use and destroy pools");
-    OK(fakedriverPeak(0) <= GRANT * MIB, "which never had more than the grant: %llu MiB", fakedriverPeak(0) / MIB);
+    OK(fakedriverPeak(0) <= GRANT * MIB, "which never had more than the grant: %llu MiB",
+       fakedriverPeak(0) / MIB);
     IS(fakedriverMine(0), 0, "all are gone");
     IS(free_mib(), GRANT, "and none counts");
 }
@@ -182,7 +195,8 @@ static void a_new_pool_is_not_forgotten_with_an_old_one(void)
     for (int i = 0; i < 200; i++) {
         failed |= cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 32 * MIB, pool, NULL);
         usleep(200); /* the other thread's call returns */
-        failed |= cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
+        failed |= cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+        failed |= cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
         forgotten += free_mib() != GRANT - 32;
         failed |= cuMemPoolDestroy(pool);
         forgotten += free_mib() != GRANT;
@@ -321,7 +335,8 @@ static void a_reset_ends_destroyed_pools(void)
     cuInit(0);
     cuDevicePrimaryCtxRetain(&c, 0);
     cuCtxSetCurrent(c);
-    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) | cuMemPoolDestroy(pool), 0, "a pool, destroyed with a pointer");
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) |
+       cuMemPoolDestroy(pool), 0, "a pool, destroyed with a pointer");
     IS(free_mib(), GRANT - 64, "counts");
     reset();
     IS(fakedriverMine(0), 0, "it is gone");
@@ -330,7 +345,8 @@ static void a_reset_ends_destroyed_pools(void)
 
 static void a_reset_ends_executable_graphs(void)
 {
-    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {
+        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
     CUcontext c;
     CUgraph g;
     CUgraphNode n;
@@ -340,13 +356,16 @@ static void a_reset_ends_executable_graphs(void)
     cuInit(0);
     cuDevicePrimaryCtxRetain(&c, 0);
     cuCtxSetCurrent(c);
-    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0, "a graph with 100 MiB that it does not free");
-    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphInstantiateWithFlags(&other, g, 0), 0, "instantiated twice, launched once");
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node), 0,
+       "a graph with 100 MiB that it does not free");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) |
+       cuGraphInstantiateWithFlags(&other, g, 0), 0, "instantiated twice, launched once");
     IS(free_mib(), GRANT - 200, "counts twice");
     reset();
     IS(free_mib(), GRANT, "nothing counts");
     IS(fakedriverMine(0), 0, "nor is anything there");
-    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphExecDestroy(e), 0, "instantiated, launched and destroyed");
+    IS(cuGraphInstantiateWithFlags(&e, g, 0) | cuGraphLaunch(e, NULL) | cuGraphExecDestroy(e), 0,
+       "instantiated, launched and destroyed");
     IS(free_mib(), GRANT - 100, "what it leaves counts");
     reset();
     IS(free_mib(), GRANT, "until the next reset");
@@ -473,9 +492,13 @@ static void a_capture_of_the_per_thread_stream(void)
 }
 
 const struct tap_test pool_tests[] = {
-    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program), TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
-    TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools), TEST(a_new_pool_is_not_forgotten_with_an_old_one),
+    TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program),
+    TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
+    TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools),
+    TEST(a_new_pool_is_not_forgotten_with_an_old_one),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
-    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold), TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs), TEST(graph_memory_is_counted_when_it_is_instantiated),
+    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
+    TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs),
+    TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
 };

@@ -97,16 +97,21 @@ static void many_mappings(void)
 static void mappings_of_uncounted_memory_between_others(void)
 {
     CUmemGenericAllocationHandle counted, host, imported, again;
-    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, in_host = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                        in_host = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
     uint64_t exported;
     CUdeviceptr p;
 
     begin(0);
     cuMemAddressReserve(&p, 128 * MIB, 0, 0, 0);
-    IS(cuMemCreate(&counted, 32 * MIB, &prop, 0) | cuMemCreate(&host, 32 * MIB, &in_host, 0), 0, "memory of the GPU and of the host");
-    IS(cuMemExportToShareableHandle(&exported, counted, 1, 0) | cuMemImportFromShareableHandle(&imported, &exported, 1), 0, "and an imported handle");
-    IS(cuMemMap(p, 32 * MIB, 0, host, 0) | cuMemMap(p + 32 * MIB, 32 * MIB, 0, imported, 0) | cuMemMap(p + 64 * MIB, 32 * MIB, 0, counted, 0), 0, "mapped, the GPU's last");
-    IS(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p) | cuMemRelease(again), 0, "a handle of the host's from its address");
+    IS(cuMemCreate(&counted, 32 * MIB, &prop, 0) | cuMemCreate(&host, 32 * MIB, &in_host, 0), 0,
+       "memory of the GPU and of the host");
+    IS(cuMemExportToShareableHandle(&exported, counted, 1, 0) |
+       cuMemImportFromShareableHandle(&imported, &exported, 1), 0, "and an imported handle");
+    IS(cuMemMap(p, 32 * MIB, 0, host, 0) | cuMemMap(p + 32 * MIB, 32 * MIB, 0, imported, 0) |
+       cuMemMap(p + 64 * MIB, 32 * MIB, 0, counted, 0), 0, "mapped, the GPU's last");
+    IS(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)p) | cuMemRelease(again), 0,
+       "a handle of the host's from its address");
     IS(cuMemRelease(counted) | cuMemRelease(host) | cuMemRelease(imported), 0, "released");
     IS(free_mib(), GRANT - 32, "the GPU's counts");
     IS(cuMemUnmap(p, 128 * MIB), CUDA_ERROR_INVALID_VALUE, "more than is mapped cannot be unmapped");
@@ -132,6 +137,8 @@ static void a_failed_create_leaves_other_handles_alone(void)
 }
 
 const struct tap_test virtual_tests[] = {
-    TEST(vmm_memory_is_freed_with_its_last_handle_or_mapping), TEST(vmm_memory_is_of_the_device_that_it_names), TEST(vmm_memory_of_other_locations), TEST(many_mappings), TEST(mappings_of_uncounted_memory_between_others),
+    TEST(vmm_memory_is_freed_with_its_last_handle_or_mapping),
+    TEST(vmm_memory_is_of_the_device_that_it_names), TEST(vmm_memory_of_other_locations), TEST(many_mappings),
+    TEST(mappings_of_uncounted_memory_between_others),
     TEST(a_failed_create_leaves_other_handles_alone), {NULL, NULL},
 };

@@ -273,8 +273,15 @@ API CUresult cuGraphExecDestroy(CUgraphExec e)
     return CUDA_SUCCESS;
 }
 
-static bool has_memory(void *e, const void *device) { return ((CUgraphExec)e)->bytes[*(const CUdevice *)device] > 0; }
-static bool live_on(void *u, const void *device) { return ((struct unfreed *)u)->live && ((struct unfreed *)u)->device == *(const CUdevice *)device; }
+static bool has_memory(void *exec, const void *device)
+{
+    return ((CUgraphExec)exec)->bytes[*(const CUdevice *)device] > 0;
+}
+static bool live_on(void *object, const void *device)
+{
+    const struct unfreed *u = object;
+    return u->live && u->device == *(const CUdevice *)device;
+}
 
 void graphs_reset(CUdevice d)
 {

@@ -8,7 +8,8 @@
 
 enum object_kind {
     OBJECT_CONTEXT = 1, OBJECT_MEMORY, OBJECT_ARRAY, OBJECT_MIPMAP, OBJECT_MODULE, OBJECT_BLOCK, OBJECT_MAPPING, OBJECT_POOL,
-    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE, OBJECT_UNFREED, OBJECT_DESTROYED_POOL,
+    OBJECT_POOL_MEMORY, OBJECT_STREAM, OBJECT_EVENT, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXEC, OBJECT_PAGE,
+    OBJECT_UNFREED, OBJECT_DESTROYED_POOL,
 };
 
 struct object {
@@ -32,7 +33,8 @@ void driver_leave(const int *unused);
 void *object_new(enum object_kind kind, size_t size);
 void object_delete(struct object *o);
 
-/* object_add and object_remove do the same without the object's memory, so that a handle can be given again. */
+/* object_add and object_remove do the same without the object's memory, so that a handle can be
+ * given again. */
 void object_add(struct object *o, enum object_kind kind);
 void object_remove(struct object *o);
 
@@ -55,8 +57,8 @@ bool memory_range(CUdeviceptr p, CUdeviceptr *base, size_t *size);
 void free_context_memory(CUcontext context);
 CUdeviceptr address_new(uint64_t bytes);
 
-/* pools_reset and graphs_reset: the device is reset. What it had allocated in graphs is freed, and so is the memory of
- * pools that were destroyed. Other pools keep theirs. */
+/* pools_reset and graphs_reset: the device is reset. What it had allocated in graphs is freed, and
+ * so is the memory of pools that were destroyed. Other pools keep theirs. */
 void pools_reset(CUdevice d);
 void graphs_reset(CUdevice d);
 

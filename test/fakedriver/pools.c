@@ -17,8 +17,8 @@ struct pool_memory { struct object head; CUmemoryPool pool; CUdeviceptr address;
 
 static CUmemoryPool defaults[SHARED_GPUS], chosen[SHARED_GPUS], managed;
 
-/* Destroyed pools, whose handles the next new ones get. A question about one of them ends the process: with a driver
- * anything might happen. */
+/* Destroyed pools, whose handles the next new ones get. A question about one of them ends the
+ * process: with a driver anything might happen. */
 enum { GONE = 256 };
 static CUmemoryPool gone[GONE];
 static int gones;
@@ -158,8 +158,8 @@ static CUresult destroy(CUmemoryPool p)
     return CUDA_SUCCESS;
 }
 
-/* As documented, memory that is not freed keeps a destroyed pool, and default pools cannot be destroyed. Other threads
- * may run before the call returns: here they always can. */
+/* As documented, memory that is not freed keeps a destroyed pool, and default pools cannot be
+ * destroyed. Other threads may run before the call returns: here they always can. */
 API CUresult cuMemPoolDestroy(CUmemoryPool p)
 {
     CUresult r = destroy(p);
