@@ -44,25 +44,31 @@ func (l *life) unwatched() {
 	}
 }
 
-// checkFound: what was granted since the last step is free, by what was found before.
+// checkFound: what was granted since the last step is free, by what was found before. A grant that
+// was there already is not granted anew: one that had expired may be bound in the same moment, and
+// a release that cannot write puts its grant back.
 func (l *life) checkFound(v grant.View) {
 	before := l.before
 	l.before = v
+	defer l.note(v)
 	if !l.watches || !v.Now.Equal(before.Now) || !maps.Equal(v.Outside, before.Outside) ||
 		!slices.Equal(v.Excess, before.Excess) || !maps.Equal(v.Held, before.Held) {
 		return
 	}
-	had := map[shareOf]grant.Bytes{}
-	for _, g := range before.Grants { // one that had expired may be bound in the same moment
-		for _, s := range g.GPUs {
-			had[shareOf{g.ID, s.UUID}] = s.Memory
-		}
-	}
 	for _, g := range v.Grants {
 		for _, s := range g.GPUs {
-			if g.Live(l.now) && s.Memory > had[shareOf{g.ID, s.UUID}] {
+			if g.Live(l.now) && s.Memory > l.had[shareOf{g.ID, s.UUID}] {
 				l.checkFree(v, g, s.UUID)
 			}
+		}
+	}
+}
+
+// note keeps what each grant has, as it was when it was last there.
+func (l *life) note(v grant.View) {
+	for _, g := range v.Grants {
+		for _, s := range g.GPUs {
+			l.had[shareOf{g.ID, s.UUID}] = s.Memory
 		}
 	}
 }

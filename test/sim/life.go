@@ -65,9 +65,10 @@ type life struct {
 	lines   []string
 	seen    sight
 
-	inventory grant.Inventory // that is read now; without GPUs where it cannot be
-	watches   bool            // gpuledgerd finds use that was not granted
-	before    grant.View      // of the last step
+	inventory grant.Inventory         // that is read now; without GPUs where it cannot be
+	watches   bool                    // gpuledgerd finds use that was not granted
+	before    grant.View              // of the last step
+	had       map[shareOf]grant.Bytes // of each grant that there was
 
 	daemon   *gpuledgerd // nil: it does not run
 	requests []*userAsk
@@ -89,7 +90,7 @@ type life struct {
 func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
 	l := &life{entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{},
-		machine: newMachine(dir, 1+r.IntN(3))}
+		had: map[shareOf]grant.Bytes{}, machine: newMachine(dir, 1+r.IntN(3))}
 	l.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
 		locks: map[string]*process{}}
