@@ -69,8 +69,11 @@ func TestRulesBeforeTheDriver(t *testing.T) {
 		for _, rule := range toCome {
 			starts(rule+" on a machine without NVIDIA's GPUs", "deny a rwm", "allow "+rule)
 		}
+		starts("everything on a machine without NVIDIA's GPUs", "allow a rwm")
+		starts("all character devices there", "deny a rwm", "allow c *:* rwm")
 
 		device("/sys/bus/pci/devices/0000:01:00.0", "0x10de", "0x030200")
+		wantRefused(t, n.Bundle("c", rig.Light, ruled(t, "allow a rwm")).Run(), "inventory-missing")
 		for engine, rules := range engineRules {
 			starts(engine, rules...)
 		}

@@ -256,11 +256,16 @@ func (h Host) HasNVIDIA() bool {
 		return true
 	}
 	const display = "0x03" // the PCI base class of display controllers, which all GPUs have (pci_ids.h)
-	devices, err := filepath.Glob(filepath.Join(h.Sys, "bus/pci/devices/*"))
+	bus := filepath.Join(h.Sys, "bus/pci/devices")
+	devices, err := Names(bus)
+	if errors.Is(err, fs.ErrNotExist) { // a kernel without PCI, or no sysfs to read it from
+		_, err = os.Lstat(filepath.Join(h.Sys, "bus"))
+	}
 	if err != nil {
 		return true
 	}
-	for _, device := range devices {
+	for _, name := range devices {
+		device := filepath.Join(bus, name)
 		vendor, err := ReadFile(filepath.Join(device, "vendor"), maxProc)
 		if err != nil || strings.TrimSpace(string(vendor)) != vendorNVIDIA {
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -75,7 +75,7 @@ func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) reques
 	program, _ := os.Executable() // unknown, it is guarded less
 	f := request.NodeFacts{Host: n.Host, Policy: n.Policy, Majors: n.Host.NVIDIAMajors, DRM: n.Host.DRM,
 		Taken: n.Host.CharacterMajors, Config: n.config, Program: program}
-	f.Cards = func() bool { return n.Host.HasNVIDIA() || known(inventory) }
+	f.Cards = func() bool { return n.Host.HasNVIDIA() || known(n, inventory) }
 	if n.Policy.Inventory.Source != grant.Simulated {
 		return f
 	}
@@ -102,10 +102,15 @@ func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) reques
 	return f
 }
 
-// known reports whether the snapshot has GPUs, of whatever boot it is.
-func known(inventory func() (grant.Inventory, *grant.Problem)) bool {
-	inv, _ := inventory()
-	return len(inv.GPUs) > 0
+// known reports whether the snapshot has GPUs, of whatever boot it is. One that is there and cannot
+// be read could have some.
+func known(n *Node, inventory func() (grant.Inventory, *grant.Problem)) bool {
+	inv, problem := inventory()
+	if problem == nil || problem.Code != grant.InventoryMissing {
+		return len(inv.GPUs) > 0
+	}
+	_, err := os.Lstat(gpu.Path(n.Policy.StateDir))
+	return err == nil
 }
 
 func simulatedDRM(inv grant.Inventory) map[int]bool {

@@ -240,7 +240,7 @@ func TestUsersOfRootsNames(t *testing.T) {
 	f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: 5}},
 		Linux: &Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}},
 			UIDMappings: []specs.LinuxIDMapping{{ContainerID: 10, HostID: 0, Size: 1<<32 - 1}}}}, Caller{},
-		NodeFacts{Host: host.Default()})
+		NodeFacts{Host: host.Default(), Majors: host.Default().NVIDIAMajors})
 	s.Must(err)
 	if got := f.uid(); got != -1 {
 		t.Errorf("a user below the range is %d", got)

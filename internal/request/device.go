@@ -159,6 +159,12 @@ func (d *devices) cards() bool {
 	return *d.numbers.cards
 }
 
+// reachable reports whether an NVIDIA GPU is in the machine, or its driver has devices here. On any
+// other machine a rule that opens everything opens no GPU.
+func (d *devices) reachable() bool {
+	return len(d.classes()) > 1 || d.anyDRM() || d.cards() // 195 is NVIDIA's everywhere
+}
+
 // couldBecome reports whether a character device that is no GPU's now can be one's after a module
 // of NVIDIA's driver is loaded: its number is free, and the kernel gives it to the next driver that
 // asks. A number of another driver stays that driver's (docs/adr/0065).

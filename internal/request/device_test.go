@@ -372,6 +372,65 @@ func TestUnclosed(t *testing.T) {
 	}
 }
 
+// TestEverythingWithoutAGPU: on a machine without an NVIDIA GPU a container that may open every
+// device reaches none. A rule for 195 still counts: nobody but NVIDIA's driver has it.
+func TestEverythingWithoutAGPU(t *testing.T) {
+	on := func(cards bool, change func(*scene)) func(*scene) {
+		return func(s *scene) {
+			s.node.Majors = func() (map[string]int, error) { return nil, nil }
+			s.node.DRM = func() (map[int]bool, error) { return map[int]bool{1: false, 129: false}, nil }
+			s.node.Taken = func() (map[int]bool, error) { return map[int]bool{1: true, 226: true}, nil }
+			s.node.Cards = func() bool { return cards }
+			change(s)
+		}
+	}
+	rules := func(texts ...string) func(*scene) { return func(s *scene) { s.rules(texts...) } }
+	off := func(s *scene) { s.caller.CgroupsOff = true }
+	dev := func(s *scene) { s.unruled(); s.bind(s.Path("dev"), "/host") }
+	var rows []row
+	for _, c := range []row{
+		{"a privileged container", rules("allow a"),
+			[]string{"privileged-gpu | rule:0 | a *:* rwm | narrow"}},
+		{"nothing, then everything", rules("deny a", "allow a"),
+			[]string{"privileged-gpu | rule:1 | a *:* rwm | narrow"}},
+		{"every character device", rules("deny a", "allow c *:* rwm"),
+			[]string{"gpu-device-rule | rule:1 | c *:* rwm | never | -rule:c *:*"}},
+		{"no rules", rules(), []string{"gpu-device-rule | rule:none | no device rule is given | narrow"}},
+		{"rules that do not begin by denying all", rules("allow c 1:3 rwm"), []string{"gpu-device-rule | " +
+			"rule:none | the device rules do not begin by denying all | narrow"}},
+		{"cgroups that are switched off", off,
+			[]string{"rules-not-enforced | rule:none | the device cgroup is switched off | never"}},
+		{"a rootless engine's, with the node's /dev", dev,
+			[]string{"gpu-bind-mount | mount:/host | T/dev | drop"}},
+	} {
+		rows = append(rows, row{c.name, on(true, c.setup), c.want},
+			row{c.name + " without a GPU", on(false, c.setup), nil})
+	}
+	exact := func(i int) []string {
+		return []string{fmt.Sprintf("gpu-device-rule | rule:%d | c 195:0 rw | node=nvidia/0 | "+
+			"-rule:c 195:0", i)}
+	}
+	rows = append(rows,
+		row{"NVIDIA's major", on(false, rules("deny a", "allow c 195:0 rw")), exact(1)},
+		row{"NVIDIA's major beside everything", on(false, rules("allow a", "allow c 195:0 rw")), exact(1)},
+		row{"NVIDIA's major before everything", on(false, rules("allow c 195:0 rw", "allow a")), exact(0)},
+		row{"a driver alone", on(false, func(s *scene) {
+			s.node.Majors = func() (map[string]int, error) { return map[string]int{"nvidia-uvm": 508}, nil }
+			s.rules("allow a")
+		}), []string{"privileged-gpu | rule:0 | a *:* rwm | narrow"}})
+	check(t, rows)
+
+	s := newScene(t)
+	on(false, rules("allow a"))(s)
+	if r := s.find(); r.AllDevices || r.Privileged {
+		t.Errorf("its rules would be replaced: %+v", r)
+	}
+	s.node.Majors = func() (map[string]int, error) { return nil, errors.New("no /proc/devices") }
+	if _, err := Find(s.spec, s.caller, s.node); err == nil {
+		t.Error("it does not fail where it cannot tell")
+	}
+}
+
 func TestWhatMakesAContainerPrivileged(t *testing.T) {
 	for _, c := range []struct {
 		name                      string

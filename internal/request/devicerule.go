@@ -29,7 +29,7 @@ type openRules struct {
 func readRules(f *containerFacts) (r openRules) {
 	r.unruled = isUnruled(f.node)
 	if r.unruled || f.caller.CgroupsOff {
-		r.open = []opening{everything}
+		r.open = everything(&f.devices)
 	} else {
 		r.open = openings(f.spec.Linux.Resources.Devices, &f.devices)
 	}
@@ -94,25 +94,31 @@ type opening struct {
 	odd          bool // readers disagree on its numbers, so no deny is sure to name the same device
 }
 
-// everything is every device, which no rule closed.
-var everything = opening{index: -1, kind: "a", major: wildcard, minor: wildcard, access: "rwm"}
+// everything is every device, which no rule closed. On a machine without a GPU it is no opening:
+// the container has all devices, and none of them is a GPU's (docs/adr/0065).
+func everything(d *devices) []opening {
+	if !d.reachable() {
+		return nil
+	}
+	return []opening{{index: -1, kind: "a", major: wildcard, minor: wildcard, access: "rwm"}}
+}
 
 // openings evaluates rules in their order. If the runtimes and cgroup versions disagree, it takes
 // the reading that opens more: on cgroup v1 a deny removes only an allow of exactly the same
 // device, and so it does here.
 func openings(rules []specs.LinuxDeviceCgroup, d *devices) []opening {
 	if len(rules) == 0 {
-		return []opening{everything}
+		return everything(d)
 	}
 	var open []opening
 	if !beginsClosed(rules) {
-		open = append(open, everything)
+		open = everything(d)
 	}
 	for i, r := range rules {
 		o := opening{index: i, kind: kind(r.Type), major: number(r.Major), minor: number(r.Minor),
 			access: access(r.Access), odd: !agreed(r)}
 		switch {
-		case r.Allow && o.kind == "a":
+		case r.Allow && o.kind == "a" && d.reachable():
 			o.major, o.minor = wildcard, wildcard // most readers ignore the numbers of such a rule
 			open = []opening{o}
 		case r.Allow && opens(r) && reaches(d, o):
@@ -171,7 +177,7 @@ func reaches(d *devices, o opening) bool {
 	case o.kind != "c":
 		return false
 	case o.major == wildcard:
-		return true
+		return d.reachable()
 	case o.major == grant.MajorDRM && o.minor == wildcard:
 		return d.anyDRM() || d.cards()
 	}

@@ -29,7 +29,7 @@ func TestUser(t *testing.T) {
 	} {
 		f, err := readFacts(Spec{Process: &Process{User: specs.User{UID: c.uid}},
 			Linux: &Linux{Namespaces: c.namespaces, UIDMappings: maps}}, Caller{},
-			NodeFacts{Host: host.Default()})
+			NodeFacts{Host: host.Default(), Majors: host.Default().NVIDIAMajors})
 		if err != nil {
 			t.Fatal(err)
 		}
