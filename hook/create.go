@@ -5,13 +5,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/inject"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/oci"
 	"github.com/gpuledger/gpuledger/internal/request"
 )
 
@@ -39,6 +42,12 @@ func (c *call) readCreate() (a node.Create, r caller, pid int, err error) {
 	r.Bundle = filepath.Clean(state.Bundle) // an absolute path, checked by ParseState
 	a.Container = grant.Container{Engine: c.engine(), RuntimeRoot: r.root, ID: state.ID, Bundle: r.Bundle}
 	a.CgroupsOff, a.Restored = r.CgroupsOff, r.Name == "restore"
+	if a.Restored {
+		a.RestoresRules = oci.RestoresRules(r.argv)
+		// a version that cannot be read refuses it
+		version, _ := host.VersionOf(c.path(os.Getppid(), "exe"), 10*time.Second)
+		a.RestoredOutside = r.RestoredOutside(version, r.argv, c.host.DevicesOnV1())
+	}
 	a.Timeout = node.MaxTimeout
 	a.Live = &node.Live{Creators: r.ancestors, Unknown: unknown}
 	a.Config, a.Unread = host.ReadFile(r.ConfigPath(), request.MaxSpec)

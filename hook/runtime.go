@@ -17,6 +17,7 @@ import (
 // not say where the runtime keeps its own. The runtime's arguments do, and the engine writes those.
 type caller struct {
 	oci.Command
+	argv      []string        // its call
 	program   string          // the name of the runtime's program in its call
 	root      string          // absolute directory of its state
 	ancestors []grant.Process // the runtime, then its parent
@@ -34,7 +35,7 @@ func (c *call) runtime(id string) (r caller, err error) {
 	if err != nil {
 		return r, fmt.Errorf("cannot tell which runtime calls: %w", err)
 	}
-	r.Command, r.program = oci.Parse(argv), argv[0]
+	r.Command, r.argv, r.program = oci.Parse(argv), argv, argv[0]
 	if r.ID != id {
 		return r, fmt.Errorf("cannot tell which runtime calls: process %d is not about container %q", pid, id)
 	}

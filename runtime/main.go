@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -129,10 +130,14 @@ func (w *wrapper) create() error {
 		err = odd
 	}
 	asked := node.Create{
-		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors(),
-			RestoresRules: w.Name == "restore" && oci.RestoresRules(w.argv)},
+		Caller: request.Caller{Container: container, CgroupsOff: w.CgroupsOff, Descriptors: w.descriptors()},
 		Config: config, Unread: err, Hooked: true, Restored: w.Name == "restore",
 		Timeout: node.MaxTimeout,
+	}
+	if asked.Restored {
+		asked.RestoresRules = oci.RestoresRules(w.argv)
+		version, _ := host.VersionOf(w.real, versionTimeout) // one that cannot be read refuses it
+		asked.RestoredOutside = w.RestoredOutside(version, w.argv, w.node.Host.DevicesOnV1())
 	}
 	d := w.node.Admit(asked)
 	if d.NotEnforced != "" {
@@ -158,6 +163,9 @@ func (w *wrapper) create() error {
 	w.unbind(d, container)
 	return err
 }
+
+// versionTimeout is how long the real runtime may take to print its version.
+const versionTimeout = 10 * time.Second
 
 // wouldBe says what an enforcing policy would do with a container, and what happens instead.
 func wouldBe(refusal *grant.Refusal) string {

@@ -440,8 +440,7 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 				return
 			}
 			n := rig.NewNode(t, rig.Setup{})
-			n.Config = n.Write("true.toml", strings.Replace(read(t, n.Config), `path = ["runc"]`,
-				`path = ["/bin/true"]`, 1))
+			setRuntime(t, n, stub(t, n, "runc version 1.5.2"))
 			for i, c := range []struct {
 				options string
 				brings  bool
@@ -461,6 +460,90 @@ func TestACheckpointBringsNoDeviceRules(t *testing.T) {
 			}
 		})
 	}
+}
+
+// stub makes a runtime that prints a version, and otherwise does nothing. It returns its path.
+func stub(t *testing.T, n *rig.Node, version string) string {
+	t.Helper()
+	path := n.Write("stub", "#!/bin/sh\n[ \"$1\" != --version ] || echo "+version+"\n")
+	must(t, os.Chmod(path, 0o755))
+	return path
+}
+
+// TestARestoredContainerStaysInItsCgroup: older runtimes let CRIU move the processes of a restored
+// container into the cgroup that its checkpoint names, which has no device rules. Without a GPU on
+// the node nothing is lost. CRIU itself does not run here.
+func TestARestoredContainerStaysInItsCgroup(t *testing.T) {
+	for _, layout := range []rig.Layout{rig.V1, rig.V2} {
+		t.Run(string(layout), func(t *testing.T) {
+			if rig.Under(t, layout) {
+				return
+			}
+			n := rig.NewNode(t, rig.Setup{})
+			restores := func(options ...string) rig.Result {
+				b := n.Bundle("c", rig.Light)
+				defer b.End()
+				return rig.Run(n.Wrapper(append(append(options, "restore", "--image-path", n.Dir+"/images"),
+					"--bundle", b.Dir, b.ID)...))
+			}
+			for _, c := range []struct {
+				version, options string
+				v1, v2           bool // it is refused there
+			}{
+				{"runc version 1.1.5", "", false, true}, {"runc version 1.2.0", "", false, false},
+				{"crun version 1.8.1", "--systemd-cgroup", true, true},
+				{"crun version 1.21", "--systemd-cgroup", false, false},
+				{"something else", "", true, true},
+			} {
+				setRuntime(t, n, stub(t, n, c.version))
+				r := restores(strings.Fields(c.options)...)
+				if layout == rig.V1 && c.v1 || layout == rig.V2 && c.v2 {
+					wantRefused(t, r, "rules-not-enforced")
+					if !strings.Contains(r.Stderr, "or newer is needed") {
+						t.Errorf("%s: it does not say which version is needed: %s", c.version, r.Stderr)
+					}
+				} else if r.Code != 0 || r.Stderr != "" {
+					t.Errorf("%s: %+v", c.version, r)
+				}
+			}
+
+			setRuntime(t, n, stub(t, n, "crun version 1.8.1"))
+			hooked := restoredByHook(t, n)
+			if hooked.Code == 0 || !strings.Contains(hooked.Stderr, "refused (rules-not-enforced)") {
+				t.Errorf("by the hook: %+v", hooked)
+			}
+			config := read(t, n.Config)
+			n.Config = n.Write("report.toml", config+"\n[policy]\nmode = \"report\"\n")
+			if r := restores(); r.Code != 0 ||
+				!strings.Contains(r.Stderr, "would be refused (rules-not-enforced)") {
+				t.Errorf("in report mode: %+v", r)
+			}
+			n.Config = n.Write("none.toml", strings.Replace(config, `source = "simulated"`,
+				`source = "nvml"`, 1))
+			must(t, os.Remove(n.Dir+"/state/inventory.json"))
+			rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "")
+			if r := restores(); r.Code != 0 || r.Stderr != "" {
+				t.Errorf("on a node without a GPU: %+v", r)
+			}
+			if r := restoredByHook(t, n); r.Code != 0 || r.Stderr != "" {
+				t.Errorf("by the hook, on a node without a GPU: %+v", r)
+			}
+		})
+	}
+}
+
+// restoredByHook calls the hook as a runtime does that restores a container. The runtime is a shell
+// that runs a script of the name "restore".
+func restoredByHook(t *testing.T, n *rig.Node) rig.Result {
+	t.Helper()
+	b := n.Bundle("hooked", rig.Light)
+	defer b.End()
+	n.Write("restore", rig.Binary(t, "gpuledger-hook")+" createRuntime; exit $?\n")
+	cmd := exec.Command("/bin/sh", "restore", "--bundle", b.Dir, b.ID)
+	cmd.Dir, cmd.Env = n.Dir, append(os.Environ(), "GPULEDGER_CONFIG="+n.Config)
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"ociVersion":"1.0.2","id":%q,"status":"creating",`+
+		`"pid":%d,"bundle":%q}`, b.ID, os.Getpid(), b.Dir))
+	return rig.Run(cmd)
 }
 
 // TestOpenCgroupsMoveProcesses: without the wrapper, a process that has a file of a holder's cgroup

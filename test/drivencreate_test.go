@@ -140,6 +140,7 @@ func restoredIsNotDriven(t *testing.T) {
 	if got := b.Run(); got.Code != 0 || !strings.Contains(string(b.Config()), `"limit"`) {
 		t.Fatalf("%+v", got)
 	}
+	setRuntime(t, n.Node, stub(t, n.Node, "runc version 1.5.2")) // an older one restores nothing on v2
 	got := rig.Run(n.Wrapper("restore", "--bundle", b.Dir, "--image-path", n.Dir, b.ID))
 	if got.Code == 0 || !strings.Contains(got.Stderr, "limit-unenforceable") ||
 		!strings.Contains(got.Stderr, "restored from a checkpoint") {

@@ -111,7 +111,8 @@ func (s *stage) engines(t *testing.T) {
 		s.Write("config."+engine+".toml", strings.Replace(config, `engine = "none"`,
 			fmt.Sprintf("engine = %q", engine), 1))
 	}
-	s.Write("config.recorded.toml", strings.Replace(config, `path = ["runc"]`, `path = ["/bin/true"]`, 1))
+	s.Write("config.recorded.toml", strings.Replace(config, `path = ["runc"]`,
+		fmt.Sprintf("path = [%q]", stub(t, s.Node, "runc version 1.5.2")), 1))
 }
 
 func (s *stage) link(engine string) string { return filepath.Join(s.Dir, "gpuledger-runtime."+engine) }

@@ -207,6 +207,12 @@ var (
 		hint: "they have to end first; " +
 			"an administrator sees them with `gpuledger inspect` and in the audit log",
 	}
+	// a restore by which processes may leave the cgroup
+	leavesCgroup = sentence{
+		without: "is restored from a checkpoint, and its device rules may not hold it: {x}",
+		hint: "update the runtime (" + grant.Docs + "refusals.md#rules-not-enforced), " +
+			"or start it without the checkpoint",
+	}
 	// device rules of which the first does not deny all
 	deniesTooLittle = sentence{
 		without: "may open GPU devices by its device rules ({v}: {x}) but holds no grant",
@@ -234,6 +240,8 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 	unknownMount := d.Code == grant.GPUBindMount && strings.HasSuffix(d.Value, " ("+grant.UnknownTarget+")")
 	cgroupKey, class := strings.HasPrefix(d.Vector, "unified:"), d.Vector == "intelRdt:closID"
 	switch {
+	case d.Vector == grant.RestoreVector:
+		s = leavesCgroup
 	case cgroupKey && d.Code == grant.GPUDeviceRule:
 		s = setsNoResource
 	case strings.HasPrefix(d.Vector, "unified:dmem."):

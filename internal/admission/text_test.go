@@ -119,6 +119,12 @@ func TestTextsForTenants(t *testing.T) {
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now },
 			`container "train" holds grant g-podpodpodpod, whose time is over`,
 			"request a new grant, or have this one's time extended before it ends"},
+		{"a restore outside the cgroup", func(w *world) {
+			w.hit(grant.Hit{Vector: grant.RestoreVector, Value: "update runc", Code: grant.RulesNotEnforced,
+				Cover: grant.CoverNever})
+		}, `container "c1" is restored from a checkpoint, and its device rules may not hold it: update runc`,
+			"update the runtime (https://github.com/gpuledger/gpuledger/blob/main/docs/refusals.md" +
+				"#rules-not-enforced), or start it without the checkpoint"},
 		{"a problem of the node", func(w *world) { w.hit(all); w.problem(grant.InventoryMissing) },
 			"the node cannot tell", "ask the administrator"},
 		{"a share that no grant is behind", func(w *world) {

@@ -94,6 +94,10 @@ type Hit struct {
 	Removal Removal // how to remove it from the spec
 }
 
+// RestoreVector is the Vector of a Hit of a container whose restore may leave it without its device
+// rules.
+const RestoreVector = "restore"
+
 // UnknownTarget is part of the Value of a Hit with a path whose target is unknown beforehand: it
 // passes through a process's own links in /proc, or through the container's own mounts.
 const UnknownTarget = "which leads elsewhere when the runtime comes to it"

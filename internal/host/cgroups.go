@@ -11,6 +11,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
+// DevicesOnV1 reports whether device rules are those of a cgroup of version 1, which are files.
+func (h Host) DevicesOnV1() bool {
+	_, err := os.Lstat(filepath.Join(h.Sys, "fs/cgroup/devices/cgroup.procs"))
+	return err == nil
+}
+
 // Cgroups returns /proc/PID/cgroup of a running process (cgroups(7)), of at most limit bytes. If
 // its first thread has ended and others run, the kernel reports the root of every version 1
 // hierarchy. Then Cgroups returns the file of a thread that runs.

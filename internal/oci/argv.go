@@ -262,14 +262,6 @@ func MaxDescriptors(argv []string, listenFDs string) int {
 // maxDescriptors is more than any process can have.
 const maxDescriptors = 1 << 30
 
-// RestoresRules reports whether CRIU will write the device rules of its images into the container's
-// cgroup (criu/cgroup.c, restore_devices_list). It does where it restores the properties of
-// existing cgroups.
-func RestoresRules(argv []string) bool {
-	return slices.ContainsFunc(values(argv, "manage-cgroups-mode"),
-		func(mode string) bool { return mode == "full" || mode == "strict" })
-}
-
 // values returns all values of an option, anywhere in the call, by any word that a runtime may read
 // as that option: getopt accepts every prefix of its name.
 func values(argv []string, of string) (list []string) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -271,6 +272,58 @@ func TestMaxDescriptors(t *testing.T) {
 	}
 	if !RestoresRules([]string{"crun", "restore", "--m", "full", "c1"}) {
 		t.Error("--m is the beginning of --manage-cgroups-mode")
+	}
+}
+
+// TestRestoredOutside: which runtimes keep the processes of a restored container in its cgroup,
+// from the start.
+func TestRestoredOutside(t *testing.T) {
+	const leaves = " lets processes of a restored container run outside its cgroup"
+	for _, c := range []struct {
+		said, options string
+		onV1          bool
+		want          string // what it begins with; "": nothing
+	}{
+		{"runc version 1.1.5+ds1\ncommit: x\n", "", false, "runc 1.1.5+ds1" + leaves + "; runc 1.2 or newer"},
+		{"runc version 1.1.5+ds1\n", "", true, ""},
+		{"runc version 1.0.0-rc93\n", "", false, "runc 1.0.0-rc93" + leaves},
+		{"runc version 1.2.0\n", "", false, ""},
+		{"runc version 1.2.0-rc.1+dev", "", false, ""},
+		{"runc version 1.10.0", "", false, ""},
+		{"runc version 2.0.0", "", false, ""},
+		{"runc version 1.5.2\n", "--manage-cgroups-mode ignore", false, ""},
+		{"crun version 1.8.1\n", "", true, "crun 1.8.1" + leaves + "; crun 1.21 or newer"},
+		{"crun version 1.8.1\n", "", false, "crun 1.8.1" + leaves},
+		{"crun version 1.20", "--systemd-cgroup", false, "crun 1.20" + leaves},
+		{"crun version 1.20.0.0.0.12-abcd", "--systemd-cgroup", false, "crun 1.20"},
+		{"crun version 1.21\n", "--systemd-cgroup", false, ""},
+		{"crun version 1.21\n", "", true, ""},
+		{"crun version 1.21\n", "", false, "crun 1.21 sets the device rules of a restored container after"},
+		{"crun version 1.29.1\n", "--systemd-cgroup", false, ""},
+		{"crun version 1.29.1\n", "--systemd-cgroup --manage-cgroups-mode=ignore", false,
+			"crun 1.29.1" + leaves + " with --manage-cgroups-mode=ignore"},
+		{"", "", true, "it is not known"},
+		{"true (GNU coreutils) 9.1\n", "", true, "it is not known"},
+		{"youki version 0.5.0\n", "", true, "it is not known"},
+		{"runc version unknown\n", "", true, "it is not known"},
+		{"runc version v1.2\n", "", true, "it is not known"},
+		{"runc version 1\n", "", true, "it is not known"},
+		{"runc version 1.99999999999999999999\n", "", true, "it is not known"},
+		{"a\nrunc version 1.2.0\n", "", true, "it is not known"},
+	} {
+		var global, local []string
+		for _, option := range strings.Fields(c.options) {
+			if option == "--systemd-cgroup" {
+				global = append(global, option)
+			} else {
+				local = append(local, option)
+			}
+		}
+		argv := slices.Concat([]string{"runtime"}, global, []string{"restore"}, local, []string{"c1"})
+		got := Parse(argv).RestoredOutside(c.said, argv, c.onV1)
+		if (got == "") != (c.want == "") || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%q, %v, version 1 %v: %q, want %q", c.said, argv, c.onV1, got, c.want)
+		}
 	}
 }
 

@@ -2,7 +2,6 @@ package request
 
 import (
 	"cmp"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,10 +19,6 @@ import (
 // rules at open(2) alone. So an open node of a GPU is the GPU, whatever rules the container has.
 // Only the engine can take a descriptor out again.
 func descriptors(f *containerFacts) (found vectorResult) {
-	if f.caller.RestoresRules && isV1(f.node.Host) {
-		found.hit(grant.Hit{Vector: "option:--manage-cgroups-mode", Value: "whatever the checkpoint has",
-			Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
-	}
 	for i := range f.caller.Descriptors {
 		descriptor(f, &f.caller.Descriptors[i], &found)
 	}
@@ -154,12 +149,6 @@ func handsRoot(f *containerFacts, d *host.Descriptor, by hostpath.Access, found 
 	}
 	path := cmp.Or(d.Peer, d.Path)
 	return filepath.IsAbs(path) && f.paths.GovernsByName(path, &by)
-}
-
-// isV1 reports whether device rules are those of a cgroup of version 1, which are files.
-func isV1(h host.Host) bool {
-	_, err := os.Lstat(filepath.Join(h.Sys, "fs/cgroup/devices/cgroup.procs"))
-	return err == nil
 }
 
 // governsGPUs reports whether a path is of a file or socket of the ledger's, or of a socket of an

@@ -15,6 +15,7 @@ import (
 
 // TestDescriptors: what a container is handed open, by what it is.
 func TestDescriptors(t *testing.T) {
+	outside := func(s *scene) { s.caller.RestoredOutside = "runc 1.1.5 does so" }
 	hands := func(d host.Descriptor) func(*scene) {
 		return func(s *scene) {
 			if d.Number = 7; len(d.Path) > 1 && d.Path[:2] == "T/" {
@@ -172,6 +173,13 @@ func TestDescriptors(t *testing.T) {
 			s.Touch("sys/fs/cgroup/devices/cgroup.procs")
 		}, nil},
 		{"CRIU's rules on cgroup v2", func(s *scene) { s.caller.RestoresRules = true }, nil},
+		{"a restore outside the cgroup", outside,
+			[]string{"rules-not-enforced | restore | runc 1.1.5 does so | never"}},
+		{"the same on a machine without a GPU", func(s *scene) {
+			s.node.Majors = func() (map[string]int, error) { return nil, nil }
+			outside(s)
+		}, nil},
+		{"the same where no device rule takes effect", func(s *scene) { s.unruled(); outside(s) }, nil},
 	})
 }
 

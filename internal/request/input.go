@@ -18,6 +18,9 @@ type Caller struct {
 	// RestoresRules: CRIU writes the device rules of its images over those of the spec, on cgroup
 	// v1.
 	RestoresRules bool
+	// RestoredOutside is why processes of a container that is restored may run without its device
+	// rules; "": they do not, or it is no restore.
+	RestoredOutside string
 }
 
 // NodeFacts is what tells GPU devices from other files on this machine.

@@ -21,6 +21,7 @@ var vectors = [...]struct {
 	{"device rules that let a GPU be opened", deviceRules},
 	{"device nodes", deviceNodes},
 	{"descriptors that are handed in", descriptors},
+	{"restores by which CRIU sets other device rules, or leaves the cgroup", restored},
 	{"mounts of device nodes, device lists and the ledger's directories", mounts},
 	{"raw cgroup keys that set the driver's limit, or that set no resource", unified},
 	{"a class of Intel RDT whose name is a path", intelRdt},
