@@ -62,11 +62,16 @@ func (i *inventoryManager) Name() string { return "inventory" }
 func (i *inventoryManager) Stop()        {}
 
 // Ensure takes a new inventory if there is none, or if it is out of date. It waits longer and
-// longer where an attempt fails, and where a new inventory has a problem as well.
+// longer where an attempt fails, where a new inventory has a problem as well, and where a GPU
+// answers and fails by turns. It begins anew when a failure is over, or after a minute without a
+// reason.
 func (i *inventoryManager) Ensure(ctx context.Context) error {
 	reason := i.reason()
 	if reason == "" {
-		i.failure, i.wait = nil, 0
+		if i.failure != nil || time.Since(i.retry) > lastScan {
+			i.wait, i.retry = 0, time.Time{}
+		}
+		i.failure = nil
 		return nil
 	}
 	if time.Now().Before(i.retry) {
@@ -75,9 +80,6 @@ func (i *inventoryManager) Ensure(ctx context.Context) error {
 	if i.failure = i.refresh(ctx); i.failure == nil {
 		i.refreshedFor = i.finding()
 		i.log.WithField("reason", reason).Info("the inventory is refreshed")
-		if _, problem := i.node().Inventory(); problem == nil {
-			return nil
-		}
 	}
 	i.wait = min(max(2*i.wait, firstScan), lastScan)
 	i.retry = time.Now().Add(i.wait)

@@ -45,7 +45,39 @@ func TestAFindingIsAReasonOnceForAnInventory(t *testing.T) {
 	}
 	ensured(1)
 	write() // by an administrator, with what an earlier scan found
+	i.retry = time.Time{}
 	ensured(2)
+}
+
+// TestAGPUThatAnswersAndFailsByTurns has the inventory taken more and more rarely.
+func TestAGPUThatAnswersAndFailsByTurns(t *testing.T) {
+	s := daemontest.NewNode(t)
+	s.Policy.Inventory.Source = grant.Simulated
+	boot, err := s.Host.BootID()
+	daemontest.Must(t, err, gpu.Write(gpu.Path(s.Policy.StateDir), grant.Inventory{BootID: boot,
+		Source: string(grant.Simulated), GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: grant.GiB,
+			Health: grant.Healthy}}}))
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	stale := ""
+	i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return stale }, log)
+	calls := 0
+	i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil }
+	for want := range 4 {
+		for _, stale = range []string{"it fails", "", "it answers again", "", "it fails", ""} {
+			daemontest.Must(t, i.Ensure(t.Context()))
+		}
+		if wait := firstScan << want; calls != want+1 || i.wait != wait {
+			t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait,
+				want+1, wait)
+		}
+		i.retry = time.Now() // the wait is over
+	}
+	i.retry = time.Now().Add(-2 * lastScan)
+	daemontest.Must(t, i.Ensure(t.Context()))
+	if i.wait != 0 {
+		t.Errorf("after a minute without a reason it waits for %s", i.wait)
+	}
 }
 
 // TestANewInventoryWithAProblem is not taken again at once: another one would have it, too.

@@ -57,14 +57,15 @@ func onBus(device string) string {
 
 // otherPartitions says which card has other MIG devices than the inventory, or "". Instance numbers
 // are reused, so an old number can belong to a new instance. A scan finds no MIG devices on a card
-// that does not answer, while the kernel still lists them; no grant gets such a card anyway.
+// that does not answer, while the kernel still lists them; no grant gets such a card anyway. A card
+// that had none answers, and may have some now.
 func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	capabilities := filepath.Join(h.Proc, "driver/nvidia/capabilities")
 	if !exists(capabilities) { // an old driver, or no driver
 		return ""
 	}
 	for _, g := range gpus {
-		if g.Health != grant.Healthy {
+		if g.Health != grant.Healthy && g.Health != grant.Unpartitioned {
 			continue
 		}
 		now, err := partitions(filepath.Join(capabilities, fmt.Sprintf("gpu%d/mig", g.Minor)))

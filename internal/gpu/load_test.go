@@ -180,6 +180,13 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"), "DeviceFileMinor: 1\n")
 	_, problem := gpu.Load(path, h, grant.NVML)
 	judge(t, problem, "", "")
+
+	inv.GPUs[0].Health = grant.Unpartitioned // at the scan; someone has made a MIG device since
+	if err := gpu.Write(path, inv); err != nil {
+		t.Fatal(err)
+	}
+	_, problem = gpu.Load(path, h, grant.NVML)
+	judge(t, problem, grant.InventoryStale, "the inventory has 0 MIG devices on GPU 1 and it has 1 now")
 }
 
 // TestCapabilitiesOfAMIGDevice: a recreated instance can have the number of another.

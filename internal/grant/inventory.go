@@ -69,6 +69,10 @@ const (
 // Healthy is the health of a GPU that may be granted.
 const Healthy = "ok"
 
+// Unpartitioned is the health of a GPU that answers, and has nothing that could be granted before
+// someone makes MIG devices on it.
+const Unpartitioned = "it is in MIG mode and has no MIG device"
+
 // MIGDevice is a hardware partition of a GPU.
 type MIGDevice struct {
 	UUID    string `json:"uuid"` // MIG-xxxxxxxx-...

@@ -11,23 +11,26 @@ import (
 func TestHasNVIDIA(t *testing.T) {
 	const none = "Character devices:\n  1 mem\n\nBlock devices:\n"
 	device := func(name, vendor, class string) map[string]string {
-		return map[string]string{"proc/devices": none, "sys/bus/pci/devices/" + name + "/vendor": vendor + "\n",
-			"sys/bus/pci/devices/" + name + "/class": class + "\n"}
+		at := "sys/bus/pci/devices/" + name
+		return map[string]string{"proc/devices": none, at + "/vendor": vendor + "\n", at + "/class": class + "\n"}
 	}
 	for name, c := range map[string]struct {
 		files map[string]string // "" after a "/": a directory
 		want  bool
 	}{
-		"no PCI":                       {map[string]string{"proc/devices": none, "sys/bus/": ""}, false},
-		"an empty PCI bus":             {map[string]string{"proc/devices": none, "sys/bus/pci/devices/": ""}, false},
-		"another vendor's GPU":         {device("0000:01:00.0", "0x1002", "0x030000"), false},
-		"NVIDIA's sound":               {device("0000:01:00.1", "0x10de", "0x040300"), false},
-		"NVIDIA's GPU":                 {device("0000:01:00.0", "0x10de", "0x030200"), true},
-		"its driver":                   {map[string]string{"proc/devices": "195 nvidia\n", "sys/bus/": ""}, true},
-		"no /proc":                     {map[string]string{"sys/bus/": ""}, true},
-		"no /sys":                      {map[string]string{"proc/devices": none}, true},
-		"an empty /sys":                {map[string]string{"proc/devices": none, "sys/": ""}, true},
-		"a PCI bus that is not listed": {map[string]string{"proc/devices": none, "sys/bus/pci/devices": "x"}, true},
+		"no PCI": {map[string]string{"proc/devices": none, "sys/bus/": ""}, false},
+		"an empty PCI bus": {map[string]string{"proc/devices": none,
+			"sys/bus/pci/devices/": ""}, false},
+		"another vendor's GPU": {device("0000:01:00.0", "0x1002", "0x030000"), false},
+		"NVIDIA's sound":       {device("0000:01:00.1", "0x10de", "0x040300"), false},
+		"NVIDIA's GPU":         {device("0000:01:00.0", "0x10de", "0x030200"), true},
+		"its driver": {map[string]string{"proc/devices": "195 nvidia\n",
+			"sys/bus/": ""}, true},
+		"no /proc":      {map[string]string{"sys/bus/": ""}, true},
+		"no /sys":       {map[string]string{"proc/devices": none}, true},
+		"an empty /sys": {map[string]string{"proc/devices": none, "sys/": ""}, true},
+		"a PCI bus that is not listed": {map[string]string{"proc/devices": none,
+			"sys/bus/pci/devices": "x"}, true},
 		"a device that is gone": {map[string]string{"proc/devices": none,
 			"sys/bus/pci/devices/0000:01:00.0/": ""}, false},
 		"a vendor that cannot be read": {map[string]string{"proc/devices": none,

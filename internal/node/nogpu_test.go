@@ -49,7 +49,8 @@ func TestANodeWithoutAGPU(t *testing.T) {
 							Container: grant.Container{Engine: grant.Docker, ID: "c", Bundle: dir}}})
 					touched := d.Kind != grant.Pass || d.Config != nil || len(d.Rules) > 0
 					if touched != c.gpu {
-						t.Errorf("%s: %s (%s) %s, edited %v", what, d.Kind, d.Code, d.Message, d.Config != nil)
+						t.Errorf("%s: %s (%s) %s, edited %v", what, d.Kind, d.Code, d.Message,
+							d.Config != nil)
 					}
 				}
 			})
@@ -69,7 +70,8 @@ func bareNode(t *testing.T, privileged string, files map[string]string) (*node.N
 			t.Fatal(err)
 		}
 	}
-	write("proc/devices", "Character devices:\n  1 mem\n 10 misc\n226 drm\n240 kfd\n\nBlock devices:\n  7 loop\n")
+	write("proc/devices", "Character devices:\n  1 mem\n 10 misc\n226 drm\n240 kfd\n\n"+
+		"Block devices:\n  7 loop\n")
 	write("proc/sys/kernel/random/boot_id", "boot\n")
 	write("config.toml", fmt.Sprintf("state_dir = %q\nrun_dir = %q\n[policy]\nprivileged = %q\n[audit]\n"+
 		"file = \"\"\n", dir+"/state", dir+"/run", privileged))

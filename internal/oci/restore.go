@@ -38,8 +38,8 @@ func (c Command) RestoredOutside(said string, argv []string, onV1 bool) string {
 			return is + outside + "; runc 1.2 or newer is needed"
 		}
 	case name != "crun" || numbers == nil:
-		return "it is not known whether its processes stay in its cgroup, because the real runtime does not " +
-			"say which version it is; runc 1.2, crun 1.21 or newer is needed"
+		return "it is not known whether its processes stay in its cgroup, because the real runtime does " +
+			"not say which version it is; runc 1.2, crun 1.21 or newer is needed"
 	case slices.Compare(numbers, []int{1, 21}) < 0:
 		return is + outside + "; crun 1.21 or newer is needed"
 	case slices.Contains(values(argv, cgroupsMode), "ignore"):

@@ -531,6 +531,7 @@ func (j *comparison) checkComputeMode(g grant.Usage) {
 // the grants.
 func (j *comparison) checkLayout() {
 	there := map[string]bool{}
+	var stale []string // all of them: one that stays must not hide another
 	for _, g := range j.Sample.GPUs {
 		known, found := j.Inventory.Find(g.UUID)
 		var before []string
@@ -543,29 +544,33 @@ func (j *comparison) checkLayout() {
 		}
 		switch {
 		case !found:
-			j.out.Stale = fmt.Sprintf("GPU %d (%s) is new", g.Index, g.UUID)
+			stale = append(stale, fmt.Sprintf("GPU %d (%s) is new", g.Index, g.UUID))
 		case g.Health != grant.Healthy: // its MIG devices are unknown; the inventory should say so
 			if known.Health == grant.Healthy {
-				j.out.Stale = fmt.Sprintf("GPU %d does not answer any more", g.Index)
+				stale = append(stale, fmt.Sprintf("GPU %d does not answer any more", g.Index))
 			}
 			for _, uuid := range before {
 				there[uuid] = true
 			}
-		case known.Health != grant.Healthy: // the inventory may lack its MIG devices, too
-			j.out.Stale = fmt.Sprintf("GPU %d answers again", g.Index)
+		case known.Health != grant.Healthy && known.Health != grant.Unpartitioned:
+			// the inventory may lack its MIG devices, too
+			stale = append(stale, fmt.Sprintf("GPU %d answers again", g.Index))
 		case !sameSet(before, g.MIG):
-			j.out.Stale = fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
+			changed := fmt.Sprintf("the MIG devices of GPU %d have changed", g.Index)
+			stale = append(stale, changed)
 			j.add(grant.Finding{Kind: grant.LayoutChanged, GPU: g.UUID, Index: g.Index,
-				Message: j.out.Stale + " behind the inventory"})
+				Message: changed + " behind the inventory"})
 		}
 	}
 	for _, g := range j.Inventory.GPUs {
 		if !there[g.UUID] {
-			j.out.Stale = fmt.Sprintf("GPU %d (%s) is gone", g.Index, g.UUID)
-			j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: j.out.Stale})
+			gone := fmt.Sprintf("GPU %d (%s) is gone", g.Index, g.UUID)
+			stale = append(stale, gone)
+			j.add(grant.Finding{Kind: grant.GPULost, GPU: g.UUID, Index: g.Index, Message: gone})
 			there[g.UUID] = true
 		}
 	}
+	j.out.Stale = strings.Join(stale, "; ")
 	j.checkGrants(there)
 }
 

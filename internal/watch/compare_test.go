@@ -335,6 +335,12 @@ func TestAGPUThatAnswersAgain(t *testing.T) {
 			s.Sample.GPUs[1].MIG = []string{"MIG-1"}
 		}, "GPU 1 answers again"},
 		"not yet": {func(s *Input) { s.Sample.GPUs[1].Health = "lost" }, ""},
+		"in MIG mode without a device": {func(s *Input) {
+			s.Inventory.GPUs[1].Health = grant.Unpartitioned
+		}, ""},
+		"beside one that does not answer": {func(s *Input) {
+			s.Sample.GPUs[0].Health = "lost"
+		}, "GPU 0 does not answer any more; GPU 1 answers again"},
 	} {
 		s := scene()
 		s.Inventory.GPUs[1].Health = "NVML gives no access to it: ERROR_GPU_IS_LOST"

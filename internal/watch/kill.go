@@ -27,19 +27,22 @@ type Stopped struct {
 // killed before it waits for any: one whose processes hang in the driver delays no other. It does
 // nothing to a container if none of the user's processes is in the cgroup any more. It is an error
 // if that cgroup holds this program or process 1. A container that is listed twice is stopped once.
-func Stop(h host.Host, users []grant.User) []Stopped {
+// One that hangs, by what the caller has seen, is killed and not waited for.
+func Stop(h host.Host, users []grant.User, hangs func(grant.User) bool) []Stopped {
 	results := make([]Stopped, len(users))
 	var kills []*kill
 	for i, u := range users {
 		// it may be there for several GPUs
 		twice := slices.ContainsFunc(kills, func(k *kill) bool { return k.user.Cgroup == u.Cgroup })
 		if results[i].Err = checkCgroup(h, u); results[i].Err == nil && !twice && isThere(h, u) {
-			kills = append(kills, newKill(h, u, &results[i]))
+			kills = append(kills, newKill(h, u, hangs(u), &results[i]))
 		}
 	}
 	for end := time.Now().Add(stopTime); ; time.Sleep(20 * time.Millisecond) {
 		late := time.Now().After(end)
-		kills = slices.DeleteFunc(kills, func(k *kill) bool { return k.step(h, late) })
+		kills = slices.DeleteFunc(kills, func(k *kill) bool {
+			return k.step(h, late || k.hangs && k.result.Processes > 0)
+		})
 		if len(kills) == 0 {
 			return results
 		}
@@ -79,13 +82,14 @@ const stopTime = 5 * time.Second
 type kill struct {
 	user   grant.User
 	dir    string // of its cgroup
+	hangs  bool
 	there  map[int]bool
 	result *Stopped
 }
 
-func newKill(h host.Host, u grant.User, result *Stopped) *kill {
+func newKill(h host.Host, u grant.User, hangs bool, result *Stopped) *kill {
 	root, _ := host.CgroupRoot(h)
-	return &kill{u, filepath.Join(root, u.Cgroup), map[int]bool{}, result}
+	return &kill{u, filepath.Join(root, u.Cgroup), hangs, map[int]bool{}, result}
 }
 
 // step kills what is in the cgroup, and reports whether the cgroup is empty or this was the last

@@ -127,7 +127,7 @@ func TestProcessesThatHang(t *testing.T) {
 			}
 			put(h.Sys+"/fs/cgroup/c2/cgroup.procs", "")
 		}()
-		all := Stop(h, users)
+		all := Stop(h, users, func(grant.User) bool { return false })
 		if took := time.Since(began); took > stopTime+time.Second {
 			t.Errorf("it took %s, want %s for all", took, stopTime)
 		}
@@ -138,6 +138,15 @@ func TestProcessesThatHang(t *testing.T) {
 		}
 		if all[2] != (Stopped{Processes: 1}) || all[3] != (Stopped{}) {
 			t.Errorf("one that ends: %+v, and when it is listed again: %+v", all[2], all[3])
+		}
+		began = time.Now()
+		put(h.Sys+"/fs/cgroup/c0/cgroup.kill", "0")
+		all = Stop(h, users[:2], func(grant.User) bool { return true })
+		if took := time.Since(began); took > time.Second || all[0].Err == nil || all[1].Err == nil {
+			t.Errorf("of those that hang: %+v, after %s", all, took)
+		}
+		if text, _ := os.ReadFile(h.Sys + "/fs/cgroup/c0/cgroup.kill"); string(text) != "1" {
+			t.Error("one that hangs is not killed again")
 		}
 	})
 }

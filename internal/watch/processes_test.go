@@ -144,7 +144,8 @@ func TestStopRefuses(t *testing.T) {
 			Container: "c", Cgroup: max(self.Cgroup, "/")},
 	} {
 		u.Processes = []grant.Process{self.Process}
-		if s := Stop(h, []grant.User{u})[0]; s.Processes != 0 || s.Err == nil ||
+		s := Stop(h, []grant.User{u}, func(grant.User) bool { return false })[0]
+		if s.Processes != 0 || s.Err == nil ||
 			!strings.HasPrefix(s.Err.Error(), "cannot stop ") {
 			t.Errorf("%s: %+v", name, s)
 		}
@@ -165,8 +166,9 @@ func TestStopSparesMovedProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, process := range []grant.Process{p, {PID: p.PID, Start: p.Start + 1}} {
-		if s := Stop(h, []grant.User{{Container: "c", Cgroup: "/no/such/container",
-			Processes: []grant.Process{process}}}); s[0] != (Stopped{}) {
+		s := Stop(h, []grant.User{{Container: "c", Cgroup: "/no/such/container",
+			Processes: []grant.Process{process}}}, func(grant.User) bool { return false })
+		if s[0] != (Stopped{}) {
 			t.Errorf("%+v", s)
 		}
 	}

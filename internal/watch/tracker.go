@@ -15,8 +15,9 @@ type Tracker struct {
 
 	last      time.Time // of the last sample
 	standing  map[string]*standing
-	sightings map[string]int // in a row, of findings that need several
-	answers   map[string]int // in a row, of GPUs in samples, by UUID
+	sightings map[string]int  // in a row, of findings that need several
+	doubted   map[string]bool // GPUs with a finding that was not seen often enough yet, by UUID
+	answers   map[string]int  // in a row, of GPUs in samples, by UUID
 	Events    map[grant.FindingKind]uint64
 	XIDs      map[XID]uint64
 }
@@ -97,9 +98,11 @@ func (t *Tracker) countAnswers(r *Comparison) {
 }
 
 // IsSettled reports whether a GPU has answered so often that its reports lack nothing. Memory that
-// no process explains is in a report only after several samples, and nothing is if the GPU does not
-// answer.
-func (t *Tracker) IsSettled(uuid string) bool { return t.answers[uuid] >= sightingsNeeded }
+// no process explains is in a report only after several samples, also that of a process which has
+// just ended. Nothing is if the GPU does not answer.
+func (t *Tracker) IsSettled(uuid string) bool {
+	return t.answers[uuid] >= sightingsNeeded && !t.doubted[uuid]
+}
 
 // maxUnobserved is how much of a time without samples counts, at most.
 const maxUnobserved = 3 * time.Second
@@ -118,16 +121,20 @@ func (t *Tracker) observed(now time.Time) (d time.Duration) {
 
 // believe removes findings that were not seen often enough in a row.
 func (t *Tracker) believe(r *Comparison) []grant.Finding {
-	sightings := map[string]int{}
+	sightings, doubted := map[string]int{}, map[string]bool{}
 	kept := slices.DeleteFunc(r.Findings, func(f grant.Finding) bool {
 		if f.Kind != grant.Unexplained {
 			return false
 		}
 		key := f.Key()
 		sightings[key] = t.sightings[key] + 1
-		return sightings[key] < sightingsNeeded
+		if sightings[key] >= sightingsNeeded {
+			return false
+		}
+		doubted[f.GPU] = true
+		return true
 	})
-	t.sightings = sightings
+	t.sightings, t.doubted = sightings, doubted
 	for _, f := range kept {
 		i := slices.IndexFunc(r.GPUs, func(g GPUUse) bool { return g.UUID == f.GPU })
 		if f.Kind == grant.Unexplained && i >= 0 {

@@ -37,13 +37,15 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 			due, users = append(due, f), append(users, f.User)
 		}
 	}
-	for i, s := range watch.Stop(n.Host, users) {
+	w.forgetStopped(n.Host)
+	for i, s := range watch.Stop(n.Host, users, w.isNotStopped) {
 		switch f := due[i]; {
 		case s.Err != nil:
 			err = s.Err
-			if w.isNewlyNotStopped(n.Host, f.User) {
+			if !w.isNotStopped(f.User) {
 				n.Found("not-stopped", f, grant.StopContainer, s.Err.Error())
 			}
+			w.notStopped[f.User.Key()] = f.User
 		case s.Processes > 0:
 			message := fmt.Sprintf("stopped, %d processes, after %s: %s", s.Processes,
 				r.Taken.Sub(f.Since).Round(time.Second), f.Message)
@@ -55,22 +57,24 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 	return err
 }
 
-// isNewlyNotStopped reports whether it is not recorded yet that a container could not be stopped,
-// and notes that it is now. A container whose processes hang in the driver stays until the node
-// boots, and is due again after each grace. It is forgotten when its processes have ended.
-func (w *Watcher) isNewlyNotStopped(h host.Host, u grant.User) bool {
+// isNotStopped reports whether a container could not be stopped before. One whose processes hang in
+// the driver stays until the node boots, and is due again after each grace.
+func (w *Watcher) isNotStopped(u grant.User) bool {
+	_, known := w.notStopped[u.Key()]
+	return known
+}
+
+// forgetStopped forgets the containers that could not be stopped and have ended since.
+func (w *Watcher) forgetStopped(h host.Host) {
+	if w.notStopped == nil {
+		w.notStopped = map[string]grant.User{}
+	}
 	maps.DeleteFunc(w.notStopped, func(_ string, u grant.User) bool {
 		return !slices.ContainsFunc(u.Processes, func(p grant.Process) bool {
 			runs, unknown := h.Runs(p)
 			return runs || unknown != nil
 		})
 	})
-	_, known := w.notStopped[u.Key()]
-	if w.notStopped == nil {
-		w.notStopped = map[string]grant.User{}
-	}
-	w.notStopped[u.Key()] = u
-	return !known
 }
 
 // isSpared reports whether a container that is due is not stopped: it turns out to be exempt, it

@@ -315,6 +315,27 @@ func TestTheRecordOfASilentGPU(t *testing.T) {
 	is("nothing uses it", "map[] [] map[]")
 }
 
+// TestTheRecordOfAProcessThatHasEnded: the driver has its memory still, and nothing explains that.
+func TestTheRecordOfAProcessThatHasEnded(t *testing.T) {
+	o := newOutsideLedger(t)
+	g := &o.s.GPUs[1]
+	g.Used = 4 * grant.GiB
+	g.Processes = []grant.ProcessUse{{PID: o.runs(100).PID, Memory: 4 * grant.GiB}}
+	for range 3 {
+		o.passes()
+	}
+	g.Processes = nil
+	for look := range 4 {
+		if got := o.passes(); !strings.HasPrefix(got, "map[GPU-1:4GiB] []") {
+			t.Errorf("in look %d: %s", look, got)
+		}
+	}
+	g.Used = 0
+	if got := o.passes(); !strings.HasPrefix(got, "map[] []") {
+		t.Errorf("at last: %s", got)
+	}
+}
+
 // TestAFullDiskPreventsNoReaction: what cannot be recorded is an error, and containers without
 // grants are stopped all the same.
 func TestAFullDiskPreventsNoReaction(t *testing.T) {
@@ -386,6 +407,7 @@ func TestAnIdentityIsReadAgainBeforeAStop(t *testing.T) {
 			}
 			id, runtime := strings.Repeat("a", 64), t.TempDir()
 			cgroup := "/system.slice/cri-containerd-" + id + ".scope"
+			put(n.Host.Proc+"/devices", "Character devices:\n195 nvidia\n")
 			process := n.Host.Proc + "/100"
 			put(process+"/stat", "100 (python) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n")
 			put(process+"/comm", "python\n")

@@ -33,7 +33,7 @@ func (d nvmlDevice) partitions(g *grant.GPU) {
 	case err != nil:
 		ail(g, "its MIG devices can't be read: %v", err)
 	case len(devices) == 0:
-		ail(g, "it is in MIG mode and has no MIG device")
+		ail(g, grant.Unpartitioned)
 	default:
 		g.MIG = devices
 	}
