@@ -12,7 +12,8 @@ func TestHasNVIDIA(t *testing.T) {
 	const none = "Character devices:\n  1 mem\n\nBlock devices:\n"
 	device := func(name, vendor, class string) map[string]string {
 		at := "sys/bus/pci/devices/" + name
-		return map[string]string{"proc/devices": none, at + "/vendor": vendor + "\n", at + "/class": class + "\n"}
+		return map[string]string{"proc/devices": none, at + "/vendor": vendor + "\n",
+			at + "/class": class + "\n"}
 	}
 	for name, c := range map[string]struct {
 		files map[string]string // "" after a "/": a directory
