@@ -214,10 +214,15 @@ type unixSocket struct {
 	path  []byte // not empty; an abstract name begins with "@"
 }
 
+// maxSockets bounds how much of a list of sockets is read, some million and a half sockets. It is a
+// variable for its test.
+var maxSockets = 256 << 20
+
 // eachUnixSocket calls do with each listening socket of a list whose path ends in this name, until
-// do returns false. It reads the list in pieces: any user can make it tens of megabytes long.
+// do returns false. It reads the list in pieces: any user can make it tens of megabytes long. From
+// maxSockets on it stops with an error.
 func eachUnixSocket(list, name string, do func(unixSocket) bool) error {
-	return eachLine(list, func(line []byte) bool {
+	return eachLine(list, maxSockets, func(line []byte) bool {
 		if !bytes.HasSuffix(line, []byte(name)) { // nearly all lines
 			return true
 		}

@@ -97,6 +97,33 @@ func TestEachListening(t *testing.T) {
 	}
 }
 
+// TestAListThatIsTooLong is an error, so that no create reads one for seconds.
+func TestAListThatIsTooLong(t *testing.T) {
+	const line = "0000000000000000: 00000002 00000000 00010000 0005 01 7 /x/control\n"
+	was := maxSockets
+	t.Cleanup(func() { maxSockets = was })
+	h := Host{Proc: t.TempDir()}
+	process := filepath.Join(h.Proc, "5")
+	list := filepath.Join(process, "net/unix")
+	if err := errors.Join(os.MkdirAll(filepath.Join(process, "fd"), 0o700),
+		os.MkdirAll(filepath.Join(process, "net"), 0o700),
+		os.Symlink("socket:[8]", filepath.Join(process, "fd/3")),
+		os.WriteFile(list, []byte(strings.Repeat(line, 3)), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for size, fails := range map[int]bool{2 * len(line): true, 3*len(line) - 1: true, 3 * len(line): false} {
+		maxSockets = size
+		seen := 0
+		err := EachListening(list, "control", func(string) bool { seen++; return true })
+		if (err != nil) != fails || fails && seen != 2 {
+			t.Errorf("of %d bytes: %d sockets, %v", size, seen, err)
+		}
+		if holds, err := h.HoldsListener(5, "control"); holds || (err != nil) != fails {
+			t.Errorf("of %d bytes: it holds one: %v, %v", size, holds, err)
+		}
+	}
+}
+
 // TestHoldsListener: any user can make the list longer than a program has memory, so it is read in
 // pieces.
 func TestHoldsListener(t *testing.T) {

@@ -60,9 +60,10 @@ func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error
 	}
 }
 
-// eachLine calls do with each line of a file, without its end, until do returns false. The file may
-// be of any size; a line is an error from 64 kB on. do may not keep the line.
-func eachLine(path string, do func(line []byte) bool) error {
+// eachLine calls do with each line of a file, without its end, until do returns false. More than
+// limit bytes are an error, once do has seen the lines before; so is a line from 64 kB on. do may not
+// keep the line.
+func eachLine(path string, limit int, do func(line []byte) bool) error {
 	if err := before(Step{Kind: Reads, Path: path}); err != nil {
 		return err
 	}
@@ -72,7 +73,10 @@ func eachLine(path string, do func(line []byte) bool) error {
 	}
 	defer unix.Close(fd)
 	lines := bufio.NewScanner(fileReader(fd))
-	for lines.Scan() {
+	for read := 0; lines.Scan(); {
+		if read += len(lines.Bytes()) + 1; read > limit {
+			return fmt.Errorf("%s is larger than %d bytes", path, limit)
+		}
 		if !do(lines.Bytes()) {
 			return nil
 		}
@@ -250,15 +254,46 @@ func openNear(dir, rest string) (int, error) {
 		return -1, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(top)
+	fd, err := openBelow(top, rest)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: dir + "/" + rest, Err: err}
+	}
+	return fd, nil
+}
+
+func openBelow(top int, rest string) (int, error) {
 	fd, err := unix.Openat2(top, rest, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS})
 	if err == unix.ENOSYS || err == unix.EPERM { // as in Resolve; this call may leave the mount
 		fd, err = unix.Openat(top, rest, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
+	return fd, err
+}
+
+// Top is a directory that is kept open for many looks below it.
+type Top struct{ fd int }
+
+// OpenTop opens it as a path (O_PATH). An error shows at each look.
+func OpenTop(dir string) Top {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, &fs.PathError{Op: "open", Path: dir + "/" + rest, Err: err}
+		fd = -1
 	}
-	return fd, nil
+	return Top{fd}
+}
+
+// Close ends the looks.
+func (t Top) Close() { _ = unix.Close(t.fd) }
+
+// Status is ResolveWithin without the real path. If nothing is there it takes one system call.
+func (t Top) Status(rest string) (file ResolvedFile, err error) {
+	fd, err := openBelow(t.fd, rest)
+	if err != nil {
+		return file, err
+	}
+	defer unix.Close(fd)
+	err = file.readStatus(fd, rest)
+	return file, err
 }
 
 // readPath fills in the path and the status of an open file.
