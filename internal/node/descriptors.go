@@ -10,8 +10,8 @@ import (
 
 // JudgeDescriptors judges the descriptors with which a process is started in a container that
 // exists already (exec). Nodes of a GPU that the container was created with, by its devices and
-// rules, are its own; any other is refused. What makes the process root on the node is recorded, as
-// at a create.
+// rules, are its own; any other is refused. What makes the process root on the node is recorded,
+// and what was noted, as at a create.
 func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
 	r, err := request.FindHanded(createdSpec(n, c.Container), c, n.finder(n.Inventory))
 	if err != nil {
@@ -33,6 +33,9 @@ func (n *Node) JudgeDescriptors(c request.Caller) *grant.Refusal {
 	d := Decision{Verdict: grant.Verdict{Kind: grant.Pass}, pod: r.Container.Pod}
 	for _, way := range r.NodeRoot {
 		d.Recorded = append(d.Recorded, "exec: node-root by "+grant.Printable(way))
+	}
+	for _, note := range r.Noted {
+		d.Recorded = append(d.Recorded, "exec: "+grant.Printable(note))
 	}
 	recordDecision(n, c.Container, d)
 	return nil

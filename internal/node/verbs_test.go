@@ -376,6 +376,25 @@ func TestAnExecWithAFileNeedsNothingOfTheMounts(t *testing.T) {
 	}
 }
 
+// TestAnExecRecordsWhatWasNotSearched: a descriptor of a directory may bring an MPS daemon.
+func TestAnExecRecordsWhatWasNotSearched(t *testing.T) {
+	m := newModel(t)
+	m.node.Policy.Audit.File = m.dir + "/audit.log"
+	m.must(errors.Join(os.MkdirAll(m.dir+"/proc/net/unix", 0o700), os.Mkdir(m.dir+"/data", 0o700)))
+	at, err := host.Resolve(m.dir + "/data")
+	m.must(err)
+	caller := m.caller("c")
+	caller.Container.Bundle = m.dir + "/bundle"
+	caller.Descriptors = []host.Descriptor{{Number: 3, ResolvedFile: at}}
+	if refusal := m.node.JudgeDescriptors(caller); refusal != nil {
+		t.Error(refusal)
+	}
+	if log, _ := os.ReadFile(m.dir + "/audit.log"); !strings.Contains(string(log),
+		"exec: not all places were searched for MPS daemons") {
+		t.Errorf("recorded %s", log)
+	}
+}
+
 // TestALiveContainerIsBoundOnce: its hook finds the wrapper's binding by the runtime's process.
 func TestALiveContainerIsBoundOnce(t *testing.T) {
 	self, err := host.Default().Self()

@@ -127,6 +127,7 @@ func FindHanded(spec Spec, caller Caller, node NodeFacts) (grant.Request, error)
 		handedRoot(f, by, &found)
 		found.addTo(&r)
 	}
+	unsearched(f).addTo(&r)
 	return r, f.devices.err
 }
 

@@ -50,7 +50,12 @@ type NodeFacts struct {
 type Seen struct {
 	paths   *hostpath.Paths
 	numbers numbers
-	daemons []pipe // of MPS; nil until a mount could bring the pipe directory of one
+	daemons []pipe         // of MPS; nil until a mount could bring the pipe directory of one
+	at      map[string]int // where a directory is in daemons
+	unseen  []string       // listed names that count only for a mount above them
+	// how many sockets of root and of others were looked at for a daemon, and how many walks led
+	// from a mount to directories in daemons
+	roots, users, walks int
 	// unlisted says why a daemon may be missing in daemons, for the audit log; "" if none is.
 	unlisted string
 }

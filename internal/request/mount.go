@@ -49,9 +49,6 @@ func mounts(f *containerFacts) (found vectorResult) {
 		}
 	}
 	pipeDirectory(f, &found)
-	if why := f.pipes.seen.unlisted; why != "" {
-		found.note(why)
-	}
 	return found
 }
 

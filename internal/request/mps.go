@@ -128,15 +128,25 @@ func (ps *pipes) looksLikeOne(p hostpath.Place) bool {
 // daemonBelow finds the pipe directory of a daemon at a directory, or below it, too: one that
 // serves, or else one that may, because it is on another mount.
 func (ps *pipes) daemonBelow(top string, itself bool) (dir string, serves bool) {
-	for _, d := range ps.directories() {
+	at := host.OpenTop(top)
+	defer at.Close()
+	for _, d := range ps.directoriesFor(top) {
 		if d.dir != top && (itself || !hostpath.Within(d.dir, top)) {
 			continue
 		}
 		if d.serves {
 			return d.dir, true
 		}
+		if ps.seen.walks++; ps.seen.walks > maxNames {
+			ps.tooMany(maxNames)
+			break
+		}
 		rest := hostpath.Below(d.dir, top)
-		_, is, err := pipeIn(top, rest)
+		is := false
+		_, err := at.Status(filepath.Join(rest, controlSocket))
+		if err == nil {
+			_, is, err = pipeIn(top, rest)
+		}
 		if is && rest != "" && ps.host.NodeListens(top, filepath.Join(rest, controlSocket)) {
 			return d.dir, true
 		}
@@ -168,26 +178,42 @@ func (ps *pipes) directories() []pipe {
 	if ps.seen.daemons != nil {
 		return ps.seen.daemons
 	}
-	daemons := []pipe{}
-	for _, dir := range ps.candidates() {
+	ps.seen.daemons = []pipe{}
+	ps.look(ps.candidates())
+	return ps.seen.daemons
+}
+
+// directoriesFor returns them with those that are looked at only for a mount of one directory.
+func (ps *pipes) directoriesFor(top string) []pipe {
+	ps.directories()
+	ps.look(ps.candidatesBelow(top))
+	return ps.seen.daemons
+}
+
+// look adds those of the candidates that are pipe directories.
+func (ps *pipes) look(candidates []string) {
+	daemons := ps.seen.daemons
+	if ps.seen.at == nil {
+		ps.seen.at = map[string]int{}
+	}
+	for _, dir := range candidates {
 		top, rest := ps.walkOf(dir)
 		real, is, err := pipeIn(top, rest)
 		switch {
 		case is:
 			serves := ps.isRoots(dir)
-			known := slices.IndexFunc(daemons, func(d pipe) bool { return d.dir == real })
-			if known >= 0 { // a link leads to it: the kernel is asked once for all of them
+			if known, is := ps.seen.at[real]; is { // a link leads to it: the kernel is asked once for all
 				daemons[known].serves = daemons[known].serves || serves
 				continue
 			}
 			serves = serves || ps.host.NodeListens(top, filepath.Join(rest, controlSocket))
+			ps.seen.at[real] = len(daemons)
 			daemons = append(daemons, pipe{dir: real, serves: serves})
 		case errors.Is(err, unix.EXDEV):
 			daemons = append(daemons, pipe{dir: dir})
 		}
 	}
 	ps.seen.daemons = daemons
-	return daemons
 }
 
 // isRoots reports whether only root makes and mounts files at a pipe directory. A daemon that

@@ -7,7 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/hostpath/hostpathtest"
 )
 
 // list writes the kernel's list of sockets, with these lines at its end.
@@ -57,7 +61,7 @@ func TestAUsersSocketsHideNoDaemon(t *testing.T) {
 		},
 		"links to it": func(s *scene, daemon string) {
 			lines := ""
-			for i := range 2 * maxPipes {
+			for i := range 2 * maxUsers {
 				lines += listed(s.Link("data/mps", fmt.Sprintf("link%d", i)) + "/control")
 			}
 			s.list(lines + daemon)
@@ -67,7 +71,7 @@ func TestAUsersSocketsHideNoDaemon(t *testing.T) {
 		},
 		"sockets of a user": func(s *scene, daemon string) {
 			lines := ""
-			for i := range maxPipes {
+			for i := range maxUsers {
 				s.deadMPS(fmt.Sprintf("user/%d", i))
 				path := s.Path(fmt.Sprintf("user/%d/control", i))
 				s.Must(os.Chown(path, 1000, 1000))
@@ -76,9 +80,32 @@ func TestAUsersSocketsHideNoDaemon(t *testing.T) {
 			s.list(lines + daemon)
 		},
 		"forged lines": func(s *scene, daemon string) {
+			var lines strings.Builder
+			for i := range 2 * maxListed {
+				lines.WriteString(forged(fmt.Sprintf("/etc/%d/control", i)))
+			}
+			s.list(lines.String() + daemon)
+		},
+		"forged lines of our daemons": func(s *scene, daemon string) {
+			var lines strings.Builder
+			for i := range 2*maxListed + maxRoots {
+				lines.WriteString(forged(s.Path(fmt.Sprintf("data/run/mps/%d/pipe/control", i))))
+			}
+			s.node.Policy.RunDir = s.Path("data/run")
+			s.list(lines.String() + daemon)
+		},
+		"forged lines below the mount": func(s *scene, daemon string) {
+			var lines strings.Builder
+			for i := range 2 * maxListed {
+				lines.WriteString(forged(s.Path(fmt.Sprintf("data/%d/control", i))))
+			}
+			s.list(lines.String() + daemon)
+		},
+		"sockets of root in a container": func(s *scene, daemon string) {
 			lines := ""
-			for i := range maxListed - 1 {
-				lines += forged(fmt.Sprintf("/etc/%d/control", i))
+			for i := range 2 * maxUsers {
+				s.deadMPS(fmt.Sprintf("user/%d", i))
+				lines += listed(s.Path(fmt.Sprintf("user/%d/control", i)))
 			}
 			s.list(lines + daemon)
 		},
@@ -88,16 +115,70 @@ func TestAUsersSocketsHideNoDaemon(t *testing.T) {
 			hide(s, listed(s.mps("data/mps")+"/control"))
 			s.bind(s.Path("data"), "/x")
 			s.wantHits("gpu-socket | mount:/x | T/data | never")
-			daemons, listens := s.facts().pipes.directories(), 0
+			daemons, listens := s.facts().pipes.directoriesFor(s.Path("data")), 0
 			for _, d := range daemons {
 				if d.dir == s.Path("data/mps") {
 					listens++
 				}
 			}
-			if listens != 1 || len(daemons) > maxPipes {
+			if listens != 1 || len(daemons) > len(mpsDefaults)+2*maxUsers+1 {
 				t.Errorf("%d directories, and that of the daemon %d times", len(daemons), listens)
 			}
 		})
+	}
+}
+
+// TestNamesOnOtherMountsHideNoDaemon that is on another mount, too, as below a /var of its own.
+func TestNamesOnOtherMountsHideNoDaemon(t *testing.T) {
+	hostpathtest.OwnMounts(t)
+	s := newScene(t)
+	s.Must(unix.Mount("tmpfs", s.Mkdir("data"), "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { _ = unix.Unmount(s.Path("data"), 0) })
+	var lines strings.Builder
+	for i := range 2 * maxListed {
+		lines.WriteString(forged(fmt.Sprintf("/proc/%d/control", i)))
+	}
+	s.list(lines.String() + listed(s.mps("data/mps")+"/control"))
+	s.bind(s.Path("data"), "/x")
+	s.wantHits("gpu-socket | mount:/x | T/data | never")
+}
+
+// TestLooksAreBounded: however many mounts a container has.
+func TestLooksAreBounded(t *testing.T) {
+	s := newScene(t)
+	s.list("")
+	ps := &s.facts().pipes
+	ps.seen.daemons = []pipe{{dir: "/proc/1"}}
+	ps.seen.walks = maxNames - 3
+	for range 9 {
+		if ps.daemonBelow("/", false); ps.seen.unlisted != "" {
+			break
+		}
+	}
+	if ps.seen.walks != maxNames+1 {
+		t.Errorf("%d looks, and %q", ps.seen.walks, ps.seen.unlisted)
+	}
+	looked := 0
+	first, second := ps.atMost(3, &looked, []string{"a", "b"}), ps.atMost(3, &looked, []string{"c", "d"})
+	if len(first) != 2 || len(second) != 1 || len(ps.atMost(3, &looked, []string{"e"})) != 0 {
+		t.Errorf("%q and %q, %d", first, second, looked)
+	}
+}
+
+// TestADescriptorNotesWhatWasNotSearched, also at an exec.
+func TestADescriptorNotesWhatWasNotSearched(t *testing.T) {
+	s := newScene(t)
+	s.Mkdir("proc/net/unix")
+	path := s.Mkdir("data")
+	at, err := host.Resolve(path)
+	s.Must(err)
+	s.caller.Descriptors = []host.Descriptor{{Number: 3, ResolvedFile: at}}
+	for name, find := range map[string]func(Spec, Caller, NodeFacts) (grant.Request, error){
+		"create": Find, "exec": FindHanded} {
+		r, err := find(s.spec, s.caller, s.node)
+		if s.Must(err); len(r.Noted) != 1 || !strings.HasPrefix(r.Noted[0], "not all places were searched") {
+			t.Errorf("%s: noted %q", name, r.Noted)
+		}
 	}
 }
 
@@ -113,12 +194,9 @@ func TestTooManyNames(t *testing.T) {
 		lines += forged(fmt.Sprintf("/etc/%d/control", i))
 	}
 	s.list(lines + listed(s.Path("nvidia-mps/control")))
-	if _, others, err := s.facts().pipes.listed(); len(others) != maxListed+1 || err != nil {
-		t.Errorf("%d names are kept (%v)", len(others), err)
-	}
 	s.bind(s.Mkdir("data"), "/x")
 	s.wantHits()
-	want := []string{"more than 1000 directories have a listening socket called control, by " +
+	want := []string{"more than 5000 directories have a listening socket called control, by " +
 		"/proc/net/unix: not all of them were searched for an MPS daemon"}
 	if r := s.find(); !slices.Equal(r.Noted, want) {
 		t.Errorf("noted %q", r.Noted)
@@ -130,6 +208,24 @@ func TestTooManyNames(t *testing.T) {
 	s.list(lines)
 	if r := s.find(); r.Noted != nil {
 		t.Errorf("noted %q", r.Noted)
+	}
+}
+
+// TestNamesAreBounded: so is the memory that they take.
+func TestNamesAreBounded(t *testing.T) {
+	s := newScene(t)
+	var lines strings.Builder
+	for i := range maxNames + 2 {
+		lines.WriteString(listed(fmt.Sprintf("/etc/%d/control", i)))
+	}
+	s.list(lines.String())
+	ps := &s.facts().pipes
+	_, others, err := ps.listed()
+	if len(others) != maxNames || err != nil || ps.seen.unlisted == "" {
+		t.Errorf("%d names are kept (%v), and noted %q", len(others), err, ps.seen.unlisted)
+	}
+	if ps.daemonBelow("/etc", false); len(ps.seen.unseen) > 0 {
+		t.Errorf("%d names below the mount were not looked at", len(ps.seen.unseen))
 	}
 }
 
@@ -163,7 +259,7 @@ func TestAListThatCannotBeRead(t *testing.T) {
 			s.wantHits(c.want...)
 			noted := s.find().Noted
 			if name != "the directory itself" && (len(noted) != 1 ||
-				!strings.HasPrefix(noted[0], "only the usual places were searched for MPS daemons: ")) {
+				!strings.HasPrefix(noted[0], "not all places were searched for MPS daemons: ")) {
 				t.Errorf("noted %q", noted)
 			}
 		})

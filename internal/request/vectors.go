@@ -43,6 +43,7 @@ func Find(spec Spec, caller Caller, node NodeFacts) (grant.Request, error) {
 	for i := range vectors {
 		vectors[i].find(f).addTo(&r)
 	}
+	unsearched(f).addTo(&r)
 	r.Capabilities, r.Compat32 = driverCapabilities(f)
 	r.References, r.Injected = references(f), injected(f)
 	r.Allocations, r.MustAdopt = allocations(f), adoptMark(f)
