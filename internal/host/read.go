@@ -61,8 +61,8 @@ func readRest(fd int, path string, data []byte, limit, whole int) ([]byte, error
 }
 
 // eachLine calls do with each line of a file, without its end, until do returns false. More than
-// limit bytes are an error, once do has seen the lines before; so is a line from 64 kB on. do may not
-// keep the line.
+// limit bytes are an error, once do has seen the lines before; so is a line from 64 kB on. do may
+// not keep the line.
 func eachLine(path string, limit int, do func(line []byte) bool) error {
 	if err := before(Step{Kind: Reads, Path: path}); err != nil {
 		return err
