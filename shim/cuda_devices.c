@@ -206,7 +206,8 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 }
 
 /* The last release destroys the primary context, and only the driver knows how many users there
- * are. */
+ * are. Where there was none, a reset succeeds and frees nothing: contexts that the program made keep
+ * what they have. */
 static CUresult finish_release(CUresult r, CUdevice ordinal)
 {
     unsigned int flags;
@@ -217,6 +218,7 @@ static CUresult finish_release(CUresult r, CUdevice ordinal)
     if (r != CUDA_SUCCESS || ordinal < 0 || ordinal >= ORDINALS) return r;
     if (REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) || active) return r;
     context = __atomic_exchange_n(&primary[ordinal], 0, __ATOMIC_RELAXED);
+    if (!context) return r;
     if (track_remove(TRACK_CONTEXT, context, &t)) uncount(&t);
     __atomic_store_n(&counted[ordinal], 0, __ATOMIC_SEQ_CST);
     uncount_context(context);

@@ -372,6 +372,30 @@ static void a_reset_ends_executable_graphs(void)
     IS(cuMemAlloc_v2(&p, GRANT * MIB), 0, "all can be allocated");
 }
 
+/* The primary context was never made. The program has one of its own. */
+static void a_reset_without_a_primary_context_ends_nothing(void)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = props, .bytesize = 100 * MIB};
+    CUmemoryPool pool;
+    CUgraph g;
+    CUgraphNode n;
+    CUgraphExec e;
+    CUdeviceptr p;
+
+    begin(0);
+    IS(cuMemPoolCreate(&pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, pool, NULL) |
+       cuMemPoolDestroy(pool), 0, "a pool, destroyed with a pointer");
+    IS(cuGraphCreate(&g, 0) | cuGraphAddMemAllocNode(&n, g, NULL, 0, &node) |
+       cuGraphInstantiateWithFlags(&e, g, 0), 0, "and a graph that is instantiated");
+    IS(cuDevicePrimaryCtxReset_v2(0), 0, "reset");
+    IS(free_mib(), GRANT - 164, "both still count");
+    IS(cuGraphLaunch(e, NULL), 0, "the graph is launched");
+    IS(fakedriverMine(0), 164 * MIB, "and the driver has both");
+    IS(cuMemFreeAsync(p, NULL) | cuMemFreeAsync(node.dptr, NULL) | cuGraphExecDestroy(e), 0, "freed");
+    IS(free_mib(), GRANT, "nothing counts");
+}
+
 static void graph_memory_is_counted_when_it_is_instantiated(void) /* core #67 #181 #192 */
 {
     CUDA_MEM_ALLOC_NODE_PARAMS node = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 100 * MIB};
@@ -499,6 +523,7 @@ const struct tap_test pool_tests[] = {
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
     TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs),
+    TEST(a_reset_without_a_primary_context_ends_nothing),
     TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
 };
