@@ -185,9 +185,9 @@ CUresult pool_allocate(const struct allocator *a, CUdeviceptr *ptr, size_t bytes
 
 /* The entry gives up the handle before the driver is called. Otherwise another thread could ask the
  * driver about a pool that is gone, or find this entry for a new pool that gets the same handle. If
- * the driver refuses, as for a device's default pool, the handle returns. Allocations from such a
- * pool in between have made a second entry, and both count until the pointers of this one are
- * freed. */
+ * the driver refuses, as for a device's default pool, the handle returns, unless another thread has
+ * used the pool in between and so made a second entry. That one has the handle then. This one counts
+ * what its pointers use, until they are freed. */
 CUresult pool_destroy(CUmemoryPool handle)
 {
     struct pool *p;
@@ -204,7 +204,7 @@ CUresult pool_destroy(CUmemoryPool handle)
     if (!p) return r;
     os_spin_lock(&lock);
     p->pending--;
-    if (r != CUDA_SUCCESS) p->handle = handle;
+    if (r != CUDA_SUCCESS && !find(handle)) p->handle = handle;
     free_if_unused(p);
     os_spin_unlock(&lock);
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED); /* pools_update did not look at this pool */

@@ -207,6 +207,45 @@ static void a_new_pool_is_not_forgotten_with_an_old_one(void)
     IS(forgotten, 0, "always count");
 }
 
+static CUmemoryPool default_pool(void)
+{
+    CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = NULL;
+
+    cuMemGetDefaultMemPool(&pool, &here, CU_MEM_ALLOCATION_TYPE_PINNED);
+    return pool;
+}
+
+static void *destroy_the_default_pool(void *done)
+{
+    while (!__atomic_load_n((int *)done, __ATOMIC_RELAXED)) cuMemPoolDestroy(default_pool());
+    return NULL;
+}
+
+static void a_pool_that_cannot_be_destroyed_counts_once(void)
+{
+    uint64_t keep = UINT64_MAX;
+    int done = 0, failed = 0;
+    CUdeviceptr p;
+    pthread_t t;
+
+    begin(0);
+    IS(cuMemPoolSetAttribute(default_pool(), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep), 0,
+       "the default pool keeps everything");
+    pthread_create(&t, NULL, destroy_the_default_pool, &done);
+    for (int i = 0; i < 300; i++) {
+        failed |= cuMemAllocFromPoolAsync(&p, MIB, default_pool(), NULL);
+        failed |= cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
+        usleep(i);
+    }
+    __atomic_store_n(&done, 1, __ATOMIC_RELAXED);
+    pthread_join(t, NULL);
+    IS(failed, 0, "it is used beside a thread that tries to destroy it");
+    IS(fakedriverMine(0), 32 * MIB, "what it holds");
+    IS(cuStreamSynchronize(NULL), 0, "synchronised");
+    IS(free_mib(), GRANT - 32, "counts once");
+}
+
 static void pools_of_other_locations(void)
 {
     static const int unnamed[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA};
@@ -520,6 +559,7 @@ const struct tap_test pool_tests[] = {
     TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
     TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools),
     TEST(a_new_pool_is_not_forgotten_with_an_old_one),
+    TEST(a_pool_that_cannot_be_destroyed_counts_once),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
     TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs),

@@ -163,7 +163,7 @@ static CUresult destroy(CUmemoryPool p)
 API CUresult cuMemPoolDestroy(CUmemoryPool p)
 {
     CUresult r = destroy(p);
-    if (r == CUDA_SUCCESS) usleep(100);
+    usleep(100);
     return r;
 }
 API CUresult cuMemPoolSetAttribute(CUmemoryPool p, int attribute, void *value)
