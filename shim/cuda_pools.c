@@ -14,6 +14,7 @@ struct pool {
     bool taken;
     int device;           /* or POOL_OF_HOST */
     uint64_t used;        /* bytes of allocations */
+    uint64_t asked;       /* those of them that the driver has not answered yet */
     uint64_t charged;     /* bytes in the account */
     uint64_t chunk;       /* by which the pool grows: CHUNK until it is seen to be less */
     unsigned int pending; /* allocations and destructions that the driver has not answered yet */
@@ -119,8 +120,11 @@ static struct pool *begin(CUmemoryPool handle, int device, uint64_t bytes)
 
     os_spin_lock(&lock);
     p = find_or_add(handle, device);
-    if (p && charge(p, bytes)) p->pending++;
-    else p = NULL;
+    if (p && !charge(p, bytes)) p = NULL;
+    if (p) {
+        p->asked += bytes;
+        p->pending++;
+    }
     os_spin_unlock(&lock);
     return p;
 }
@@ -139,6 +143,7 @@ static bool end(struct pool *p, uint64_t bytes, bool allocated)
     bool fits = true;
 
     os_spin_lock(&lock);
+    p->asked -= bytes;
     p->pending--;
     if (!allocated) p->used -= bytes;
     fits = update(p) || !allocated;
@@ -236,15 +241,15 @@ static void ignore(const struct track *t) { (void)t; }
 
 /* The pointers are forgotten. Their memory leaves the account when the driver says that the pool no
  * longer holds it. It cannot be asked about a destroyed pool: without pointers, that one is
- * gone. */
+ * gone, at the end of cuMemPoolDestroy if another thread is in it. */
 void pools_reset(int device)
 {
     if (device < 0) return;
     track_remove_if(is_of_device, (uint64_t)device, ignore);
     os_spin_lock(&lock);
     for (struct pool *p = pools; p; p = p->next)
-        if (p->taken && p->device == device && p->pending == 0) {
-            p->used = 0;
+        if (p->taken && p->device == device) {
+            p->used = p->asked;
             free_if_unused(p);
         }
     os_spin_unlock(&lock);

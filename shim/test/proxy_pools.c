@@ -382,6 +382,46 @@ static void a_reset_ends_destroyed_pools(void)
     IS(free_mib(), GRANT, "and does not count");
 }
 
+struct destruction { CUmemoryPool pool; int begins; };
+
+static void *destroy_pool(void *destruction)
+{
+    struct destruction *d = destruction;
+
+    __atomic_store_n(&d->begins, 1, __ATOMIC_RELEASE);
+    cuMemPoolDestroy(d->pool);
+    return NULL;
+}
+
+/* In most rounds the reset comes before the other thread's call returns. */
+static void a_reset_while_a_pool_is_destroyed(void)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    int failed = 0, ended = 0, counts = 0;
+    CUcontext c;
+    CUdeviceptr p;
+    pthread_t t;
+
+    cuInit(0);
+    for (int i = 0; i < 100; i++) {
+        struct destruction d = {.begins = 0};
+        failed |= cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c);
+        failed |= cuMemPoolCreate(&d.pool, &props) | cuMemAllocFromPoolAsync(&p, 64 * MIB, d.pool, NULL);
+        pthread_create(&t, NULL, destroy_pool, &d);
+        while (!__atomic_load_n(&d.begins, __ATOMIC_ACQUIRE)) sched_yield();
+        usleep(i % 50);
+        failed |= cuDevicePrimaryCtxReset_v2(0);
+        pthread_join(t, NULL);
+        failed |= cuDevicePrimaryCtxRetain(&c, 0) | cuCtxSetCurrent(c);
+        ended += fakedriverMine(0) == 0;
+        counts += fakedriverMine(0) == 0 && free_mib() != GRANT;
+        failed |= cuDevicePrimaryCtxReset_v2(0);
+    }
+    IS(failed, 0, "resets while another thread destroys a pool with a pointer");
+    OK(ended > 0, "the driver ended the pool %d times", ended);
+    IS(counts, 0, "after which it never counts");
+}
+
 static void a_reset_ends_executable_graphs(void)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS node = {
@@ -562,7 +602,8 @@ const struct tap_test pool_tests[] = {
     TEST(a_pool_that_cannot_be_destroyed_counts_once),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
-    TEST(a_reset_ends_destroyed_pools), TEST(a_reset_ends_executable_graphs),
+    TEST(a_reset_ends_destroyed_pools), TEST(a_reset_while_a_pool_is_destroyed),
+    TEST(a_reset_ends_executable_graphs),
     TEST(a_reset_without_a_primary_context_ends_nothing),
     TEST(graph_memory_is_counted_when_it_is_instantiated),
     TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
