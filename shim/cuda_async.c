@@ -39,6 +39,7 @@ static CUresult allocate(struct allocator *a, CUdeviceptr *p, size_t bytes)
 
     if (!p || !bytes || is_capturing(a->stream, a->per_thread)) return call_driver(a, p, bytes);
     if ((r = location_of_stream(a->stream, &l)) != CUDA_SUCCESS) return r;
+    a->ordinal = l.ordinal;
     if (!a->pool && (r = REAL(cuDeviceGetMemPool)(&a->pool, l.ordinal)) != CUDA_SUCCESS) return r;
     r = l.device < 0 ? CUDA_ERROR_OUT_OF_MEMORY : pool_allocate(a, p, bytes, l.device);
     if (r != CUDA_ERROR_OUT_OF_MEMORY || !(pools_update() | left_update())) return r;
@@ -79,17 +80,17 @@ static void add_device_pool(CUmemoryPool pool)
 
 API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
 {
-    struct allocator a = {s, false, NULL, REAL(cuMemAllocAsync), NULL, REAL(cuMemFreeAsync)};
+    struct allocator a = {s, false, NULL, REAL(cuMemAllocAsync), NULL, REAL(cuMemFreeAsync), 0};
     return allocate(&a, p, bytes);
 }
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *p, size_t bytes, CUstream s)
 {
-    struct allocator a = {s, true, NULL, REAL(cuMemAllocAsync_ptsz), NULL, REAL(cuMemFreeAsync_ptsz)};
+    struct allocator a = {s, true, NULL, REAL(cuMemAllocAsync_ptsz), NULL, REAL(cuMemFreeAsync_ptsz), 0};
     return allocate(&a, p, bytes);
 }
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-    struct allocator a = {s, false, pool, NULL, REAL(cuMemAllocFromPoolAsync), REAL(cuMemFreeAsync)};
+    struct allocator a = {s, false, pool, NULL, REAL(cuMemAllocFromPoolAsync), REAL(cuMemFreeAsync), 0};
 
     if (!pool) return call_driver(&a, p, bytes);
     add_device_pool(pool);
@@ -97,7 +98,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool 
 }
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-    struct allocator a = {s, true, pool, NULL, REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuMemFreeAsync_ptsz)};
+    struct allocator a = {s, true, pool, NULL, REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuMemFreeAsync_ptsz), 0};
 
     if (!pool) return call_driver(&a, p, bytes);
     add_device_pool(pool);

@@ -11,7 +11,9 @@ enum { CHUNK = 32 << 20 };
 struct pool {
     struct pool *next;
     CUmemoryPool handle;  /* NULL: destroyed, or the driver has been called to destroy it */
+    CUmemoryPool gone;    /* its handle then, until a pool with this handle is entered */
     bool taken;
+    bool in_destruction;  /* cuMemPoolDestroy has not returned yet */
     int device;           /* or POOL_OF_HOST */
     uint64_t used;        /* bytes of allocations */
     uint64_t asked;       /* those of them that the driver has not answered yet */
@@ -29,6 +31,17 @@ static struct pool *find(CUmemoryPool handle)
     for (struct pool *p = pools; p; p = p->next)
         if (p->taken && handle && p->handle == handle) return p;
     return NULL;
+}
+
+/* find_gone returns the entry of a destroyed pool. The entry may be free, and lose the handle when
+ * another pool gets it. */
+static struct pool *find_gone(CUmemoryPool handle)
+{
+    struct pool *one = NULL;
+
+    for (struct pool *p = pools; p; p = p->next)
+        if (handle && p->gone == handle && (!one || p->in_destruction)) one = p;
+    return one;
 }
 
 /* more_pools returns a list of new entries, NULL if there is no memory for them. */
@@ -51,6 +64,7 @@ static struct pool *find_or_add(CUmemoryPool handle, int device)
     if (!*at) __atomic_store_n(at, more_pools(), __ATOMIC_RELEASE);
     p = *at;
     if (!p) return NULL;
+    for (struct pool *q; (q = find_gone(handle));) q->gone = NULL;
     *p = (struct pool){.next = p->next, .handle = handle, .taken = true, .device = device, .chunk = CHUNK};
     return p;
 }
@@ -112,20 +126,43 @@ static bool charge(struct pool *p, uint64_t bytes)
     return true;
 }
 
-/* begin charges a pool for an allocation before the driver is called. NULL: the allocation does not
- * fit, or there is no memory for an entry. */
-static struct pool *begin(CUmemoryPool handle, int device, uint64_t bytes)
+/* begin charges the allocator's pool for an allocation before the driver is called. NULL: the
+ * allocation does not fit, or there is no memory for an entry, or *gone: another thread has
+ * destroyed the pool since cuDeviceGetMemPool. Such a pool must not be entered, because the driver
+ * would be asked about it. While cuMemPoolDestroy runs, its entry counts the allocation: the driver
+ * still uses the pool, or takes the memory from another one, which counts it, too, if it is
+ * updated. */
+static struct pool *begin(const struct allocator *a, int device, uint64_t bytes, bool *gone)
 {
     struct pool *p;
 
     os_spin_lock(&lock);
-    p = find_or_add(handle, device);
-    if (p && !charge(p, bytes)) p = NULL;
+    p = find(a->pool);
+    if (!p && a->from_device) p = find_gone(a->pool);
+    *gone = p && !p->handle && !p->in_destruction;
+    if (!p) p = find_or_add(a->pool, device);
+    if (p && (*gone || !charge(p, bytes))) p = NULL;
     if (p) {
         p->asked += bytes;
         p->pending++;
     }
     os_spin_unlock(&lock);
+    return p;
+}
+
+/* begin_anew looks up the current pool again as often as it is gone. The driver may also have given
+ * a destroyed pool's handle to a pool that is not entered yet. */
+static struct pool *begin_anew(struct allocator *a, int device, uint64_t bytes)
+{
+    bool gone;
+    struct pool *p = begin(a, device, bytes, &gone);
+
+    for (int tries = 0; gone && tries < 3; tries++) {
+        CUmemoryPool before = a->pool;
+        if (REAL(cuDeviceGetMemPool)(&a->pool, a->ordinal)) return NULL;
+        if (a->pool == before) pools_add(a->pool, device);
+        p = begin(a, device, bytes, &gone);
+    }
     return p;
 }
 
@@ -165,10 +202,10 @@ void pool_release(const struct track *t)
     __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
 }
 
-CUresult pool_allocate(const struct allocator *a, CUdeviceptr *ptr, size_t bytes, int device)
+CUresult pool_allocate(struct allocator *a, CUdeviceptr *ptr, size_t bytes, int device)
 {
     struct track t = {.kind = TRACK_POOLED, .bytes = bytes, .device = -1}, old;
-    struct pool *p = begin(a->pool, device, bytes);
+    struct pool *p = begin_anew(a, device, bytes);
     bool fits;
     CUresult r;
 
@@ -202,6 +239,8 @@ CUresult pool_destroy(CUmemoryPool handle)
     p = find(handle);
     if (p) {
         p->handle = NULL;
+        p->gone = handle;
+        p->in_destruction = true;
         p->pending++;
     }
     os_spin_unlock(&lock);
@@ -209,6 +248,8 @@ CUresult pool_destroy(CUmemoryPool handle)
     if (!p) return r;
     os_spin_lock(&lock);
     p->pending--;
+    p->in_destruction = false;
+    if (r != CUDA_SUCCESS) p->gone = NULL;
     if (r != CUDA_SUCCESS && !find(handle)) p->handle = handle;
     free_if_unused(p);
     os_spin_unlock(&lock);
@@ -259,7 +300,7 @@ void pools_reset(int device)
 
 void pools_forget(void)
 {
-    for (struct pool *p = pools; p; p = p->next) p->taken = false;
+    for (struct pool *p = pools; p; p = p->next) p->taken = false, p->gone = NULL;
     lock.held = 0;
     overcharged = 0;
 }

@@ -27,6 +27,7 @@ struct allocator {
     CUresult (*from_device)(CUdeviceptr *, size_t, CUstream); /* one of these two is set */
     CUresult (*from_pool)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
     CUresult (*free)(CUdeviceptr, CUstream);
+    CUdevice ordinal; /* of the stream */
 };
 
 static inline CUresult call_driver(const struct allocator *a, CUdeviceptr *p, size_t bytes)
@@ -35,8 +36,9 @@ static inline CUresult call_driver(const struct allocator *a, CUdeviceptr *p, si
 }
 
 /* pool_allocate calls the driver if the allocation fits, counts it and tracks it. a->pool is the
- * pool that the driver will use. An unknown pool is entered with the given device. */
-CUresult pool_allocate(const struct allocator *a, CUdeviceptr *p, size_t bytes, int device);
+ * pool that the driver will use. An unknown pool is entered with the given device. If another
+ * thread has destroyed the device's current pool, a->pool is then the new one. */
+CUresult pool_allocate(struct allocator *a, CUdeviceptr *p, size_t bytes, int device);
 
 /* pool_release subtracts a freed pointer's bytes, t->bytes, from its pool, whose entry is at
  * t->link. */

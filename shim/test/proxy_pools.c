@@ -246,6 +246,44 @@ static void a_pool_that_cannot_be_destroyed_counts_once(void)
     IS(free_mib(), GRANT - 32, "counts once");
 }
 
+static void *destroy_current_pools(void *done)
+{
+    CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemoryPool pool;
+
+    while (!__atomic_load_n((int *)done, __ATOMIC_RELAXED)) {
+        if (cuMemPoolCreate(&pool, &props)) continue;
+        cuDeviceSetMemPool(0, pool);
+        usleep(50);
+        cuMemPoolDestroy(pool);
+        usleep(100);
+    }
+    return NULL;
+}
+
+/* The stand-in driver ends the process at a question about a destroyed pool. */
+static void the_current_pool_is_destroyed(void)
+{
+    int done = 0, failed = 0;
+    CUdeviceptr p;
+    pthread_t t;
+
+    begin(0);
+    pthread_create(&t, NULL, destroy_current_pools, &done);
+    for (int i = 0; i < 3000; i++) {
+        failed |= cuMemAllocAsync(&p, MIB, NULL);
+        failed |= cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL);
+    }
+    __atomic_store_n(&done, 1, __ATOMIC_RELAXED);
+    pthread_join(t, NULL);
+    IS(failed, 0, "allocations beside a thread that destroys the device's current pool");
+    OK(fakedriverPeak(0) <= GRANT * MIB, "never had more than the grant: %llu MiB", fakedriverPeak(0) / MIB);
+    IS(cuMemAllocAsync(&p, MIB, NULL) | cuMemFreeAsync(p, NULL) | cuStreamSynchronize(NULL), 0,
+       "one more");
+    IS(fakedriverMine(0), 0, "all is freed");
+    IS(free_mib(), GRANT, "and nothing counts");
+}
+
 static void pools_of_other_locations(void)
 {
     static const int unnamed[] = {CU_MEM_LOCATION_TYPE_NONE, CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA};
@@ -599,7 +637,7 @@ const struct tap_test pool_tests[] = {
     TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
     TEST(a_thousand_pools), TEST(threads_create_and_destroy_pools),
     TEST(a_new_pool_is_not_forgotten_with_an_old_one),
-    TEST(a_pool_that_cannot_be_destroyed_counts_once),
+    TEST(a_pool_that_cannot_be_destroyed_counts_once), TEST(the_current_pool_is_destroyed),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
     TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
     TEST(a_reset_ends_destroyed_pools), TEST(a_reset_while_a_pool_is_destroyed),

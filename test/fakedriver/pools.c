@@ -79,11 +79,19 @@ API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *p, CUdevice d)
     *p = defaults[d];
     return CUDA_SUCCESS;
 }
-API CUresult cuDeviceGetMemPool(CUmemoryPool *p, CUdevice d)
+static CUresult get_pool(CUmemoryPool *p, CUdevice d)
 {
     GUARD;
     CUresult r = cuDeviceGetDefaultMemPool(p, d);
     if (r == CUDA_SUCCESS && object_is(chosen[d], OBJECT_POOL)) *p = chosen[d];
+    return r;
+}
+
+/* Other threads may destroy the pool before the call returns: here they always can. */
+API CUresult cuDeviceGetMemPool(CUmemoryPool *p, CUdevice d)
+{
+    CUresult r = get_pool(p, d);
+    if (r == CUDA_SUCCESS && *p != defaults[d]) usleep(50);
     return r;
 }
 API CUresult cuDeviceSetMemPool(CUdevice d, CUmemoryPool p)
@@ -330,7 +338,7 @@ API CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream s)
 
     CHECK(context_of(s), CUDA_ERROR_INVALID_CONTEXT);
     if (*capture_of(s)) return graph_add_memory(*capture_of(s), context_of(s)->device, bytes, p);
-    cuDeviceGetMemPool(&pool, context_of(s)->device);
+    get_pool(&pool, context_of(s)->device);
     return take(p, bytes, pool);
 }
 

@@ -168,7 +168,8 @@ func TestUnderThreadSanitizer(t *testing.T) {
 	})
 	t.Run("libcuda", func(t *testing.T) {
 		each(t, env, stage(t, "threads")+"/bin/proxy_test", only("threads",
-			"threads_create_and_destroy_pools", "a_new_pool_is_not_forgotten_with_an_old_one"),
+			"threads_create_and_destroy_pools", "a_new_pool_is_not_forgotten_with_an_old_one",
+			"a_pool_that_cannot_be_destroyed_counts_once", "the_current_pool_is_destroyed"),
 			"setarch", "-R")
 	})
 }
