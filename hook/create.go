@@ -46,7 +46,7 @@ func (c *call) readCreate() (a node.Create, r caller, pid int, err error) {
 		a.RestoresRules = oci.RestoresRules(r.argv)
 		// a version that cannot be read refuses it
 		version, _ := host.VersionOf(c.path(os.Getppid(), "exe"), 10*time.Second)
-		a.RestoredOutside = r.RestoredOutside(version, r.argv, c.host.DevicesOnV1())
+		a.RestoredOutside = r.RestoredOutside(version, r.argv, host.DevicesOnV1(c.host))
 	}
 	a.Timeout = node.MaxTimeout
 	a.Live = &node.Live{Creators: r.ancestors, Unknown: unknown}

@@ -137,7 +137,7 @@ func (w *wrapper) create() error {
 	if asked.Restored {
 		asked.RestoresRules = oci.RestoresRules(w.argv)
 		version, _ := host.VersionOf(w.real, versionTimeout) // one that cannot be read refuses it
-		asked.RestoredOutside = w.RestoredOutside(version, w.argv, w.node.Host.DevicesOnV1())
+		asked.RestoredOutside = w.RestoredOutside(version, w.argv, host.DevicesOnV1(w.node.Host))
 	}
 	d := w.node.Admit(asked)
 	if d.NotEnforced != "" {

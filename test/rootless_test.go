@@ -14,6 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -234,6 +235,7 @@ func TestRootlessPodman(t *testing.T) {
 	const common = "[engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\nlock_type = " +
 		"\"file\"\n[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"
 	rig.Mount(t, "tmpfs", "/etc/containers", "tmpfs", 0, "mode=755")
+	rig.Mount(t, "tmpfs", "/var/lib", "tmpfs", 0, "mode=755")
 	must(t, os.MkdirAll("/etc/containers/containers.conf.d", 0o755),
 		os.WriteFile("/etc/containers/containers.conf", []byte(common), 0o644),
 		os.WriteFile("/etc/containers/containers.conf.d/zz-gpuledger.conf",
@@ -257,6 +259,14 @@ func TestRootlessPodman(t *testing.T) {
 			t.Errorf("%s: %+v, want it started", name, r)
 		}
 	}
+	// Podman hands on no GPULEDGER_CONFIG, so the wrapper has the default one: of a node without an
+	// inventory, and then with one, which users may not read.
+	if host.Default().HasNVIDIA() {
+		t.Log("misses a machine without a GPU: that the node's /dev is harmless there is not shown")
+	} else if r := podman("-v", "/dev:/dev"); r.Code != 0 || !strings.HasSuffix(r.Stdout, "started\n") {
+		t.Errorf("the node's /dev, without a GPU: %+v, want it started", r)
+	}
+	must(t, os.Mkdir("/var/lib/gpuledger", 0o700))
 	for name, options := range map[string][]string{"all GPUs by the environment": {
 		"-e", "NVIDIA_VISIBLE_DEVICES=all"}, "the node's /dev": {"-v", "/dev:/dev"},
 		"a GPU's node":            {"--device", "/run/tenant/gpu:/dev/nvidia0"},

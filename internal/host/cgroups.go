@@ -12,7 +12,7 @@ import (
 )
 
 // DevicesOnV1 reports whether device rules are those of a cgroup of version 1, which are files.
-func (h Host) DevicesOnV1() bool {
+func DevicesOnV1(h Host) bool {
 	_, err := os.Lstat(filepath.Join(h.Sys, "fs/cgroup/devices/cgroup.procs"))
 	return err == nil
 }

@@ -6,6 +6,8 @@
 package node
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -102,15 +104,18 @@ func (n *Node) finder(inventory func() (grant.Inventory, *grant.Problem)) reques
 	return f
 }
 
-// known reports whether the snapshot has GPUs, of whatever boot it is. One that is there and cannot
-// be read could have some.
+// known reports whether the snapshot has GPUs, of whatever boot it is. One that cannot be read, or
+// whose place is not known, could have some.
 func known(n *Node, inventory func() (grant.Inventory, *grant.Problem)) bool {
+	if n.Broken != nil {
+		return true
+	}
 	inv, problem := inventory()
 	if problem == nil || problem.Code != grant.InventoryMissing {
 		return len(inv.GPUs) > 0
 	}
-	_, err := os.Lstat(gpu.Path(n.Policy.StateDir))
-	return err == nil
+	_, err := os.Lstat(gpu.Path(n.Policy.StateDir)) // a user without root may not look
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 func simulatedDRM(inv grant.Inventory) map[int]bool {

@@ -1,11 +1,14 @@
 package request
 
-import "github.com/gpuledger/gpuledger/internal/grant"
+import (
+	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
+)
 
 // restored examines what CRIU does to the cgroups of a container that is restored from a
 // checkpoint. Its spec was judged, and its device rules may still not hold it (docs/adr/0067).
 func restored(f *containerFacts) (found vectorResult) {
-	if f.caller.RestoresRules && f.node.Host.DevicesOnV1() {
+	if f.caller.RestoresRules && host.DevicesOnV1(f.node.Host) {
 		found.hit(grant.Hit{Vector: "option:--manage-cgroups-mode", Value: "whatever the checkpoint has",
 			Code: grant.GPUDeviceRule, Cover: grant.CoverNever})
 	}
