@@ -116,6 +116,9 @@ func TestAskIsRefused(t *testing.T) {
 		"a GPU that is not there": {together(wants("1GiB"), rig.Annotation("gpuledger.dev/gpu", "7")),
 			grant.AnnotationMismatch, `asks by annotation gpuledger.dev/gpu for a GPU that is not there`},
 		"not a size": {wants("much"), grant.AnnotationMalformed, "cannot read size"},
+		"more than those that ask may ever have": {
+			together(wants("1GiB"), rig.Annotation("gpuledger.dev/compute", "60")), grant.NoCapacity,
+			"what [ask] in its configuration leaves to containers that ask"},
 	} {
 		r := n.Bundle("c", c.edit).Create()
 		isRefused(t, r, c.code)

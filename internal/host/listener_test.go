@@ -170,7 +170,7 @@ func TestHoldsListener(t *testing.T) {
 		}
 	}
 	for name, pid := range map[string]int{"this process": os.Getpid(), "one that has ended": 1 << 30} {
-		if holds, err := Default().HoldsListener(pid, "nobody's"); holds || err != nil {
+		if holds, err := Default().HoldsListener(pid, "other"); holds || err != nil {
 			t.Errorf("%s: %v, %v", name, holds, err)
 		}
 	}

@@ -225,7 +225,7 @@ func (unlisted) HoldsListener(host.Host, int, string) (bool, error) {
 	return false, errors.New("out of memory")
 }
 
-// TestAnUnknownListenerReplacesNothing: nobody is told to end the daemon.
+// TestAnUnknownListenerReplacesNothing: the message does not say that the daemon should be ended.
 func TestAnUnknownListenerReplacesNothing(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")

@@ -373,7 +373,8 @@ func TestUnclosed(t *testing.T) {
 }
 
 // TestEverythingWithoutAGPU: on a machine without an NVIDIA GPU a container that may open every
-// device reaches none. A rule for 195 still counts: nobody but NVIDIA's driver has it.
+// device reaches none. A rule for 195 still counts: that number is NVIDIA's
+// everywhere.
 func TestEverythingWithoutAGPU(t *testing.T) {
 	on := func(cards bool, change func(*scene)) func(*scene) {
 		return func(s *scene) {
