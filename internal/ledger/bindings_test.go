@@ -25,7 +25,8 @@ func bindingOf(id grant.ID, container string) grant.Binding {
 		Bundle: "/b", Creator: self}
 }
 
-// deadBinding has a creator that cannot be: no process starts with the kernel.
+// deadBinding has a creator that cannot be: no process starts with the kernel. It is alive while a
+// process of the node is in a cgroup of the container's name.
 func deadBinding(id grant.ID, container string) grant.Binding {
 	b := bindingOf(id, container)
 	b.Creator.Start = 1
@@ -287,7 +288,8 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	old.Expires, oldBound.Expires = noon.Add(-time.Hour), noon.Add(-time.Hour)
 	draining.Draining, drainingBound.Draining = true, true
 	b.put(free, expired, old, oldBound, draining, drainingBound)
-	b.bind(bindingOf(id(4), "c4"), deadBinding(id(5), "c5"), bindingOf(id(6), "c6"), deadBinding(id(1), "c1"))
+	b.bind(bindingOf(id(4), "c4"), deadBinding(id(5), "ended"), bindingOf(id(6), "c6"),
+		deadBinding(id(1), "ended-too"))
 	sweep := func() { // a placement counts by what it returns
 		b.update(func(tx *Tx) error {
 			left, err := tx.Swept()
@@ -304,7 +306,7 @@ func TestSweepRemovesWhatIsOver(t *testing.T) {
 	b.now = noon.Add(26 * time.Hour)
 	sweep()
 	b.wantIDs(1, 4, 6)
-	if b.Bindings.Has(bindingOf("", "").RuntimeRoot, "c1") {
+	if b.Bindings.Has(bindingOf("", "").RuntimeRoot, "ended-too") {
 		t.Error("a dead binding is still there")
 	}
 	if report, err := b.Check(nil); err != nil || len(report.Findings) != 0 {

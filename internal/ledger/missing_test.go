@@ -21,7 +21,7 @@ func TestAMissingGrantIsDamage(t *testing.T) {
 	b.put(sample(2))
 	b.put(sample(3))
 	b.put(sample(4))
-	b.bind(bindingOf(id(1), "c1"), bindingOf(id(1), "c2"), bindingOf(id(2), "c3"), deadBinding(id(4), "c4"),
+	b.bind(bindingOf(id(1), "c1"), bindingOf(id(1), "c2"), bindingOf(id(2), "c3"), deadBinding(id(4), "past"),
 		bindingOf(id(3), "c5"))
 	for _, missing := range []grant.ID{id(1), id(2), id(4)} {
 		if err := os.Remove(b.files.grants.path(missing)); err != nil {
