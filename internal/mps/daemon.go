@@ -52,7 +52,8 @@ type daemon struct {
 	users      []string  // containers that use it, as of the last pass
 	lost       []string  // containers whose contexts ended with it or its server
 	lostAt     time.Time
-	toldToEnd  time.Time // zero: it was not
+	toldToEnd  time.Time // for the first time; zero: it was not
+	toldAgain  time.Time // for the last time
 }
 
 // provenSockets are the sockets on which a daemon listens, as the kernel has reported to this
@@ -68,7 +69,7 @@ func (d *daemon) now() time.Time { return d.sys().Now() }
 // facts are what a plan needs to know of the daemon.
 func (d *daemon) facts() facts {
 	return facts{name: d.name, gpus: d.state.GPUs, runs: d.runs(), toldToEnd: d.toldToEnd,
-		askedAgain: d.askedAgain}
+		toldAgain: d.toldAgain, askedAgain: d.askedAgain}
 }
 
 // runs reports whether its process runs, or may run.
@@ -93,8 +94,7 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 	case dismiss:
 		return d.dismiss(ctx, p)
 	case reportNotEnded:
-		return fmt.Errorf("the MPS daemon of %v was asked to end at %s and still runs", d.state.GPUs,
-			d.toldToEnd.UTC().Format(time.RFC3339))
+		return notEnded(d.state.GPUs, d.toldToEnd)
 	case reportSilent:
 		return fmt.Errorf("the MPS daemon of %v has no grant any more, and does not answer", d.state.GPUs)
 	}

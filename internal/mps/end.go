@@ -3,6 +3,7 @@ package mps
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
@@ -15,9 +16,19 @@ func (d *daemon) dismiss(ctx context.Context, p grant.Process) error {
 	began := d.now()
 	ctx, cancel := context.WithTimeout(ctx, allAnswers)
 	defer cancel()
+	again := !d.toldToEnd.IsZero()
 	err := d.tellToEnd(ctx, p)
 	d.putOff(err, d.now().Sub(began))
+	if err == nil && again {
+		err = notEnded(d.state.GPUs, d.toldToEnd)
+	}
 	return err
+}
+
+// notEnded is the error of a daemon that was told to end and has not.
+func notEnded(gpus []string, told time.Time) error {
+	return fmt.Errorf("the MPS daemon of %v was asked to end at %s and still runs", gpus,
+		told.UTC().Format(time.RFC3339))
 }
 
 // noGrant is the problem of a daemon that was told to end. The next one can come in a moment.
@@ -61,7 +72,11 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 	if err := c.quit(ctx); err != nil {
 		return err
 	}
-	d.toldToEnd = d.now()
+	d.toldAgain = d.now()
+	if !d.toldToEnd.IsZero() {
+		return nil
+	}
+	d.toldToEnd = d.toldAgain
 	d.log.WithField("gpus", d.state.GPUs).Info("ending the MPS daemon: its last grant is gone")
 	return nil
 }

@@ -38,6 +38,30 @@ func TestDaemonStaysForANewGrant(t *testing.T) {
 	}
 }
 
+// TestADaemonThatDoesNotEndIsToldAgain: the program that tells a daemon to end may not have reached
+// it, and print that in words that gpuledgerd does not know.
+func TestADaemonThatDoesNotEndIsToldAgain(t *testing.T) {
+	ctx := context.Background()
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	must(t, s.pass(ctx, d, true))
+	s.asked(d)
+	for i, c := range []struct {
+		action   action
+		reported bool
+	}{{dismiss, false}, {awaitEnd, false}, {dismiss, true}, {reportNotEnded, true}, {dismiss, true}} {
+		if c.action == dismiss && i > 0 { // the time that it may take is over
+			d.toldToEnd, d.toldAgain = d.toldToEnd.Add(-endTimeout), d.toldAgain.Add(-endTimeout)
+		}
+		a := actionFor(d.facts(), false, false, d.now())
+		err := d.apply(ctx, a, want{})
+		if told := strings.Contains(s.asked(d), "quit"); a != c.action || told != (a == dismiss) ||
+			(err != nil) != c.reported || err != nil && !strings.Contains(err.Error(), "still runs") {
+			t.Errorf("pass %d: %s (%v), told to end: %t; want %s", i, a, err, told, c.action)
+		}
+	}
+}
+
 // TestOrderToEndIsForOneDaemon: a daemon that is started after another one was told to end was not
 // told so itself. If it was, nothing would ever end it.
 func TestOrderToEndIsForOneDaemon(t *testing.T) {

@@ -60,7 +60,8 @@ type facts struct {
 	name       string
 	gpus       []string // as its state file says
 	runs       bool
-	toldToEnd  time.Time // zero: it was not
+	toldToEnd  time.Time // for the first time; zero: it was not
+	toldAgain  time.Time // for the last time
 	askedAgain time.Time // it did not answer, and is not asked before
 }
 
@@ -73,7 +74,7 @@ const (
 	reportNotReady action = "report-not-ready" // it has grants, and did not answer
 	dismiss        action = "dismiss"          // tell it to end
 	awaitEnd       action = "await-end"        // it was told to end a moment ago
-	reportNotEnded action = "report-not-ended" // it was told to end long ago
+	reportNotEnded action = "report-not-ended" // it was told to end again a moment ago
 	reportSilent   action = "report-silent"    // it has no grants, and did not answer
 	start          action = "start"
 	remove         action = "remove" // remove its directory
@@ -86,7 +87,8 @@ type step struct {
 	after  []string // of start: the daemons with one of its GPUs; none of them may run
 }
 
-// endTimeout is how long a daemon that was told to end may take.
+// endTimeout is how long a daemon that was told to end may take. Then it is told again: NVIDIA's
+// program may not have reached it, and have said so in words that are not among errorWords.
 const endTimeout = 10 * time.Second
 
 // plan says what a pass does. The daemons without grants come first, because they may have the GPUs
@@ -126,10 +128,11 @@ func actionFor(f facts, wanted, damaged bool, now time.Time) action {
 		return reportNotReady
 	case wanted:
 		return serve
-	case !f.toldToEnd.IsZero() && now.Sub(f.toldToEnd) < endTimeout:
+	case !f.toldToEnd.IsZero() && now.Sub(f.toldAgain) < endTimeout:
+		if f.toldAgain.After(f.toldToEnd) {
+			return reportNotEnded
+		}
 		return awaitEnd
-	case !f.toldToEnd.IsZero():
-		return reportNotEnded
 	case silent:
 		return reportSilent
 	}

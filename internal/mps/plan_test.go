@@ -36,13 +36,16 @@ func TestPlan(t *testing.T) {
 		{"its last grant is gone and it does not answer", []facts{
 			{name: "a", runs: true, askedAgain: now.Add(1)}}, nil, false, "a report-silent"},
 		{"it was told to end a moment ago", []facts{
-			{name: "a", runs: true, toldToEnd: now.Add(1 - endTimeout)}}, nil, false, "a await-end"},
-		{"it was told to end long ago",
-			[]facts{{name: "a", runs: true, toldToEnd: now.Add(-endTimeout)}}, nil,
-			false, "a report-not-ended"},
-		{"it was told to end long ago and does not answer",
-			[]facts{{name: "a", runs: true, toldToEnd: now.Add(-endTimeout), askedAgain: now.Add(1)}},
+			{name: "a", runs: true, toldToEnd: now.Add(1 - endTimeout),
+				toldAgain: now.Add(1 - endTimeout)}}, nil, false, "a await-end"},
+		{"it was told to end long ago", []facts{{name: "a", runs: true,
+			toldToEnd: now.Add(-endTimeout), toldAgain: now.Add(-endTimeout)}}, nil, false, "a dismiss"},
+		{"it was told to end long ago, and again a moment ago", []facts{{name: "a", runs: true,
+			toldToEnd: now.Add(-endTimeout), toldAgain: now.Add(1 - endTimeout)}},
 			nil, false, "a report-not-ended"},
+		{"it was told to end long ago and does not answer", []facts{{name: "a", runs: true,
+			toldToEnd: now.Add(-endTimeout), toldAgain: now.Add(-endTimeout), askedAgain: now.Add(1)}},
+			nil, false, "a report-silent"},
 		{"it has ended and is not wanted", []facts{{name: "a", toldToEnd: now.Add(-time.Hour)}}, nil,
 			false, "a remove"},
 		{"an entry cannot be read that may need it", []facts{
