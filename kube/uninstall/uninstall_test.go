@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -101,14 +102,16 @@ func (c *fakeCluster) run(setups ...string) error {
 	return c.runFor(300*time.Millisecond, setups...)
 }
 
-func (c *fakeCluster) runFor(most time.Duration, setups ...string) error {
-	ctx, stop := context.WithTimeout(context.Background(), most)
-	defer stop()
-	return Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: time.Millisecond,
-		Say: func(format string, args ...any) {
-			c.said = append(c.said, fmt.Sprintf(format,
-				args...))
-		}}.Run(ctx)
+// runFor runs until its end, or for some time of a clock that stands still while the run works.
+func (c *fakeCluster) runFor(most time.Duration, setups ...string) (err error) {
+	synctest.Test(c.T, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), most)
+		defer stop()
+		err = Uninstall{Client: c.client, Namespace: ours, Setups: setups, Every: 10 * time.Millisecond,
+			Say: func(format string, args ...any) { c.said = append(c.said, fmt.Sprintf(format, args...)) },
+		}.Run(ctx)
+	})
+	return err
 }
 
 // remaining counts the pods of a DaemonSet. A call of the client would wait for its own lock here.
