@@ -48,6 +48,7 @@ func TestBadInputOfTheCommandLine(t *testing.T) {
 		{"grant --memory 1GiB --gpu GPU-nonsense", `this node has no GPU "GPU-nonsense"`, 4},
 		{"grant --memory 6GiB --gpu 0", "cannot grant 6GiB on a GPU in mode limit: GPU 0 has 5920MiB of 16160MiB free", 5},
 		{"grant --memory 16161MiB", "GPU 0 has 5920MiB of 16160MiB free; GPU 1 has 16160MiB of 16160MiB free", 5},
+		{"grant --memory 1GiB --wait 8d", "--wait: want at most 7d", 2},
 		{"grant --memory 1GiB --ttl 0s", "--ttl: want a duration above 0", 2},
 		{"grant --memory 1GiB --ttl -1h", "--ttl: want a duration above 0", 2},
 		{"grant --memory 1GiB --ttl 5", `--ttl: want a duration with its unit, as 90s, 30m, 12h or 7d, not "5"`, 2},

@@ -109,8 +109,10 @@ func endsWith(t *testing.T, r rig.Result, code int, says ...string) rig.Result {
 
 func TestUsersAskWithinTheirQuotas(t *testing.T) {
 	n, d := usersNode(t, quotas)
-	secretive := n.Grant("--memory", "2GiB", "--label", "for the boss", "--owner", "claim:hidden")
-	r := endsWith(t, as(n, ada, "grant", "--memory", "4GiB", "--label", "train", "--json"), 0)
+	secretive := n.Grant("--memory", "2GiB", "--label", "for the boss", "--owner", "claim:hidden",
+		"--app", "secret-app")
+	r := endsWith(t, as(n, ada, "grant", "--memory", "4GiB", "--label", "train", "--app", "adas",
+		"--json"), 0)
 	var mine struct {
 		rig.Listed
 		Reference string
@@ -119,8 +121,10 @@ func TestUsersAskWithinTheirQuotas(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.Stdout), &mine); err != nil {
 		t.Fatal(err)
 	}
-	if mine.User != ada || mine.Source != grant.ByUser || mine.Expires == nil {
-		t.Errorf("the grant is %+v", mine)
+	if mine.User != ada || mine.Source != grant.ByUser || mine.Expires == nil ||
+		!strings.Contains(r.Stdout, `"app": "adas"`) ||
+		!strings.Contains(n.Must("grants", "--json"), `"app": "adas"`) {
+		t.Errorf("the grant is %+v, %s", mine, r.Stdout)
 	}
 	// the reference is good, and the container is held to it
 	b := n.Bundle("c", rig.Env("GPULEDGER_GRANT="+mine.Reference), rig.Light)
@@ -220,6 +224,7 @@ func TestUsersChangeTheirGrants(t *testing.T) {
 	// what root refuses, in root's words
 	endsWith(t, update(ada, mine), 2, "say what to change")
 	endsWith(t, update(ada, mine, "--label", "x", "--memory", "1GiB"), 2, "--label cannot be changed")
+	endsWith(t, update(ada, mine, "--app", "x", "--memory", "1GiB"), 2, "--app cannot be changed")
 	endsWith(t, update(bob, other, "--memory", "15900MiB"), 5, "no-capacity")
 	// another's grant is not there
 	for _, id := range []grant.ID{mine, roots.ID, "g-aaaaaaaaaaaa"} {
@@ -482,6 +487,47 @@ func TestUsersWaitInAFairQueue(t *testing.T) {
 	}
 	second.granted(t)
 	n.CheckSound("after the queue")
+}
+
+// TestInterruptedWithItsGrant: a grant that was on its way when its caller was interrupted is
+// released, unless its reference was printed.
+func TestInterruptedWithItsGrant(t *testing.T) {
+	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\n")
+	for _, uid := range []uint32{ada, 0} {
+		full := n.Grant("--memory", "16000MiB", "--gpu", "0")
+		w := waits(t, n, uid, "--memory", "15000MiB", "--gpu", "0")
+		must(t, w.cmd.Process.Signal(syscall.SIGSTOP))
+		n.Must("release", string(full.ID))
+		rig.Eventually(t, "it is granted", func() bool { return len(n.Grants()) == 1 })
+		time.Sleep(100 * time.Millisecond) // for the answer; without it, gpuledgerd takes the grant back
+		must(t, w.cmd.Process.Signal(syscall.SIGINT), w.cmd.Process.Signal(syscall.SIGCONT))
+		switch err, said := <-w.end, w.out.String(); {
+		case err == nil && strings.Contains(said, "\n"+string(n.Grants()[0].ID)+"."):
+			n.Must("release", string(n.Grants()[0].ID))
+		case err == nil || !strings.Contains(said, "interrupted"):
+			t.Errorf("user %d: %v\n%s", uid, err, said)
+		}
+		rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	}
+}
+
+// TestIgnoredSignalsStayIgnored, as with nohup, for gpuledger and for the program that it runs.
+func TestIgnoredSignalsStayIgnored(t *testing.T) {
+	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\n")
+	for _, uid := range []uint32{0, ada} {
+		cmd := commandOf(n, uid, "run", "--memory", "1GiB", "sh", "-c",
+			"kill -HUP $$; kill -HUP $PPID; echo finished")
+		cmd.Args = append([]string{"sh", "-c", `trap "" HUP; "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+		cmd.Path = "/bin/sh"
+		if uid == 0 {
+			cmd.SysProcAttr = nil
+		}
+		endsWith(t, rig.Run(cmd), 0, "finished")
+	}
+	rig.Eventually(t, "the grants are over", func() bool {
+		left, _ := filepath.Glob("/sys/fs/cgroup/*/gpuledger-g-*")
+		return len(left)+len(n.Grants()) == 0
+	})
 }
 
 // TestQuotaOfAQueuedRequest: what counts is the quota when a request is granted, not when it began

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
@@ -67,6 +66,15 @@ func lookAsUser(client users.Client) (view, error) {
 	return v, nil
 }
 
+// isMine reports whether a grant is the caller's. One of another user was sent without its user, so
+// root of a container, who asks gpuledgerd, has none.
+func (v view) isMine(g grant.Grant) bool {
+	if v.asked == nil {
+		return g.User == uint32(os.Geteuid())
+	}
+	return v.asked.User != 0 && g.User == v.asked.User
+}
+
 func (v view) cards() ([]grants.Card, error) {
 	if v.asked != nil {
 		return grants.CardsOf(v.Overview, v.asked.Free), nil
@@ -97,15 +105,16 @@ func rootsClient(n *node.Node) users.Client { return users.Client{Socket: n.Poli
 // grantRequest has gpuledgerd make a grant.
 type grantRequest func(context.Context, users.GrantRequest, func(place, of int)) (grant.Grant, string, error)
 
-// enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait.
-func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask) (grant.Grant, grant.Reference,
-	string, error) {
+// enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait. After an
+// interruption it is released; without release it ends with this process.
+func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask, release releaser) (grant.Grant,
+	grant.Reference, string, error) {
 	random, err := host.Random()
 	if err != nil {
 		return grant.Grant{}, grant.Reference{}, "", err
 	}
 	secret := grant.NewSecret(random)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := interruptible(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	terms := users.GrantRequest{Terms: users.TermsOf(ask), Secret: secret, Wait: c.Duration("wait"),
 		Since: time.Now()}
@@ -118,6 +127,8 @@ func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask) (grant.
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: waiting, %d of %d\n", place, of)
 	})
 	switch {
+	case ctx.Err() != nil && g.ID != "" && release != nil: // it came at the last moment
+		err = printOrRelease(g.ID, func() error { return errors.New("interrupted") }, release)
 	case ctx.Err() != nil:
 		err = errors.New("cannot grant: interrupted, the request does not wait any more")
 	case err == nil && !ask.Owner.HasSecret():

@@ -85,7 +85,7 @@ func grantCommand() *cli.Command {
 
 func waitFlag() cli.Flag {
 	return &cli.GenericFlag{Name: "wait", Value: new(cmdline.Duration), Usage: "wait in the queue of " +
-		"gpuledgerd until it can be granted, for this long at most, for example 30m"}
+		"gpuledgerd until it can be granted, for this long at most, for example 30m; 7d is the most"}
 }
 
 func checkWait(c *cli.Context) error {
@@ -94,6 +94,8 @@ func checkWait(c *cli.Context) error {
 		return usage("--wait is only for a new grant")
 	case c.IsSet("wait") && c.Duration("wait") <= 0:
 		return usage("--wait: want a duration above 0, as 30m, not %s", c.Duration("wait"))
+	case c.Duration("wait") > users.MaxWait:
+		return usage("--wait: want at most 7d, not %s", c.Duration("wait"))
 	}
 	return nil
 }
@@ -120,13 +122,14 @@ func enterAsUser(c *cli.Context, client users.Client) error {
 	if err != nil {
 		return err
 	}
-	g, reference, sentence, err := enterByDaemon(c, client.Grant, ask)
+	release := func(id grant.ID) (grant.Grant, error) { return client.Release(context.Background(), id) }
+	g, reference, sentence, err := enterByDaemon(c, client.Grant, ask, release)
 	if err != nil {
 		return err
 	}
 	return printOrRelease(g.ID, func() error {
 		return printGranted(c, g, reference, sentence, time.Now())
-	}, func(id grant.ID) (grant.Grant, error) { return client.Release(context.Background(), id) })
+	}, release)
 }
 
 func printGranted(c *cli.Context, g grant.Grant, reference grant.Reference, sentence string,
@@ -149,7 +152,8 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 	enter := func() (grant.Grant, grant.Reference, error) { return grants.Enter(n, ask) }
 	if c.IsSet("wait") {
 		enter = func() (grant.Grant, grant.Reference, error) {
-			g, reference, _, err := enterByDaemon(c, rootsClient(n).Grant, ask)
+			g, reference, _, err := enterByDaemon(c, rootsClient(n).Grant, ask,
+				func(id grant.ID) (grant.Grant, error) { return grants.Release(n, id, false) })
 			return g, reference, err
 		}
 	}
@@ -247,7 +251,7 @@ func usage(format string, args ...any) error {
 }
 
 // fixed are the flags that a change cannot take: a container may already use the GPUs.
-var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "user", "label", "cdi",
+var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "user", "label", "app", "cdi",
 	"wait"}
 
 func change(c *cli.Context, n *node.Node) error {

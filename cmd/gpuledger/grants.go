@@ -26,9 +26,7 @@ func grantsCommand() *cli.Command {
 				return err
 			}
 			if o.asked != nil {
-				o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool {
-					return g.User != o.asked.User
-				})
+				o.Grants = slices.DeleteFunc(o.Grants, func(g grant.Grant) bool { return !o.isMine(g) })
 			}
 			warnDamaged(c.App.ErrWriter, o.Damaged)
 			if c.Bool("json") {

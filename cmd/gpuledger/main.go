@@ -24,7 +24,7 @@ func run(args []string) int {
 	if answerShell(out, app, args) {
 		return 0
 	}
-	err := app.Run(cmdline.Ordered(app, args))
+	err := app.Run(cmdline.Ordered(app, args, "run"))
 	if out.err != nil && !errors.Is(err, out.err) {
 		err = fmt.Errorf("cannot print the answer: %w", out.err)
 	}

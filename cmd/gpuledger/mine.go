@@ -58,12 +58,10 @@ func mineOf(v view) mineJSON {
 	if v.asked != nil {
 		m.User, m.Quota, m.QuotaProblem = v.asked.User, v.asked.Quota, v.asked.QuotaProblem
 	}
+	v.Grants = slices.DeleteFunc(slices.Clone(v.Grants), func(g grant.Grant) bool { return !v.isMine(g) })
 	has := admission.UseOf(m.User, "", v.View)
 	m.Memory, m.GPUs = has.Memory, has.GPUs
 	for _, g := range v.Grants {
-		if g.User != m.User {
-			continue
-		}
 		mine := minesGrant{grantJSON: grantToJSON(g, v.Now)}
 		if v.used != nil {
 			var sum grant.Bytes

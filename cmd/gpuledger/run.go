@@ -80,7 +80,7 @@ func runAsUser(c *cli.Context, client users.Client, argv []string) error {
 	if err != nil {
 		return err
 	}
-	g, _, sentence, err := enterByDaemon(c, client.Run, ask)
+	g, _, sentence, err := enterByDaemon(c, client.Run, ask, nil)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func enterProgram(c *cli.Context, n *node.Node, ask admission.Ask) (grants.Progr
 	if !c.IsSet("wait") {
 		return grants.EnterThisProgram(n, ask)
 	}
-	g, _, _, err := enterByDaemon(c, rootsClient(n).Run, ask)
+	g, _, _, err := enterByDaemon(c, rootsClient(n).Run, ask, nil)
 	return grants.ProgramGrant{Grant: g}, err
 }
 
@@ -164,7 +164,10 @@ func withGPUs(env []string, g grant.Grant) []string {
 // its signals to both.
 func wait(cmd *exec.Cmd) error {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	passed := heeded(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	if len(passed) > 0 {
+		signal.Notify(signals, passed...)
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -12,12 +12,13 @@ import (
 
 // Ordered gives a command line, of which the first word is the program, with each command's flags
 // before its other arguments, where the library looks for them. What stands behind "--" is no flag
-// and stays behind it.
-func Ordered(app *cli.App, args []string) []string {
+// and stays behind it. The arguments of the commands with the names in runs are another program's
+// command line, with flags of its own.
+func Ordered(app *cli.App, args []string, runs ...string) []string {
 	ordered, rest := args[:1:1], args[1:]
-	commands, flags := app.Commands, app.Flags
+	commands, flags, toRun := app.Commands, app.Flags, false
 	for {
-		options, others := apart(rest, flags, len(commands) > 0)
+		options, others := apart(rest, flags, toRun || len(commands) > 0)
 		ordered = append(ordered, options...)
 		i := slices.IndexFunc(commands, func(c *cli.Command) bool {
 			return len(others) > 0 && c.HasName(others[0])
@@ -26,20 +27,21 @@ func Ordered(app *cli.App, args []string) []string {
 			return append(ordered, others...)
 		}
 		ordered, rest = append(ordered, others[0]), others[1:]
-		commands, flags = commands[i].Subcommands, commands[i].Flags
+		commands, flags, toRun = commands[i].Subcommands, commands[i].Flags,
+			slices.Contains(runs, commands[i].Name)
 	}
 }
 
-// apart takes the flags with their values out of the words. With subcommands that ends at the first
-// word that is none: the others are the subcommand's. A flag without its value gets none of the
-// other words: they are left out, and the library misses the value.
-func apart(words []string, flags []cli.Flag, subcommands bool) (options, others []string) {
+// apart takes the flags with their values out of the words. With a command line in them, of a
+// subcommand or a program, that ends at the first word that is no flag. A flag without its value
+// gets none of the other words: they are left out, and the library misses the value.
+func apart(words []string, flags []cli.Flag, inner bool) (options, others []string) {
 	for i := 0; i < len(words); i++ {
 		word := words[i]
 		switch {
 		case word == "--":
 			return options, append([]string{"--"}, append(others, words[i+1:]...)...)
-		case !IsFlag(word) && subcommands:
+		case !IsFlag(word) && inner:
 			return options, words[i:]
 		case !IsFlag(word):
 			others = append(others, word)

@@ -32,6 +32,7 @@ func program(out *bytes.Buffer) *cli.App {
 	app := &cli.App{Name: "p", Flags: []cli.Flag{&cli.StringFlag{Name: "config"}}, Writer: out,
 		OnUsageError: wrong, Commands: []*cli.Command{
 			{Name: "release", Flags: flags(), Action: say, OnUsageError: wrong},
+			{Name: "run", Flags: flags(), Action: say, OnUsageError: wrong},
 			{Name: "inventory", Flags: flags(), Subcommands: []*cli.Command{{Name: "refresh", Aliases: []string{"scan"}, Flags: flags(), Action: say, OnUsageError: wrong}}},
 		}}
 	return app
@@ -54,6 +55,9 @@ func TestAFlagStandsWhereItLikes(t *testing.T) {
 		"inventory refresh A --force":            "refresh config= n= A forced",
 		"inventory scan A --config x":            "refresh config=x n= A",
 		"inventory --config x refresh A --force": "refresh config= n= A forced",
+		"run --force -n NS A --force B -n x":     "run config= n=NS A --force B -n x forced",
+		"run -n NS -- A --force":                 "run config= n=NS A --force",
+		"run A -- --force":                       "run config= n= A -- --force",
 		"release A --config":                     "--config needs a value",
 		"release A -n":                           "-n needs a value",
 		"release A --nonsense":                   "there is no flag --nonsense",
@@ -68,7 +72,7 @@ func TestAFlagStandsWhereItLikes(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		app := program(&out)
-		if err := app.Run(Ordered(app, append([]string{"p"}, strings.Fields(line)...))); err != nil ||
+		if err := app.Run(Ordered(app, append([]string{"p"}, strings.Fields(line)...), "run")); err != nil ||
 			out.String() != want {
 			t.Errorf("%s:\ngot  %s, %v\nwant %s", line, out.String(), err, want)
 		}

@@ -150,15 +150,15 @@ func (c Client) events(ctx context.Context, path string, request any,
 	defer body.Close()
 	for lines := json.NewDecoder(body); ; {
 		var e Event
-		switch err := lines.Decode(&e); {
+		switch err := lines.Decode(&e); { // an answer that has come counts, also after an interruption
+		case err == nil && e.Error != nil:
+			return Event{}, e.Error.Err()
+		case err == nil && e.Grant != nil:
+			return e, nil
 		case ctx.Err() != nil:
 			return Event{}, ctx.Err()
 		case err != nil:
 			return Event{}, errGone
-		case e.Error != nil:
-			return Event{}, e.Error.Err()
-		case e.Grant != nil:
-			return e, nil
 		case place != nil:
 			place(e.Place, e.Of)
 		}
@@ -176,8 +176,22 @@ func (e *DownError) Error() string {
 		"let users ask ([users] or [[quota]] in the configuration)?", e.Socket, e.Why)
 }
 
+// lastAnswer is how long gpuledgerd may take to see that its caller has hung up.
+const lastAnswer = 2 * time.Second
+
+// hangUp tells gpuledgerd that the caller wants nothing more, and leaves it time for the answer
+// that it may be sending.
+func hangUp(conn net.Conn) {
+	if c, is := conn.(*net.UnixConn); is {
+		_ = c.CloseWrite()
+	}
+	time.AfterFunc(lastAnswer, func() { _ = conn.Close() })
+}
+
+// do sends a request. After the end of ctx the answer ends, with what gpuledgerd has sent before it
+// noticed: a grant that it has sent off is its caller's.
 func (c Client) do(ctx context.Context, method, path string, body []byte) (io.ReadCloser, error) {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(context.Context, string, string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Socket)
 		if err != nil {
 			var op *net.OpError
@@ -186,10 +200,12 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) (io.Re
 			}
 			return nil, &DownError{c.Socket, err}
 		}
+		context.AfterFunc(ctx, func() { hangUp(conn) })
 		return conn, nil
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
-	r, err := http.NewRequestWithContext(ctx, method, "http://gpuledgerd"+path, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(context.WithoutCancel(ctx), method, "http://gpuledgerd"+path,
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("internal error: %w", err)
 	}

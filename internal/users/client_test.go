@@ -1,7 +1,9 @@
 package users
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"net"
@@ -78,6 +80,31 @@ func TestARequestWithoutAnswerIsSentAgain(t *testing.T) {
 					t.Errorf("%s: after %s it has %q, %v; sent were %v", name, took, g.ID, err, f.secrets)
 				}
 			})
+		}
+	}
+}
+
+// TestAnAnswerThatHasComeCounts: a grant that gpuledgerd sends before it notices an interruption is
+// told to the caller, who can release it then. Without one, the request is over.
+func TestAnAnswerThatHasComeCounts(t *testing.T) {
+	for _, want := range []grant.ID{"g-aaaaaaaaaaaa", ""} {
+		f := &fakeDaemon{}
+		f.starts(t)
+		f.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			e := json.NewEncoder(w)
+			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice the end
+			_ = errors.Join(e.Encode(Event{Place: 1, Of: 1}), http.NewResponseController(w).Flush())
+			<-r.Context().Done()
+			if want != "" {
+				_ = e.Encode(Event{Grant: &Listed{ID: want}})
+			}
+		})
+		ctx, interrupt := context.WithCancel(t.Context())
+		g, _, err := Client{f.socket}.Grant(ctx, GrantRequest{Secret: "secret", Wait: time.Minute,
+			Since: time.Now(), Terms: Terms{Mode: grant.Limit, Owner: grant.Bearer}},
+			func(int, int) { interrupt() })
+		if g.ID != want || (want == "") != errors.Is(err, context.Canceled) {
+			t.Errorf("it has %q, %v; want %q", g.ID, err, want)
 		}
 	}
 }

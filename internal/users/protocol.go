@@ -27,6 +27,9 @@ const (
 // MaxBody is the largest request, in bytes.
 const MaxBody = 16 << 10
 
+// MaxWait is how long a request waits at most.
+const MaxWait = 7 * 24 * time.Hour
+
 // NodeView is what a user may see of the node: the grants of others without their owners, labels,
 // users and containers.
 type NodeView struct {
@@ -50,6 +53,7 @@ type Listed struct {
 	ID              grant.ID      `json:"id"`
 	Owner           grant.Owner   `json:"owner"`
 	Label           string        `json:"label"`
+	App             string        `json:"app,omitempty"`
 	Mode            string        `json:"mode"`
 	Strength        string        `json:"strength"`
 	ComputeStrength string        `json:"compute_strength,omitempty"`
@@ -76,7 +80,7 @@ type Bound struct {
 func List(grants ...grant.Grant) []Listed {
 	all := make([]Listed, len(grants))
 	for i, g := range grants {
-		all[i] = Listed{ID: g.ID, Owner: g.Owner, Label: g.Label, Mode: string(g.Mode),
+		all[i] = Listed{ID: g.ID, Owner: g.Owner, Label: g.Label, App: g.App, Mode: string(g.Mode),
 			Strength: string(g.Strength), ComputeStrength: string(g.ComputeStrength), GPUs: g.GPUs,
 			Compute: g.Compute, Source: g.Source, Created: g.Created, Expires: g.Expires,
 			Draining: g.Draining, For: g.For, User: g.User}
@@ -89,7 +93,7 @@ func List(grants ...grant.Grant) []Listed {
 
 // Grant is the grant that was sent.
 func (l Listed) Grant() grant.Grant {
-	g := grant.Grant{ID: l.ID, Owner: l.Owner, Label: l.Label, Mode: grant.Mode(l.Mode),
+	g := grant.Grant{ID: l.ID, Owner: l.Owner, Label: l.Label, App: l.App, Mode: grant.Mode(l.Mode),
 		Strength: grant.Strength(l.Strength), ComputeStrength: grant.Strength(l.ComputeStrength),
 		GPUs: l.GPUs, Compute: l.Compute, Source: l.Source, Created: l.Created, Expires: l.Expires,
 		Draining: l.Draining, For: l.For, User: l.User}
@@ -139,6 +143,7 @@ type Terms struct {
 	Names   []string      `json:"names,omitempty"`
 	Profile string        `json:"profile,omitempty"`
 	Label   string        `json:"label,omitempty"`
+	App     string        `json:"app,omitempty"`
 	TTL     time.Duration `json:"ttl,omitempty"`
 	Owner   grant.Owner   `json:"owner"`
 	For     []grant.Tie   `json:"for,omitempty"`
@@ -147,15 +152,15 @@ type Terms struct {
 
 // TermsOf are those of an ask.
 func TermsOf(a admission.Ask) Terms {
-	return Terms{a.Memory, a.GPUs, a.Compute, a.Mode, string(a.Place), a.Names, a.Profile, a.Label, a.TTL,
-		a.Owner, a.For, a.User}
+	return Terms{a.Memory, a.GPUs, a.Compute, a.Mode, string(a.Place), a.Names, a.Profile, a.Label,
+		a.App, a.TTL, a.Owner, a.For, a.User}
 }
 
 // Ask is the ask with these terms.
 func (t Terms) Ask() admission.Ask {
 	return admission.Ask{Memory: t.Memory, GPUs: t.GPUs, Compute: t.Compute, Mode: t.Mode,
-		Place: grant.Placement(t.Place), Names: t.Names, Profile: t.Profile, Label: t.Label, TTL: t.TTL,
-		Owner: t.Owner, For: t.For, User: t.User}
+		Place: grant.Placement(t.Place), Names: t.Names, Profile: t.Profile, Label: t.Label, App: t.App,
+		TTL: t.TTL, Owner: t.Owner, For: t.For, User: t.User}
 }
 
 // GrantRequest is a request for a grant.

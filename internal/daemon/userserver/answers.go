@@ -76,7 +76,7 @@ func nodeViewOf(n *node.Node, o grants.Overview, uid uint32) (users.NodeView, er
 
 // anonymous is a grant as other users see it.
 func anonymous(g grant.Grant) grant.Grant {
-	g.Owner, g.Label, g.User, g.For, g.Source = "another", "", 0, nil, "another"
+	g.Owner, g.Label, g.App, g.User, g.For, g.Source = "another", "", "", 0, nil, "another"
 	bindings := make([]grant.Binding, len(g.Bindings))
 	for i, b := range g.Bindings {
 		bindings[i] = grant.Binding{Grant: b.Grant, Container: "another", Life: b.Life}
@@ -209,9 +209,10 @@ func askOf(n *node.Node, p peer, request users.GrantRequest) (admission.Ask, err
 	if !grant.IsSecret(request.Secret) {
 		return ask, &grant.UsageError{Message: "cannot grant: the request has no secret"}
 	}
-	if len(ask.Names) > maxNames || len(ask.Label) > maxLabel || !isPrintable(ask.Label) {
-		return ask, &grant.UsageError{Message: fmt.Sprintf(
-			"cannot grant: want at most %d GPUs and %d bytes of a printable label", maxNames, maxLabel)}
+	if len(ask.Names) > maxNames || max(len(ask.Label), len(ask.App)) > maxLabel ||
+		!isPrintable(ask.Label+ask.App) {
+		return ask, &grant.UsageError{Message: fmt.Sprintf("cannot grant: want at most %d GPUs, and %d "+
+			"bytes of a printable label and application", maxNames, maxLabel)}
 	}
 	if _, err := grant.ParseOwner(string(ask.Owner)); err != nil {
 		return ask, &grant.UsageError{Message: "cannot grant: " + err.Error()}

@@ -12,9 +12,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/users"
 )
 
-// maxWait is how long a request waits at most.
-const maxWait = 7 * 24 * time.Hour
-
 // serveAsk answers a request at once, or when its turn has come. What is granted to a client that
 // is gone is taken back, unless it comes again.
 func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, ask admission.Ask,
@@ -37,7 +34,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 	gone := false
 	if waiter != nil {
 		var answer *userqueue.Outcome
-		if answer, gone = s.wait(ctx, w, waiter, min(request.Wait, maxWait)); answer != nil {
+		if answer, gone = s.wait(ctx, w, waiter, min(request.Wait, users.MaxWait)); answer != nil {
 			out = *answer
 		}
 	}
