@@ -1,6 +1,7 @@
 package configfile
 
 import (
+	"errors"
 	"maps"
 	"reflect"
 	"slices"
@@ -64,6 +65,34 @@ func revertTree(d Document, path []string, from, to map[string]any, own string) 
 		}
 	}
 	return nil
+}
+
+// Differing are the keys, sorted, that two texts of a file set otherwise. A table that only one of
+// them has is one key.
+func Differing(path string, a, b []byte) ([]string, error) {
+	is, errA := Parse(path, a)
+	was, errB := Parse(path, b)
+	if err := errors.Join(errA, errB); err != nil {
+		return nil, err
+	}
+	keys := differing(nil, is.Tree(), was.Tree())
+	slices.Sort(keys)
+	return keys, nil
+}
+
+func differing(path []string, a, b map[string]any) (keys []string) {
+	for _, name := range Union(sortedKeys(a), sortedKeys(b)...) {
+		at := slices.Concat(path, []string{name})
+		below, isTable := a[name].(map[string]any)
+		above, wasTable := b[name].(map[string]any)
+		switch {
+		case isTable && wasTable:
+			keys = append(keys, differing(at, below, above)...)
+		case !reflect.DeepEqual(a[name], b[name]):
+			keys = append(keys, Dotted(at))
+		}
+	}
+	return keys
 }
 
 // revertList takes the change's items out of a list that others have changed too.

@@ -2,6 +2,7 @@ package configfile
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -88,5 +89,30 @@ func TestUnsetTakesOutNothingElse(t *testing.T) {
 	}
 	if err := d.Unset("a", "b"); err == nil {
 		t.Errorf("an inline table was edited:\n%s", d.Bytes())
+	}
+}
+
+func TestDiffering(t *testing.T) {
+	const a = "version = 2\n[p.\"x.y\"]\nimage = \"a\"\nsame = [1]\n" +
+		"[p.\"x.y\".gone.options]\nk = 1\n[p.z]\nq = true\n"
+	const b = "version = 2\n[p]\nz = 3\n[p.\"x.y\"]\nimage = \"b\"\nsame = [1]\nnew = 1\n"
+	for name, c := range map[string]struct {
+		other string
+		want  []string
+	}{
+		"the same in another layout": {"p.\"x.y\".same = [ 1 ] # why\np.\"x.y\".image = 'a'\n" +
+			"p.\"x.y\".gone.options.k = 1\np.z.q = true\nversion = 2\n", nil},
+		"values, a table and a key of one alone": {b, []string{`p."x.y".gone`, `p."x.y".image`,
+			`p."x.y".new`, "p.z"}},
+	} {
+		for _, texts := range [][2]string{{a, c.other}, {c.other, a}} {
+			got, err := Differing("/x.toml", []byte(texts[0]), []byte(texts[1]))
+			if err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%s: %q (%v), want %q", name, got, err, c.want)
+			}
+		}
+	}
+	if _, err := Differing("/x.toml", []byte(a), []byte("[")); err == nil {
+		t.Error("a text that is no TOML has the same keys as another")
 	}
 }

@@ -79,7 +79,8 @@ func (p *Plan) next(old engineRecord) engineRecord {
 				r.Directories = append(r.Directories, dir)
 			}
 		}
-		e := fileRecord{Path: c.Path, Name: c.name, Before: c.before, After: c.after, Shared: c.shared}
+		e := fileRecord{Path: c.Path, Name: c.name, Before: c.before, After: c.after, Shared: c.shared,
+			Copies: c.copies}
 		i := slices.IndexFunc(r.Files, func(o fileRecord) bool { return o.Name == c.name })
 		if i < 0 {
 			r.Files = append(r.Files, e)

@@ -43,7 +43,7 @@ func (e *fileEdits) changes(in filetree.System) ([]FileChange, error) {
 			return nil, err
 		}
 		c := FileChange{Path: f.path, Action: "edit", name: name, before: before, after: after,
-			Diff: diff(f.path, before.Data, f.text)}
+			copies: f.from != "", Diff: diff(f.path, before.Data, f.text)}
 		switch {
 		case before.Kind == filetree.Nothing:
 			c.Action = "create"

@@ -32,7 +32,8 @@ type FileChange struct {
 	Why    string
 
 	name          string // Path without symbolic links
-	shared        bool   // as in entry
+	shared        bool   // as in fileRecord
+	copies        bool   // as in fileRecord
 	before, after filetree.FileContent
 }
 

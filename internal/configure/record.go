@@ -56,7 +56,14 @@ type fileRecord struct {
 	Mixed bool `json:"mixed,omitempty"`
 	// gpuledger's own configuration: every engine that is configured needs it
 	Shared bool `json:"shared,omitempty"`
+	// gpuledger's own file with a copy of what other files of the engine say; see sectionSource
+	Copies bool `json:"copies,omitempty"`
 }
+
+// isCopy reports whether the file would not exist without gpuledger, and copies other files of the
+// engine. containerd 1.x takes the last file's section alone, so a part of the copy, such as a
+// value that others have changed there since, would replace the whole section of those files.
+func (e fileRecord) isCopy() bool { return e.Copies && e.Before.Kind == filetree.Nothing }
 
 // store is the directory of the records, under a lock.
 type store struct {

@@ -227,10 +227,7 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 		if !ok || e.Mixed {
 			return keepChange(e, now, "it has been changed since; take out what is ours by hand")
 		}
-		c.Why = "it has been changed since; only our lines are taken out"
-		if keepsBuiltIn(e, after.Data) {
-			c.Why += "; the handler runc stays, because containerd needs it beside the other handlers"
-		}
+		c.Why = whyEdited(e, now, after)
 		c.after = after
 		if after.Kind != filetree.Nothing {
 			c.Action = "restore"
@@ -238,6 +235,23 @@ func restore(e fileRecord, now filetree.FileContent) FileChange {
 	}
 	c.Diff = diff(e.Path, now.Data, c.after.Data)
 	return c
+}
+
+// whyEdited says what an undo does to a file that has been changed since.
+func whyEdited(e fileRecord, now, after filetree.FileContent) string {
+	if e.isCopy() {
+		why := "it has been changed since"
+		if keys, _ := configfile.Differing(e.Path, now.Data, e.After.Data); len(keys) > 0 {
+			why += " (" + strings.Join(keys, ", ") + ")"
+		}
+		return why + "; all of it is removed, because it copies other files, and a part of the copy would " +
+			"replace what they say"
+	}
+	why := "it has been changed since; only our lines are taken out"
+	if keepsBuiltIn(e, after.Data) {
+		why += "; the handler runc stays, because containerd needs it beside the other handlers"
+	}
+	return why
 }
 
 // original is a file from before configure. Its mode, user, group and ACL are those that the file
@@ -336,12 +350,16 @@ func hasNoneOfOurs(e fileRecord, now filetree.FileContent) bool {
 
 // withoutOurs is a file that others have changed since, without gpuledger's lines. It works line by
 // line if those lines are as configure wrote them, else key by key. It returns false if neither
-// works.
+// works. Nothing is left of a copy of other files.
 func withoutOurs(e fileRecord, now filetree.FileContent) (filetree.FileContent, bool) {
 	// gpuledger's own configuration belongs to the administrator by now
 	isNew := e.Before.Kind == filetree.Nothing
 	if now.Kind != filetree.Regular || e.After.Kind != filetree.Regular || e.Shared && isNew {
 		return now, false
+	}
+	if e.isCopy() {
+		_, err := configfile.Parse(e.Path, now.Data)
+		return filetree.FileContent{Kind: filetree.Nothing}, err == nil
 	}
 	data, ok := configfile.RevertLines(now.Data, e.After.Data, e.Before.Data)
 	if _, err := configfile.Parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
