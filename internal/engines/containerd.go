@@ -2,14 +2,15 @@ package engines
 
 import (
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // The plugins that hold the configuration of containerd's CRI runtime: in files of version 1, of
@@ -155,7 +156,8 @@ func (c *Containerd) withoutCRI() string {
 
 // mergesByKey reports whether this containerd merges the sections of several files key by key, with
 // a main file of version 1 or 2. containerd 2 does so with every version. A file of version 3 or 4
-// beside the main file proves it; otherwise the program's version decides.
+// beside the main file proves it; otherwise the version of the program decides that reads the main
+// file. Where it is not known, gpuledger's file has the whole section, as for containerd 1.x.
 func (c *Containerd) mergesByKey(in Installation) bool {
 	for _, f := range c.Files {
 		if version, _ := f.Get("version"); version == int64(3) || version == int64(4) {
@@ -233,17 +235,36 @@ func (c *Containerd) DefaultHandler() DefaultHandler {
 
 var containerdVersion = regexp.MustCompile(` v?([0-9]+)\.[0-9]+`)
 
-// containerdMajor is the major version of the installed containerd; 0 if the program does not
-// report it.
+// containerdMajor is the major version of the containerd that reads the main file, the smallest one
+// of several; 0 if it is not known. An installed program counts only for the usual main file, and
+// only if none runs: other containerds, such as a distribution's, lie elsewhere.
 func containerdMajor(in Installation) int {
-	program := in.System.Program("containerd")
-	if in.System.Root != "/" || program == "" {
+	if in.System.Root != "/" {
 		return 0
 	}
-	said, err := exec.Command(program, "--version").Output()
-	if found := containerdVersion.FindSubmatch(said); err == nil && found != nil {
-		major, _ := strconv.Atoi(string(found[1]))
-		return major
+	var programs []string
+	for _, p := range in.Daemons() {
+		if hasItsName(p.PID) {
+			programs = append(programs, processDir(p.PID)+"/exe")
+		}
 	}
-	return 0
+	if len(programs) == 0 && in.MainFile() == in.Of().File {
+		programs = in.System.Programs(in.Of().Program)
+	}
+	return smallestMajor(programs)
+}
+
+// smallestMajor is the smallest major version of several programs; 0 if one does not report it.
+func smallestMajor(programs []string) (smallest int) {
+	for i, program := range programs {
+		said, err := host.VersionOf(program, 10*time.Second)
+		found := containerdVersion.FindStringSubmatch(said)
+		if err != nil || found == nil {
+			return 0
+		}
+		if major, _ := strconv.Atoi(found[1]); i == 0 || major < smallest {
+			smallest = major
+		}
+	}
+	return smallest
 }

@@ -136,17 +136,34 @@ func (s System) Program(name string) string { return s.FirstProgram([]string{nam
 // finds runtime.path in the same way.
 func (s System) FirstProgram(paths []string) string {
 	for _, path := range paths {
-		candidates := []string{path}
-		if !strings.Contains(path, "/") {
-			candidates = nil
-			for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin",
-				"/sbin", "/bin"} {
-				candidates = append(candidates, filepath.Join(dir, path))
-			}
-		}
-		if i := slices.IndexFunc(candidates, s.Exists); i >= 0 {
-			return candidates[i]
+		all := candidates(path)
+		if i := slices.IndexFunc(all, s.Exists); i >= 0 {
+			return all[i]
 		}
 	}
 	return ""
+}
+
+// Programs are all programs of a name, by their paths without links, in the order in which Program
+// finds them.
+func (s System) Programs(name string) (all []string) {
+	for _, path := range candidates(name) {
+		program, err := s.Resolve(path)
+		if err == nil && s.Exists(program) && !slices.Contains(all, program) {
+			all = append(all, program)
+		}
+	}
+	return all
+}
+
+// candidates are the paths where a program is searched.
+func candidates(name string) (paths []string) {
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin",
+		"/sbin", "/bin"} {
+		paths = append(paths, filepath.Join(dir, name))
+	}
+	return paths
 }

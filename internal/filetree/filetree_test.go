@@ -2,6 +2,7 @@ package filetree
 
 import (
 	"os"
+	"slices"
 	"testing"
 )
 
@@ -31,6 +32,33 @@ func TestResolveStaysInTheRoot(t *testing.T) {
 	for _, name := range []string{"/loop", "relative"} {
 		if got, err := (System{Root: root}).Resolve(name); err == nil {
 			t.Errorf("%s: got %s, want an error", name, got)
+		}
+	}
+}
+
+// TestProgramsAreNamedOnce: on most systems /bin and /sbin are links.
+func TestProgramsAreNamedOnce(t *testing.T) {
+	s := System{Root: t.TempDir()}
+	for _, dir := range []string{"/usr/local/bin", "/usr/sbin", "/usr/bin"} {
+		if err := os.MkdirAll(s.Root+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"/usr/local/bin/x", "/usr/bin/x", "/usr/bin/y"} {
+		if err := os.WriteFile(s.Root+path, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, target := range map[string]string{"/bin": "usr/bin", "/sbin": "/usr/sbin",
+		"/usr/sbin/x": "../bin/x", "/usr/sbin/y": "/nowhere"} {
+		if err := os.Symlink(target, s.Root+link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string][]string{"x": {"/usr/local/bin/x", "/usr/bin/x"}, "y": {"/usr/bin/y"},
+		"z": nil, "/bin/x": {"/usr/bin/x"}} {
+		if got := s.Programs(name); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
 }
