@@ -112,11 +112,15 @@ func origin(e fileRecord, now filetree.FileContent) (before filetree.FileContent
 }
 
 // rollBack restores the files up to and including the one that failed, the last one first. Then it
-// removes the plan's changes from the record.
+// removes the plan's changes from the record. A file that still has its old content is not written,
+// because that would fail again, as on a read-only file system.
 func (p *Plan) rollBack(s *store, old, next engineRecord, failed int, why error) error {
 	var left error
-	for i := failed; i >= 0; i-- {
-		left = errors.Join(left, writeContent(p.in.System, p.Changes[i].name, p.Changes[i].before))
+	for _, c := range slices.Backward(p.Changes[:failed+1]) {
+		if now, err := p.in.System.Read(c.name); err == nil && now.Same(c.before) {
+			continue
+		}
+		left = errors.Join(left, writeContent(p.in.System, c.name, c.before))
 	}
 	if left != nil {
 		return fmt.Errorf(

@@ -166,3 +166,28 @@ func TestOnlyOneAtATime(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAFileThatCannotBeWritten at first, nor in the rollback: nothing was changed, so nothing needs
+// an undo.
+func TestAFileThatCannotBeWritten(t *testing.T) {
+	for _, name := range []string{"/etc/gpuledger/config.toml", "/etc/docker/daemon.json"} {
+		root := newRoot(t, map[string]string{"/etc/docker/daemon.json": "{}", "/etc/gpuledger/other": ""})
+		write(t, root, strings.TrimPrefix(temporary(filetree.System{}, name), "/")+"/in-the-way", "")
+		before := files(t, root)
+		p, err := New(options(root, grant.Docker))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(); err == nil || !strings.Contains(err.Error(), "cannot write "+name) ||
+			!strings.HasSuffix(err.Error(), "; nothing was changed") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if got := files(t, root); got != before {
+			t.Errorf("%s: the files are\n%s\nwant\n%s", name, got, before)
+		}
+		in := options(root, grant.Docker).Installation()
+		if r, _, err := readRecord(in, "/var/lib/gpuledger"); err != nil || len(r.Files) != 0 {
+			t.Errorf("%s: the record is there (%v)", name, err)
+		}
+	}
+}
