@@ -327,7 +327,8 @@ func TestConfigureRestarts(t *testing.T) {
 	}
 	called, _ := os.ReadFile(n.Dir + "/called")
 	want(t, "systemctl was called", string(called),
-		"restart containerd.service\nreload docker.service\nrestart crio.service\n")
+		"restart containerd.service\nis-active --quiet docker.service\nreload docker.service\n"+
+			"restart crio.service\n")
 }
 
 // TestConfigureNeedsARealRuntime: a default handler without one would stop the node.

@@ -57,10 +57,14 @@ func (r Restart) verb() string {
 	return "restart"
 }
 
-// Do restarts the engine.
+// Do restarts the engine. It leaves a Docker alone that does not run. Another engine is started: it
+// may have failed with the files that were there before.
 func (r *Restart) Do() error {
 	switch {
 	case Of(r.engine).Daemon == "", r.self:
+		return nil
+	case r.engine == grant.Docker && r.Unit != "" && len(r.PIDs) == 0 && isStopped(r.Unit):
+		r.Command = "" // systemd refuses to reload it, and it reads its file when it starts
 		return nil
 	case r.Unit != "":
 		if out, err := exec.Command("systemctl", r.verb(), r.Unit).CombinedOutput(); err != nil {
@@ -79,6 +83,12 @@ func (r *Restart) Do() error {
 	}
 	r.Done = true
 	return nil
+}
+
+// isStopped reports whether systemd says that a unit is not active.
+func isStopped(unit string) bool {
+	var status *exec.ExitError
+	return errors.As(exec.Command("systemctl", "is-active", "--quiet", unit).Run(), &status)
 }
 
 func (r Restart) pids() string { return strings.Trim(fmt.Sprint(r.PIDs), "[]") }
