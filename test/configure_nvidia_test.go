@@ -393,8 +393,11 @@ func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 					}
 				}
 				for _, dir := range []string{with, without} {
-					if err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text),
-						0o644); err != nil {
+					err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text), 0o644)
+					if err == nil && engine == "crio" {
+						err = os.Mkdir(dir+"/crio.conf.d", 0o755)
+					}
+					if err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -303,6 +303,9 @@ func TestConfigureRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Env = append(n.Env, "PATH="+bin+":"+os.Getenv("PATH"))
+	if err := os.MkdirAll(n.Dir+"/crio/crio.conf.d", 0o755); err != nil {
+		t.Fatal(err)
+	}
 	args := func(engine string, more ...string) []string {
 		return append([]string{"configure", engine, "--file", filepath.Join(n.Dir, engine, "config"),
 			"--runtime", program(t, n)}, more...)

@@ -2,17 +2,24 @@ package configure
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/engines"
+	"github.com/gpuledger/gpuledger/internal/filetree"
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // editCRIO writes gpuledger's drop-in file.
 func editCRIO(c engines.CRIO, w wanted) (fileEdits, error) {
 	var e fileEdits
+	if err := readsDropIn(w.in.System, w.in.Arguments(), c.Ours); err != nil {
+		return e, err
+	}
 	set := configfile.Setter{Document: c.Doc, Err: addHeader(c.Doc, w.in)}
 	keys := [][]string{{"crio", "runtime", "runtimes", engines.Handler}}
 	setCDIDirs(&set, configfile.Table(w.was.Tree, "crio", "runtime"), "cdi_spec_dirs",
@@ -23,6 +30,21 @@ func editCRIO(c engines.CRIO, w wanted) (fileEdits, error) {
 	}
 	setCRIOHandler(&set, &e, w)
 	return editDropIn(e, c.DropIns, w.in, set.Err, keys...)
+}
+
+// readsDropIn refuses if a running CRI-O, with these arguments, does not read gpuledger's file.
+func readsDropIn(in filetree.System, args []string, ours string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	dir := cmp.Or(flagOf(args, "config-dir"), flagOf(args, "d"), engines.CRIODropIns)
+	reads, err := in.Resolve(dir)
+	want, bad := in.Resolve(filepath.Dir(ours))
+	if err != nil || bad != nil || reads == want {
+		return errors.Join(err, bad)
+	}
+	return fmt.Errorf("cannot configure crio: it reads only the drop-in files of %s, not %s; "+
+		"start it with --config-dir %s", grant.Printable(dir), ours, filepath.Dir(ours))
 }
 
 // defaultPath is the environment that CRI-O gives to a monitor by default. A list in a file

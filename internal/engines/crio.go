@@ -11,12 +11,22 @@ import (
 // name.
 type CRIO struct{ DropIns }
 
+// CRIODropIns is the directory of the drop-in files, unless --config-dir names another one (cri-o,
+// internal/criocli). It does not depend on the main file.
+const CRIODropIns = "/etc/crio/crio.conf.d"
+
 var crioKeys = []HandlerKeys{{Handlers: []string{"crio", "runtime", "runtimes"},
 	Default: []string{"crio", "runtime", "default_runtime"}}}
 
 func readCRIO(in Installation) (Configuration, error) {
 	main := in.MainFile()
-	dir := filepath.Join(filepath.Dir(main), "crio.conf.d")
+	// If a main file at another place has such a directory beside it, --config-dir names that. The
+	// process's arguments do not decide: gpuledgerd, which has a mount namespace of its own, does
+	// not see them, nor does an undo while CRI-O does not run.
+	dir := filepath.Join(filepath.Dir(main), filepath.Base(CRIODropIns))
+	if !in.System.Exists(dir) {
+		dir = CRIODropIns
+	}
 	ours := filepath.Join(dir, DropIn+".conf")
 	d, err := readDropIns(in.System, ours, sortedWith(in.System.Glob(dir+"/*"), ours, main))
 	return CRIO{d}, err
