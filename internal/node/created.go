@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 
@@ -184,9 +185,13 @@ func commitCreated(n *Node, f *createFacts, holder grant.Process) (d Decision, s
 	return d, settled, err
 }
 
-// Abandon forgets what was reserved for a container that will not be created any more.
-func (n *Node) Abandon(container string) error {
+// Abandon forgets what was reserved for containers that will not be created any more.
+func (n *Node) Abandon(containers ...string) error {
 	return n.Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.DropReserved("", container, nil)
+		var errs []error
+		for _, c := range containers {
+			errs = append(errs, tx.DropReserved("", c, nil))
+		}
+		return errors.Join(errs...)
 	})
 }

@@ -4,12 +4,14 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,10 +53,13 @@ type Connection struct {
 	wait     time.Duration
 	failure  error           // of the last attempt
 	reserved map[string]bool // ids of containers for which this process holds grants
+	undone   map[string]bool // those whose reservation is over, and could not be removed
 }
 
 // New returns a connection that is not made yet.
-func New(o Options) *Connection { return &Connection{Options: o, reserved: map[string]bool{}} }
+func New(o Options) *Connection {
+	return &Connection{Options: o, reserved: map[string]bool{}, undone: map[string]bool{}}
+}
 
 // Name is its name in logs.
 func (m *Connection) Name() string { return "nri" }
@@ -65,9 +70,15 @@ const (
 	lastWait  = 15 * time.Second
 )
 
-// Ensure connects if there is no connection. It tries again sooner after a lost connection than
-// after long absence. The error is that of the last attempt.
+// Ensure connects if there is no connection, and removes the reservations that an event could not
+// remove: no other event of the container may follow.
 func (m *Connection) Ensure(ctx context.Context) error {
+	return cmp.Or(m.ensureConnected(ctx), m.abandonAgain())
+}
+
+// ensureConnected tries again sooner after a lost connection than after long absence. The error is
+// that of the last attempt.
+func (m *Connection) ensureConnected(ctx context.Context) error {
 	m.mu.Lock()
 	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
 	m.mu.Unlock()
@@ -159,15 +170,44 @@ func (m *Connection) remember(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reserved[id] = true
+	delete(m.undone, id)
 }
 
-// forget removes a container from the reserved ones, and reports whether it was there.
-func (m *Connection) forget(id string) bool {
+// abandon removes the reservations of containers, if this process has any for them. The ones that
+// it cannot remove are left to Ensure.
+func (m *Connection) abandon(n *node.Node, ids ...string) error {
+	m.mu.Lock()
+	ids = slices.DeleteFunc(ids, func(id string) bool { return !m.reserved[id] && !m.undone[id] })
+	for _, id := range ids {
+		delete(m.reserved, id)
+		delete(m.undone, id)
+	}
+	m.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
+	err := n.Abandon(ids...)
+	if err == nil {
+		return nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	was := m.reserved[id]
-	delete(m.reserved, id)
-	return was
+	for _, id := range ids {
+		if !m.reserved[id] { // again, meanwhile
+			m.undone[id] = true
+		}
+	}
+	return fmt.Errorf("cannot free what was held for container %s: %w", strings.Join(ids, ", "), err)
+}
+
+func (m *Connection) abandonAgain() error {
+	m.mu.Lock()
+	ids := slices.Sorted(maps.Keys(m.undone))
+	m.mu.Unlock()
+	if len(ids) == 0 {
+		return nil
+	}
+	return m.abandon(m.Open(), ids...)
 }
 
 func (m *Connection) remembered() []string {

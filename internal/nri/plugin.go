@@ -310,12 +310,8 @@ func (s *stoppedContainers) has(id string) bool {
 func (p *plugin) cleanUp(id string) {
 	p.stopped.add(id)
 	n := p.node()
-	if p.forget(id) {
-		if err := n.Abandon(id); err != nil {
-			// the next event of the container tries again; it ends with this process at the latest
-			p.remember(id)
-			p.Log.Warnf("cannot tidy after container %s: %v", id, err)
-		}
+	if err := p.abandon(n, id); err != nil {
+		p.Log.Warn(err)
 	}
 	for _, root := range p.roots() {
 		n.RemoveDeadBinding(root, id)

@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -19,38 +20,79 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// TestAReservationThatCannotBeDropped is dropped at the container's next event.
-func TestAReservationThatCannotBeDropped(t *testing.T) {
+// TestAReservationThatCannotBeRemoved is removed at the container's next event, or in the next pass
+// of gpuledgerd: no event may follow.
+func TestAReservationThatCannotBeRemoved(t *testing.T) {
 	n := daemontest.NewNode(t)
 	id := n.Grant('a')
-	self, err := n.Host.Self()
-	daemontest.Must(t, err, n.Ledger.Update(func(tx *ledger.Tx) error {
-		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: n.Root, Container: "c", Creator: self,
-			Reserved: true})
-	}))
+	p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: silent()})}
+	p.current = p // connected
+	lock := n.Policy.RunDir + "/lock"
+	for _, c := range []struct {
+		name   string
+		events []func() error
+		next   func() error
+	}{
+		{"it has stopped, and is removed", []func() error{p.stops}, p.removes},
+		{"it has stopped and is removed, and there is a pass", []func() error{p.stops, p.removes},
+			func() error { return p.Ensure(t.Context()) }},
+	} {
+		reserve(t, n, p, id, &api.Container{Id: "c"})
+		daemontest.Must(t, os.Rename(lock, lock+".away"), os.Mkdir(lock, 0o700))
+		for _, event := range c.events {
+			daemontest.Must(t, event())
+		}
+		if err := p.Ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "container c: ") {
+			t.Errorf("%s: the pass without the lock returns %v", c.name, err)
+		}
+		daemontest.Must(t, os.Remove(lock), os.Rename(lock+".away", lock))
+		if found := bound(t, n, id); len(found) != 1 {
+			t.Fatalf("%s: bound are %q without the lock, want what was before", c.name, found)
+		}
+		daemontest.Must(t, c.next())
+		if found := bound(t, n, id); len(found) != 0 || len(p.remembered())+len(p.undone) > 0 {
+			t.Errorf("%s: bound are %q, and it remembers %q and %v", c.name, found, p.remembered(), p.undone)
+		}
+	}
+}
+
+func (p *plugin) stops() error {
+	_, err := p.StopContainer(context.Background(), nil, &api.Container{Id: "c"})
+	return err
+}
+
+func (p *plugin) removes() error {
+	return p.RemoveContainer(context.Background(), nil, &api.Container{Id: "c"})
+}
+
+func silent() *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: log})}
-	p.remember("c")
-	reservations := func() (found int) {
-		daemontest.Must(t, n.Ledger.View(func(tx *ledger.Tx) error {
-			g, err := tx.Get(id)
-			found = len(g.Bindings)
-			return err
-		}))
-		return found
-	}
-	lock := n.Policy.RunDir + "/lock"
-	daemontest.Must(t, os.Rename(lock, lock+".away"), os.Mkdir(lock, 0o700))
-	_, err = p.StopContainer(t.Context(), nil, &api.Container{Id: "c"})
-	daemontest.Must(t, err, os.Remove(lock), os.Rename(lock+".away", lock))
-	if found := reservations(); found != 1 {
-		t.Fatalf("%d reservations without the lock, want the one of before", found)
-	}
-	daemontest.Must(t, p.RemoveContainer(t.Context(), nil, &api.Container{Id: "c"}))
-	if found := reservations(); found != 0 || len(p.remembered()) > 0 {
-		t.Errorf("%d reservations after the next event, and it remembers %q", found, p.remembered())
-	}
+	return log
+}
+
+// reserve holds a grant for a container.
+func reserve(t *testing.T, n *daemontest.TestNode, p *plugin, id grant.ID, c *api.Container) {
+	t.Helper()
+	self, err := n.Host.Self()
+	daemontest.Must(t, err, n.Ledger.Update(func(tx *ledger.Tx) error {
+		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: n.Root, Container: c.GetId(), Creator: self,
+			Reserved: true})
+	}))
+	p.remember(c.GetId())
+}
+
+// bound returns the containers that a grant is bound to.
+func bound(t *testing.T, n *daemontest.TestNode, id grant.ID) (containers []string) {
+	t.Helper()
+	daemontest.Must(t, n.Ledger.View(func(tx *ledger.Tx) error {
+		g, err := tx.Get(id)
+		for _, b := range g.Bindings {
+			containers = append(containers, b.Container)
+		}
+		return err
+	}))
+	return containers
 }
 
 // TestAContainerThatStopsBeforeItsTurn is not judged, and so not bound: the engine has listed it as
