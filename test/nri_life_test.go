@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,7 +28,7 @@ func TestNRIRace(t *testing.T) {
 		got := atOnce(len(ids), func(i int) error {
 			b := n.Bundle(ids[i], holding(g), with(g), rig.Light)
 			if i%3 > 0 {
-				return e.Create(b)
+				return e.CreateIn(rig.PodOf(ids[i]), b)
 			}
 			if r := b.Create(); r.Code != 0 {
 				return &grant.UsageError{Message: r.Stderr}
@@ -165,7 +166,7 @@ func TestNRIAfterARestart(t *testing.T) {
 	})
 	wantState(t, n, running.ID, "it is released, its container runs", grant.Draining)
 	wantState(t, n, waiting.ID, "it is held again for the container that has not started", grant.Bound)
-	wantNRIRefusal(t, e.Create(n.Bundle("thief", holding(waiting))), grant.GrantInUse)
+	wantNRIRefusal(t, e.CreateIn(rig.PodOf("another"), n.Bundle("thief", holding(waiting))), grant.GrantInUse)
 	wantObserved(t, n, "stray", grant.VisibleDevicesAll)
 	succeeds(t, rig.Run(n.Real("create", "--bundle", w.Dir, w.ID)))
 	must(t, e.Begin(w))
@@ -189,6 +190,59 @@ func TestNRIWithoutPIDs(t *testing.T) {
 	must(t, os.Rename(n.Root+".away", n.Root))
 	b.KillInit()
 	becomesFree(t, n, g.ID)
+}
+
+// TestNRIAfterAFailedCreate: the engine announces a container, and its runtime's create fails. No
+// event of that follows. The kubelet makes the container anew, with another id.
+func TestNRIAfterAFailedCreate(t *testing.T) {
+	n, e, _ := nriNode(t, "")
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	users := func() (ids []string) {
+		for _, b := range n.Grants()[0].Bindings {
+			ids = append(ids, b.Container)
+		}
+		return ids
+	}
+	attempt := func(i int) *rig.Bundle { return n.Bundle("attempt-"+string(rune('0'+i)), holding(g)) }
+	must(t, e.Create(attempt(0)))
+	other := rig.PodOf("another")
+	wantNRIRefusal(t, e.CreateIn(other, n.Bundle("of-another-pod", holding(g))), grant.GrantInUse)
+	second := attempt(1)
+	must(t, e.Create(second))
+	if got := users(); !slices.Equal(got, []string{second.ID}) {
+		t.Errorf("after the second attempt the grant is used by %q, want that alone", got)
+	}
+	for _, end := range []func() error{
+		func() error { return e.StopPod(other) }, func() error { return e.RemovePod(other) },
+		func() error { return e.StopPod(rig.Pod()) },
+	} {
+		if n.State(g.ID) != grant.Bound {
+			t.Fatal("the end of another pod has freed the grant")
+		}
+		must(t, end())
+	}
+	wantState(t, n, g.ID, "its pod is stopped", grant.Free)
+
+	third := attempt(2)
+	must(t, e.Create(third))
+	must(t, e.RemovePod(rig.Pod()))
+	wantState(t, n, g.ID, "its pod is removed", grant.Free)
+
+	made := attempt(3)
+	must(t, e.Create(made))
+	succeeds(t, made.RealCreate())
+	keeps := func(when string) {
+		t.Helper()
+		wantNRIRefusal(t, e.Create(attempt(4)), grant.GrantInUse)
+		must(t, e.StopPod(rig.Pod()), e.RemovePod(rig.Pod()))
+		if got := users(); !slices.Equal(got, []string{made.ID}) {
+			t.Errorf("%s, and the grant is used by %q", when, got)
+		}
+	}
+	keeps("the runtime has made the container")
+	must(t, e.Begin(made))
+	keeps("the container runs")
+	n.CheckSound("at the end")
 }
 
 // wantObserved wants a line of the audit log about a container that could only be recorded.

@@ -51,14 +51,20 @@ type Connection struct {
 	current  *plugin   // nil while not connected
 	retry    time.Time // no attempt before this time
 	wait     time.Duration
-	failure  error           // of the last attempt
-	reserved map[string]bool // ids of containers for which this process holds grants
-	undone   map[string]bool // those whose reservation is over, and could not be removed
+	failure  error                  // of the last attempt
+	reserved map[string]reservation // by the ids of the containers for which this process holds grants
+}
+
+// reservation is what is known of a container for which this process holds a grant.
+type reservation struct {
+	sandbox, name string // one container of a name is in a sandbox at a time
+	begun         bool   // the engine has announced its start: it may run
+	over          bool   // the reservation could not be removed
 }
 
 // New returns a connection that is not made yet.
 func New(o Options) *Connection {
-	return &Connection{Options: o, reserved: map[string]bool{}, undone: map[string]bool{}}
+	return &Connection{Options: o, reserved: map[string]reservation{}}
 }
 
 // Name is its name in logs.
@@ -166,54 +172,72 @@ func (m *Connection) Stop() {
 	}
 }
 
-func (m *Connection) remember(id string) {
+func (m *Connection) remember(c *api.Container, begun bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.reserved[id] = true
-	delete(m.undone, id)
+	m.reserved[c.GetId()] = reservation{sandbox: c.GetPodSandboxId(), name: c.GetName(), begun: begun}
+}
+
+// begin records that a container may run from now on.
+func (m *Connection) begin(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r, held := m.reserved[id]; held {
+		r.begun, r.over = true, false
+		m.reserved[id] = r
+	}
 }
 
 // abandon removes the reservations of containers, if this process has any for them. The ones that
 // it cannot remove are left to Ensure.
 func (m *Connection) abandon(n *node.Node, ids ...string) error {
 	m.mu.Lock()
-	ids = slices.DeleteFunc(ids, func(id string) bool { return !m.reserved[id] && !m.undone[id] })
+	taken := map[string]reservation{}
 	for _, id := range ids {
-		delete(m.reserved, id)
-		delete(m.undone, id)
+		if r, held := m.reserved[id]; held {
+			taken[id] = r
+			delete(m.reserved, id)
+		}
 	}
 	m.mu.Unlock()
-	if len(ids) == 0 {
+	if len(taken) == 0 {
 		return nil
 	}
+	ids = slices.Sorted(maps.Keys(taken))
 	err := n.Abandon(ids...)
 	if err == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, id := range ids {
-		if !m.reserved[id] { // again, meanwhile
-			m.undone[id] = true
+	for id, r := range taken {
+		if _, again := m.reserved[id]; !again { // reserved meanwhile
+			r.over = true
+			m.reserved[id] = r
 		}
 	}
 	return fmt.Errorf("cannot free what was held for container %s: %w", strings.Join(ids, ", "), err)
 }
 
 func (m *Connection) abandonAgain() error {
-	m.mu.Lock()
-	ids := slices.Sorted(maps.Keys(m.undone))
-	m.mu.Unlock()
+	ids := m.remembered(func(_ string, r reservation) bool { return r.over })
 	if len(ids) == 0 {
 		return nil
 	}
 	return m.abandon(m.Open(), ids...)
 }
 
-func (m *Connection) remembered() []string {
+// remembered returns the ids of those containers for which this process holds grants that match.
+func (m *Connection) remembered(matches func(id string, r reservation) bool) (ids []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.reserved))
+	for id, r := range m.reserved {
+		if matches(id, r) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // carriesRules reports whether an NRI of this version passes device rules on (nri 0.10,

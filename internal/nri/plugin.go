@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,6 +66,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 		return nil, nil, nil
 	}
 	n := p.node()
+	p.abandonFailed(n, c)
 	create, err := p.create(n, pod, c)
 	if err != nil {
 		return nil, nil, err
@@ -73,7 +75,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	create.Reserve, create.Timeout = true, p.timeout/4
 	d := n.Admit(create)
 	if d.Bound {
-		p.remember(c.GetId())
+		p.remember(c, false)
 	}
 	if err := p.answer(c, d); err != nil || d.NotEnforced != "" || !d.Touches() {
 		return nil, nil, err
@@ -89,6 +91,7 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 // includes the edits of later plugins, of CDI and of gpuledger-runtime. It turns the reservation
 // into a binding.
 func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
+	p.begin(c.GetId())
 	d, err := p.judgeExisting(pod, c, stage{running: p.Observe})
 	if err != nil {
 		return err
@@ -107,6 +110,19 @@ func (p *plugin) StopContainer(_ context.Context, _ *api.PodSandbox,
 func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
 	p.cleanUp(c.GetId())
 	return nil
+}
+
+// StopPodSandbox is called when all containers of a sandbox have stopped. An engine that could not
+// create one of them may have sent no event of that container.
+func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	n := p.node()
+	p.abandonUnborn(n, func(_ string, r reservation) bool { return r.sandbox == pod.GetId() })
+	return nil
+}
+
+// RemovePodSandbox is called when a sandbox is removed.
+func (p *plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
+	return p.StopPodSandbox(ctx, pod)
 }
 
 // Synchronize handles the containers that exist when the plugin connects. Containers that are
@@ -128,10 +144,8 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 			p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: true})
 		}
 	}
-	for _, id := range p.remembered() {
-		if !here[id] {
-			p.cleanUp(id)
-		}
+	for _, id := range p.remembered(func(id string, _ reservation) bool { return !here[id] }) {
+		p.cleanUp(id)
 	}
 	p.stopped.begin()
 	go func() {
@@ -197,7 +211,7 @@ func (p *plugin) judgeExisting(pod *api.PodSandbox, c *api.Container, s stage) (
 	}
 	d := n.JudgeCreated(create, holder)
 	if d.Bound && create.Reserve {
-		p.remember(c.GetId())
+		p.remember(c, !s.reserve)
 	}
 	return d, nil
 }
@@ -316,6 +330,38 @@ func (p *plugin) cleanUp(id string) {
 	for _, root := range p.roots() {
 		n.RemoveDeadBinding(root, id)
 	}
+}
+
+// abandonFailed removes what is held for earlier attempts at a container whose create failed in the
+// runtime. containerd 2.4.2 sends no event of that before it removes the container
+// (container_start.go), CRI-O 1.34.0 none at all (container_create.go). The kubelet makes the
+// container anew, with another id.
+func (p *plugin) abandonFailed(n *node.Node, c *api.Container) {
+	if c.GetName() == "" { // CRI-O reports names only under a kubelet
+		return
+	}
+	p.abandonUnborn(n, func(id string, r reservation) bool {
+		return id != c.GetId() && r.sandbox == c.GetPodSandboxId() && r.name == c.GetName()
+	})
+}
+
+// abandonUnborn removes those reservations that match, unless the container may run or its runtime
+// has it. The node then waits for the ledger only so long as is left of its time.
+func (p *plugin) abandonUnborn(n *node.Node, matches func(id string, r reservation) bool) {
+	ids := p.remembered(func(id string, r reservation) bool { return !r.begun && matches(id, r) })
+	ids = slices.DeleteFunc(ids, func(id string) bool {
+		return slices.ContainsFunc(p.roots(), func(root string) bool {
+			return n.Ledger.Containers.Life(root, id) != grant.Dead
+		})
+	})
+	if len(ids) == 0 {
+		return
+	}
+	began := time.Now()
+	if err := p.abandon(n, ids...); err != nil {
+		p.Log.Warn(err)
+	}
+	n.Ledger.Wait -= time.Since(began)
 }
 
 // node opens the node for each request, so that the current configuration decides. It waits for the

@@ -50,8 +50,73 @@ func TestAReservationThatCannotBeRemoved(t *testing.T) {
 			t.Fatalf("%s: bound are %q without the lock, want what was before", c.name, found)
 		}
 		daemontest.Must(t, c.next())
-		if found := bound(t, n, id); len(found) != 0 || len(p.remembered())+len(p.undone) > 0 {
-			t.Errorf("%s: bound are %q, and it remembers %q and %v", c.name, found, p.remembered(), p.undone)
+		if found := bound(t, n, id); len(found) != 0 || len(p.reserved) > 0 {
+			t.Errorf("%s: bound are %q, and it remembers %v", c.name, found, p.reserved)
+		}
+	}
+}
+
+// TestAFailedCreateHoldsNothing: the engine reports none. What is held for a container ends with
+// the next attempt at it and with its sandbox, unless the container may run or its runtime has it.
+func TestAFailedCreateHoldsNothing(t *testing.T) {
+	container := func(id, sandbox, name string) *api.Container {
+		return &api.Container{Id: id, PodSandboxId: sandbox, Name: name}
+	}
+	next := func(c *api.Container) func(p *plugin) error {
+		return func(p *plugin) error {
+			_, _, err := p.CreateContainer(context.Background(), nil, c)
+			return err
+		}
+	}
+	stop := func(sandbox string) func(p *plugin) error {
+		return func(p *plugin) error { return p.StopPodSandbox(t.Context(), &api.PodSandbox{Id: sandbox}) }
+	}
+	remove := func(p *plugin) error { return p.RemovePodSandbox(t.Context(), &api.PodSandbox{Id: "s"}) }
+	nothing := func(*daemontest.TestNode, *plugin) {}
+	state := func(content string) func(*daemontest.TestNode, *plugin) {
+		return func(n *daemontest.TestNode, _ *plugin) {
+			daemontest.Must(t, os.MkdirAll(n.Root+"/c", 0o700),
+				os.WriteFile(n.Root+"/c/status", []byte(content), 0o600))
+		}
+	}
+	self, err := daemontest.NewNode(t).Host.Self()
+	daemontest.Must(t, err)
+	runs := fmt.Sprintf(`{"pid":%d,"process-start-time":%d,"cgroup-path":"/none"}`, self.PID, self.Start)
+	again := next(container("d", "s", "train"))
+	first, unnamed := container("c", "s", "train"), container("c", "s", "")
+	for _, c := range []struct {
+		name   string
+		held   *api.Container
+		before func(*daemontest.TestNode, *plugin)
+		event  func(*plugin) error
+		kept   bool
+	}{
+		{"the next attempt", first, nothing, again, false},
+		{"a container of another name", container("c", "s", "other"), nothing, again, true},
+		{"a container of another sandbox", container("c", "another", "train"), nothing, again, true},
+		{"containers without names, as of CRI-O without a kubelet", unnamed, nothing,
+			next(container("d", "s", "")), true},
+		{"the same container", first, nothing, next(first), true},
+		{"the next attempt, and the runtime has the first", first, state(runs), again, true},
+		{"the next attempt, and what the runtime has cannot be read", first, state("{"), again, true},
+		{"the next attempt, and the start of the first was announced", first,
+			func(_ *daemontest.TestNode, p *plugin) {
+				_ = p.StartContainer(t.Context(), nil, first)
+			}, again, true},
+		{"its sandbox stops", unnamed, nothing, stop("s"), false},
+		{"its sandbox is removed", unnamed, nothing, remove, false},
+		{"another sandbox stops", unnamed, nothing, stop("t"), true},
+		{"its sandbox stops, and the runtime has it", unnamed, state(runs), stop("s"), true},
+	} {
+		n := daemontest.NewNode(t)
+		id := n.Grant('a')
+		p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: silent(),
+			Roots: []string{n.Root}})}
+		reserve(t, n, p, id, c.held)
+		c.before(n, p)
+		daemontest.Must(t, c.event(p))
+		if found := bound(t, n, id); (len(found) > 0) != c.kept {
+			t.Errorf("%s: the grant is held by %q, want it held: %v", c.name, found, c.kept)
 		}
 	}
 }
@@ -79,7 +144,7 @@ func reserve(t *testing.T, n *daemontest.TestNode, p *plugin, id grant.ID, c *ap
 		return tx.Bind(grant.Binding{Grant: id, RuntimeRoot: n.Root, Container: c.GetId(), Creator: self,
 			Reserved: true})
 	}))
-	p.remember(c.GetId())
+	p.remember(c, false)
 }
 
 // bound returns the containers that a grant is bound to.

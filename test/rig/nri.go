@@ -206,10 +206,17 @@ func (f adjuster) CreateContainer(context.Context, *api.PodSandbox, *api.Contain
 	return a, nil, nil
 }
 
-// Pod is the sandbox of every container here.
+// Pod is the sandbox of a container that is in no other.
 func Pod() *api.PodSandbox {
 	return &api.PodSandbox{Id: "sandbox", Name: "job", Namespace: "ml",
 		Uid: "11111111-2222-3333-4444-555555555555", Annotations: map[string]string{}}
+}
+
+// PodOf is a pod with a sandbox of another name.
+func PodOf(sandbox string) *api.PodSandbox {
+	pod := Pod()
+	pod.Id = sandbox
+	return pod
 }
 
 // NRIContainer is what containerd sends to plugins about a container with this spec.
@@ -234,11 +241,17 @@ func NRIContainer(id string, spec specs.Spec) *api.Container {
 // bundle.
 func (e *NRI) Create(b *Bundle) error {
 	e.Node.T.Helper()
+	return e.CreateIn(Pod(), b)
+}
+
+// CreateIn is Create for a container of another pod.
+func (e *NRI) CreateIn(pod *api.PodSandbox, b *Bundle) error {
+	e.Node.T.Helper()
 	var spec specs.Spec
 	if err := json.Unmarshal(b.Config(), &spec); err != nil {
 		e.Node.T.Fatal(err)
 	}
-	adjustment, err := e.Ask(NRIContainer(b.ID, spec))
+	adjustment, err := e.AskIn(pod, NRIContainer(b.ID, spec))
 	if err != nil {
 		return err
 	}
@@ -255,6 +268,7 @@ func (e *NRI) Ask(c *api.Container) (*api.ContainerAdjustment, error) { return e
 
 // AskIn is Ask for a container of another pod.
 func (e *NRI) AskIn(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, error) {
+	c.PodSandboxId = pod.Id
 	answer, err := e.server.CreateContainer(context.Background(),
 		&api.CreateContainerRequest{Pod: pod, Container: c})
 	return answer.GetAdjust(), err
@@ -295,6 +309,16 @@ func (e *NRI) Remove(id string) error {
 		&api.StopContainerRequest{Pod: Pod(), Container: c})
 	return errors.Join(err, e.server.RemoveContainer(context.Background(),
 		&api.RemoveContainerRequest{Pod: Pod(), Container: c}))
+}
+
+// StopPod tells the plugins that a sandbox is stopped.
+func (e *NRI) StopPod(pod *api.PodSandbox) error {
+	return e.server.StopPodSandbox(context.Background(), &api.StopPodSandboxRequest{Pod: pod})
+}
+
+// RemovePod tells the plugins that a sandbox is removed.
+func (e *NRI) RemovePod(pod *api.PodSandbox) error {
+	return e.server.RemovePodSandbox(context.Background(), &api.RemovePodSandboxRequest{Pod: pod})
 }
 
 // Daemon is a running gpuledgerd.
