@@ -303,6 +303,39 @@ func TestNRIStopsAtTheStart(t *testing.T) {
 	wantState(t, n, g.ID, "no container got it", grant.Free)
 }
 
+// TestNRICannotStopCRIOAtTheStart: CRI-O gets the error, logs it and starts the container. So the
+// refusal is recorded as one that was not enforced, and what it holds stays held.
+func TestNRICannotStopCRIOAtTheStart(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{Engine: "cri-o", Config: "[daemon]\nlisten = \"\"\ninterval = \"50ms\"\n"})
+	e := n.NRIOf("cri-o", "1.34.0")
+	e.NoPIDs = true
+	d := n.Daemon("--nri-socket", e.Socket())
+	e.Connected()
+	all := n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))
+	succeeds(t, all.RealCreate())
+	wantNRIRefusal(t, e.Begin(all), grant.VisibleDevicesAll)
+	wantObserved(t, n, "all", grant.VisibleDevicesAll)
+
+	g := n.Grant("--memory", "4GiB", "--gpu", "1")
+	later := n.Bundle("later", holding(g))
+	must(t, e.Create(later))
+	// as CDI or another plugin could
+	later.WriteConfig([]byte(strings.Replace(string(later.Config()), `"minor":255`, `"minor":0`, 1)))
+	succeeds(t, later.RealCreate())
+	wantNRIRefusal(t, e.Begin(later), grant.GPUDeviceRule)
+	wantObserved(t, n, "later", grant.GPUDeviceRule)
+	must(t, e.StopPod(rig.Pod()))
+	wantState(t, n, g.ID, "its container runs", grant.Bound)
+
+	if log := d.Log(); strings.Count(log, "(observed): gpuledger: refused") != 2 {
+		t.Errorf("gpuledgerd does not log what it could not stop:\n%s", log)
+	}
+	if audit := read(t, n.Dir+"/audit.jsonl"); strings.Count(audit, `"verdict":"refuse"`) !=
+		strings.Count(audit, `"mode":"observed"`) {
+		t.Errorf("a refusal counts as enforced:\n%s", audit)
+	}
+}
+
 // TestNRIReadsCapabilitiesAtTheStart: NRI does not report them, and one of them can undo what
 // enforces a limit.
 func TestNRIReadsCapabilitiesAtTheStart(t *testing.T) {

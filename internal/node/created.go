@@ -94,7 +94,7 @@ func standing(n *Node, f *createFacts, view grant.View) Decision {
 	what := missing(d.Verdict, f.env)
 	if d.Limited && what == "" {
 		what = unheld(f, d)
-		if what != "" && f.Running { // since before there was a shim: it is told as what it is
+		if what != "" && f.Running { // and is not stopped: it is recorded as what it is
 			d.Weaker = "the container runs without what would hold it to its memory (" + what + ")"
 			d.Limited, d.Throttled, d.Strength, what = false, false, grant.StrengthNone, ""
 		}
@@ -140,7 +140,7 @@ func unheld(f *createFacts, d Decision) string {
 			return "the throttling " + place
 		}
 	}
-	if f.unseen() {
+	if f.image.Root == "" {
 		return ""
 	}
 	for _, own := range f.gpu.own {

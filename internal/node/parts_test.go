@@ -160,6 +160,7 @@ func TestStrengthOfACreatedContainer(t *testing.T) {
 		mounts    []specs.Mount
 		throttled bool
 		unseen    bool
+		runs      bool
 		want      string
 	}{
 		"all is there":                          {mounts: whole},
@@ -179,12 +180,13 @@ func TestStrengthOfACreatedContainer(t *testing.T) {
 		"throttled, the real one in its place":  {mounts: append(slices.Clip(records), bind(shim+"/"+grant.ThrottleLibrary, own), bind("/usr/lib/libcuda.so.1", grant.ShimPlace+"/driver/libcuda.so.1")), throttled: true},
 		"the image's own is not covered":        {mounts: records, want: "one over its image's own " + own},
 		"an image that is not seen":             {mounts: records, unseen: true},
+		"it runs, its image's own not covered":  {mounts: records, runs: true, want: "one over its image's own " + own},
 	} {
 		spec, err := json.Marshal(specs.Spec{Mounts: c.mounts})
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := &createFacts{Create: Create{Config: spec}, policy: p,
+		f := &createFacts{Create: Create{Config: spec, Running: c.runs}, policy: p,
 			gpu: gpuFacts{snapshot: snapshot{inventory: grant.Inventory{Shim: grant.Shim{Dir: shim}}},
 				own: []grant.OwnLibrary{{Place: own, Name: "libcuda.so.1"}}}}
 		if f.image.Root = "/rootfs"; c.unseen {

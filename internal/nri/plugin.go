@@ -89,14 +89,18 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 
 // StartContainer judges what the real runtime has made, before any process of it runs. That
 // includes the edits of later plugins, of CDI and of gpuledger-runtime. It turns the reservation
-// into a binding.
+// into a binding. CRI-O starts the container after an error, too, and logs it (1.34.0,
+// container_start.go), so there it is judged like one that runs.
 func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
 	p.begin(c.GetId())
-	d, err := p.judgeExisting(pod, c, stage{running: p.Observe})
+	d, err := p.judgeExisting(pod, c, stage{running: p.Observe || p.engine == grant.CRIO})
 	if err != nil {
 		return err
 	}
-	return p.answer(c, d)
+	if err := p.answer(c, d); err != nil || p.Observe || d.NotEnforced != grant.Observed {
+		return err
+	}
+	return errors.New(lineOf(d.Refusal()))
 }
 
 // StopContainer is called when a container has stopped, or its create is undone.
@@ -276,15 +280,19 @@ func (p *plugin) answer(c *api.Container, d node.Decision) error {
 	if refusal == nil {
 		return nil
 	}
-	line := "gpuledger: " + refusal.Error()
-	if refusal.Hint != "" {
-		line += "; hint: " + refusal.Hint
+	if d.NotEnforced == "" {
+		return errors.New(lineOf(refusal))
 	}
-	if line = oci.Clean(line); d.NotEnforced == "" {
-		return errors.New(line)
-	}
-	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.NotEnforced, line)
+	p.Log.Warnf("container %s (%s): %s", c.GetId(), d.NotEnforced, lineOf(refusal))
 	return nil
+}
+
+func lineOf(r *grant.Refusal) string {
+	line := "gpuledger: " + r.Error()
+	if r.Hint != "" {
+		line += "; hint: " + r.Hint
+	}
+	return oci.Clean(line)
 }
 
 // stoppedContainers are those that stop while the containers that ran at the connection are judged.
