@@ -46,6 +46,12 @@ func (a *Account) Current() bool {
 	return err == nil && file == a.region.is
 }
 
+// Has reports whether the grant has a device.
+func (a *Account) Has(uuid string) bool {
+	_, err := a.limits.device(uuid)
+	return err == nil
+}
+
 // Used returns what Limits.Used returns, and how many processes that is.
 func (a *Account) Used(uuid string) (sum grant.Bytes, processes int, err error) {
 	return a.limits.usedIn(&a.region, uuid)

@@ -2,6 +2,7 @@ package watcher
 
 import (
 	"errors"
+	"io/fs"
 	"maps"
 	"slices"
 	"time"
@@ -21,6 +22,7 @@ type overheadWriter struct {
 	written   map[grantGPU]writtenOverhead
 	accounts  map[grant.ID]*openAccount
 	skipUntil map[grant.ID]time.Time // until when
+	idle      map[grant.ID]bool      // without a process since, and not reset yet
 	used      func(*limits.Account, string) (sum grant.Bytes, processes int, err error)
 	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
 	pass      int
@@ -93,6 +95,7 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	if first {
 		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
 			map[grant.ID]time.Time{}
+		o.idle = map[grant.ID]bool{}
 		if o.contexts = limits.ReadContexts(n.Policy.ContextsFile()); o.contexts == nil {
 			o.contexts = limits.Contexts{}
 		}
@@ -105,7 +108,6 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 	o.pass++
 	learned := false
-	idle := map[grant.ID]bool{}
 	for _, g := range r.Grants {
 		key := grantGPU{g.ID, g.GPU}
 		last, known := o.written[key]
@@ -135,17 +137,17 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 	if first || learned {
 		for _, name := range limits.Kept(n.Policy.LimitsRoot()) {
-			idle[grant.ID(name)] = true
+			o.idle[grant.ID(name)] = true
 		}
 	}
 	maps.DeleteFunc(o.skipUntil, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
 	for key, last := range o.written {
 		if last.pass != o.pass {
-			idle[key.id] = true
+			o.idle[key.id] = true
 			delete(o.written, key)
 		}
 	}
-	o.reset(n, r, idle)
+	o.reset(n, r)
 	for id, a := range o.accounts {
 		if a.pass != o.pass {
 			o.close(id)
@@ -154,19 +156,26 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 }
 
 // reset prepares the files of grants without a process on a GPU. What a context counts does not
-// change while a process runs: learn compares what its contexts have counted.
-func (o *overheadWriter) reset(n *node.Node, r watch.Comparison, idle map[grant.ID]bool) {
+// change while a process runs: learn compares what its contexts have counted. While a GPU of a
+// grant does not answer, the processes there are not known, and the grant is reset later.
+func (o *overheadWriter) reset(n *node.Node, r watch.Comparison) {
 	for _, g := range r.Grants {
-		delete(idle, g.ID)
+		delete(o.idle, g.ID)
 	}
-	if len(idle) == 0 || slices.ContainsFunc(r.GPUs, func(g watch.GPUUse) bool { return g.Total == 0 }) {
-		return // a GPU does not answer, and its processes are not known
-	}
-	for id := range idle {
-		if a, err := limits.OpenAccount(n.Policy.LimitsDir(id)); err == nil {
-			a.Reset(o.contexts)
-			a.Close()
+	for id := range o.idle {
+		a, err := limits.OpenAccount(n.Policy.LimitsDir(id))
+		if errors.Is(err, fs.ErrNotExist) { // the grant is over
+			delete(o.idle, id)
 		}
+		if err != nil {
+			continue
+		}
+		isSilent := func(g watch.GPUUse) bool { return g.Total == 0 && a.Has(g.UUID) }
+		if !slices.ContainsFunc(r.GPUs, isSilent) {
+			a.Reset(o.contexts)
+			delete(o.idle, id)
+		}
+		a.Close()
 	}
 }
 

@@ -197,6 +197,77 @@ func TestAnIdleGrantIsReset(t *testing.T) {
 	is("gpuledgerd begins", 0, 500*grant.MiB)
 }
 
+// TestAGrantIsResetOnceItsGPUsAnswer: its process ends, or gpuledgerd begins, while a GPU does not
+// answer. If that is one of the grant, its processes are not known until it answers.
+func TestAGrantIsResetOnceItsGPUsAnswer(t *testing.T) {
+	const own, second, other = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7",
+		"GPU-ec6f3a93-0db3-4679-0464-05f9944454e8", "GPU-ec6f3a93-0db3-4679-0464-05f9944454e9"
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	id := grant.ID("g-aaaaaaaaaaaa")
+	dir := n.Policy.LimitsDir(id)
+	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{
+		{UUID: own, Memory: 4 * grant.GiB}, {UUID: second, Memory: 4 * grant.GiB}}, 0, nil))
+	now := time.Now()
+	begin := func() overheadWriter {
+		return overheadWriter{
+			used: func(*limits.Account, string) (grant.Bytes, int, error) { return grant.GiB, 1, nil }}
+	}
+	o := begin()
+	looks := func(count int, silent string, used grant.Bytes) {
+		for range count {
+			now = now.Add(overheadEvery)
+			r := watch.Comparison{Taken: now}
+			for _, uuid := range []string{own, second, other} {
+				g := watch.GPUUse{UUID: uuid, Total: 80 * grant.GiB}
+				if uuid == silent {
+					g.Total = 0
+				}
+				r.GPUs = append(r.GPUs, g)
+			}
+			if used > 0 {
+				r.Grants = []watch.GrantUse{{ID: id, GPU: own, Used: used, Processes: 1}}
+			}
+			o.update(n, r)
+		}
+	}
+	is := func(what string, want grant.Bytes) {
+		t.Helper()
+		a, err := limits.OpenAccount(dir)
+		daemontest.Must(t, err)
+		defer a.Close()
+		if overhead, _, err := a.Published(own); err != nil || overhead != want {
+			t.Errorf("%s: the overhead is %s (%v), want %s", what, overhead, err, want)
+		}
+	}
+	for what, restarts := range map[string]bool{"its process ends": false, "gpuledgerd begins": true} {
+		for _, silent := range []string{other, second} {
+			looks(5, "", 2*grant.GiB)
+			is("it runs", grant.GiB)
+			if restarts {
+				o.closeAll()
+				o = begin()
+			}
+			looks(1, silent, 0)
+			if silent == other {
+				is(what+" while a GPU of others is silent", 0)
+				continue
+			}
+			is(what+" while a GPU of its own is silent", grant.GiB)
+			looks(1, "", 0)
+			is(what+" and its GPU answers again", 0)
+		}
+	}
+	looks(5, "", 2*grant.GiB)
+	looks(1, second, 0)
+	looks(1, "", 2*grant.GiB)
+	is("its process was there all the time", grant.GiB)
+	looks(1, second, 0)
+	daemontest.Must(t, limits.Remove(dir))
+	if looks(1, second, 0); len(o.idle) != 0 {
+		t.Errorf("a grant that is over is remembered: %v", o.idle)
+	}
+}
+
 // TestKeptAccounts: an account stays open while its grant is used, and is opened again if its files
 // were replaced. There are no more open accounts than allowed.
 func TestKeptAccounts(t *testing.T) {
