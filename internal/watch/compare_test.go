@@ -651,6 +651,10 @@ func TestGrace(t *testing.T) {
 			[]sample{{0, true, 0}, {5 * second, false, 0}, {10 * second, true, 1}}},
 		"a clock that was set back": {10 * second, 5 * second,
 			[]sample{{0, true, 0}, {5 * second, true, 0}, {1 * second, true, 0}, {6 * second, true, 1}}},
+		"a clock that was set back after the stop": {10 * second, 5 * second,
+			[]sample{{0, true, 0}, {5 * second, true, 0}, {10 * second, true, 1}, {-3600 * second, true, 0},
+				{-3595 * second, true, 0}, {-3590 * second, true, 1}, {-3585 * second, true, 0},
+				{-3580 * second, true, 1}}},
 		"no grace": {0, second, []sample{
 			{0, true, 1}, {second / 2, true, 0}, {second, true, 1}}},
 	} {

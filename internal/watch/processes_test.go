@@ -219,6 +219,31 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// TestHistoryAfterTheClockWasSetBack: samples of a time that is still to come are removed, and the
+// others stay.
+func TestHistoryAfterTheClockWasSetBack(t *testing.T) {
+	inOrder := func(a, b HistorySample) int { return a.Taken.Compare(b.Taken) }
+	for _, back := range []time.Duration{time.Hour, 20 * time.Second, 100 * time.Millisecond} {
+		var s Status
+		at := noon
+		for i := range 200 {
+			if i == 100 {
+				at = at.Add(-back)
+			}
+			s.AddHistory(Comparison{Taken: at}, nil)
+			last := s.History[len(s.History)-1].Taken
+			if age := at.Sub(last); age < 0 || age >= historyTime/maxHistory ||
+				!slices.IsSortedFunc(s.History, inOrder) {
+				t.Fatalf("set back by %s: after sample %d the newest one is %s old", back, i, age)
+			}
+			if kept := len(s.History); i == 100 && (kept > 30) != (back < historyTime/2) {
+				t.Errorf("set back by %s: %d samples are kept", back, kept)
+			}
+			at = at.Add(time.Second)
+		}
+	}
+}
+
 // crowd is a node of eight GPUs with this many containers of five processes each.
 func crowd(containers int) Input {
 	s := Input{Processes: map[int]ProcessInfo{}}

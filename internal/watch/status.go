@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -33,7 +34,8 @@ const (
 	maxHistory  = 120
 )
 
-// AddHistory adds a report to the history.
+// AddHistory adds a report to the history. It removes what is older than the history's time, and
+// what is of a later time than the report: the clock was set back since.
 func (s *Status) AddHistory(r Comparison, grants []grant.Grant) {
 	m := HistorySample{Taken: r.Taken, GPUs: map[string]MemoryLevel{}}
 	for _, g := range r.GPUs {
@@ -47,12 +49,14 @@ func (s *Status) AddHistory(r Comparison, grants []grant.Grant) {
 			}
 		}
 	}
+	s.History = slices.DeleteFunc(s.History, func(h HistorySample) bool {
+		age := r.Taken.Sub(h.Taken)
+		return age < 0 || age > historyTime
+	})
 	// too soon to be drawn
 	if n := len(s.History); n > 0 && r.Taken.Sub(s.History[n-1].Taken) < historyTime/maxHistory {
 		return
 	}
 	s.History = append(s.History, m)
-	for len(s.History) > 0 && (len(s.History) > maxHistory || r.Taken.Sub(s.History[0].Taken) > historyTime) {
-		s.History = s.History[1:]
-	}
+	s.History = s.History[max(0, len(s.History)-maxHistory):]
 }

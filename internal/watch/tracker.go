@@ -179,7 +179,8 @@ func (t *Tracker) Due(r Comparison, rules grant.Rules) (due []grant.Finding) {
 		if s == nil || Reaction(f, rules) != grant.StopContainer {
 			continue
 		}
-		if s.stood >= t.Grace && r.Taken.Sub(s.stopped) >= time.Second {
+		// from the future: the clock was set back since
+		if s.stood >= t.Grace && r.Taken.Sub(s.stopped).Abs() >= time.Second {
 			s.stopped, s.stood = r.Taken, 0
 			due = append(due, f)
 		}

@@ -19,14 +19,14 @@ import (
 // processes count: contexts, code, and memory allocated in other ways. It counts against the grant
 // at the next allocation.
 type overheadWriter struct {
-	written   map[grantGPU]writtenOverhead
-	accounts  map[grant.ID]*openAccount
-	skipUntil map[grant.ID]time.Time // until when
-	idle      map[grant.ID]bool      // without a process since, and not reset yet
-	used      func(*limits.Account, string) (sum grant.Bytes, processes int, err error)
-	maxOpen   int // how many are kept open; the others are opened in every pass, which is slow
-	pass      int
-	contexts  limits.Contexts // the least that a context was seen to take
+	written  map[grantGPU]writtenOverhead
+	accounts map[grant.ID]*openAccount
+	slow     map[grant.ID]time.Time // when reading the account was found to be slow
+	idle     map[grant.ID]bool      // without a process since, and not reset yet
+	used     func(*limits.Account, string) (sum grant.Bytes, processes int, err error)
+	maxOpen  int // how many are kept open; the others are opened in every pass, which is slow
+	pass     int
+	contexts limits.Contexts // the least that a context was seen to take
 }
 
 // openAccount holds a grant's files, open.
@@ -93,9 +93,8 @@ const (
 func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	first := o.written == nil
 	if first {
-		o.written, o.accounts, o.skipUntil = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{},
-			map[grant.ID]time.Time{}
-		o.idle = map[grant.ID]bool{}
+		o.written, o.accounts = map[grantGPU]writtenOverhead{}, map[grant.ID]*openAccount{}
+		o.slow, o.idle = map[grant.ID]time.Time{}, map[grant.ID]bool{}
 		if o.contexts = limits.ReadContexts(n.Policy.ContextsFile()); o.contexts == nil {
 			o.contexts = limits.Contexts{}
 		}
@@ -108,21 +107,25 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 	o.pass++
 	learned := false
+	// after the clock was set back, times that were noted are in the future
+	maps.DeleteFunc(o.slow, func(_ grant.ID, at time.Time) bool {
+		return r.Taken.Sub(at).Abs() >= slowEvery
+	})
 	for _, g := range r.Grants {
 		key := grantGPU{g.ID, g.GPU}
 		last, known := o.written[key]
 		used := g.Used + g.Unlisted
 		moved := max(used, last.used) - min(used, last.used)
 		calm := known && moved < max(overheadStep, g.Granted/overheadPart)
-		due := !last.steady || !calm || r.Taken.Sub(last.at) >= overheadEvery
-		if due && !r.Taken.Before(o.skipUntil[g.ID]) {
+		due := !last.steady || !calm || r.Taken.Sub(last.at).Abs() >= overheadEvery
+		if _, slow := o.slow[g.ID]; due && !slow {
 			written, err := o.write(n.Policy.LimitsDir(g.ID), g, last)
 			if err == nil {
 				written.steady = calm && written.counted == last.counted
 				last = written
 				learned = o.learn(g.GPU, last) || learned
 			} else if errors.Is(err, limits.ErrSlow) {
-				o.skipUntil[g.ID] = r.Taken.Add(slowEvery)
+				o.slow[g.ID] = r.Taken
 			}
 			last.used, last.at = used, r.Taken
 		}
@@ -140,7 +143,6 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 			o.idle[grant.ID(name)] = true
 		}
 	}
-	maps.DeleteFunc(o.skipUntil, func(_ grant.ID, until time.Time) bool { return !r.Taken.Before(until) })
 	for key, last := range o.written {
 		if last.pass != o.pass {
 			o.idle[key.id] = true

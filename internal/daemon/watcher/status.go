@@ -109,13 +109,15 @@ func (w *Watcher) record(n *node.Node, r watch.Comparison, news bool) error {
 	same := maps.Equal(found.Outside, w.recorded.Outside) && slices.Equal(found.Excess, w.recorded.Excess) &&
 		maps.EqualFunc(found.Held, w.recorded.Held, slices.Equal) &&
 		(w.recordedStamp == host.Stamp{} || n.Ledger.FoundStamp() == w.recordedStamp)
-	if !same || len(found.Outside)+len(found.Held) > 0 && r.Taken.Sub(w.recordedAt) > recordEvery {
+	// after the clock was set back, what was written last is from the future
+	old := r.Taken.Sub(w.recordedAt).Abs() > recordEvery
+	if !same || len(found.Outside)+len(found.Held) > 0 && old {
 		if err := n.Ledger.SetFound(found); err != nil {
 			return fmt.Errorf("cannot record what is used outside the ledger: %w", err)
 		}
 		w.recorded, w.recordedAt, w.recordedStamp = found, r.Taken, n.Ledger.FoundStamp()
 	}
-	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken) < saveEvery {
+	if !news && !r.Differs(w.saved) && r.Taken.Sub(w.saved.Taken).Abs() < saveEvery {
 		return nil
 	}
 	boot, err := n.Host.BootID()

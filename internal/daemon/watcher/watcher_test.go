@@ -177,6 +177,7 @@ func TestUseIsWritten(t *testing.T) {
 		{"a process less", 5 * time.Second, 5 * time.Second, func() { s.GPUs[1].Processes = s.GPUs[1].Processes[1:] }},
 		{"a finding", 6 * time.Second, 6 * time.Second, func() { s.GPUs[2].XIDs = []int{79} }},
 		{"which stands no more", 7 * time.Second, 7 * time.Second, func() { s.GPUs[2].XIDs = nil }},
+		{"the same, and the clock was set back", -time.Hour, -time.Hour, func() {}},
 	} {
 		c.change()
 		if got := written(c.after); got.Round(time.Millisecond) != c.want {
@@ -333,6 +334,22 @@ func TestTheRecordOfAProcessThatHasEnded(t *testing.T) {
 	g.Used = 0
 	if got := o.passes(); !strings.HasPrefix(got, "map[] []") {
 		t.Errorf("at last: %s", got)
+	}
+}
+
+// TestTheRecordIsRenewed: also after the clock was set back.
+func TestTheRecordIsRenewed(t *testing.T) {
+	o := newOutsideLedger(t)
+	o.s.GPUs[1].Used = 4 * grant.GiB
+	o.s.GPUs[1].Processes = []grant.ProcessUse{{PID: o.runs(100).PID, Memory: 4 * grant.GiB}}
+	for range 5 {
+		o.passes()
+	}
+	for _, after := range []time.Duration{2 * recordEvery, -time.Hour} {
+		o.at = o.at.Add(after)
+		if o.passes(); !o.recordedAt.Equal(o.at) {
+			t.Errorf("%s later the record is %s old", after, o.at.Sub(o.recordedAt))
+		}
 	}
 }
 
