@@ -30,7 +30,7 @@ const (
 
 // restAfterSilence is for how long a daemon that did not answer is not asked again, as a multiple
 // of the time that it took. While it is asked, the ends of other daemons are not noticed, and its
-// clients can make it slow.
+// clients can make it slow. The same holds for the next start after one that took long.
 const restAfterSilence = 2
 
 // daemon is one control daemon, with its directory.
@@ -44,6 +44,7 @@ type daemon struct {
 	state      grant.MPSDaemon // as last written
 	proven     provenSockets   // the sockets by which it may be asked
 	nextStart  time.Time       // no start before
+	launching  bool            // a launcher was started, and has not recorded its process yet
 	backoff    time.Duration
 	started    time.Time // when it was last started, if it was ready before or never started
 	askedAgain time.Time // not asked before, because it did not answer
@@ -289,9 +290,11 @@ func (d *daemon) start(w want) error {
 		d.started = now
 	}
 	d.backoff = min(max(firstWait, 2*d.backoff), lastWait)
-	d.nextStart = now.Add(d.backoff)
 	d.toldToEnd = time.Time{} // that was the one before
-	if err := d.launch(w); err != nil {
+	err := d.launch(w)
+	ended := d.now()
+	d.nextStart = ended.Add(max(d.backoff, restAfterSilence*min(ended.Sub(now), allAnswers)))
+	if err != nil {
 		return d.startFailed(w, err)
 	}
 	p, runs, err := processIn(d.dir, d.node.Host)

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -133,10 +132,7 @@ func (s stage) daemon(uuid string) *daemon {
 		listener.(*net.UnixListener).SetUnlinkOnClose(false)
 		s.t.Cleanup(func() { _ = listener.Close() })
 	}
-	boot, err := s.node.Host.BootID()
-	must(s.t, err)
-	data, err := json.Marshal(launchedProcess{s.self(), boot})
-	must(s.t, err, os.WriteFile(filepath.Join(d.dir, processFile), data, 0o600))
+	must(s.t, s.becomes(d.dir, s.self()))
 	s.serve(d)
 	return d
 }

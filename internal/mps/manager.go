@@ -128,8 +128,8 @@ func (m *Manager) ensure(ctx context.Context, o grants.Overview) error {
 }
 
 // apply does the steps of a plan. It asks all daemons at the same time: one that does not answer,
-// which any of its clients can cause, must not delay the others. Then it starts and removes
-// daemons, in the order of the plan.
+// which any of its clients can cause, must not delay the others. Then it starts daemons. Those
+// before that are gone by then, with their directories.
 func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]want) error {
 	errs := make([]error, len(steps))
 	var asked sync.WaitGroup
@@ -138,28 +138,55 @@ func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]wan
 		if s.action != keep {
 			d.users = wanted[s.name].containers
 		}
-		if s.action != start && s.action != remove {
+		switch s.action {
+		case start: // below
+		case remove:
+			host.Go(&asked, func() { errs[i] = d.remove() })
+		default:
 			host.Go(&asked, func() { errs[i] = d.apply(ctx, s.action, wanted[s.name]) })
 		}
 	}
 	asked.Wait()
+	m.startAll(steps, wanted, errs)
 	for i, s := range steps {
-		d := m.daemons[s.name]
-		switch s.action {
-		case start:
-			errs[i] = m.start(d, wanted[s.name], s.after)
-		case remove:
-			errs[i] = d.remove()
-		}
-		errs[i] = errors.Join(errs[i], d.lostContexts())
+		errs[i] = errors.Join(errs[i], m.daemons[s.name].lostContexts())
 	}
 	return errors.Join(errs...)
 }
 
-// start starts a daemon, unless another one still has one of its GPUs.
+// startAll does the starts of a plan at the same time: a launcher that hangs must not delay the
+// others. A start waits for earlier ones with one of its GPUs.
+func (m *Manager) startAll(steps []step, wanted map[string]want, errs []error) {
+	var all sync.WaitGroup
+	ended := map[string]chan struct{}{}
+	for i, s := range steps {
+		if s.action != start {
+			continue
+		}
+		var earlier []chan struct{}
+		for _, name := range s.after {
+			if end, starts := ended[name]; starts {
+				earlier = append(earlier, end)
+			}
+		}
+		end := make(chan struct{})
+		ended[s.name] = end
+		host.Go(&all, func() {
+			defer close(end)
+			for _, end := range earlier {
+				<-end
+			}
+			errs[i] = m.start(m.daemons[s.name], wanted[s.name], s.after)
+		})
+	}
+	all.Wait()
+}
+
+// start starts a daemon, unless another one still has one of its GPUs, or may get it: systemd can
+// start a launcher long after it was asked to.
 func (m *Manager) start(d *daemon, w want, after []string) error {
 	for _, name := range after {
-		if o := m.daemons[name]; o.runs() {
+		if o := m.daemons[name]; o.runs() || o.launching {
 			return d.startFailed(w, fmt.Errorf("the daemon of %v is not gone yet", o.state.GPUs))
 		}
 	}

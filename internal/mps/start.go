@@ -128,6 +128,7 @@ func (d *daemon) launch(w want) error {
 	if err := whileFree(d.dir, d.node.Host, func() error { return d.prepare(w) }); err != nil {
 		return err
 	}
+	d.launching = true
 	if err := d.sys().StartLauncher(d.dir); err != nil {
 		return err
 	}
@@ -230,6 +231,7 @@ func (d *daemon) awaitLauncher() error {
 	for end := d.now().Add(answerTime); d.now().Before(end); time.Sleep(10 * time.Millisecond) {
 		p, runs, err := processIn(d.dir, d.node.Host)
 		if p.PID != 0 {
+			d.launching = false
 			if runs || err != nil {
 				return nil
 			}
@@ -278,11 +280,18 @@ func unitOf(dir string) string {
 	return "gpuledger-mps@" + name.String() + ".service"
 }
 
-func systemctl(verb, unit string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*answerTime)
+// startUnit waits until systemd has started a unit, because its error says what is wrong with one
+// that cannot be started. It does not wait long: the start of a unit that is still stopping waits
+// until its processes have ended. systemd starts the unit then all the same.
+func startUnit(unit string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, "systemctl", verb, unit).CombinedOutput(); err != nil {
-		return fmt.Errorf("cannot %s %s: %w: %s", verb, unit, err, firstLine(string(out)))
+	out, err := exec.CommandContext(ctx, "systemctl", "start", unit).CombinedOutput()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("systemd has not started %s within %s", unit, answerTime)
+	case err != nil:
+		return fmt.Errorf("cannot start %s: %w: %s", unit, err, firstLine(string(out)))
 	}
 	return nil
 }
@@ -304,6 +313,6 @@ func (d *daemon) remove() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot remove what an MPS daemon left: %w", err)
 	}
-	d.state = grant.MPSDaemon{}
+	d.state, d.launching = grant.MPSDaemon{}, false // a late launcher finds no directory
 	return nil
 }

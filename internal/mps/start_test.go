@@ -1,16 +1,22 @@
 package mps
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // starts counts the launchers that are started.
@@ -49,10 +55,7 @@ func TestLateLauncher(t *testing.T) {
 	}
 	check("still under way")
 
-	boot, err := s.node.Host.BootID()
-	must(t, err)
-	data, err := json.Marshal(launchedProcess{s.self(), boot})
-	must(t, err, os.WriteFile(filepath.Join(d.dir, processFile), data, 0o600))
+	must(t, s.becomes(d.dir, s.self()))
 	unlock()
 	check("has become the daemon")
 	if err := RunLauncher(d.dir, s.node.Host); err == nil ||
@@ -63,6 +66,156 @@ func TestLateLauncher(t *testing.T) {
 	must(t, os.Remove(filepath.Join(d.dir, processFile)), d.remove())
 	if _, err := os.Stat(d.dir); !os.IsNotExist(err) {
 		t.Errorf("the directory is left: %v", err)
+	}
+}
+
+// launchers is a machine with a clock and launchers of a test's own.
+type launchers struct {
+	stopped
+	launch func(dir string) error
+}
+
+func (l *launchers) StartLauncher(dir string) error { return l.launch(dir) }
+
+// becomes records a process for the daemon of a directory, as its launcher does.
+func (s stage) becomes(dir string, p grant.Process) error {
+	boot, err := s.node.Host.BootID()
+	must(s.t, err)
+	data, err := json.Marshal(launchedProcess{p, boot})
+	must(s.t, err)
+	return os.WriteFile(filepath.Join(dir, processFile), data, 0o600)
+}
+
+// gone is a process that has ended.
+func (s stage) gone() grant.Process {
+	p := exec.Command("true")
+	must(s.t, p.Run())
+	return grant.Process{PID: p.Process.Pid, Start: 1}
+}
+
+// starting is a manager whose launchers do what launch says, and one of its passes over a node that
+// has a grant of each of these sets of GPUs.
+func (s stage) starting(launch func(dir string) error) (clock *stopped, pass func(sets ...[]string) error) {
+	system := &launchers{stopped{now: time.Now()}, launch}
+	m := &Manager{Node: func() *node.Node { return s.node }, Log: s.again("").log, System: system}
+	return &system.stopped, func(sets ...[]string) error {
+		var all []grant.Grant
+		for _, gpus := range sets {
+			all = append(all, held(grant.MPS, 0, grant.GiB, nil, gpus...))
+		}
+		return m.ensure(s.t.Context(), grants.Overview{View: grant.View{Grants: all}})
+	}
+}
+
+// TestALauncherThatHangsDelaysNoOther: each of three launchers ends once all have begun.
+func TestALauncherThatHangsDelaysNoOther(t *testing.T) {
+	s := newStage(t)
+	var begun sync.WaitGroup
+	begun.Add(3)
+	_, pass := s.starting(func(dir string) error {
+		begun.Done()
+		all := make(chan struct{})
+		go func() { begun.Wait(); close(all) }()
+		select {
+		case <-all:
+			return s.becomes(dir, s.self())
+		case <-time.After(20 * time.Second):
+			return errors.New("it waits for the others")
+		}
+	})
+	must(t, pass([]string{"GPU-0"}, []string{"GPU-1"}, []string{"GPU-2", "GPU-3"}))
+}
+
+// TestStartsWithAGPUInCommon are made one after another, and the second one not at all if the first
+// daemon runs or may come.
+func TestStartsWithAGPUInCommon(t *testing.T) {
+	for name, c := range map[string]struct {
+		launched func(s stage, dir string) error // the first one
+		starts   int
+		problem  string
+	}{
+		"the first runs":          {func(s stage, dir string) error { return s.becomes(dir, s.self()) }, 1, "is not gone yet"},
+		"the first ended at once": {func(s stage, dir string) error { return s.becomes(dir, s.gone()) }, 2, noReason},
+		"the first may come":      {func(stage, string) error { return errors.New("no answer") }, 1, "is not gone yet"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			var mu sync.Mutex
+			var running, most int
+			var dirs []string
+			count := func(change int) (starts int) {
+				mu.Lock()
+				defer mu.Unlock()
+				running += change
+				most = max(most, running)
+				return len(dirs)
+			}
+			clock, pass := s.starting(func(dir string) error {
+				mu.Lock()
+				dirs = append(dirs, dir)
+				mu.Unlock()
+				defer count(-1)
+				if count(1) > 1 {
+					return s.becomes(dir, s.self())
+				}
+				time.Sleep(50 * time.Millisecond) // others would begin meanwhile
+				return c.launched(s, dir)
+			})
+			sets := [][]string{{"GPU-0"}, {"GPU-0", "GPU-1"}}
+			err := pass(sets...)
+			if most != 1 || len(dirs) != c.starts || err == nil || !strings.Contains(err.Error(), c.problem) {
+				t.Errorf("%d started, %d at a time: %v", len(dirs), most, err)
+			}
+			if name != "the first may come" {
+				return
+			}
+			clock.now = clock.now.Add(time.Hour)
+			other := slices.DeleteFunc(sets, func(gpus []string) bool {
+				return grant.MPSName(gpus) == filepath.Base(dirs[0])
+			})
+			if must(t, pass(other...)); len(dirs) != 2 || dirs[1] == dirs[0] {
+				t.Errorf("without a grant for the first one, %v were started", dirs)
+			}
+		})
+	}
+}
+
+// TestASlowStartIsPutOff: while a launcher is awaited, the manager does nothing else. So it is not
+// started again in the next pass.
+func TestASlowStartIsPutOff(t *testing.T) {
+	s, count := newStage(t), 0
+	var clock *stopped
+	clock, pass := s.starting(func(string) error {
+		count++
+		clock.now = clock.now.Add(answerTime)
+		return errors.New("no answer")
+	})
+	for _, c := range []struct {
+		after time.Duration
+		count int
+	}{{0, 1}, {time.Second, 1}, {restAfterSilence*answerTime - 2*time.Second, 1}, {time.Second, 2}} {
+		clock.now = clock.now.Add(c.after)
+		if err := pass([]string{"GPU-0"}); err == nil || !strings.Contains(err.Error(), "no answer") ||
+			count != c.count {
+			t.Errorf("%s later it was started %d times, want %d: %v", c.after, count, c.count, err)
+		}
+	}
+}
+
+// TestAUnitThatIsNotStarted: the error says what systemd says of a unit. It does not wait for one
+// that is still stopping.
+func TestAUnitThatIsNotStarted(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	for script, want := range map[string]string{
+		"exec sleep 30": "systemd has not started a.service within 5s",
+		"echo Unit a.service is masked. >&2; exit 1": "cannot start a.service: exit status 1: " +
+			"Unit a.service is masked.",
+	} {
+		must(t, os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+		if err := startUnit("a.service"); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }
 

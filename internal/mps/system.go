@@ -78,7 +78,7 @@ func (machine) Ask(ctx context.Context, program string, env []string, command st
 // it meanwhile.
 func (machine) StartLauncher(dir string) error {
 	if unit := unitOf(dir); hasUnit() {
-		return systemctl("start", unit)
+		return startUnit(unit)
 	}
 	self, err := os.Executable()
 	if err != nil {

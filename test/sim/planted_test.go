@@ -137,8 +137,9 @@ var plants = []plant{
 		"			if on { return \"\", nil }\n" +
 			"			return \"the limits are not what the ledger says\", l.Set(g.GPUs, share)\n"},
 
-	{"two MPS daemons of a GPU", "internal/mps/manager.go", "		if o := m.daemons[name]; o.runs() {\n",
-		"		if o := m.daemons[name]; o.runs() && !on {\n"},
+	{"two MPS daemons of a GPU", "internal/mps/manager.go",
+		"		if o := m.daemons[name]; o.runs() || o.launching {\n",
+		"		if o := m.daemons[name]; (o.runs() || o.launching) && !on {\n"},
 	{"an MPS daemon that ended is ready", "internal/mpsstate/mpsstate.go",
 		"		if runs, err := h.Runs(p); err != nil || !runs {\n",
 		"		if runs, err := h.Runs(p); !on && (err != nil || !runs) {\n"},
