@@ -46,12 +46,12 @@ type daemon struct {
 	nextStart  time.Time       // no start before
 	launching  bool            // a launcher was started, and has not recorded its process yet
 	backoff    time.Duration
-	started    time.Time // when it was last started, if it was ready before or never started
-	askedAgain time.Time // not asked before, because it did not answer
-	looked     time.Time // when its limits were checked
-	logRead    int64     // how much was in its log when it was last ready, in bytes
-	users      []string  // containers that use it, as of the last pass
-	lost       []string  // containers whose contexts ended with it or its server
+	started    time.Time        // when it was last started, if it was ready before or never started
+	askedAgain time.Time        // not asked before, because it did not answer
+	looked     time.Time        // when its limits were checked
+	logRead    int64            // how much was in its log when it was last ready, in bytes
+	users      []boundContainer // that use it, as of the last pass
+	lost       []boundContainer // whose contexts ended with it or its server
 	lostAt     time.Time
 	toldToEnd  time.Time // for the first time; zero: it was not
 	toldAgain  time.Time // for the last time
@@ -130,12 +130,14 @@ func (d *daemon) detectEnd() (died bool) {
 	if ended == "" {
 		return false
 	}
-	// the last for containers that have just begun
-	took := slices.Concat(d.lost, d.users, d.boundContainers())
-	slices.Sort(took)
-	d.lost, d.lostAt = slices.Compact(took), d.now()
-	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": d.lost}).Error("the MPS " + ended +
-		" has ended; the contexts of its clients are gone")
+	for _, c := range slices.Concat(d.users, d.boundContainers()) { // the last for those that have just begun
+		if !slices.Contains(d.lost, c) {
+			d.lost = append(d.lost, c)
+		}
+	}
+	d.lostAt = d.now()
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": ids(d.lost)}).Error("the MPS " +
+		ended + " has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
 	words := d.logReason()
 	if early {
@@ -152,7 +154,7 @@ func (d *daemon) detectEnd() (died bool) {
 }
 
 // boundContainers are the containers that use the daemon's grants now.
-func (d *daemon) boundContainers() []string {
+func (d *daemon) boundContainers() []boundContainer {
 	o, err := grants.Read(d.node)
 	if err != nil {
 		return d.users
@@ -160,15 +162,24 @@ func (d *daemon) boundContainers() []string {
 	return wants(o.Grants)[d.name].containers
 }
 
+// ids are the containers' ids, sorted, each once.
+func ids(containers []boundContainer) (all []string) {
+	for _, c := range containers {
+		all = append(all, c.id)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // lostContexts is the error while containers run whose daemon has ended.
 func (d *daemon) lostContexts() error {
-	d.lost = slices.DeleteFunc(d.lost, func(c string) bool { return !slices.Contains(d.users, c) })
+	d.lost = slices.DeleteFunc(d.lost, func(c boundContainer) bool { return !slices.Contains(d.users, c) })
 	if len(d.lost) == 0 {
 		return nil
 	}
 	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their "+
 		"contexts: %v; start them again", d.state.GPUs,
-		d.lostAt.UTC().Format(time.RFC3339), d.lost)
+		d.lostAt.UTC().Format(time.RFC3339), ids(d.lost))
 }
 
 // writeState writes the state if it differs from the file.

@@ -430,6 +430,34 @@ func TestTheEndOfAServerKeepsItsDaemon(t *testing.T) {
 	}
 }
 
+// TestAContainerThatWasStartedAgain: it has the same id as before, and the daemon that runs now.
+func TestAContainerThatWasStartedAgain(t *testing.T) {
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	end := s.serve(d)
+	m := &Manager{Node: func() *node.Node { return s.node }, Log: d.log}
+	g := held(grant.MPS, 0, grant.GiB, []string{"a", "b"}, "GPU-0")
+	passes := func(what, lost string) {
+		t.Helper()
+		err := m.ensure(t.Context(), grants.Overview{View: grant.View{Grants: []grant.Grant{g}}})
+		reported := fmt.Sprintf("these containers lost their contexts: [%s]; start them again", lost)
+		if (err != nil) != (lost != "") || err != nil && !strings.Contains(err.Error(), reported) {
+			t.Errorf("%s: %v, want %q", what, err, lost)
+		}
+	}
+	passes("at first", "")
+	end()
+	end = s.serve(d)
+	passes("its server has ended", "a b")
+	end()
+	s.serve(d)
+	passes("so has the next one", "a b")
+	g.Bindings[1].Creator.Start++
+	passes("one was started again", "a")
+	g.Bindings[0].Creator.PID++
+	passes("so was the other", "")
+}
+
 // TestAnswersOfAnother: answers of a process that has the place of the daemon's socket do not
 // count, and that process is not told to end.
 func TestAnswersOfAnother(t *testing.T) {

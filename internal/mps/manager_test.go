@@ -20,7 +20,7 @@ func held(mode grant.Mode, compute int, memory grant.Bytes, containers []string,
 		g.GPUs = append(g.GPUs, grant.Share{UUID: uuid, Index: i, Memory: memory})
 	}
 	for _, c := range containers {
-		g.Bindings = append(g.Bindings, grant.Binding{Container: c})
+		g.Bindings = append(g.Bindings, grant.Binding{Container: c, Creator: grant.Process{PID: 7, Start: 1}})
 	}
 	return g
 }
@@ -34,7 +34,7 @@ func TestWants(t *testing.T) {
 		held(grant.MPS, 0, 2*grant.GiB, nil, "GPU-1", "GPU-2"),
 	})
 	for name, text := range map[string]string{
-		grant.MPSName([]string{"GPU-0"}):          "{[GPU-0] map[GPU-0:4294967296] 25 [a b]}",
+		grant.MPSName([]string{"GPU-0"}):          "{[GPU-0] map[GPU-0:4294967296] 25 [{a {7 1}} {b {7 1}}]}",
 		grant.MPSName([]string{"GPU-2", "GPU-1"}): "{[GPU-1 GPU-2] map[GPU-1:2147483648 GPU-2:2147483648] 100 []}",
 	} {
 		if got := fmt.Sprint(all[name]); got != text {

@@ -13,7 +13,14 @@ type want struct {
 	uuids      []string // by index
 	limits     map[string]grant.Bytes
 	threads    int
-	containers []string
+	containers []boundContainer
+}
+
+// boundContainer is a container as it was bound to a grant. After a restart it has the same id, and
+// was bound by another process.
+type boundContainer struct {
+	id      string
+	creator grant.Process
 }
 
 // wants returns the daemons that grants need, by name. The defaults of a daemon bound every client,
@@ -34,7 +41,7 @@ func wants(grants []grant.Grant) map[string]want {
 		}
 		w.threads = max(w.threads, cmp.Or(g.Compute, 100))
 		for _, b := range g.Bindings {
-			w.containers = append(w.containers, b.Container)
+			w.containers = append(w.containers, boundContainer{b.Container, b.Creator})
 		}
 		all[name] = w
 	}
