@@ -82,6 +82,54 @@ func TestForNamesOfAnnotationsTheExtenderIsAskedAboutEveryPod(t *testing.T) {
 	t.Error("kube-scheduler counts the resources itself")
 }
 
+// The programs read their files when they start. So their pods are replaced when a file of theirs
+// changes, and only then.
+func TestNewFilesReplaceThePodsThatReadThem(t *testing.T) {
+	templates := func(scheduler, webhook string) map[string]string {
+		all, err := rendered(t, namespace, "v1.36.2", "{agent: device-plugin, scheduler: {"+scheduler+
+			"}, webhook: {enabled: true"+webhook+"}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]string{}
+		for _, o := range all {
+			if pods := podsOf(o); pods != nil && o.name != "gpuledger-setup" {
+				found[o.name] = pods.Annotations["gpuledger.dev/config"]
+			}
+		}
+		return found
+	}
+	before := templates("enabled: true", "")
+	for name, c := range map[string]struct{ scheduler, webhook, want string }{
+		"names of resources": {"enabled: true, resources: [{name: aliyun.com/gpu-mem}]", "",
+			"gpuledger-device-plugin gpuledger-scheduler gpuledger-webhook"},
+		"NVIDIA's sharing": {"enabled: true, nvidiaDevicePlugin: 'version: v1'", "",
+			"gpuledger-device-plugin gpuledger-scheduler gpuledger-webhook"},
+		"names of the scheduler": {"enabled: true, names: [gpuledger-scheduler, other]", "",
+			"gpuledger-scheduler"},
+		"the part of a GPU": {"enabled: true", ", partOf: 80GiB", "gpuledger-webhook"},
+		"what no file has":  {"enabled: true, replicas: 3", ", replicas: 3", ""},
+	} {
+		var changed []string
+		for pods, hash := range templates(c.scheduler, c.webhook) {
+			if hash != before[pods] {
+				changed = append(changed, pods)
+			}
+		}
+		slices.Sort(changed)
+		if got := strings.Join(changed, " "); got != c.want {
+			t.Errorf("%s: the pods of %q are replaced, want %q", name, got, c.want)
+		}
+	}
+	all, err := rendered(t, namespace, "v1.36.2", "agent: device-plugin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, _ := agentOf(t, all); set.Spec.Template.Annotations != nil {
+		t.Errorf("it reads no names, and its pods have %v", set.Spec.Template.Annotations)
+	}
+}
+
 func TestTheSchedulerIsTheClustersVersion(t *testing.T) {
 	for version, want := range map[string]string{"v1.30.4": "registry.k8s.io/kube-scheduler:v1.30.4",
 		"v1.31.2-gke.100": "registry.k8s.io/kube-scheduler:v1.31.2"} {

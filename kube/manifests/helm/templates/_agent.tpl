@@ -75,6 +75,20 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
         - {name: run, hostPath: {path: /run/gpuledger, type: DirectoryOrCreate}}
 {{- end -}}
 
+{{- /* resources are the names that pods ask for GPUs by, in TOML. */ -}}
+{{- define "resources" -}}
+{{- $file := dict "resource" .root.Values.scheduler.resources }}
+{{- with .root.Values.scheduler.nvidiaDevicePlugin }}{{ $_ := set $file "nvidia_device_plugin" . }}{{ end }}
+{{- with .partOf }}{{ $_ := set $file "part_of" . }}{{ end }}
+{{- toToml $file }}
+{{- end -}}
+
+{{- /* hash annotates pods with the files that their programs read only when they start. So an upgrade that
+changes a file replaces the pods. */ -}}
+{{- define "hash" }}
+      annotations: {gpuledger.dev/config: {{ . | sha256sum | quote }}}
+{{- end -}}
+
 {{- /* agent is the agent to install: an agent is never changed under the pods that it serves. So auto is
 refused where no cluster can be read. From one that can be read, even an empty list is a table with keys. */ -}}
 {{- define "agent" -}}
