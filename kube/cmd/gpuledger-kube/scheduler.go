@@ -38,6 +38,7 @@ Example:
 
     apiVersion: kubescheduler.config.k8s.io/v1
     kind: KubeSchedulerConfiguration
+    percentageOfNodesToScore: 100 # ask about all nodes
     profiles: [{schedulerName: gpuledger-scheduler}]
     extenders:
       - urlPrefix: http://127.0.0.1:9839

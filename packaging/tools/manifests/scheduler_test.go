@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -24,15 +25,21 @@ func schedulerFiles(t *testing.T, values string) (names string, c *config.KubeSc
 	if !is {
 		t.Fatal("there is no ConfigMap")
 	}
-	object, _, err := scheme.Codecs.UniversalDecoder().Decode([]byte(m.Data["kube-scheduler.yaml"]), nil, nil)
+	return m.Data["resources.toml"], schedulerConfig(t, m.Data["kube-scheduler.yaml"])
+}
+
+// schedulerConfig reads a configuration as kube-scheduler does.
+func schedulerConfig(t *testing.T, text string) *config.KubeSchedulerConfiguration {
+	t.Helper()
+	object, _, err := scheme.Codecs.UniversalDecoder().Decode([]byte(text), nil, nil)
 	if err != nil {
-		t.Fatalf("%v:\n%s", err, m.Data["kube-scheduler.yaml"])
+		t.Fatalf("%v:\n%s", err, text)
 	}
-	c = object.(*config.KubeSchedulerConfiguration)
+	c := object.(*config.KubeSchedulerConfiguration)
 	if err := validation.ValidateKubeSchedulerConfiguration(c); err != nil {
-		t.Fatalf("%v:\n%s", err, m.Data["kube-scheduler.yaml"])
+		t.Fatalf("%v:\n%s", err, text)
 	}
-	return m.Data["resources.toml"], c
+	return c
 }
 
 func managed(c *config.KubeSchedulerConfiguration) (names []string) {
@@ -60,6 +67,29 @@ func TestKubeSchedulerReadsWhatTheChartWrites(t *testing.T) {
 		`like = "nvidia.com/gpumem"`, `mode = "mps"`} {
 		if !strings.Contains(names, want) {
 			t.Errorf("the names have no %s:\n%s", want, names)
+		}
+	}
+}
+
+// In a cluster of more than 100 nodes kube-scheduler stops at a part of them by default, before it
+// asks the extender. A pod then waits, though another node has room on a GPU.
+func TestTheExtenderIsAskedAboutEveryNode(t *testing.T) {
+	_, chart := schedulerFiles(t, "{agent: device-plugin, scheduler: {enabled: true, names: [a, b]}}")
+	help, err := os.ReadFile("../../../kube/cmd/gpuledger-kube/scheduler.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(help), "    apiVersion: kubescheduler")
+	example, _, _ = strings.Cut("    apiVersion: kubescheduler"+example, "`")
+	for name, c := range map[string]*config.KubeSchedulerConfiguration{"the chart": chart,
+		"the example": schedulerConfig(t, strings.ReplaceAll(example, "\n    ", "\n")[4:])} {
+		if p := c.PercentageOfNodesToScore; p == nil || *p != 100 {
+			t.Errorf("%s: kube-scheduler asks about a part of the nodes", name)
+		}
+		for _, profile := range c.Profiles {
+			if profile.PercentageOfNodesToScore != nil {
+				t.Errorf("%s: profile %s has its own part", name, profile.SchedulerName)
+			}
 		}
 	}
 }
