@@ -3,11 +3,9 @@ package cluster
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
@@ -35,44 +33,22 @@ func (n *Node) addState(text string, pods []corev1.Pod) {
 	}
 }
 
-// The keys of a pod's annotations that say what a scheduler has given a container, without its
-// name.
-const (
-	gpusKey    = "gpuledger.dev/gpus."
-	memoryKey  = "gpuledger.dev/memory."
-	computeKey = "gpuledger.dev/compute."
-	modeKey    = "gpuledger.dev/mode."
-)
-
 // addPod adds the shares of a pod's containers. What the node has not adopted yet is not in its
 // ledger, and so is added to what is allocated.
 func (n *Node) addPod(pod *corev1.Pod, adopted []string) {
-	for key, gpus := range pod.Annotations {
-		container, is := strings.CutPrefix(key, gpusKey)
-		if !is {
-			continue
-		}
-		uuids := strings.Split(gpus, ",")
-		memory, _ := grant.ParseBytes(pod.Annotations[memoryKey+container])
-		compute := int64(0)
-		for _, digit := range pod.Annotations[computeKey+container] {
-			if digit >= '0' && digit <= '9' && compute < 100 {
-				compute = 10*compute + int64(digit-'0')
-			}
-		}
-		for _, uuid := range uuids {
-			i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == strings.TrimSpace(uuid) })
+	for _, a := range nodestate.AllocationsOf(pod) {
+		for _, uuid := range a.GPUs {
+			i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
 			if i < 0 {
 				continue
 			}
-			s := ClaimShare{Namespace: pod.Namespace, Container: plain(container), Pods: []string{pod.Name},
-				Mode: plain(pod.Annotations[modeKey+container]), Memory: int64(memory) / int64(len(uuids)),
-				Compute: compute}
+			s := ClaimShare{Namespace: pod.Namespace, Container: a.Container, Pods: []string{pod.Name},
+				Mode: string(a.Mode), Memory: int64(a.Memory), Compute: int64(a.Compute)}
 			if s.Mode == exclusive {
 				s.Memory = n.GPUs[i].Total
 			}
 			n.GPUs[i].Shares = append(n.GPUs[i].Shares, s)
-			if !slices.Contains(adopted, string(pod.UID)+"/"+container) {
+			if !slices.Contains(adopted, string(pod.UID)+"/"+a.Container) {
 				n.GPUs[i].Allocated += s.Memory
 				n.GPUs[i].Mode = cmp.Or(n.GPUs[i].Mode, s.Mode)
 			}

@@ -1,5 +1,6 @@
-// Package nodestate is what a node's agent publishes about its GPUs for the scheduler: an
-// annotation of the Node object. The ledger of the node stays what decides.
+// Package nodestate is what a node's agent and the scheduler write for each other: what the node's
+// GPUs have, an annotation of the Node object, and what pods are allocated, annotations of theirs.
+// The ledger of the node stays what decides.
 package nodestate
 
 import (

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 // avoidance is how long a node that refused a pod is the last that pods get.
@@ -110,12 +111,12 @@ func (r *refused) dealtWith(uid types.UID) {
 // refusalOf returns the code with which the node refuses a container that the scheduler has placed
 // on it; "": it refuses none, or not for want of room.
 func refusalOf(pod *corev1.Pod) grant.Code {
-	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || len(allocationsOf(pod)) == 0 ||
+	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || len(nodestate.AllocationsOf(pod)) == 0 ||
 		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return ""
 	}
 	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		if _, placed := allocationOf(pod, c.Name); !placed || c.State.Waiting == nil {
+		if _, placed := nodestate.AllocationOf(pod, c.Name); !placed || c.State.Waiting == nil {
 			continue
 		}
 		var texts []string

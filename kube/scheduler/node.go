@@ -94,7 +94,7 @@ func readLabels(n *placement.Node, labels map[string]string) {
 type assigned struct {
 	uid         string
 	app         string
-	allocations []allocation
+	allocations []nodestate.Allocation
 }
 
 // withPods returns the node with what pods have or will have on it. An allocation that the node has
@@ -130,14 +130,14 @@ func (p *published) loadsOf(pod assigned) map[string]load {
 	all, loads := map[string][]placement.Load{}, map[string]load{}
 	adopted := map[string]placement.Load{}
 	for _, a := range pod.allocations {
-		for _, uuid := range a.gpus {
-			all[uuid] = append(all[uuid], placement.Load{Init: a.init, Memory: a.memory, Compute: a.compute})
+		for _, uuid := range a.GPUs {
+			all[uuid] = append(all[uuid], placement.Load{Init: a.Init, Memory: a.Memory, Compute: a.Compute})
 			l := loads[uuid]
-			l.mode, l.gpus = a.mode, max(l.gpus, len(a.gpus))
+			l.mode, l.gpus = a.Mode, max(l.gpus, len(a.GPUs))
 			loads[uuid] = l
-			if p.adopted[pod.uid+"/"+a.container] {
+			if p.adopted[pod.uid+"/"+a.Container] {
 				had := adopted[uuid]
-				had.Memory, had.Compute = had.Memory+a.memory, had.Compute+a.compute
+				had.Memory, had.Compute = had.Memory+a.Memory, had.Compute+a.Compute
 				adopted[uuid] = had
 			}
 		}

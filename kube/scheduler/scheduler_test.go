@@ -228,7 +228,7 @@ func (w *world) bound(name string) string {
 	if pod.Spec.NodeName == "" {
 		return "waits"
 	}
-	return pod.Spec.NodeName + " " + pod.Annotations[keyGPUs+"main"]
+	return pod.Spec.NodeName + " " + pod.Annotations[nodestate.KeyGPUs+"main"]
 }
 
 type recorder struct {
@@ -315,7 +315,7 @@ func TestFilter(t *testing.T) {
 	wrong.Labels = map[string]string{"wrong": "yes"}
 	want(t, "what cannot be", filtered(t, s, wrong, "a"), "the pod asks for what cannot be")
 	own := podOf("p", 1)
-	own.Annotations = map[string]string{keyGPUs + "main": "GPU-a-0"}
+	own.Annotations = map[string]string{nodestate.KeyGPUs + "main": "GPU-a-0"}
 	want(t, "an allocation of its own", filtered(t, s, own, "a"), "the pod has the annotation "+
 		"gpuledger.dev/gpus.main, which only the scheduler writes: leave it out")
 	s.synced.Store(false)
@@ -535,7 +535,7 @@ func TestAPodThatChangesMeanwhile(t *testing.T) {
 	})
 	w.before = once
 	want(t, "bound", bind(t, s, "p", "a"), "")
-	want(t, "what it asks for in the end", w.podNamed("p").Annotations[keyMemory+"main"], "6GiB")
+	want(t, "what it asks for in the end", w.podNamed("p").Annotations[nodestate.KeyMemory+"main"], "6GiB")
 	want(t, "what is left", filtered(t, s, podOf("q", 11), "a"),
 		"no GPU has 11GiB free in mode limit: the most is 10GiB, GPU 0 of node a")
 }
@@ -834,8 +834,8 @@ func TestLabelsOfANode(t *testing.T) {
 			annotations, why := s.cache.assume(pod,
 				&placement.Wish{Demands: []placement.Demand{{Container: "main", GPUs: 1, Memory: grant.GiB}}},
 				"a", w.clock.Now().Add(time.Hour))
-			got = annotations[keyMode+"main"] + why + " "
-			if annotations[keyGPUs+"main"] == "GPU-a-0" && strings.Contains(c.labels, "spread") {
+			got = annotations[nodestate.KeyMode+"main"] + why + " "
+			if annotations[nodestate.KeyGPUs+"main"] == "GPU-a-0" && strings.Contains(c.labels, "spread") {
 				got += "spread"
 			}
 		}

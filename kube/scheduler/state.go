@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
@@ -85,7 +86,7 @@ func (c *state) pod(pod *corev1.Pod) {
 	case pod.Spec.NodeName == "": // perhaps older than the own binding
 	default:
 		c.put(&cachedPod{node: pod.Spec.NodeName, assigned: assigned{uid: string(pod.UID),
-			app: c.app(pod), allocations: allocationsOf(pod)}})
+			app: c.app(pod), allocations: nodestate.AllocationsOf(pod)}})
 	}
 }
 
@@ -187,7 +188,7 @@ func (c *state) assume(pod *corev1.Pod, w *placement.Wish, node string,
 		bound.Annotations[key] = value
 	}
 	c.put(&cachedPod{node: node, until: until,
-		assigned: assigned{uid: string(pod.UID), app: w.App, allocations: allocationsOf(bound)}})
+		assigned: assigned{uid: string(pod.UID), app: w.App, allocations: nodestate.AllocationsOf(bound)}})
 	return annotations, ""
 }
 
