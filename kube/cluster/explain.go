@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuledger/gpuledger/kube"
+	"github.com/gpuledger/gpuledger/kube/nodestate"
 )
 
 // Explanation is what the API knows of one pod's GPUs.
@@ -24,9 +25,11 @@ type Explanation struct {
 	Waits  string  `json:"waits,omitempty"` // the scheduler's reason
 	Claims []Claim `json:"claims,omitempty"`
 	// Of a device plugin's resources: "main: 4 gpuledger.dev/gpu-memory".
-	Counts  []string `json:"counts,omitempty"`
-	Reasons []string `json:"reasons,omitempty"`
-	Unseen  []string `json:"unseen,omitempty"` // what the user may not read, and why
+	Counts []string `json:"counts,omitempty"`
+	// Of gpuledger's scheduler: "main is allocated 4 GiB of GPU-... in mode limit".
+	Allocations []string `json:"allocations,omitempty"`
+	Reasons     []string `json:"reasons,omitempty"`
+	Unseen      []string `json:"unseen,omitempty"` // what the user may not read, and why
 }
 
 // Claim is one of the pod's claims.
@@ -52,7 +55,7 @@ func Explain(ctx context.Context, client kubernetes.Interface, namespace, name s
 		return Explanation{}, fmt.Errorf("cannot explain: %w", err)
 	}
 	e := Explanation{Pod: namespace + "/" + name, Phase: string(pod.Status.Phase), Node: pod.Spec.NodeName,
-		Counts: asked(pod)}
+		Counts: asked(pod), Allocations: allocated(pod)}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			e.Waits = c.Message
@@ -164,6 +167,30 @@ func asked(pod *corev1.Pod) []string {
 	return list
 }
 
+// allocated returns what the scheduler has allocated to the pod's containers. It knows each GPU by
+// its UUID.
+func allocated(pod *corev1.Pod) []string {
+	var list []string
+	for _, a := range nodestate.AllocationsOf(pod) {
+		for _, uuid := range a.GPUs {
+			text := fmt.Sprintf("%s is allocated %s GiB of %s in mode %s", a.Container,
+				gib(int64(a.Memory)), plain(uuid), a.Mode)
+			if a.Mode == exclusive {
+				text = fmt.Sprintf("%s is allocated %s in mode %s", a.Container, plain(uuid), a.Mode)
+			}
+			list = append(list, withCompute(text, int64(a.Compute)))
+		}
+	}
+	return list
+}
+
+func withCompute(text string, percent int64) string {
+	if percent > 0 {
+		text += fmt.Sprintf(", with %d%% of its compute", percent)
+	}
+	return text
+}
+
 // ByClaim reports whether a container has an extended resource by a claim, and not from a device
 // plugin.
 func ByClaim(pod *corev1.Pod, container string, resource corev1.ResourceName) bool {
@@ -268,19 +295,18 @@ func (e Explanation) Write(w io.Writer) {
 			fmt.Fprintf(w, "claim %s has %s\n", c.Name, d)
 		}
 		for i, s := range c.Shares {
-			text := fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", s.name(),
-				gib(s.Memory), c.GPUs[i], s.Mode)
-			if s.Compute > 0 {
-				text += fmt.Sprintf(", with %d%% of its compute", s.Compute)
-			}
-			fmt.Fprintln(w, text)
+			fmt.Fprintln(w, withCompute(fmt.Sprintf("claim %s has %s GiB of GPU %d in mode %s", s.name(),
+				gib(s.Memory), c.GPUs[i], s.Mode), s.Compute))
 		}
 	}
 	for _, c := range e.Counts {
 		fmt.Fprintln(w, "container", c, "by the device plugin")
 	}
-	if len(e.Claims) == 0 && len(e.Counts) == 0 {
-		fmt.Fprintln(w, "it asks for no GPU through gpuledger")
+	for _, a := range e.Allocations {
+		fmt.Fprintln(w, "container", a)
+	}
+	if len(e.Claims) == 0 && len(e.Counts) == 0 && len(e.Allocations) == 0 {
+		fmt.Fprintln(w, "it has no claim and no allocation of gpuledger")
 	}
 	if e.Waits != "" {
 		fmt.Fprintln(w, "it waits:", plain(e.Waits))

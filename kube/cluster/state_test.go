@@ -99,3 +99,34 @@ func TestANodeThatPublishesNothingUseful(t *testing.T) {
 		}
 	}
 }
+
+// Pods ask the scheduler by names of other systems. What they have is in their annotations.
+func TestExplainAPodOfTheScheduler(t *testing.T) {
+	const waits = `"spec":{"schedulerName":"gpuledger-scheduler","initContainers":[{"name":"load"}],` +
+		`"containers":[{"name":"main","resources":{"limits":{"nvidia.com/gpu":"2",` +
+		`"nvidia.com/gpumem":"3072"}}},{"name":"side"}]},"status":{"phase":"Pending"}}`
+	for notes, want := range map[string]string{
+		`"gpuledger.dev/gpus.main":"GPU-0,GPU-2","gpuledger.dev/memory.main":"6GiB",` +
+			`"gpuledger.dev/mode.main":"limit","gpuledger.dev/compute.main":"30",` +
+			`"gpuledger.dev/gpus.load":"GPU-1","gpuledger.dev/mode.load":"exclusive"`: `pod team/p is Pending
+container load is allocated GPU-1 in mode exclusive
+container main is allocated 3 GiB of GPU-0 in mode limit, with 30% of its compute
+container main is allocated 3 GiB of GPU-2 in mode limit, with 30% of its compute
+`,
+		`"example.com/a":"b"`: `pod team/p is Pending
+it has no claim and no allocation of gpuledger
+`} {
+		e, err := Explain(context.Background(), api(t, map[string]string{
+			"/api/v1/namespaces/team/events": `{"items":[]}`,
+			"/api/v1/namespaces/team/pods/p": `{"metadata":{"namespace":"team","name":"p","uid":"1",` +
+				`"annotations":{` + notes + `}},` + waits}), "team", "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		e.Write(&out)
+		if out.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+		}
+	}
+}
