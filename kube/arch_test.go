@@ -31,7 +31,7 @@ var layers = map[string][]string{
 		"internal/grant"},
 	"deviceplugin": {"kube/nodeledger", "kube/socket", "internal/admission", "internal/grant"},
 	"publish":      {"kube/nodeledger", "kube/nodestate", "internal/admission", "internal/grant"},
-	"cluster":      {"internal/grant", "kube", "kube/nodestate"},
+	"cluster":      {"internal/grant", "kube", "kube/nodestate", "kube/placement"},
 	"placement":    {"internal/grant"},
 	"nodestate":    {"internal/grant"},
 	"scheduler":    {"internal/grant", "kube/nodestate", "kube/placement"},

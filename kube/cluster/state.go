@@ -6,7 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/nodestate"
+	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
 // addState adds the GPUs that a node with the device plugin publishes, and what the annotations of
@@ -34,9 +36,11 @@ func (n *Node) addState(text string, pods []corev1.Pod) {
 }
 
 // addPod adds the shares of a pod's containers. What the node has not adopted yet is not in its
-// ledger, and so is added to what is allocated.
+// ledger, and so is added to what is allocated, as the scheduler counts it.
 func (n *Node) addPod(pod *corev1.Pod, adopted []string) {
+	loads := map[int][]placement.Load{} // by GPU
 	for _, a := range nodestate.AllocationsOf(pod) {
+		has := slices.Contains(adopted, string(pod.UID)+"/"+a.Container)
 		for _, uuid := range a.GPUs {
 			i := slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
 			if i < 0 {
@@ -48,11 +52,16 @@ func (n *Node) addPod(pod *corev1.Pod, adopted []string) {
 				s.Memory = n.GPUs[i].Total
 			}
 			n.GPUs[i].Shares = append(n.GPUs[i].Shares, s)
-			if !slices.Contains(adopted, string(pod.UID)+"/"+a.Container) {
-				n.GPUs[i].Allocated += s.Memory
+			loads[i] = append(loads[i], placement.Load{Init: a.Init, Adopted: has,
+				Memory: grant.Bytes(s.Memory)})
+			if !has {
 				n.GPUs[i].Mode = cmp.Or(n.GPUs[i].Mode, s.Mode)
 			}
 		}
+	}
+	for i, list := range loads {
+		memory, _ := placement.Uncounted(list)
+		n.GPUs[i].Allocated += int64(memory)
 	}
 	for i := range n.GPUs {
 		slices.SortFunc(n.GPUs[i].Shares, func(a, b ClaimShare) int {

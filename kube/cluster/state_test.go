@@ -3,9 +3,15 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // quoted returns a text as a string of JSON.
@@ -127,6 +133,39 @@ it has no claim and no allocation of gpuledger
 		e.Write(&out)
 		if out.String() != want {
 			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+		}
+	}
+}
+
+// An init container has ended before the others run. So a pod counts with the most that it has at a
+// time, and not with the sum.
+func TestAnInitContainerIsNotAllocatedBesideTheOthers(t *testing.T) {
+	notes := map[string]string{}
+	for name, memory := range map[string]string{"load": "8GiB", "proxy": "1GiB", "main": "6GiB"} {
+		notes["gpuledger.dev/gpus."+name], notes["gpuledger.dev/mode."+name] = "GPU-0", "limit"
+		notes["gpuledger.dev/memory."+name] = memory
+	}
+	always := corev1.ContainerRestartPolicyAlways
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "1", Annotations: notes},
+		Spec: corev1.PodSpec{NodeName: "old",
+			InitContainers: []corev1.Container{{Name: "proxy", RestartPolicy: &always}, {Name: "load"}},
+			Containers:     []corev1.Container{{Name: "main"}}}}
+	for _, c := range []struct {
+		name, adopted string
+		granted, want grant.Bytes
+	}{
+		{"it is placed", ``, 0, 9},
+		{"the sidecar runs", `"1/proxy"`, 1, 9},
+		{"the init container runs", `"1/proxy","1/load"`, 9, 9},
+		{"the init container has ended", `"1/proxy","1/main"`, 7, 9},
+		{"beside another pod", `"1/proxy","1/main"`, 9, 11},
+	} {
+		n := Node{Name: "old"}
+		n.addState(fmt.Sprintf(`{"version":1,"gpus":[{"uuid":"GPU-0","memory":%d,`+
+			`"mode":"limit","granted":%d}],"adopted":[%s]}`, 12*grant.GiB, c.granted*grant.GiB, c.adopted),
+			[]corev1.Pod{pod})
+		if got := n.GPUs[0].Allocated; got != int64(c.want*grant.GiB) {
+			t.Errorf("%s: %s GiB of 12 are allocated, want %d", c.name, gib(got), c.want)
 		}
 	}
 }

@@ -173,6 +173,7 @@ func (p *plan) beside(i, g int, mode grant.Mode) bool {
 // Load is what a container has of a GPU.
 type Load struct {
 	Init    bool
+	Adopted bool // the numbers of the GPU have it already
 	Memory  grant.Bytes
 	Compute int
 }
@@ -189,6 +190,19 @@ func Peak(loads []Load) (memory grant.Bytes, compute int) {
 		}
 		memory = max(memory, staying.Memory+l.Memory)
 		compute = max(compute, staying.Compute+l.Compute)
+	}
+	return memory, compute
+}
+
+// Uncounted returns what the containers of a pod have of a GPU beyond what its numbers have of
+// them: their peak, less what is adopted.
+func Uncounted(loads []Load) (memory grant.Bytes, compute int) {
+	memory, compute = Peak(loads)
+	for _, l := range loads {
+		if l.Adopted {
+			memory -= min(memory, l.Memory)
+			compute -= min(compute, l.Compute)
+		}
 	}
 	return memory, compute
 }

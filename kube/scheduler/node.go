@@ -124,28 +124,20 @@ type load struct {
 	gpus    int // over how many GPUs
 }
 
-// loadsOf adds a pod's containers up for each GPU: the most that they have at a time, less what is
-// adopted of it.
+// loadsOf adds a pod's containers up for each GPU.
 func (p *published) loadsOf(pod assigned) map[string]load {
 	all, loads := map[string][]placement.Load{}, map[string]load{}
-	adopted := map[string]placement.Load{}
 	for _, a := range pod.allocations {
 		for _, uuid := range a.GPUs {
-			all[uuid] = append(all[uuid], placement.Load{Init: a.Init, Memory: a.Memory, Compute: a.Compute})
+			all[uuid] = append(all[uuid], placement.Load{Init: a.Init, Memory: a.Memory, Compute: a.Compute,
+				Adopted: p.adopted[pod.uid+"/"+a.Container]})
 			l := loads[uuid]
 			l.mode, l.gpus = a.Mode, max(l.gpus, len(a.GPUs))
 			loads[uuid] = l
-			if p.adopted[pod.uid+"/"+a.Container] {
-				had := adopted[uuid]
-				had.Memory, had.Compute = had.Memory+a.Memory, had.Compute+a.Compute
-				adopted[uuid] = had
-			}
 		}
 	}
 	for uuid, l := range loads {
-		l.memory, l.compute = placement.Peak(all[uuid])
-		l.memory -= min(l.memory, adopted[uuid].Memory)
-		l.compute -= min(l.compute, adopted[uuid].Compute)
+		l.memory, l.compute = placement.Uncounted(all[uuid])
 		loads[uuid] = l
 	}
 	return loads
