@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -117,14 +118,15 @@ func (d *Allocator) handedOn(p nodeledger.Content, ids []string, asked preferenc
 	if asked == askedForFree || asked == askedForMore && d.Resource.Unit == 0 {
 		return nil
 	}
+	wanted := set(ids)
 	i := lastIndex(d.allocations, func(l allocation) bool {
-		return slices.ContainsFunc(l.sets, func(set []string) bool { return overlap(set, ids) })
+		return slices.ContainsFunc(l.sets, func(list []string) bool { return overlap(list, wanted) })
 	})
 	if i < 0 {
 		return nil
 	}
 	l := d.allocations[i]
-	inCommon := !slices.ContainsFunc(l.sets, func(set []string) bool { return !overlap(set, ids) })
+	inCommon := !slices.ContainsFunc(l.sets, func(list []string) bool { return !overlap(list, wanted) })
 	unused := slices.ContainsFunc(p.Grants, func(g grant.Grant) bool {
 		return g.ID == l.reference.ID && len(g.Bindings) == 0 && !g.Draining && d.Resource.covers(g, ids)
 	})
@@ -166,8 +168,9 @@ func (d *Allocator) widen(p nodeledger.Content, id grant.ID, memory grant.Bytes)
 // would otherwise find its grant released.
 func (d *Allocator) giveBack(p nodeledger.Content, ids []string, asked preferenceCall) error {
 	var failed error
+	wanted := set(ids)
 	for _, g := range d.Resource.own(p) {
-		if len(g.Bindings) > 0 || !overlap(d.holds(g), ids) {
+		if len(g.Bindings) > 0 || !overlap(d.holds(g), wanted) {
 			continue
 		}
 		if l := d.allocationOf(g.ID); l != nil && asked != askedForFree && d.admitting(p, *l) {
@@ -204,9 +207,10 @@ func (d *Allocator) counted(p nodeledger.Content) counted {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := counted{grants: slices.DeleteFunc(d.Resource.own(p),
-		func(g grant.Grant) bool { return d.podGone[g.ID] })}
+		func(g grant.Grant) bool { return d.podGone[g.ID] }), devices: map[string]bool{}}
 	for _, g := range t.grants {
-		t.devices = append(append(t.devices, d.Resource.holds(g)...), d.holds(g)...)
+		maps.Copy(t.devices, set(d.Resource.holds(g)))
+		maps.Copy(t.devices, set(d.holds(g)))
 	}
 	return t
 }
@@ -242,13 +246,13 @@ func (d *Allocator) Preferred(available, must []string, size int) []string {
 	if d.asked = askedForFree; len(must) > 0 {
 		d.asked = askedForMore
 	}
-	chosen := slices.Clone(must)
+	chosen, has := slices.Clone(must), set(must)
 	if d.Resource.Unit > 0 {
 		slices.SortFunc(available, func(a, b string) int { return number(a) - number(b) })
 	}
 	for _, id := range available {
-		if len(chosen) < size && !slices.Contains(chosen, id) {
-			chosen = append(chosen, id)
+		if len(chosen) < size && !has[id] {
+			chosen, has[id] = append(chosen, id), true
 		}
 	}
 	return chosen

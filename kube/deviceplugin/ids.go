@@ -70,7 +70,17 @@ func numbers(text string) []int {
 	return list
 }
 
-// overlap reports whether two lists have a device in common.
-func overlap(a, b []string) bool {
-	return slices.ContainsFunc(a, func(x string) bool { return slices.Contains(b, x) })
+// set returns the devices of a list. There can be 65536 of them, and a call of the kubelet may name
+// each. So a list is not searched for each device of another one.
+func set(ids []string) map[string]bool {
+	all := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		all[id] = true
+	}
+	return all
+}
+
+// overlap reports whether a list has one of the devices.
+func overlap(list []string, devices map[string]bool) bool {
+	return slices.ContainsFunc(list, func(id string) bool { return devices[id] })
 }

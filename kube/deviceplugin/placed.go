@@ -71,7 +71,7 @@ func (p *Plugin) lookPlaced() error {
 }
 
 // hold sets the devices that containers have, as the kubelet lists them.
-func (p *Plugin) hold(devices []string) {
+func (p *Plugin) hold(devices map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.held = devices

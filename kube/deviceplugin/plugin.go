@@ -43,8 +43,8 @@ type Plugin struct {
 	lister  os.FileInfo // the socket that lists pods, at the last look
 	since   time.Time   // when that socket was first seen
 	devices []*api.Device
-	held    []string      // devices of containers, by the ledger
-	changed chan struct{} // closed when the devices change
+	held    map[string]bool // devices of containers, by the ledger
+	changed chan struct{}   // closed when the devices change
 
 	done       chan struct{}  // closed when the service ends
 	ties       sync.WaitGroup // the goroutine of tieSoon
@@ -121,7 +121,7 @@ func (p *Plugin) offer(devices []*api.Device, err error) error {
 func (p *Plugin) closed(devices []*api.Device) []*api.Device {
 	list := make([]*api.Device, len(devices))
 	for i, d := range devices {
-		list[i] = &api.Device{ID: d.ID, Health: health(slices.Contains(p.held, d.ID)), Topology: d.Topology}
+		list[i] = &api.Device{ID: d.ID, Health: health(p.held[d.ID]), Topology: d.Topology}
 	}
 	return list
 }

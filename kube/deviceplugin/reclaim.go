@@ -64,10 +64,10 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 // files say about a grant of an age.
 func (d *Allocator) over(g grant.Grant, own []grant.Grant, there listing,
 	judge func(grant.ID, time.Duration) futureUse) bool {
-	lists := overlap(d.holds(g), there.devices)
+	holds := d.holds(g)
+	lists, held := overlap(holds, there.devices), set(holds)
 	anew := slices.ContainsFunc(own, func(o grant.Grant) bool {
-		return o.Created.After(g.Created) &&
-			overlap(d.holds(o), d.holds(g))
+		return o.Created.After(g.Created) && overlap(d.holds(o), held)
 	})
 	if lists && !anew {
 		return false
@@ -87,18 +87,18 @@ func (d *Allocator) over(g grant.Grant, own []grant.Grant, there listing,
 
 // listing is what the kubelet lists for a resource.
 type listing struct {
-	devices []string
+	devices map[string]bool
 	pods    map[string]bool // namespace/name, with and without devices
 }
 
 func listed(pods []*podresources.PodResources, resource string) listing {
-	k := listing{pods: map[string]bool{}}
+	k := listing{devices: map[string]bool{}, pods: map[string]bool{}}
 	for _, pod := range pods {
 		k.pods[pod.Namespace+"/"+pod.Name] = true
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				if devices.ResourceName == resource {
-					k.devices = append(k.devices, devices.DeviceIds...)
+					maps.Copy(k.devices, set(devices.DeviceIds))
 				}
 			}
 		}

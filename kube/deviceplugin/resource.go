@@ -103,7 +103,7 @@ func (r Resource) own(p nodeledger.Content) []grant.Grant {
 // counted is what the kubelet counts as allocated: grants, and the devices of their containers.
 type counted struct {
 	grants  []grant.Grant
-	devices []string
+	devices map[string]bool
 }
 
 // Devices returns the list for the kubelet. Devices that other users have are unhealthy, so the
@@ -126,7 +126,7 @@ func (r Resource) Devices(p nodeledger.Content, of counted) ([]*api.Device, erro
 func (r Resource) gpus(seats []admission.Seat, of counted) []*api.Device {
 	var list []*api.Device
 	for _, s := range seats {
-		held := slices.Contains(of.devices, s.GPU.UUID)
+		held := of.devices[s.GPU.UUID]
 		free := s.Mode == "" && !s.Used() && slices.Contains(s.Modes, grant.Exclusive)
 		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held || free))}
 		if s.GPU.NUMA >= 0 {
@@ -164,7 +164,7 @@ func (r Resource) units(seats []admission.Seat, of counted) []*api.Device {
 			usable += int(g.Memory() / r.Unit)
 		}
 	}
-	for _, id := range of.devices {
+	for id := range of.devices {
 		total = max(total, number(id)+1)
 	}
 	list := make([]*api.Device, total)
@@ -172,7 +172,7 @@ func (r Resource) units(seats []admission.Seat, of counted) []*api.Device {
 		list[n] = &api.Device{ID: unitID(n), Health: api.Healthy}
 	}
 	for n := total - 1; n >= 0 && usable < total; n-- {
-		if !slices.Contains(of.devices, unitID(n)) {
+		if !of.devices[unitID(n)] {
 			list[n].Health = api.Unhealthy
 			usable++
 		}
