@@ -45,6 +45,7 @@ type Plugin struct {
 	devices []*api.Device
 	held    map[string]bool // devices of containers, by the ledger
 	changed chan struct{}   // closed when the devices change
+	problem error           // of the last look at the ledger
 
 	done       chan struct{}  // closed when the service ends
 	ties       sync.WaitGroup // the goroutine of tieSoon
@@ -66,6 +67,9 @@ const settled = time.Minute
 // the grants of ended containers. It is called repeatedly.
 func (p *Plugin) Ensure(ctx context.Context) error {
 	err := p.look()
+	p.mu.Lock()
+	p.problem = err
+	p.mu.Unlock()
 	if p.hasDevices() { // otherwise there are no devices to list yet
 		err = errors.Join(err, p.ensureRegistered(ctx))
 	}
@@ -89,6 +93,10 @@ func (p *Plugin) look() error {
 	}
 	if err == nil {
 		devices, err = p.Allocator.Resource.Devices(content, of)
+	}
+	if len(devices) > MostOffered {
+		err = fmt.Errorf("this node has %d units of %s, and the kubelet takes at most %d: "+
+			"set a larger --unit", len(devices), p.Allocator.Resource.Unit, MostOffered)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,6 +179,11 @@ func (p *Plugin) ensureRegistered(ctx context.Context) error {
 func (p *Plugin) Registered() error {
 	if p.registered.Load() {
 		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.problem != nil {
+		return fmt.Errorf("%s is not registered with the kubelet: %w", p.Allocator.Resource.Name, p.problem)
 	}
 	return fmt.Errorf("%s is not registered with the kubelet yet", p.Allocator.Resource.Name)
 }

@@ -89,6 +89,18 @@ func TestAGPUThatIsOpenWithoutAGrantIsNotGivenWhole(t *testing.T) {
 	}
 }
 
+// The kubelet drops a plugin whose list is longer than a message, and says nothing.
+func TestMoreUnitsThanTheKubeletTakesAreNotOffered(t *testing.T) {
+	s := newSite(t, 5, Memory(grant.MiB, grant.Limit), "")
+	const want = "this node has 81920 units of 1MiB, and the kubelet takes at most 65536: set a larger --unit"
+	if err := s.Ensure(context.Background()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if err := s.Registered(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("it is ready or does not say why: %v", err)
+	}
+}
+
 func TestTheFirstUnitsArePreferred(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")
 	s.ensure()
