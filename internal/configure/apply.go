@@ -117,7 +117,7 @@ func origin(e fileRecord, now filetree.FileContent) (before filetree.FileContent
 func (p *Plan) rollBack(s *store, old, next engineRecord, failed int, why error) error {
 	var left error
 	for _, c := range slices.Backward(p.Changes[:failed+1]) {
-		if now, err := p.in.System.Read(c.name); err == nil && now.Same(c.before) {
+		if now, err := p.in.System.Read(c.name); err == nil && now.SameAll(c.before) {
 			continue
 		}
 		left = errors.Join(left, writeContent(p.in.System, c.name, c.before))

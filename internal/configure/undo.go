@@ -2,7 +2,9 @@ package configure
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -244,8 +246,7 @@ func whyEdited(e fileRecord, now, after filetree.FileContent) string {
 		if keys, _ := configfile.Differing(e.Path, now.Data, e.After.Data); len(keys) > 0 {
 			why += " (" + strings.Join(keys, ", ") + ")"
 		}
-		return why + "; all of it is removed, because it copies other files, and a part of the copy would " +
-			"replace what they say"
+		return why + "; its copy of other files is removed, because a part of it would replace what they say"
 	}
 	why := "it has been changed since; only our lines are taken out"
 	if keepsBuiltIn(e, after.Data) {
@@ -358,8 +359,7 @@ func withoutOurs(e fileRecord, now filetree.FileContent) (filetree.FileContent, 
 		return now, false
 	}
 	if e.isCopy() {
-		_, err := configfile.Parse(e.Path, now.Data)
-		return filetree.FileContent{Kind: filetree.Nothing}, err == nil
+		return withoutCopy(e, now)
 	}
 	data, ok := configfile.RevertLines(now.Data, e.After.Data, e.Before.Data)
 	if _, err := configfile.Parse(e.Path, data); !ok || err != nil && !isTemplate(e.Path) ||
@@ -374,6 +374,29 @@ func withoutOurs(e fileRecord, now filetree.FileContent) (filetree.FileContent, 
 		return filetree.FileContent{Kind: filetree.Nothing}, true
 	}
 	return filetree.NewFile(data, now), true
+}
+
+// withoutCopy is a file without the plugins' tables that gpuledger has copied into it. It is
+// Nothing if only the file's version is left.
+func withoutCopy(e fileRecord, now filetree.FileContent) (filetree.FileContent, bool) {
+	d, err := configfile.Parse(e.Path, now.Data)
+	copied, bad := configfile.Parse(e.Path, e.After.Data)
+	if err != nil || bad != nil {
+		return now, false
+	}
+	plugins, _ := copied.Tree()["plugins"].(map[string]any)
+	for name := range plugins {
+		err = errors.Join(err, d.Unset("plugins", name))
+	}
+	left := slices.DeleteFunc(slices.Collect(maps.Keys(d.Tree())),
+		func(name string) bool { return name == "version" })
+	switch {
+	case err != nil:
+		return now, false
+	case len(left) == 0:
+		return filetree.FileContent{Kind: filetree.Nothing}, true
+	}
+	return filetree.NewFile(d.Bytes(), now), true
 }
 
 // StateDir is the state directory that gpuledger's configuration names.

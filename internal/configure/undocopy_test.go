@@ -97,6 +97,22 @@ func TestConfigureAgainCopiesNoPart(t *testing.T) {
 	}
 }
 
+// TestUndoKeepsWhatIsNoCopy: a table of the administrator's, which replaces nothing of other files.
+func TestUndoKeepsWhatIsNoCopy(t *testing.T) {
+	const ours = "/etc/containerd/conf.d/zz-gpuledger.toml"
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
+		"/etc/containerd/conf.d/10.toml": registry,
+		"/etc/containerd/config.toml":    "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}),
+		grant.Containerd)
+	applied(t, o)
+	write(t, o.Root, ours, fileAt(t, o.Root, ours)+"[debug]\nlevel = \"debug\"\n")
+	u := undone(t, o, "/var/lib/gpuledger", nil)
+	if text := fileAt(t, o.Root, ours); u.Kept > 0 || strings.Contains(text, "plugins") ||
+		!strings.Contains(text, "[debug]\nlevel = \"debug\"\n") || !strings.Contains(text, "version = 2") {
+		t.Errorf("the undo keeps %d files, and leaves\n%s", u.Kept, text)
+	}
+}
+
 // TestUndoKeepsACopyThatIsNotValid, because it cannot say what was changed there.
 func TestUndoKeepsACopyThatIsNotValid(t *testing.T) {
 	const ours = "/etc/containerd/conf.d/zz-gpuledger.toml"

@@ -20,11 +20,14 @@ var crioKeys = []HandlerKeys{{Handlers: []string{"crio", "runtime", "runtimes"},
 
 func readCRIO(in Installation) (Configuration, error) {
 	main := in.MainFile()
-	// If a main file at another place has such a directory beside it, --config-dir names that. The
+	// If a main file at another place has such a directory beside it, --config-dir names that. One
+	// with gpuledger's file alone was made by an older gpuledger, and CRI-O does not read it. The
 	// process's arguments do not decide: gpuledgerd, which has a mount namespace of its own, does
 	// not see them, nor does an undo while CRI-O does not run.
 	dir := filepath.Join(filepath.Dir(main), filepath.Base(CRIODropIns))
-	if !in.System.Exists(dir) {
+	others := slices.DeleteFunc(in.System.Glob(dir+"/*"),
+		func(path string) bool { return filepath.Base(path) == DropIn+".conf" })
+	if len(others) == 0 {
 		dir = CRIODropIns
 	}
 	ours := filepath.Join(dir, DropIn+".conf")

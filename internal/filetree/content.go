@@ -1,6 +1,7 @@
 package filetree
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
@@ -36,6 +37,11 @@ const (
 // change those.
 func (c FileContent) Same(o FileContent) bool {
 	return c.Kind == o.Kind && c.Target == o.Target && c.SHA256 == o.SHA256
+}
+
+// SameAll compares owner, mode and ACL, too.
+func (c FileContent) SameAll(o FileContent) bool {
+	return c.Same(o) && c.Mode == o.Mode && c.UID == o.UID && c.GID == o.GID && bytes.Equal(c.ACL, o.ACL)
 }
 
 // NewFile is a file with this content, and with the mode, owner and ACL of like if that is a file.

@@ -62,3 +62,17 @@ func TestProgramsAreNamedOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestSameAll compares also what Same leaves to administrators.
+func TestSameAll(t *testing.T) {
+	c := FileContent{Kind: Regular, SHA256: "a", Mode: 0o644, UID: 1, GID: 2, ACL: []byte("x")}
+	for name, change := range map[string]func(*FileContent){
+		"mode": func(c *FileContent) { c.Mode = 0o600 }, "user": func(c *FileContent) { c.UID++ },
+		"group": func(c *FileContent) { c.GID++ }, "ACL": func(c *FileContent) { c.ACL = nil },
+	} {
+		o := c
+		if change(&o); !c.Same(o) || c.SameAll(o) || !c.SameAll(c) {
+			t.Errorf("another %s: %+v", name, o)
+		}
+	}
+}

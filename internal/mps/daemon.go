@@ -173,7 +173,14 @@ func ids(containers []boundContainer) (all []string) {
 
 // lostContexts is the error while containers run whose daemon has ended.
 func (d *daemon) lostContexts() error {
-	d.lost = slices.DeleteFunc(d.lost, func(c boundContainer) bool { return !slices.Contains(d.users, c) })
+	var left []boundContainer
+	for _, c := range d.users {
+		is := func(l boundContainer) bool { return l == c || l.reserved && l.id == c.id }
+		if slices.ContainsFunc(d.lost, is) {
+			left = append(left, c)
+		}
+	}
+	d.lost = left
 	if len(d.lost) == 0 {
 		return nil
 	}

@@ -456,6 +456,14 @@ func TestAContainerThatWasStartedAgain(t *testing.T) {
 	passes("one was started again", "a")
 	g.Bindings[0].Creator.PID++
 	passes("so was the other", "")
+	g.Bindings[0].Reserved = true
+	passes("one is reserved for", "")
+	own := m.daemons[d.name]
+	own.lost = []boundContainer{own.users[0]}
+	g.Bindings[0].Reserved, g.Bindings[0].Creator = false, s.self()
+	passes("it starts for the first time", "a")
+	g.Bindings[0].Creator.Start++
+	passes("and again", "")
 }
 
 // TestAnswersOfAnother: answers of a process that has the place of the daemon's socket do not

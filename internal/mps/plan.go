@@ -17,10 +17,11 @@ type want struct {
 }
 
 // boundContainer is a container as it was bound to a grant. After a restart it has the same id, and
-// was bound by another process.
+// was bound by another process. So was one at its first start that gpuledgerd has reserved for.
 type boundContainer struct {
-	id      string
-	creator grant.Process
+	id       string
+	creator  grant.Process
+	reserved bool
 }
 
 // wants returns the daemons that grants need, by name. The defaults of a daemon bound every client,
@@ -41,7 +42,7 @@ func wants(grants []grant.Grant) map[string]want {
 		}
 		w.threads = max(w.threads, cmp.Or(g.Compute, 100))
 		for _, b := range g.Bindings {
-			w.containers = append(w.containers, boundContainer{b.Container, b.Creator})
+			w.containers = append(w.containers, boundContainer{b.Container, b.Creator, b.Reserved})
 		}
 		all[name] = w
 	}

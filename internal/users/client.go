@@ -214,7 +214,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) (io.Re
 	switch {
 	case errors.As(err, &down):
 		return nil, down
-	case ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil:
 		return nil, fmt.Errorf("gpuledgerd does not answer: %w", ctx.Err())
 	case err != nil:
 		return nil, errGone

@@ -87,24 +87,32 @@ func TestARequestWithoutAnswerIsSentAgain(t *testing.T) {
 // TestAnAnswerThatHasComeCounts: a grant that gpuledgerd sends before it notices an interruption is
 // told to the caller, who can release it then. Without one, the request is over.
 func TestAnAnswerThatHasComeCounts(t *testing.T) {
-	for _, want := range []grant.ID{"g-aaaaaaaaaaaa", ""} {
+	const id grant.ID = "g-aaaaaaaaaaaa"
+	for _, c := range []struct {
+		waits bool
+		want  grant.ID
+	}{{true, id}, {true, ""}, {false, id}, {false, ""}} {
+		ctx, interrupt := context.WithCancel(t.Context())
 		f := &fakeDaemon{}
 		f.starts(t)
 		f.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			e := json.NewEncoder(w)
 			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice the end
-			_ = errors.Join(e.Encode(Event{Place: 1, Of: 1}), http.NewResponseController(w).Flush())
+			if c.waits {
+				_ = errors.Join(e.Encode(Event{Place: 1, Of: 1}), http.NewResponseController(w).Flush())
+			} else {
+				interrupt()
+			}
 			<-r.Context().Done()
-			if want != "" {
-				_ = e.Encode(Event{Grant: &Listed{ID: want}})
+			if c.want != "" {
+				_ = e.Encode(Event{Grant: &Listed{ID: c.want}})
 			}
 		})
-		ctx, interrupt := context.WithCancel(t.Context())
 		g, _, err := Client{f.socket}.Grant(ctx, GrantRequest{Secret: "secret", Wait: time.Minute,
 			Since: time.Now(), Terms: Terms{Mode: grant.Limit, Owner: grant.Bearer}},
 			func(int, int) { interrupt() })
-		if g.ID != want || (want == "") != errors.Is(err, context.Canceled) {
-			t.Errorf("it has %q, %v; want %q", g.ID, err, want)
+		if g.ID != c.want || (c.want == "") != errors.Is(err, context.Canceled) {
+			t.Errorf("waits: %t: it has %q, %v; want %q", c.waits, g.ID, err, c.want)
 		}
 	}
 }
