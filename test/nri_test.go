@@ -177,7 +177,7 @@ func TestNRIRefuses(t *testing.T) {
 	wantNRIRefusal(t, err, grant.CDIDeviceOutsideGrant)
 	wantState(t, n, g.ID, "all were refused", grant.Free)
 	must(t, e.Create(n.Bundle("good", holding(g))))
-	wantNRIRefusal(t, e.Create(n.Bundle("bad", holding(g))), grant.GrantInUse)
+	wantNRIRefusal(t, e.CreateIn(rig.PodOf("another"), n.Bundle("bad", holding(g))), grant.GrantInUse)
 	must(t, e.Remove("good"))
 	wantState(t, n, g.ID, "what was created is removed before it starts", grant.Free)
 	must(t, e.Create(n.Bundle("good", holding(g))))
