@@ -500,7 +500,7 @@ func TestInterruptedWithItsGrant(t *testing.T) {
 		n.Must("release", string(full.ID))
 		rig.Eventually(t, "it is granted", func() bool { return len(n.Grants()) == 1 })
 		time.Sleep(100 * time.Millisecond) // for the answer; without it, gpuledgerd takes the grant back
-		must(t, w.cmd.Process.Signal(syscall.SIGINT), w.cmd.Process.Signal(syscall.SIGCONT))
+		must(t, w.cmd.Process.Signal(syscall.SIGTERM), w.cmd.Process.Signal(syscall.SIGCONT))
 		switch err, said := <-w.end, w.out.String(); {
 		case err == nil && strings.Contains(said, "\n"+string(n.Grants()[0].ID)+"."):
 			n.Must("release", string(n.Grants()[0].ID))
