@@ -191,3 +191,27 @@ func TestAFileThatCannotBeWritten(t *testing.T) {
 		}
 	}
 }
+
+// TestRollBackRestoresTheMode, also of a file of which nothing else was changed.
+func TestRollBackRestoresTheMode(t *testing.T) {
+	root := newRoot(t, map[string]string{"/etc/docker/daemon.json": "{}"})
+	p, err := New(options(root, grant.Docker))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := openStore(p.in.System, p.Policy.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	const name = "/etc/docker/daemon.json"
+	before, err := p.in.System.Read(name)
+	if err := errors.Join(err, os.Chmod(root+name, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	p.Changes = []FileChange{{name: name, before: before}}
+	_ = p.rollBack(s, engineRecord{}, engineRecord{}, 0, errors.New("the disk is full"))
+	if now, err := p.in.System.Read(name); err != nil || !now.SameAll(before) {
+		t.Errorf("it is %+v (%v), want %+v", now, err, before)
+	}
+}

@@ -79,14 +79,22 @@ func actions(changes []FileChange) string {
 	return b.String()
 }
 
-// TestConfigureAgainCopiesNoPart: a value that was changed in gpuledger's file was changed in its
-// source, too. The copy is made of the sources anew.
-func TestConfigureAgainCopiesNoPart(t *testing.T) {
-	const source, ours = "/etc/containerd/conf.d/10.toml", "/etc/containerd/conf.d/zz-gpuledger.toml"
-	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n", source: registry,
+// copied configures a containerd whose CRI section is in a drop-in file, and returns the names of
+// that file and of gpuledger's copy.
+func copied(t *testing.T) (o Options, source, ours string) {
+	t.Helper()
+	source, ours = "/etc/containerd/conf.d/10.toml", "/etc/containerd/conf.d/zz-gpuledger.toml"
+	o = options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n", source: registry,
 		"/etc/containerd/config.toml": "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}),
 		grant.Containerd)
 	applied(t, o)
+	return o, source, ours
+}
+
+// TestConfigureAgainCopiesNoPart: a value that was changed in gpuledger's file was changed in its
+// source, too. The copy is made of the sources anew.
+func TestConfigureAgainCopiesNoPart(t *testing.T) {
+	o, source, ours := copied(t)
 	for _, path := range []string{source, ours} {
 		write(t, o.Root, path, strings.ReplaceAll(fileAt(t, o.Root, path), "hunter2", "hunter4"))
 	}
@@ -99,12 +107,7 @@ func TestConfigureAgainCopiesNoPart(t *testing.T) {
 
 // TestUndoKeepsWhatIsNoCopy: a table of the administrator's, which replaces nothing of other files.
 func TestUndoKeepsWhatIsNoCopy(t *testing.T) {
-	const ours = "/etc/containerd/conf.d/zz-gpuledger.toml"
-	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
-		"/etc/containerd/conf.d/10.toml": registry,
-		"/etc/containerd/config.toml":    "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}),
-		grant.Containerd)
-	applied(t, o)
+	o, _, ours := copied(t)
 	write(t, o.Root, ours, fileAt(t, o.Root, ours)+"[debug]\nlevel = \"debug\"\n")
 	u := undone(t, o, "/var/lib/gpuledger", nil)
 	if text := fileAt(t, o.Root, ours); u.Kept > 0 || strings.Contains(text, "plugins") ||
@@ -115,12 +118,7 @@ func TestUndoKeepsWhatIsNoCopy(t *testing.T) {
 
 // TestUndoKeepsACopyThatIsNotValid, because it cannot say what was changed there.
 func TestUndoKeepsACopyThatIsNotValid(t *testing.T) {
-	const ours = "/etc/containerd/conf.d/zz-gpuledger.toml"
-	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
-		"/etc/containerd/conf.d/10.toml": registry,
-		"/etc/containerd/config.toml":    "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"}),
-		grant.Containerd)
-	applied(t, o)
+	o, _, ours := copied(t)
 	text := fileAt(t, o.Root, ours) + "[mine\n"
 	write(t, o.Root, ours, text)
 	if u := undone(t, o, "/var/lib/gpuledger", nil); u.Kept != 1 {

@@ -134,9 +134,12 @@ func TestStartsWithAGPUInCommon(t *testing.T) {
 		starts   int
 		problem  string
 	}{
-		"the first runs":          {func(s stage, dir string) error { return s.becomes(dir, s.self()) }, 1, "is not gone yet"},
-		"the first ended at once": {func(s stage, dir string) error { return s.becomes(dir, s.gone()) }, 2, noReason},
-		"the first may come":      {func(stage, string) error { return errors.New("no answer") }, 1, "is not gone yet"},
+		"the first runs": {func(s stage, dir string) error { return s.becomes(dir, s.self()) }, 1,
+			"is not gone yet"},
+		"the first ended at once": {func(s stage, dir string) error { return s.becomes(dir, s.gone()) }, 2,
+			noReason},
+		"the first may come": {func(stage, string) error { return errors.New("no answer") }, 1,
+			"is not gone yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
