@@ -34,7 +34,7 @@ func TestWants(t *testing.T) {
 		held(grant.MPS, 0, 2*grant.GiB, nil, "GPU-1", "GPU-2"),
 	})
 	for name, text := range map[string]string{
-		grant.MPSName([]string{"GPU-0"}):          "{[GPU-0] map[GPU-0:4294967296] 25 [{a {7 1}} {b {7 1}}]}",
+		grant.MPSName([]string{"GPU-0"}):          "{[GPU-0] map[GPU-0:4294967296] 25 [{a {7 1} false} {b {7 1} false}]}",
 		grant.MPSName([]string{"GPU-2", "GPU-1"}): "{[GPU-1 GPU-2] map[GPU-1:2147483648 GPU-2:2147483648] 100 []}",
 	} {
 		if got := fmt.Sprint(all[name]); got != text {
