@@ -311,9 +311,8 @@ func (n *Node) end() {
 		n.T.Errorf("mounts are left, so nothing is removed: %v", left)
 		return
 	}
-	if err := os.RemoveAll(n.Dir); err != nil {
-		n.T.Error(err)
-	}
+	// What a killed gpuledgerd has started to read the driver ends a moment later, and may write.
+	Eventually(n.T, "the removal of "+n.Dir, func() bool { return os.RemoveAll(n.Dir) == nil })
 }
 
 // mountsBelow lists mount points at and below a directory, the innermost first.
