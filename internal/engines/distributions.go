@@ -3,10 +3,15 @@ package engines
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/kubelet"
@@ -66,9 +71,9 @@ func (distribution *Distribution) unit() string {
 }
 
 // FindFile is the engine's main file. It is the installation's, else the recorded one, else that of
-// the only distribution that is installed. It is "" for the engine's usual file. A distribution
-// that was removed may have left its file: none counts where the kubelet uses the node's own
-// containerd.
+// the only distribution that is installed, else the one that the node's own containerd was started
+// with. It is "" for the engine's usual file. A distribution that was removed may have left its
+// file: none counts where the kubelet uses the node's own containerd.
 func (in Installation) FindFile(recorded string) (string, error) {
 	if in.File != "" || in.Engine != grant.Containerd {
 		return cmp.Or(in.File, recorded), nil
@@ -80,7 +85,7 @@ func (in Installation) FindFile(recorded string) (string, error) {
 		}
 	}
 	if (recorded == "" && len(mains) > 0 || slices.Contains(mains, recorded)) && in.servesKubelet() {
-		return in.Of().File, nil
+		return cmp.Or(in.startedWith(), in.Of().File), nil
 	}
 	if recorded != "" {
 		return recorded, nil
@@ -90,7 +95,48 @@ func (in Installation) FindFile(recorded string) (string, error) {
 			fmt.Errorf("cannot tell which containerd is meant: %s are both here; name its file by --file: %s",
 				strings.Join(names, " and "), strings.Join(mains, ", "))
 	}
-	return strings.Join(mains, ""), nil
+	if len(mains) == 0 {
+		return in.startedWith(), nil
+	}
+	return mains[0], nil
+}
+
+// startedWith is the main file that the node's own containerd was started with; "" for the usual
+// one. The process is that which listens at the node's own socket: those of Docker and of the
+// distributions have the same name, and other sockets.
+func (in Installation) startedWith() string {
+	if in.System.Root != "/" {
+		return ""
+	}
+	pid, err := listener(ownSocket)
+	if err != nil || !isOurs(filepath.Join("/proc", strconv.Itoa(pid))) {
+		return ""
+	}
+	if file := readBy(pid); filepath.IsAbs(file) && !sameFile(file, in.Of().File) {
+		return file
+	}
+	return ""
+}
+
+// listener is the process that listens at a socket.
+func listener(socket string) (pid int, err error) {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	bad := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := cmp.Or(bad, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
 }
 
 // servesKubelet reports whether the node's kubelet uses the node's own containerd.

@@ -1,6 +1,8 @@
 package engines
 
 import (
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,6 +89,94 @@ func TestADistributionThatWasLeftBehind(t *testing.T) {
 	}
 	distributions = nil
 	find("", "", "")
+}
+
+// TestTheFileOfTheNodesOwnContainerd: without --file it is the one with which the process at its
+// socket was started, also beside a distribution that was left behind.
+func TestTheFileOfTheNodesOwnContainerd(t *testing.T) {
+	if socket := os.Getenv("LISTEN"); socket != "" {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the test closes it
+		return
+	}
+	if os.Geteuid() != 0 || kubelet.Endpoint(isOurs) != "" {
+		t.Skip("not root, or a kubelet runs here: the file of the node's own containerd is not shown")
+	}
+	was, own := distributions, ownSocket
+	t.Cleanup(func() { distributions, ownSocket = was, own })
+	in := Installation{Engine: grant.Containerd, System: filetree.System{Root: "/"}}
+	other := filepath.Join(t.TempDir(), "other.toml")
+	left := filepath.Join(t.TempDir(), "k0s.toml")
+	if err := os.WriteFile(left, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		args           []string
+		recorded, want string
+	}{
+		{nil, "", ""},
+		{[]string{"--config", other}, "", other},
+		{[]string{"--config", other}, "/named/before.toml", "/named/before.toml"},
+		{[]string{"--config=" + in.Of().File}, "", ""},
+		{[]string{"-c", "relative.toml"}, "", ""},
+	} {
+		distributions, ownSocket = nil, filepath.Join(t.TempDir(), "s")
+		end := startListener(t, ownSocket, row.args...)
+		if got, err := in.FindFile(row.recorded); err != nil || got != row.want {
+			t.Errorf("%q, %q recorded: it is %q (%v), want %q", row.args, row.recorded, got, err, row.want)
+		}
+		elsewhere := Installation{Engine: grant.Containerd, System: filetree.System{Root: t.TempDir()}}
+		if got, err := elsewhere.FindFile(""); err != nil || got != "" {
+			t.Errorf("%q, another root: it is %q (%v), want the usual one", row.args, got, err)
+		}
+		end()
+	}
+	distributions, ownSocket = []Distribution{{Name: "k0s", Main: left}}, filepath.Join(t.TempDir(), "s")
+	defer startListener(t, ownSocket, "--config", other)()
+	if got, err := in.FindFile(""); err != nil || got != left {
+		t.Errorf("beside k0s: it is %q (%v), want %q", got, err, left)
+	}
+	defer startKubelet(t, "--container-runtime-endpoint=unix://"+ownSocket)()
+	for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) == ""; {
+		if time.Now().After(until) {
+			t.Fatal("no kubelet")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if got, err := in.FindFile(""); err != nil || got != other {
+		t.Errorf("beside a k0s that was left behind: it is %q (%v), want %q", got, err, other)
+	}
+}
+
+// startListener starts a process that listens at a socket and has such arguments.
+func startListener(t *testing.T, socket string, args ...string) (end func()) {
+	t.Helper()
+	args = append([]string{"-test.run", "^" + t.Name() + "$", "--"}, args...)
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), "LISTEN="+socket)
+	input, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Lstat(socket); err == nil {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("nothing listens")
+		}
+	}
+	return func() {
+		_ = input.Close()
+		_ = cmd.Wait()
+	}
 }
 
 // startKubelet starts a process whose command line is a kubelet's.

@@ -1,15 +1,19 @@
 package setup
 
 import (
+	"encoding/binary"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // TestContainerdWithoutItsPlugin: containerd runs without the service for the kubelet if its
@@ -54,6 +58,11 @@ runtime_type = "io.containerd.runc.v2"
 		if !known || has != want {
 			t.Errorf("default handler %s: it serves the kubelet: %v, known %v", handler, has, known)
 		}
+		if r, err := runsWith(dir + "/s"); (err == nil) != want || want && r.Containerd.Default != "runc" {
+			t.Errorf("default handler %s: it runs with %+v, %v", handler, r, err)
+		} else if _, has := r.Containerd.Handlers["runc"]; has != want {
+			t.Errorf("default handler %s: it runs with %+v", handler, r)
+		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
@@ -95,7 +104,7 @@ func TestEngineThatLosesItsService(t *testing.T) {
 		if row.edited {
 			s.write("node/etc/engine.conf", "ours\n")
 		}
-		serveCRI(t, s.dir+"/node"+socket, func() string {
+		serveCRI(t, s.dir+"/node"+socket, withUs, func() string {
 			if row.breaks && exists(edited) && (row.lost || len(restarts(s.calls())) > 0) {
 				return grpcUnimplemented
 			}
@@ -114,8 +123,77 @@ func TestEngineThatLosesItsService(t *testing.T) {
 	}
 }
 
-// serveCRI answers at a socket with the code that of gives.
-func serveCRI(t *testing.T, socket string, of func() string) {
+// withUs is a part of what containerd runs with, where gpuledger is its default handler.
+const withUs = `{"containerd": {"defaultRuntimeName": "gpuledger",
+	"runtimes": {"runc": {}, "gpuledger": {}}}}`
+
+// TestContainerdThatRunsWithOtherFiles: the node is not set up, whatever the files say that
+// configure edited. An engine that does not say what it runs with passes.
+func TestContainerdThatRunsWithOtherFiles(t *testing.T) {
+	const without = `{"containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {}}}}`
+	const notDefault = `{"containerd": {"defaultRuntimeName": "runc",
+		"runtimes": {"runc": {}, "gpuledger": {}}}}`
+	for name, row := range map[string]struct {
+		configs   []string // one a socket
+		asDefault bool
+		prints    string // "": it is set up
+	}{
+		"with us":                       {[]string{withUs}, true, ""},
+		"with us, and not as default":   {[]string{notDefault}, false, ""},
+		"without us":                    {[]string{without}, true, "runs without the handler gpuledger: its containers go around"},
+		"without us, and not asked":     {[]string{without}, false, "runs without the handler gpuledger"},
+		"with another default":          {[]string{notDefault}, true, `runs with the default handler "runc"`},
+		"it does not say":               {[]string{""}, true, ""},
+		"it says something else":        {[]string{`{"sandboxImage": "pause"}`}, true, ""},
+		"it says nothing of that":       {[]string{"not JSON"}, true, ""},
+		"another one is there, too":     {[]string{without, withUs}, true, ""},
+		"neither has us":                {[]string{notDefault, without}, true, "runs without the handler gpuledger"},
+		"one has us, and one is silent": {[]string{"", withUs}, true, ""},
+	} {
+		s := newMachine(t)
+		for i, config := range row.configs {
+			serveCRI(t, s.dir+"/node"+sockets[i].path, config, func() string { return grpcOK })
+		}
+		args := []string{"install", "--engine=containerd"}
+		if row.asDefault {
+			args = append(args, "--as-default")
+		}
+		status, out := s.run(args...)
+		if (status == 0) != (row.prints == "") || !strings.Contains(out, row.prints) {
+			t.Errorf("%s: status %d\n%s", name, status, out)
+		}
+		if started := slices.Contains(s.calls(), "systemctl start gpuledgerd.service"); !started {
+			t.Errorf("%s: gpuledgerd is not started: %q", name, s.calls())
+		}
+	}
+}
+
+// FuzzInfo: no answer makes the reader of answers panic.
+func FuzzInfo(f *testing.F) {
+	f.Add(status(withUs))
+	f.Add([]byte{0x12, 0x80})
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		if value, err := infoOf(answer, "config"); err == nil && len(value) > len(answer) {
+			t.Errorf("%q of %q", value, answer)
+		}
+	})
+}
+
+// status is a StatusResponse with a configuration.
+func status(config string) []byte {
+	text := func(b []byte, n protowire.Number, text string) []byte {
+		return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), text)
+	}
+	all := text(nil, 1, "\x0a\x00") // RuntimeStatus
+	for _, entry := range [][2]string{{"golang", "go"}, {"config", config}} {
+		all = text(all, 2, string(text(text(nil, 1, entry[0]), 2, entry[1])))
+	}
+	return all
+}
+
+// serveCRI answers at a socket with the code that of gives, and says that it runs with config; if
+// that is "", it says nothing.
+func serveCRI(t *testing.T, socket, config string, of func() string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		t.Fatal(err)
@@ -128,12 +206,20 @@ func serveCRI(t *testing.T, socket string, of func() string) {
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(
 		func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path != "/runtime.v1.RuntimeService/Version" {
+			var answer []byte
+			code := of()
+			switch r.URL.Path {
+			case "/runtime.v1.RuntimeService/Version":
+			case "/runtime.v1.RuntimeService/Status":
+				if answer = status(config); config == "" {
+					code = grpcUnimplemented
+				}
+			default:
 				t.Errorf("it asks for %s", r.URL.Path)
 			}
 			w.Header().Set("Trailer", grpcStatus)
-			_, _ = w.Write(make([]byte, 5))
-			w.Header().Set(grpcStatus, of())
+			_, _ = w.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(answer))), answer...))
+			w.Header().Set(grpcStatus, code)
 		})}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })

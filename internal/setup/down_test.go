@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -78,6 +79,53 @@ func TestEngineThatDoesNotComeBack(t *testing.T) {
 			strings.HasSuffix(row.prints, back)) {
 			t.Errorf("%s: a restart is due: %v", name, due)
 		}
+	}
+}
+
+// TestEditsThatTheEngineDoesNotStartWith are not tried again by the kubelet's next attempt, which
+// would end the engine each time. They are once something has changed.
+func TestEditsThatTheEngineDoesNotStartWith(t *testing.T) {
+	const why = "cannot restart crio: engine.service has failed (exit-code); its files are as before, and " +
+		"it runs again"
+	s := newMachine(t)
+	s.write("node/usr/bin/systemctl", showsEngine)
+	s.write("node/breaks", "ActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=5\n")
+	s.write("node/refuses", "")
+	for _, row := range []struct {
+		change   func()
+		restarts int
+	}{
+		{func() {}, 2},
+		{func() {}, 0},
+		{func() { s.write("node/pid", "7") }, 2}, // of the engine
+		{func() {}, 0},
+		{func() { s.write("tree/usr/bin/gpuledger", gpuledger+"# the next version\n") }, 2},
+		{func() {}, 0},
+		{func() { s.run("remove", "--engine=crio") }, 2},
+	} {
+		row.change()
+		s.calls()
+		status, out := s.run("install", "--engine=crio")
+		if status == 0 || !strings.Contains(out, why) {
+			t.Errorf("status %d\n%s", status, out)
+		}
+		if got := restarts(s.calls()); len(got) != row.restarts {
+			t.Errorf("it restarts %q, want %d\n%s", got, row.restarts, out)
+		}
+		if exists(s.dir + "/node/etc/engine.conf") {
+			t.Error("the edits stay")
+		}
+	}
+	s.write("node/pid", "8")
+	if err := os.Remove(s.dir + "/node/breaks"); err != nil {
+		t.Fatal(err)
+	}
+	s.write("node/refuses", "")
+	if err := os.Remove(s.dir + "/node/refuses"); err != nil {
+		t.Fatal(err)
+	}
+	if status, out := s.run("install", "--engine=crio"); status != 0 {
+		t.Errorf("it starts with them now: status %d\n%s", status, out)
 	}
 }
 

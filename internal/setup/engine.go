@@ -2,6 +2,8 @@ package setup
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,6 +94,7 @@ func (n *node) dropDefault(engine string) error {
 // distributions of Kubernetes write their engine's file anew at a restart; there undo succeeds only
 // after it.
 func (n *node) undo(engine string) error {
+	_ = os.Remove(backedOut + engine)
 	p, failed := n.change(engine, "--undo")
 	if !exists(restartDue + engine) {
 		return failed
@@ -106,6 +109,21 @@ type preview struct {
 
 	// gpuledger is the default handler since an earlier configure, and this one leaves it so
 	stillDefault bool
+
+	printed []byte   // with the engine's processes
+	files   []string // that configure writes
+}
+
+// key is another one after a change of the engine's files, after the engine's restart, and with
+// another version of gpuledger.
+func (p preview) key() string {
+	sum := sha256.New()
+	for _, path := range append(p.files, program) {
+		text, _ := os.ReadFile(path)
+		fmt.Fprintf(sum, "%s %d\n%s", path, len(text), text)
+	}
+	sum.Write(p.printed)
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // preview reads what `gpuledger configure` prints before it changes anything.
@@ -126,9 +144,10 @@ func (n *node) preview(args []string) (p preview, err error) {
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return p, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
-	p.unit, p.stillDefault = answer.Restart.Unit, answer.StillDefault
+	p.unit, p.stillDefault, p.printed = answer.Restart.Unit, answer.StillDefault, out
 	p.changes = answer.Waits != "" // configure was undone by hand, and the engine has not read that
 	for _, f := range answer.Files {
+		p.files = append(p.files, f.Path)
 		p.changes = p.changes ||
 			f.Action != "keep" && f.Path != configFile && !strings.HasPrefix(f.Path, wrapper)
 	}

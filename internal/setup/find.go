@@ -19,6 +19,8 @@ const auto = "auto"
 var sockets = []struct{ path, engine string }{
 	{"/run/containerd/containerd.sock", "containerd"},
 	{"/run/k3s/containerd/containerd.sock", "containerd"},
+	{"/run/k0s/containerd.sock", "containerd"},
+	{"/var/snap/microk8s/common/run/containerd.sock", "containerd"},
 	{"/run/crio/crio.sock", "crio"},
 	{"/run/cri-dockerd.sock", "docker"},
 }

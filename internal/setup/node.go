@@ -140,6 +140,9 @@ func (n *node) configure(o configureFlags, taken bool) error {
 	if o.mode != "" && !hasMode() { // with a default handler, configure writes report if the file has no mode
 		args = append(args, "--mode", o.mode)
 	}
+	if err := n.backedOutBefore(args); err != nil {
+		return err
+	}
 	change, err := n.change(args...)
 	if err != nil {
 		return err
@@ -151,9 +154,12 @@ func (n *node) configure(o configureFlags, taken bool) error {
 		}
 	}
 	if err := n.restart(change.unit, args...); err != nil {
-		return n.backOut(o.engine, change.unit, err)
+		return n.backOut(args, change.unit, err)
 	}
-	return n.startDaemon()
+	if err := n.startDaemon(); err != nil {
+		return err
+	}
+	return inForce(o.engine, o.asDefault)
 }
 
 // remove leaves the ledger, the audit log and the configuration, as the removal of a package does.
@@ -162,8 +168,12 @@ func (n *node) configure(o configureFlags, taken bool) error {
 // gpuledger's programs. It can be repeated, and can be killed at any point.
 func (n *node) remove(o configureFlags) error {
 	files, err := recorded()
-	if err != nil || len(files) == 0 {
+	if err != nil {
 		return err
+	}
+	if len(files) == 0 { // a package's node
+		removeFile(clusterFile)
+		return nil
 	}
 	if exists(program) {
 		engines := []string{o.engine}

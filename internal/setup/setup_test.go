@@ -70,7 +70,7 @@ was=; ! /bin/busybox grep -qs default /etc/engine.conf || was=yes
 if [ -n "$dry" ]; then
   echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]'
   [ ! -e /waits ] || echo ', "waits": "the engine calls gpuledger-runtime"'
-  echo ', "restart": {"unit": "engine.service"}'
+  echo ', "restart": {"unit": "engine.service", "pids": ["'$([ ! -e /pid ] || /bin/busybox cat /pid)'"]}'
   [ -z "$was" -o -n "$undo$default" ] || echo ', "still_default": true'
   echo '}'
   exit
@@ -200,6 +200,25 @@ func (s machine) wants(what string, got []string, want ...string) {
 	s.Helper()
 	if !slices.Equal(got, want) {
 		s.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestARemovalFromANodeOfPackages takes what the cluster set, and nothing of the packages.
+func TestARemovalFromANodeOfPackages(t *testing.T) {
+	s := newMachine(t)
+	s.write("node/usr/bin/gpuledger", gpuledger)
+	s.write("node/etc/gpuledger/config.toml", "")
+	s.write("node/etc/gpuledger/cluster.toml", "[annotations]\ntrust = \"adopt\"\n")
+	if status, out := s.run("remove", "--engine=containerd"); status != 0 {
+		t.Fatalf("status %d\n%s", status, out)
+	}
+	if exists(s.dir + "/node/etc/gpuledger/cluster.toml") {
+		t.Error("what the cluster set stays")
+	}
+	for _, path := range []string{"/usr/bin/gpuledger", "/etc/gpuledger/config.toml"} {
+		if !exists(s.dir + "/node" + path) {
+			t.Errorf("%s is gone", path)
+		}
 	}
 }
 
