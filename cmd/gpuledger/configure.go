@@ -190,7 +190,7 @@ func (a *configureAnswer) apply(c *cli.Context, o configure.Options) error {
 			return err
 		}
 	}
-	failed := a.restart(c, o)
+	failed := a.restart(c, o, plan.Policy.StateDir)
 	return errors.Join(failed, a.answer(c, string(plan.Policy.Rules.Mode)))
 }
 
@@ -212,7 +212,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 		a.Notes = append(a.Notes, fmt.Sprintf("%s keeps nothing of `configure` for %s: nothing to undo",
 			state, o.Engine))
 	}
-	failed := a.restart(c, o)
+	failed := a.restart(c, o, state)
 	if failed == nil && len(done.Named)+len(done.Callers) > 0 && a.Restart != nil && a.Restart.Done {
 		// what a distribution has written anew by now, and what the engine needed until now
 		o.Restarted = true
@@ -242,16 +242,19 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 }
 
 // restart restarts the engine if told so.
-func (a *configureAnswer) restart(c *cli.Context, o configure.Options) error {
+func (a *configureAnswer) restart(c *cli.Context, o configure.Options, stateDir string) error {
 	if o.Root != "/" {
 		return nil
 	}
 	r := engines.RestartOf(o.Installation())
 	a.Restart = &r
 	if !c.Bool("restart") || a.DryRun {
+		if c.Bool("undo") && o.Engine == grant.Docker && r.Command != "" {
+			r.Command = "gpuledger configure docker --undo --restart" // see configure.Reload
+		}
 		return nil
 	}
-	return r.Do()
+	return configure.Reload(o, stateDir, r.Do)
 }
 
 // answer prints what was done.

@@ -242,7 +242,7 @@ func (d *JSON) unit() string {
 // render is a value in JSON, for a line with this indentation.
 func (d *JSON) render(value any, indent string) string {
 	object, isObject := value.(map[string]any)
-	if !isObject {
+	if !isObject || len(object) == 0 {
 		return oneLine(value)
 	}
 	var b strings.Builder

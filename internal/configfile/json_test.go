@@ -27,6 +27,8 @@ func TestJSONKeepsOrderAndLayout(t *testing.T) {
 		"the same value": {"{\"a\":[ \"x\" ]}", []string{"a"}, []string{"x"}, "{\"a\":[ \"x\" ]}", ""},
 		"into an empty one": {"{\n  \"f\": {},\n  \"z\": 1\n}", []string{"f", "cdi"}, true,
 			"{\n  \"f\": {\n    \"cdi\": true\n  },\n  \"z\": 1\n}", ""},
+		"an empty one": {"{\n  \"z\": 1\n}", []string{"f"}, map[string]any{},
+			"{\n  \"z\": 1,\n  \"f\": {}\n}", ""},
 		"names with escapes": {`{"a\u0062": 1}`, []string{"ab"}, "v", `{"a\u0062": "v"}`, ""},
 		"not into another kind": {"{\n\"runtimes\": []}", []string{"runtimes", "g"}, "v", "",
 			"2: runtimes is no object"},

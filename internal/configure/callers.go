@@ -90,7 +90,8 @@ func (u Undone) whyKept() string {
 	if len(u.Callers) > 0 {
 		does := fmt.Sprintf("%s (pid %d) calls gpuledger-runtime until it ", u.engine, u.Callers[0].PID)
 		if u.engine == grant.Docker {
-			return does + "reads its file again: `gpuledger configure docker --undo --restart`"
+			return does + "reads its file again (`gpuledger configure docker --undo --restart`), or is " +
+				"restarted"
 		}
 		return does + "is restarted; undo it again after that"
 	}

@@ -52,6 +52,8 @@ type fileRecord struct {
 	Name   string               `json:"name"` // Path without symbolic links
 	Before filetree.FileContent `json:"before"`
 	After  filetree.FileContent `json:"after"`
+	// the content that the file has while dockerd reads it; see Reload
+	Reload filetree.FileContent `json:"reload,omitzero"`
 	// Before also has lines of gpuledger's, which could not be told apart from others'
 	Mixed bool `json:"mixed,omitempty"`
 	// gpuledger's own configuration: every engine that is configured needs it
@@ -120,7 +122,7 @@ func (s *store) load(engine grant.Engine) (engineRecord, error) {
 			// a link may lead elsewhere since, as a snap's link to its current revision
 			r.Files[i].Name = name
 		}
-		for _, c := range []*filetree.FileContent{&r.Files[i].Before, &r.Files[i].After} {
+		for _, c := range []*filetree.FileContent{&r.Files[i].Before, &r.Files[i].After, &r.Files[i].Reload} {
 			if c.Kind != filetree.Regular {
 				continue
 			}
@@ -131,7 +133,7 @@ func (s *store) load(engine grant.Engine) (engineRecord, error) {
 			}
 		}
 	}
-	return r, nil
+	return r, s.endReload(r)
 }
 
 // save makes a record durable: first the contents, then the file that names them. It removes a
@@ -149,7 +151,7 @@ func (s *store) save(r engineRecord) error {
 		return err
 	}
 	for _, e := range r.Files {
-		for _, c := range []filetree.FileContent{e.Before, e.After} {
+		for _, c := range []filetree.FileContent{e.Before, e.After, e.Reload} {
 			if c.Kind == filetree.Regular {
 				if err := host.ReplaceFile(filepath.Join(dir, c.SHA256), c.Data, 0o600,
 					host.Durable); err != nil {
@@ -178,7 +180,7 @@ func (s *store) sweep(r engineRecord) error {
 	}
 	keep := []string{}
 	for _, e := range r.Files {
-		keep = append(keep, e.Before.SHA256, e.After.SHA256)
+		keep = append(keep, e.Before.SHA256, e.After.SHA256, e.Reload.SHA256)
 	}
 	for _, n := range names {
 		if n.Name() != "record.json" && !slices.Contains(keep, n.Name()) {

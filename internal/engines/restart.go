@@ -47,9 +47,10 @@ func RestartOf(in Installation) Restart {
 	return r
 }
 
-// verb is the command for systemctl. dockerd reads runtimes and default-runtime at a reload, too.
-// (Docker 25 to 28.2 reads features.cdi only when it starts, as docs/engines.md says.) The other
-// engines read theirs at start. Neither verb ends containers.
+// verb is the command for systemctl. dockerd reads runtimes and default-runtime at a reload, too,
+// if its file names them; see configure.Reload. (Docker 25 to 28.2 reads features.cdi only when it
+// starts, as docs/engines.md says.) The other engines read theirs at start. Neither verb ends
+// containers.
 func (r Restart) verb() string {
 	if r.engine == grant.Docker {
 		return "reload"

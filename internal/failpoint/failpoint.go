@@ -46,6 +46,7 @@ var Names = []string{
 	"configure/inherited",
 	"configure/restored",
 	"configure/forgotten",
+	"configure/reloading",
 	"hook/admitted",
 	"inject/removed",
 	"inject/ruled",

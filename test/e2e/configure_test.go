@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -61,7 +62,67 @@ func (s *site) unconfigure(clients []client) (wrong []string) {
 		wrong = append(wrong, fmt.Sprintf("after configure --undo, %s is %q, want %q", path, is[path],
 			s.unconfigured[path]))
 	}
+	if m, is := clients[0].(moby); is {
+		wrong = append(wrong, s.undoWithoutADefault(m)...)
+	}
 	return wrong
+}
+
+// undoWithoutADefault configures Docker and undoes it where its file names no default runtime, or
+// no runtimes either. At a reload dockerd keeps what its file does not name.
+func (s *site) undoWithoutADefault(m moby) (wrong []string) {
+	const file = "/etc/docker/daemon.json"
+	d := s.daemons["dockerd"]
+	original, err := os.ReadFile(file)
+	must(s.T, err)
+	defer func() { writeFile(s.T, file, string(original)) }()
+	config := object{}
+	must(s.T, json.Unmarshal(original, &config))
+	for _, key := range []string{"default-runtime", "runtimes"} {
+		delete(config, key)
+		writeFile(s.T, file, string(encode(s.T, config)))
+		before := s.configuration()
+		must(s.T, d.start())
+		eventually(s.T, "the engine answers again", func() bool { return d.over() || d.answers() })
+		was := m.runtimes(s)
+		s.Must("configure", "docker", "--as-default", "--restart", "--mode", "enforce", "--privileged",
+			"refuse", "--runtime", filepath.Join(s.dir, "installed/gpuledger-runtime"))
+		if is := m.runtimes(s); !strings.HasPrefix(is, "gpuledger of ") {
+			wrong = append(wrong, "configured with --restart, dockerd has the default "+is)
+		}
+		s.Must("configure", "docker", "--undo", "--restart")
+		if is := m.runtimes(s); is != was {
+			wrong = append(wrong, fmt.Sprintf("without %s: undone with --restart, dockerd has the default "+
+				"%s, want %s", key, is, was))
+		}
+		for _, path := range different(before, s.configuration()) {
+			wrong = append(wrong, fmt.Sprintf("without %s: undone with --restart, %s has changed", key, path))
+		}
+		d.stop(20 * time.Second)
+	}
+	return wrong
+}
+
+// runtimes are the default runtime of dockerd, those that it has, and the one that a new container
+// gets.
+func (m moby) runtimes(s *site) string {
+	var info struct {
+		DefaultRuntime string
+		Runtimes       map[string]any
+	}
+	must(s.T, m.decoded(&info, "GET", "/info", nil))
+	// dockerd adds this name for runc, and leaves it out after a reload
+	maps.DeleteFunc(info.Runtimes, func(name string, _ any) bool {
+		return strings.HasPrefix(name, "io.containerd.")
+	})
+	var created struct{ Id string }
+	must(s.T, m.decoded(&created, "POST", "/containers/create", m.body(s, container{script: "true"})))
+	var made struct{ HostConfig struct{ Runtime string } }
+	must(s.T, m.decoded(&made, "GET", "/containers/"+created.Id+"/json", nil))
+	_, err := m.call("DELETE", "/containers/"+created.Id+"?force=1", nil)
+	must(s.T, err)
+	return fmt.Sprintf("%s of %v, and a container gets %s", info.DefaultRuntime,
+		slices.Sorted(maps.Keys(info.Runtimes)), made.HostConfig.Runtime)
 }
 
 // undoUnderAContainer undoes the configuration while a container runs, which its engine can stop
@@ -90,6 +151,9 @@ func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
 	pid, remove := s.background(clients)
 	if s.engine.trust == grant.Docker { // a stop of dockerd would end the container
 		undo("--restart")
+		if is := clients[0].(moby).runtimes(s); !strings.HasPrefix(is, s.entry.handler+" of ") {
+			wrong = append(wrong, "undone under a running container, dockerd has the default "+is)
+		}
 	} else {
 		d.stop(20 * time.Second)
 		undo()
