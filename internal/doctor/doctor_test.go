@@ -122,10 +122,12 @@ var answers = []struct {
 
 	{"directories", func(*Facts) {}, "directories", OK, "/state and /run/g"},
 	{"directories that do not exist yet", func(f *Facts) {
-		f.State, f.Run = PathFacts{Missing: true},
-			PathFacts{Missing: true}
+		f.State, f.Run = PathFacts{Missing: true, Writable: true},
+			PathFacts{Missing: true, Writable: true}
 	},
 		"directories", OK, "alone"},
+	{"a state that cannot be made", func(f *Facts) { f.State = PathFacts{Path: "/state", Missing: true} },
+		"directories", Problem, "/state does not exist and cannot be made"},
 	{"a readable state", func(f *Facts) { f.State.Mode = fs.ModeDir | 0o755 }, "directories", Problem,
 		"/state has mode 0755 and owner 0"},
 	{"another's run directory", func(f *Facts) { f.Run.UID = 7 }, "directories", Problem,

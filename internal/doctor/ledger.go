@@ -60,7 +60,11 @@ func directories(f Facts) []Line {
 				Hint:    "look at the disk and its mounts"})
 		case len(p.Above) > 0:
 			lines = append(lines, open(p.Above[0]))
+		case p.Missing && p.Writable:
 		case p.Missing:
+			lines = append(lines, Line{Status: Problem,
+				Message: p.Path + " does not exist and cannot be made",
+				Hint:    "is the file system mounted read-only?"})
 		case !p.Mode.IsDir():
 			lines = append(lines, Line{Status: Problem, Message: p.Path + " is no directory",
 				Hint: "move it away; gpuledger makes a directory there"})
