@@ -101,6 +101,15 @@ func usersRun(t *testing.T) {
 		t.Errorf("it has no GPU: %s", r.Stdout)
 	}
 	ended()
+	// what the user's shell says of GPUs is replaced
+	visible := runsIn(n, s, ada, "--memory", "4GiB", "--", "/usr/bin/printenv", "CUDA_VISIBLE_DEVICES",
+		"NVIDIA_VISIBLE_DEVICES")
+	visible.Env = append(visible.Env, "CUDA_VISIBLE_DEVICES=99", "NVIDIA_VISIBLE_DEVICES=all")
+	uuid, _, _ := strings.Cut(r.Stdout, " ")
+	if r := rig.Run(visible); r.Stdout != uuid+"\n"+uuid+"\n" {
+		t.Errorf("%+v, want %s twice", r, uuid)
+	}
+	ended()
 	// what is refused leaves nothing
 	for name, c := range map[string]struct {
 		uid  uint32

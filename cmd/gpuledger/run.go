@@ -150,14 +150,15 @@ func enterProgram(c *cli.Context, n *node.Node, ask admission.Ask) (grants.Progr
 	return grants.ProgramGrant{Grant: g}, err
 }
 
-// withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them.
+// withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them. What
+// was there under these names is removed: of two values getenv(3) returns the first.
 func withGPUs(env []string, g grant.Grant) []string {
-	var uuids []string
-	for _, s := range g.GPUs {
-		uuids = append(uuids, s.UUID)
+	all := strings.Join(g.UUIDs(), ",")
+	for _, name := range []string{"CUDA_VISIBLE_DEVICES=", "NVIDIA_VISIBLE_DEVICES="} {
+		env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, name) })
+		env = append(env, name+all)
 	}
-	all := strings.Join(uuids, ",")
-	return append(env, "CUDA_VISIBLE_DEVICES="+all, "NVIDIA_VISIBLE_DEVICES="+all)
+	return env
 }
 
 // wait starts the program, passes signals on to it, and returns its exit status. A terminal sends
