@@ -92,8 +92,8 @@ func UseOf(user uint32, updated grant.ID, v grant.View) (u Use) {
 	return u
 }
 
-// Later reports whether an ask that was refused can be granted later, when other grants end. empty
-// is the node without any grants.
+// Later reports whether an ask that was refused can be granted later, when other grants end and all
+// GPUs answer. empty is the node without any grants.
 func Later(ask Ask, refused error, empty grant.View, inv grant.Inventory, p grant.Policy) bool {
 	var r *grant.Refusal
 	if !errors.As(refused, &r) {
@@ -101,8 +101,25 @@ func Later(ask Ask, refused error, empty grant.View, inv grant.Inventory, p gran
 	}
 	switch r.Code {
 	case grant.NoCapacity, grant.ModeConflict, grant.QuotaExceeded:
-		_, err := Place(ask, "", empty, inv, p)
+		_, err := Place(ask, "", empty, answering(inv), p)
 		return err == nil
 	}
 	return false
+}
+
+// answering is an inventory as it may be when the GPUs that do not answer do so again. The memory
+// of such a GPU is often unknown: it may be enough for every ask.
+func answering(inv grant.Inventory) grant.Inventory {
+	inv.GPUs = slices.Clone(inv.GPUs)
+	for i := range inv.GPUs {
+		switch g := &inv.GPUs[i]; g.Health {
+		case grant.Healthy, grant.Unpartitioned, grant.NoMemory:
+		default:
+			g.Health = grant.Healthy
+			if g.Memory == 0 {
+				g.Memory = 1 << 50
+			}
+		}
+	}
+	return inv
 }

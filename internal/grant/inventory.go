@@ -73,6 +73,10 @@ const Healthy = "ok"
 // someone makes MIG devices on it.
 const Unpartitioned = "it is in MIG mode and has no MIG device"
 
+// NoMemory is the health of a GPU that answers, and never has anything that could be granted.
+const NoMemory = "it has no memory of its own that could be granted: NVML reports none, as on GPUs " +
+	"that use the host's memory"
+
 // MIGDevice is a hardware partition of a GPU.
 type MIGDevice struct {
 	UUID    string `json:"uuid"` // MIG-xxxxxxxx-...

@@ -41,7 +41,14 @@ type Program struct {
 	Shim bool
 }
 
-var errProgramEnded = errors.New("cannot grant: the program that asked has ended, or runs as another user")
+// ProgramError says why this program cannot have a grant. For another there may be one.
+type ProgramError struct{ Err error }
+
+func (e *ProgramError) Error() string { return e.Err.Error() }
+func (e *ProgramError) Unwrap() error { return e.Err }
+
+var errProgramEnded = &ProgramError{
+	errors.New("cannot grant: the program that asked has ended, or runs as another user")}
 
 // EnterProgram is EnterThisProgram for another process, which is moved into the cgroup.
 func EnterProgram(n *node.Node, ask admission.Ask, p Program) (ProgramGrant, error) {
@@ -77,7 +84,7 @@ func join(cgroup string, n *node.Node, p Program) error {
 		return errProgramEnded
 	}
 	if err := containers.Join(n.Host, cgroup, p.PID, p.Is); err != nil {
-		return fmt.Errorf("cannot move the program into the cgroup of its grant: %w", err)
+		return &ProgramError{fmt.Errorf("cannot move the program into the cgroup of its grant: %w", err)}
 	}
 	return nil
 }
@@ -114,7 +121,8 @@ func enterProgram(n *node.Node, ask admission.Ask, creator grant.Process, shim b
 		Weaker: "its processes are in no container"}
 	var path string
 	if entered.Cgroup, path, err = containers.MakeCgroup(n.Host, creator.PID, b.Container); err != nil {
-		return entered, fmt.Errorf("cannot make the cgroup by which the grant's processes are known: %w", err)
+		return entered, &ProgramError{
+			fmt.Errorf("cannot make the cgroup by which the grant's processes are known: %w", err)}
 	}
 	b.Cgroups, b.Occupies = []string{path}, []string{path}
 	err = n.Ledger.Update(func(tx *ledger.Tx) error {

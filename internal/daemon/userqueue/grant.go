@@ -7,7 +7,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/users"
 )
@@ -108,9 +107,9 @@ func later(n *node.Node, inv grant.Inventory, ask admission.Ask, refused error) 
 }
 
 // Pass grants what those who wait can have now. Of each user only the first request is looked at.
-// The ledger is read once, without its lock, and written only for what fits. While the ledger is
-// locked or the inventory is none of this boot, all go on waiting. So does a user whose groups
-// cannot be read, or were not read yet: no directory service is waited for.
+// The ledger is read once, without its lock, and written only for what fits. While the ledger
+// cannot be written or the inventory is none of this boot, all go on waiting. So does a user whose
+// groups cannot be read, or were not read yet: no directory service is waited for.
 func (q *Queue) Pass(n *node.Node, read Reader) error {
 	q.turn.Lock()
 	defer q.turn.Unlock()
@@ -153,14 +152,19 @@ func (q *Queue) grantFirst(n *node.Node, o grants.Overview, inv grant.Inventory,
 	return false, nil
 }
 
-// isOfNode reports whether an error says nothing about the request, and is over soon: another
-// process has the ledger locked, or the inventory was not taken in this boot, or not since the
-// driver was loaded. gpuledgerd takes it.
+// isOfNode reports whether an error says nothing about the request, and may be over soon: the
+// ledger is locked or cannot be written, as on a full disk, or the inventory was not taken in this
+// boot, or not since the driver was loaded. What is wrong with a request has one of the types
+// below.
 func isOfNode(err error) bool {
-	var locked *ledger.LockError
 	var r *grant.Refusal
-	return errors.As(err, &locked) ||
-		errors.As(err, &r) && (r.Code == grant.InventoryStale || r.Code == grant.InventoryMissing)
+	if errors.As(err, &r) {
+		return r.Code == grant.InventoryStale || r.Code == grant.InventoryMissing
+	}
+	var usage *grant.UsageError
+	var missing *grant.NotFoundError
+	var program *grants.ProgramError
+	return err != nil && !errors.As(err, &usage) && !errors.As(err, &missing) && !errors.As(err, &program)
 }
 
 var errLater = errors.New("it goes on waiting")

@@ -3,9 +3,12 @@ package userqueue
 import (
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
@@ -34,9 +37,21 @@ func newWithGPU(t *testing.T) *withGPU {
 }
 
 func (n *withGPU) inventory(boot string) {
-	card := grant.GPU{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy}
+	n.inventoryOf(boot, grant.GPU{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy})
+}
+
+func (n *withGPU) inventoryOf(boot string, card grant.GPU) {
 	daemontest.Must(n.t, gpu.Write(gpu.Path(n.Policy.StateDir),
 		grant.Inventory{BootID: boot, Source: "test", GPUs: []grant.GPU{card}}))
+}
+
+// answers has the GPU answer, or not.
+func (n *withGPU) answers(answers bool) {
+	boot, err := n.Host.BootID()
+	daemontest.Must(n.t, err)
+	if n.inventory(boot); !answers { // what NVML gives of a lost GPU
+		n.inventoryOf(boot, grant.GPU{UUID: daemontest.GPU, Health: "GPU is lost"})
+	}
 }
 
 // asks has root ask for memory; user tells requests apart.
@@ -46,7 +61,28 @@ func (n *withGPU) asks(user uint32, secret string, memory grant.Bytes) (grant.Gr
 			Memory: memory, Source: "test", User: user, Secret: secret}})
 }
 
-// TestWhoWaitsGoesOnWaiting while the ledger is locked or has no inventory of this boot.
+// full is a disk that has no room for files below a directory.
+type full struct{ dir string }
+
+func (f full) Before(s host.Step) error {
+	if s.Kind == host.Creates && strings.HasPrefix(s.Path, f.dir) {
+		return unix.ENOSPC
+	}
+	return nil
+}
+
+func (f full) After(host.Step, error) {}
+func (f full) Random() [16]byte       { return [16]byte{1} }
+
+// onFullDisk does something while the disk has no room for the ledger.
+func (n *withGPU) onFullDisk(do func()) {
+	host.Simulated = full{n.Policy.StateDir}
+	defer func() { host.Simulated = nil }()
+	do()
+}
+
+// TestWhoWaitsGoesOnWaiting while the ledger is locked, cannot be written or has no inventory of
+// this boot.
 func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 	for name, pass := range map[string]func(n *withGPU) error{
 		"no inventory": func(n *withGPU) error {
@@ -59,6 +95,10 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 				err = n.queue.Pass(n.Node, grants.Read)
 				return nil
 			}))
+			return err
+		},
+		"full disk": func(n *withGPU) (err error) {
+			n.onFullDisk(func() { err = n.queue.Pass(n.Node, grants.Read) })
 			return err
 		},
 	} {
@@ -85,6 +125,66 @@ func TestWhoWaitsGoesOnWaiting(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWhoWaitsForAGPUThatDoesNotAnswer has it when it answers again. One that answers, and has
+// nothing to grant, is not waited for.
+func TestWhoWaitsForAGPUThatDoesNotAnswer(t *testing.T) {
+	n := newWithGPU(t)
+	full, _, err := n.asks(60001, "first", 8*grant.GiB)
+	daemontest.Must(t, err)
+	_, w, err := n.asks(60002, "second", grant.GiB)
+	if w == nil {
+		t.Fatal(err)
+	}
+	n.answers(false)
+	_, err = grants.Release(n.Node, full.ID, false)
+	daemontest.Must(t, err, n.queue.Pass(n.Node, grants.Read))
+	if place, _ := n.queue.Place(w); place != 1 {
+		t.Fatalf("it does not wait any more: %+v", n.queue.Leave(w))
+	}
+	n.answers(true)
+	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+	if out := n.queue.Leave(w); out == nil || out.Err != nil {
+		t.Errorf("it has %+v", out)
+	}
+	boot, err := n.Host.BootID()
+	daemontest.Must(t, err)
+	for _, health := range []string{grant.Unpartitioned, grant.NoMemory} {
+		n.inventoryOf(boot, grant.GPU{UUID: daemontest.GPU, Health: health})
+		if _, w, err := n.asks(60003, "third", grant.GiB); w != nil || err == nil {
+			t.Errorf("%s: it waits, or %v", health, err)
+		}
+	}
+}
+
+// goneProgram is a program whose process is gone, which is seen at once or later.
+type goneProgram struct{ seen bool }
+
+func (p goneProgram) Enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
+	g, err := grants.EnterProgram(n, ask, grants.Program{Process: grant.Process{PID: 1 << 30, Start: 1},
+		Is: func() bool { return !p.seen }})
+	return g.Grant, err
+}
+
+func (goneProgram) Rejoin(*node.Node, grant.Grant) error { return nil }
+
+// TestAProgramThatIsGone does not wait any more, and keeps no other from what is free.
+func TestAProgramThatIsGone(t *testing.T) {
+	for _, seen := range []bool{true, false} {
+		n := newWithGPU(t)
+		ask := admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1, Memory: grant.GiB,
+			Source: "test"}
+		gone := n.queued(Request{User: 60001, Ask: ask, For: goneProgram{seen}})
+		other := n.queued(Request{User: 60002, Ask: ask})
+		daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+		if out := n.queue.Leave(gone); out == nil || out.Err == nil {
+			t.Errorf("seen: %v: the program has %+v", seen, out)
+		}
+		if out := n.queue.Leave(other); out == nil || out.Err != nil {
+			t.Errorf("seen: %v: the other request has %+v", seen, out)
+		}
 	}
 }
 
@@ -212,8 +312,8 @@ func TestPassReadsTheInventoryOnce(t *testing.T) {
 	}
 }
 
-// TestWhoAsksWaitsForTheNode: a request that is sent again after a restart of gpuledgerd may find
-// no inventory yet, or a locked ledger.
+// TestWhoAsksWaitsForTheNode: a request may find no inventory yet, as one that is sent again after
+// a restart of gpuledgerd, a ledger that is locked or cannot be written, or no GPU that answers.
 func TestWhoAsksWaitsForTheNode(t *testing.T) {
 	for name, asks := range map[string]func(n *withGPU) (w *Waiter, err error){
 		"no inventory": func(n *withGPU) (w *Waiter, err error) {
@@ -230,6 +330,16 @@ func TestWhoAsksWaitsForTheNode(t *testing.T) {
 				_, w, err = n.asks(60001, "first", grant.GiB)
 				return nil
 			}))
+			return w, err
+		},
+		"full disk": func(n *withGPU) (w *Waiter, err error) {
+			n.onFullDisk(func() { _, w, err = n.asks(60001, "first", grant.GiB) })
+			return w, err
+		},
+		"no GPU that answers": func(n *withGPU) (w *Waiter, err error) {
+			n.answers(false)
+			_, w, err = n.asks(60001, "first", grant.GiB)
+			n.answers(true)
 			return w, err
 		},
 	} {

@@ -98,9 +98,7 @@ func (d nvmlDevice) memory(g *grant.GPU) {
 	m, ret := d.GetMemoryInfo()
 	switch {
 	case ret == nvml.ERROR_NOT_SUPPORTED:
-		ail(g,
-			"it has no memory of its own that could be granted: NVML reports none, as on GPUs that use the "+
-				"host's memory")
+		ail(g, grant.NoMemory)
 	case ret != nvml.SUCCESS:
 		ail(g, "its memory can't be read: %v", ret)
 	case m.Total == 0:
