@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -141,6 +142,26 @@ func TestAskIsRefused(t *testing.T) {
 	}
 	n.Must("release", string(g.ID))
 	n.CheckSound("at the end")
+}
+
+// TestProgramsTakeNothingOfTheAsked part of a GPU: total is for containers.
+func TestProgramsTakeNothingOfTheAsked(t *testing.T) {
+	n := askingNode(t, "total = 50\n")
+	cmd := n.Command(rig.Binary(t, "gpuledger"), "run", "--memory", "8GiB", "--gpu", "0", "--compute", "50",
+		"--", "/bin/sleep", "1000")
+	must(t, cmd.Start())
+	ends := func() { _, _ = cmd.Process.Signal(syscall.SIGTERM), cmd.Wait() }
+	t.Cleanup(ends)
+	rig.Eventually(t, "it has a grant", func() bool { return len(n.Grants()) > 0 })
+	if held := n.Grants(); held[0].Source != grant.ByProgram || held[0].State != grant.Bound {
+		t.Errorf("%+v", held)
+	}
+	b := starts(t, n.Bundle("c", wants("7GiB"), rig.Annotation("gpuledger.dev/gpu", "0"),
+		rig.Annotation("gpuledger.dev/compute", "50")))
+	n.CheckSound("while both run")
+	b.End()
+	ends()
+	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
 }
 
 // TestAskIsBounded also by the size of a MIG device, and in the compute of a GPU.

@@ -112,7 +112,7 @@ func enterProgram(n *node.Node, ask admission.Ask, creator grant.Process, shim b
 	if n.Broken != nil {
 		return entered, n.Broken
 	}
-	ask.Owner, ask.Source = grant.Bearer, grant.Asked
+	ask.Owner, ask.Source = grant.Bearer, grant.ByProgram
 	if entered.Grant, _, err = node.NewGrant(ask); err != nil {
 		return entered, err
 	}
