@@ -91,15 +91,16 @@ type futureUse int
 const (
 	unknown futureUse = iota
 	wanted            // a container of a pod may be started with it
+	present           // the same, and the pod has a cgroup on the node
 	over              // no container will be started with it
 )
 
 // futureUse judges a grant of this age, from a kubelet that was watched for at least as long. A
 // killed kubelet may not have written down an answer. It removes a pod from its checkpoint only at
 // its next Allocate. But the cgroup of an ended pod is removed soon, and a pod that was never
-// admitted has none. there reports whether a pod may be on the node. If that is unknown, the
-// checkpoint counts: without its grant a pod could never start again, for example after a boot.
-func (to checkpoint) futureUse(id grant.ID, age time.Duration, there func(uid string) bool) futureUse {
+// admitted has none. pods are those that have one. If that is unknown (nil), the checkpoint counts:
+// without its grant a pod could never start again, for example after a boot.
+func (to checkpoint) futureUse(id grant.ID, age time.Duration, pods func() map[string]bool) futureUse {
 	switch {
 	case to == nil:
 		return unknown
@@ -107,7 +108,9 @@ func (to checkpoint) futureUse(id grant.ID, age time.Duration, there func(uid st
 		return over
 	case len(to[id]) == 0:
 		return unknown
-	case age <= unstarted || slices.ContainsFunc(to[id], there):
+	case slices.ContainsFunc(to[id], func(uid string) bool { return pods()[uid] }):
+		return present
+	case age <= unstarted || pods() == nil:
 		return wanted
 	}
 	return over

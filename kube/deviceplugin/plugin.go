@@ -272,10 +272,9 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 			p.listsSelf(list.PodResources)
 		to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)
 		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
-		there := func(uid string) bool { return pods() == nil || pods()[uid] }
 		return p.Allocator.Reclaim(list.PodResources, complete,
 			func(id grant.ID, age time.Duration) futureUse {
-				return to.futureUse(id, min(age, watched), there)
+				return to.futureUse(id, min(age, watched), pods)
 			})
 	})
 }

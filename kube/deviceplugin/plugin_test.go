@@ -588,6 +588,36 @@ func TestNothingIsReclaimedBeforeTheKubeletKnowsPods(t *testing.T) {
 	is(false, "the pod is gone")
 }
 
+// A plugin outside a pod cannot find out whether the kubelet knows all of its pods. If the API
+// server is away, a restarted one lists none.
+func TestAPodWithACgroupKeepsItsGrant(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Cgroups = "cgroup"
+	const pod = "cgroup/kubepods/burstable/poduid-a"
+	check(t, os.MkdirAll(pod, 0o700))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	g, r := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-a": r})
+	crash := s.Use(g.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})
+	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
+	s.ensure()
+	crash() // the container will be restarted
+	s.kubelet.server.Stop()
+	s.kubelet = startKubelet(t)
+	s.ensure()
+	s.now = s.now.Add(settled + time.Second)
+	s.ensure()
+	if n := len(s.Grants()); n != 1 {
+		t.Errorf("%d grants, want that of the pod that the kubelet does not list yet", n)
+	}
+	check(t, os.Remove(pod))
+	s.ensure()
+	if n := len(s.Grants()); n != 0 {
+		t.Errorf("%d grants are left without the pod's cgroup", n)
+	}
+}
+
 func TestAPluginRegistersOnceThereIsAnInventory(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	path := s.SimulatedNode.Dir + "/state/inventory.json"

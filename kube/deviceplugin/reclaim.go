@@ -78,6 +78,10 @@ func (d *Allocator) over(g grant.Grant, own []grant.Grant, there listing,
 	switch {
 	case future == over:
 		return true
+	case future == present && len(g.Bindings) == 0:
+		// A kubelet that has restarted without an API server lists no pods, and starts the
+		// containers again of those that run.
+		return false
 	case used && user.Pod != "":
 		return !there.pods[user.Namespace+"/"+user.Pod]
 	}
