@@ -25,8 +25,9 @@ type published struct {
 	offers  corev1.ResourceList // what its kubelet can give out of extended resources
 }
 
-// readNode reads a node's object. A node without the annotation is none of ours.
-func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours bool) {
+// readNode reads a node's object. A node without the annotation is none of ours. offered are the
+// resources that the device plugin of such a node offers to its kubelet.
+func readNode(object *corev1.Node, fallback placement.Policy, offered []string) (p published, ours bool) {
 	text, ours := object.Annotations[nodestate.Annotation]
 	if !ours {
 		return p, false
@@ -38,7 +39,9 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 		p.node.Closed = "publishes what cannot be read: " + err.Error()
 		return p, true
 	}
-	p.node.Closed = state.Closed
+	if p.node.Closed = state.Closed; p.node.Closed == "" && p.offersNone(offered) {
+		p.node.Closed = "has a kubelet that offers no GPUs: its device plugin has left, or is starting"
+	}
 	p.adopted = map[string]bool{}
 	for _, c := range state.Adopted {
 		p.adopted[c] = true
@@ -51,6 +54,21 @@ func readNode(object *corev1.Node, fallback placement.Policy) (p published, ours
 	}
 	readLabels(&p.node, object.Labels)
 	return p, true
+}
+
+// offersNone reports whether a node's kubelet knows some of the resources, and has none of any. Its
+// device plugin is away, perhaps for good, and the annotation is old. A pod that asks by an
+// annotation uses none of these resources, and would start there without a GPU.
+func (p *published) offersNone(of []string) bool {
+	knows := false
+	for _, name := range of {
+		has, known := p.offers[corev1.ResourceName(name)]
+		if !has.IsZero() {
+			return false
+		}
+		knows = knows || known
+	}
+	return knows
 }
 
 // lacks returns an extended resource of which the node's kubelet has less than a container asks

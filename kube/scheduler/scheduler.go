@@ -36,6 +36,9 @@ type Config struct {
 	// Wish reads what a pod asks for. wants is false for one that asks for no GPU; the error is a
 	// sentence for one that asks for what cannot be.
 	Wish func(*corev1.Pod) (w placement.Wish, wants bool, err error)
+	// Offered are the resources that the device plugin offers on its nodes. It leaves one out where
+	// that would be too many for a kubelet.
+	Offered []string
 	// Policy is that of nodes and pods without one. "": binpack.
 	Policy placement.Policy
 	// MoveAfter is how long a node refuses a pod until the pod is moved.
@@ -62,10 +65,10 @@ type Scheduler struct {
 func New(c Config) *Scheduler {
 	s := &Scheduler{Config: c, waiting: waiting{pods: map[types.UID]*waitingPod{}, asks: map[string]bool{}},
 		refused: refused{pods: map[types.UID]*refusedPod{}, nodes: map[nodeFor]time.Time{}}}
-	s.cache = newState(c.Policy, func(pod *corev1.Pod) string {
+	s.cache = newState(c, func(pod *corev1.Pod) string {
 		w, _, _ := c.Wish(pod)
 		return w.App
-	}, c.Now)
+	})
 	return s
 }
 

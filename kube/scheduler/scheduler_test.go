@@ -342,6 +342,35 @@ func TestFilterLooksAtWhatTheKubeletOffers(t *testing.T) {
 		"kubelet that offers less gpuledger.dev/gpu-memory than the pod asks for")
 }
 
+// A node that its device plugin has left still has the annotation. A pod that asks by an annotation
+// would start there without a GPU.
+func TestFilterClosesNodesWithoutADevicePlugin(t *testing.T) {
+	offering := func(name string, offers corev1.ResourceList) *corev1.Node {
+		n := nodeOf(t, name, stateOf(name, 16))
+		n.Status.Allocatable = offers
+		return n
+	}
+	none := resource.MustParse("0")
+	w := newWorld(t, offering("left", corev1.ResourceList{"gpuledger.dev/gpu-memory": none}),
+		offering("none", corev1.ResourceList{"gpuledger.dev/gpu-memory": none, "gpuledger.dev/gpu": none}),
+		offering("one", corev1.ResourceList{"gpuledger.dev/gpu-memory": none, "gpuledger.dev/gpu": oneUnit}),
+		// so many units that they are not offered: the scheduler alone counts them
+		offering("many", corev1.ResourceList{"cpu": oneUnit}))
+	s := w.process()
+	s.cache.offered = []string{"gpuledger.dev/gpu-memory", "gpuledger.dev/gpu"}
+	w.sees(s)
+	s.Wish = func(pod *corev1.Pod) (wish placement.Wish, wants bool, err error) {
+		_, wants = pod.Annotations["gpu-fraction"]
+		wish.Demands = []placement.Demand{{Container: "main", GPUs: 1, Part: 500}}
+		return wish, wants, nil
+	}
+	p := podWith("p", nil)
+	p.Annotations = map[string]string{"gpu-fraction": "0.5"}
+	want(t, "two have left", filtered(t, s, p, "left", "none", "one", "many"), "one,many")
+	want(t, "the reason", filtered(t, s, p, "left"), "no node takes GPU pods now: node left has a kubelet "+
+		"that offers no GPUs: its device plugin has left, or is starting")
+}
+
 func TestFilterWithWholeNodes(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 6)), nodeOf(t, "b", stateOf("b", 16)))
 	s := w.process()

@@ -15,9 +15,10 @@ import (
 // state has what the API says about nodes and pods, and the bindings that this process has just
 // written. All of it can be lost: it is read again, and the node's ledger decides last.
 type state struct {
-	now    func() time.Time
-	policy placement.Policy             // of nodes without one
-	app    func(pod *corev1.Pod) string // the application whose replicas are spread; "": none
+	now     func() time.Time
+	policy  placement.Policy             // of nodes without one
+	offered []string                     // Config.Offered
+	app     func(pod *corev1.Pod) string // the application whose replicas are spread; "": none
 
 	mu    sync.Mutex
 	nodes map[string]*cachedNode
@@ -40,9 +41,9 @@ type cachedPod struct {
 	until time.Time // of a binding that the API has not shown yet: how long it counts
 }
 
-func newState(policy placement.Policy, app func(*corev1.Pod) string, now func() time.Time) *state {
-	return &state{now: now, policy: policy, app: app, nodes: map[string]*cachedNode{},
-		pods: map[types.UID]*cachedPod{}}
+func newState(c Config, app func(*corev1.Pod) string) *state {
+	return &state{now: c.Now, policy: c.Policy, offered: c.Offered, app: app,
+		nodes: map[string]*cachedNode{}, pods: map[types.UID]*cachedPod{}}
 }
 
 // at returns a node, which its pods may be known before.
@@ -57,7 +58,7 @@ func (c *state) at(name string) *cachedNode {
 
 // node notes what the API says about a node.
 func (c *state) node(object *corev1.Node) {
-	read, ours := readNode(object, c.policy)
+	read, ours := readNode(object, c.policy, c.offered)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.at(object.Name)

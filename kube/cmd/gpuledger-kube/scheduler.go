@@ -136,22 +136,24 @@ func schedulerConfig(c *cli.Context) (config scheduler.Config, security *tls.Con
 	}
 	names, err := namesOf(c)
 	config.Wish = names.Wish
+	for _, o := range names.Offers() {
+		config.Offered = append(config.Offered, o.Name)
+	}
 	return config, security, err
 }
 
-// namesOf reads the names by which pods ask for GPUs.
-func namesOf(c *cli.Context) (dialect.Config, error) {
+// namesOf reads the names by which pods ask for GPUs. Without a file they are ours.
+func namesOf(c *cli.Context) (names dialect.Config, err error) {
 	path := c.String("resources")
 	if path == "" {
-		return dialect.Config{}, nil
+		return names, names.Ready()
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return dialect.Config{}, usage.Error(c, "cannot read the names of resources: %v", err)
 	}
-	names, err := dialect.Decode(text)
-	if err != nil {
-		return dialect.Config{}, usage.Error(c, "%v", err)
+	if names, err = dialect.Decode(text); err != nil {
+		return names, usage.Error(c, "%v", err)
 	}
 	return names, nil
 }
