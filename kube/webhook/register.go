@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	admissionregistration "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -153,4 +154,15 @@ func condition(c dialect.Config) string {
 			" in object.metadata.annotations")
 	}
 	return strings.Join(any, " || ")
+}
+
+// selected reports whether condition selects a pod.
+func selected(c dialect.Config, pod *corev1.Pod) bool {
+	uses := func(container corev1.Container) bool { return len(c.Uses(&container)) > 0 }
+	return slices.ContainsFunc(pod.Spec.Containers, uses) ||
+		slices.ContainsFunc(pod.Spec.InitContainers, uses) ||
+		slices.ContainsFunc(c.Annotations(), func(key string) bool {
+			_, found := pod.Annotations[key]
+			return found
+		})
 }

@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -61,6 +62,10 @@ func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, 
 			response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
 			response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
 				Message: "gpuledger: " + err.Error()}
+			if errors.Is(err, errOtherNames) {
+				response.Result.Code = http.StatusServiceUnavailable
+				response.Result.Reason = metav1.StatusReasonServiceUnavailable
+			}
 			h.Log.Info("refused", "namespace", review.Request.Namespace, "pod", review.Request.Name, "error",
 				err)
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
@@ -195,7 +196,7 @@ func TestReviews(t *testing.T) {
 		"no pod":       {`"uid":"1","operation":"CREATE","resource":{"resource":"services"}`, true, false},
 		"an update":    {`"uid":"1","operation":"UPDATE","resource":{"resource":"pods"}`, true, false},
 		"no object":    {pods + `,"object":7`, false, false},
-		"no GPU":       {pods + `,"object":{"spec":{"containers":[{"name":"a"}]}}`, true, false},
+		"no GPU":       {pods + `,"object":{"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"0"}}}]}}`, true, false},
 		"a GPU":        {pods + `,"object":{"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, true},
 		"a mirror pod": {pods + `,"object":{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, false},
 		"its own node": {pods + `,"object":{"spec":{"nodeName":"a","containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, false, false},
@@ -205,6 +206,54 @@ func TestReviews(t *testing.T) {
 		if code != http.StatusOK || r == nil || r.UID != "1" || r.Allowed != c.allowed ||
 			(len(r.Patch) > 0) != c.patched {
 			t.Errorf("%s: %d, %+v", name, code, r)
+		}
+	}
+}
+
+// While a name is added, the API server asks about pods with it as soon as one process has entered
+// the new names. A process with the old names cannot answer for them: it would let such a pod pass
+// as it is. The API server does not ask about a pod without any name.
+func TestAProcessWithOldNamesLetsNoPodPass(t *testing.T) {
+	config := func(names ...string) dialect.Config {
+		text := ""
+		for _, name := range names {
+			text += fmt.Sprintf("[[resource]]\nname = %q\n", name)
+		}
+		c, err := dialect.Decode([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	client := fake.NewClientset()
+	answer := func(c dialect.Config, pod string) *admissionv1.AdmissionResponse {
+		h := Handler{Rules: Rules{Dialect: c, Claims: true}, Log: slog.New(slog.DiscardHandler),
+			Templates: Templates{Client: client, Now: time.Now}}
+		w := httptest.NewRecorder()
+		h.Mux(func() error { return nil }).ServeHTTP(w, httptest.NewRequest(http.MethodPost, MutatePath,
+			strings.NewReader(`{"request":{"uid":"1","namespace":"team","operation":"CREATE",`+
+				`"resource":{"version":"v1","resource":"pods"},"object":`+pod+`}}`)))
+		var review admissionv1.AdmissionReview
+		if err := json.Unmarshal(w.Body.Bytes(), &review); err != nil {
+			t.Fatal(err)
+		}
+		return review.Response
+	}
+	before := config("gpuledger.dev/gpu")
+	after := config("gpuledger.dev/gpu", "gpuledger.dev/gpu-memory", "gpu-memory")
+	const asks = `"resources":{"requests":{"gpuledger.dev/gpu-memory":"4"}}`
+	for name, pod := range map[string]string{
+		"a container": `{"spec":{"containers":[{"name":"a",` + asks + `}]}}`,
+		"an init container": `{"spec":{"initContainers":[{"name":"i",` + asks + `}],` +
+			`"containers":[{"name":"a"}]}}`,
+		"an annotation": `{"metadata":{"annotations":{"gpu-memory":"2000"}},` +
+			`"spec":{"containers":[{"name":"a"}]}}`,
+	} {
+		if r := answer(before, pod); r.Allowed || r.Result.Code != http.StatusServiceUnavailable {
+			t.Errorf("%s: a process with the old names answers %+v", name, r)
+		}
+		if r := answer(after, pod); !r.Allowed || len(r.Patch) == 0 {
+			t.Errorf("%s: a process with the new names answers %+v", name, r)
 		}
 	}
 }

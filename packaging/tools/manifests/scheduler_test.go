@@ -209,6 +209,9 @@ func TestTheWebhookOfTheChart(t *testing.T) {
 	if got := strings.Join(d.Spec.Template.Spec.Containers[0].Args, " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+	if d.Spec.Strategy.Type != apps.RecreateDeploymentStrategyType {
+		t.Errorf("pods with the old names run beside those with the new: %+v", d.Spec.Strategy)
+	}
 	m := byName(all)["ConfigMap/gpuledger-webhook"].value.(*core.ConfigMap)
 	if !strings.Contains(m.Data["resources.toml"], `name = "gpu-fraction"`) {
 		t.Errorf("it reads %s", m.Data["resources.toml"])
