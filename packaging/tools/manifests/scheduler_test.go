@@ -242,7 +242,7 @@ func TestThePolicyOfAnnotationsStays(t *testing.T) {
 			"ValidatingAdmissionPolicy, metadata: {name: allocations.gpuledger.dev}}"), "v1.36.2",
 			without, false},
 		"nodes that are not the chart's": {policy("gpuledger", namespace), "v1.36.2",
-			"{agent: device-plugin, setup: {enabled: false}}", false},
+			"{agent: device-plugin, setup: {enabled: false}}", true},
 		"an API without policies": {policy("gpuledger", namespace), "v1.29.9", without, false},
 	} {
 		all, err := renderedWith(t, c.has, namespace, c.version, c.values)

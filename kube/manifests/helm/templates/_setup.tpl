@@ -51,9 +51,10 @@ reads each number of a file as one with a fraction, which the nodes would not ta
 
 {{- /* keptPolicy is not empty if this release has the policy of the scheduler's annotations without
 having the scheduler any more. Nodes trust these annotations until they have the new configuration, which
-takes minutes, and longer on a node that is down. */ -}}
+takes minutes, and longer on a node that is down. Nodes that the chart does not set up trust them until
+an administrator changes that. */ -}}
 {{- define "keptPolicy" -}}
-{{- if and .Values.setup.enabled (not .Values.scheduler.enabled) (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}
+{{- if and (not .Values.scheduler.enabled) (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}
 {{- $policy := lookup "admissionregistration.k8s.io/v1" "ValidatingAdmissionPolicy" "" "allocations.gpuledger.dev" }}
 {{- $of := dig "metadata" "annotations" (dict) $policy }}
 {{- if and (eq (get $of "meta.helm.sh/release-name") .Release.Name) (eq (get $of "meta.helm.sh/release-namespace") .Release.Namespace) }}yes{{ end }}
