@@ -2,6 +2,7 @@ package admission
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -31,11 +32,9 @@ func resolveGrant(q *question) resolution {
 			resolved.found.add(grant.AnnotationMismatch, m.Source, string(m.ID))
 		}
 	}
-	for _, id := range q.request.Injected {
-		if resolved.grant != nil && resolved.grant.ID != id {
-			resolved.found.explain(grant.AnnotationMismatch, "hook:gpuledger-hook", string(id),
-				"has the CDI names of grant "+grant.Printable(string(id))+" and of grant "+
-					string(resolved.grant.ID)+", and a container uses one grant", hintOneGrant)
+	for _, m := range q.request.Injected {
+		if resolved.grant != nil && resolved.grant.ID != m.ID {
+			resolved.found.twoGrants(m, resolved.grant.ID)
 		}
 	}
 	for _, a := range q.request.Allocations {
@@ -44,6 +43,16 @@ func resolveGrant(q *question) resolution {
 		}
 	}
 	return resolved
+}
+
+// twoGrants adds that a container was given another grant beside the one that it refers to.
+func (f *findings) twoGrants(m grant.Mention, its grant.ID) {
+	what, hint := "the CDI names", hintOneGrant
+	if strings.HasPrefix(m.Source, "annotation:") {
+		what, hint = "resources of the device plugin", hintOneResource
+	}
+	f.explain(grant.AnnotationMismatch, m.Source, string(m.ID), "has "+what+" of grant "+
+		grant.Printable(string(m.ID))+" and of grant "+string(its)+", and a container uses one grant", hint)
 }
 
 // ignoresVariables reports whether what a container's variables ask for says nothing, because it

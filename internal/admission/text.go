@@ -34,6 +34,8 @@ const (
 	hintOneGrant = "of a claim with several requests, name one request of the claim in the " +
 		"container's resources.claims, or make the claim one grant (" + grant.Docs +
 		"kubernetes.md#each-request-is-a-grant)"
+	hintOneResource = "ask for GPUs by one resource name in each container (" + grant.Docs +
+		"kubernetes.md#the-device-plugin)"
 	hintInside = "a container reaches what its grant lists and nothing else; " +
 		"remove it from the spec or ask for a larger grant"
 )

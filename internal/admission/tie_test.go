@@ -87,6 +87,28 @@ func TestOnlyTiedPodsOpenATiedGrant(t *testing.T) {
 	t.Logf("%d admitted, %d refused", admitted, refused)
 }
 
+// A container with two resources of the device plugin has the reference of any one of their grants,
+// perhaps another one at its next start. It is refused with either.
+func TestAContainerWithTwoResourcesIsRefused(t *testing.T) {
+	given := func(resource string, id grant.ID) grant.Mention {
+		return grant.Mention{Source: "annotation:" + grant.GivenPrefix + resource,
+			Reference: grant.Reference{ID: id}}
+	}
+	w := newWorld()
+	w.bearer()
+	w.r.Injected = []grant.Mention{given("gpuledger.dev_gpu", bearerGrant)}
+	if v := w.decide(); v.Kind != grant.Admit {
+		t.Errorf("with one resource: %s", summary(v))
+	}
+	w.r.Injected = append(w.r.Injected, given("gpuledger.dev_gpu-memory", "g-otherothers"))
+	v := w.decide()
+	const want = `container "c1" has resources of the device plugin of grant g-otherothers and of grant ` +
+		`g-bearerbearer, and a container uses one grant`
+	if v.Code != grant.AnnotationMismatch || v.Message != want || v.Hint != hintOneResource {
+		t.Errorf("with two resources: %s\n%s\n%s", summary(v), v.Message, v.Hint)
+	}
+}
+
 func TestTextForAPodThatIsNotTied(t *testing.T) {
 	for name, c := range map[string]struct {
 		identity      grant.Identity

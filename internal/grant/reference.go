@@ -25,6 +25,11 @@ const ReferenceEnv = "GPULEDGER_GRANT"
 // must adopt what a scheduler allocates to it. The device plugin sets it where a scheduler places.
 const AdoptMark = "adopt"
 
+// GivenPrefix begins the annotations with the id of the grant that the device plugin gives to a
+// container. The rest is the name of the resource. If a container has several resources, the
+// kubelet takes the variable and the annotation with the reference from any one of them.
+const GivenPrefix = "gpuledger.dev/grant-of."
+
 const (
 	idPrefix    = "g-"
 	idLetters   = 12

@@ -18,8 +18,9 @@ type Request struct {
 	Doubtful   []Hit
 	Dropped    []Removal // what does not ask for a GPU and is removed when a grant is admitted
 	References []Mention
-	// the grants whose CDI devices the engine has added: References has only the last of them
-	Injected    []ID
+	// the grants that were given to it, by their ids: those whose CDI devices the engine has added,
+	// and those of the device plugin. References has only one of them.
+	Injected    []Mention
 	Allocations []Allocation
 	// the annotation by which it must adopt an allocation, as "annotation:gpuledger.dev/grant"; "":
 	// none

@@ -269,7 +269,7 @@ func TestTheLegacyHookAsksForNothingByItself(t *testing.T) {
 const secret = "00112233445566778899aabbccddeeff"
 
 // The variable in the environment is that of the last CDI device, and each device's hook names its
-// grant.
+// grant. So does an annotation for each resource of the device plugin.
 func TestGrantsOfCDIDevices(t *testing.T) {
 	s := newScene(t)
 	s.spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
@@ -279,7 +279,10 @@ func TestGrantsOfCDIDevices(t *testing.T) {
 		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-bbbbbbbbbbbb"}},
 		{Path: "/usr/bin/gpuledger-hook", Env: []string{"GPULEDGER_GRANT=g-aaaaaaaaaaaa"}}},
 		Poststop: []specs.Hook{{Path: "/bin/x", Env: []string{"GPULEDGER_GRANT=g-cccccccccccc"}}}}
-	want := []grant.ID{"g-aaaaaaaaaaaa", "g-bbbbbbbbbbbb"}
+	s.spec.Annotations = map[string]string{"gpuledger.dev/grant-of.gpuledger.dev_gpu": "g-dddddddddddd",
+		"gpuledger.dev/grant-offer": "g-eeeeeeeeeeee"}
+	want := []grant.Mention{given("annotation:gpuledger.dev/grant-of.gpuledger.dev_gpu", "g-dddddddddddd"),
+		given("hook:gpuledger-hook", "g-aaaaaaaaaaaa"), given("hook:gpuledger-hook", "g-bbbbbbbbbbbb")}
 	if got := s.find().Injected; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -50,22 +50,32 @@ func adoptMark(f *containerFacts) string {
 	return ""
 }
 
-// injected reads the grants whose CDI devices the engine has added. Each device sets the same
-// variable in the environment, so the last one replaces the references of the others. Their hooks
-// remain, and each has its grant's id in its own environment.
-func injected(f *containerFacts) (all []grant.ID) {
+// injected reads the grants that were given to the container, of which references finds only one.
+// Each CDI device that the engine has added sets the same variable in the environment, so the last
+// one replaces the references of the others. Their hooks remain, and each has its grant's id in its
+// own environment. For the device plugin see grant.GivenPrefix.
+func injected(f *containerFacts) (all []grant.Mention) {
+	for _, key := range f.keys {
+		if strings.HasPrefix(key, grant.GivenPrefix) {
+			all = append(all, given("annotation:"+key, f.spec.Annotations[key]))
+		}
+	}
 	if f.spec.Hooks == nil {
-		return nil
+		return all
 	}
 	for _, hook := range f.spec.Hooks.CreateRuntime {
 		for _, entry := range hook.Env {
 			id, found := strings.CutPrefix(entry, grant.ReferenceEnv+"=")
-			if found && !slices.Contains(all, grant.ID(id)) {
-				all = append(all, grant.ID(id))
+			if m := given("hook:gpuledger-hook", id); found && !slices.Contains(all, m) {
+				all = append(all, m)
 			}
 		}
 	}
 	return all
+}
+
+func given(source, id string) grant.Mention {
+	return grant.Mention{Source: source, Reference: grant.Reference{ID: grant.ID(id)}}
 }
 
 // mention reads a reference to a grant. names says that it names this container.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // Annotation is the annotation with a container's reference, beside the variable
-// grant.ReferenceEnv. Only the kubelet sets annotations of containers.
+// grant.ReferenceEnv. Only the kubelet sets annotations of containers. grant.GivenPrefix is before
+// the name of another one, with the grant's id alone.
 const Annotation = "gpuledger.dev/grant"
 
 // Allocator enters a grant for each Allocate. The kubelet sends the devices but not the pod, so the
@@ -219,7 +221,8 @@ func (d *Allocator) counted(p nodeledger.Content) counted {
 // across boots, and CDI files in /run do not survive a boot.
 func (d *Allocator) answer(r grant.Reference) (*api.ContainerAllocateResponse, error) {
 	response := &api.ContainerAllocateResponse{Envs: map[string]string{grant.ReferenceEnv: r.String()},
-		Annotations: map[string]string{Annotation: r.String()}}
+		Annotations: map[string]string{Annotation: r.String(),
+			grant.GivenPrefix + strings.ReplaceAll(d.Resource.Name, "/", "_"): string(r.ID)}}
 	if d.Resource.Variables == nil {
 		return response, nil
 	}

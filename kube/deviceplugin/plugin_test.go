@@ -2,7 +2,9 @@ package deviceplugin
 
 import (
 	"context"
+	"maps"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -113,6 +115,33 @@ func TestTheFirstUnitsArePreferred(t *testing.T) {
 	want := []string{"unit-11", "unit-2", "unit-9"}
 	if got := r.ContainerResponses[0].DeviceIDs; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// If a container has two resources, the kubelet adds up the answers of both, and takes a key that
+// both have from any one of them. The create has to find both grants.
+func TestTwoResourcesOfAContainerShowTwoGrants(t *testing.T) {
+	s := newSite(t, 2, units1GiB, "")
+	whole := &Allocator{Ledger: s.Ledger, Resource: Whole(), Log: s.Allocator.Log, Now: s.Allocator.Now}
+	share, err := s.Allocator.Allocate(some(0, 3))
+	check(t, err)
+	card, err := whole.Allocate([]string{s.UUID(1)})
+	check(t, err)
+	both := maps.Clone(share.Annotations)
+	maps.Copy(both, card.Annotations)
+	ids := map[string]bool{}
+	for key, value := range both {
+		if strings.HasPrefix(key, grant.GivenPrefix) {
+			ids[value] = true
+		}
+		// containerd passes on gpuledger.dev/*, in which "*" stands for no slash
+		if passed, err := path.Match("gpuledger.dev/*", key); !passed || err != nil {
+			t.Errorf("no engine passes on %s", key)
+		}
+	}
+	if grants := s.Grants(); len(grants) != 2 || len(ids) != 2 || !ids[string(grants[0].ID)] ||
+		!ids[string(grants[1].ID)] {
+		t.Errorf("%d grants, and the container shows %v", len(grants), ids)
 	}
 }
 
