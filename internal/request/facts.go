@@ -55,7 +55,7 @@ func readFacts(spec Spec, caller Caller, node NodeFacts) (*containerFacts, error
 	f.pipes = pipes{host: node.Host, runDir: node.Policy.RunDir, paths: seen.paths, seen: seen}
 	f.caller.Container.Pod, f.sandbox = identity(spec.Annotations, caller.Container.Engine)
 	f.root = rootOf(spec, caller.Container.Bundle)
-	f.sysAdmin = f.has("CAP_SYS_ADMIN")
+	f.sysAdmin = f.has(capSysAdmin)
 	_, f.userNamespaced = f.namespace(specs.UserNamespace)
 	f.ownUsers = f.userNamespaced && !f.joinsNodes(specs.UserNamespace)
 	f.devices = devices{node: &f.node, numbers: &seen.numbers}
@@ -121,23 +121,6 @@ func rootOf(s Spec, bundle string) string {
 		return s.Root.Path
 	}
 	return filepath.Join(bundle, s.Root.Path)
-}
-
-// has reports whether the capability is in any set: a process can raise it from each to the
-// effective set.
-func (f *containerFacts) has(capability string) bool {
-	c := f.spec.Process.Capabilities
-	if c == nil {
-		return false
-	}
-	for _, set := range [...][]string{c.Bounding, c.Effective, c.Permitted, c.Inheritable, c.Ambient} {
-		for _, name := range set {
-			if strings.EqualFold(name, capability) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // namespace returns the container's namespace of a kind; false if it shares that of the runtime.

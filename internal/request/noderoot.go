@@ -46,7 +46,7 @@ func accessOf(f *containerFacts) (by hostpath.Access, reaches bool) {
 	}
 	user := f.spec.Process.User
 	return hostpath.Access{Rooted: f.ownUsers || becomesRoot(f), GID: user.GID, Groups: user.AdditionalGids,
-		Ptrace: f.has("CAP_SYS_PTRACE"), Bundle: f.bundle}, true
+		Ptrace: f.has(capSysPtrace), Bundle: f.bundle}, true
 }
 
 // becomesRoot reports whether the container's user is root, or can use the node's files like root:
@@ -54,7 +54,7 @@ func accessOf(f *containerFacts) (by hostpath.Access, reaches bool) {
 // is set.
 func becomesRoot(f *containerFacts) bool {
 	u := f.spec.Process.User
-	return u.UID == 0 || u.GID == 0 || slices.Contains(u.AdditionalGids, 0) || f.has("CAP_DAC_OVERRIDE") ||
+	return u.UID == 0 || u.GID == 0 || slices.Contains(u.AdditionalGids, 0) || f.has(capDACOverride) ||
 		!f.spec.Process.NoNewPrivileges
 }
 
@@ -100,13 +100,10 @@ func mapsRoot(f *containerFacts) bool {
 // container that may mount mounts the cgroup file system and leaves its own cgroup, or rewrites its
 // devices on version 1.
 func capabilities(f *containerFacts, found *vectorResult) {
-	for _, name := range []string{"CAP_SYS_MODULE", "CAP_DAC_READ_SEARCH"} {
-		if f.has(name) {
-			found.root("capability:" + name)
+	for _, c := range []capability{capSysModule, capDACReadSearch, capSysAdmin} {
+		if f.has(c) {
+			found.root("capability:" + c.name)
 		}
-	}
-	if f.sysAdmin {
-		found.root("capability:CAP_SYS_ADMIN")
 	}
 }
 

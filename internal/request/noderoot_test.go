@@ -341,6 +341,31 @@ func TestACapabilityCountsInEachSet(t *testing.T) {
 	}
 }
 
+// TestNamesOfACapability are those that crun takes by libcap's cap_from_name.
+func TestNamesOfACapability(t *testing.T) {
+	for name, want := range map[string]bool{
+		"CAP_SYS_ADMIN": true, "Cap_Sys_Admin": true, "CAP_SYS_ADMIN:": true, "CAP_SYS_ADMIN.": true,
+		"CAP_SYS_ADMIN ": true, "CAP_SYS_ADMIN2": true, "CAP_SYS_ADMIN-x": true,
+		"CAP_SYS_ADMIN\xff": true,
+		"21":                true, "21.": true, "21cap": true, "21_0": true, "025": true, "0258": true,
+		"00000000000000000000000000025": true, "0x15": true, "0X15": true, "0x00015z": true,
+		"0b10101": true,
+
+		"": false, " CAP_SYS_ADMIN": false, "SYS_ADMIN": false, "CAP_SYS_ADMI": false,
+		"CAP_SYS_ADMINX": false, "CAP_SYS_ADMIN_": false, "CAP_21": false, "+21": false, "-21": false,
+		" 21": false, "2_1": false, "021": false, "029": false, "0x21": false, "210": false, "0": false,
+		"0x": false, "29": false,
+		"4294967317": false, "18446744073709551637": false, // 21 more than what fits
+	} {
+		s := newScene(t)
+		s.caps("CAP_CHOWN", name)
+		r := s.find()
+		if r.SysAdmin != want || slices.Contains(r.NodeRoot, "capability:CAP_SYS_ADMIN") != want {
+			t.Errorf("%q: CAP_SYS_ADMIN %v, node-root %v", name, r.SysAdmin, r.NodeRoot)
+		}
+	}
+}
+
 // TestWhatAMountLetsBeWritten: at its top, and to file systems that are mounted below.
 func TestWhatAMountLetsBeWritten(t *testing.T) {
 	for options, want := range map[string][2]bool{"rbind": {true, true}, "rbind,ro": {false, true},
