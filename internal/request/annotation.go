@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // cdiPrefix begins the annotations with CDI names.
@@ -25,6 +26,8 @@ func annotations(f *containerFacts) (found vectorResult) {
 		case strings.HasPrefix(key, unitPrefix):
 			unitProperty(f, key, value, &found)
 		case slices.Contains(subCgroups, key) && slices.Contains(strings.Split(value, "/"), ".."):
+			changesRules(f, key, value, &found)
+		case key == handlerKey && value == "krun" && host.DevicesOnV1(f.node.Host) && f.devices.reachable():
 			changesRules(f, key, value, &found)
 		case slices.Contains(rootsWords, key):
 			found.root("annotation:" + key)
@@ -78,9 +81,14 @@ var ownProperties = []string{"CPU", "StartupCPU", "Allowed", "StartupAllowed", "
 // apply in one that is not below.
 var subCgroups = []string{"run.oci.systemd.subgroup", "run.oci.delegate-cgroup"}
 
+// handlerKey names what runs the container in crun. The handler krun adds a device rule of type `a`
+// for /dev/kvm (libkrun_modify_oci_configuration). On cgroup v1 crun ignores the numbers of such a
+// rule (write_devices_resources_v1), so it opens every device (by crun's source, up to 1.29.1).
+const handlerKey = "run.oci.handler"
+
 // rootsWords are keys whose value is a file that the runtime itself uses as root on the node: it
 // appends to the file what hooks print, or loads it as a library, or the file configures CRIU.
-// crun's other keys (handler, seccomp.receiver, pidfd_receiver, systemd.force_cgroup_v1,
+// crun's other keys (seccomp.receiver, pidfd_receiver, systemd.force_cgroup_v1,
 // keep_original_groups, ...) reach no GPU.
 var rootsWords = []string{"run.oci.hooks.stdout", "run.oci.hooks.stderr", "run.oci.seccomp.plugins",
 	"org.criu.config"}

@@ -101,6 +101,9 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 	set := func(key, value string) func(*scene) {
 		return func(s *scene) { s.spec.Annotations = annotated(key, value) }
 	}
+	v1 := func(setup func(*scene)) func(*scene) {
+		return func(s *scene) { s.devicesOnV1(); setup(s) }
+	}
 	check(t, []row{
 		{"a CDI name of NVIDIA's", set("cdi.k8s.io/x", "nvidia.com/gpu=0"),
 			[]string{"cdi-device-outside-grant | annotation:cdi.k8s.io/x | nvidia.com/gpu=0 | gpus=0 | " +
@@ -164,7 +167,18 @@ func TestAnnotationsThatInjectorsObey(t *testing.T) {
 			[]string{"gpu-device-rule | annotation:run.oci.systemd.subgroup | x/../../.. | never"}},
 		{"crun's sub-cgroup below", set("run.oci.delegate-cgroup", "a/..b"), nil},
 		{"no sub-cgroup", set("run.oci.systemd.subgroup", ""), nil},
-		{"crun's handler", set("run.oci.handler", "krun"), nil},
+		{"crun's handler krun on cgroup v1", v1(set("run.oci.handler", "krun")),
+			[]string{"gpu-device-rule | annotation:run.oci.handler | krun | never"}},
+		{"the same on cgroup v2", set("run.oci.handler", "krun"), nil},
+		{"the same on a machine without a GPU", v1(func(s *scene) {
+			s.node.Majors = func() (map[string]int, error) { return nil, nil }
+			set("run.oci.handler", "krun")(s)
+		}), nil},
+		{"the same where no device rule takes effect", v1(func(s *scene) {
+			s.unruled()
+			set("run.oci.handler", "krun")(s)
+		}), nil},
+		{"another handler of crun's on cgroup v1", v1(set("run.oci.handler", "wasm")), nil},
 		{"systemd's processes of a unit", set("org.systemd.property.PIDs", "[uint32 1]"),
 			[]string{"gpu-device-rule | annotation:org.systemd.property.PIDs | [uint32 1] | never"}},
 		{"the same by file descriptors", set("org.systemd.property.PIDFDs", "[@h 3]"),

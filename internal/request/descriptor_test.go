@@ -164,14 +164,10 @@ func TestDescriptors(t *testing.T) {
 			"privileged-gpu | descriptor:7 | T/dev | drop"}},
 		{"the node's devices, where none does", place("dev"), nil},
 		{"CRIU's rules on cgroup v1", func(s *scene) {
-			s.Mkdir("sys/fs/cgroup/devices")
-			s.Touch("sys/fs/cgroup/devices/cgroup.procs")
+			s.devicesOnV1()
 			s.caller.RestoresRules = true
 		}, []string{"gpu-device-rule | option:--manage-cgroups-mode | whatever the checkpoint has | never"}},
-		{"the spec's own rules on cgroup v1", func(s *scene) {
-			s.Mkdir("sys/fs/cgroup/devices")
-			s.Touch("sys/fs/cgroup/devices/cgroup.procs")
-		}, nil},
+		{"the spec's own rules on cgroup v1", (*scene).devicesOnV1, nil},
 		{"CRIU's rules on cgroup v2", func(s *scene) { s.caller.RestoresRules = true }, nil},
 		{"a restore outside the cgroup", outside,
 			[]string{"rules-not-enforced | restore | runc 1.1.5 does so | never"}},

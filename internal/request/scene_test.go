@@ -104,6 +104,12 @@ func (s *scene) unruled() {
 	s.Touch("proc/self/ns/user")
 }
 
+// devicesOnV1 has the node's device rules on cgroup v1.
+func (s *scene) devicesOnV1() {
+	s.Mkdir("sys/fs/cgroup/devices")
+	s.Touch("sys/fs/cgroup/devices/cgroup.procs")
+}
+
 // rules puts device rules in place of the engine's: "allow c 195:* rwm", "deny a". A "-" leaves the
 // access out.
 func (s *scene) rules(texts ...string) { s.spec.Linux.Resources.Devices = parseRules(s.T, texts...) }
