@@ -18,8 +18,10 @@ type Access struct {
 	GID    uint32
 	Groups []uint32
 
-	Ptrace bool   // it has CAP_SYS_PTRACE
-	Bundle string // its own bundle, as a clean path; what lies there governs nothing
+	// OwnUsers says that it has a user namespace that is not the node's. It cannot trace processes
+	// outside.
+	OwnUsers bool
+	Bundle   string // its own bundle, as a clean path; what lies there governs nothing
 
 	Write bool // it can write to the file system that the file is on
 	// WriteBelow says that it also gets the file systems that are mounted below the file, and can
@@ -68,10 +70,17 @@ func (s *Paths) GovernsByName(path string, a *Access) bool {
 }
 
 // MakesRoot reports whether a container that gets a file of the node by a bind mount is root on the
-// node by it: by a guard, a writable cgroup file system, or the files of the node's init process.
+// node by it: by a guard, a writable cgroup file system, or processes that are not its own.
 func (s *Paths) MakesRoot(p Place, a *Access) bool {
-	return s.Governs(p, a) ||
-		a.Rooted && (s.bringsCgroups(p.Path, a) || a.Ptrace && Within("/proc/1/root", p.Path))
+	return s.Governs(p, a) || a.Rooted && s.bringsCgroups(p.Path, a) || !a.OwnUsers && bringsProcesses(p)
+}
+
+// bringsProcesses reports whether a bind mount brings /proc or the directory of a process. That
+// gives what a shared pid namespace gives, also where the mount is read-only: /proc/PID/root leads
+// to the process's own mounts (docs/adr/0011).
+func bringsProcesses(p Place) bool {
+	below, found := strings.CutPrefix(p.Path, "/proc/")
+	return Within("/proc", p.Path) || found && p.IsDir() && '1' <= below[0] && below[0] <= '9'
 }
 
 // Lets reports whether the container's user can use a file: as root, or as a member of the group

@@ -140,9 +140,13 @@ func handedRoot(f *containerFacts, by hostpath.Access, found *vectorResult) {
 	}
 }
 
-// handsRoot reports whether a descriptor makes root in the container root on the node. Of a regular
-// file, and of the peer of a socket, only the name is compared.
+// handsRoot reports whether a descriptor makes root in the container root on the node, and is not
+// recorded for what it is already. Of a regular file, and of the peer of a socket, only the name is
+// compared.
 func handsRoot(f *containerFacts, d *host.Descriptor, by hostpath.Access, found *vectorResult) bool {
+	if _, passes := leadsTo(d); passes {
+		return false
+	}
 	if leadsOn(d) {
 		m, p := asMount(f, d)
 		by.Write, by.WriteBelow = writable(&m)

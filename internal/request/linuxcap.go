@@ -17,7 +17,6 @@ var (
 	capDACReadSearch = capability{"CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH}
 	capSysAdmin      = capability{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN}
 	capSysModule     = capability{"CAP_SYS_MODULE", unix.CAP_SYS_MODULE}
-	capSysPtrace     = capability{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE}
 )
 
 // has reports whether the capability is in any set: a process can raise it from each to the

@@ -46,7 +46,7 @@ func accessOf(f *containerFacts) (by hostpath.Access, reaches bool) {
 	}
 	user := f.spec.Process.User
 	return hostpath.Access{Rooted: f.ownUsers || becomesRoot(f), GID: user.GID, Groups: user.AdditionalGids,
-		Ptrace: f.has(capSysPtrace), Bundle: f.bundle}, true
+		OwnUsers: f.ownUsers, Bundle: f.bundle}, true
 }
 
 // becomesRoot reports whether the container's user is root, or can use the node's files like root:

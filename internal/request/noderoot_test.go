@@ -207,11 +207,24 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		{"/var/lib", bind("/var/lib"), true},
 		{"a directory of one's own", bind("/data"), false},
 		{"host /proc", bind("/proc"), true},
-		{"host /proc, read only", bind("/proc", "ro"), false},
-		{"host /proc, read only, with a tracer's capability", func(s *scene) {
+		{"host /proc, read only", bind("/proc", "ro"), true},
+		{"host /proc, read only all the way down", bind("/proc", "rro"), true},
+		{"host /proc, read only, as nobody", func(s *scene) { bind("/proc", "ro")(s); s.nobody() }, true},
+		{"host /proc, read only, in a user namespace that has the node's root in it", func(s *scene) {
 			bind("/proc", "ro")(s)
 			s.caps("CAP_SYS_PTRACE")
+			s.userNamespace()
+			s.spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 0, Size: 1}}
+		}, false},
+		{"host /proc, read only, in the node's own user namespace, joined", func(s *scene) {
+			bind("/proc", "ro")(s)
+			s.node.Host.Proc = "/proc"
+			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
+				specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
 		}, true},
+		{"a process's directory, read only", bind("/proc/1", "ro"), true},
+		{"a file of a process", bind("/proc/1/ns/net", "ro"), false},
+		{"a file of /proc", bind("/proc/meminfo", "ro"), false},
 		{"host /proc/sys", bind("/proc/sys"), true},
 		{"network settings", bind("/proc/sys/net"), false},
 		{"a mount that makes /sys writable again", func(s *scene) {
@@ -276,22 +289,23 @@ func TestMountsThatMakeRoot(t *testing.T) {
 			s.spec.Linux.Namespaces = append(s.spec.Linux.Namespaces,
 				specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
 		}, true},
-		{"host / as nobody", func(s *scene) { bind("/")(s); s.nobody() }, false},
-		{"host / as nobody with CAP_DAC_OVERRIDE", func(s *scene) {
-			bind("/")(s)
+		{"/etc as nobody", func(s *scene) { bind("/etc")(s); s.nobody() }, false},
+		{"host / as nobody, with /proc in it", func(s *scene) { bind("/")(s); s.nobody() }, true},
+		{"/etc as nobody with CAP_DAC_OVERRIDE", func(s *scene) {
+			bind("/etc")(s)
 			s.nobody()
 			s.caps("CAP_DAC_OVERRIDE")
 		}, true},
-		{"host / as nobody whose image has a setuid program, perhaps",
-			func(s *scene) { bind("/")(s); s.nobody(); s.spec.Process.NoNewPrivileges = false }, true},
-		{"host / as nobody in root's group", func(s *scene) {
-			bind("/")(s)
+		{"/etc as nobody whose image has a setuid program, perhaps",
+			func(s *scene) { bind("/etc")(s); s.nobody(); s.spec.Process.NoNewPrivileges = false }, true},
+		{"/etc as nobody in root's group", func(s *scene) {
+			bind("/etc")(s)
 			s.nobody()
 			s.spec.Process.User.GID = 0
 		}, true},
-		{"host / as nobody with root's group beside", func(s *scene) { bind("/")(s); s.nobody(5, 0) }, true},
-		{"host / as nobody with a group of no guard's", func(s *scene) {
-			bind("/")(s)
+		{"/etc as nobody with root's group beside", func(s *scene) { bind("/etc")(s); s.nobody(5, 0) }, true},
+		{"/etc as nobody with a group of no guard's", func(s *scene) {
+			bind("/etc")(s)
 			s.nobody(64000)
 		}, false},
 		{"a parent of our directories as nobody of their group", func(s *scene) {
