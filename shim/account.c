@@ -14,16 +14,31 @@
 #define LOAD(p) __atomic_load_n(p, __ATOMIC_SEQ_CST)
 
 static struct os_spin files; /* held while a descriptor of the region is open */
+static unsigned int forks;   /* that have begun and are not over; under files */
 static const struct record_limits *limits;
 static struct record_head *head; /* set last: a thread that sees it set sees the others set */
 static struct record_slot *mine; /* NULL until the process has a slot */
 static uint64_t *changes;        /* of the slot; set before mine */
 static const char *region_path;
 
-/* A fork waits until no descriptor of the region is open, because the child would inherit it with
- * its lock. */
-static void before_fork(void) { os_spin_lock(&files); }
-static void in_parent(void) { os_spin_unlock(&files); }
+/* A child would inherit an open descriptor of the region, with its lock. So a fork waits until none
+ * is open, and none is opened until the fork is over. No lock is held during the fork: the program's
+ * own handlers run after before_fork, and may wait for a lock of a thread that is in lock_files. So
+ * lock_files gives up a fork that takes long. By then the fork waits for something, or the kernel
+ * has copied the descriptors, which it does first. */
+static void before_fork(void)
+{
+    os_spin_lock(&files);
+    forks++;
+    os_spin_unlock(&files);
+}
+
+static void in_parent(void)
+{
+    os_spin_lock(&files);
+    if (forks > 0) forks--; /* 0: given up */
+    os_spin_unlock(&files);
+}
 
 /* The mapping of the parent's slot is not inherited (MADV_DONTFORK). The limits stay mapped. */
 static void in_child(void)
@@ -31,7 +46,21 @@ static void in_child(void)
     mine = NULL;
     head = NULL;
     sums_reset();
+    forks = 0;
     os_spin_unlock(&files);
+}
+
+static void lock_files(void)
+{
+    enum { MILLISECONDS = 100 };
+
+    os_spin_lock(&files);
+    for (int waited = 0; forks > 0; waited++) {
+        os_spin_unlock(&files);
+        os_pause(1000);
+        os_spin_lock(&files);
+        if (waited >= MILLISECONDS) forks = 0;
+    }
 }
 
 static bool limits_valid(const struct record_limits *l)
@@ -171,7 +200,7 @@ bool account_open(const char *limits_file, const char *region_file)
     bool ok;
 
     if (LOAD(&head)) return true;
-    os_spin_lock(&files);
+    lock_files();
     region_path = region_file;
     ok = head || (open_limits(limits_file) && open_region(false));
     os_spin_unlock(&files);
@@ -184,7 +213,7 @@ static struct record_slot *join(void)
 {
     struct record_slot *s;
 
-    os_spin_lock(&files);
+    lock_files();
     if (!mine && limits && region_path) open_region(true);
     s = mine;
     os_spin_unlock(&files);
@@ -307,7 +336,7 @@ unsigned int account_reap(void)
     unsigned int reaped = 0;
     int fd = -1;
 
-    os_spin_lock(&files);
+    lock_files();
     h = head;
     for (uint32_t i = 0; h && i < RECORD_SLOTS && i < LOAD(&h->high); i++) {
         struct record_slot *s = slot_at(h, i);

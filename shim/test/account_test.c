@@ -136,6 +136,46 @@ static void a_cancelled_thread_holds_no_lock(void)
     IS(account_usage(0).used, 21, "and read its account");
 }
 
+/* A thread has a lock that a fork handler of the program takes. The handler is registered before the
+ * account's, so it runs after it. */
+static pthread_mutex_t of_program = PTHREAD_MUTEX_INITIALIZER;
+static bool fork_waits;
+
+static void take_of_program(void)
+{
+    __atomic_store_n(&fork_waits, true, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&of_program);
+}
+static void leave_of_program(void) { pthread_mutex_unlock(&of_program); }
+
+static void *forks(void *unused)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) _exit(account_take(0, 901) || !account_take(0, 900));
+    return waitpid(pid, (int *)unused, 0) == pid ? unused : NULL;
+}
+
+static void a_fork_that_takes_long_stops_no_thread(void)
+{
+    int status = 1;
+    pthread_t t;
+    void *result;
+
+    OK(pthread_atfork(take_of_program, leave_of_program, leave_of_program) == 0, "the program has a handler");
+    begin(1000);
+    pthread_mutex_lock(&of_program);
+    pthread_create(&t, NULL, forks, &status);
+    while (!__atomic_load_n(&fork_waits, __ATOMIC_SEQ_CST)) usleep(1000);
+    alarm(20);
+    OK(account_take(0, 100), "a thread for which the fork waits takes a slot");
+    for (int i = 0; i < 1000; i++) account_usage(0);
+    IS(account_usage(0).used, 100, "and reads the account a thousand times");
+    pthread_mutex_unlock(&of_program);
+    pthread_join(t, &result);
+    OK(result && status == 0, "the fork goes on, and its child has a slot of its own");
+}
+
 static int overruns;
 static void *race(void *unused)
 {
@@ -716,7 +756,7 @@ static void tracking_threads(void)
 
 static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
-    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(a_cancelled_thread_holds_no_lock), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
+    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(a_cancelled_thread_holds_no_lock), TEST(a_fork_that_takes_long_stops_no_thread), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
     TEST(processes_race_in_two_blocks), TEST(a_stopped_process_blocks_no_other),
     TEST(killed_at_any_moment), TEST(killed_at_any_moment_in_a_block), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
     TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come),

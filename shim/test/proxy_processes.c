@@ -148,7 +148,52 @@ static void a_job_on_several_gpus_goes_on(void) /* hami #1461 #1479 #1219 #1438 
     OK(fakedriverPeak(1) == 120 * MIB, "on the other as well: nearly all of its 128");
 }
 
+/* A lock of the program's that its fork handlers take. One thread has it while another forks. The
+ * shim's own handler runs before the program's, because it was registered later. */
+static pthread_mutex_t of_program = PTHREAD_MUTEX_INITIALIZER;
+static int held_by_thread, fork_waits;
+static CUcontext context_of_program;
+
+static void take_of_program(void)
+{
+    __atomic_store_n(&fork_waits, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&of_program);
+}
+static void leave_of_program(void) { pthread_mutex_unlock(&of_program); }
+
+static void *calls_with_the_lock(void *failed)
+{
+    size_t total;
+
+    pthread_mutex_lock(&of_program);
+    __atomic_store_n(&held_by_thread, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&fork_waits, __ATOMIC_SEQ_CST)) usleep(1000);
+    cuCtxSetCurrent(context_of_program);
+    *(int *)failed = free_mib() != GRANT - 100 || cuDeviceTotalMem_v2(&total, 0) || total != GRANT * MIB;
+    pthread_mutex_unlock(&of_program);
+    return NULL;
+}
+
+static void a_fork_that_waits_for_a_thread_in_cuda(void)
+{
+    int failed = 1, status = 1;
+    pthread_t thread;
+    pid_t pid;
+
+    OK(pthread_atfork(take_of_program, leave_of_program, leave_of_program) == 0, "a program with a fork handler");
+    context_of_program = begin(0);
+    OK(get(100), "a process with memory");
+    alarm(30);
+    pthread_create(&thread, NULL, calls_with_the_lock, &failed);
+    while (!__atomic_load_n(&held_by_thread, __ATOMIC_SEQ_CST)) usleep(1000);
+    if ((pid = fork()) == 0) _exit(0);
+    OK(waitpid(pid, &status, 0) == pid && status == 0, "forks while another thread has the handler's lock");
+    pthread_join(thread, NULL);
+    IS(failed, 0, "which asks the driver meanwhile");
+}
+
 const struct tap_test process_tests[] = {
     TEST(a_second_process_sees_the_first), TEST(out_of_memory_reaps_dead_processes_first),
-    TEST(a_dying_process_counts_until_the_driver_frees), TEST(slots_never_move), TEST(sixty_four_processes), TEST(a_job_on_several_gpus_goes_on), {NULL, NULL},
+    TEST(a_dying_process_counts_until_the_driver_frees), TEST(slots_never_move), TEST(sixty_four_processes), TEST(a_job_on_several_gpus_goes_on),
+    TEST(a_fork_that_waits_for_a_thread_in_cuda), {NULL, NULL},
 };
