@@ -26,6 +26,15 @@ static struct os_spin lock; /* of what follows; under it, the driver only reads 
 static struct pool *pools; /* a list; entries that are not taken stay in it */
 static int overcharged; /* some pool is charged more than its allocations use */
 
+/* lock_pools finds the driver's function before it takes the lock. To find a function takes the
+ * loader's lock, and a thread that has that one may be waiting for this one: in a dlopen, if a
+ * constructor of what is loaded allocates. */
+static void lock_pools(void)
+{
+    (void)REAL(cuMemPoolGetAttribute);
+    os_spin_lock(&lock);
+}
+
 static struct pool *find(CUmemoryPool handle)
 {
     for (struct pool *p = pools; p; p = p->next)
@@ -71,7 +80,7 @@ static struct pool *find_or_add(CUmemoryPool handle, int device)
 
 void pools_add(CUmemoryPool handle, int device)
 {
-    os_spin_lock(&lock);
+    lock_pools();
     find_or_add(handle, device);
     os_spin_unlock(&lock);
 }
@@ -80,7 +89,7 @@ bool pools_known(CUmemoryPool handle)
 {
     bool known;
 
-    os_spin_lock(&lock);
+    lock_pools();
     known = find(handle) != NULL;
     os_spin_unlock(&lock);
     return known;
@@ -136,7 +145,7 @@ static struct pool *begin(const struct allocator *a, int device, uint64_t bytes,
 {
     struct pool *p;
 
-    os_spin_lock(&lock);
+    lock_pools();
     p = find(a->pool);
     if (!p && a->from_device) p = find_gone(a->pool);
     *gone = p && !p->handle && !p->in_destruction;
@@ -179,7 +188,7 @@ static bool end(struct pool *p, uint64_t bytes, bool allocated)
 {
     bool fits = true;
 
-    os_spin_lock(&lock);
+    lock_pools();
     p->asked -= bytes;
     p->pending--;
     if (!allocated) p->used -= bytes;
@@ -195,7 +204,7 @@ void pool_release(const struct track *t)
 {
     struct pool *p = pool_of(t);
 
-    os_spin_lock(&lock);
+    lock_pools();
     p->used = p->used > t->bytes ? p->used - t->bytes : 0;
     free_if_unused(p);
     os_spin_unlock(&lock);
@@ -235,7 +244,7 @@ CUresult pool_destroy(CUmemoryPool handle)
     struct pool *p;
     CUresult r;
 
-    os_spin_lock(&lock);
+    lock_pools();
     p = find(handle);
     if (p) {
         p->handle = NULL;
@@ -246,7 +255,7 @@ CUresult pool_destroy(CUmemoryPool handle)
     os_spin_unlock(&lock);
     r = REAL(cuMemPoolDestroy)(handle);
     if (!p) return r;
-    os_spin_lock(&lock);
+    lock_pools();
     p->pending--;
     p->in_destruction = false;
     if (r != CUDA_SUCCESS) p->gone = NULL;
@@ -263,7 +272,7 @@ bool pools_update(void)
 
     if (!__atomic_load_n(&overcharged, __ATOMIC_RELAXED)) return false;
     if (!__atomic_exchange_n(&overcharged, 0, __ATOMIC_RELAXED)) return true; /* by another thread */
-    os_spin_lock(&lock);
+    lock_pools();
     for (struct pool *p = pools; p; p = p->next) {
         if (!p->taken || !p->handle || p->charged == p->used) continue;
         update(p);
@@ -287,7 +296,7 @@ void pools_reset(int device)
 {
     if (device < 0) return;
     track_remove_if(is_of_device, (uint64_t)device, ignore);
-    os_spin_lock(&lock);
+    lock_pools();
     for (struct pool *p = pools; p; p = p->next)
         if (p->taken && p->device == device) {
             p->used = p->asked;

@@ -21,6 +21,8 @@ $cc "${flags[@]}" -o "$out/nvml_test" "$src/nvml_test.c" -L"$lib" -lnvidia-ml -l
 $cc "${flags[@]}" -o "$out/entries" "$src/entries.c"
 $cc "${flags[@]}" -o "$out/records" "$src/records.c"
 $cc -O1 -std=gnu11 -Wall -Wextra -Werror -shared -fPIC -o "$out/tracer.so" "$src/tracer.c" -ldl
+echo 'void when_loaded(void); __attribute__((constructor)) static void begin(void) { when_loaded(); }' |
+  $cc -O1 -shared -fPIC -o "$out/constructor.so" -x c -
 # A driver that lacks calls. It is not under test, so it is never sanitized.
 mkdir -p "$out/older"
 $cc -O1 -std=gnu11 -shared -Wl,-Bsymbolic -fPIC -fvisibility=hidden -Wl,-soname,libcuda.so.1 -o "$out/older/libcuda.so.1" "$src/older_driver.c"

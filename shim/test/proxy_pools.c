@@ -632,6 +632,50 @@ static void a_capture_of_the_per_thread_stream(void)
     IS(free_mib(), GRANT, "all free");
 }
 
+/* The constructor of constructor.so calls when_loaded, while this thread has the loader's lock. */
+static int loading;
+static CUcontext context_of_loader;
+
+void when_loaded(void)
+{
+    CUdeviceptr p;
+
+    __atomic_store_n(&loading, 1, __ATOMIC_SEQ_CST);
+    usleep(500000); /* the other thread is in its allocation, or has it */
+    IS(cuMemAllocAsync(&p, 4 * MIB, NULL), 0, "a library's constructor allocates");
+}
+
+static void *allocates_while_a_library_is_loaded(void *got)
+{
+    CUdeviceptr p;
+
+    cuCtxSetCurrent(context_of_loader);
+    while (!__atomic_load_n(&loading, __ATOMIC_SEQ_CST)) usleep(1000);
+    *(int *)got = cuMemAllocAsync(&p, 4 * MIB, NULL) == CUDA_SUCCESS;
+    return NULL;
+}
+
+/* The first allocation fails, so it finds all functions of the driver that an allocation uses, except
+ * those for which there has to be a pool with memory. */
+static void a_constructor_allocates_while_another_thread_does(void)
+{
+    char path[4096] = "";
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 32);
+    CUdeviceptr p;
+    pthread_t thread;
+    int got = 0;
+
+    context_of_loader = begin(0);
+    IS(cuMemAllocAsync(&p, 2 * GRANT * MIB, NULL), CUDA_ERROR_OUT_OF_MEMORY, "more than the grant");
+    OK(n > 0 && strrchr(path, '/'), "the program has a path");
+    strcpy(strrchr(path, '/'), "/constructor.so");
+    alarm(30);
+    pthread_create(&thread, NULL, allocates_while_a_library_is_loaded, &got);
+    OK(dlopen(path, RTLD_NOW), "a library is loaded");
+    pthread_join(thread, NULL);
+    OK(got, "and another thread allocates meanwhile");
+}
+
 const struct tap_test pool_tests[] = {
     TEST(a_pool_is_limited), TEST(a_pool_keeps_what_was_freed), TEST(pools_of_the_program),
     TEST(a_destroyed_pool_counts_until_its_last_pointer), TEST(a_pointer_of_a_destroyed_pool_of_host_memory),
@@ -644,5 +688,6 @@ const struct tap_test pool_tests[] = {
     TEST(a_reset_ends_executable_graphs),
     TEST(a_reset_without_a_primary_context_ends_nothing),
     TEST(graph_memory_is_counted_when_it_is_instantiated),
-    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph), {NULL, NULL},
+    TEST(a_capture_takes_no_memory), TEST(a_capture_of_the_per_thread_stream), TEST(a_graph_counts_each_address_once), TEST(graph_memory_that_outlives_its_graph),
+    TEST(a_constructor_allocates_while_another_thread_does), {NULL, NULL},
 };
