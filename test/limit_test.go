@@ -463,25 +463,34 @@ func TestAnImagesOwnDriverIsLimited(t *testing.T) {
 	for name, c := range map[string]struct {
 		dir  string
 		edit rig.Edit
+		set  string // by the container's first program: its LD_LIBRARY_PATH
 	}{
-		"by-path":     {"/opt/cuda", rig.Env("LD_LIBRARY_PATH=/opt/none:/opt/cuda")},
-		"by-compat":   {"/usr/local/cuda/compat", rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat")},
-		"by-relative": {"/usr/local/cuda-13.0/compat", rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat")},
+		"by-path":     {"/opt/cuda", rig.Env("LD_LIBRARY_PATH=/opt/none:/opt/cuda"), ""},
+		"by-compat":   {"/usr/local/cuda/compat", rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat"), ""},
+		"by-relative": {"/usr/local/cuda-13.0/compat", rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat"), ""},
+		"by-NGC": {"/usr/local/cuda-13.0/compat/lib.real",
+			rig.Env("LD_LIBRARY_PATH=/usr/local/cuda/compat/lib"), "/usr/local/cuda/compat/lib.real"},
+		"by-another-version": {"/usr/local/cuda-12.8/compat", rig.Env(), "/usr/local/cuda-12.8/compat"},
 		"by-a-mount": {"/vol", func(s *specs.Spec) {
 			s.Process.Env = append(s.Process.Env, "LD_LIBRARY_PATH=/vol")
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/vol/libcuda.so.1", Type: "bind",
 				Source: real[0], Options: []string{"bind", "ro"}})
-		}},
+		}, ""},
 	} {
-		b := n.holding(name, reference, "/bin/gpu total 1025", c.edit)
+		script := "/bin/gpu total 1025"
+		if c.set != "" {
+			script = "export LD_LIBRARY_PATH=" + c.set + "; " + script
+		}
+		b := n.holding(name, reference, script, c.edit)
 		rootfs := filepath.Join(b.Dir, "rootfs")
 		must(t, os.MkdirAll(filepath.Join(rootfs, c.dir), 0o755))
 		must(t, os.WriteFile(filepath.Join(rootfs, c.dir, "libcuda.so.999"), []byte(read(t, real[0])), 0o755))
 		if name != "by-a-mount" {
 			must(t, os.Symlink("libcuda.so.999", filepath.Join(rootfs, c.dir, "libcuda.so.1")))
 		}
-		if name == "by-relative" {
-			must(t, os.Symlink("cuda-13.0", filepath.Join(rootfs, "usr/local/cuda")))
+		if strings.HasPrefix(c.dir, "/usr/local/cuda-") {
+			must(t, os.MkdirAll(filepath.Join(rootfs, "usr/local/cuda-13.0"), 0o755),
+				os.Symlink("cuda-13.0", filepath.Join(rootfs, "usr/local/cuda")))
 		}
 		if r := b.Run(); r.Stdout != seen {
 			t.Errorf("%s: %+v", name, r)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -136,9 +138,24 @@ func Names(dir string) (names []string, err error) {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(fd)
-	var entries [4096]byte
-	for {
-		n, err := unix.ReadDirent(fd, entries[:])
+	return entries(fd, dir, math.MaxInt)
+}
+
+// NamesIn lists the names in the directory of a handle (OpenInRoot), unsorted. It stops when it has
+// enough of them.
+func NamesIn(dir *os.File, enough int) (names []string, err error) {
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: dir.Name(), Err: err}
+	}
+	defer unix.Close(fd)
+	return entries(fd, dir.Name(), enough)
+}
+
+func entries(fd int, dir string, enough int) (names []string, err error) {
+	var buffer [4096]byte
+	for len(names) < enough {
+		n, err := unix.ReadDirent(fd, buffer[:])
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -147,8 +164,9 @@ func Names(dir string) (names []string, err error) {
 		case n == 0:
 			return names, nil
 		}
-		_, _, names = unix.ParseDirent(entries[:n], -1, names)
+		_, _, names = unix.ParseDirent(buffer[:n], -1, names)
 	}
+	return names, nil
 }
 
 // RealPath resolves every symbolic link of a path, as filepath.EvalSymlinks does, with few system

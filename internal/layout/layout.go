@@ -1,6 +1,7 @@
 // Package layout reads an image's root file system for what an injection needs: the directories in
 // which the image's own loaders look for libraries (Of), which of some paths are its files (Files),
-// and at which places no mount point can be made (Unmakeable). It runs nothing of the image. A
+// what a directory has by a prefix (Named), and at which places no mount point can be made
+// (Unmakeable). It runs nothing of the image. A
 // tenant makes the image, and every path in it may lead anywhere. So paths are resolved with the
 // image's root as root, and reads have limits.
 package layout
@@ -100,6 +101,36 @@ func Files(i Image, paths []string) []File {
 		}
 	}
 	return files
+}
+
+// maxEntries and maxNamed bound how long a search by name can take. An image's /usr/local has some
+// ten entries, and few of them are versions of CUDA.
+const (
+	maxEntries = 4096
+	maxNamed   = 16
+)
+
+// Named returns the paths in a directory of an image whose names have the prefix, sorted. Of a very
+// large directory it reads the beginning.
+func Named(i Image, dir, prefix string) (paths []string) {
+	r, err := open(i)
+	if err != nil {
+		return nil
+	}
+	defer r.root.Close()
+	f, err := host.OpenInRoot(r.root, dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	names, _ := host.NamesIn(f, maxEntries)
+	for _, name := range names {
+		if strings.HasPrefix(name, prefix) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	slices.Sort(paths)
+	return paths[:min(len(paths), maxNamed)]
 }
 
 func (r reader) regular(path string) (string, bool) {

@@ -228,6 +228,36 @@ func TestAPipeIsNotOpened(t *testing.T) {
 	}
 }
 
+// TestNamed: what is outside of the image is not listed, and of much only a part.
+func TestNamed(t *testing.T) {
+	outside := image{"cuda-out/x": "x"}.make(t)
+	root := image{"usr/local/cuda-13.0/x": "x", "usr/local/cuda-12.8/x": "x",
+		"usr/local/cuda": "-> cuda-13.0", "usr/local/bin/x": "x",
+		"linked": "-> /usr/local", "out": "-> " + outside, "file": "x",
+		"up": "-> " + strings.Repeat("../", 40) + outside}.make(t)
+	for i := range 200 {
+		if err := os.MkdirAll(fmt.Sprintf("%s/many/cuda-%03d", root, i), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := layout.Image{Root: root}
+	for dir, want := range map[string]string{
+		"/usr/local": "[/usr/local/cuda-12.8 /usr/local/cuda-13.0]",
+		"/linked":    "[/linked/cuda-12.8 /linked/cuda-13.0]",
+		"/out":       "[]", "/up": "[]", "/file": "[]", "/none": "[]",
+	} {
+		if got := fmt.Sprint(layout.Named(i, dir, "cuda-")); got != want {
+			t.Errorf("%s: got %s, want %s", dir, got, want)
+		}
+	}
+	if got := layout.Named(i, "/many", "cuda-"); len(got) != 16 {
+		t.Errorf("of 200 it lists %d", len(got))
+	}
+	if got := layout.Named(layout.Image{Root: root + "/none"}, "/", "cuda-"); got != nil {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestNoRoot(t *testing.T) {
 	none := layout.Image{Root: filepath.Join(t.TempDir(), "none")}
 	if got := layout.Of(none); got != (grant.Layout{Problem: "open " + none.Root +

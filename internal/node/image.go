@@ -110,16 +110,29 @@ func shimmed(path string) string {
 	return ""
 }
 
-// compat is where CUDA's images have a libcuda of their own, newer than the node's (NVIDIA's
-// "forward compatibility" packages).
-const compat = "/usr/local/cuda/compat"
+// compat are the directories of a CUDA in which images have a libcuda of their own, newer than the
+// node's (NVIDIA's "forward compatibility" packages). In NVIDIA's NGC images it is in lib.real. The
+// script that runs there first (/etc/shinit_v2, by BASH_ENV) enters that into LD_LIBRARY_PATH, or
+// links lib to it.
+var compat = []string{"compat", "compat/lib", "compat/lib.real"}
+
+// compatDirs returns the directories for every version of CUDA that the image may have. A program
+// can be started with any, so all count.
+func compatDirs(i layout.Image) (dirs []string) {
+	for _, cuda := range append(layout.Named(i, "/usr/local", "cuda-"), "/usr/local/cuda") {
+		for _, dir := range compat {
+			dirs = append(dirs, filepath.Join(cuda, dir))
+		}
+	}
+	return dirs
+}
 
 // maxSearched bounds how many directories of LD_LIBRARY_PATH are looked into.
 const maxSearched = 64
 
 // ownLibraries returns the places where a program of the container would find a libcuda or an NVML
-// of the image's or of its own mounts: in LD_LIBRARY_PATH, which comes before all, and by
-// ld.so.cache. A limit has to lie over them.
+// of the image's or of its own mounts: in LD_LIBRARY_PATH, which comes before all, by ld.so.cache,
+// and for forward compatibility. A limit has to lie over them.
 func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	var own []grant.OwnLibrary
 	for _, place := range i.Mounts {
@@ -130,7 +143,7 @@ func ownLibraries(i layout.Image, bundle string) []grant.OwnLibrary {
 	}
 	if i.Root != "" {
 		places := tree(i, bundle).Listed(grant.Shimmed)
-		for _, dir := range append(slices.Clone(i.Search[:min(len(i.Search), maxSearched)]), compat) {
+		for _, dir := range slices.Concat(i.Search[:min(len(i.Search), maxSearched)], compatDirs(i)) {
 			for _, name := range grant.Shimmed {
 				places = append(places, filepath.Join(dir, name))
 			}
