@@ -153,7 +153,7 @@ func TestProgramsTakeNothingOfTheAsked(t *testing.T) {
 	ends := func() { _, _ = cmd.Process.Signal(syscall.SIGTERM), cmd.Wait() }
 	t.Cleanup(ends)
 	rig.Eventually(t, "it has a grant", func() bool { return len(n.Grants()) > 0 })
-	if held := n.Grants(); held[0].Source != grant.ByProgram || held[0].State != grant.Bound {
+	if held := n.Grants(); held[0].Source != grant.Asked || held[0].State != grant.Bound {
 		t.Errorf("%+v", held)
 	}
 	b := starts(t, n.Bundle("c", wants("7GiB"), rig.Annotation("gpuledger.dev/gpu", "0"),

@@ -101,25 +101,27 @@ func Later(ask Ask, refused error, empty grant.View, inv grant.Inventory, p gran
 	}
 	switch r.Code {
 	case grant.NoCapacity, grant.ModeConflict, grant.QuotaExceeded:
-		_, err := Place(ask, "", empty, answering(inv), p)
+		inv, known := answering(inv)
+		if !known {
+			return errors.Join(ask.Validate(), ask.checkTerms(), ask.Keepable(inv, p)) == nil
+		}
+		_, err := Place(ask, "", empty, inv, p)
 		return err == nil
 	}
 	return false
 }
 
-// answering is an inventory as it may be when the GPUs that do not answer do so again. The memory
-// of such a GPU is often unknown: it may be enough for every ask.
-func answering(inv grant.Inventory) grant.Inventory {
-	inv.GPUs = slices.Clone(inv.GPUs)
+// answering is an inventory as it may be when the GPUs that do not answer do so again. known is
+// false if memory or MIG devices of one of them are not known: they may serve any ask.
+func answering(inv grant.Inventory) (again grant.Inventory, known bool) {
+	inv.GPUs, known = slices.Clone(inv.GPUs), true
 	for i := range inv.GPUs {
 		switch g := &inv.GPUs[i]; g.Health {
 		case grant.Healthy, grant.Unpartitioned, grant.NoMemory:
 		default:
 			g.Health = grant.Healthy
-			if g.Memory == 0 {
-				g.Memory = 1 << 50
-			}
+			known = known && g.Memory > 0
 		}
 	}
-	return inv
+	return inv, known
 }

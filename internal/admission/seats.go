@@ -197,7 +197,7 @@ func withGrant(s seat, g grant.Grant) seat {
 			s.daemonGPUs = g.UUIDs()
 		}
 		s.free = subtract(s.free, share.Memory)
-		if g.Source == grant.Asked {
+		if g.ByContainer() {
 			s.asked += share.Memory
 			s.askedPart += g.Compute
 		}

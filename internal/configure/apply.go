@@ -66,7 +66,7 @@ func unchanged(in filetree.System, changes []FileChange) error {
 // next is the old record with this plan's changes. An undo still restores the state before the
 // first configure, with the lines that others have added since.
 func (p *Plan) next(old engineRecord) engineRecord {
-	r := engineRecord{Version: 1, Engine: p.in.Engine, Main: p.in.File, Default: p.former,
+	r := engineRecord{Version: 1, Engine: p.in.Engine, Main: p.in.File, Found: p.found, Default: p.former,
 		Files: slices.Clone(old.Files), Directories: slices.Clone(old.Directories)}
 	running := daemonsOf(p.in)
 	r.Unread, r.Older = unread(p.in.Engine, old, running), old.Older

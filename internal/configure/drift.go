@@ -91,7 +91,7 @@ func (r engineRecord) setsDefault() bool {
 func defaultOf(system filetree.System, engine grant.Engine, r engineRecord) (d Default, runs bool) {
 	in := engines.Installation{Engine: engine, System: system}
 	d = Default{Engine: engine, Name: in.Of().Name}
-	if in.File, d.Err = in.FindFile(r.Main); d.Err != nil {
+	if in.File, d.Err = r.mainFile(in); d.Err != nil {
 		return d, true
 	}
 	d.File = in.MainFile()

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/engines"
+	"github.com/gpuledger/gpuledger/internal/filetree"
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // TestFindSeesWhatWasConfigured: engines.Find finds what New plans, for every engine, with
@@ -33,6 +35,33 @@ func TestFindSeesWhatWasConfigured(t *testing.T) {
 				filepath.Base(seen[0].Handlers[engines.Handler]) != "gpuledger-runtime."+e.Name {
 				t.Errorf("%s, configured (as default: %v): %+v", engine, asDefault, seen)
 			}
+		}
+	}
+}
+
+// TestAFileThatWasFound counts until containerd is started with another one. A file that the user
+// has named counts as long as it is recorded.
+func TestAFileThatWasFound(t *testing.T) {
+	was := startedWith
+	t.Cleanup(func() { startedWith = was })
+	in := engines.Installation{Engine: grant.Containerd, System: filetree.System{Root: t.TempDir()}}
+	for _, row := range []struct {
+		r         engineRecord
+		named     string
+		now, want string // now: "-" if it does not run
+	}{
+		{engineRecord{Main: "/etc/x.toml", Found: true}, "", "/etc/x.toml", "/etc/x.toml"},
+		{engineRecord{Main: "/etc/x.toml", Found: true}, "", "", ""},
+		{engineRecord{Main: "/etc/x.toml", Found: true}, "", "/etc/y.toml", "/etc/y.toml"},
+		{engineRecord{Main: "/etc/x.toml", Found: true}, "", "-", "/etc/x.toml"},
+		{engineRecord{Main: "/etc/x.toml", Found: true}, "/named.toml", "", "/named.toml"},
+		{engineRecord{Main: "/etc/x.toml"}, "", "", "/etc/x.toml"},
+	} {
+		startedWith = func(engines.Installation) (string, bool) { return row.now, row.now != "-" }
+		in.File = row.named
+		if got, err := row.r.mainFile(in); err != nil || got != row.want {
+			t.Errorf("%+v, named %q, started with %q: %q (%v), want %q", row.r, row.named, row.now, got, err,
+				row.want)
 		}
 	}
 }

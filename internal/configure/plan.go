@@ -53,6 +53,7 @@ type Plan struct {
 
 	in     engines.Installation
 	former string // as in engineWithoutUs
+	found  bool   // as in engineRecord
 }
 
 // Installation is the engine to configure.
@@ -71,7 +72,7 @@ func New(o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if in.File, err = in.FindFile(r.Main); err != nil {
+	if in.File, err = r.mainFile(in); err != nil {
 		return nil, err
 	}
 	link, err := linkRuntime(in, o.Runtime)
@@ -91,6 +92,7 @@ func New(o Options) (*Plan, error) {
 	}
 	p := &Plan{File: in.File, Roots: was.Roots, Notes: without.notes(), in: in, former: without.former,
 		StillDefault: !o.AsDefault && r.setsDefault(), Older: older(r, daemonsOf(in))}
+	p.found = o.File == "" && in.File != "" && (r.Main == "" || r.Found) && in.Distribution() == nil
 	engine, changes, err := planEngine(o, in, own, was)
 	if err != nil {
 		return nil, err

@@ -27,7 +27,9 @@ type engineRecord struct {
 	Version int          `json:"version"`
 	Engine  grant.Engine `json:"engine"`
 	// the engine's main configuration file; "" for the usual one, if there is no distribution's
-	Main        string       `json:"main,omitempty"`
+	Main string `json:"main,omitempty"`
+	// Found says that configure found Main by the process that ran; the user did not name it.
+	Found       bool         `json:"found,omitempty"`
 	Default     string       `json:"default,omitempty"`     // the former default handler, if a file named it
 	Files       []fileRecord `json:"files"`                 // in the order in which they are changed
 	Directories []string     `json:"directories,omitempty"` // that configure made
@@ -45,6 +47,20 @@ type engineRecord struct {
 
 // isOver reports whether nothing is left to undo: no file, and no daemon that calls gpuledger.
 func (r engineRecord) isOver() bool { return len(r.Files) == 0 && len(r.Undone) == 0 }
+
+// startedWith is replaced in tests.
+var startedWith = engines.Installation.StartedWith
+
+// mainFile is the engine's main file; see Installation.FindFile. One that was found by the process
+// that ran then counts until the engine is started with another one.
+func (r engineRecord) mainFile(in engines.Installation) (string, error) {
+	if r.Found && in.File == "" {
+		if file, runs := startedWith(in); runs {
+			return file, nil
+		}
+	}
+	return in.FindFile(r.Main)
+}
 
 // fileRecord is one file of a record.
 type fileRecord struct {

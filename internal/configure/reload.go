@@ -28,7 +28,7 @@ var (
 // (reloadPlatform in moby's daemon/reload_unix.go). If daemon.json names runtimes without the one
 // that is dockerd's default, Docker 20.10 dies, and later ones refuse the file. So while dockerd
 // reads it, daemon.json names both, and then it has its former content again. Reload fails if
-// dockerd does not say in time that it has them.
+// dockerd does not say in time that it has them (*UnknownError), or says that it has not.
 func Reload(o Options, stateDir string, restart func() error) error {
 	in := o.Installation()
 	running := daemonsOf(in)
@@ -160,16 +160,41 @@ func (s *store) endReload(r engineRecord) error {
 	return nil
 }
 
-// untilRead waits until every daemon that ran before the reload has what d says.
+// UnknownError is a dockerd that does not say whether it has read its file.
+type UnknownError struct {
+	PID int
+	Err error
+}
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("dockerd (pid %d) does not say if it has read its file: %v; restart it (`systemctl "+
+		"restart docker`)", e.PID, e.Err)
+}
+
+func (e *UnknownError) Unwrap() error { return e.Err }
+
+// untilRead waits until every daemon that ran before the reload has what d says. The error is an
+// *UnknownError if one does not say what it has.
 func untilRead(in engines.Installation, running []grant.Process, d *configfile.JSON) error {
 	end := time.Now().Add(reloadTime)
 	for _, p := range running {
-		for why := hasNotRead(p, d); why != ""; why = hasNotRead(p, d) {
+		for {
+			is, err := askDocker(p.PID)
+			why := ""
+			if err == nil {
+				why = hasNotRead(is, d)
+			}
+			if err == nil && why == "" {
+				break
+			}
 			if !slices.Contains(daemonsOf(in), p) {
 				return fmt.Errorf("dockerd (pid %d) has ended at the reload: start it, and run this again",
 					p.PID)
 			}
-			if time.Now().After(end) {
+			switch late := time.Now().After(end); {
+			case late && err != nil:
+				return &UnknownError{p.PID, err}
+			case late:
 				return fmt.Errorf("dockerd (pid %d) does not obey %s after the reload: %s; restart it "+
 					"(`systemctl restart docker`), and run this again", p.PID, in.MainFile(), why)
 			}
@@ -180,11 +205,7 @@ func untilRead(in engines.Installation, running []grant.Process, d *configfile.J
 }
 
 // hasNotRead says in what a dockerd differs from its file; "" if in nothing that concerns us.
-func hasNotRead(p grant.Process, d *configfile.JSON) string {
-	is, err := askDocker(p.PID)
-	if err != nil {
-		return err.Error()
-	}
+func hasNotRead(is engines.Settings, d *configfile.JSON) string {
 	_, wanted := d.Get("runtimes", engines.Handler)
 	_, has := is.Handlers[engines.Handler]
 	want := configfile.Text(d.Tree(), "default-runtime")

@@ -2,6 +2,7 @@ package configure
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -165,6 +166,22 @@ func TestUndoUnderDockerdThatDoesNotObey(t *testing.T) {
 	undone(t, o, state, nil)
 	if after := files(t, o.Root); after != before {
 		t.Errorf("dockerd was restarted, and the undo leaves\n%s\nwant\n%s", after, before)
+	}
+}
+
+// TestDockerdThatCannotBeAsked has read its file all the same, so a configure only prints a note.
+func TestDockerdThatCannotBeAsked(t *testing.T) {
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), grant.Docker)
+	d := &standInDockerd{file: filepath.Join(o.Root, "/etc/docker/daemon.json")}
+	d.runs(t)
+	askDocker = func(int) (engines.Settings, error) { return engines.Settings{}, errors.New("no socket") }
+	applied(t, o)
+	var unknown *UnknownError
+	if err := Reload(o, "/var/lib/gpuledger", d.reload); !errors.As(err, &unknown) || unknown.PID != 7 {
+		t.Errorf("got %v", err)
+	}
+	if d.has.Default != "gpuledger" {
+		t.Errorf("it has not read its file: %+v", d.has)
 	}
 }
 

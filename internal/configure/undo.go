@@ -295,7 +295,7 @@ func (s *store) undo(r engineRecord, u Undone, receivers []engineRecord) error {
 		failpoint.Hit("configure/restored")
 	}
 	removeDirs(s.system, r.Directories, nil)
-	kept := engineRecord{Version: 1, Engine: r.Engine, Main: r.Main, Default: r.Default,
+	kept := engineRecord{Version: 1, Engine: r.Engine, Main: r.Main, Found: r.Found, Default: r.Default,
 		Directories: r.Directories}
 	kept.Unread, kept.Undone = u.recordedDaemons(r)
 	for _, e := range r.Files {
@@ -415,5 +415,5 @@ func File(o Options, stateDir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return in.FindFile(r.Main)
+	return r.mainFile(in)
 }

@@ -28,7 +28,7 @@ func withoutUs(in engines.Installation, r engineRecord) (engineWithoutUs, error)
 	q := engineWithoutUs{in: in}
 	q.in.System.Overlay = map[string]filetree.FileContent{}
 	var err error
-	if q.in.File, err = in.FindFile(r.Main); err != nil {
+	if q.in.File, err = r.mainFile(in); err != nil {
 		return q, err
 	}
 	var recorded []string

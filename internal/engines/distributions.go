@@ -85,7 +85,8 @@ func (in Installation) FindFile(recorded string) (string, error) {
 		}
 	}
 	if (recorded == "" && len(mains) > 0 || slices.Contains(mains, recorded)) && in.servesKubelet() {
-		return cmp.Or(in.startedWith(), in.Of().File), nil
+		file, _ := in.StartedWith()
+		return cmp.Or(file, in.Of().File), nil
 	}
 	if recorded != "" {
 		return recorded, nil
@@ -96,26 +97,27 @@ func (in Installation) FindFile(recorded string) (string, error) {
 				strings.Join(names, " and "), strings.Join(mains, ", "))
 	}
 	if len(mains) == 0 {
-		return in.startedWith(), nil
+		file, _ := in.StartedWith()
+		return file, nil
 	}
 	return mains[0], nil
 }
 
-// startedWith is the main file that the node's own containerd was started with; "" for the usual
-// one. The process is that which listens at the node's own socket: those of Docker and of the
-// distributions have the same name, and other sockets.
-func (in Installation) startedWith() string {
-	if in.System.Root != "/" {
-		return ""
+// StartedWith is the main file that the node's own containerd was started with; "" for the usual
+// one. runs is false if it does not run. The process is that which listens at the node's own
+// socket: those of Docker and of the distributions have the same name, and other sockets.
+func (in Installation) StartedWith() (file string, runs bool) {
+	if in.System.Root != "/" || in.Engine != grant.Containerd {
+		return "", false
 	}
 	pid, err := listener(ownSocket)
 	if err != nil || !isOurs(filepath.Join("/proc", strconv.Itoa(pid))) {
-		return ""
+		return "", false
 	}
-	if file := readBy(pid); filepath.IsAbs(file) && !sameFile(file, in.Of().File) {
-		return file
+	if file = readBy(pid); filepath.IsAbs(file) && !sameFile(file, in.Of().File) {
+		return file, true
 	}
-	return ""
+	return "", true
 }
 
 // listener is the process that listens at a socket.

@@ -129,6 +129,15 @@ func TestTheFileOfTheNodesOwnContainerd(t *testing.T) {
 		if got, err := in.FindFile(row.recorded); err != nil || got != row.want {
 			t.Errorf("%q, %q recorded: it is %q (%v), want %q", row.args, row.recorded, got, err, row.want)
 		}
+		started := ""
+		if row.want != row.recorded {
+			started = row.want
+		} else if row.recorded != "" {
+			started = other
+		}
+		if got, runs := in.StartedWith(); got != started || !runs {
+			t.Errorf("%q: started with %q, %v, want %q", row.args, got, runs, started)
+		}
 		elsewhere := Installation{Engine: grant.Containerd, System: filetree.System{Root: t.TempDir()}}
 		if got, err := elsewhere.FindFile(""); err != nil || got != "" {
 			t.Errorf("%q, another root: it is %q (%v), want the usual one", row.args, got, err)

@@ -96,33 +96,39 @@ func (g Grant) Expired(now time.Time) bool {
 }
 
 // Live reports whether the grant counts against its GPUs. An expired or released grant, or one that
-// was entered for a certain container or program, counts only until its last one has ended.
+// its container's create entered, counts only until its last container has ended.
 func (g Grant) Live(now time.Time) bool {
-	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && !g.endsUnbound()
+	return len(g.Bindings) > 0 || !g.Draining && !g.Expired(now) && !g.isContainers()
 }
 
-// Orphaned reports whether a grant that was entered for a certain container or program has lost it.
-// No one could release such a grant, so it ends then.
-func (g Grant) Orphaned() bool { return g.endsUnbound() && len(g.Bindings) == 0 }
+// Orphaned reports whether a grant that a container's create entered has lost that container. No
+// one could release such a grant, so it ends then.
+func (g Grant) Orphaned() bool { return g.isContainers() && len(g.Bindings) == 0 }
 
 // CouldReturn reports whether the grant does not count at now and could count again: its container
 // has ended, and another one of that name may start. What a placement takes for free has to stay
 // free, so such a grant is removed first.
 func (g Grant) CouldReturn(now time.Time) bool {
-	return len(g.Bindings) == 0 && (g.endsUnbound() || g.Draining || !g.Over && g.Expired(now))
+	return len(g.Bindings) == 0 && (g.isContainers() || g.Draining || !g.Over && g.Expired(now))
 }
 
-func (g Grant) endsUnbound() bool {
-	return g.Source == Adopted || g.Source == Asked || g.Source == ByProgram
-}
+func (g Grant) isContainers() bool { return g.Source == Adopted || g.Source == Asked }
 
 // Sources of grants. A container's create enters the first two.
 const (
-	Adopted   = "adopted" // from a scheduler's annotations of the container
-	Asked     = "asked"   // by what the container asked for (Policy.Asks)
-	ByProgram = "program" // `gpuledger run` asked for it, for a program in no container
-	ByUser    = "user"    // a user of the node asked gpuledgerd for it
+	Adopted = "adopted" // from a scheduler's annotations of the container
+	Asked   = "asked"   // by what the container asked for (Policy.Asks), or by `gpuledger run`
+	ByUser  = "user"    // a user of the node asked gpuledgerd for it
 )
+
+// ByContainer reports whether a container has asked for the grant. `gpuledger run` enters its
+// grants as asked for, too, so that they end with their program.
+func (g Grant) ByContainer() bool {
+	return g.Source == Asked && (len(g.Bindings) == 0 || g.Bindings[0].Container != ProgramName(g.ID))
+}
+
+// ProgramName stands for a container's name in the binding of a program, which is in none.
+func ProgramName(id ID) string { return "gpuledger-" + string(id) }
 
 // State is a grant's state as listings print it.
 type State string

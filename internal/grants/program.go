@@ -102,22 +102,20 @@ func ProgramCgroups(n *node.Node, bindings []grant.Binding) (dirs []string) {
 // IsOfProgram reports whether a binding is a program's, and no container's. No runtime keeps a
 // state of it.
 func IsOfProgram(n *node.Node, b grant.Binding) bool {
-	return b.RuntimeRoot == n.Policy.RunDir && b.Container == programName(b.Grant)
+	return b.RuntimeRoot == n.Policy.RunDir && b.Container == grant.ProgramName(b.Grant)
 }
-
-func programName(id grant.ID) string { return "gpuledger-" + string(id) }
 
 func enterProgram(n *node.Node, ask admission.Ask, creator grant.Process, shim bool) (entered ProgramGrant,
 	err error) {
 	if n.Broken != nil {
 		return entered, n.Broken
 	}
-	ask.Owner, ask.Source = grant.Bearer, grant.ByProgram
+	ask.Owner, ask.Source = grant.Bearer, grant.Asked
 	if entered.Grant, _, err = node.NewGrant(ask); err != nil {
 		return entered, err
 	}
 	b := grant.Binding{Grant: entered.Grant.ID, RuntimeRoot: n.Policy.RunDir,
-		Container: programName(entered.Grant.ID), Creator: creator, Strength: grant.StrengthNone,
+		Container: grant.ProgramName(entered.Grant.ID), Creator: creator, Strength: grant.StrengthNone,
 		Weaker: "its processes are in no container"}
 	var path string
 	if entered.Cgroup, path, err = containers.MakeCgroup(n.Host, creator.PID, b.Container); err != nil {

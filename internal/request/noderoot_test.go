@@ -223,7 +223,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 				specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/proc/self/ns/user"})
 		}, true},
 		{"a process's directory, read only", bind("/proc/1", "ro"), true},
-		{"a file of a process", bind("/proc/1/ns/net", "ro"), false},
+		{"a file of a process", bind("/proc/1/status", "ro"), false},
 		{"a file of /proc", bind("/proc/meminfo", "ro"), false},
 		{"host /proc/sys", bind("/proc/sys"), true},
 		{"network settings", bind("/proc/sys/net"), false},

@@ -127,9 +127,9 @@ func TestEngineThatLosesItsService(t *testing.T) {
 const withUs = `{"containerd": {"defaultRuntimeName": "gpuledger",
 	"runtimes": {"runc": {}, "gpuledger": {}}}}`
 
-// TestContainerdThatRunsWithOtherFiles: the node is not set up, whatever the files say that
+// TestRunsWithOtherFiles: the node is not set up, whatever the files say that
 // configure edited. An engine that does not say what it runs with passes.
-func TestContainerdThatRunsWithOtherFiles(t *testing.T) {
+func TestRunsWithOtherFiles(t *testing.T) {
 	const without = `{"containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {}}}}`
 	const notDefault = `{"containerd": {"defaultRuntimeName": "runc",
 		"runtimes": {"runc": {}, "gpuledger": {}}}}`

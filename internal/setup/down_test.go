@@ -99,13 +99,16 @@ func TestEditsThatTheEngineDoesNotStartWith(t *testing.T) {
 		{func() {}, 0},
 		{func() { s.write("node/pid", "7") }, 2}, // of the engine
 		{func() {}, 0},
+		{func() { s.write("node/containers", "32") }, 0}, // other pods come and go
+		{func() { s.write("node/etc/crio/crio.conf.d/theirs.conf", "mended\n") }, 2},
+		{func() {}, 0},
 		{func() { s.write("tree/usr/bin/gpuledger", gpuledger+"# the next version\n") }, 2},
 		{func() {}, 0},
 		{func() { s.run("remove", "--engine=crio") }, 2},
 	} {
 		row.change()
 		s.calls()
-		status, out := s.run("install", "--engine=crio")
+		status, out := s.run("install", "--engine=crio", "--as-default")
 		if status == 0 || !strings.Contains(out, why) {
 			t.Errorf("status %d\n%s", status, out)
 		}
@@ -124,7 +127,7 @@ func TestEditsThatTheEngineDoesNotStartWith(t *testing.T) {
 	if err := os.Remove(s.dir + "/node/refuses"); err != nil {
 		t.Fatal(err)
 	}
-	if status, out := s.run("install", "--engine=crio"); status != 0 {
+	if status, out := s.run("install", "--engine=crio", "--as-default"); status != 0 {
 		t.Errorf("it starts with them now: status %d\n%s", status, out)
 	}
 }

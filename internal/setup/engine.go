@@ -110,19 +110,24 @@ type preview struct {
 	// gpuledger is the default handler since an earlier configure, and this one leaves it so
 	stillDefault bool
 
-	printed []byte   // with the engine's processes
-	files   []string // that configure writes
+	pids  []int    // of the engine
+	files []string // that configure writes
 }
 
-// key is another one after a change of the engine's files, after the engine's restart, and with
+// key is another one after a change of an engine's files, after the engine's restart, and with
 // another version of gpuledger.
 func (p preview) key() string {
 	sum := sha256.New()
-	for _, path := range append(p.files, program) {
+	fmt.Fprintln(sum, p.pids)
+	files := append(p.files, program)
+	for _, pattern := range engineFiles {
+		found, _ := filepath.Glob(pattern)
+		files = append(files, found...)
+	}
+	for _, path := range files {
 		text, _ := os.ReadFile(path)
 		fmt.Fprintf(sum, "%s %d\n%s", path, len(text), text)
 	}
-	sum.Write(p.printed)
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
@@ -133,7 +138,10 @@ func (n *node) preview(args []string) (p preview, err error) {
 	var answer struct {
 		Files   []struct{ Path, Action string }
 		Waits   string
-		Restart struct{ Unit string }
+		Restart struct {
+			Unit string
+			PIDs []int
+		}
 
 		StillDefault bool `json:"still_default"`
 	}
@@ -144,7 +152,7 @@ func (n *node) preview(args []string) (p preview, err error) {
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return p, fmt.Errorf("cannot understand what gpuledger configure %s prints: %w", args[0], err)
 	}
-	p.unit, p.stillDefault, p.printed = answer.Restart.Unit, answer.StillDefault, out
+	p.unit, p.pids, p.stillDefault = answer.Restart.Unit, answer.Restart.PIDs, answer.StillDefault
 	p.changes = answer.Waits != "" // configure was undone by hand, and the engine has not read that
 	for _, f := range answer.Files {
 		p.files = append(p.files, f.Path)

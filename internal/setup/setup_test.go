@@ -70,7 +70,8 @@ was=; ! /bin/busybox grep -qs default /etc/engine.conf || was=yes
 if [ -n "$dry" ]; then
   echo '{"files": [{"path": "/etc/gpuledger/config.toml", "action": "edit"}, {"path": "/etc/engine.conf", "action": "'$action'"}]'
   [ ! -e /waits ] || echo ', "waits": "the engine calls gpuledger-runtime"'
-  echo ', "restart": {"unit": "engine.service", "pids": ["'$([ ! -e /pid ] || /bin/busybox cat /pid)'"]}'
+  echo ', "restart": {"unit": "engine.service", "pids": ['$([ ! -e /pid ] || /bin/busybox cat /pid)']}'
+  echo ', "running": {"running": '$(/bin/busybox cat /containers)'}'
   [ -z "$was" -o -n "$undo$default" ] || echo ', "still_default": true'
   echo '}'
   exit
@@ -116,6 +117,7 @@ func newMachine(t *testing.T) machine {
 	s.write("node/usr/bin/udevadm", recordsCall)
 	s.write("node/run/systemd/system/here", "")
 	s.write("tree/usr/bin/gpuledger", gpuledger)
+	s.write("node/containers", "31")
 	s.write("node/grants", `{"grants": [{"mode": "mps", "state": "free"},
 		{"mode": "limit", "state": "bound"}]}`)
 	s.write("tree/usr/bin/gpuledger-runtime", "first")

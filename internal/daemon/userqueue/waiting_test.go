@@ -56,9 +56,13 @@ func (n *withGPU) answers(answers bool) {
 
 // asks has root ask for memory; user tells requests apart.
 func (n *withGPU) asks(user uint32, secret string, memory grant.Bytes) (grant.Grant, *Waiter, error) {
+	return n.asksFor(admission.Ask{Mode: grant.Limit, GPUs: 1, Memory: memory, User: user, Secret: secret})
+}
+
+func (n *withGPU) asksFor(ask admission.Ask) (grant.Grant, *Waiter, error) {
+	ask.Owner, ask.Source = grant.Bearer, "test"
 	return n.queue.GrantOrWait(func() *node.Node { return n.Node }, grants.Read,
-		Request{User: user, Waits: true, Ask: admission.Ask{Owner: grant.Bearer, Mode: grant.Limit, GPUs: 1,
-			Memory: memory, Source: "test", User: user, Secret: secret}})
+		Request{User: ask.User, Waits: true, Ask: ask})
 }
 
 // full is a disk that has no room for files below a directory.
@@ -148,6 +152,15 @@ func TestWhoWaitsForAGPUThatDoesNotAnswer(t *testing.T) {
 	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
 	if out := n.queue.Leave(w); out == nil || out.Err != nil {
 		t.Errorf("it has %+v", out)
+	}
+	n.answers(false)
+	mine := grant.Quota{Memory: grant.Size(16 * grant.GiB), Modes: []grant.Mode{grant.Exclusive}}
+	for i, ask := range []admission.Ask{{Mode: grant.Exclusive, GPUs: 1, Quota: &mine},
+		{Mode: grant.MIG, Memory: grant.GiB}} { // whose memory, and whose MIG devices, are unknown
+		ask.User = uint32(60010 + i)
+		if _, w, err := n.asksFor(ask); w == nil {
+			t.Errorf("mode %s: %v", ask.Mode, err)
+		}
 	}
 	boot, err := n.Host.BootID()
 	daemontest.Must(t, err)

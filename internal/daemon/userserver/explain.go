@@ -51,7 +51,7 @@ func basisOf(n *node.Node, b node.Basis, uid uint32, references []string) users.
 		if uid == 0 || g.User != uid {
 			shown = anonymous(g)
 		}
-		if g.Source == grant.Asked { // it counts in the part for which containers may ask
+		if g.ByContainer() { // it counts in the part for which containers may ask
 			shown.Source = g.Source
 		}
 		if proves(references, g) {
