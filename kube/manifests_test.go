@@ -366,11 +366,14 @@ func TestTheNetworkPolicySelectsOnlyTheAgents(t *testing.T) {
 }
 
 // An agent that cannot work ends. A version that ends soon may replace a working one on the first
-// node only.
+// node only. A deployment keeps its pods until new ones work.
 func TestAnUpdateWaitsForAStablePod(t *testing.T) {
 	seen := 0
 	for _, list := range objects(t) {
 		for _, object := range list {
+			if d, is := object.(*appsv1.Deployment); is && d.Spec.Strategy.Type != "" {
+				t.Errorf("deployment %s has the strategy %s", d.Name, d.Spec.Strategy.Type)
+			}
 			if set, is := object.(*appsv1.DaemonSet); is && set.Name != setUp {
 				seen++
 				if set.Spec.MinReadySeconds < 10 {

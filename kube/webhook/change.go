@@ -59,13 +59,8 @@ const Defaulted = corev1.DefaultSchedulerName
 // changeOf returns what becomes of a new pod. The error is for its user.
 func (r Rules) changeOf(pod *corev1.Pod) (c change, err error) {
 	wish, asks, err := r.Dialect.Wish(pod)
-	switch {
-	case err != nil || mirror(pod):
+	if err != nil || !asks || mirror(pod) {
 		return c, err
-	case !selected(r.Dialect, pod):
-		return c, errOtherNames
-	case !asks:
-		return c, nil
 	}
 	if pod.Spec.NodeName != "" {
 		return c, errOwnNode
@@ -97,11 +92,6 @@ func (r Rules) refusalOf(pod *corev1.Pod) error {
 // errOwnNode is the refusal of a pod that is past all schedulers.
 var errOwnNode = errors.New("the pod asks for GPUs and names its node, so no scheduler chooses its GPUs: " +
 	"use a nodeSelector instead of nodeName")
-
-// errOtherNames is the refusal of a pod that the webhook's own conditions do not select. The API
-// server has those of a process with other names, and another process may answer the next time.
-var errOtherNames = errors.New("the pod asks for GPUs by names that this process of the webhook does not " +
-	"know yet, or not any more: try again")
 
 // mirror reports whether a pod stands for a static pod, which runs already. A static pod can have
 // no claim, and no scheduler places it. The node refuses it.

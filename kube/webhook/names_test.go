@@ -18,7 +18,7 @@ func TestClaimsOfOnePodHaveDifferentNames(t *testing.T) {
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 				"gpuledger.dev/gpu-memory": resource.MustParse("1")}}})
 	}
-	c, err := Rules{Claims: true, Dialect: configuration(t, "resources.toml")}.changeOf(pod)
+	c, err := Rules{Claims: true}.changeOf(pod)
 	if err != nil {
 		t.Fatal(err)
 	}

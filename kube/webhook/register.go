@@ -2,13 +2,16 @@ package webhook
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	admissionregistration "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -29,25 +32,57 @@ type Registration struct {
 	Dialect            dialect.Config
 	// Exempt are namespaces whose pods are not looked at.
 	Exempt []string
+
+	entered bool // by this process
 }
 
-// Ensure enters the webhooks, unless they are there.
-func (r Registration) Ensure(ctx context.Context, trust []byte) error {
+// Ensure enters the webhooks, unless they are there. At its start a process replaces those of a
+// process with other names. Afterwards it leaves such webhooks alone: the other process was started
+// later, so it has the newer names, and this one will be ended.
+func (r *Registration) Ensure(ctx context.Context, trust []byte) error {
 	api := r.Client.AdmissionregistrationV1()
 	err := fill(ctx, r.Name, api.MutatingWebhookConfigurations(),
 		func(c *admissionregistration.MutatingWebhookConfiguration) bool {
-			return replace(&c.Webhooks, r.mutating(trust))
+			want := r.mutating(trust)
+			if len(c.Webhooks) == 1 && r.yields(c.Webhooks[0].ClientConfig, want.ClientConfig) {
+				return false
+			}
+			return replace(&c.Webhooks, want)
 		})
 	if err == nil {
 		err = fill(ctx, r.Name, api.ValidatingWebhookConfigurations(),
 			func(c *admissionregistration.ValidatingWebhookConfiguration) bool {
-				return replace(&c.Webhooks, r.validating(trust))
+				want := r.validating(trust)
+				if len(c.Webhooks) == 1 && r.yields(c.Webhooks[0].ClientConfig, want.ClientConfig) {
+					return false
+				}
+				return replace(&c.Webhooks, want)
 			})
 	}
 	if err != nil {
 		return fmt.Errorf("cannot enter the webhook: %w", err)
 	}
+	r.entered = true
 	return nil
+}
+
+// yields reports whether a webhook is there by other names, and stays. That of an older version has
+// no names in its path: it is at another place.
+func (r *Registration) yields(is, want admissionregistration.WebhookClientConfig) bool {
+	place, names := asked(is)
+	own, ownNames := asked(want)
+	return r.entered && place == own && names != ownNames
+}
+
+// asked returns where a webhook is asked, and the last part of the path.
+func asked(c admissionregistration.WebhookClientConfig) (place, names string) {
+	switch {
+	case c.URL != nil:
+		place = *c.URL
+	case c.Service != nil && c.Service.Path != nil:
+		place = c.Service.Namespace + "/" + c.Service.Name + *c.Service.Path
+	}
+	return path.Split(place)
 }
 
 // configurations are the part of a client that fill needs.
@@ -81,7 +116,7 @@ const webhookName = "pods.gpuledger.dev"
 // a pod.
 func (r Registration) mutating(trust []byte) admissionregistration.MutatingWebhook {
 	return admissionregistration.MutatingWebhook{Name: webhookName,
-		ClientConfig: r.client(MutatePath, trust), Rules: rules(),
+		ClientConfig: r.client(MutatePath+"/"+hash(r.Dialect), trust), Rules: rules(),
 		FailurePolicy: ptr(admissionregistration.Fail),
 		MatchPolicy:   ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
 		ObjectSelector: &metav1.LabelSelector{},
@@ -94,7 +129,7 @@ func (r Registration) mutating(trust []byte) admissionregistration.MutatingWebho
 // validating fails open: what it refuses, the scheduler and the node refuse as well.
 func (r Registration) validating(trust []byte) admissionregistration.ValidatingWebhook {
 	return admissionregistration.ValidatingWebhook{Name: webhookName,
-		ClientConfig: r.client(ValidatePath, trust), Rules: rules(),
+		ClientConfig: r.client(ValidatePath+"/"+hash(r.Dialect), trust), Rules: rules(),
 		FailurePolicy: ptr(admissionregistration.Ignore),
 		MatchPolicy:   ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
 		ObjectSelector: &metav1.LabelSelector{},
@@ -105,14 +140,14 @@ func (r Registration) validating(trust []byte) admissionregistration.ValidatingW
 
 func ptr[T any](v T) *T { return &v }
 
-func (r Registration) client(path string, trust []byte) admissionregistration.WebhookClientConfig {
+func (r Registration) client(at string, trust []byte) admissionregistration.WebhookClientConfig {
 	c := admissionregistration.WebhookClientConfig{CABundle: trust}
 	if r.URL != "" {
-		url := strings.TrimSuffix(r.URL, "/") + path
+		url := strings.TrimSuffix(r.URL, "/") + at
 		c.URL = &url
 		return c
 	}
-	c.Service = &admissionregistration.ServiceReference{Namespace: r.Namespace, Name: r.Service, Path: &path,
+	c.Service = &admissionregistration.ServiceReference{Namespace: r.Namespace, Name: r.Service, Path: &at,
 		Port: ptr(int32(443))}
 	return c
 }
@@ -156,13 +191,14 @@ func condition(c dialect.Config) string {
 	return strings.Join(any, " || ")
 }
 
-// selected reports whether condition selects a pod.
-func selected(c dialect.Config, pod *corev1.Pod) bool {
-	uses := func(container corev1.Container) bool { return len(c.Uses(&container)) > 0 }
-	return slices.ContainsFunc(pod.Spec.Containers, uses) ||
-		slices.ContainsFunc(pod.Spec.InitContainers, uses) ||
-		slices.ContainsFunc(c.Annotations(), func(key string) bool {
-			_, found := pod.Annotations[key]
-			return found
-		})
+// hash is a part of the path at which the API server asks, so that it says by which names it has
+// selected a pod. While the names change, it has those of one process, and asks the others as well.
+func hash(c dialect.Config) string {
+	sum := sha256.Sum256([]byte(condition(c)))
+	return hex.EncodeToString(sum[:8])
 }
+
+// errOtherNames is the refusal of a pod that the API server has selected by other names. It has
+// those of another process, which may answer the next time.
+var errOtherNames = errors.New("the pod asks for GPUs by names that this process of the webhook does not " +
+	"know yet, or not any more: try again")

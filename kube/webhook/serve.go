@@ -21,7 +21,8 @@ type Handler struct {
 	Log       *slog.Logger
 }
 
-// The paths at which the API server asks.
+// The paths at which the API server asks: with a hash of the names by which it selects pods, or
+// without, if an older version has entered them.
 const (
 	MutatePath   = "/mutate"
 	ValidatePath = "/validate"
@@ -33,8 +34,11 @@ const maxReview = 8 << 20
 // Mux returns the server's paths. ready says why it cannot serve yet.
 func (h Handler) Mux(ready func() error) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc(MutatePath, h.answer(h.mutate))
-	mux.HandleFunc(ValidatePath, h.answer(h.validate))
+	mutate, validate := h.answer(h.mutate), h.answer(h.validate)
+	mux.HandleFunc(MutatePath, mutate)
+	mux.HandleFunc(MutatePath+"/{names}", mutate)
+	mux.HandleFunc(ValidatePath, validate)
+	mux.HandleFunc(ValidatePath+"/{names}", validate)
 	mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {
@@ -47,6 +51,7 @@ func (h Handler) Mux(ready func() error) *http.ServeMux {
 // answer reads a review, and writes what do returns. An error of do refuses the pod.
 func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, *corev1.Pod,
 	*admissionv1.AdmissionResponse) error) http.HandlerFunc {
+	own := hash(h.Rules.Dialect)
 	return func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
 		text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
@@ -58,7 +63,12 @@ func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, 
 			return
 		}
 		response := &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
-		if err := h.review(r.Context(), review.Request, response, do); err != nil {
+		if names := r.PathValue("names"); names != "" && names != own {
+			err = errOtherNames
+		} else {
+			err = h.review(r.Context(), review.Request, response, do)
+		}
+		if err != nil {
 			response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
 			response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
 				Message: "gpuledger: " + err.Error()}

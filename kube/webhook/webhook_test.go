@@ -16,6 +16,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistration "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -196,7 +197,7 @@ func TestReviews(t *testing.T) {
 		"no pod":       {`"uid":"1","operation":"CREATE","resource":{"resource":"services"}`, true, false},
 		"an update":    {`"uid":"1","operation":"UPDATE","resource":{"resource":"pods"}`, true, false},
 		"no object":    {pods + `,"object":7`, false, false},
-		"no GPU":       {pods + `,"object":{"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"0"}}}]}}`, true, false},
+		"no GPU":       {pods + `,"object":{"spec":{"containers":[{"name":"a"}]}}`, true, false},
 		"a GPU":        {pods + `,"object":{"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, true},
 		"a mirror pod": {pods + `,"object":{"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, true, false},
 		"its own node": {pods + `,"object":{"spec":{"nodeName":"a","containers":[{"name":"a","resources":{"limits":{"gpuledger.dev/gpu":"1"}}}]}}`, false, false},
@@ -210,9 +211,8 @@ func TestReviews(t *testing.T) {
 	}
 }
 
-// While a name is added, the API server asks about pods with it as soon as one process has entered
-// the new names. A process with the old names cannot answer for them: it would let such a pod pass
-// as it is. The API server does not ask about a pod without any name.
+// While the names change, the API server asks by those of one process, and asks all processes. One
+// with other names cannot answer: it would let a pod pass as it is, or change a part of it.
 func TestAProcessWithOldNamesLetsNoPodPass(t *testing.T) {
 	config := func(names ...string) dialect.Config {
 		text := ""
@@ -225,12 +225,30 @@ func TestAProcessWithOldNamesLetsNoPodPass(t *testing.T) {
 		}
 		return c
 	}
-	client := fake.NewClientset()
-	answer := func(c dialect.Config, pod string) *admissionv1.AdmissionResponse {
-		h := Handler{Rules: Rules{Dialect: c, Claims: true}, Log: slog.New(slog.DiscardHandler),
-			Templates: Templates{Client: client, Now: time.Now}}
+	name := metav1.ObjectMeta{Name: "gpuledger"}
+	client := fake.NewClientset(&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: name},
+		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: name})
+	process := func(c dialect.Config) *Registration {
+		return &Registration{Client: client, Name: name.Name, Namespace: "ns", Service: "hook", Dialect: c}
+	}
+	tick := func(r *Registration) {
+		t.Helper()
+		if err := r.Ensure(t.Context(), []byte("trust")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	paths := func() (mutating, validating string) {
+		m, _ := client.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(t.Context(), name.Name,
+			metav1.GetOptions{})
+		v, _ := client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(t.Context(), name.Name,
+			metav1.GetOptions{})
+		return *m.Webhooks[0].ClientConfig.Service.Path, *v.Webhooks[0].ClientConfig.Service.Path
+	}
+	answer := func(c dialect.Config, path, pod string) *admissionv1.AdmissionResponse {
+		t.Helper()
+		h := Handler{Rules: Rules{Dialect: c}, Log: slog.New(slog.DiscardHandler)}
 		w := httptest.NewRecorder()
-		h.Mux(func() error { return nil }).ServeHTTP(w, httptest.NewRequest(http.MethodPost, MutatePath,
+		h.Mux(func() error { return nil }).ServeHTTP(w, httptest.NewRequest(http.MethodPost, path,
 			strings.NewReader(`{"request":{"uid":"1","namespace":"team","operation":"CREATE",`+
 				`"resource":{"version":"v1","resource":"pods"},"object":`+pod+`}}`)))
 		var review admissionv1.AdmissionReview
@@ -239,21 +257,76 @@ func TestAProcessWithOldNamesLetsNoPodPass(t *testing.T) {
 		}
 		return review.Response
 	}
-	before := config("gpuledger.dev/gpu")
-	after := config("gpuledger.dev/gpu", "gpuledger.dev/gpu-memory", "gpu-memory")
-	const asks = `"resources":{"requests":{"gpuledger.dev/gpu-memory":"4"}}`
-	for name, pod := range map[string]string{
-		"a container": `{"spec":{"containers":[{"name":"a",` + asks + `}]}}`,
-		"an init container": `{"spec":{"initContainers":[{"name":"i",` + asks + `}],` +
-			`"containers":[{"name":"a"}]}}`,
+	before, after := config("nvidia.com/gpu"), config("nvidia.com/gpu", "nvidia.com/gpumem", "gpu-memory")
+	pods := map[string]string{
+		"a new name": `{"spec":{"containers":[{"name":"a","resources":{"limits":` +
+			`{"nvidia.com/gpumem":"4"}}}]}}`,
+		"an old and a new name": `{"spec":{"containers":[{"name":"a","resources":{"limits":` +
+			`{"nvidia.com/gpu":"1","nvidia.com/gpumem":"4"}}}]}}`,
 		"an annotation": `{"metadata":{"annotations":{"gpu-memory":"2000"}},` +
 			`"spec":{"containers":[{"name":"a"}]}}`,
-	} {
-		if r := answer(before, pod); r.Allowed || r.Result.Code != http.StatusServiceUnavailable {
-			t.Errorf("%s: a process with the old names answers %+v", name, r)
+	}
+	older := process(before)
+	tick(older)
+	oldMutating, oldValidating := paths()
+	newer := process(after)
+	tick(newer)
+	mutating, validating := paths()
+	if mutating == oldMutating || validating == oldValidating {
+		t.Fatalf("the API server asks at %s and %s by all names", mutating, validating)
+	}
+	for _, r := range []*Registration{older, newer, older} {
+		tick(r)
+		if m, v := paths(); m != mutating || v != validating {
+			t.Errorf("the old names are back: %s, %s", m, v)
 		}
-		if r := answer(after, pod); !r.Allowed || len(r.Patch) == 0 {
-			t.Errorf("%s: a process with the new names answers %+v", name, r)
+	}
+	for name, pod := range pods {
+		for _, c := range []struct {
+			of    dialect.Config
+			path  string
+			other bool
+		}{{before, mutating, true}, {before, validating, true}, {after, mutating, false},
+			{after, validating, false}, {after, oldMutating, true}, {after, oldValidating, true},
+			{before, oldMutating, false}, {after, MutatePath, false}, {after, ValidatePath, false}} {
+			r := answer(c.of, c.path, pod)
+			if r.Allowed == c.other || c.other && r.Result.Code != http.StatusServiceUnavailable {
+				t.Errorf("%s, names %v at %s: %+v", name, c.of.Resources, c.path, r)
+			}
+		}
+	}
+	back := process(before) // the names are set back
+	tick(back)
+	tick(newer)
+	if m, v := paths(); m != oldMutating || v != oldValidating {
+		t.Errorf("the names that were set back are asked at %s, %s", m, v)
+	}
+}
+
+// A configuration of an older version has no names in its path. The process enters its own each
+// time, as it does where another Service is entered.
+func TestAConfigurationWithoutNamesIsReplaced(t *testing.T) {
+	name := metav1.ObjectMeta{Name: "gpuledger"}
+	client := fake.NewClientset(&admissionregistration.MutatingWebhookConfiguration{ObjectMeta: name},
+		&admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: name})
+	r := &Registration{Client: client, Name: name.Name, Namespace: "ns", Service: "hook",
+		Dialect: configuration(t, "resources.toml")}
+	api := client.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	for _, at := range []admissionregistration.WebhookClientConfig{r.client(MutatePath, nil), {},
+		(&Registration{Namespace: "ns", Service: "other"}).client(MutatePath+"/0", nil),
+		(&Registration{URL: "https://127.0.0.1:1"}).client(MutatePath+"/0", nil)} {
+		if err := r.Ensure(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		c, _ := api.Get(t.Context(), name.Name, metav1.GetOptions{})
+		c.Webhooks[0].ClientConfig = at
+		_, _ = api.Update(t.Context(), c, metav1.UpdateOptions{})
+		if err := r.Ensure(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		c, _ = api.Get(t.Context(), name.Name, metav1.GetOptions{})
+		if s := c.Webhooks[0].ClientConfig.Service; s == nil || *s.Path != MutatePath+"/"+hash(r.Dialect) {
+			t.Errorf("%+v is left as it is", at)
 		}
 	}
 }
