@@ -12,6 +12,12 @@ import (
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
+// A node that is given back gets this label (docs/kubernetes.md).
+const (
+	labelNode = prefix + "node"
+	removed   = "removed"
+)
+
 // The labels of a node that choose how its GPUs are filled. Ours wins over that of ACK.
 const (
 	labelPolicy  = prefix + "placement"
@@ -39,7 +45,10 @@ func readNode(object *corev1.Node, fallback placement.Policy, offered []string) 
 		p.node.Closed = "publishes what cannot be read: " + err.Error()
 		return p, true
 	}
-	if p.node.Closed = state.Closed; p.node.Closed == "" && p.offersNone(offered) {
+	switch p.node.Closed = state.Closed; {
+	case object.Labels[labelNode] == removed:
+		p.node.Closed = "has left gpuledger: it has the label " + labelNode + "=" + removed
+	case p.node.Closed == "" && p.offersNone(offered):
 		p.node.Closed = "has a kubelet that offers no GPUs: its device plugin has left, or is starting"
 	}
 	p.adopted = map[string]bool{}

@@ -371,6 +371,32 @@ func TestFilterClosesNodesWithoutADevicePlugin(t *testing.T) {
 		"that offers no GPUs: its device plugin has left, or is starting")
 }
 
+// A node that was given back still has the annotation. Another device plugin may offer one of our
+// names there, and where pods ask only by annotations no device plugin offers anything.
+func TestFilterClosesNodesThatWereGivenBack(t *testing.T) {
+	node := func(name, label string, offers corev1.ResourceList) *corev1.Node {
+		n := nodeOf(t, name, stateOf(name, 16))
+		n.Labels, n.Status.Allocatable = map[string]string{"gpuledger.dev/node": label}, offers
+		return n
+	}
+	others := corev1.ResourceList{"nvidia.com/gpu": oneUnit}
+	for text, offered := range map[string][]string{"only annotations": nil,
+		"a name of others": {"nvidia.com/gpu"}} {
+		w := newWorld(t, node("back", "removed", nil), node("others", "removed", others),
+			node("ours", "shared", others))
+		s := w.process()
+		s.cache.offered = offered
+		w.sees(s)
+		s.Wish = func(*corev1.Pod) (placement.Wish, bool, error) {
+			return placement.Wish{Demands: []placement.Demand{{Container: "main", GPUs: 1, Part: 500}}},
+				true, nil
+		}
+		want(t, text, filtered(t, s, podWith("p", nil), "back", "others", "ours"), "ours")
+		want(t, "the reason", filtered(t, s, podWith("p", nil), "back"), "no node takes GPU pods now: "+
+			"node back has left gpuledger: it has the label gpuledger.dev/node=removed")
+	}
+}
+
 func TestFilterWithWholeNodes(t *testing.T) {
 	w := newWorld(t, nodeOf(t, "a", stateOf("a", 6)), nodeOf(t, "b", stateOf("b", 16)))
 	s := w.process()
