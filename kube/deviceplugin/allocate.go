@@ -35,6 +35,7 @@ type Allocator struct {
 	asked       preferenceCall              // the kubelet's calls since the last Allocate
 	seen        map[grant.ID]grant.Identity // the container that was found to use a grant
 	podGone     map[grant.ID]bool           // the grant is in use, but its pod is gone
+	podListed   map[grant.ID]bool           // this kubelet has listed the pod of that container
 }
 
 // preferenceCall is what the kubelet has asked before an Allocate. The kubelet reuses the devices

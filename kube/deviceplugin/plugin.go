@@ -256,6 +256,7 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 	}
 	if !sameSocket(lister, p.lister) {
 		p.lister, p.since = lister, p.Allocator.Now()
+		p.Allocator.forgetListed()
 	}
 	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
 		list, err := podresources.NewPodResourcesListerClient(c).List(ctx,

@@ -647,6 +647,31 @@ func TestAPodWithACgroupKeepsItsGrant(t *testing.T) {
 	}
 }
 
+// The kubelet removes the cgroup of an ended pod only after its volumes, which can take for ever.
+func TestAPodThatIsListedNoMoreHasNoUseForItsGrant(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Cgroups = "cgroup"
+	check(t, os.MkdirAll("cgroup/kubepods/burstable/poduid-a", 0o700))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	g, r := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-a": r})
+	end := s.Use(g.ID, grant.Identity{Namespace: "team", Pod: "a", Container: "main"})
+	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
+	s.ensure()
+	end()
+	s.now = s.now.Add(settled + time.Second)
+	s.ensure()
+	if n := len(s.Grants()); n != 1 {
+		t.Errorf("%d grants, want that of the pod that the kubelet lists", n)
+	}
+	s.kubelet.forgets()
+	s.ensure()
+	if n := len(s.Grants()); n != 0 {
+		t.Errorf("%d grants are left while the pod's volumes are unmounted", n)
+	}
+}
+
 func TestAPluginRegistersOnceThereIsAnInventory(t *testing.T) {
 	s := newSite(t, 2, units1GiB, "")
 	path := s.SimulatedNode.Dir + "/state/inventory.json"

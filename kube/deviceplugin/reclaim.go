@@ -36,6 +36,7 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	there := listed(pods, d.Resource.Name)
 	if d.seen == nil {
 		d.seen, d.podGone = map[grant.ID]grant.Identity{}, map[grant.ID]bool{}
+		d.podListed = map[grant.ID]bool{}
 	}
 	var failed error
 	live := map[grant.ID]bool{}
@@ -44,6 +45,9 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 		live[g.ID] = true
 		if len(g.Bindings) > 0 {
 			d.seen[g.ID] = g.Bindings[0].Pod
+		}
+		if user := d.seen[g.ID]; there.pods[user.Namespace+"/"+user.Pod] {
+			d.podListed[g.ID] = true
 		}
 		ended := complete && d.over(g, own, there, judge)
 		switch {
@@ -57,7 +61,15 @@ func (d *Allocator) Reclaim(pods []*podresources.PodResources, complete bool,
 	gone := func(id grant.ID) bool { return !live[id] }
 	maps.DeleteFunc(d.seen, func(id grant.ID, _ grant.Identity) bool { return gone(id) })
 	maps.DeleteFunc(d.podGone, func(id grant.ID, _ bool) bool { return gone(id) })
+	maps.DeleteFunc(d.podListed, func(id grant.ID, _ bool) bool { return gone(id) })
 	return failed
+}
+
+// forgetListed is called when another kubelet has started.
+func (d *Allocator) forgetListed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.podListed)
 }
 
 // over reports whether no existing pod will use a grant any more. judge returns what the kubelet's
@@ -78,9 +90,10 @@ func (d *Allocator) over(g grant.Grant, own []grant.Grant, there listing,
 	switch {
 	case future == over:
 		return true
-	case future == present && len(g.Bindings) == 0:
+	case future == present && !d.podListed[g.ID] && len(g.Bindings) == 0:
 		// A kubelet that has restarted without an API server lists no pods, and starts the
-		// containers again of those that run.
+		// containers again of those that run. Once it has listed the pod, its list counts: it
+		// removes the cgroup of an ended pod only after the volumes, which may take for ever.
 		return false
 	case used && user.Pod != "":
 		return !there.pods[user.Namespace+"/"+user.Pod]
