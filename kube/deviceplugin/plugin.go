@@ -41,7 +41,8 @@ type Plugin struct {
 	server  *grpc.Server
 	kubelet os.FileInfo // its socket when this plugin registered
 	lister  os.FileInfo // the socket that lists pods, at the last look
-	since   time.Time   // when that socket was first seen
+	sent    bool        // its kubelet has got pods, as far as a plugin outside a pod can see
+	since   time.Time   // when that socket was first seen, or its kubelet had got pods
 	devices []*api.Device
 	held    map[string]bool // devices of containers, by the ledger
 	changed chan struct{}   // closed when the devices change
@@ -255,7 +256,7 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 		return fmt.Errorf("cannot find the kubelet: %w", err)
 	}
 	if !sameSocket(lister, p.lister) {
-		p.lister, p.since = lister, p.Allocator.Now()
+		p.lister, p.since, p.sent = lister, p.Allocator.Now(), p.Self != ""
 		p.Allocator.forgetListed()
 	}
 	return call(ctx, p.PodResources, func(ctx context.Context, c *grpc.ClientConn) error {
@@ -265,14 +266,19 @@ func (p *Plugin) reclaim(ctx context.Context) error {
 			return fmt.Errorf("cannot ask the kubelet who has which GPU: %w", err)
 		}
 		after, err := os.Stat(p.PodResources)
-		watched := p.Allocator.Now().Sub(p.since)
+		devices := listed(list.PodResources, p.Allocator.Resource.Name).devices
 		if p.Allocator.Resource.Placed {
-			p.hold(listed(list.PodResources, p.Allocator.Resource.Name).devices)
+			p.hold(devices)
 		}
+		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
+		if !p.sent && pods() != nil {
+			// a boot without an API server: only static pods are there, for as long as it is away
+			p.sent, p.since = len(devices) > 0 || ofAPIServer(pods()), p.Allocator.Now()
+		}
+		watched := p.Allocator.Now().Sub(p.since)
 		complete := err == nil && sameSocket(lister, after) && watched >= settled &&
 			p.listsSelf(list.PodResources)
 		to := readCheckpoint(p.Dir, p.Allocator.Resource.Name)
-		pods := sync.OnceValue(func() map[string]bool { return podsIn(p.Cgroups) })
 		return p.Allocator.Reclaim(list.PodResources, complete,
 			func(id grant.ID, age time.Duration) futureUse {
 				return to.futureUse(id, min(age, watched), pods)

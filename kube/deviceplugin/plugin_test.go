@@ -647,6 +647,55 @@ func TestAPodWithACgroupKeepsItsGrant(t *testing.T) {
 	}
 }
 
+// After a boot without an API server the kubelet starts only static pods. A plugin outside a pod
+// draws no conclusions until another pod has a cgroup.
+func TestAfterABootTheAPIServersPodsAreAwaited(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Cgroups = "cgroup"
+	check(t, os.MkdirAll("cgroup/kubepods/burstable/pod5a3c1c0fbb6f1e5ad4b3ac0f0be2c1d4", 0o700))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	_, r := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{"uid-a": r})
+	is := func(there bool, when string) {
+		t.Helper()
+		s.ensure()
+		if n := len(s.Grants()); (n == 1) != there {
+			t.Errorf("%s: %d grants", when, n)
+		}
+	}
+	is(true, "at once")
+	s.now = s.now.Add(2 * unstarted)
+	is(true, "without an API server")
+	check(t, os.Mkdir("cgroup/kubepods/pod0b9f3a6e-6d0c-4d53-9b8e-1f1f4f6f7a11", 0o700))
+	is(true, "once a pod of the API server's begins")
+	s.now = s.now.Add(unstarted)
+	is(true, "while the others may still begin")
+	s.now = s.now.Add(time.Second)
+	is(false, "when the pod had time to begin")
+}
+
+// A kubelet without an API server has static pods only, and lists the devices of these.
+func TestGrantsOfStaticPodsAreReclaimed(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.Plugin.Cgroups = "cgroup"
+	const uid = "5a3c1c0fbb6f1e5ad4b3ac0f0be2c1d4"
+	check(t, os.MkdirAll("cgroup/kubepods/burstable/pod"+uid, 0o700))
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	_, r := s.gets(c, some(0, 3)...)
+	s.kubelet.writes(units1GiB.Name, map[string]grant.Reference{uid: r})
+	s.kubelet.has("static-node", units1GiB.Name, some(0, 3)...)
+	s.ensure()
+	s.kubelet.forgets()
+	check(t, os.Remove("cgroup/kubepods/burstable/pod"+uid))
+	s.now = s.now.Add(unstarted + time.Second)
+	s.ensure()
+	if n := len(s.Grants()); n != 0 {
+		t.Errorf("%d grants of a static pod that is gone", n)
+	}
+}
+
 // The kubelet removes the cgroup of an ended pod only after its volumes, which can take for ever.
 func TestAPodThatIsListedNoMoreHasNoUseForItsGrant(t *testing.T) {
 	s := newSite(t, 1, units1GiB, "")

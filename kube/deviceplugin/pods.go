@@ -25,6 +25,17 @@ func podsIn(tree string) map[string]bool {
 	return pods
 }
 
+// ofAPIServer reports whether the API server has sent one of the pods. The kubelet makes the UID of
+// a static pod, a hash without "-" (k8s.io/kubernetes, pkg/kubelet/config, applyDefaults).
+func ofAPIServer(pods map[string]bool) bool {
+	for uid := range pods {
+		if strings.Contains(uid, "-") {
+			return true
+		}
+	}
+	return false
+}
+
 const (
 	// Levels down to the kubelet's cgroup: a controller's (cgroup v1), and those of its cgroupRoot.
 	rootDepth = 4
