@@ -41,6 +41,26 @@ func rendered(t *testing.T, into, kubernetes,
 func renderedWith(t *testing.T, has *cluster, into, kubernetes,
 	values string) ([]manifest, error) {
 	t.Helper()
+	files, err := renderedFiles(t, has, into, kubernetes, values)
+	if err != nil {
+		return nil, err
+	}
+	var documents []string
+	for name, text := range files {
+		if filepath.Ext(name) == ".yaml" {
+			documents = append(documents, text)
+		}
+	}
+	// An API server has the kinds of the Prometheus operator only with its definitions.
+	documents = slices.DeleteFunc(strings.Split(strings.Join(documents, "\n---\n"), "\n---\n"),
+		func(document string) bool { return strings.Contains(document, "monitoring.coreos.com/") })
+	return validated([]byte(strings.Join(documents, "\n---\n")))
+}
+
+// renderedFiles are the chart's files as Helm renders them, with its notes.
+func renderedFiles(t *testing.T, has *cluster, into, kubernetes,
+	values string) (map[string]string, error) {
+	t.Helper()
 	log.SetOutput(io.Discard) // Helm logs each link in files/
 	chart, err := loader.LoadDir(manifests + "helm")
 	if err != nil {
@@ -72,20 +92,7 @@ func renderedWith(t *testing.T, has *cluster, into, kubernetes,
 			return engine.RenderWithClientProvider(c, v, has)
 		}
 	}
-	files, err := render(chart, all)
-	if err != nil {
-		return nil, err
-	}
-	var documents []string
-	for name, text := range files {
-		if filepath.Ext(name) == ".yaml" {
-			documents = append(documents, text)
-		}
-	}
-	// An API server has the kinds of the Prometheus operator only with its definitions.
-	documents = slices.DeleteFunc(strings.Split(strings.Join(documents, "\n---\n"), "\n---\n"),
-		func(document string) bool { return strings.Contains(document, "monitoring.coreos.com/") })
-	return validated([]byte(strings.Join(documents, "\n---\n")))
+	return render(chart, all)
 }
 
 // kustomized is what `kubectl apply -k` sends.

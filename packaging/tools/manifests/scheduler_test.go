@@ -209,8 +209,8 @@ func TestTheWebhookOfTheChart(t *testing.T) {
 	if got := strings.Join(d.Spec.Template.Spec.Containers[0].Args, " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if d.Spec.Strategy.Type != apps.RecreateDeploymentStrategyType {
-		t.Errorf("pods with the old names run beside those with the new: %+v", d.Spec.Strategy)
+	if d.Spec.Strategy.Type != apps.RollingUpdateDeploymentStrategyType {
+		t.Errorf("all pods end before the new ones work: %+v", d.Spec.Strategy)
 	}
 	m := byName(all)["ConfigMap/gpuledger-webhook"].value.(*core.ConfigMap)
 	if !strings.Contains(m.Data["resources.toml"], `name = "gpu-fraction"`) {
@@ -254,6 +254,15 @@ func TestThePolicyOfAnnotationsStays(t *testing.T) {
 		for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
 			if _, found := objects[kind+"/allocations.gpuledger.dev"]; found != c.want {
 				t.Errorf("%s: the %s is there: %v", name, kind, found)
+			}
+		}
+		if name == "nodes that are not the chart's" {
+			files, err := renderedFiles(t, c.has, namespace, c.version, c.values)
+			notes := files["gpuledger/templates/NOTES.txt"]
+			const want = "First set annotations.trust of the nodes back to verify yourself. When all nodes " +
+				"have it:\n"
+			if err != nil || !strings.Contains(notes, want) {
+				t.Errorf("%s: the notes are %s, %v", name, notes, err)
 			}
 		}
 	}
