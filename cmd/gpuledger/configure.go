@@ -254,9 +254,14 @@ func (a *configureAnswer) restart(c *cli.Context, o configure.Options, stateDir 
 		}
 		return nil
 	}
-	err := configure.Reload(o, stateDir, r.Do)
+	return a.reloaded(c.Bool("undo"), configure.Reload(o, stateDir, r.Do))
+}
+
+// reloaded makes a note of a dockerd that does not say if it has read its file. After an undo that
+// is an error, because dockerd may call what would be removed.
+func (a *configureAnswer) reloaded(undo bool, err error) error {
 	var unknown *configure.UnknownError
-	if !c.Bool("undo") && errors.As(err, &unknown) { // it was told to read what calls gpuledger
+	if !undo && errors.As(err, &unknown) {
 		a.Notes = append(a.Notes, err.Error())
 		return nil
 	}

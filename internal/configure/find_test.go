@@ -1,7 +1,9 @@
 package configure
 
 import (
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/engines"
@@ -63,5 +65,42 @@ func TestAFileThatWasFound(t *testing.T) {
 			t.Errorf("%+v, named %q, started with %q: %q (%v), want %q", row.r, row.named, row.now, got, err,
 				row.want)
 		}
+	}
+}
+
+// TestWhoNamedTheFileIsRecorded: a file that was found stays one, until the user names a file.
+func TestWhoNamedTheFileIsRecorded(t *testing.T) {
+	was := startedWith
+	t.Cleanup(func() { startedWith = was })
+	startedWith = func(engines.Installation) (string, bool) { return "/etc/other.toml", true }
+	o := options(newRoot(t, map[string]string{"/usr/bin/containerd": "", "/usr/bin/runc": "#!/bin/sh\n",
+		"/etc/other.toml": "version = 2\n"}), grant.Containerd)
+	record := func() (r engineRecord) {
+		t.Helper()
+		r, _, err := readRecord(o.Installation(), "/var/lib/gpuledger")
+		if err != nil || r.Main != "/etc/other.toml" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		return r
+	}
+	o.File, o.AsDefault = "/etc/other.toml", false
+	applied(t, o)
+	if r := record(); r.Found {
+		t.Error("a file that was named counts as found")
+	}
+	path := filepath.Join(o.Root, "/var/lib/gpuledger/configure/containerd/record.json")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		found := strings.Replace(string(text), `"main": "/etc/other.toml",`,
+			`"main": "/etc/other.toml", "found": true,`, 1)
+		err = os.WriteFile(path, []byte(found), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.File, o.AsDefault = "", true
+	applied(t, o)
+	if r := record(); !r.Found {
+		t.Error("a file that was found counts as named")
 	}
 }
