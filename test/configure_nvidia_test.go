@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -394,8 +395,9 @@ func TestConfigureOtherEnginesBesideNVIDIA(t *testing.T) {
 				}
 				for _, dir := range []string{with, without} {
 					err := os.WriteFile(filepath.Join(dir, main.file), []byte(main.text), 0o644)
-					if err == nil && engine == "crio" {
-						err = os.Mkdir(dir+"/crio.conf.d", 0o755)
+					if err == nil && engine == "crio" { // without a file of others it would not be CRI-O's
+						err = errors.Join(os.Mkdir(dir+"/crio.conf.d", 0o755),
+							os.WriteFile(dir+"/crio.conf.d/00-theirs.conf", nil, 0o644))
 					}
 					if err != nil {
 						t.Fatal(err)
