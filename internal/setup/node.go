@@ -234,6 +234,7 @@ func markReload(path string) error {
 func removeInstalled(files []string) error {
 	var kept []string
 	for _, path := range files {
+		removeDrafts(path)
 		switch {
 		case strings.HasPrefix(path, wrapper) && exists(removedInThisBoot):
 			kept = append(kept, path)
@@ -338,6 +339,7 @@ func unpurged(ours []string) error {
 // put installs a file or link of the tree by rename. A file that is executed or mounted stays as it
 // was for its users.
 func (n *node) put(path string) error {
+	removeDrafts(path)
 	if path == configFile && exists(path) {
 		return nil
 	}
@@ -367,6 +369,22 @@ func (n *node) put(path string) error {
 	return host.ReplaceFile(path, content, info.Mode().Perm(), host.Durable)
 }
 
+// linkDraft is the end of a link's name until it is renamed.
+const linkDraft = ".gpuledger-setup"
+
+// removeDrafts removes what a killed run of this program has left beside a file: a link's draft,
+// and those of host.ReplaceFile, whose names have the process (.NAME.PID-N).
+func removeDrafts(path string) {
+	drafts, _ := filepath.Glob(filepath.Dir(path) + "/." + filepath.Base(path) + ".[0-9]*-[0-9]*")
+	for _, draft := range append(drafts, path+linkDraft) {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Ext(draft), "."), "-")
+		comm, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+		if strings.TrimSpace(string(comm)) != "gpuledger-setup" {
+			_ = os.Remove(draft)
+		}
+	}
+}
+
 func (n *node) putLink(path string) error {
 	target, err := fs.ReadLink(n.tree, path[1:])
 	if err != nil {
@@ -378,10 +396,7 @@ func (n *node) putLink(path string) error {
 	if err := markReload(path); err != nil {
 		return err
 	}
-	draft := path + ".gpuledger-setup"
-	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+	draft := path + linkDraft
 	if err := os.Symlink(target, draft); err != nil {
 		return err
 	}

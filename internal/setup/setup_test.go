@@ -205,6 +205,32 @@ func (s machine) wants(what string, got []string, want ...string) {
 	}
 }
 
+// TestDraftsOfAKilledRun are removed by the next one, and by a removal. They may be large.
+func TestDraftsOfAKilledRun(t *testing.T) {
+	s := newMachine(t)
+	drafts := []string{"usr/bin/.gpuledger.1513-0", "usr/bin/.gpuledger-runtime.7-31",
+		"usr/bin/gpuledger-runtime.crio.gpuledger-setup", "usr/lib/gpuledger/shim-1/.libcuda.so.1.7-0",
+		"etc/gpuledger/.config.toml.7-0"}
+	const others = "node/usr/bin/.gpuledger.of-another"
+	s.write(others, "")
+	for _, args := range [][]string{{"install", "--engine=crio"}, {"remove", "--engine=crio"}} {
+		for _, draft := range drafts {
+			s.write("node/"+draft, "half")
+		}
+		if status, out := s.run(args...); status != 0 {
+			t.Fatalf("%q: status %d\n%s", args, status, out)
+		}
+		for _, draft := range drafts {
+			if exists(filepath.Join(s.dir, "node", draft)) {
+				t.Errorf("%s stays after %q", draft, args)
+			}
+		}
+		if !exists(filepath.Join(s.dir, others)) {
+			t.Error("a file of others is gone")
+		}
+	}
+}
+
 // TestARemovalFromANodeOfPackages takes what the cluster set, and nothing of the packages.
 func TestARemovalFromANodeOfPackages(t *testing.T) {
 	s := newMachine(t)
