@@ -19,13 +19,20 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
+// listensAt is replaced in a test.
+var listensAt = listening
+
 // AskDocker asks a running dockerd which runtimes it has now and which is its default. Its files
 // do not say that: at a reload dockerd keeps what they no longer name. It fails if dockerd has no
 // socket with a path.
 func AskDocker(pid int) (Settings, error) {
 	err := errors.New("it listens at no socket with a path")
-	for _, path := range listening(pid) {
+	for _, path := range listensAt(pid) {
 		var says Settings
+		// the list of sockets can have lines that a user of the node has forged
+		if !host.Default().NodeListens(filepath.Dir(path), filepath.Base(path)) {
+			continue
+		}
 		if says, err = dockerInfo(path); err == nil {
 			return says, nil
 		}

@@ -4,10 +4,64 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
+
+// TestASocketOfAUserIsNotAsked, whatever the list of sockets says.
+func TestASocketOfAUserIsNotAsked(t *testing.T) {
+	if socket := os.Getenv("LISTEN"); socket != "" {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write([]byte(`{"DefaultRuntime":"runc"}`))
+		}))
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("not root: that a user's socket is not asked is not shown")
+	}
+	dir, err := os.MkdirTemp("/tmp", "ask")
+	if err == nil {
+		err = os.Chmod(dir, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	was := listensAt
+	t.Cleanup(func() { listensAt = was })
+	listensAt = func(int) []string { return []string{dir + "/s"} }
+	for _, uid := range []uint32{0, 65534} {
+		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestASocketOfAUserIsNotAsked$")
+		cmd.Env = append(os.Environ(), "LISTEN="+dir+"/s")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid},
+			Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := dockerInfo(dir + "/s"); err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("uid %d: nothing answers", uid)
+			}
+		}
+		if is, err := AskDocker(1); (err == nil) != (uid == 0) {
+			t.Errorf("uid %d: %+v, %v", uid, is, err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = os.Remove(dir + "/s")
+	}
+}
 
 // TestAskDocker: this process listens at a socket as dockerd does, and at others that answer other
 // things.

@@ -3,17 +3,13 @@ package engines
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/kubelet"
 )
 
@@ -110,35 +106,17 @@ func (in Installation) StartedWith() (file string, runs bool) {
 	if in.System.Root != "/" || in.Engine != grant.Containerd {
 		return "", false
 	}
-	pid, err := listener(ownSocket)
-	if err != nil || !isOurs(filepath.Join("/proc", strconv.Itoa(pid))) {
+	pid, _, err := host.Listener(ownSocket)
+	if err != nil || !isOurs(processDir(pid)) {
 		return "", false
+	}
+	if holds, err := host.Default().HoldsListener(pid, filepath.Base(ownSocket)); err == nil && !holds {
+		return "", false // it has ended, and its number is another's
 	}
 	if file = readBy(pid); filepath.IsAbs(file) && !sameFile(file, in.Of().File) {
 		return file, true
 	}
 	return "", true
-}
-
-// listener is the process that listens at a socket.
-func listener(socket string) (pid int, err error) {
-	conn, err := net.DialTimeout("unix", socket, time.Second)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var peer *unix.Ucred
-	bad := raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := cmp.Or(bad, err); err != nil {
-		return 0, err
-	}
-	return int(peer.Pid), nil
 }
 
 // servesKubelet reports whether the node's kubelet uses the node's own containerd.

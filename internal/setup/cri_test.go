@@ -140,7 +140,7 @@ func TestRunsWithOtherFiles(t *testing.T) {
 	}{
 		"with us":                       {[]string{withUs}, true, ""},
 		"with us, and not as default":   {[]string{notDefault}, false, ""},
-		"without us":                    {[]string{without}, true, "runs without the handler gpuledger: its containers go around"},
+		"without us":                    {[]string{without}, true, "without the handler gpuledger: its containers"},
 		"without us, and not asked":     {[]string{without}, false, "runs without the handler gpuledger"},
 		"with another default":          {[]string{notDefault}, true, `runs with the default handler "runc"`},
 		"it does not say":               {[]string{""}, true, ""},

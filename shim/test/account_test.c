@@ -756,7 +756,8 @@ static void tracking_threads(void)
 
 static const struct tap_test tests[] = {
 #define TEST(name) {#name, name}
-    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(a_cancelled_thread_holds_no_lock), TEST(a_fork_that_takes_long_stops_no_thread), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
+    TEST(to_the_byte), TEST(a_slot_is_kept), TEST(a_cancelled_thread_holds_no_lock),
+    TEST(a_fork_that_takes_long_stops_no_thread), TEST(never_more_than_fit), TEST(never_more_than_fit_in_a_block), TEST(processes_race), TEST(processes_race_in_blocks),
     TEST(processes_race_in_two_blocks), TEST(a_stopped_process_blocks_no_other),
     TEST(killed_at_any_moment), TEST(killed_at_any_moment_in_a_block), TEST(a_process_killed_at_its_start_blocks_no_other), TEST(a_word_has_one_writer),
     TEST(among_hundreds_an_allocation_makes_no_system_call), TEST(the_mark_falls), TEST(the_mark_falls_while_processes_come),
