@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/engines"
-	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -118,7 +117,6 @@ func (s *store) readWith(r engineRecord, e fileRecord, read func() error) error 
 		err = writeContent(s.system, e.Name, e.Reload)
 	}
 	if err == nil {
-		failpoint.Hit("configure/reloading")
 		err = read()
 	}
 	return errors.Join(err, s.putBack(r, e, made))

@@ -46,7 +46,6 @@ var Names = []string{
 	"configure/inherited",
 	"configure/restored",
 	"configure/forgotten",
-	"configure/reloading",
 	"hook/admitted",
 	"inject/removed",
 	"inject/ruled",
