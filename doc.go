@@ -41,6 +41,8 @@
 //   - Handler: a name under which an engine knows a runtime, such as runc; containers choose one.
 //   - Wrapper: gpuledger-runtime, the program that the engine starts in place of runc or crun (the
 //     real runtime).
+//   - Front: C code at the start of the wrapper; it hands calls that need no check to the real
+//     runtime.
 //   - Hook: gpuledger-hook, the program that an engine or an OCI runtime starts during a create; it
 //     decides as the wrapper does.
 //   - Entry point: a way by which a create comes to gpuledger: the wrapper, the hook, the NRI

@@ -100,8 +100,9 @@
 /* Entry points of the file entry-points that are not wrapped: programs call the driver's own.
  *
  * OVERHEAD  it allocates memory that no wrapper can measure. The node measures the process from
- * outside and publishes the difference as overhead, which counts against the grant HARMLESS  it
- * allocates no device memory of its own */
+ *           outside and publishes the difference as overhead, which counts against the grant.
+ *
+ * HARMLESS  it allocates no device memory of its own. */
 #define CUDA_PASSED(ROW)                                                                                                \
     ROW(cuGetExportTable, OVERHEAD, "undocumented tables that the CUDA runtime needs to start; one creates contexts")   \
     ROW(cuGreenCtxCreate, OVERHEAD, "only the driver knows its size")                                                   \

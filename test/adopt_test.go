@@ -214,7 +214,7 @@ func TestNothingIsAdopted(t *testing.T) {
 		{"into what a grant holds", "", []rig.Edit{inPod("train"), allocated("train", "1", "15GiB")}, grant.NoCapacity, "not as much free"},
 		{"into the reserve", "[policy]\nreserve = \"512MiB\"\n", []rig.Edit{inPod("train"), allocated("train", "0", "16160MiB")}, grant.NoCapacity, "not as much free"},
 		{"another mode than the GPU's", "", []rig.Edit{inPod("train"), written("train", "gpus", "1", "mode", "exclusive")}, grant.ModeConflict, "in another mode"},
-		{"without an identity", "", []rig.Edit{rig.Annotation("gpuledger.dev/gpus", "0"), rig.Annotation("gpuledger.dev/memory", "1GiB")}, grant.GrantNotFound, "vouches for no pod and container"},
+		{"without an identity", "", []rig.Edit{rig.Annotation("gpuledger.dev/gpus", "0"), rig.Annotation("gpuledger.dev/memory", "1GiB")}, grant.GrantNotFound, "proves no pod and container"},
 		{"a forged size", "", []rig.Edit{inPod("train"), gpushare("0", "4", "8")}, grant.AnnotationMismatch, "more than the pod's 4GiB"},
 		{"a size, and no sum of the pod", "", []rig.Edit{inPod("train"), rig.Annotation("ALIYUN_COM_GPU_MEM_IDX", "0"), rig.Env("ALIYUN_COM_GPU_MEM_CONTAINER=4")}, grant.AnnotationMismatch, "no readable annotation that bounds it"},
 		{"gpushare's own failure", "", []rig.Edit{inPod("train"), gpushare("-1", "4", "4")}, grant.AnnotationMalformed, "ALIYUN_COM_GPU_MEM_IDX"},

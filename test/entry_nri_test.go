@@ -139,8 +139,8 @@ func (c *cell) unknownToNRI() string {
 	return ""
 }
 
-// engineOfNRI is the calling engine: for a row without an engine containerd, which then has no pod
-// to vouch for.
+// engineOfNRI is the calling engine: for a row without an engine containerd, which then proves no
+// pod.
 func (c *cell) engineOfNRI() string {
 	if c.engine() == "none" {
 		return "containerd"
@@ -154,7 +154,7 @@ func (c *cell) inNRI(spec specs.Spec) (*api.PodSandbox, *api.Container) {
 	keys := []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-namespace",
 		"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"}
 	switch c.engine() {
-	case "none": // it vouches for no pod
+	case "none": // it proves no pod
 		keys = []string{"", "", "", ""}
 	case "cri-o":
 		keys = []string{"io.kubernetes.pod.uid", "io.kubernetes.pod.namespace", "io.kubernetes.pod.name",

@@ -266,10 +266,10 @@ func (s *stage) volumes(t *testing.T) {
 
 // enterGrants makes the grants. Those that are held get a container each.
 func (s *stage) enterGrants(t *testing.T) {
-	vouched := *s.Node // some are tied, which requires an engine that vouches for pods
-	vouched.Config = filepath.Join(s.Dir, "config.containerd.toml")
+	proving := *s.Node // some are tied, which requires an engine that proves pods
+	proving.Config = filepath.Join(s.Dir, "config.containerd.toml")
 	for _, g := range s.policy.Grants {
-		reference := vouched.Grant(strings.Fields(g.Args)...)
+		reference := proving.Grant(strings.Fields(g.Args)...)
 		s.grants[g.Name] = reference
 		if !g.Held {
 			continue

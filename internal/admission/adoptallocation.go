@@ -246,7 +246,7 @@ func unitOf(inv *grant.Inventory, a grant.Allocation, gpu string) grant.Bytes {
 	return grant.GiB
 }
 
-// checkOwner finds that the engine vouches for no identity, or that the owner has a grant already.
+// checkOwner finds that the engine proves no identity, or that the owner has a grant already.
 // No container could use a grant without an owner, and any container could use a grant whose owner
 // need not be proven.
 func checkOwner(q *question, ask Ask) (found findings) {
@@ -257,7 +257,7 @@ func checkOwner(q *question, ask Ask) (found findings) {
 	if _, err := grant.ParseOwner(string(owner)); err != nil {
 		source := allocationSource(q)
 		found.explain(grant.GrantNotFound, source, "",
-			"carries "+vectorName(source)+", but its engine vouches for no pod and container, "+
+			"carries "+vectorName(source)+", but its engine proves no pod and container, "+
 				"so no grant can be adopted for it", hintAdopters)
 		return found
 	}

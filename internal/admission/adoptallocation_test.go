@@ -142,13 +142,13 @@ func TestDoesNotAdopt(t *testing.T) {
 		{"one that cannot be read", adopting(grant.Allocation{Memory: gibs(1)},
 			grant.Allocation{Malformed: "what?"}), grant.AnnotationMalformed, "cannot be read: what?"},
 		{"no identity", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod = grant.Identity{} }),
-			grant.GrantNotFound, "its engine vouches for no pod and container, so no grant can be " +
+			grant.GrantNotFound, "its engine proves no pod and container, so no grant can be " +
 				"adopted for it"},
 		{"an identity without a UID", change(onZero(gibs(1)), func(w *world) { w.r.Container.Pod.UID = "" }),
-			grant.GrantNotFound, "vouches for no pod and container"},
+			grant.GrantNotFound, "proves no pod and container"},
 		{"an identity that is no name", change(onZero(gibs(1)), func(w *world) {
 			w.r.Container.Pod.UID = "../x"
-		}), grant.GrantNotFound, "vouches for no pod and container"},
+		}), grant.GrantNotFound, "proves no pod and container"},
 		{"a grant of its own that the view missed", change(onZero(gibs(1)),
 			func(w *world) { w.holds("new", gibs(1)) }), grant.GrantInUse, "g-siblingsibli"},
 		{"a size in the environment beyond the pod's", inEnv(6, 5), grant.AnnotationMismatch,

@@ -13,7 +13,7 @@ import (
 const (
 	hintAsks = "ask for less, or have it granted (`gpuledger grant`); " +
 		"the administrator sets what containers may ask for in [ask] (" + grant.Docs + "asking.md)"
-	hintAsked = "ask for less, or wait until one of them ends; " +
+	hintAsked = "ask for less, or wait until a grant ends; " +
 		"the administrator sees who holds what with `gpuledger inspect --details`"
 	// for a container that names GPUs to its engine, and no size
 	hintWhole = "say how much: GPULEDGER_MEMORY=4GiB in its environment, with all GPUs (" + grant.Docs +

@@ -239,7 +239,7 @@ func TestMPSInWholeVerdicts(t *testing.T) {
 		"root, of a user's daemon": {func(w *world, _ *grant.Grant) { w.v.MPS[0].UID = 1000 },
 			ready + "the daemon serves user 1000, and the container's user is 0 on the node"},
 		"an unknown user, of root's daemon": {func(w *world, _ *grant.Grant) { w.r.UID = -1 },
-			ready + "the daemon serves user 0, and the container's user is nobody on the node"},
+			ready + "the daemon serves user 0, and the container's user is mapped to no user of the node"},
 		"with the shim in it, too": {func(w *world, _ *grant.Grant) {
 			w.r.Layout, w.r.Capabilities, w.inv.Driver, w.inv.Shim = cuda.Layout, cuda.Capabilities,
 				shimmed().Driver, shimmed().Shim
@@ -247,8 +247,8 @@ func TestMPSInWholeVerdicts(t *testing.T) {
 		"something else in its pipe's place": {func(w *world, _ *grant.Grant) {
 			w.hit(grant.Hit{Vector: "mount:" + grant.PipeInContainer, Value: "/elsewhere",
 				Code: grant.GPUSocket, Cover: grant.CoverNever})
-		}, `container "c1" mounts /elsewhere by mount /tmp/nvidia-mps, which belongs to gpuledger or to ` +
-			`an MPS daemon`},
+		}, `container "c1" reaches a directory of gpuledger or of an MPS daemon: /elsewhere ` +
+			`(mount /tmp/nvidia-mps)`},
 	} {
 		w, g := mpsWorld()
 		c.change(w, g)

@@ -40,9 +40,12 @@ func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why stri
 	case daemon.Threads < threads(g):
 		return fmt.Sprintf("the daemon gives %d%% of the compute, and the grant has %d%%",
 			daemon.Threads, threads(g)), true
+	case !daemon.Anybody && uid < 0:
+		return fmt.Sprintf("the daemon serves user %d, and the container's user is mapped to no user of "+
+			"the node", daemon.UID), false
 	case !daemon.Anybody && uid != daemon.UID:
-		return fmt.Sprintf("the daemon serves user %d, and the container's user is %s on the node",
-			daemon.UID, userName(uid)), false
+		return fmt.Sprintf("the daemon serves user %d, and the container's user is %d on the node",
+			daemon.UID, uid), false
 	}
 	for _, s := range g.GPUs {
 		if limit := daemon.Limits[s.UUID]; limit < s.Memory {
@@ -51,13 +54,6 @@ func daemonUnready(daemons []grant.MPSDaemon, g *grant.Grant, uid int) (why stri
 		}
 	}
 	return "", false
-}
-
-func userName(uid int) string {
-	if uid < 0 {
-		return "nobody"
-	}
-	return strconv.Itoa(uid)
 }
 
 // threads returns the percent of a GPU's threads that a client of the grant may use: its share of

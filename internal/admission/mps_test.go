@@ -34,7 +34,7 @@ func TestMPSReady(t *testing.T) {
 		"less compute than granted":         {func(_ *world, m *grant.MPSDaemon) { m.Threads = 24 }, "the daemon gives 24% of the compute"},
 		"another user":                      {func(w *world, _ *grant.MPSDaemon) { w.r.UID = 1000 }, "the container's user is 1000 on the node"},
 		"another user, of any":              {func(w *world, m *grant.MPSDaemon) { w.r.UID, m.Anybody = 1000, true }, ""},
-		"a user without an id on the node":  {func(w *world, _ *grant.MPSDaemon) { w.r.UID = -1 }, "the container's user is nobody on the node"},
+		"a user without an id on the node":  {func(w *world, _ *grant.MPSDaemon) { w.r.UID = -1 }, "the container's user is mapped to no user of the node"},
 		"a limit for larger grants than it": {func(_ *world, m *grant.MPSDaemon) { m.Limits[m.GPUs[0]] *= 2; m.Threads = 100 }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -81,7 +81,7 @@ func claimsGrant(q *question) bool {
 func asksByAllocation(a grant.Allocation) bool { return a.Asks }
 
 // Exempt reports whether the policy lets a container of this identity use GPUs without a grant. An
-// identity is set only if the engine vouches for it.
+// identity is set only if the engine proves it.
 func Exempt(id grant.Identity, p grant.Policy) bool {
 	if id == (grant.Identity{}) {
 		return false

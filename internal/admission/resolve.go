@@ -104,7 +104,7 @@ func (f *findings) outsideTies(pod grant.Identity, m grant.Mention, g *grant.Gra
 	late := false
 	switch {
 	case pod == (grant.Identity{}):
-		tied, hint = "pods, and its engine vouches for none", hintUnvouched
+		tied, hint = "pods, and its engine proves none", hintNoIdentity
 	case !g.InNamespace(pod):
 		tied, hint = "another namespace", hintTied
 	case pod.UID == "":

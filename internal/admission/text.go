@@ -17,9 +17,10 @@ const (
 	hintAllocation = "that describes a grant and makes none: name one by gpuledger.dev/grant, " +
 		"or have one granted to the pod's container (" + requesting + "); " +
 		"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"
-	hintTied = "a tied grant is used by its own pods, and by no other pod that has its reference: " +
-		"a claim's by those that the claim is reserved for; request a share of your own (" + requesting + ")"
-	hintUnvouched = "a tied grant is used by pods' containers under containerd or CRI-O; " +
+	hintTied = "only the pods that a grant is tied to can use it; having its reference is not enough. " +
+		"A claim's grant is tied to the pods that the claim is reserved for; " +
+		"request a share of your own (" + requesting + ")"
+	hintNoIdentity = "a tied grant is used by pods' containers under containerd or CRI-O; " +
 		"elsewhere present the reference of a grant without ties (" + requesting + ")"
 	hintNoUID = "containerd says it from 1.6.11 on: upgrade it, " +
 		"or present the reference of a grant without ties (" + requesting + ")"
@@ -28,8 +29,8 @@ const (
 	hintHeld  = "`gpuledger inspect --details` shows who holds what; "
 	hintNever = "no release makes room for that: ask for what this node has (`gpuledger gpus` shows it)"
 	// to a container that asks: [ask] can allow less than the node has
-	hintNeverAsked = "no release makes room for that: ask for what this node has, and what [ask] in its " +
-		"configuration leaves to containers that ask (" + grant.Docs + "asking.md)"
+	hintNeverAsked = "no release makes room for that: ask for no more than this node has, and no more than " +
+		"[ask] in its configuration allows (" + grant.Docs + "asking.md)"
 
 	hintOneGrant = "of a claim with several requests, name one request of the claim in the " +
 		"container's resources.claims, or make the claim one grant (" + grant.Docs +
@@ -159,8 +160,9 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 			hint:    hintRequest + " or remove the mount from the container",
 		},
 		grant.GPUSocket: {
-			without: "mounts {x} by {v}, which belongs to gpuledger or to an MPS daemon",
-			hint:    "no container gets a directory of gpuledger or of an MPS daemon; remove the mount",
+			without: "reaches a directory of gpuledger or of an MPS daemon: {x} ({v})",
+			hint: "no container gets such a directory; " +
+				"remove the mount, root path or variable that leads to it",
 		},
 		grant.GPUHook: {
 			without: "has a hook that injects GPUs ({v}) but holds no grant",
@@ -188,9 +190,9 @@ var (
 	}
 	// a key that is not a resource of a cgroup
 	setsNoResource = sentence{
-		without: "sets {v} ({x}), which is no resource: " +
-			"by such keys processes leave the cgroup whose device rules and limit hold them, or are stopped",
-		hint: "leave the key out; to stop or end a container there are the runtime's pause and kill",
+		without: "sets {v} ({x}), which is no resource: such a key can stop processes, " +
+			"or move them out of the cgroup whose device rules and limit hold them",
+		hint: "leave the key out; use the runtime's pause or kill to stop or end a container",
 	}
 	// a class of Intel RDT whose name is a path
 	namesPath = sentence{
@@ -200,7 +202,7 @@ var (
 	}
 	// a key that may not be a resource of a cgroup, together with a grant
 	setsUnknownKey = sentence{
-		without: "sets {v} ({x}), of which it is not known what it does to its grant",
+		without: "sets {v} ({x}), and it is not known what that does to its grant",
 		hint:    "leave the key out; a controller that is missing in gpuledger's list is a bug to report",
 	}
 	// a grant of a whole GPU or MIG device that other processes still have open

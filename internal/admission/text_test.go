@@ -46,14 +46,14 @@ func TestTextsForTenants(t *testing.T) {
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), drop the " +
 				"privilege, or have the administrator set privileged = \"strip\" or an exemption"},
 		{"a socket, with a grant", func(w *world) { w.train(); w.hit(socket) },
-			`container "train" mounts /run/gpuledger by mount /s, which belongs to gpuledger or to ` +
-				`an MPS daemon`,
-			"no container gets a directory of gpuledger or of an MPS daemon; remove the mount"},
+			`container "train" reaches a directory of gpuledger or of an MPS daemon: /run/gpuledger ` +
+				`(mount /s)`,
+			"no container gets such a directory; remove the mount, root path or variable that leads to it"},
 		{"a source that cannot be identified, with a grant", func(w *world) {
 			w.train()
 			w.hit(grant.Hit{Vector: "mount:/x", Value: "/proc/self/cwd (" + grant.UnknownTarget + ")",
 				Code: grant.GPUBindMount, Cover: grant.CoverNever})
-		}, `container "train" mounts /proc/self/cwd (which leads elsewhere when the runtime comes to it) ` +
+		}, `container "train" mounts /proc/self/cwd (whose target is known only when the runtime opens it) ` +
 			`by mount /x, so that it cannot be known whether that leads to a GPU, to gpuledger or to an ` +
 			`MPS daemon`,
 			"name the file or directory itself as the mount's source"},
@@ -64,9 +64,9 @@ func TestTextsForTenants(t *testing.T) {
 			w.train()
 			w.hit(grant.Hit{Vector: "unified:cgroup.procs", Value: "4711", Code: grant.GPUDeviceRule,
 				Cover: grant.CoverNever})
-		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: by such keys ` +
-			`processes leave the cgroup whose device rules and limit hold them, or are stopped`,
-			"leave the key out; to stop or end a container there are the runtime's pause and kill"},
+		}, `container "train" sets cgroup key cgroup.procs (4711), which is no resource: such a key ` +
+			`can stop processes, or move them out of the cgroup whose device rules and limit hold them`,
+			"leave the key out; use the runtime's pause or kill to stop or end a container"},
 		{"a class of Intel RDT that is a path, with a grant", func(w *world) {
 			w.train()
 			w.hit(grant.Hit{Vector: "intelRdt:closID", Value: "../cgroup", Code: grant.GPUDeviceRule,
@@ -79,7 +79,7 @@ func TestTextsForTenants(t *testing.T) {
 			w.r.Doubtful = []grant.Hit{{Vector: "unified:gpu.max", Value: "1", Code: grant.LimitUnenforceable,
 				Cover: grant.CoverNever}}
 		},
-			`container "train" sets cgroup key gpu.max (1), of which it is not known what it does ` +
+			`container "train" sets cgroup key gpu.max (1), and it is not known what that does ` +
 				`to its grant`,
 			"leave the key out; a controller that is missing in gpuledger's list is a bug to report"},
 		{"a mount of a GPU's node", func(w *world) {

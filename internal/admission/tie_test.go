@@ -114,10 +114,10 @@ func TestTextForAPodThatIsNotTied(t *testing.T) {
 		identity      grant.Identity
 		message, hint string
 	}{
-		"another pod":                   {grant.Identity{UID: "u2", Namespace: "n1", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to other pods`, hintTied},
-		"another namespace":             {grant.Identity{UID: "u1", Namespace: "n2", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to another namespace`, hintTied},
-		"an engine that vouches for no": {grant.Identity{}, `container "c1" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to pods, and its engine vouches for none`, hintUnvouched},
-		"an old containerd":             {grant.Identity{Namespace: "n1", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to pods, and its engine does not say which pod it is`, hintNoUID},
+		"another pod":                  {grant.Identity{UID: "u2", Namespace: "n1", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to other pods`, hintTied},
+		"another namespace":            {grant.Identity{UID: "u1", Namespace: "n2", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to another namespace`, hintTied},
+		"an engine that proves no pod": {grant.Identity{}, `container "c1" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to pods, and its engine proves none`, hintNoIdentity},
+		"an old containerd":            {grant.Identity{Namespace: "n1", Container: "c"}, `container "c" refers to grant g-bearerbearer by GPULEDGER_GRANT, which is tied to pods, and its engine does not say which pod it is`, hintNoUID},
 	} {
 		w := newWorld()
 		w.tie(bearerGrant, "namespace:n1", "pod:u1")

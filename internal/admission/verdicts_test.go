@@ -202,7 +202,7 @@ func TestWholeVerdicts(t *testing.T) {
 			w.hit(socket)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "other", Pod: "job-0"}}
 		}, lines("refuse gpu-socket none", "says: "+train+
-			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
+			"reaches a directory of gpuledger or of an MPS daemon: /run/gpuledger (mount /s)",
 			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 		{"exempt: another container", func(w *world) {
 			w.train()
@@ -210,7 +210,7 @@ func TestWholeVerdicts(t *testing.T) {
 			w.hit(socket)
 			w.p.Rules.Exempt = []grant.Exemption{{Namespace: "team", Pod: "job-0", Container: "sidecar"}}
 		}, lines("refuse gpu-socket none", "says: "+train+
-			"mounts /run/gpuledger by mount /s, which belongs to gpuledger or to an MPS daemon",
+			"reaches a directory of gpuledger or of an MPS daemon: /run/gpuledger (mount /s)",
 			`finds: gpu-socket mount:/s "/run/gpuledger"`)},
 
 		// damaged entries of the ledger

@@ -171,7 +171,7 @@ type Binding struct {
 	Strength Strength `json:"strength,omitzero"`
 	// why Strength is less than the grant's listed strength; "" if it is not
 	Weaker string `json:"weaker,omitzero"`
-	// the identity that the engine vouched for; only for people and metrics
+	// the identity that the engine proved; only for people and metrics
 	Pod Identity `json:"pod,omitzero"`
 	// Cgroups are where its processes may be, from the root of each hierarchy. Every process in one
 	// of them has the GPUs while it is there, even if the runtime no longer knows the container.

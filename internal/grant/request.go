@@ -56,7 +56,7 @@ type Container struct {
 	RuntimeRoot string // the real runtime's --root; "" if nothing is created
 	ID          string
 	Bundle      string
-	Pod         Identity // the trusted identity; zero if the engine vouches for none
+	Pod         Identity // the trusted identity; zero if the engine proves none
 }
 
 // Name returns the name of the container for people.
@@ -101,7 +101,7 @@ const RestoreVector = "restore"
 
 // UnknownTarget is part of the Value of a Hit with a path whose target is unknown beforehand: it
 // passes through a process's own links in /proc, or through the container's own mounts.
-const UnknownTarget = "which leads elsewhere when the runtime comes to it"
+const UnknownTarget = "whose target is known only when the runtime opens it"
 
 // Cover is how a grant covers a Hit.
 type Cover int

@@ -28,9 +28,9 @@ func ParseTie(text string) (Tie, error) {
 	return Tie(text), nil
 }
 
-// Vouches reports whether the engine proves a container's identity. The others start containers for
-// any caller, with annotations that the caller chooses.
-func (e Engine) Vouches() bool { return e == Containerd || e == CRIO }
+// ProvesPods reports whether the engine proves a container's identity. The others start containers
+// for any caller, with annotations that the caller chooses.
+func (e Engine) ProvesPods() bool { return e == Containerd || e == CRIO }
 
 // tied returns the names of the ties of one kind.
 func (g Grant) tied(kind string) (names []string) {
@@ -42,7 +42,7 @@ func (g Grant) tied(kind string) (names []string) {
 	return names
 }
 
-// InTies reports whether the grant's ties admit an identity. An identity that no engine vouches for
+// InTies reports whether the grant's ties admit an identity. An identity that no engine proves
 // is in no tied grant.
 func (g Grant) InTies(id Identity) bool {
 	return len(g.For) == 0 || g.InNamespace(id) && among(g.tied("pod"), id.UID)

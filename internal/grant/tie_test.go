@@ -29,7 +29,7 @@ func TestPodsThatTiesAllow(t *testing.T) {
 		identity             grant.Identity
 		inTies, inNamespaces bool
 	}{
-		"no ties, no vouched identity":               {nil, grant.Identity{}, true, true},
+		"no ties, no proven identity":                {nil, grant.Identity{}, true, true},
 		"no ties, a pod":                             {nil, pod("u1", "n1"), true, true},
 		"its pod":                                    {[]grant.Tie{"pod:u1"}, pod("u1", "n1"), true, true},
 		"one of its pods":                            {[]grant.Tie{"pod:u0", "pod:u1"}, pod("u1", "n1"), true, true},
@@ -41,8 +41,8 @@ func TestPodsThatTiesAllow(t *testing.T) {
 		"another pod of its namespace":               {[]grant.Tie{"namespace:n1", "pod:u2"}, pod("u1", "n1"), false, true},
 		"a pod whose engine does not report its UID": {[]grant.Tie{"pod:u1"}, pod("", "n1"), false, true},
 		"the same, with a namespace alone":           {[]grant.Tie{"namespace:n1"}, pod("", "n1"), true, true},
-		"no vouched identity, with a pod":            {[]grant.Tie{"pod:u1"}, grant.Identity{}, false, false},
-		"no vouched identity, with a namespace":      {[]grant.Tie{"namespace:n1"}, grant.Identity{}, false, false},
+		"no proven identity, with a pod":             {[]grant.Tie{"pod:u1"}, grant.Identity{}, false, false},
+		"no proven identity, with a namespace":       {[]grant.Tie{"namespace:n1"}, grant.Identity{}, false, false},
 		"no namespace is not the one of that name":   {[]grant.Tie{"namespace:n1"}, grant.Identity{UID: "u1", Container: "c"}, false, false},
 		"a pod is not the namespace of its name":     {[]grant.Tie{"pod:n1"}, pod("u1", "n1"), false, true},
 		"a namespace is not the pod of its own UID":  {[]grant.Tie{"namespace:u1"}, pod("u1", "n1"), false, false},

@@ -11,14 +11,14 @@ import (
 
 // checkTies is nil where containers can prove that they are among those that a grant is tied to.
 func checkTies(n *node.Node, to []grant.Tie) error {
-	if len(to) == 0 || n.Policy.Engine.Vouches() {
+	if len(to) == 0 || n.Policy.Engine.ProvesPods() {
 		return nil
 	}
 	return &grant.Refusal{Code: grant.GrantOwnerMismatch,
 		Message: fmt.Sprintf("cannot tie a grant to pods or namespaces: no engine on this node proves "+
 			"which pod a container belongs to (engine = %q), so no container could use it", n.Policy.Engine),
-		Hint: "containerd and CRI-O vouch for pods: set engine in the configuration, or grant without " +
-			"ties"}
+		Hint: "containerd and CRI-O prove which pod a container is of: set engine in the configuration, " +
+			"or grant without ties"}
 }
 
 // Tie sets who may use a grant, of those who have its reference. Containers that use it already go

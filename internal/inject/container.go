@@ -141,7 +141,7 @@ func readAt(dir int, name string) (string, error) {
 func openat2(dir int, name string, flags, resolve uint64) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: resolve})
-		// EAGAIN: something was renamed meanwhile, so the kernel cannot vouch for the walk
+		// EAGAIN: something was renamed meanwhile, so the kernel cannot guarantee the walk
 		if err != unix.EINTR && err != unix.EAGAIN {
 			return fd, err
 		}

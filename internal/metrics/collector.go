@@ -102,8 +102,8 @@ var (
 	managerErrors = desc("manager_errors_total", "Passes of a manager that ended with an error.", "manager")
 )
 
-// grantLabels name a grant on one GPU. The labels of its user are empty if no engine vouches for
-// it, if no container uses the grant, or if several do; binding_info lists those.
+// grantLabels name a grant on one GPU. The labels of its user are empty if the engine proves
+// none, if no container uses the grant, or if several do; binding_info lists those.
 var grantLabels = []string{"gpu", "grant", "namespace", "pod", "container"}
 
 // Describe implements prometheus.Collector.

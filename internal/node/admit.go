@@ -63,7 +63,7 @@ type Decision struct {
 	// what stands in place of a rule for more than that.
 	Close, Others []grant.DeviceRule
 
-	pod   grant.Identity // of the container, if the engine vouches for it
+	pod   grant.Identity // of the container, if the engine proves it
 	began time.Time      // when the decision was asked for; zero if it is not measured
 }
 

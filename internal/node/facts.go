@@ -95,7 +95,7 @@ func readFacts(n *Node, c Create) (*createFacts, *Decision) {
 	return f, nil
 }
 
-// pod is the container's, if the engine vouches for it.
+// pod is the container's, if the engine proves it.
 func (f *createFacts) pod() grant.Identity { return f.request.Container.Pod }
 
 func parse(c grant.Container, config []byte) (request.Spec, *Decision) {

@@ -97,7 +97,7 @@ func TestACreateWaitsForItsTie(t *testing.T) {
 	}
 }
 
-func TestTiesNeedAnEngineThatVouches(t *testing.T) {
+func TestTiesNeedAnEngineThatProvesPods(t *testing.T) {
 	for _, engine := range []grant.Engine{grant.Podman, grant.Docker, grant.NoEngine} {
 		m := newModel(t)
 		g, _ := m.entered(admission.Ask{Owner: grant.Bearer})

@@ -45,12 +45,12 @@ func refuseKeys(n *Node, c grant.Container, u request.Update) error {
 			", which belongs to the ledger", Hint: "change the grant with `gpuledger grant --update`"}
 	case code != "" && n.Host.IsRoot(): // else no cgroup holds anything
 		return &grant.Refusal{Code: code, Message: "the update sets " + grant.Printable(key) +
-			", which is no resource: by such keys processes leave the cgroup whose device rules and limit " +
-			"hold them, or are stopped",
-			Hint: "leave the key out; the runtime's own pause, resume and kill are not refused"}
+			", which is no resource: such a key can stop processes, or move them out of the cgroup whose " +
+			"device rules and limit hold them",
+			Hint: "leave the key out; use the runtime's pause, resume or kill to stop or end a container"}
 	case doubtful != "" && n.Ledger.Bindings.Has(c.RuntimeRoot, c.ID):
 		return &grant.Refusal{Code: grant.LimitUnenforceable, Message: "the update sets " +
-			grant.Printable(doubtful) + ", of which it is not known what it does to the container's grant",
+			grant.Printable(doubtful) + ", and it is not known what that does to the container's grant",
 			Hint: "leave the key out; a controller that is missing in gpuledger's list is a bug to report"}
 	}
 	return nil

@@ -292,15 +292,15 @@ func TestUpdatesWithAndWithoutAGrant(t *testing.T) {
 	if d := m.node.Admit(m.referring("bound", reference)); !d.Bound {
 		t.Fatalf("%s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	const moves = ", which is no resource: by such keys processes leave the cgroup whose device rules and " +
-		"limit hold them, or are stopped"
+	const moves = ", which is no resource: such a key can stop processes, or move them out of the cgroup " +
+		"whose device rules and limit hold them"
 	for _, c := range []struct{ container, resources, want, err string }{
 		{"c", `{"memory":{"limit":1}}`, `{"memory":{"limit":1}}`, ""},
 		{"c", `{`, "", "spec-invalid: cannot read the resources of the update: ..."},
 		{"c", `{"unified":{"dmem.max":"1","cgroup.kill":"1"}}`, "", "limit-unenforceable: the update sets dmem.max, which belongs to the ledger"},
 		{"c", `{"unified":{"cgroup.kill":"1"}}`, "", "gpu-device-rule: the update sets cgroup.kill" + moves},
 		{"c", `{"unified":{"gpu.max":"1"}}`, `{"unified":{"gpu.max":"1"}}`, ""},
-		{"bound", `{"unified":{"gpu.max":"1"}}`, "", "limit-unenforceable: the update sets gpu.max, of which it is not known what it does to the container's grant"},
+		{"bound", `{"unified":{"gpu.max":"1"}}`, "", "limit-unenforceable: the update sets gpu.max, and it is not known what that does to the container's grant"},
 		{"c", `{"devices":[],"x":1}`, `{"x":1}`, ""},
 		{"c", `{"devices":[{"allow":true,"type":"c","major":10,"minor":229,"access":"rw"}],"x":1}`, `{"x":1}`, ""},
 		{"c", `{"devices":[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]}`, "", "gpu-device-rule: the update would open GPU devices by the device rule c 195:0 rw"},

@@ -109,7 +109,7 @@ func annotationsOf(engine grant.Engine, pod *api.PodSandbox, c *api.Container) m
 	if len(names) > 0 {
 		all[cdiNames] = strings.Join(names, ",")
 	}
-	request.Vouch(all, engine, grant.Identity{UID: pod.GetUid(), Namespace: pod.GetNamespace(),
+	request.WriteIdentity(all, engine, grant.Identity{UID: pod.GetUid(), Namespace: pod.GetNamespace(),
 		Pod: pod.GetName(), Container: c.GetName()})
 	return all
 }

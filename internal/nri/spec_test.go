@@ -33,7 +33,7 @@ func TestSpecOf(t *testing.T) {
 		t.Errorf("got %+v", spec)
 	}
 	if of := specOf(grant.NoEngine, pod, c); of.Annotations["io.kubernetes.cri.container-name"] != "forged" {
-		t.Error("an engine that is not trusted has vouched for the container")
+		t.Error("an engine that is not trusted has proven the identity")
 	}
 	if specOf(grant.Containerd, nil, &api.Container{}).Linux == nil {
 		t.Error("a container of which the engine reports nothing has no spec")

@@ -38,11 +38,11 @@ func merged(parts ...map[string]string) map[string]string {
 	return m
 }
 
-func TestEnginesVouchWhoseKeysAreKnown(t *testing.T) {
+func TestEnginesProveIdentitiesByKnownKeys(t *testing.T) {
 	for _, e := range []grant.Engine{grant.Containerd, grant.CRIO, grant.Podman, grant.Docker,
 		grant.NoEngine, ""} {
-		if _, trusted := keysOf(e); trusted != e.Vouches() {
-			t.Errorf("%s: its keys are trusted: %v, it vouches: %v", e, trusted, e.Vouches())
+		if _, trusted := keysOf(e); trusted != e.ProvesPods() {
+			t.Errorf("%s: its keys are trusted: %v, it proves pods: %v", e, trusted, e.ProvesPods())
 		}
 	}
 }

@@ -5,7 +5,7 @@ import "github.com/gpuledger/gpuledger/internal/grant"
 type identityKeys struct{ uid, namespace, pod, container, kind string }
 
 // keysOf returns the annotations that an engine itself writes last, after all that a pod brings.
-// Any other key can be forged on that engine. Other engines vouch for none (grant.Engine.Vouches).
+// Any other key can be forged on that engine. Other engines prove none (grant.Engine.ProvesPods).
 func keysOf(engine grant.Engine) (keys identityKeys, trusted bool) {
 	switch engine {
 	case grant.Containerd:
@@ -24,7 +24,7 @@ func keysOf(engine grant.Engine) (keys identityKeys, trusted bool) {
 	return identityKeys{}, false
 }
 
-// identity reads a container's place in a pod, if its engine vouches for it, and whether it is a
+// identity reads a container's place in a pod, if its engine proves it, and whether it is a
 // pod's sandbox.
 func identity(annotations map[string]string, engine grant.Engine) (id grant.Identity, sandbox bool) {
 	keys, trusted := keysOf(engine)
@@ -38,9 +38,9 @@ func identity(annotations map[string]string, engine grant.Engine) (id grant.Iden
 		Pod: annotations[keys.pod], Container: annotations[keys.container]}, false
 }
 
-// Vouch writes an identity that the caller knows to be true where Find looks for it, over any other
-// one. For an engine that vouches for none it writes nothing.
-func Vouch(annotations map[string]string, engine grant.Engine, id grant.Identity) {
+// WriteIdentity writes an identity that the caller knows to be true where Find looks for it, over
+// any other one. For an engine that proves none it writes nothing.
+func WriteIdentity(annotations map[string]string, engine grant.Engine, id grant.Identity) {
 	keys, trusted := keysOf(engine)
 	if !trusted {
 		return

@@ -190,8 +190,8 @@ func TestHooksThatInjectByThemselves(t *testing.T) {
 	}
 }
 
-// TestAnEngineThatVouchesForNone: its annotations say nothing, and nothing is written into them.
-func TestAnEngineThatVouchesForNone(t *testing.T) {
+// TestAnEngineThatProvesNoIdentity: its annotations say nothing, and nothing is written into them.
+func TestAnEngineThatProvesNoIdentity(t *testing.T) {
 	for _, engine := range []grant.Engine{grant.Podman, grant.Docker, ""} {
 		s := newScene(t)
 		s.caller.Container.Engine = engine
@@ -201,14 +201,14 @@ func TestAnEngineThatVouchesForNone(t *testing.T) {
 			t.Errorf("%s: a sandbox: %v, %+v", engine, r.Sandbox, r.Container.Pod)
 		}
 		annotations := map[string]string{}
-		if Vouch(annotations, engine, grant.Identity{UID: "u"}); len(annotations) > 0 {
+		if WriteIdentity(annotations, engine, grant.Identity{UID: "u"}); len(annotations) > 0 {
 			t.Errorf("%s: it writes %v", engine, annotations)
 		}
 	}
 	for _, engine := range []grant.Engine{grant.Containerd, grant.CRIO} {
 		s, id := newScene(t), grant.Identity{UID: "u", Namespace: "n", Pod: "p", Container: "c"}
 		s.caller.Container.Engine = engine
-		Vouch(s.spec.Annotations, engine, id)
+		WriteIdentity(s.spec.Annotations, engine, id)
 		if r := s.find(); r.Sandbox || r.Container.Pod != id {
 			t.Errorf("%s: %+v", engine, r.Container.Pod)
 		}

@@ -190,7 +190,7 @@ func (c Content) AdoptsNothing() string {
 	switch p := c.Node.Policy; {
 	case p.Annotations.Trust != grant.Adopt:
 		return `adopts nothing: annotations.trust is not "adopt" in its configuration`
-	case !p.Engine.Vouches():
+	case !p.Engine.ProvesPods():
 		return "adopts nothing: its engine does not prove which pod a container belongs to"
 	}
 	return ""

@@ -11,7 +11,7 @@ import (
 
 // CanTie reports whether grants can be tied to pods here. That needs an engine whose annotations
 // about pods are trusted.
-func (c Content) CanTie() bool { return c.Node.Policy.Engine.Vouches() }
+func (c Content) CanTie() bool { return c.Node.Policy.Engine.ProvesPods() }
 
 // Tie sets the pods and namespaces whose containers may use a grant with its reference. A container
 // of another pod that already uses the grant continues, and a warning is logged. It got the grant

@@ -251,7 +251,7 @@ func (s *site) granted(args ...string) grant.Reference {
 	return g
 }
 
-// grantTo makes a grant that the container will use: by its identity if the engine vouches for
+// grantTo makes a grant that the container will use: by its identity if the engine proves
 // that, else by reference.
 func (s *site) grantTo(cl client, c *container, args ...string) grant.Reference {
 	s.T.Helper()

@@ -151,7 +151,7 @@ func Generate(r *rand.Rand, in Input) Case {
 }
 
 func (g *generator) identity(engine string) {
-	k, vouches := keys[engine]
+	k, proves := keys[engine]
 	uid, name := one(g.Rand, uids), one(g.Rand, containers)
 	if g.grant != nil && g.chance(75) {
 		if pod, ok := strings.CutPrefix(g.grant.Owner, "pod:"); ok {
@@ -164,7 +164,7 @@ func (g *generator) identity(engine string) {
 		}
 	}
 	space, pod := Namespace(uid)
-	if !vouches || g.chance(10) { // what a user forges for another engine
+	if !proves || g.chance(10) { // what a user forges for another engine
 		if g.chance(30) {
 			other := keys[one(g.Rand, []string{"containerd", "cri-o"})]
 			if other != k {
@@ -173,7 +173,7 @@ func (g *generator) identity(engine string) {
 			}
 		}
 	}
-	if !vouches || g.chance(12) {
+	if !proves || g.chance(12) {
 		return
 	}
 	g.id = Identity{Proven: true, UID: uid, Namespace: space, Pod: pod, Container: name}

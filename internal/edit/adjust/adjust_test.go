@@ -325,7 +325,7 @@ func anySpec(t *rapid.T) specs.Spec {
 			Source: "/dev/null", Type: "bind"})
 	}
 	if rapid.Bool().Draw(t, "granted") {
-		request.Vouch(spec.Annotations, grant.Containerd, grant.Identity{UID: "u", Container: "c"})
+		request.WriteIdentity(spec.Annotations, grant.Containerd, grant.Identity{UID: "u", Container: "c"})
 	}
 	return spec
 }
