@@ -120,6 +120,26 @@ func (m *machine) generate() string {
 	return strings.Join(lines, ", ")
 }
 
+// update returns the changes of an update.
+func (m *machine) update() string {
+	m.t.Helper()
+	changes, _, err := m.files.Update()
+	m.must(err)
+	var all []string
+	for _, c := range changes {
+		all = append(all, fmt.Sprintf("%s %s", c.What, filepath.Base(c.Path)))
+	}
+	return strings.Join(all, ", ")
+}
+
+// has gives the node these GPUs.
+func (m *machine) has(gpus ...grant.GPU) {
+	m.t.Helper()
+	inv := inventory(bootID(m.t))
+	inv.GPUs = gpus
+	m.must(gpu.Write(gpu.Path(m.dir+"/state"), inv))
+}
+
 // engine returns an engine's view: what CDI's own library reads from the directory.
 func (m *machine) engine() *cdiapi.Cache {
 	m.t.Helper()
@@ -447,20 +467,10 @@ func TestList(t *testing.T) {
 // gets none.
 func TestExistingFilesAreUpdated(t *testing.T) {
 	m := newMachine(t)
-	tend := func() string {
-		t.Helper()
-		changes, _, err := m.files.Update()
-		m.must(err)
-		var all []string
-		for _, c := range changes {
-			all = append(all, fmt.Sprintf("%s %s", c.What, filepath.Base(c.Path)))
-		}
-		return strings.Join(all, ", ")
-	}
 	bearer, pod := m.grant(grant.Bearer, 0), m.grant("pod:u/train", time.Hour)
 	m.must(m.files.Forget(bearer.ID))
 	m.must(m.files.Forget(pod.ID))
-	if got := tend(); got != "" {
+	if got := m.update(); got != "" {
 		t.Errorf("without a file: %s", got)
 	}
 	if _, err := os.Stat(m.files.Path()); !errors.Is(err, fs.ErrNotExist) {
@@ -471,7 +481,7 @@ func TestExistingFilesAreUpdated(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := tend(); got != "" { // the file of the GPUs was never generated
+	if got := m.update(); got != "" { // the file of the GPUs was never generated
 		t.Errorf("with files of grants: %s", got)
 	}
 	m.generate()
@@ -481,14 +491,51 @@ func TestExistingFilesAreUpdated(t *testing.T) {
 	m.now = m.now.Add(2 * time.Hour)
 	want := []string{"written gpuledger.dev-gpu.json", "written gpuledger.dev-grant_" + string(bearer.ID) +
 		".json", "removed gpuledger.dev-grant_" + string(pod.ID) + ".json"}
-	got := strings.Split(tend(), ", ")
+	got := strings.Split(m.update(), ", ")
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("after another major and an hour: %q, want %q", got, want)
 	}
-	if got := tend(); got != "" {
+	if got := m.update(); got != "" {
 		t.Errorf("again: %s", got)
+	}
+}
+
+// TestNamesOutliveAMomentWithoutGPUs: they are there again with the GPUs.
+func TestNamesOutliveAMomentWithoutGPUs(t *testing.T) {
+	m := newMachine(t)
+	m.files.Node.Policy.Asks.Engines = []grant.Engine{grant.Podman}
+	all := inventory(bootID(t)).GPUs
+	m.generate()
+	for name, gpus := range map[string][]grant.GPU{"no GPU": {}, "no GPU without MIG devices": all[1:]} {
+		m.has(gpus...)
+		m.update()
+		m.has(all...)
+		m.update()
+		for _, device := range []string{"gpuledger.dev/gpu=0", "gpuledger.dev/ask=1GiB"} {
+			if m.engine().GetDevice(device) == nil {
+				t.Errorf("%s for a moment: an engine does not find %s", name, device)
+			}
+		}
+	}
+}
+
+// TestTheFileOfSizesIsUpdated: also if it is the only one, and there are no GPUs.
+func TestTheFileOfSizesIsUpdated(t *testing.T) {
+	m := newMachine(t)
+	asks := &m.files.Node.Policy.Asks
+	asks.Engines = []grant.Engine{grant.Podman}
+	m.generate()
+	m.must(os.Remove(m.files.Path()))
+	asks.MaxMemory = grant.Size(2 * grant.GiB)
+	if got := m.update(); got != "written gpuledger.dev-ask.json" {
+		t.Errorf("after another policy: %q", got)
+	}
+	m.has()
+	asks.Engines = nil
+	if got := m.update(); got != "removed gpuledger.dev-ask.json" {
+		t.Errorf("when no engine's containers may ask: %q", got)
 	}
 }
 

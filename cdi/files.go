@@ -37,6 +37,9 @@ const (
 // Path is the path of the GPUs' file.
 func (f Files) Path() string { return filepath.Join(f.Node.Policy.CDI.Dir, gpuFile) }
 
+// askPath is the path of the file of sizes.
+func (f Files) askPath() string { return filepath.Join(f.Node.Policy.CDI.Dir, askFile) }
+
 // GrantPath is the path of a grant's file.
 func (f Files) GrantPath(id grant.ID) string {
 	return filepath.Join(f.Node.Policy.CDI.Dir, grantPrefix+string(id)+suffix)
@@ -117,7 +120,7 @@ func Encode(spec *cdispec.Spec) ([]byte, error) {
 // cdiFile is a CDI file of gpuledger's with its current and its intended content.
 type cdiFile struct {
 	path      string
-	grant     grant.ID // its grant; "": the file of the GPUs
+	grant     grant.ID // its grant; "": the file of the GPUs or of sizes
 	mode      os.FileMode
 	have      []byte // nil: the file does not exist
 	want      []byte // nil: the file should not exist
@@ -139,7 +142,7 @@ func (f Files) plan() (files []cdiFile, notes []string, err error) {
 		}
 	}
 	files = append(files, gpus)
-	asks := inspect(filepath.Join(f.Node.Policy.CDI.Dir, askFile), gpuMode)
+	asks := inspect(f.askPath(), gpuMode)
 	asked, err := f.Asks()
 	if err != nil {
 		return nil, nil, err

@@ -50,7 +50,9 @@ func (f Files) Generate() (changes []FileResult, notes []string, err error) {
 }
 
 // Update updates the existing files after the node or the ledger has changed, as Generate does. It
-// does nothing on a node without such files, makes no directory, and returns only the changes.
+// does nothing on a node without such files, makes no directory, and returns only the changes. A
+// file that Generate would remove for want of a GPU stays: the GPU may be back a moment later, and
+// Update makes no file anew.
 func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	if there, err := f.anyFile(); err != nil || !there {
 		return nil, nil, err
@@ -59,7 +61,9 @@ func (f Files) Update() (changes []FileResult, notes []string, err error) {
 		return nil, nil, err
 	}
 	changes, notes, err = f.planAndApply(func(files []cdiFile) ([]cdiFile, []string) {
-		return slices.DeleteFunc(files, func(l cdiFile) bool { return l.have == nil || l.unchanged }), nil
+		return slices.DeleteFunc(files, func(l cdiFile) bool {
+			return l.have == nil || l.unchanged || l.want == nil && f.ofNode(l)
+		}), nil
 	})
 	same := func(r FileResult) bool { return r.What == Unchanged || r.What == Absent }
 	return slices.DeleteFunc(changes, same), notes, err
@@ -112,8 +116,15 @@ func (f Files) anyFile() (bool, error) {
 	if err != nil || len(ids) > 0 {
 		return len(ids) > 0, err
 	}
-	_, err = os.Lstat(f.Path())
-	return err == nil, nil
+	return slices.ContainsFunc([]string{f.Path(), f.askPath()}, func(path string) bool {
+		_, err := os.Lstat(path)
+		return err == nil
+	}), nil
+}
+
+// ofNode reports whether a file is one that the node has as soon as it has GPUs.
+func (f Files) ofNode(l cdiFile) bool {
+	return l.path == f.Path() || l.path == f.askPath() && len(f.Node.Policy.Asks.Engines) > 0
 }
 
 // apply gives a file its intended content. The error is errReplaced where the file is not the one
