@@ -55,7 +55,8 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 		p.engine = engine
 	}
 	p.can.Rules = carriesRules(p.stub.RuntimeNRIVersion())
-	p.timeout = p.stub.RequestTimeout()
+	// an engine with NRI 0.4 sends none, and the stub then reports 0
+	p.timeout = cmp.Or(p.stub.RequestTimeout(), stub.DefaultRequestTimeout)
 	return 0, nil
 }
 

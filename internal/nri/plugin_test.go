@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -234,6 +235,32 @@ func TestStartContainerJudgesWhatNRIReports(t *testing.T) {
 		}
 	}
 }
+
+// TestTheLedgerIsAwaitedForHalfOfTheEnginesTime: an engine that names no time gives the usual one
+// of NRI, and continues without an answer after it.
+func TestTheLedgerIsAwaitedForHalfOfTheEnginesTime(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{
+		0: stub.DefaultRequestTimeout / 2, time.Second: time.Second / 2, time.Hour: ledger.DefaultWait,
+	} {
+		n := daemontest.NewNode(t)
+		p := &plugin{stub: timed{time: given},
+			Connection: New(Options{Open: func() *node.Node { return n.Node }})}
+		_, err := p.Configure(t.Context(), "", "containerd", "v1.7.0")
+		daemontest.Must(t, err)
+		if wait := p.node().Ledger.Wait; wait != want {
+			t.Errorf("an engine gives %s: the ledger is awaited for %s, want %s", given, wait, want)
+		}
+	}
+}
+
+// timed is the stub of an engine with a time limit.
+type timed struct {
+	stub.Stub
+	time time.Duration
+}
+
+func (s timed) RequestTimeout() time.Duration { return s.time }
+func (timed) RuntimeNRIVersion() string       { return "" }
 
 // inStep tells when all containers are judged.
 type inStep struct{ ended chan bool }
