@@ -53,6 +53,8 @@ type Connection struct {
 	wait     time.Duration
 	failure  error                  // of the last attempt
 	reserved map[string]reservation // by the ids of the containers for which this process holds grants
+
+	judging sync.Mutex // held while running containers are judged, by one plugin at a time
 }
 
 // reservation is what is known of a container for which this process holds a grant.
@@ -159,6 +161,13 @@ func (p *plugin) lost() {
 		p.current = nil
 		p.Log.Warnf("the connection to %s is closed", p.runtime)
 	}
+}
+
+// isClosed reports whether either side has closed the connection.
+func (p *plugin) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
 }
 
 // Stop disconnects from the engine. This process's reservations for containers that have not

@@ -153,24 +153,33 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 		p.cleanUp(id)
 	}
 	p.stopped.begin()
-	go func() {
-		defer p.stopped.end()
-		outside := 0
-		for _, c := range running {
-			if p.stopped.has(c.GetId()) {
-				continue
-			}
-			if p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
-				outside++
-			}
-			if p.stopped.has(c.GetId()) { // while it was judged
-				p.cleanUp(c.GetId())
-			}
-		}
-		p.Log.Infof("in step with %s: %d containers, %d running outside the ledger", p.runtime,
-			len(containers), outside)
-	}()
+	go p.judgeRunning(podOf, running)
 	return nil, nil
+}
+
+// judgeRunning judges the containers that ran when the plugin connected. It ends with the
+// connection: the plugin of the next one receives the events of stops, and judges what runs then.
+func (p *plugin) judgeRunning(podOf map[string]*api.PodSandbox, running []*api.Container) {
+	defer p.stopped.end()
+	p.judging.Lock() // the plugin of a lost connection may still judge its last container
+	defer p.judging.Unlock()
+	outside := 0
+	for _, c := range running {
+		if p.isClosed() {
+			return
+		}
+		if p.stopped.has(c.GetId()) {
+			continue
+		}
+		if p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
+			outside++
+		}
+		if p.isClosed() || p.stopped.has(c.GetId()) { // while it was judged
+			p.cleanUp(c.GetId())
+		}
+	}
+	p.Log.Infof("in step with %s: %d running containers, %d outside the ledger", p.runtime, len(running),
+		outside)
 }
 
 // bindExisting binds what an existing container may use, and reports whether it has GPUs outside

@@ -164,32 +164,64 @@ func bound(t *testing.T, n *daemontest.TestNode, id grant.ID) (containers []stri
 // TestAContainerThatStopsBeforeItsTurn is not judged, and so not bound: the engine has listed it as
 // running when the plugin connected.
 func TestAContainerThatStopsBeforeItsTurn(t *testing.T) {
-	n := daemontest.NewNode(t)
-	log, ended := logrus.New(), make(chan bool)
-	log.SetOutput(io.Discard)
-	var opened atomic.Int32
-	stopped := make(chan bool)
-	p := &plugin{Connection: New(Options{Log: log, Roots: []string{n.Root}, Open: func() *node.Node {
-		if opened.Add(1) == 1 { // for the first container
-			<-stopped
+	s := startJudging(t)
+	_, err := s.plugin.StopContainer(t.Context(), nil, &api.Container{Id: "second"})
+	daemontest.Must(t, err)
+	close(s.goOn)
+	<-s.ended
+	if calls := s.opened.Load(); calls != 2 {
+		t.Errorf("the node is opened %d times, want 2: for the first container and for the stop", calls)
+	}
+}
+
+// TestALostConnectionsContainersAreNotBound: another plugin receives the events of their stops, and
+// judges what runs when the engine is there again.
+func TestALostConnectionsContainersAreNotBound(t *testing.T) {
+	s := startJudging(t)
+	s.plugin.lost()
+	again := &plugin{Connection: s.plugin.Connection}
+	_, err := again.Synchronize(t.Context(), nil, nil)
+	daemontest.Must(t, err)
+	id := s.Grant('a')
+	reserve(t, s.TestNode, s.plugin, id, &api.Container{Id: "first"}) // as its judgement does
+	close(s.goOn)
+	<-s.ended
+	if calls := s.opened.Load(); calls != 2 {
+		t.Errorf("the node is opened %d times, want 2: to judge the first container and to free it", calls)
+	}
+	if found := bound(t, s.TestNode, id); len(found) > 0 {
+		t.Errorf("bound are %q", found)
+	}
+}
+
+// judging is a plugin that judges the first of two running containers until it may go on.
+type judging struct {
+	*daemontest.TestNode
+	plugin *plugin
+	opened atomic.Int32 // how often the node was opened
+	goOn   chan bool
+	ended  chan bool // a plugin has judged all of its containers
+}
+
+func startJudging(t *testing.T) *judging {
+	t.Helper()
+	s := &judging{TestNode: daemontest.NewNode(t), goOn: make(chan bool), ended: make(chan bool, 2)}
+	log := silent()
+	log.AddHook(inStep{s.ended})
+	s.plugin = &plugin{Connection: New(Options{Log: log, Roots: []string{s.Root}, Open: func() *node.Node {
+		if s.opened.Add(1) == 1 { // for the first container
+			<-s.goOn
 		}
-		return n.Node
+		return s.Node
 	}})}
-	log.AddHook(inStep{ended})
-	_, err := p.Synchronize(t.Context(), nil, []*api.Container{
+	_, err := s.plugin.Synchronize(t.Context(), nil, []*api.Container{
 		{Id: "first", State: api.ContainerState_CONTAINER_RUNNING},
 		{Id: "second", State: api.ContainerState_CONTAINER_RUNNING}})
 	daemontest.Must(t, err)
-	for opened.Load() == 0 {
+	for s.opened.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	_, err = p.StopContainer(t.Context(), nil, &api.Container{Id: "second"})
-	daemontest.Must(t, err)
-	close(stopped)
-	<-ended
-	if calls := opened.Load(); calls != 2 {
-		t.Errorf("the node is opened %d times, want 2: for the first container and for the stop", calls)
-	}
+	return s
 }
 
 // TestStartContainerJudgesWhatNRIReports: the bundle's file can add to that and take nothing away.
@@ -268,6 +300,6 @@ type inStep struct{ ended chan bool }
 func (inStep) Levels() []logrus.Level { return []logrus.Level{logrus.InfoLevel} }
 
 func (s inStep) Fire(*logrus.Entry) error {
-	close(s.ended)
+	s.ended <- true
 	return nil
 }
