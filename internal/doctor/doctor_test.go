@@ -341,6 +341,14 @@ var answers = []struct {
 		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi", fs.ModeDir|0o755)},
 			{PathFacts: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
 	}, "cdi", OK, "kinds nvidia.com/gpu"},
+	{"CDI that builds of Docker may name", func(f *Facts) {
+		f.Engines = append(f.Engines, engines.Presence{Engine: grant.Docker, CDIBuilds: true})
+		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi/n.yaml", 0o644), Kind: "nvidia.com/gpu"}}
+	}, "cdi", Warning, "to build steps"},
+	{"CDI of gpuledger's, which brings the hook along", func(f *Facts) {
+		f.Engines = append(f.Engines, engines.Presence{Engine: grant.Docker, CDIBuilds: true})
+		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi/g.json", 0o644), Kind: grant.CDIKindGPU}}
+	}, "cdi", OK, "kinds gpuledger.dev/gpu"},
 	{"management's CDI", func(f *Facts) {
 		f.CDI = []CDIFacts{
 			{PathFacts: file("/c/m.yaml", 0o644), Kind: "management.nvidia.com/gpu"}}

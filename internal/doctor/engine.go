@@ -129,6 +129,12 @@ func cdi(f Facts) []Line {
 				s.Kind + ")",
 				Hint: "it is for the GPU operator's own containers; another container that asks for it is " +
 					"refused without a grant, if gpuledger is the handler"})
+		case s.Kind == "nvidia.com/gpu" && slices.ContainsFunc(f.Engines,
+			func(e engines.Presence) bool { return e.CDIBuilds }):
+			lines = append(lines, Line{Status: Warning, Message: s.Path + " (" + s.Kind + "): from Docker " +
+				"29 on, `docker build --allow device` gives its GPUs to build steps, around the ledger",
+				Hint: "set \"builder\": {\"entitlements\": {\"device\": false}} in Docker's " +
+					"daemon.json, and restart dockerd"})
 		case s.Kind != "":
 			kinds = append(kinds, s.Kind)
 		}

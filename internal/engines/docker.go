@@ -36,6 +36,9 @@ func (c Docker) InForce() Settings {
 	says.Handlers = handlers(configfile.Table(c.Tree(), "runtimes"),
 		func(h map[string]any) string { return configfile.Text(h, "path") })
 	says.CDIDirs, _ = configfile.Texts(c.Tree(), "cdi-spec-dirs")
+	// both are on by default (moby v29, cdiEnabled and getEntitlements)
+	says.CDIBuilds = configfile.Table(c.Tree(), "features")["cdi"] != false &&
+		configfile.Table(c.Tree(), "builder", "entitlements")["device"] != false
 	return says
 }
 

@@ -87,6 +87,7 @@ type Settings struct {
 	Handlers          map[string]string
 	Default           string
 	CDIDirs, HookDirs []string
+	CDIBuilds         bool
 	// the engine runs no containers of its own, as a containerd that only serves Docker
 	Absent bool
 }

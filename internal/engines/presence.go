@@ -16,7 +16,9 @@ type Presence struct {
 	Default  string            // for containers that choose no handler; "" if no file names it
 	CDIDirs  []string          // where its files say so
 	HookDirs []string          // where its files say so
-	Err      error             // why its configuration cannot be read
+	// its builds of images may name CDI devices, and no wrapper judges their steps
+	CDIBuilds bool
+	Err       error // why its configuration cannot be read
 }
 
 // HookDirs are the hooks directories that engines read where their files name none.
@@ -47,6 +49,7 @@ func Find(root string) []Presence {
 		}
 		p.Handlers, p.Default, p.CDIDirs, p.HookDirs, p.Err = says.Handlers, says.Default, says.CDIDirs,
 			says.HookDirs, err
+		p.CDIBuilds = says.CDIBuilds
 		all = append(all, p)
 	}
 	return all

@@ -59,6 +59,24 @@ func TestFindSeesWhatEnginesAreTold(t *testing.T) {
 	}
 }
 
+// TestFindSeesIfBuildsMayNameCDIDevices: in Docker, unless its file forbids it.
+func TestFindSeesIfBuildsMayNameCDIDevices(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{}`: true,
+		`{"features": {"cdi": true}, "builder": {"entitlements": {"device": true}}}`: true,
+		`{"features": {"cdi": false}}`:                     false,
+		`{"builder": {"entitlements": {"device": false}}}`: false,
+	} {
+		found := Find(newSystem(t, map[string]string{"/etc/docker/daemon.json": text}))
+		if len(found) != 1 || found[0].CDIBuilds != want {
+			t.Errorf("%s: %+v, want %v", text, found, want)
+		}
+	}
+	if found := Find(newSystem(t, map[string]string{"/etc/crio/crio.conf": ""})); found[0].CDIBuilds {
+		t.Error("CRI-O builds no images")
+	}
+}
+
 // TestFindLeavesDockersContainerdOut: a containerd without its CRI plugin runs only Docker's
 // containers.
 func TestFindLeavesDockersContainerdOut(t *testing.T) {
