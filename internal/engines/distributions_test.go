@@ -175,7 +175,8 @@ func startListener(t *testing.T, socket string, args ...string) (end func()) {
 		t.Fatal(err)
 	}
 	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Lstat(socket); err == nil {
+		if c, err := net.Dial("unix", socket); err == nil { // the file is there before it listens
+			_ = c.Close()
 			break
 		}
 		if time.Now().After(until) {
