@@ -115,8 +115,10 @@ func shorten(text string, room int) string {
 }
 
 // wrap breaks a sentence into lines of so many columns, the first and the next ones with what they
-// begin with. A word that is longer than a line is broken too, where it stands.
+// begin with. A word that is longer than a line is broken too, where it stands. What lines begin
+// with, which is ASCII, leaves at least one column to the text.
 func wrap(text string, columns int, first, next string) string {
+	first, next = first[:min(len(first), columns-1)], next[:min(len(next), columns-1)]
 	var lines []string
 	line, empty := first, true
 	for word := range strings.FieldsSeq(text) {

@@ -25,6 +25,24 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// TestWrapOnAVeryNarrowTerminal: what lines begin with leaves at least one column to the text.
+func TestWrapOnAVeryNarrowTerminal(t *testing.T) {
+	const text = "of pod:7a1c in ä"
+	for columns := 1; columns <= 7; columns++ {
+		for _, begin := range []string{"", "  ", "      "} {
+			got := wrap(text, columns, begin, begin)
+			if strings.Join(strings.Fields(got), "") != strings.ReplaceAll(text, " ", "") {
+				t.Errorf("%d columns after %q: %q", columns, begin, got)
+			}
+			for line := range strings.Lines(got) {
+				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns {
+					t.Errorf("%d columns after %q: %q has %d", columns, begin, line, n)
+				}
+			}
+		}
+	}
+}
+
 // TestFit: in a table that is too wide the names are cut, as much as needed.
 func TestFit(t *testing.T) {
 	rows := [][]string{{"GPU", "NAME", "MODE"}, {"0", strings.Repeat("ä", 95), "limit"},
