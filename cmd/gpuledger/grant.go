@@ -41,8 +41,8 @@ func grantCommand() *cli.Command {
 			"the grant (pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
-			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs", DefaultText: "1"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 removes the share", DefaultText: "no share"},
+			&cli.GenericFlag{Name: "gpus", Value: new(cmdline.Number), Usage: "number of GPUs", DefaultText: "1"},
+			&cli.GenericFlag{Name: "compute", Value: new(cmdline.Number), Usage: "`PERCENT` of each GPU's compute, 1 to 100; with --update 0 removes the share", DefaultText: "no share"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice, limit, mps, mig", Value: string(grant.Limit)},
 			&cli.StringFlag{Name: "profile", Usage: "in mode mig: MIG devices of this `PROFILE`, for example 1g.10gb"},
 			&cli.StringFlag{Name: "place", Usage: "binpack or spread, when no GPU is named"},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/gpu/driver"
 	"github.com/gpuledger/gpuledger/internal/gpu/nvml"
@@ -144,7 +145,7 @@ func simulateCommand() *cli.Command {
 			"and run\n`gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or that " +
 			"are unhealthy.",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "gpus", Usage: "how many", Value: 1},
+			&cli.GenericFlag{Name: "gpus", Usage: "how many", Value: new(cmdline.Number(1))},
 			&cli.StringFlag{Name: "memory", Usage: "memory of each, for example 16160MiB"},
 			&cli.StringFlag{Name: "name", Usage: "product name", Value: simulated.DefaultName},
 			&cli.StringSliceFlag{Name: "mig", Usage: "MIG `PROFILES` of each, for example 1g.10gb,3g.40gb"},

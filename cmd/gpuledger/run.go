@@ -18,6 +18,7 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
+	"github.com/gpuledger/gpuledger/internal/cmdline"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/node"
@@ -39,9 +40,9 @@ func runCommand() *cli.Command {
 			"program's.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
-			&cli.IntFlag{Name: "gpus", Usage: "number of GPUs", DefaultText: "1"},
+			&cli.GenericFlag{Name: "gpus", Value: new(cmdline.Number), Usage: "number of GPUs", DefaultText: "1"},
 			&cli.StringSliceFlag{Name: "gpu", Usage: "exactly this GPU, by `UUID|INDEX`; may be given again"},
-			&cli.IntFlag{Name: "compute", Usage: "`PERCENT` of each GPU's compute, 1 to 100", DefaultText: "no share"},
+			&cli.GenericFlag{Name: "compute", Value: new(cmdline.Number), Usage: "`PERCENT` of each GPU's compute, 1 to 100", DefaultText: "no share"},
 			&cli.StringFlag{Name: "mode", Usage: "exclusive, timeslice or limit", Value: string(grant.Limit)},
 			waitFlag(),
 			&cli.StringFlag{Name: "user", Usage: "the `USER` of this node to whom the grant belongs, by name or uid"},

@@ -99,14 +99,9 @@ func Wrong(err error, flags []cli.Flag) string {
 		return text
 	}
 	value, name, why := part[1], part[2], part[3]
-	if strings.Contains(why, "out of range") {
-		return dashed(name) + ": " + value + " is out of range"
-	}
 	switch Flag("-"+name, flags).(type) {
-	case *cli.IntFlag:
-		return dashed(name) + ": want a whole number, not " + value
 	case *cli.GenericFlag:
-		return dashed(name) + ": " + why // Duration says it in words
+		return dashed(name) + ": " + why // Duration and Number say it in words
 	case *cli.DurationFlag:
 		return dashed(name) + ": want a duration with its unit, as 90s, 30m or 12h, not " + value
 	case *cli.BoolFlag:

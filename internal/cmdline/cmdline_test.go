@@ -14,7 +14,7 @@ func program(out *bytes.Buffer) *cli.App {
 	flags := func() []cli.Flag {
 		return []cli.Flag{&cli.StringFlag{Name: "config"}, &cli.BoolFlag{Name: "force"},
 			&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}},
-			&cli.IntFlag{Name: "gpus"}, &cli.DurationFlag{Name: "interval"},
+			&cli.GenericFlag{Name: "gpus", Value: new(Number)}, &cli.DurationFlag{Name: "interval"},
 			&cli.GenericFlag{Name: "ttl", Value: new(Duration)}}
 	}
 	say := func(c *cli.Context) error {
