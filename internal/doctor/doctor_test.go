@@ -195,6 +195,17 @@ var answers = []struct {
 	{"closed nodes", func(*Facts) {}, "devices", OK, "only root"},
 	{"open nodes", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o666 }, "devices", Warning,
 		"every user of the host can open /dev/nvidia0"},
+	{"nodes of a group", func(f *Facts) {
+		f.Devices[0].Mode, f.Devices[0].GID = fs.ModeDevice|0o660, 44
+	}, "devices", Warning, "can open /dev/nvidia0 (mode 0660 and group 44), around"},
+	{"nodes of a user", func(f *Facts) { f.Devices[0].UID = 1000 }, "devices", Warning,
+		"can open /dev/nvidia0 (mode 0600 and owner 1000), around"},
+	{"nodes with an access list", func(f *Facts) { f.Devices[0].Mode = fs.ModeDevice | 0o660 }, "devices",
+		OK, "only root"},
+	{"nodes that the driver gives to a user", func(f *Facts) {
+		f.Sets, f.Policy.Enforcement.UserNodes = host.NodePermissions{Mode: 0o660, UID: 1000},
+			grant.UserNodesACL
+	}, "devices", Problem, "gives its nodes mode 0660 and owner 1000 whenever"},
 	{"nodes that the driver opens", func(f *Facts) {
 		f.Sets, f.Policy.Enforcement.UserNodes = host.NodePermissions{Mode: 0o666}, grant.UserNodesACL
 	}, "devices", Problem, "gives its nodes mode 0666 whenever"},

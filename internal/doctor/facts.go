@@ -63,7 +63,7 @@ type PathFacts struct {
 	Missing  bool
 	Error    error // why it cannot be examined, other than that it is missing
 	Mode     fs.FileMode
-	UID      uint32
+	UID, GID uint32
 	Above    []PathFacts // the directories above it that users other than root can change, the nearest first
 	Writable bool        // by this process: the file, or if it is missing the nearest existing directory
 }

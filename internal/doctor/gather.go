@@ -94,7 +94,7 @@ func look(path string) PathFacts {
 		p.Mode = info.Mode()
 		var st unix.Stat_t
 		p.Error = unix.Stat(path, &st)
-		p.UID = st.Uid
+		p.UID, p.GID = st.Uid, st.Gid
 	}
 	return p
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // programs checks the files beside gpuledger. The wrapper runs as root at every create.
@@ -163,29 +164,41 @@ func devices(f Facts) []Line {
 		return []Line{{Status: Warning, Message: "there is no NVIDIA device node in /dev",
 			Hint: "run `nvidia-modprobe -c 0 -u` or nvidia-persistenced at boot"}}
 	}
-	hint := "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " in /etc/modprobe.d, unless users " +
-		"of the host compute without containers"
+	hint := "options nvidia NVreg_DeviceFileMode=" + f.nodeMode() + " NVreg_DeviceFileUID=0 " +
+		"NVreg_DeviceFileGID=0 in /etc/modprobe.d, unless users of the host compute without containers"
 	if f.Sets.OpenToUsers() && f.Policy.Enforcement.UserNodes == grant.UserNodesACL {
 		return []Line{{Status: Problem, Hint: hint, Message: fmt.Sprintf("enforcement.user_nodes = \"acl\" "+
 			"keeps no user from a GPU: the driver gives its nodes %s whenever root uses one",
 			f.Sets)}}
 	}
-	var open []string
+	var lines []Line
+	warn := func(message string) {
+		lines = append(lines, Line{Status: Warning, Message: message + ", around the ledger", Hint: hint})
+	}
+	var all, some []string
 	for _, d := range f.Devices {
-		if d.Mode.Perm()&0o006 != 0 {
-			open = append(open, d.Path)
+		switch p := d.nodePermissions(); {
+		case p.OpenToAll():
+			all = append(all, d.Path)
+		case p.OpenToUsers():
+			some = append(some, fmt.Sprintf("%s (%s)", d.Path, p))
 		}
 	}
-	switch {
-	case len(open) == 0 && f.Sets.OpenToUsers():
-		return []Line{{Status: Warning, Hint: hint, Message: fmt.Sprintf("the driver gives its nodes %s "+
-			"whenever root uses a GPU: users of the host can open them, around the ledger", f.Sets)}}
-	case len(open) == 0:
-		return []Line{{Status: OK, Message: "only root can open the host's GPU nodes"}}
+	if len(all) > 0 {
+		warn("every user of the host can open " + strings.Join(all, ", "))
 	}
-	return []Line{{Status: Warning, Message: "every user of the host can open " + strings.Join(open, ", ") +
-		", around the ledger",
-		Hint: hint}}
+	if len(some) > 0 {
+		warn("a user or a group of the host can open " + strings.Join(some, ", "))
+	}
+	if len(lines) == 0 && f.Sets.OpenToUsers() {
+		warn(fmt.Sprintf("the driver gives its nodes %s whenever root uses a GPU: users of the host can "+
+			"open them", f.Sets))
+	}
+	return orOK(lines, "only root can open the host's GPU nodes")
+}
+
+func (p PathFacts) nodePermissions() host.NodePermissions {
+	return host.NodePermissions{Mode: uint32(p.Mode.Perm()), UID: p.UID, GID: p.GID}
 }
 
 // nodeMode is the mode that closes the nodes to users: that of a file with an access list has the

@@ -23,10 +23,14 @@ func TestDriverNodePermissions(t *testing.T) {
 		levels + "DeviceFileMode: 432\n":                    {"mode 0660", false},
 		levels + "DeviceFileGID: 44\nDeviceFileMode: 432\n": {"mode 0660 and group 44", true},
 		levels + "DeviceFileGID: 44\nDeviceFileMode: 384\n": {"mode 0600 and group 44", false},
-		"ModifyDeviceFiles: 0\nDeviceFileMode: 438\n":       {},
-		"ModifyDeviceFiles: 1\n":                            {},
-		"ModifyDeviceFiles\nDeviceFileMode: x":              {},
-		"":                                                  {},
+		"ModifyDeviceFiles: 1\nDeviceFileUID: 1000\nDeviceFileGID: 0\nDeviceFileMode: 384\n": {
+			"mode 0600 and owner 1000", true},
+		"ModifyDeviceFiles: 1\nDeviceFileUID: 1000\nDeviceFileGID: 44\nDeviceFileMode: 48\n": {
+			"mode 0060 and owner 1000 and group 44", true},
+		"ModifyDeviceFiles: 0\nDeviceFileMode: 438\n": {},
+		"ModifyDeviceFiles: 1\n":                      {},
+		"ModifyDeviceFiles\nDeviceFileMode: x":        {},
+		"":                                            {},
 	} {
 		err := os.WriteFile(filepath.Join(h.Proc, "driver/nvidia/params"), []byte(text), 0o644)
 		if err != nil {

@@ -94,7 +94,7 @@ func opened(h host.Host) error {
 	}
 	return fmt.Errorf("cannot keep users from GPUs that they are not granted: the driver gives its nodes "+
 		"%s whenever a program of root uses a GPU; set options nvidia NVreg_DeviceFileMode=0660 "+
-		"NVreg_DeviceFileGID=0 in /etc/modprobe.d and load the driver anew", given)
+		"NVreg_DeviceFileUID=0 NVreg_DeviceFileGID=0 in /etc/modprobe.d and load the driver anew", given)
 }
 
 // Close takes back all access that has been given.

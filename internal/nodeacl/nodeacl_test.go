@@ -237,6 +237,24 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+// TestTheDriverOpensNodesToUsers again, where its options say so: that is an error.
+func TestTheDriverOpensNodesToUsers(t *testing.T) {
+	h := host.Host{Proc: t.TempDir()}
+	must(t, os.MkdirAll(filepath.Join(h.Proc, "driver/nvidia"), 0o755))
+	for params, want := range map[string]string{
+		"DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 432\n":    "",
+		"DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n":    "mode 0666 whenever",
+		"DeviceFileUID: 1000\nDeviceFileGID: 0\nDeviceFileMode: 384\n": "mode 0600 and owner 1000 whenever",
+	} {
+		must(t, os.WriteFile(filepath.Join(h.Proc, "driver/nvidia/params"),
+			[]byte("ModifyDeviceFiles: 1\n"+params), 0o644))
+		err := opened(h)
+		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", params, err)
+		}
+	}
+}
+
 // TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack: it says which nodes there are. One that is out
 // of date still names the node of a GPU whose grant is over, where the user has another grant.
 func TestWithoutAnInventoryOnlyWhatIsOverIsTakenBack(t *testing.T) {
