@@ -25,17 +25,24 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 	}()
 	var out userqueue.Outcome
 	var waiter *userqueue.Waiter
-	if !s.inTurn(ctx, p, func() {
-		out.Grant, waiter, out.Err = s.queue.GrantOrWait(s.Node, s.Ledger, userqueue.Request{User: p.uid,
-			Since: request.Since, Ask: ask, Waits: request.Wait > 0, For: of})
-	}) {
+	try := func(waits bool) bool {
+		return s.inTurn(ctx, p, func() {
+			out.Grant, waiter, out.Err = s.queue.GrantOrWait(s.Node, s.Ledger, userqueue.Request{
+				User: p.uid, Since: request.Since, Ask: ask, Waits: waits, For: of})
+		})
+	}
+	if !try(request.Wait > 0) {
 		return
 	}
 	gone := false
 	if waiter != nil {
 		var answer *userqueue.Outcome
-		if answer, gone = s.wait(ctx, w, waiter, min(request.Wait, users.MaxWait)); answer != nil {
+		answer, gone = s.wait(ctx, w, waiter, min(request.Wait, users.MaxWait))
+		switch {
+		case answer != nil:
 			out = *answer
+		case !gone && !try(false): // its time is over: the answer is what refuses it now
+			return
 		}
 	}
 	if out.Err == nil {
@@ -59,7 +66,7 @@ func (s *Server) serveAsk(ctx context.Context, w http.ResponseWriter, p peer, as
 }
 
 // wait reports places until the request is granted, its time is over or the client is gone. No
-// outcome: it was not granted, and the error of the request stands.
+// outcome: it was not granted.
 func (s *Server) wait(ctx context.Context, to http.ResponseWriter, w *userqueue.Waiter,
 	long time.Duration) (out *userqueue.Outcome, gone bool) {
 	over := time.NewTimer(long)

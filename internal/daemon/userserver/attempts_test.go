@@ -20,8 +20,9 @@ import (
 
 // client is the connection of a client that reads lines.
 type client struct {
-	lines chan string
-	gone  bool // nothing can be sent to it
+	lines  chan string
+	gone   bool   // nothing can be sent to it
+	before func() // if it is there, it is called before each line
 }
 
 func (c *client) Header() http.Header { return http.Header{} }
@@ -31,13 +32,20 @@ func (c *client) Write(line []byte) (int, error) {
 	if c.gone {
 		return 0, errors.New("broken pipe")
 	}
+	if c.before != nil {
+		c.before()
+	}
 	c.lines <- string(line)
 	return len(line), nil
 }
 
 // sends sends a request of ada's for 1 GiB that waits. The channel is closed when it is over.
 func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
-	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(waitingRequest()))
+	return s.sendsToWait(ctx, c, time.Hour)
+}
+
+func (s *Server) sendsToWait(ctx context.Context, c *client, long time.Duration) (over chan struct{}) {
+	r := httptest.NewRequest("POST", users.GrantPath, strings.NewReader(waitingRequest(long)))
 	r = r.WithContext(context.WithValue(ctx, peerKey{}, peer{uid: ada}))
 	over = make(chan struct{})
 	go func() {
@@ -48,8 +56,8 @@ func (s *Server) sends(ctx context.Context, c *client) (over chan struct{}) {
 }
 
 // waitingRequest asks for 1 GiB, and waits for it.
-func waitingRequest() string {
-	text, _ := json.Marshal(users.GrantRequest{Secret: strings.Repeat("ab", 16), Wait: time.Hour,
+func waitingRequest(long time.Duration) string {
+	text, _ := json.Marshal(users.GrantRequest{Secret: strings.Repeat("ab", 16), Wait: long,
 		Terms: users.Terms{Memory: grant.GiB, GPUs: 1, Mode: grant.Limit, Owner: grant.Bearer}})
 	return string(text)
 }
@@ -92,6 +100,23 @@ func TestARequestThatWaitsIsSentAgain(t *testing.T) {
 	line := <-second.lines
 	if ids := s.granted(t, ada); len(ids) != 1 || !strings.Contains(line, string(ids[0])) {
 		t.Errorf("the client reads %sand has the grants %v", line, ids)
+	}
+}
+
+// TestTheEndOfAWaitSaysWhatRefusesTheRequestThen, and not what did when it began to wait.
+func TestTheEndOfAWaitSaysWhatRefusesTheRequestThen(t *testing.T) {
+	s := newServer(t)
+	s.full(t)
+	boot, err := s.Node().Host.BootID()
+	daemontest.Must(t, err)
+	s.inventory(t, "another boot")
+	c := newClient()
+	c.before = func() { s.inventory(t, boot) } // it waits by now
+	<-s.sendsToWait(t.Context(), c, time.Millisecond)
+	c.waits(t, `{"place":1,"of":1}`)
+	line := <-c.lines
+	if !strings.Contains(line, string(grant.NoCapacity)) || strings.Contains(line, "boot") {
+		t.Errorf("the client reads %s", line)
 	}
 }
 

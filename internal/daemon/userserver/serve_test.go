@@ -32,10 +32,17 @@ func newServer(t *testing.T) *Server {
 	daemontest.Must(t, err)
 	n.Policy.Inventory.Source = "test"
 	n.Policy.Quotas = []grant.Quota{{User: "60001"}, {User: "60002"}}
-	daemontest.Must(t, gpu.Write(gpu.Path(n.Policy.StateDir), grant.Inventory{BootID: boot, Source: "test",
-		GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy}}}))
+	s.inventory(t, boot)
 	s.Ledger, s.Nodes = grants.Read, func(context.Context) error { return nil }
 	return s
+}
+
+// inventory is of a boot.
+func (s *Server) inventory(t *testing.T, boot string) {
+	t.Helper()
+	daemontest.Must(t, gpu.Write(gpu.Path(s.Node().Policy.StateDir), grant.Inventory{BootID: boot,
+		Source: "test",
+		GPUs:   []grant.GPU{{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy}}}))
 }
 
 // answer is what a user is answered.
@@ -119,7 +126,7 @@ func TestClientThatIsGoneHasNoPlace(t *testing.T) {
 		socket, over := s.onSocket(t)
 		client, err := net.Dial("unix", socket)
 		daemontest.Must(t, err, client.SetDeadline(time.Now().Add(10*time.Second)))
-		body := waitingRequest() + c.after
+		body := waitingRequest(time.Hour) + c.after
 		_, err = fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s",
 			users.GrantPath, len(body)+c.longer, body)
 		if c.longer > 0 {
