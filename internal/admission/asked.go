@@ -103,7 +103,9 @@ func checkGiven(q *question, given grant.Grant) (found findings) {
 }
 
 // notGranted adds that what the container asks for cannot be granted now, with what is free where
-// and who has the rest: where containers may ask, their users share the node knowingly.
+// and who has the rest: where containers may ask, their users share the node knowingly. Who has it
+// is in the hint, which only the container's user reads: the message is recorded, and shown on the
+// status page, whose readers may not see labels.
 func (f *findings) notGranted(q *question, source string, err error) {
 	var refusal *grant.Refusal
 	var unknown *grant.NotFoundError
@@ -118,7 +120,7 @@ func (f *findings) notGranted(q *question, source string, err error) {
 			hint = hintNeverAsked
 		}
 		f.explain(refusal.Code, source, message,
-			"asks by "+vectorName(source)+" for "+message+holders(q.view.Whole.Grants, q.view.Now), hint)
+			"asks by "+vectorName(source)+" for "+message, holders(q.view.Whole.Grants, q.view.Now)+hint)
 	case errors.As(err, &unknown):
 		f.explain(grant.AnnotationMismatch, source, message,
 			"asks by "+vectorName(source)+" for a GPU that is not there: "+message, hintAsks)
@@ -128,7 +130,7 @@ func (f *findings) notGranted(q *question, source string, err error) {
 	}
 }
 
-// maxHolders is how many grants a refusal lists.
+// maxHolders is how many grants a hint lists.
 const maxHolders = 4
 
 // holders says which grants have how much, and until when if that is known. It names them by their
@@ -161,5 +163,5 @@ func holders(grants []grant.Grant, now time.Time) string {
 	if len(list) == 0 {
 		return ""
 	}
-	return "; held: " + strings.Join(list, ", ")
+	return "held: " + strings.Join(list, ", ") + "; "
 }

@@ -335,6 +335,28 @@ func TestAskingForAGPUInTwoPools(t *testing.T) {
 	}
 }
 
+// TestWhoHoldsTheRest is in the hint of what cannot be granted now, and not in the message, which
+// is recorded and shown.
+func TestWhoHoldsTheRest(t *testing.T) {
+	w := adopting(grant.Allocation{Own: true, Memory: gibs(1)})
+	w.r.Container.Engine, w.r.Container.Pod = grant.Podman, grant.Identity{}
+	w.p.Asks = grant.Asks{Engines: []grant.Engine{grant.Podman}, Modes: []grant.Mode{grant.Limit},
+		Mode: grant.Limit, MaxGPUs: 1, Total: 100}
+	w.v.Whole.Grants = nil
+	for i := range w.inv.GPUs {
+		g := held("g-aaaaaaaaaaaa", grant.Bearer, grant.Limit, 0, w.inv.GPUs[i].Memory, i)
+		g.Label = "secret-label"
+		w.v.Whole.Grants = append(w.v.Whole.Grants, g)
+	}
+	v := w.decide()
+	if v.Code != grant.NoCapacity || !strings.Contains(v.Hint, "held: secret-label 0:") {
+		t.Errorf("%s %q, hint %q", v.Code, v.Message, v.Hint)
+	}
+	if v.Hint = ""; strings.Contains(fmt.Sprint(v), "secret-label") {
+		t.Errorf("%+v", v)
+	}
+}
+
 // TestModesOfSeats tests the modes in which a grant of some size can be made, whatever is free.
 func TestModesOfSeats(t *testing.T) {
 	inv := partitioned()

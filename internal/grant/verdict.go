@@ -72,7 +72,7 @@ type DeviceRule struct {
 // has none of gpuledger's files.
 const Docs = "https://github.com/gpuledger/gpuledger/blob/main/docs/"
 
-// Refusal says why something is not given. Its text names no other tenant.
+// Refusal says why something is not given. Its message names no other tenant.
 type Refusal struct {
 	Code    Code
 	Message string
