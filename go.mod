@@ -8,6 +8,7 @@ require (
 	github.com/cyphar/filepath-securejoin v0.6.1
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3
 	github.com/hanwen/go-fuse/v2 v2.12.1
+	github.com/moby/sys/user v0.4.1
 	github.com/opencontainers/runtime-spec v1.3.0
 	github.com/pelletier/go-toml/v2 v2.2.4
 	github.com/prometheus/client_golang v1.23.2

@@ -267,6 +267,16 @@ func TestHotBinariesAreLean(t *testing.T) {
 	}
 }
 
+// TestNoDirectoryServiceIsAskedWithoutABound: package os/user asks one with cgo, as gpuledger is
+// built. internal/users reads the files of /etc, and asks by getent.
+func TestNoDirectoryServiceIsAskedWithoutABound(t *testing.T) {
+	for _, p := range goList(t, "CGO_ENABLED=1", "-deps", "./cmd/...") {
+		if slices.Contains(p.Imports, "os/user") {
+			t.Errorf("%s imports os/user", p.ImportPath)
+		}
+	}
+}
+
 // TestHotBinariesReadJSONByTokens: of the JSON library only the tokenizer is linked, and not its
 // reflection (docs/adr/0034). Package toml imports encoding/json for the name of one type.
 func TestHotBinariesReadJSONByTokens(t *testing.T) {

@@ -27,9 +27,8 @@ func (e *LookupError) Error() string {
 
 func (e *LookupError) Unwrap() error { return e.Err }
 
-// getent returns an entry that package os/user may not find: without cgo it reads only the files of
-// /etc, and users may come from a directory service. nil: there is none. A node without getent has
-// only the files.
+// getent returns an entry that the files of /etc do not have: users may come from a directory
+// service. nil: there is none. A node without getent has only the files.
 func getent(database, key string) ([]string, error) {
 	if key == "" || key[0] == '-' {
 		return nil, nil

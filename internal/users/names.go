@@ -7,8 +7,9 @@ package users
 import (
 	"cmp"
 	"fmt"
-	"os/user"
 	"strconv"
+
+	"github.com/moby/sys/user"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -51,14 +52,16 @@ func number(database, name, kind string, wait bool) (uint32, error) {
 // numbers are those of users and groups, by database and name.
 var numbers answers[[2]string]
 
-// lookUpNumber returns nothing for a name that is not there.
+// lookUpNumber returns nothing for a name that is not there. It does not use package os/user, which
+// asks the directory services of nsswitch.conf in a program with cgo, and waits for them without
+// bound; moby's package reads the files of /etc alone, and getent has a bound.
 func lookUpNumber(database, name string) ([]string, error) {
 	if database == "passwd" {
-		if u, err := user.Lookup(name); err == nil {
-			return []string{u.Uid}, nil
+		if u, err := user.LookupUser(name); err == nil {
+			return []string{strconv.Itoa(u.Uid)}, nil
 		}
 	} else if g, err := user.LookupGroup(name); err == nil {
-		return []string{g.Gid}, nil
+		return []string{strconv.Itoa(g.Gid)}, nil
 	}
 	fields, err := getent(database, name)
 	if len(fields) > 2 {
@@ -91,7 +94,7 @@ func IsNamedHere(uid uint32) (named, sure bool) {
 	if name, valid := names.last(uid); len(name) > 0 || valid {
 		return len(name) > 0, true
 	}
-	if _, err := user.LookupId(strconv.FormatUint(uint64(uid), 10)); err == nil {
+	if _, err := user.LookupUid(int(uid)); err == nil {
 		return true, true
 	}
 	return false, subuids.has(uid)
@@ -114,13 +117,12 @@ var names answers[uint32]
 // lookUpName asks no directory service about subordinate uids: a user could have it asked about all
 // of them.
 func lookUpName(uid uint32) ([]string, error) {
-	id := strconv.FormatUint(uint64(uid), 10)
-	if u, err := user.LookupId(id); err == nil {
-		return []string{u.Username}, nil
+	if u, err := user.LookupUid(int(uid)); err == nil {
+		return []string{u.Name}, nil
 	}
 	if subuids.has(uid) {
 		return nil, nil
 	}
-	fields, err := getent("passwd", id)
+	fields, err := getent("passwd", strconv.FormatUint(uint64(uid), 10))
 	return fields[:min(len(fields), 1)], err
 }

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/moby/sys/user"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -97,16 +98,28 @@ func groupsOf(uid uint32, name string, wait bool) ([]string, error) {
 
 var groups answers[uint32]
 
+// groupsInFile are the gids of a user by the files of /etc.
+func groupsInFile(name string) ([]string, error) {
+	u, err := user.LookupUser(name)
+	if err != nil {
+		return nil, err
+	}
+	others, err := user.ParseGroupFileFilter("/etc/group", func(g user.Group) bool {
+		return g.Gid != u.Gid && slices.Contains(g.List, name)
+	})
+	gids := []string{strconv.Itoa(u.Gid)}
+	for _, g := range others {
+		gids = append(gids, strconv.Itoa(g.Gid))
+	}
+	return gids, err
+}
+
 // lookUpGroups finds the groups of the files of /etc on a node without `id`, as getent does.
 func lookUpGroups(name string) ([]string, error) {
 	text, err := output("id", "-G", "--", name)
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		u, err := user.Lookup(name)
-		if err != nil {
-			return nil, err
-		}
-		return u.GroupIds()
+		return groupsInFile(name)
 	case err != nil:
 		return nil, err
 	}
