@@ -56,9 +56,10 @@ func onBus(device string) string {
 }
 
 // otherPartitions says which card has other MIG devices than the inventory, or "". Instance numbers
-// are reused, so an old number can belong to a new instance. A scan finds no MIG devices on a card
-// that does not answer, while the kernel still lists them; no grant gets such a card anyway. A card
-// that had none answers, and may have some now.
+// are reused, so an old number can belong to a new instance. A card that is unhealthy is left out,
+// because no grant gets it anyway: a scan finds no MIG devices on one that does not answer, while
+// the kernel still lists them, and one that is gone has none. A card that had none answers, and may
+// have some now.
 func otherPartitions(gpus []grant.GPU, h host.Host) string {
 	capabilities := filepath.Join(h.Proc, "driver/nvidia/capabilities")
 	if !exists(capabilities) { // an old driver, or no driver

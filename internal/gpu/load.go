@@ -18,8 +18,8 @@ const HintRefresh = "run `gpuledger inventory refresh`"
 
 // Load reads the snapshot at path and checks that it describes this node now, for a configuration
 // whose inventory comes from source. The problem is nil if it does. With inventory-missing the
-// inventory is empty. With inventory-stale it is returned as found, for callers that only print it
-// or identify devices.
+// inventory is empty. With inventory-stale it is returned for callers that only print it or
+// identify devices.
 func Load(path string, h host.Host, source grant.SourceKind) (grant.Inventory, *grant.Problem) {
 	inv, err := Read(path)
 	return judge(inv, err, path, h, source)
@@ -63,11 +63,13 @@ func judge(inv grant.Inventory, err error, path string, h host.Host,
 	case err != nil:
 		return grant.Inventory{}, problem(grant.InventoryMissing, err.Error())
 	}
-	if why := stale(inv, h, source); why != "" {
-		return inv, problem(grant.InventoryStale, why)
+	why := stale(inv, h, source)
+	if why == "" && source == grant.NVML {
+		examine(inv.GPUs, h) // a GPU that is gone has no MIG devices, and closes itself alone
+		why = otherPartitions(inv.GPUs, h)
 	}
-	if source == grant.NVML {
-		examine(inv.GPUs, h)
+	if why != "" {
+		return inv, problem(grant.InventoryStale, why)
 	}
 	return inv, nil
 }
@@ -76,7 +78,7 @@ func problem(code grant.Code, message string) *grant.Problem {
 	return &grant.Problem{Code: code, Message: message, Hint: HintRefresh}
 }
 
-// stale says why the inventory does not describe the node now, or "". A reboot can change every
+// stale says why no part of the inventory describes the node now, or "". A reboot can change every
 // number, and so can a reload of the driver's modules.
 func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	if inv.Source != string(source) {
@@ -95,10 +97,7 @@ func stale(inv grant.Inventory, h host.Host, source grant.SourceKind) string {
 	if why := otherDriver(inv, h); why != "" {
 		return why
 	}
-	if why := otherMajors(inv, h); why != "" {
-		return why
-	}
-	return otherPartitions(inv.GPUs, h)
+	return otherMajors(inv, h)
 }
 
 // otherDriver says whether another driver version is loaded. It compares only if the kernel reports

@@ -189,6 +189,24 @@ func TestAGPUThatDoesNotAnswer(t *testing.T) {
 	judge(t, problem, grant.InventoryStale, "the inventory has 0 MIG devices on GPU 1 and it has 1 now")
 }
 
+// TestAPartitionedGPUThatIsGone: the kernel lists its MIG devices no longer. It is unhealthy, and
+// the other GPUs can be granted.
+func TestAPartitionedGPUThatIsGone(t *testing.T) {
+	h, path, inv := machine(t), gpu.Path(t.TempDir()), node()
+	inv.GPUs[0].PCI = "0000:5e:00.0"
+	if err := gpu.Write(path, inv); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(h.Sys, "bus/pci/devices/0000:3b:00.0/vendor"), "")
+	put(t, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu1/mig/config"), "DeviceFileMinor: 1\n")
+	inv, problem := gpu.Load(path, h, grant.NVML)
+	judge(t, problem, "", "")
+	const gone = "it is no longer on the PCI bus"
+	if a, b := inv.GPUs[0].Health, inv.GPUs[1].Health; a != grant.Healthy || b != gone {
+		t.Errorf("got %q and %q", a, b)
+	}
+}
+
 // TestCapabilitiesOfAMIGDevice: a recreated instance can have the number of another.
 func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	h := machine(t)
