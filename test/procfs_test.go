@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
@@ -73,6 +75,23 @@ func TestOtherGPUsAreNotListed(t *testing.T) {
 	}
 }
 
+// sysDrivers gives each GPU of an inventory a PCI device with a link to its driver in /sys, which
+// only the test's own processes see. It returns the second one's link, or "" without a PCI bus.
+func sysDrivers(t *testing.T, gpus []grant.GPU) (link string) {
+	t.Helper()
+	if _, err := os.Stat("/sys/bus/pci"); err != nil {
+		t.Log("this kernel has no PCI bus: that a GPU was bound again is not shown")
+		return ""
+	}
+	rig.Mount(t, "bus", "/sys/bus/pci", "tmpfs", 0, "")
+	for i := range gpus {
+		device := "/sys/bus/pci/devices/" + gpus[i].PCI
+		must(t, os.MkdirAll(device, 0o755), os.Symlink("../../drivers/nvidia", device+"/driver"))
+		gpus[i].DriverLink = host.DriverLink(host.Default(), gpus[i].PCI)
+	}
+	return "/sys/bus/pci/devices/" + gpus[1].PCI + "/driver"
+}
+
 // TestChangesSinceTheInventoryAreSeen at the next create, by files of /proc and /sys alone. With
 // runc, on a node whose inventory came from NVML.
 func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
@@ -81,6 +100,7 @@ func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
 	var inv grant.Inventory
 	must(t, json.Unmarshal([]byte(read(t, snapshot)), &inv))
 	inv.Source, inv.Majors = "nvml", map[string]int{"nvidia": 195, "nvidia-uvm": 508, "nvidia-caps": 509}
+	driver := sysDrivers(t, inv.GPUs)
 	data, err := json.Marshal(inv)
 	must(t, err, os.WriteFile(snapshot, data, 0o600))
 	n.Write("config.toml", strings.Replace(read(t, n.Config), `source = "simulated"`, `source = "nvml"`, 1))
@@ -88,9 +108,6 @@ func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
 	devices := n.Write("devices", strings.Replace(read(t, "/proc/devices"), "Block devices:",
 		"195 nvidia\n508 nvidia-uvm\n509 nvidia-caps\n\nBlock devices:", 1))
 	rig.Mount(t, devices, "/proc/devices", "", syscall.MS_BIND, "")
-	if _, err := os.Stat("/sys/bus/pci"); err == nil { // the addresses are of no device of this machine
-		rig.Mount(t, "bus", "/sys/bus/pci", "tmpfs", 0, "")
-	}
 	b := n.Bundle("c", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Shell("echo runs"))
 	config := b.Config()
 	create := func() rig.Result { b.WriteConfig(config); return b.Run() }
@@ -99,10 +116,11 @@ func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
 	}
 	mig := filepath.Dir(gpus) + "/capabilities/gpu1/mig/gi3/ci0"
 	was := read(t, devices)
-	for _, change := range []struct {
+	type change struct {
 		name, code string
 		do, undo   func() error
-	}{
+	}
+	changes := []change{
 		{"MIG devices were made", "inventory-stale", func() error { return os.MkdirAll(mig, 0o755) },
 			func() error { return os.RemoveAll(filepath.Dir(gpus) + "/capabilities") }},
 		{"nvidia-uvm was loaded again", "inventory-stale", func() error {
@@ -114,7 +132,16 @@ func TestChangesSinceTheInventoryAreSeen(t *testing.T) {
 		}, func() error { return os.Rename(gpus+"/x", gpus+"/"+inv.GPUs[0].PCI) }},
 		{"another GPU was removed", "", func() error { return os.RemoveAll(gpus + "/" + inv.GPUs[1].PCI) },
 			func() error { return nil }},
-	} {
+	}
+	if driver != "" {
+		again := func() error {
+			return errors.Join(os.Rename(driver, driver+"-was"), os.Symlink("../../drivers/nvidia", driver))
+		}
+		back := func() error { return os.Rename(driver+"-was", driver) }
+		changes = slices.Insert(changes, 0,
+			change{"another GPU was bound to the driver again", "inventory-stale", again, back})
+	}
+	for _, change := range changes {
 		must(t, change.do())
 		if r := create(); change.code == "" && r.Stdout != "runs\n" {
 			t.Errorf("%s: %+v", change.name, r)

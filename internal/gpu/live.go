@@ -55,6 +55,23 @@ func onBus(device string) string {
 	return grant.Healthy
 }
 
+// boundAgain says which GPU was bound to its driver again since the inventory was taken, or "". The
+// driver gives a GPU the lowest minor that is free then (nv_linux_add_device_locked in NVIDIA's
+// kernel-open/nvidia/nv.c), so two GPUs that were unbound can come back with each other's minors.
+// The minor itself is only in the file information of the GPU's directory in /proc. Reading that
+// wakes the GPU and waits for a lock of the driver, which may hang (nv_procfs_read_gpu_info).
+func boundAgain(gpus []grant.GPU, h host.Host) string {
+	for _, g := range gpus {
+		if g.Health != grant.Healthy || g.DriverLink == 0 {
+			continue
+		}
+		if now := host.DriverLink(h, g.PCI); now != 0 && now != g.DriverLink {
+			return fmt.Sprintf("GPU %d was bound to its driver again after the inventory was taken", g.Index)
+		}
+	}
+	return ""
+}
+
 // otherPartitions says which card has other MIG devices than the inventory, or "". Instance numbers
 // are reused, so an old number can belong to a new instance. A card that is unhealthy is left out,
 // because no grant gets it anyway: a scan finds no MIG devices on one that does not answer, while

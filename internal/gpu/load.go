@@ -66,7 +66,9 @@ func judge(inv grant.Inventory, err error, path string, h host.Host,
 	why := stale(inv, h, source)
 	if why == "" && source == grant.NVML {
 		examine(inv.GPUs, h) // a GPU that is gone has no MIG devices, and closes itself alone
-		why = otherPartitions(inv.GPUs, h)
+		if why = boundAgain(inv.GPUs, h); why == "" {
+			why = otherPartitions(inv.GPUs, h)
+		}
 	}
 	if why != "" {
 		return inv, problem(grant.InventoryStale, why)

@@ -207,6 +207,45 @@ func TestAPartitionedGPUThatIsGone(t *testing.T) {
 	}
 }
 
+// TestAGPUThatWasBoundAgain: it can have the minor of another.
+func TestAGPUThatWasBoundAgain(t *testing.T) {
+	h, path, inv := machine(t), gpu.Path(t.TempDir()), node()
+	device := filepath.Join(h.Sys, "bus/pci/devices", inv.GPUs[1].PCI)
+	link := filepath.Join(device, "driver")
+	put(t, filepath.Join(device, "vendor"), "")
+	bind := func(link string) {
+		t.Helper()
+		if err := os.Symlink("../../drivers/nvidia", link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loads := func(code grant.Code, want string) {
+		t.Helper()
+		_, problem := gpu.Load(path, h, grant.NVML)
+		judge(t, problem, code, want)
+	}
+	take := func() {
+		t.Helper()
+		inv.GPUs[1].DriverLink = host.DriverLink(h, inv.GPUs[1].PCI)
+		if err := gpu.Write(path, inv); err != nil {
+			t.Fatal(err)
+		}
+		loads("", "")
+	}
+	take() // without a link
+	bind(link)
+	loads("", "")
+	take()
+	bind(link + "-new") // beside the old one, as file systems use an inode number again
+	if err := os.Rename(link+"-new", link); err != nil {
+		t.Fatal(err)
+	}
+	loads(grant.InventoryStale, "GPU 0 was bound to its driver again after the inventory was taken")
+	take()
+	drop(t, link)
+	loads("", "") // whether it has a driver is seen elsewhere
+}
+
 // TestCapabilitiesOfAMIGDevice: a recreated instance can have the number of another.
 func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	h := machine(t)
@@ -292,15 +331,19 @@ func BenchmarkLoad(b *testing.B) {
 		g.Index, g.Minor, g.UUID = i, i, "GPU-"+string(rune('a'+i))
 		inv.GPUs = append(inv.GPUs, g)
 	}
-	if err := gpu.Write(path, inv); err != nil {
-		b.Fatal(err)
-	}
 	for i := range 8 {
 		put(b, filepath.Join(h.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/config", i)), "")
 	}
 	put(b, filepath.Join(h.Proc, "driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access"), "")
 	put(b, filepath.Join(h.Proc, "driver/nvidia/gpus/0000:3b:00.0/information"), "")
 	put(b, filepath.Join(h.Sys, "bus/pci/devices/0000:3b:00.0/config"), "\xde\x10\xb1\x20")
+	put(b, filepath.Join(h.Sys, "bus/pci/devices/0000:3b:00.0/driver"), "")
+	for i := range inv.GPUs {
+		inv.GPUs[i].DriverLink = host.DriverLink(h, inv.GPUs[i].PCI)
+	}
+	if err := gpu.Write(path, inv); err != nil {
+		b.Fatal(err)
+	}
 	for b.Loop() {
 		if _, problem := gpu.Load(path, h, grant.NVML); problem != nil {
 			b.Fatal(problem.Message)

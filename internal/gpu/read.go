@@ -95,6 +95,8 @@ func readGPU(d *jsontext.Decoder, g *grant.GPU) error {
 			return tokens.List(d, &g.MIG, readMIG)
 		case "health":
 			return tokens.String(d, &g.Health)
+		case "driver_link":
+			return tokens.Uint64(d, &g.DriverLink)
 		case "virtual":
 			return tokens.String(d, &g.Virtual)
 		}

@@ -70,6 +70,9 @@ func writeGPU(w *tokens.Writer, g grant.GPU) {
 		}
 	})
 	w.Name("health").String(g.Health)
+	if g.DriverLink != 0 {
+		w.Name("driver_link").Uint(g.DriverLink)
+	}
 	w.Words("virtual", string(g.Virtual))
 }
 

@@ -52,6 +52,9 @@ type GPU struct {
 	MIG    []MIGDevice `json:"mig"`    // its partitions; if it has any, the GPU is in mode mig
 	Health string      `json:"health"` // Healthy, or why it cannot be granted
 
+	// identifies its binding to the driver (host.DriverLink), which gave it the minor; 0: unknown
+	DriverLink uint64 `json:"driver_link,omitzero"`
+
 	Virtual Virtual `json:"virtual,omitzero"` // which part of it this machine has; "": all, or unknown
 }
 

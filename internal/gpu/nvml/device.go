@@ -56,6 +56,7 @@ func (d nvmlDevice) place(g *grant.GPU) {
 		return
 	}
 	g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	g.DriverLink = host.DriverLink(d.host, g.PCI) // before the minor, which may change meanwhile
 	g.NUMA = numaNode(d.host, g.PCI)
 	g.Render, g.Links = drmNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
 }

@@ -36,7 +36,8 @@ func TestRefreshWithAStandIn(t *testing.T) {
 		}
 		return
 	}
-	inv, err := nvml.Refresh(machine(t, 2), root)
+	h := machine(t, 2)
+	inv, err := nvml.Refresh(h, root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func TestRefreshWithAStandIn(t *testing.T) {
 			PCI: pciOf(i), NUMA: 1,
 			Render: []string{fmt.Sprintf("/dev/dri/card%d", i), fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
 			Links:  []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
-			MIG:    []grant.MIGDevice{}, Health: "ok",
+			MIG:    []grant.MIGDevice{}, Health: "ok", DriverLink: host.DriverLink(h, pciOf(i)),
 		}
 		if !reflect.DeepEqual(inv.GPUs[i], want) {
 			t.Errorf("got  %+v\nwant %+v", inv.GPUs[i], want)

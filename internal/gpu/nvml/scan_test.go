@@ -41,6 +41,7 @@ func machine(t testing.TB, gpus int) host.Host {
 	for i := range gpus {
 		dir := filepath.Join(h.Sys, "bus/pci/devices", pciOf(i))
 		put(t, filepath.Join(dir, "numa_node"), "1\n")
+		put(t, filepath.Join(dir, "driver"), "") // the kernel's is a link
 		put(t, filepath.Join(dir, "drm", fmt.Sprintf("renderD%d", 128+i), "dev"), "")
 		put(t, filepath.Join(dir, "drm", fmt.Sprintf("card%d", i), "dev"), "")
 		put(t, filepath.Join(dir, "drm", "controlD64", "dev"), "")
@@ -122,7 +123,8 @@ func TestScanOfEachSystem(t *testing.T) {
 		{"DGX B200", dgxb200.New(), "NVIDIA B200 180GB HBM3e", 180 * grant.GiB, "12.6"},
 	} {
 		t.Run(tt.system, func(t *testing.T) {
-			inv := scan(t, prepare(tt.server), machine(t, 8))
+			h := machine(t, 8)
+			inv := scan(t, prepare(tt.server), h)
 			want := grant.Inventory{
 				Version: 1, Taken: time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC), BootID: "boot-a",
 				Source: "nvml",
@@ -138,7 +140,7 @@ func TestScanOfEachSystem(t *testing.T) {
 					Render: []string{fmt.Sprintf("/dev/dri/card%d", i),
 						fmt.Sprintf("/dev/dri/renderD%d", 128+i)},
 					Links: []string{"/dev/dri/by-path/pci-" + pciOf(i) + "-render"},
-					MIG:   []grant.MIGDevice{}, Health: "ok",
+					MIG:   []grant.MIGDevice{}, Health: "ok", DriverLink: host.DriverLink(h, pciOf(i)),
 				})
 			}
 			if !reflect.DeepEqual(inv, want) {
