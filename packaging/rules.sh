@@ -10,11 +10,14 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/udev/rules.d
 echo "$rules" >/run/udev/rules.d/90-gpuledger.rules
 gpu=/sys/devices/pci0000:00/0000:00:05.0 module=/sys/module/nvidia
-mkdir -p $gpu /sys/bus/pci/devices
+drm=$gpu/drm/renderD128
+mkdir -p $gpu /sys/bus/pci/devices $drm /sys/class/drm
 ln -s ../../../bus/pci $gpu/subsystem
 echo 0x10de >$gpu/vendor
 echo 0x030000 >$gpu/class
 : >$gpu/uevent
+ln -s ../../../../../class/drm $drm/subsystem
+echo DEVTYPE=drm_minor >$drm/uevent
 
 # starts ACTION DEVICE: whether it starts the service.
 starts() { SYSTEMD_DEVICE_VERIFY_SYSFS=0 udevadm test --action="$1" "$2" 2>&1 | grep -q '/systemctl --no-block start gpuledger-inventory.service'; }
@@ -25,6 +28,7 @@ wants() { # wants yes|no STATE ACTION DEVICE
 }
 wants no absent bind $gpu # such as to vfio-pci
 wants no absent unbind $gpu
+wants no absent add $drm # such as of nouveau
 mkdir -p $module
 : >$module/uevent
 for state in coming live; do
@@ -32,12 +36,16 @@ for state in coming live; do
   wants yes $state bind $gpu
   wants yes $state unbind $gpu
   wants yes $state add $module
+  wants yes $state add $drm
+  wants no $state remove $drm
 done
 echo going >$module/initstate
 wants no going unbind $gpu
 wants no going add $module
 wants no going remove $module
+wants no going add $drm
 echo 0x1af4 >$gpu/vendor
 echo live >$module/initstate
 wants no live bind $gpu
+wants no live add $drm
 exit $failed

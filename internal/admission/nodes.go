@@ -76,7 +76,7 @@ func deviceNode(path string, major, minor int) *cdispec.DeviceNode {
 // container with the capability graphics or display gets the render nodes of its GPUs. With an
 // exclusive grant it also gets their card nodes and the modeset node, which drive displays.
 func graphicsNodes(q *question, u *grantUse) []*cdispec.DeviceNode {
-	if !wantsGraphics(q) {
+	if !wantsGraphics(q.request) {
 		return nil
 	}
 	var nodes []*cdispec.DeviceNode
@@ -97,9 +97,15 @@ func graphicsNodes(q *question, u *grantUse) []*cdispec.DeviceNode {
 	return nodes
 }
 
-func wantsGraphics(q *question) bool {
-	return slices.Contains(q.request.Capabilities, grant.Graphics) ||
-		slices.Contains(q.request.Capabilities, grant.Display)
+func wantsGraphics(r grant.Request) bool {
+	return slices.Contains(r.Capabilities, grant.Graphics) || slices.Contains(r.Capabilities, grant.Display)
+}
+
+// UsesDRM reports whether a container gets DRM nodes with a grant, or names some itself.
+func UsesDRM(r grant.Request) bool {
+	return wantsGraphics(r) || slices.ContainsFunc(r.Hits, func(h grant.Hit) bool {
+		return h.Node.Class == grant.ClassDRM
+	})
 }
 
 // hasGraphics reports whether a device has graphics. Of MIG devices, only those of some profiles

@@ -32,7 +32,7 @@ func (j *Judge) useOf(q *question, g *grant.Grant) *grantUse {
 		grant:     g,
 		id:        g.ID,
 		devices:   make([]grant.Device, 0, len(g.GPUs)),
-		display:   wantsGraphics(q) && g.Mode == grant.Exclusive,
+		display:   wantsGraphics(q.request) && g.Mode == grant.Exclusive,
 		mpsMounts: mpsMounts(g, &q.policy),
 		undriven:  undriven(q, g),
 		throttled: Share(*g, q.policy) > 0,

@@ -90,8 +90,13 @@ func (i *inventoryManager) Ensure(ctx context.Context) error {
 // inventory does not agree with it, another one would not either. It is a reason again if another
 // process has written the inventory since.
 func (i *inventoryManager) reason() string {
-	if _, problem := i.node().Inventory(); problem != nil {
+	n := i.node()
+	inv, problem := n.Inventory()
+	if problem != nil {
 		return problem.Message
+	}
+	if why := node.OtherDRM(n, inv.GPUs); why != "" { // no problem for containers that use no DRM nodes
+		return why
 	}
 	seen := i.finding()
 	switch {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -77,6 +78,36 @@ func TestAGPUThatAnswersAndFailsByTurns(t *testing.T) {
 	daemontest.Must(t, i.Ensure(t.Context()))
 	if i.wait != 0 {
 		t.Errorf("after a minute without a reason it waits for %s", i.wait)
+	}
+}
+
+// TestDRMNodesThatAppearLater: the inventory is taken again when nvidia-drm is loaded after it.
+func TestDRMNodesThatAppearLater(t *testing.T) {
+	s := daemontest.NewNode(t)
+	dir := t.TempDir()
+	s.Host.Proc, s.Host.Sys = dir, dir
+	s.Policy.Inventory.Source = grant.NVML
+	device := dir + "/bus/pci/devices/0000:01:00.0"
+	daemontest.Must(t, os.MkdirAll(device, 0o755), os.MkdirAll(dir+"/sys/kernel/random", 0o755),
+		os.WriteFile(dir+"/sys/kernel/random/boot_id", []byte("boot\n"), 0o644),
+		os.WriteFile(dir+"/devices", []byte("Character devices:\n"), 0o644))
+	write := func(render ...string) {
+		daemontest.Must(t, gpu.Write(gpu.Path(s.Policy.StateDir), grant.Inventory{BootID: "boot",
+			Source: string(grant.NVML), GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: grant.GiB,
+				PCI: "0000:01:00.0", Render: render, Health: grant.Healthy}}}))
+	}
+	write()
+	i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return "" }, nil)
+	if why := i.reason(); why != "" {
+		t.Error(why)
+	}
+	daemontest.Must(t, os.MkdirAll(device+"/drm/renderD128", 0o755))
+	if why := i.reason(); !strings.HasPrefix(why, "the inventory has DRM nodes [] for GPU 0") {
+		t.Errorf("got %q", why)
+	}
+	write("/dev/dri/renderD128")
+	if why := i.reason(); why != "" {
+		t.Error(why)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -118,6 +119,22 @@ func OtherCaps(d grant.Device, h host.Host) string {
 	case now != d.MIG.Caps:
 		return fmt.Sprintf("the inventory has capability minors %v for MIG device %s and they are %v now",
 			d.MIG.Caps, d.Name(), now)
+	}
+	return ""
+}
+
+// OtherDRM says which GPU has other DRM nodes than the inventory, or "": nvidia-drm can be loaded,
+// and loaded again, long after the driver. It is called for creates that use such nodes.
+func OtherDRM(gpus []grant.GPU, h host.Host) string {
+	for _, g := range gpus {
+		device := filepath.Join(h.Sys, "bus/pci/devices", g.PCI)
+		if g.PCI == "" || g.Health != grant.Healthy || !exists(device) {
+			continue
+		}
+		if now := host.DRMNodes(h, g.PCI); !slices.Equal(now, g.Render) {
+			return fmt.Sprintf("the inventory has DRM nodes %v for GPU %d and they are %v now", g.Render,
+				g.Index, now)
+		}
 	}
 	return ""
 }

@@ -268,6 +268,31 @@ func TestCapabilitiesOfAMIGDevice(t *testing.T) {
 	}
 }
 
+// TestDRMNodesThatChanged: they come with nvidia-drm, and may have other numbers when it is loaded
+// again.
+func TestDRMNodesThatChanged(t *testing.T) {
+	h, g := machine(t), node().GPUs[1]
+	drm := filepath.Join(h.Sys, "bus/pci/devices", g.PCI, "drm")
+	differs := func(want string, render ...string) {
+		t.Helper()
+		g.Render = render
+		if got := gpu.OtherDRM([]grant.GPU{{}, g}, h); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	differs("", "/dev/dri/renderD128") // without a PCI bus
+	put(t, filepath.Join(drm, "../vendor"), "")
+	differs("")
+	differs("the inventory has DRM nodes [/dev/dri/renderD128] for GPU 0 and they are [] now",
+		"/dev/dri/renderD128")
+	put(t, filepath.Join(drm, "renderD129/dev"), "")
+	put(t, filepath.Join(drm, "card1/dev"), "")
+	differs("the inventory has DRM nodes [] for GPU 0 and they are [/dev/dri/card1 /dev/dri/renderD129] now")
+	differs("", "/dev/dri/card1", "/dev/dri/renderD129")
+	g.Health = "the driver has let go of it"
+	differs("")
+}
+
 // TestGPUsThatTheKernelLost: a GPU that the kernel no longer has is unhealthy, and the others are
 // not.
 func TestGPUsThatTheKernelLost(t *testing.T) {

@@ -2,6 +2,9 @@ package host
 
 import (
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,4 +19,22 @@ func DriverLink(h Host, pci string) uint64 {
 		return 0
 	}
 	return st.Ino
+}
+
+// DRMNodes returns the /dev/dri nodes of a PCI device, sorted. It has none while the module of its
+// driver that makes them is not loaded: nvidia-drm for NVIDIA's.
+func DRMNodes(h Host, pci string) []string {
+	names, _ := Names(filepath.Join(h.Sys, "bus/pci/devices", pci, "drm"))
+	nodes := []string{}
+	for _, name := range names {
+		digits, found := strings.CutPrefix(name, "renderD")
+		if !found {
+			digits, found = strings.CutPrefix(name, "card")
+		}
+		if _, err := strconv.ParseUint(digits, 10, 20); found && err == nil {
+			nodes = append(nodes, "/dev/dri/"+name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
 }

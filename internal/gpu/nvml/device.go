@@ -58,7 +58,7 @@ func (d nvmlDevice) place(g *grant.GPU) {
 	g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 	g.DriverLink = host.DriverLink(d.host, g.PCI) // before the minor, which may change meanwhile
 	g.NUMA = numaNode(d.host, g.PCI)
-	g.Render, g.Links = drmNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
+	g.Render, g.Links = host.DRMNodes(d.host, g.PCI), drmLinks(d.host, g.PCI)
 }
 
 // minor finds N of /dev/nvidiaN. Without it there is no inventory: a guessed number could be

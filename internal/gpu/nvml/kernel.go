@@ -28,22 +28,6 @@ func numaNode(h host.Host, pci string) int {
 	return node
 }
 
-// drmNodes are the /dev/dri nodes of the PCI device. It has none while nvidia-drm is not loaded.
-func drmNodes(h host.Host, pci string) []string {
-	entries, _ := os.ReadDir(filepath.Join(h.Sys, "bus/pci/devices", pci, "drm"))
-	nodes := []string{}
-	for _, e := range entries {
-		digits, found := strings.CutPrefix(e.Name(), "renderD")
-		if !found {
-			digits, found = strings.CutPrefix(e.Name(), "card")
-		}
-		if _, err := strconv.ParseUint(digits, 10, 20); found && err == nil {
-			nodes = append(nodes, "/dev/dri/"+e.Name())
-		}
-	}
-	return nodes
-}
-
 // drmLinks are the links that udev makes to the DRM nodes of a PCI device.
 func drmLinks(h host.Host, pci string) (links []string) {
 	for _, kind := range []string{"card", "render"} {
@@ -133,7 +117,7 @@ func (l lostGPU) gpu(h host.Host, pci string) (grant.GPU, error) {
 	}
 	return grant.GPU{
 		UUID: info.uuid, Index: l.index, Minor: info.minor, Name: info.name, PCI: pci, NUMA: numaNode(h, pci),
-		Render: drmNodes(h, pci), MIG: []grant.MIGDevice{},
+		Render: host.DRMNodes(h, pci), MIG: []grant.MIGDevice{},
 		Health: fmt.Sprintf("NVML gives no access to it: %v", l.reason),
 	}, nil
 }
