@@ -2,9 +2,7 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/kube/deviceplugin"
-	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/publish"
@@ -189,21 +186,6 @@ func placed(c *cli.Context) (list []deviceplugin.Resource, err error) {
 		list = append(list, deviceplugin.Placed(o.Name, o.Unit, each))
 	}
 	return list, err
-}
-
-// readNames reads the names that pods ask by. Without a file they are ours.
-func readNames(file string) (names dialect.Config, err error) {
-	if file == "" {
-		return names, names.Ready()
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return names, fmt.Errorf("cannot read the names of resources: %w", err)
-	}
-	if names, err = dialect.Decode(text); err != nil {
-		return names, fmt.Errorf("%s: %w", file, err)
-	}
-	return names, nil
 }
 
 // refusalCode returns the code of the refusal that an error is, or "".

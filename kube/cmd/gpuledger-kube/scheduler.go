@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 
-	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/placement"
 	"github.com/gpuledger/gpuledger/kube/scheduler"
@@ -134,28 +133,15 @@ func schedulerConfig(c *cli.Context) (config scheduler.Config, security *tls.Con
 	if security, err = securityOf(c); err != nil {
 		return config, nil, err
 	}
-	names, err := namesOf(c)
+	names, err := readNames(c.String("resources"))
+	if err != nil {
+		return config, nil, usage.Error(c, "%v", err)
+	}
 	config.Wish = names.Wish
 	for _, o := range names.Offers() {
 		config.Offered = append(config.Offered, o.Name)
 	}
-	return config, security, err
-}
-
-// namesOf reads the names by which pods ask for GPUs. Without a file they are ours.
-func namesOf(c *cli.Context) (names dialect.Config, err error) {
-	path := c.String("resources")
-	if path == "" {
-		return names, names.Ready()
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return dialect.Config{}, usage.Error(c, "cannot read the names of resources: %v", err)
-	}
-	if names, err = dialect.Decode(text); err != nil {
-		return names, usage.Error(c, "%v", err)
-	}
-	return names, nil
+	return config, security, nil
 }
 
 // securityOf returns how the extender is protected. Whoever reaches it can place pods, so it is on

@@ -17,7 +17,6 @@ import (
 	"github.com/urfave/cli/v2"
 	"k8s.io/klog/v2"
 
-	"github.com/gpuledger/gpuledger/kube/dialect"
 	"github.com/gpuledger/gpuledger/kube/usage"
 	"github.com/gpuledger/gpuledger/kube/webhook"
 )
@@ -133,16 +132,8 @@ func every(ctx context.Context, log *slog.Logger, what string, interval time.Dur
 }
 
 func readWebhook(c *cli.Context) (a webhookArguments, err error) {
-	var names dialect.Config
-	if file := c.String("resources-file"); file != "" {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return a, fmt.Errorf("cannot read the names of resources: %w", err)
-		}
-		if names, err = dialect.Decode(text); err != nil {
-			return a, fmt.Errorf("%s: %w", file, err)
-		}
-	} else if err := names.Ready(); err != nil {
+	names, err := readNames(c.String("resources-file"))
+	if err != nil {
 		return a, err
 	}
 	a.rules = webhook.Rules{Dialect: names, Scheduler: c.String("scheduler"),
