@@ -83,13 +83,15 @@ func serveDevices(c *cli.Context) error {
 		plugins = append(plugins, p)
 		all.Go(func() {
 			defer p.Stop()
-			repeat(c.Context, state, c.Duration("interval"), log, r.Name, p.Ensure)
+			repeat(c.Context, log, watched(state, repetition{what: r.Name, interval: c.Duration("interval"),
+				do: p.Ensure}))
 		})
 	}
 	if publisher != nil {
 		all.Go(func() { publisher.Follow(c.Context, 10*c.Duration("interval")) })
 		all.Go(func() {
-			repeat(c.Context, state, max(c.Duration("interval"), time.Second), log, "node", publisher.Ensure)
+			repeat(c.Context, log, watched(state, repetition{what: "node",
+				interval: max(c.Duration("interval"), time.Second), do: publisher.Ensure}))
 		})
 	}
 	state.Ready = func() error {

@@ -82,21 +82,22 @@ func serveDRA(c *cli.Context) error {
 	}
 	log.Info("serving the kubelet", "driver", dra.DriverName, "node", driver.Node)
 	var all sync.WaitGroup
-	all.Go(func() {
-		repeat(ctx, state, c.Duration("interval"), log, "sockets", func(context.Context) error {
+	for _, r := range []repetition{
+		{what: "sockets", interval: c.Duration("interval"), do: func(context.Context) error {
 			if err := plugin.Lost(); err != nil {
 				broken(err)
 			}
 			return nil
-		})
-	})
-	all.Go(func() {
-		repeat(ctx, state, c.Duration("interval"), log, "slices",
-			func(ctx context.Context) error { return driver.Publish(ctx, plugin) })
-	})
+		}},
+		{what: "slices", interval: c.Duration("interval"), do: func(ctx context.Context) error {
+			return driver.Publish(ctx, plugin)
+		}},
+		{what: "claims", interval: c.Duration("reclaim"), do: driver.Reclaim},
+		{what: "node", interval: c.Duration("reclaim"), do: driver.SameNode},
+	} {
+		all.Go(func() { repeat(ctx, log, watched(state, r)) })
+	}
 	all.Go(func() { driver.Follow(ctx, 10*c.Duration("interval")) })
-	all.Go(func() { repeat(ctx, state, c.Duration("reclaim"), log, "claims", driver.Reclaim) })
-	all.Go(func() { repeat(ctx, state, c.Duration("reclaim"), log, "node", driver.SameNode) })
 	all.Wait()
 	if c.Context.Err() == nil {
 		// The kubelet or the service manager starts the driver again.

@@ -23,7 +23,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/version"
-	"github.com/gpuledger/gpuledger/kube/health"
 	"github.com/gpuledger/gpuledger/kube/nodeledger"
 	"github.com/gpuledger/gpuledger/kube/usage"
 )
@@ -104,24 +103,43 @@ func restrict(dir string) error {
 	return nil
 }
 
-// repeat calls do at once and at every interval, until the context ends. It logs an error when it
-// differs from the last one.
-func repeat(ctx context.Context, s *health.State, interval time.Duration, log *slog.Logger, what string,
-	do func(context.Context) error) {
-	do = watched(s, what, interval, do)
+// repetition is work that is done again and again.
+type repetition struct {
+	what     string        // its name in the log
+	interval time.Duration // from the end of one pass to the next
+	retry    time.Duration // the wait after an error, if the interval is longer; 0: the interval
+	limit    time.Duration // of one pass; 0: none
+	do       func(context.Context) error
+}
+
+// repeat does the work at once and at every interval, until the context ends. It logs an error when
+// it differs from the last one.
+func repeat(ctx context.Context, log *slog.Logger, r repetition) {
 	for last := ""; ctx.Err() == nil; {
-		err := do(ctx)
-		now := ""
-		if err != nil && !errors.Is(err, context.Canceled) {
+		wait, now := r.interval, ""
+		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
 			now = err.Error()
+			if r.retry > 0 {
+				wait = min(wait, r.retry)
+			}
 		}
 		if now != "" && now != last {
-			log.Warn(what, "error", now)
+			log.Warn(r.what, "error", now)
 		}
 		last = now
 		select {
 		case <-ctx.Done():
-		case <-time.After(interval):
+		case <-time.After(wait):
 		}
 	}
+}
+
+// pass does the work once, within the limit.
+func (r repetition) pass(ctx context.Context) error {
+	if r.limit > 0 {
+		limited, cancel := context.WithTimeout(ctx, r.limit)
+		defer cancel()
+		ctx = limited
+	}
+	return r.do(ctx)
 }

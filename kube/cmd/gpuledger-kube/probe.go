@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -53,13 +52,14 @@ func serveHealth(c *cli.Context, s *health.State, agent string, log *slog.Logger
 	return nil
 }
 
-// watched is do with its passes noted.
-func watched(s *health.State, name string, interval time.Duration,
-	do func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		end := s.Pass(name, interval)
+// watched is the same work with its passes noted.
+func watched(s *health.State, r repetition) repetition {
+	do := r.do
+	r.do = func(ctx context.Context) error {
+		end := s.Pass(r.what, r.interval)
 		err := do(ctx)
 		end(err)
 		return err
 	}
+	return r
 }

@@ -108,7 +108,8 @@ func serveScheduler(c *cli.Context) error {
 	}
 	config.Log.Info("serving kube-scheduler", "at", c.String("extender"))
 	err = s.Run(ctx, func(what string, do func(context.Context) error) {
-		repeat(ctx, state, c.Duration("interval"), config.Log, what, do)
+		repeat(ctx, config.Log, watched(state, repetition{what: what, interval: c.Duration("interval"),
+			do: do}))
 	})
 	if c.Context.Err() != nil {
 		return nil

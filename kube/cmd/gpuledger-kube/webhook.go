@@ -87,18 +87,21 @@ func serveWebhook(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("cannot serve the API server: %w", err)
 	}
-	go every(c.Context, log, "webhook", c.Duration("interval"), func(ctx context.Context) error {
-		trust, err := a.certificate.Ensure(ctx)
-		if err == nil {
-			err = a.registration.Ensure(ctx, trust)
-		}
-		if err == nil {
-			ready.Store(true)
-		}
-		return err
-	})
+	enter := repetition{what: "webhook", interval: c.Duration("interval"), retry: time.Second,
+		limit: time.Minute, do: func(ctx context.Context) error {
+			trust, err := a.certificate.Ensure(ctx)
+			if err == nil {
+				err = a.registration.Ensure(ctx, trust)
+			}
+			if err == nil {
+				ready.Store(true)
+			}
+			return err
+		}}
+	go repeat(c.Context, log, enter)
 	if a.rules.Claims {
-		go every(c.Context, log, "templates", 5*time.Minute, templates.Collect)
+		go repeat(c.Context, log, repetition{what: "templates", interval: 5 * time.Minute,
+			retry: time.Second, limit: time.Minute, do: templates.Collect})
 	}
 	context.AfterFunc(c.Context, func() { _ = server.Close() })
 	log.Info("serving the API server", "listen", listener.Addr().String(), "claims", a.rules.Claims)
@@ -106,29 +109,6 @@ func serveWebhook(c *cli.Context) error {
 		return fmt.Errorf("cannot serve the API server: %w", err)
 	}
 	return nil
-}
-
-// every calls do at once and at every interval until the context ends. After an error it waits a
-// second. It logs an error when it differs from the last one.
-func every(ctx context.Context, log *slog.Logger, what string, interval time.Duration,
-	do func(context.Context) error) {
-	for last := ""; ctx.Err() == nil; {
-		limited, cancel := context.WithTimeout(ctx, time.Minute)
-		err := do(limited)
-		cancel()
-		wait, now := interval, ""
-		if err != nil && ctx.Err() == nil {
-			wait, now = min(interval, time.Second), err.Error()
-		}
-		if now != "" && now != last {
-			log.Warn(what, "error", now)
-		}
-		last = now
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-	}
 }
 
 func readWebhook(c *cli.Context) (a webhookArguments, err error) {
