@@ -75,7 +75,7 @@ func (s *site) placesBy(names, config string) placing {
 	p.plugin = s.startAgent("device-plugin", "--placed-by", "scheduler", "--resources-file", resources,
 		"--node-name", clusterNode, "--kubeconfig", etcKubernetes+"/gpuledger-device-plugin.yaml",
 		"--interval", "200ms")
-	p.extender = s.startAgent("scheduler", "--extender", extenderAddress, "--resources", resources,
+	p.extender = s.startAgent("scheduler", "--extender", extenderAddress, "--resources-file", resources,
 		"--kubeconfig", own)
 	file := etcKubernetes + "/kube-scheduler.yaml"
 	writeFile(s.T, file, config+"\nclientConnection: {kubeconfig: "+own+"}\n")

@@ -60,7 +60,7 @@ func schedulerCommand() *cli.Command {
 			&cli.StringFlag{Name: "tls-key", Usage: "the key `FILE` of the extender"},
 			&cli.StringFlag{Name: "client-ca",
 				Usage: "the `FILE` of the authority that signs kube-scheduler's certificate"},
-			&cli.StringFlag{Name: "resources",
+			&cli.StringFlag{Name: "resources-file",
 				Usage: "the `FILE` with the names by which pods ask for GPUs; without one, gpuledger's own"},
 			&cli.StringFlag{Name: "policy", Usage: "how nodes and GPUs are filled: binpack or spread",
 				Value: string(placement.Binpack)},
@@ -134,7 +134,7 @@ func schedulerConfig(c *cli.Context) (config scheduler.Config, security *tls.Con
 	if security, err = securityOf(c); err != nil {
 		return config, nil, err
 	}
-	names, err := readNames(c.String("resources"))
+	names, err := readNames(c.String("resources-file"))
 	if err != nil {
 		return config, nil, usage.Error(c, "%v", err)
 	}

@@ -32,10 +32,10 @@ func TestUsage(t *testing.T) {
 		"scheduler --policy most":                   `cannot use --policy "most": want binpack or spread`,
 		"scheduler --extender :9839": "cannot serve the extender at :9839, which others can reach, without " +
 			"certificates",
-		"scheduler --extender 10.0.0.1":       `cannot use --extender "10.0.0.1"`,
-		"scheduler --resources /nowhere/file": "cannot read the names of resources: open /nowhere/file",
-		"scheduler --tls-cert x":              "--tls-cert, --tls-key and --client-ca belong together",
-		"scheduler --move-after -1s":          "cannot move a pod after -1s",
+		"scheduler --extender 10.0.0.1":            `cannot use --extender "10.0.0.1"`,
+		"scheduler --resources-file /nowhere/file": "cannot read the names of resources: open /nowhere/file",
+		"scheduler --tls-cert x":                   "--tls-cert, --tls-key and --client-ca belong together",
+		"scheduler --move-after -1s":               "cannot move a pod after -1s",
 	} {
 		log := t.TempDir() + "/log"
 		cmd, err := program(log, strings.Fields(args)...)
