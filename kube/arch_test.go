@@ -4,9 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -84,4 +89,53 @@ func TestImportsFollowTheLayers(t *testing.T) {
 	if seen != len(layers) {
 		t.Errorf("%d packages have places in the layers, but there are %d", len(layers), seen)
 	}
+}
+
+// manyMethods is too many for one type, as in the other module's test of this name.
+const manyMethods = 30
+
+// TestNoObjectHoldsAllCode: no type is an object with all of a package's code as methods.
+func TestNoObjectHoldsAllCode(t *testing.T) {
+	methods := map[string]int{}
+	err := filepath.WalkDir(".", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, d := range file.Decls {
+			if f, is := d.(*ast.FuncDecl); is && f.Recv != nil {
+				methods[filepath.Dir(name)+" "+receiverOf(f)]++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range methods {
+		if n >= manyMethods {
+			t.Errorf("%s has %d methods, which is too many", name, n)
+		}
+	}
+	if len(methods) < 50 {
+		t.Errorf("only %d types have methods: this test looks in the wrong place", len(methods))
+	}
+}
+
+// receiverOf returns the name of a method's type.
+func receiverOf(f *ast.FuncDecl) string {
+	receiver := f.Recv.List[0].Type
+	if star, is := receiver.(*ast.StarExpr); is {
+		receiver = star.X
+	}
+	switch generic := receiver.(type) {
+	case *ast.IndexExpr:
+		receiver = generic.X
+	case *ast.IndexListExpr:
+		receiver = generic.X
+	}
+	return receiver.(*ast.Ident).Name
 }

@@ -28,7 +28,7 @@ func TestTheConfigurationBreaksMeanwhile(t *testing.T) {
 		}, false},
 		"another pod": {func(s site) error {
 			s.pods.learn(s.of(2, "u", "p1", "p2"))
-			_, err := s.retie()
+			_, err := s.follower().retie()
 			return err
 		}, false},
 		"given up": {func(s site) error { return s.unprepare("u") }, true},

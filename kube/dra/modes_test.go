@@ -245,7 +245,7 @@ func TestAWholeGPUIsNotPublishedAgain(t *testing.T) {
 	for range 2 {
 		for _, step := range []func(){func() {}, func() { s.has(t, s.whole("u", 0, "16Gi", "")) },
 			func() {
-				if _, err := s.retie(); err != nil { // as Follow does
+				if _, err := s.follower().retie(); err != nil { // as Follow does
 					t.Fatal(err)
 				}
 			}, func() { s.unprepares(t, "u") }} {
@@ -264,7 +264,7 @@ func TestAWholeGPUIsNotPublishedAgain(t *testing.T) {
 // claim must stay known, or its GPU would not be offered until the claim is watched.
 func TestAClaimThatIsBeingPreparedStaysKnown(t *testing.T) {
 	s := newSite(t, 1)
-	held, err := s.retie()
+	held, err := s.follower().retie()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func TestClaimsForWholeGPUsAreFollowed(t *testing.T) {
 	}
 	s.has(t, s.whole("u-whole", 0, "16Gi", ""))
 	s.has(t, claim("u-share", s.result("gpu", 1, grant.Limit, "1Gi", "0")))
-	held, err := s.retie()
+	held, err := s.follower().retie()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestAClaimsGrantIsForItsPods(t *testing.T) {
 	}
 	// it reads only the ledger
 	late := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
-	if _, err := late.retie(); err != nil {
+	if _, err := late.follower().retie(); err != nil {
 		t.Error(err)
 	}
 	s.isFor(t, "a driver that was started anew", teams("p1", "p3")...)
@@ -370,7 +370,7 @@ func TestWithoutTrustedAnnotationsClaimsAreNotTied(t *testing.T) {
 		Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	s.has(t, s.of(1, "u-1", "p1"))
 	s.has(t, s.of(2, "u-1", "p1", "p2"))
-	if _, err := s.retie(); err != nil {
+	if _, err := s.follower().retie(); err != nil {
 		t.Error(err)
 	}
 	s.isFor(t, "under podman")
