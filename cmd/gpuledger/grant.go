@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 
@@ -197,10 +195,12 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 		return ask, usage("--compute: want a percentage from 1 to 100, not %d", ask.Compute)
 	case c.IsSet("ttl") && ask.TTL <= 0:
 		return ask, usage("--ttl: want a duration above 0, not %s", ask.TTL)
-	case len(ask.Label) > maxLabel || !utf8.ValidString(ask.Label) || !isPrintable(ask.Label):
-		return ask, usage("--label: want at most %d bytes of printable text", maxLabel)
-	case len(ask.App) > maxLabel || !utf8.ValidString(ask.App) || !isPrintable(ask.App):
-		return ask, usage("--app: want at most %d bytes of printable text", maxLabel)
+	}
+	if err := grant.CheckText(ask.Label); err != nil {
+		return ask, usage("--label: %v", err)
+	}
+	if err := grant.CheckText(ask.App); err != nil {
+		return ask, usage("--app: %v", err)
 	}
 	if ask.Mode, err = grant.ParseMode(c.String("mode")); err != nil {
 		return ask, usage("--mode: %v", err)
@@ -238,13 +238,6 @@ func askFrom(c *cli.Context) (ask admission.Ask, err error) {
 
 // isMIG reports whether a name can only be a MIG device's.
 func isMIG(name string) bool { return strings.HasPrefix(name, "MIG-") || strings.Contains(name, ":") }
-
-// maxLabel bounds a label: it stands in every listing.
-const maxLabel = 256
-
-func isPrintable(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
-}
 
 func usage(format string, args ...any) error {
 	return &grant.UsageError{Message: fmt.Sprintf(format, args...)}

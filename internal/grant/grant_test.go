@@ -283,6 +283,16 @@ func TestPoolsNameGPUs(t *testing.T) {
 	}
 }
 
+func TestALabelIsShortPrintableText(t *testing.T) {
+	for text, valid := range map[string]bool{"": true, "train ä": true, strings.Repeat("x", MaxText): true,
+		strings.Repeat("x", MaxText+1): false, strings.Repeat("ä", MaxText/2+1): false, "a\x1b[31m": false,
+		"a\nb": false, "a\xff": false} {
+		if err := CheckText(text); (err == nil) != valid {
+			t.Errorf("%q: %v, want valid: %v", text, err, valid)
+		}
+	}
+}
+
 func TestPrintableEscapesForeignText(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"plain text":             {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=all"},

@@ -1,10 +1,23 @@
 package grant
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
+
+// MaxText is the largest size of a label or an application's name in bytes. Listings show both.
+const MaxText = 256
+
+// CheckText returns an error if a text cannot be a label or an application's name.
+func CheckText(text string) error {
+	if len(text) > MaxText || !utf8.ValidString(text) ||
+		strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return fmt.Errorf("want at most %d bytes of printable text", MaxText)
+	}
+	return nil
+}
 
 // maxPrintable is the largest part of a foreign text that a message repeats, in characters.
 const maxPrintable = 200

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
@@ -180,11 +178,8 @@ func (s *Server) updateNodes(ctx context.Context) {
 	}
 }
 
-// maxLabel and maxNames bound what a user can have written into the ledger.
-const (
-	maxLabel = 256
-	maxNames = 64
-)
+// maxNames is the largest number of GPUs that a user can name, because the ledger has the names.
+const maxNames = 64
 
 // grant answers with a grant at once, or has the caller wait in the queue for one.
 func (s *Server) grant(w http.ResponseWriter, r *http.Request) {
@@ -209,10 +204,14 @@ func askOf(n *node.Node, p peer, request users.GrantRequest) (admission.Ask, err
 	if !grant.IsSecret(request.Secret) {
 		return ask, &grant.UsageError{Message: "cannot grant: the request has no secret"}
 	}
-	if len(ask.Names) > maxNames || max(len(ask.Label), len(ask.App)) > maxLabel ||
-		!isPrintable(ask.Label+ask.App) {
-		return ask, &grant.UsageError{Message: fmt.Sprintf("cannot grant: want at most %d GPUs, and %d "+
-			"bytes of a printable label and application", maxNames, maxLabel)}
+	if len(ask.Names) > maxNames {
+		return ask, &grant.UsageError{Message: fmt.Sprintf("cannot grant: want at most %d GPUs", maxNames)}
+	}
+	if err := grant.CheckText(ask.Label); err != nil {
+		return ask, &grant.UsageError{Message: "cannot grant: label: " + err.Error()}
+	}
+	if err := grant.CheckText(ask.App); err != nil {
+		return ask, &grant.UsageError{Message: "cannot grant: application: " + err.Error()}
 	}
 	if _, err := grant.ParseOwner(string(ask.Owner)); err != nil {
 		return ask, &grant.UsageError{Message: "cannot grant: " + err.Error()}
@@ -233,13 +232,4 @@ func askOf(n *node.Node, p peer, request users.GrantRequest) (admission.Ask, err
 		return ask, nil // it waits for the quota, too
 	}
 	return ask, err
-}
-
-func isPrintable(text string) bool {
-	for _, r := range text {
-		if !unicode.IsPrint(r) {
-			return false
-		}
-	}
-	return utf8.ValidString(text)
 }
