@@ -11,9 +11,9 @@ import (
 const hintCompute = "mode mps keeps a share of compute (`gpuledger grant --mode mps`); " +
 	"or leave the compute out (of a grant that has a share, `gpuledger grant --update ID --compute 0`)"
 
-// Share returns the percent of each GPU's time to which the shim throttles a grant's containers; 0:
-// it does not throttle them.
-func Share(g grant.Grant, p grant.Policy) int {
+// ThrottlePercent returns the percent of each GPU's time to which the shim throttles a grant's
+// containers; 0: it does not throttle them.
+func ThrottlePercent(g grant.Grant, p grant.Policy) int {
 	if g.Mode != grant.Limit || p.Enforcement.Compute != grant.ThrottleShare {
 		return 0
 	}

@@ -188,7 +188,7 @@ func NodeMounts(g grant.Grant, inv grant.Inventory, p grant.Policy) (mounts []*c
 	if g.Mode != grant.Limit || Limitless(len(g.GPUs), inv, p) != "" {
 		return nil
 	}
-	w := wantedFiles{grant: g.ID, proxies: true, throttled: Share(g, p) > 0}
+	w := wantedFiles{grant: g.ID, proxies: true, throttled: ThrottlePercent(g, p) > 0}
 	for _, f := range inv.Driver.Files {
 		if proxy := proxyOf(f); proxy != "" && f.Bits != 32 {
 			mounts = append(mounts, driverMount(inv.Driver.Source(f), realDriver(proxy)),

@@ -53,7 +53,7 @@ func ComputeStrength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.S
 		return ""
 	case g.Mode == grant.MPS:
 		return Strength(g, inv, p)
-	case Share(g, p) == 0,
+	case ThrottlePercent(g, p) == 0,
 		len(g.Bindings) == 0 && ComputeUnkept(g, inv, p) != "",
 		slices.ContainsFunc(g.Bindings, unthrottled):
 		return grant.StrengthNone

@@ -35,7 +35,7 @@ func (j *Judge) useOf(q *question, g *grant.Grant) *grantUse {
 		display:   wantsGraphics(q.request) && g.Mode == grant.Exclusive,
 		mpsMounts: mpsMounts(g, &q.policy),
 		undriven:  undriven(q, g),
-		throttled: Share(*g, q.policy) > 0,
+		throttled: ThrottlePercent(*g, q.policy) > 0,
 	}
 	if u.id == "" {
 		u.id = q.view.Fresh

@@ -72,7 +72,7 @@ func ofCompute(g grant.Grant, p grant.Policy, program bool) string {
 		return ""
 	case g.ComputeStrength == grant.StrengthLibrary:
 		return "; the compute has strength library, experimental: the shim throttles launches " + byMPS
-	case admission.Share(g, p) > 0 && len(g.Bindings) > 0 && !program:
+	case admission.ThrottlePercent(g, p) > 0 && len(g.Bindings) > 0 && !program:
 		return "; the compute is not enforced on a container that runs already: it is throttled when it is " +
 			"created anew " + byMPS
 	}

@@ -134,7 +134,7 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 		return tx.Put(after)
 	}
 	defer l.Close()
-	share := admission.Share(before, n.Policy)
+	share := admission.ThrottlePercent(before, n.Policy)
 	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 		return err
 	}
 	failpoint.Hit("node/grant-changed")
-	return l.Set(after.GPUs, admission.Share(after, n.Policy))
+	return l.Set(after.GPUs, admission.ThrottlePercent(after, n.Policy))
 }
 
 func apply(g *grant.Grant, c Change, now time.Time) error {

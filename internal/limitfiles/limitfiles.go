@@ -35,7 +35,7 @@ func Write(p grant.Policy, g grant.Grant) error {
 		return known[uuid]
 	}
 	ensure := func() error {
-		return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.Share(g, p), contexts)
+		return limits.Ensure(p.LimitsDir(g.ID), g.GPUs, admission.ThrottlePercent(g, p), contexts)
 	}
 	err := ensure()
 	if errors.Is(err, unix.ENOSPC) {
@@ -159,7 +159,7 @@ func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error)
 		return "", &unopenedError{err}
 	}
 	defer l.Close()
-	share := admission.Share(g, p)
+	share := admission.ThrottlePercent(g, p)
 	for _, s := range g.GPUs {
 		if b, err := l.Bytes(s.UUID); err != nil || b != s.Memory {
 			return "the limits are not what the ledger says", l.Set(g.GPUs, share)

@@ -31,7 +31,7 @@ func (t *gateSetter) update(n *node.Node, grants []grant.Grant, r watch.Comparis
 	}
 	loops := map[grantGPU]*throttle.Controller{}
 	for _, g := range grants {
-		if share := admission.Share(g, n.Policy); share > 0 {
+		if share := admission.ThrottlePercent(g, n.Policy); share > 0 {
 			t.setGates(n.Policy.LimitsDir(g.ID), g, share, r.Taken.Sub(t.last), used, loops)
 		}
 	}
