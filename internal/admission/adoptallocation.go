@@ -91,7 +91,7 @@ func adoptGrant(q *question) (adopted resolution) {
 		return adopted
 	}
 	source := allocationSource(q)
-	if why := whyUnkept(ask, q.inventory, q.policy); ask.Compute > 0 && why != "" {
+	if why := whyNoComputeShare(ask, q.inventory, q.policy); ask.Compute > 0 && why != "" {
 		share := strconv.Itoa(ask.Compute) + "%"
 		adopted.found.explain(grant.LimitUnenforceable, source, share+" compute",
 			fmt.Sprintf("is allocated %s of a GPU's compute by %s: %s", share, vectorName(source), why),

@@ -20,10 +20,10 @@ func ThrottlePercent(g grant.Grant, p grant.Policy) int {
 	return g.Compute
 }
 
-// ComputeUnkept says why a grant with this mode, owner and GPUs can have no share of compute; "" if
-// it can. In mode limit the share is counted, or throttled. It is refused if the policy wants no
-// share that is only counted (docs/adr/0041), or if it cannot be throttled (docs/adr/0042).
-func ComputeUnkept(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
+// WhyNoComputeShare says why a grant with this mode, owner and GPUs can have no share of compute;
+// "" if it can. In mode limit the share is counted, or throttled. It is refused if the policy wants
+// no share that is only counted (docs/adr/0041), or if it cannot be throttled (docs/adr/0042).
+func WhyNoComputeShare(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	const why = "in mode limit nothing keeps a container to its share of compute, and "
 	minimum := p.Rules.MinimumStrength
 	switch {
@@ -47,11 +47,11 @@ func ComputeUnkept(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 // because the shim's limit is weaker than the driver's.
 func whyUnthrottled(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	const why = "launches cannot be throttled: "
-	if Driverless(g, inv, p) == "" {
+	if WhyNoDriverLimit(g, inv, p) == "" {
 		return why + `the driver limits the memory here, and only the shim throttles ` +
 			`(enforcement.limit = "library" uses it)`
 	}
-	if less := Limitless(len(g.GPUs), inv, p); less != "" {
+	if less := WhyNoShimLimit(len(g.GPUs), inv, p); less != "" {
 		return why + less
 	}
 	if !inv.Shim.Throttle {
@@ -60,15 +60,15 @@ func whyUnthrottled(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// whyUnkept returns what ComputeUnkept says of the grant that is asked for.
-func whyUnkept(a Ask, inv grant.Inventory, p grant.Policy) string {
+// whyNoComputeShare returns what WhyNoComputeShare says of the grant that is asked for.
+func whyNoComputeShare(a Ask, inv grant.Inventory, p grant.Policy) string {
 	g := grant.Grant{Mode: a.Mode, Owner: a.Owner, GPUs: make([]grant.Share, a.count())}
-	return ComputeUnkept(g, inv, p)
+	return WhyNoComputeShare(g, inv, p)
 }
 
 // Keepable returns a refusal if the share of compute cannot be granted, otherwise nil.
 func (a Ask) Keepable(inv grant.Inventory, p grant.Policy) error {
-	why := whyUnkept(a, inv, p)
+	why := whyNoComputeShare(a, inv, p)
 	if a.Compute == 0 || why == "" {
 		return nil
 	}
@@ -82,7 +82,7 @@ func checkCompute(q *question, u *grantUse) (found findings) {
 	if u.grant.Compute == 0 {
 		return nil
 	}
-	why := ComputeUnkept(*u.grant, q.inventory, q.policy)
+	why := WhyNoComputeShare(*u.grant, q.inventory, q.policy)
 	if why == "" && u.throttled && !u.shimmed {
 		why = "launches cannot be throttled: " + noLibraries
 	}

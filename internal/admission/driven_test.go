@@ -34,9 +34,9 @@ func TestTheDriverComesBeforeTheShim(t *testing.T) {
 	noDaemon := with(func(inv *grant.Inventory) { inv.Limiter.Problem = "gpuledgerd does not answer" })
 	unshimmed := with(func(inv *grant.Inventory) { inv.Shim = grant.Shim{} })
 	asks := grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
-		grant.Compute}, Drivable: true}
+		grant.Compute}, CanSetDriverLimit: true}
 	late, bare, admin := asks, asks, asks
-	late.Drivable, bare.Layout, admin.SysAdmin = false, grant.Layout{}, true
+	late.CanSetDriverLimit, bare.Layout, admin.SysAdmin = false, grant.Layout{}, true
 	for name, c := range map[string]struct {
 		request  grant.Request
 		grant    grant.Grant

@@ -185,7 +185,7 @@ func proxyPath(w wantedFiles, inv *grant.Inventory, proxy string) string {
 // proxies where they find the driver's libraries, and the proxies the records of the grant. There
 // are none if nothing but the ledger limits the grant there.
 func NodeMounts(g grant.Grant, inv grant.Inventory, p grant.Policy) (mounts []*cdispec.Mount) {
-	if g.Mode != grant.Limit || Limitless(len(g.GPUs), inv, p) != "" {
+	if g.Mode != grant.Limit || WhyNoShimLimit(len(g.GPUs), inv, p) != "" {
 		return nil
 	}
 	w := wantedFiles{grant: g.ID, proxies: true, throttled: ThrottlePercent(g, p) > 0}

@@ -14,9 +14,9 @@ const maxLimited = 16
 
 const noLibraries = "it does not get the driver's libraries, by its image or by NVIDIA_DRIVER_CAPABILITIES"
 
-// Driverless says why the driver cannot limit the memory of a grant's containers on this node; ""
-// if it can.
-func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
+// WhyNoDriverLimit says why the driver cannot limit the memory of a grant's containers on this
+// node; "" if it can.
+func WhyNoDriverLimit(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	switch {
 	case p.Enforcement.Limit == grant.LibraryBackend:
 		return `enforcement.limit is "library"`
@@ -38,20 +38,20 @@ func Driverless(g grant.Grant, inv grant.Inventory, p grant.Policy) string {
 	return ""
 }
 
-// undriven says why the driver cannot limit this container's memory; "" if it can. A container's
-// limit can only be set while it is created.
-func undriven(q *question, g *grant.Grant) string {
-	why := Driverless(*g, q.inventory, q.policy)
-	if why == "" && !q.request.Drivable {
+// whyNoDriverLimit says why the driver cannot limit this container's memory; "" if it can. A
+// container's limit can only be set while it is created.
+func whyNoDriverLimit(q *question, g *grant.Grant) string {
+	why := WhyNoDriverLimit(*g, q.inventory, q.policy)
+	if why == "" && !q.request.CanSetDriverLimit {
 		why = "it is not created by gpuledger-runtime, or is restored from a checkpoint: " +
 			"only a create has the driver's limit set"
 	}
 	return why
 }
 
-// Limitless says why the shim of this node cannot limit the memory of a grant's containers; "" if
-// it can.
-func Limitless(gpus int, inv grant.Inventory, p grant.Policy) string {
+// WhyNoShimLimit says why the shim of this node cannot limit the memory of a grant's containers; ""
+// if it can.
+func WhyNoShimLimit(gpus int, inv grant.Inventory, p grant.Policy) string {
 	hasDriver := slices.ContainsFunc(inv.Driver.Files,
 		func(f grant.DriverFile) bool { return f.Bits == 64 && proxyOf(f) == libcuda })
 	switch {
@@ -77,9 +77,9 @@ func checkLimit(q *question, u *grantUse) (found findings) {
 	backend, why := q.policy.Enforcement.Limit, ""
 	switch {
 	case backend == grant.DriverBackend:
-		why = u.undriven
+		why = u.whyNoDriverLimit
 	case backend == grant.LibraryBackend && !u.shimmed:
-		if why = Limitless(len(u.grant.GPUs), q.inventory, q.policy); why == "" {
+		if why = WhyNoShimLimit(len(u.grant.GPUs), q.inventory, q.policy); why == "" {
 			why = noLibraries
 		}
 	}

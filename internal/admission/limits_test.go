@@ -12,7 +12,7 @@ import (
 
 // cuda is a container that uses CUDA, in an image with a C library.
 var cuda = grant.Request{Layout: grant.Layout{Lib64: "/img/lib"}, Capabilities: []grant.Capability{
-	grant.Compute}, Drivable: true}
+	grant.Compute}, CanSetDriverLimit: true}
 
 // TestWhyNothingLimits tests the text of each reason for which the node's shim, or its driver,
 // cannot limit memory.
@@ -53,7 +53,7 @@ func TestWhyNothingLimits(t *testing.T) {
 		{"the driver's 64-bit library alone", 1, with(without(32)), grant.Policy{}, ""},
 		{"libcuda by another name first", 1, with(func(inv *grant.Inventory) { inv.Driver.Files[0].Names = []string{"libcuda.so.9", "libcuda.so.1"} }), grant.Policy{}, ""},
 	} {
-		if got := Limitless(c.gpus, c.inv, c.p); got != c.want {
+		if got := WhyNoShimLimit(c.gpus, c.inv, c.p); got != c.want {
 			t.Errorf("the shim, %s: %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -75,7 +75,7 @@ func TestWhyNothingLimits(t *testing.T) {
 		{"a claim", claim, limiting(), grant.Policy{}, "the containers of a claim share one limit, and the driver limits each by itself"},
 		{"a MIG device", mig, limiting(), grant.Policy{}, "the driver limits no MIG device"},
 	} {
-		if got := Driverless(c.grant, c.inv, c.p); got != c.want {
+		if got := WhyNoDriverLimit(c.grant, c.inv, c.p); got != c.want {
 			t.Errorf("the driver, %s: %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -92,7 +92,7 @@ func TestALimitThatThePolicyRequires(t *testing.T) {
 	const hint = "an administrator sees with `gpuledger doctor` what the node lacks, or sets " +
 		"enforcement.limit = \"auto\""
 	utility, late := cuda, cuda
-	utility.Capabilities, late.Drivable = []grant.Capability{grant.Utility}, false
+	utility.Capabilities, late.CanSetDriverLimit = []grant.Capability{grant.Utility}, false
 	old := limiting()
 	old.Driver.MemoryLimits = "driver 580 does not limit memory"
 	for _, c := range []struct {
@@ -128,10 +128,10 @@ func TestALimitThatThePolicyRequires(t *testing.T) {
 // node lacks.
 func TestWhyAContainersLimitIsWeaker(t *testing.T) {
 	late, utility, unseen := cuda, cuda, cuda
-	late.Drivable = false
-	utility.Capabilities, utility.Layout, utility.Drivable = []grant.Capability{grant.Utility},
+	late.CanSetDriverLimit = false
+	utility.Capabilities, utility.Layout, utility.CanSetDriverLimit = []grant.Capability{grant.Utility},
 		grant.Layout{Unseen: true}, false
-	unseen.Layout, unseen.Drivable = grant.Layout{Unseen: true}, false
+	unseen.Layout, unseen.CanSetDriverLimit = grant.Layout{Unseen: true}, false
 	noShim := limiting()
 	noShim.Shim = grant.Shim{}
 	const tooLate = "it is not created by gpuledger-runtime, or is restored from a checkpoint: only a " +
@@ -203,7 +203,7 @@ func TestTextsOfSharesOfCompute(t *testing.T) {
 		{"throttled, which is strong enough", stronger(throttle, grant.StrengthLibrary), ""},
 		{"throttled, but more strength is wanted", stronger(throttle, grant.StrengthServer), `a throttle of launches has strength library, and policy.minimum_strength is "server"`},
 	} {
-		if got := ComputeUnkept(shared, able, c.p); got != c.want {
+		if got := WhyNoComputeShare(shared, able, c.p); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}

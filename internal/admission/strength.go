@@ -24,9 +24,9 @@ func StrengthOf(mode grant.Mode) grant.Strength {
 func Strength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.Strength {
 	if len(g.Bindings) == 0 {
 		switch {
-		case g.Mode == grant.Limit && Driverless(g, inv, p) == "":
+		case g.Mode == grant.Limit && WhyNoDriverLimit(g, inv, p) == "":
 			return grant.StrengthDriver
-		case g.Mode == grant.Limit && Limitless(len(g.GPUs), inv, p) == "":
+		case g.Mode == grant.Limit && WhyNoShimLimit(len(g.GPUs), inv, p) == "":
 			return grant.StrengthLibrary
 		}
 		return g.Strength
@@ -54,7 +54,7 @@ func ComputeStrength(g grant.Grant, inv grant.Inventory, p grant.Policy) grant.S
 	case g.Mode == grant.MPS:
 		return Strength(g, inv, p)
 	case ThrottlePercent(g, p) == 0,
-		len(g.Bindings) == 0 && ComputeUnkept(g, inv, p) != "",
+		len(g.Bindings) == 0 && WhyNoComputeShare(g, inv, p) != "",
 		slices.ContainsFunc(g.Bindings, unthrottled):
 		return grant.StrengthNone
 	}
@@ -120,7 +120,7 @@ func whyWeaker(q *question, u *grantUse, listed grant.Strength) string {
 		return "the container is as good as root on the node by " +
 			grant.Printable(q.request.NodeRoot[0]) + undoes
 	case listed == grant.StrengthDriver:
-		return u.undriven
+		return u.whyNoDriverLimit
 	case q.request.Layout.Lib64 == "" && !q.request.Layout.Unseen:
 		return "the image has no C library (64-bit), " +
 			"so it gets neither the driver's libraries nor the one that would hold it"

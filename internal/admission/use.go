@@ -17,25 +17,25 @@ type grantUse struct {
 	display   bool             // it may drive displays
 	mpsMounts []*cdispec.Mount // in mode mps
 
-	undriven  string // why the driver cannot limit its memory; "" if it can
-	driven    bool   // in mode limit: the driver limits its memory
-	throttled bool   // the shim throttles its launches
-	files     []*cdispec.Mount
-	shimmed   bool // the shim limits its memory, or in mode mps counts it
-	strength  grant.Strength
+	whyNoDriverLimit string // why the driver cannot limit its memory; "" if it can
+	driven           bool   // in mode limit: the driver limits its memory
+	throttled        bool   // the shim throttles its launches
+	files            []*cdispec.Mount
+	shimmed          bool // the shim limits its memory, or in mode mps counts it
+	strength         grant.Strength
 }
 
 // useOf collects what the container's use of a grant means. The GPUs of the grant that the
 // inventory does not have are left out: checkUsable has found them.
 func (j *Judge) useOf(q *question, g *grant.Grant) *grantUse {
 	u := &grantUse{
-		grant:     g,
-		id:        g.ID,
-		devices:   make([]grant.Device, 0, len(g.GPUs)),
-		display:   wantsGraphics(q.request) && g.Mode == grant.Exclusive,
-		mpsMounts: mpsMounts(g, &q.policy),
-		undriven:  undriven(q, g),
-		throttled: ThrottlePercent(*g, q.policy) > 0,
+		grant:            g,
+		id:               g.ID,
+		devices:          make([]grant.Device, 0, len(g.GPUs)),
+		display:          wantsGraphics(q.request) && g.Mode == grant.Exclusive,
+		mpsMounts:        mpsMounts(g, &q.policy),
+		whyNoDriverLimit: whyNoDriverLimit(q, g),
+		throttled:        ThrottlePercent(*g, q.policy) > 0,
 	}
 	if u.id == "" {
 		u.id = q.view.Fresh
@@ -45,11 +45,11 @@ func (j *Judge) useOf(q *question, g *grant.Grant) *grantUse {
 			u.devices = append(u.devices, d)
 		}
 	}
-	u.driven = g.Mode == grant.Limit && u.undriven == ""
+	u.driven = g.Mode == grant.Limit && u.whyNoDriverLimit == ""
 	wanted := wantedBy(&q.request)
 	wanted.grant, wanted.throttled = u.id, u.throttled
 	wanted.proxies = (g.Mode == grant.Limit && !u.driven || g.Mode == grant.MPS) &&
-		Limitless(len(g.GPUs), q.inventory, q.policy) == ""
+		WhyNoShimLimit(len(g.GPUs), q.inventory, q.policy) == ""
 	u.files = j.plan(wanted, q)
 	u.shimmed = hasMount(u.files, realDriver(libcuda))
 	u.strength = containerStrength(q, u)

@@ -35,9 +35,9 @@ func healthy() Facts {
 		Runtimes: []RuntimeFacts{{PathFacts: file("/usr/bin/runc", 0o755), Version: "runc version 1.3"}},
 		Kernel:   "6.1.0-18-amd64", Cgroup: Cgroup{Version: 2},
 		Majors: map[string]int{"nvidia": 195, "nvidia-uvm": 510}, Driver: "580.142",
-		Devices:    []PathFacts{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
-		Limitless:  "the shim is not installed",
-		Driverless: "driver 580.142 does not limit memory, 615 and newer do",
+		Devices:          []PathFacts{file("/dev/nvidia0", fs.ModeDevice|fs.ModeCharDevice|0o600)},
+		WhyNoShimLimit:   "the shim is not installed",
+		WhyNoDriverLimit: "driver 580.142 does not limit memory, 615 and newer do",
 		Inventory: grant.Inventory{Source: "nvml",
 			GPUs: []grant.GPU{{UUID: "GPU-a", Health: grant.Healthy}}},
 		Ledger: ledger.Report{Grants: 3, Bindings: 2}, LedgerLooked: true,
@@ -67,11 +67,11 @@ var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
 }
 
-var shim = func(f *Facts) { f.Limitless, f.Inventory.Shim.Dir = "", "/lib/shim" }
+var shim = func(f *Facts) { f.WhyNoShimLimit, f.Inventory.Shim.Dir = "", "/lib/shim" }
 
-var limiting = func(f *Facts) { f.Driverless, f.Inventory.Driver.Version = "", "615.62.00" }
+var limiting = func(f *Facts) { f.WhyNoDriverLimit, f.Inventory.Driver.Version = "", "615.62.00" }
 
-var throttled = func(f *Facts) { f.Policy.Enforcement.Compute, f.Unkept = grant.ThrottleShare, "" }
+var throttled = func(f *Facts) { f.Policy.Enforcement.Compute, f.WhyNoComputeShare = grant.ThrottleShare, "" }
 
 // answers are changes to a healthy node, and the lines that doctor then prints.
 var answers = []struct {
@@ -246,7 +246,7 @@ var answers = []struct {
 	{"a throttle alone", func(f *Facts) { shim(f); throttled(f) }, "strength", Warning,
 		"gpuledgerd does not run: launches pass for that part of the time"},
 	{"a throttle that cannot be",
-		func(f *Facts) { shim(f); throttled(f); f.Unkept = "launches cannot be throttled: why" },
+		func(f *Facts) { shim(f); throttled(f); f.WhyNoComputeShare = "launches cannot be throttled: why" },
 		"strength", Warning,
 		"a share of compute in mode limit is refused (limit-unenforceable): launches cannot be " +
 			"throttled: why"},
@@ -271,7 +271,7 @@ var answers = []struct {
 		f.Inventory.Driver.Files, f.Policy.Rules.MinimumStrength = control, grant.StrengthDriver
 	}, "strength", OK, "its grants are refused (limit-unenforceable)"},
 	{"R615 on cgroup v1",
-		func(f *Facts) { f.Driverless = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" },
+		func(f *Facts) { f.WhyNoDriverLimit = "the driver limits cgroups of v2, and /sys/fs/cgroup is none" },
 		"strength", OK, "memory is only counted here"},
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength",
 		Warning, "limit-unenforceable"},

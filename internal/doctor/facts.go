@@ -34,12 +34,12 @@ type Facts struct {
 	Devices []PathFacts          // NVIDIA's nodes in /dev
 	Sets    host.NodePermissions // what the driver gives them again and again; zero: nothing
 
-	Limitless        string // why the shim limits no container here; "" if it does
-	Unkept           string // why a grant of mode limit can have no share of compute here; "" if it can
-	Driverless       string // why the driver limits none; "" if it does
-	Inventory        grant.Inventory
-	InventoryProblem *grant.Problem
-	Ledger           ledger.Report
+	WhyNoShimLimit    string // why the shim limits no container here; "" if it does
+	WhyNoComputeShare string // why a grant of mode limit can have no share of compute here; "" if it can
+	WhyNoDriverLimit  string // why the driver limits none; "" if it does
+	Inventory         grant.Inventory
+	InventoryProblem  *grant.Problem
+	Ledger            ledger.Report
 	// false: there is no ledger yet, or the configuration that names its directory is broken
 	LedgerLooked bool
 	LedgerError  error

@@ -117,22 +117,22 @@ func inventory(f Facts) []Line {
 // strength reports what holds a container to its memory in mode limit, and why nothing stronger
 // does.
 func strength(f Facts) []Line {
-	has, why := grant.StrengthNone, f.Limitless
+	has, why := grant.StrengthNone, f.WhyNoShimLimit
 	switch {
-	case f.Driverless == "":
+	case f.WhyNoDriverLimit == "":
 		has, why = grant.StrengthDriver, "by driver "+f.Inventory.Driver.Version+
 			" on cgroup v2, with gpuledgerd"
-	case f.Limitless == "":
+	case f.WhyNoShimLimit == "":
 		has, why = grant.StrengthLibrary, "by the shim in "+f.Inventory.Shim.Dir
 	}
 	message := fmt.Sprintf("mode limit has strength %s on this node (%s)", has, why)
 	switch {
 	case has == grant.StrengthNone && f.Policy.Enforcement.Limit == grant.DriverBackend:
-		message = "in mode limit memory is only counted here: " + f.Driverless
+		message = "in mode limit memory is only counted here: " + f.WhyNoDriverLimit
 	case has == grant.StrengthNone:
-		message = "in mode limit memory is only counted here: " + why + ", and " + f.Driverless
+		message = "in mode limit memory is only counted here: " + why + ", and " + f.WhyNoDriverLimit
 	case has != grant.StrengthDriver:
-		message += "; not by the driver: " + f.Driverless
+		message += "; not by the driver: " + f.WhyNoDriverLimit
 	}
 	return []Line{judged(f, has, message)}
 }
@@ -144,10 +144,10 @@ func throttle(f Facts) []Line {
 	switch {
 	case f.Policy.Enforcement.Compute != grant.ThrottleShare:
 		return nil
-	case f.Unkept != "":
+	case f.WhyNoComputeShare != "":
 		return []Line{{Status: Warning,
 			Message: "a share of compute in mode limit is refused (limit-unenforceable): " +
-				f.Unkept, Hint: hint}}
+				f.WhyNoComputeShare, Hint: hint}}
 	case f.Daemon == 0:
 		return []Line{{Status: Warning,
 			Message: "a share of compute in mode limit has strength library, experimental, and gpuledgerd " +

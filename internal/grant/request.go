@@ -34,9 +34,9 @@ type Request struct {
 	// effect. It can open what its Hits bring, and cannot make device nodes.
 	Unruled bool
 
-	// Drivable says that a hook of gpuledger's runs in its create or will be added, so the driver's
-	// own limit can be set.
-	Drivable bool
+	// CanSetDriverLimit says that a hook of gpuledger's runs in its create or will be added, so the
+	// driver's own limit can be set.
+	CanSetDriverLimit bool
 
 	// Unclosed says that the container has its own user namespace, and that its device rules do not
 	// begin with denying all. Podman writes such rules there for every container. Rules has them if

@@ -49,9 +49,9 @@ func limiter(n *Node, inv grant.Inventory) (l grant.Limiter) {
 	return l
 }
 
-// drivable reports whether the driver's limit can be set for the container: our hook is about to be
-// in its spec, or is.
-func (f *createFacts) drivable(spec request.Spec) bool {
+// canSetDriverLimit reports whether the driver's limit can be set for the container: our hook is
+// about to be in its spec, or is.
+func (f *createFacts) canSetDriverLimit(spec request.Spec) bool {
 	if f.CgroupsOff || f.Restored {
 		return false
 	}

@@ -113,7 +113,7 @@ func (f *createFacts) find(spec request.Spec, finder request.NodeFacts) (grant.R
 		return grant.Request{}, refusal(grant.Internal, "%v", err)
 	}
 	addPodUnits(&r, spec.Annotations)
-	r.Drivable = f.drivable(spec)
+	r.CanSetDriverLimit = f.canSetDriverLimit(spec)
 	if spec.Linux != nil {
 		r.Cgroup = spec.Linux.CgroupsPath
 	}

@@ -185,7 +185,7 @@ const anyClaim grant.Owner = "claim:any"
 // sharesCompute reports whether a claim can have a share of a GPU's compute in a mode.
 func sharesCompute(p nodeledger.Content, mode grant.Mode) bool {
 	g := grant.Grant{Mode: mode, Owner: anyClaim, GPUs: make([]grant.Share, 1)}
-	return admission.ComputeUnkept(g, p.Inventory, p.Node.Policy) == ""
+	return admission.WhyNoComputeShare(g, p.Inventory, p.Node.Policy) == ""
 }
 
 // consumable returns the capacities of a shared GPU. A claim that names no memory gets all of it,

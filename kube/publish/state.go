@@ -111,7 +111,7 @@ func tooWeak(c nodeledger.Content, m grant.Mode, s admission.Seat) bool {
 // compute.
 func unkept(c nodeledger.Content) bool {
 	g := grant.Grant{Mode: grant.Limit, Owner: anyPod, GPUs: make([]grant.Share, 1)}
-	return admission.ComputeUnkept(g, c.Inventory, c.Node.Policy) != ""
+	return admission.WhyNoComputeShare(g, c.Inventory, c.Node.Policy) != ""
 }
 
 // line returns the first line of a text, and not too much of it: it is in the events of pods.
