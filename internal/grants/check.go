@@ -41,9 +41,9 @@ func SettleLimits(n *node.Node) ([]ledger.Finding, error) {
 		return nil, nil
 	}
 	var findings []ledger.Finding
-	err := n.Ledger.Update(func(tx *ledger.Tx) (err error) {
-		findings, err = limitfiles.Settle(n.Policy, n.Host.Now(), tx)
-		return err
+	err := n.Ledger.Update(func(tx *ledger.Tx) error {
+		findings = limitfiles.Settle(n.Policy, n.Host.Now(), tx)
+		return nil
 	})
 	return findings, err
 }

@@ -112,3 +112,49 @@ func TestAShrinkThatCannotBeUndone(t *testing.T) {
 		t.Errorf("the record has %s (%v), want that of the grant, %s: %v", has, err, less, o.Grants)
 	}
 }
+
+// TestAnUpdateAfterTheGPUsHaveOtherIndices: a boot numbers the GPUs of a grant the other way round.
+// Its container gets the new size, and other grants are entered.
+func TestAnUpdateAfterTheGPUsHaveOtherIndices(t *testing.T) {
+	n := daemontest.NewNode(t)
+	t.Cleanup(func() { _ = unix.Unmount(n.Policy.LimitsRoot(), unix.MNT_DETACH) })
+	numbered := func(uuids ...string) {
+		t.Helper()
+		boot, err := n.Host.BootID()
+		inv := grant.Inventory{BootID: boot, Source: "test"}
+		n.Policy.Inventory.Source = "test"
+		for i, uuid := range uuids {
+			inv.GPUs = append(inv.GPUs,
+				grant.GPU{UUID: uuid, Index: i, Minor: i, Memory: 8 * grant.GiB, Health: grant.Healthy})
+		}
+		daemontest.Must(t, err, gpu.Write(gpu.Path(n.Policy.StateDir), inv))
+	}
+	const a, b, c = daemontest.GPU, "GPU-00000000-0000-0000-0000-00000000000b",
+		"GPU-00000000-0000-0000-0000-00000000000c"
+	numbered(a, b, c)
+	g, _, err := grants.Enter(n.Node, admission.Ask{Mode: grant.Limit, Memory: 4 * grant.GiB,
+		Names: []string{a, b}, Owner: "pod:u-1/c"})
+	daemontest.Must(t, err, limitfiles.Write(n.Policy, g))
+	numbered(b, a, c)
+	more := 6 * grant.GiB
+	g, err = grants.Update(n.Node, g.ID, grants.Change{Memory: &more})
+	if err != nil || g.GPUs[0].UUID != b {
+		t.Errorf("%+v (%v), want the GPUs in their new order", g.GPUs, err)
+	}
+	record, err := limits.Open(n.Policy.LimitsDir(g.ID))
+	daemontest.Must(t, err)
+	defer record.Close()
+	for _, uuid := range []string{a, b} {
+		if has, err := record.Bytes(uuid); has != more/2 || err != nil {
+			t.Errorf("%s is limited to %s (%v)", uuid, has, err)
+		}
+	}
+	_, _, err = grants.Enter(n.Node, admission.Ask{Mode: grant.Limit, Memory: grant.GiB, Names: []string{c},
+		Owner: "pod:u-2/c"})
+	if err != nil {
+		t.Errorf("another grant: %v", err)
+	}
+	if report, err := grants.Check(n.Node); err != nil || !report.Sound() {
+		t.Errorf("check: %+v (%v)", report, err)
+	}
+}

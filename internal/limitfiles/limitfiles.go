@@ -77,15 +77,16 @@ func Remove(p grant.Policy, id grant.ID) {
 func Sweep(p grant.Policy, tx *ledger.Tx) (grant.View, error) {
 	v, err := tx.Swept()
 	if err == nil {
-		_, err = Settle(p, v.Now, tx)
+		Settle(p, v.Now, tx)
 	}
 	return v, err
 }
 
 // Settle makes the files agree with the ledger: it removes those of grants that are gone and that
 // no container uses, and sets those of live ones to what the ledger says. Files that cannot be
-// removed are a finding. It costs as much as there are files.
-func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding, err error) {
+// removed or set are a finding: what is wrong with one grant's keeps no other from being entered.
+// It costs as much as there are files.
+func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Finding) {
 	root := p.LimitsRoot()
 	for _, name := range limits.Kept(root) {
 		id, dir := grant.ID(name), filepath.Join(root, name)
@@ -99,7 +100,7 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 			continue
 		case errors.Is(err, ledger.ErrNotFound) || err == nil && !g.Live(now):
 			problem, err = "the limits of a grant that is over", limits.Remove(dir)
-			if err != nil { // the other grants do not wait for what a container did to its files
+			if err != nil {
 				findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(),
 					Hint: "if `lsattr " + dir + "` shows `i` or `a`, run `chattr -ia` on that file; " +
 						"the next check removes it"})
@@ -110,15 +111,12 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 		default: // damaged: its containers keep what they have
 			continue
 		}
-		var unopened *unopenedError
 		switch {
 		case errors.Is(err, limits.ErrLeased):
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error()})
-		case errors.As(err, &unopened):
+		case err != nil:
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: err.Error(),
 				Hint: "if it stays so, end the grant's containers, and release the grant"})
-		case err != nil:
-			return findings, err
 		case problem != "":
 			findings = append(findings, ledger.Finding{Subject: dir, Problem: problem, Repaired: true})
 		}
@@ -137,13 +135,8 @@ func Settle(p grant.Policy, now time.Time, tx *ledger.Tx) (findings []ledger.Fin
 				"and `lsof +aL1 %s`, and end the container; until then the room grows with each "+
 				"container that needs some", root)})
 	}
-	return findings, nil
+	return findings
 }
-
-// unopenedError is the error for limits that a container may have and that cannot be opened.
-type unopenedError struct{ err error }
-
-func (e *unopenedError) Error() string { return fmt.Sprintf("cannot open the limits: %v", e.err) }
 
 // sync sets a grant's files to what the ledger says, and tells whether they said something else.
 // If there is no limits file, the next create makes one.
@@ -156,7 +149,7 @@ func sync(p grant.Policy, g grant.Grant, dir string) (problem string, err error)
 	case limits.NoneIn(dir, err):
 		return "", nil
 	default:
-		return "", &unopenedError{err}
+		return "", fmt.Errorf("cannot open the limits: %w", err)
 	}
 	defer l.Close()
 	share := admission.ThrottlePercent(g, p)

@@ -26,10 +26,11 @@ type Limits struct {
 }
 
 // Ensure makes dir and the files of a grant in it. It sets each share's bytes and the percent of
-// the GPUs' time. Files that exist for the same devices stay, and processes keep using them; Ensure
-// repairs in place what a container did to its region. No other program may write into dir, and
-// only one process at a time may call Ensure. A grant has at most MaxDevices devices. New files
-// have what a context takes of a device, as contexts returns it; nil: nothing is known.
+// the GPUs' time. Files that exist for the same devices, in any order, stay, and processes keep
+// using them; Ensure repairs in place what a container did to its region. No other program may
+// write into dir, and only one process at a time may call Ensure. A grant has at most MaxDevices
+// devices. New files have what a context takes of a device, as contexts returns it; nil: nothing is
+// known.
 func Ensure(dir string, shares []grant.Share, percent int, contexts func(uuid string) grant.Bytes) error {
 	devices, err := devicesOf(shares, percent)
 	if err == nil {
@@ -59,8 +60,8 @@ func establish(dir string, devices []device, context func(i int) uint64) error {
 	l, err := Open(dir)
 	if err == nil {
 		defer l.Close()
-		if l.record.isFor(devices) {
-			l.set(devices)
+		if own, same := l.record.inOrder(devices); same {
+			l.set(own)
 			return ensureRegion(dir, headOf(l.record), false)
 		}
 	}
@@ -173,15 +174,26 @@ func (r *limitRecord) isSound() bool {
 	return r.Magic == limitsMagic && r.Version == version && r.Devices <= MaxDevices
 }
 
-func (r *limitRecord) isFor(devices []device) bool {
-	return slices.EqualFunc(r.Device[:r.Devices], devices,
-		func(is, d device) bool { return is.UUID == d.UUID })
+// inOrder returns the devices in the order of r, and whether r is for these devices. Their order in
+// the ledger changes when the grant is changed after a boot that gave the GPUs other indices. The
+// order in the file stays, because its processes count by it.
+func (r *limitRecord) inOrder(devices []device) (own []device, same bool) {
+	own = make([]device, r.Devices)
+	for i := range own {
+		at := slices.IndexFunc(devices, func(d device) bool { return d.UUID == r.Device[i].UUID })
+		if at < 0 {
+			return nil, false
+		}
+		own[i] = devices[at]
+	}
+	return own, len(own) == len(devices)
 }
 
 // matches reports whether r is for these devices and already has their bytes and shares.
 func (r *limitRecord) matches(devices []device) bool {
-	return slices.EqualFunc(r.Device[:r.Devices], devices,
-		func(is, d device) bool { return is.UUID == d.UUID && is.Bytes == d.Bytes && is.Share == d.Share })
+	own, same := r.inOrder(devices)
+	return same && slices.EqualFunc(r.Device[:r.Devices], own,
+		func(is, d device) bool { return is.Bytes == d.Bytes && is.Share == d.Share })
 }
 
 // read reads the limits file of a grant without mapping it. Other processes may change only words
@@ -227,14 +239,15 @@ func (l *Limits) set(devices []device) {
 // all of it. Memory in use above the new limit stays allocated, and further allocations fail.
 func (l *Limits) Set(shares []grant.Share, percent int) error {
 	devices, err := devicesOf(shares, percent)
-	if err == nil && !l.record.isFor(devices) {
+	own, same := l.record.inOrder(devices)
+	if err == nil && !same {
 		err = errNotGranted
 	}
 	if err != nil {
 		return fmt.Errorf("cannot change the limits: %w", err)
 	}
 	return host.Take(host.Step{Kind: host.Writes, Path: filepath.Join(l.dir, grant.LimitsFile)},
-		func() error { l.set(devices); return nil })
+		func() error { l.set(own); return nil })
 }
 
 // Bytes returns how many bytes of a device may be used.

@@ -190,6 +190,36 @@ func TestAChangeIsSeenThroughTheOldFile(t *testing.T) {
 	}
 }
 
+// TestAnotherOrderOfDevices: a boot can change the order of a grant's GPUs. A container that starts
+// then must find the region that the others count in, and a change must reach them.
+func TestAnotherOrderOfDevices(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, shares(4*grant.GiB, grant.GiB))
+	container := open(t, dir)
+	id, region := container.record.ID, inode(t, filepath.Join(dir, grant.RegionFile))
+	for i, change := range []func(s []grant.Share) error{
+		func(s []grant.Share) error { return Ensure(dir, s, 0, nil) },
+		func(s []grant.Share) error { return open(t, dir).Set(s, 0) },
+	} {
+		first, second := grant.Bytes(5+i)*grant.GiB, grant.Bytes(2+i)*grant.GiB
+		s := shares(first, second)
+		s[0], s[1] = s[1], s[0]
+		if err := change(s); err != nil {
+			t.Error(err)
+		}
+		if err := Ensure(dir, s, 0, nil); err != nil { // it says so already
+			t.Error(err)
+		}
+		d := container.record.Device
+		if grant.Bytes(d[0].Bytes) != first || grant.Bytes(d[1].Bytes) != second {
+			t.Errorf("change %d: a container reads %+v", i, d[:2])
+		}
+	}
+	if r := open(t, dir).record; r.ID != id || inode(t, filepath.Join(dir, grant.RegionFile)) != region {
+		t.Error("a container that runs has other files than the next one")
+	}
+}
+
 func TestEnsureReplacesForeignFiles(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, dir string){
 		"other devices": func(t *testing.T, dir string) { ensure(t, dir, shares(1, 1)[:1]) },
