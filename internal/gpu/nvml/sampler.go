@@ -312,11 +312,11 @@ func (d usageReader) processes(u *grant.Usage, instances map[instance]string) nv
 	answered := nvml.ERROR_FUNCTION_NOT_FOUND
 	for _, list := range d.lists() {
 		infos, ret := list()
-		if ret != nvml.SUCCESS {
-			if ret != nvml.ERROR_NOT_SUPPORTED && answered != nvml.SUCCESS {
-				answered = ret
-			}
+		switch {
+		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND: // no such processes
 			continue
+		case ret != nvml.SUCCESS: // the other lists cannot say what this one would
+			return ret
 		}
 		answered = nvml.SUCCESS
 		for _, info := range infos {

@@ -203,6 +203,9 @@ func TestSampleOfSickGPUs(t *testing.T) {
 		return nil, api.ERROR_NOT_SUPPORTED
 	}
 	at(s, 3).GetMPSComputeRunningProcessesFunc = at(s, 3).GetGraphicsRunningProcessesFunc
+	at(s, 5).GetComputeRunningProcessesFunc = at(s, 3).GetComputeRunningProcessesFunc // the others are empty
+	at(s, 6).GetMPSComputeRunningProcessesFunc = at(s, 3).GetComputeRunningProcessesFunc
+	at(s, 7).GetMPSComputeRunningProcessesFunc = at(s, 3).GetGraphicsRunningProcessesFunc
 	handle := s.DeviceGetHandleByIndexFunc
 	s.DeviceGetHandleByIndexFunc = func(i int) (api.Device, api.Return) {
 		if i == 4 {
@@ -216,7 +219,8 @@ func TestSampleOfSickGPUs(t *testing.T) {
 	}
 	for i, g := range after.GPUs {
 		want := map[int]string{2: "its memory can't be read: ", 3: "its processes can't be read: ",
-			4: "NVML gives no access to it: "}[i]
+			4: "NVML gives no access to it: ", 5: "its processes can't be read: ",
+			6: "its processes can't be read: "}[i]
 		if want == "" {
 			want = grant.Healthy
 		}
