@@ -51,10 +51,9 @@ type daemon struct {
 	looked     time.Time        // when its limits were checked
 	logRead    int64            // how much was in its log when it was last ready, in bytes
 	users      []boundContainer // that use it, as of the last pass
-	lost       []boundContainer // whose contexts ended with it or its server
-	lostAt     time.Time
-	toldToEnd  time.Time // for the first time; zero: it was not
-	toldAgain  time.Time // for the last time
+	lost       lostContexts     // with it or its server, and not started again yet
+	toldToEnd  time.Time        // for the first time; zero: it was not
+	toldAgain  time.Time        // for the last time
 }
 
 // provenSockets are the sockets on which a daemon listens, as the kernel has reported to this
@@ -107,7 +106,8 @@ func (d *daemon) apply(ctx context.Context, a action, w want) error {
 func (d *daemon) detectEnd() (died bool) {
 	if !d.read {
 		d.state, _ = mpsstate.Read(d.node.Host, d.dir)
-		d.read = true
+		d.lost = readLost(d.node.Host, d.dir)
+		d.users, d.read = d.lost.Containers, true
 	}
 	ended, early, left := "", false, grant.MPSDaemon{GPUs: d.state.GPUs}
 	for _, p := range d.state.Servers {
@@ -130,13 +130,16 @@ func (d *daemon) detectEnd() (died bool) {
 	if ended == "" {
 		return false
 	}
+	lost := slices.Clone(d.lost.Containers)
 	for _, c := range slices.Concat(d.users, d.boundContainers()) { // the last for those that have just begun
-		if !slices.Contains(d.lost, c) {
-			d.lost = append(d.lost, c)
+		if !slices.Contains(lost, c) {
+			lost = append(lost, c)
 		}
 	}
-	d.lostAt = d.now()
-	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": ids(d.lost)}).Error("the MPS " +
+	if err := d.lost.set(d.node.Host, d.dir, lost, d.now()); err != nil {
+		d.log.Warn(err)
+	}
+	d.log.WithFields(logrus.Fields{"gpus": d.state.GPUs, "containers": ids(lost)}).Error("the MPS " +
 		ended + " has ended; the contexts of its clients are gone")
 	left.Problem = "its " + ended + " has ended"
 	words := d.logReason()
@@ -160,33 +163,6 @@ func (d *daemon) boundContainers() []boundContainer {
 		return d.users
 	}
 	return wants(o.Grants)[d.name].containers
-}
-
-// ids are the containers' ids, sorted, each once.
-func ids(containers []boundContainer) (all []string) {
-	for _, c := range containers {
-		all = append(all, c.id)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// lostContexts is the error while containers run whose daemon has ended.
-func (d *daemon) lostContexts() error {
-	var left []boundContainer
-	for _, c := range d.users {
-		is := func(l boundContainer) bool { return l == c || l.reserved && l.id == c.id }
-		if slices.ContainsFunc(d.lost, is) {
-			left = append(left, c)
-		}
-	}
-	d.lost = left
-	if len(d.lost) == 0 {
-		return nil
-	}
-	return fmt.Errorf("the MPS daemon or server of %v ended at %s, and these containers lost their "+
-		"contexts: %v; start them again", d.state.GPUs,
-		d.lostAt.UTC().Format(time.RFC3339), ids(d.lost))
 }
 
 // writeState writes the state if it differs from the file.

@@ -452,14 +452,25 @@ func TestAContainerThatWasStartedAgain(t *testing.T) {
 	end()
 	s.serve(d)
 	passes("so has the next one", "a b")
+	next := m.daemons[d.name].lost.At
+	m = &Manager{Node: m.Node, Log: m.Log}
+	passes("gpuledgerd was started again", "a b")
+	if at := m.daemons[d.name].lost.At; !at.Equal(next) {
+		t.Errorf("the next gpuledgerd says that they lost them at %s, want %s", at, next)
+	}
 	g.Bindings[1].Creator.Start++
 	passes("one was started again", "a")
 	g.Bindings[0].Creator.PID++
 	passes("so was the other", "")
+	m = &Manager{Node: m.Node, Log: m.Log}
+	passes("nothing is left for the next gpuledgerd", "")
+	if _, err := os.Stat(filepath.Join(d.dir, lostFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", lostFile, err)
+	}
 	g.Bindings[0].Reserved = true
 	passes("one is reserved for", "")
 	own := m.daemons[d.name]
-	own.lost = []boundContainer{own.users[0]}
+	must(t, own.lost.set(s.node.Host, own.dir, []boundContainer{own.users[0]}, d.now()))
 	g.Bindings[0].Reserved, g.Bindings[0].Creator = false, s.self()
 	passes("it starts for the first time", "a")
 	g.Bindings[0].Creator.Start++

@@ -149,7 +149,7 @@ func (m *Manager) apply(ctx context.Context, steps []step, wanted map[string]wan
 	asked.Wait()
 	m.startAll(steps, wanted, errs)
 	for i, s := range steps {
-		errs[i] = errors.Join(errs[i], m.daemons[s.name].lostContexts())
+		errs[i] = errors.Join(errs[i], m.daemons[s.name].reportLost())
 	}
 	return errors.Join(errs...)
 }

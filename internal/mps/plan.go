@@ -16,14 +16,6 @@ type want struct {
 	containers []boundContainer
 }
 
-// boundContainer is a container as it was bound to a grant. After a restart it has the same id, and
-// was bound by another process. So was one at its first start that gpuledgerd has reserved for.
-type boundContainer struct {
-	id       string
-	creator  grant.Process
-	reserved bool
-}
-
 // wants returns the daemons that grants need, by name. The defaults of a daemon bound every client,
 // and a client's own settings can only lower them. So a daemon has the limits of its largest grant.
 func wants(grants []grant.Grant) map[string]want {
