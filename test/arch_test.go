@@ -104,7 +104,7 @@ var layers = map[string][]string{
 	"internal/daemon/schedule":   {},
 	"internal/daemon/rootsocket": {},
 	"internal/daemon/daemonlog":  {"internal/grant"},
-	"internal/daemon/nvmlchild":  {"internal/gpu", "internal/policy", "internal/grant"},
+	"internal/daemon/nvmlchild":  {"internal/gpu", "internal/policy", "internal/grant", "internal/host"},
 	"internal/daemon/ledgercache": {"internal/grants", "internal/daemon/daemonlog", "internal/node",
 		"internal/ledger", "internal/host", "internal/grant"},
 	"internal/daemon/daemontest": {"internal/admission", "internal/node", "internal/ledger",

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/daemon/ledgercache"
 	"github.com/gpuledger/gpuledger/internal/daemon/nvmlchild"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -58,7 +59,8 @@ type Enforcer struct {
 // New makes the manager of a node. config is the path of the configuration, for the child process
 // that calls NVML.
 func New(n func() *node.Node, ledger *ledgercache.Cache, config string, log *logrus.Logger) *Enforcer {
-	return &Enforcer{node: n, driver: nvmlchild.NewLimitSetter(config), cache: ledger, log: log}
+	inventory := func() host.Stamp { return n().InventoryStamp() }
+	return &Enforcer{node: n, driver: nvmlchild.NewLimitSetter(config, inventory), cache: ledger, log: log}
 }
 
 func (l *Enforcer) Name() string { return "limits" }

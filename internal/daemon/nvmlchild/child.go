@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
@@ -23,6 +24,7 @@ import (
 type Child struct {
 	command     []string // answers each line on its standard input with one on its standard output
 	config      string   // the configuration's path
+	inventory   func() host.Stamp
 	firstAnswer time.Duration
 	laterAnswer time.Duration
 
@@ -53,28 +55,39 @@ type process struct {
 	lines  chan []byte // closed at the end of its output
 	mu     sync.Mutex
 	stderr string // on standard error, the last line
-	source grant.Source
+	of     childOf
 	isNew  bool
 }
 
+// childOf is what a child was started for. NVML lists the GPUs when it is loaded: it does not find
+// one that is added later, and one that was away can stay lost to it. The inventory is taken again
+// when GPUs come and go.
+type childOf struct {
+	source    grant.Source
+	inventory host.Stamp
+}
+
 // newChild has `gpuledger inventory COMMAND...` answer, with the configuration at the path.
-func newChild(config string, command ...string) Child {
+// inventory gives the present state of the node's inventory.
+func newChild(config string, inventory func() host.Stamp, command ...string) Child {
 	command = append([]string{Program("gpuledger"), "inventory"}, command...)
-	return Child{command: command, config: config, firstAnswer: firstSample, laterAnswer: laterSample}
+	return Child{command: command, config: config, inventory: inventory, firstAnswer: firstSample,
+		laterAnswer: laterSample}
 }
 
 // exchange sends a line to the child and passes its answer to read, which returns an error if it
 // cannot understand it.
 func (m *Child) exchange(ctx context.Context, source grant.Source, line []byte,
 	read func([]byte) error) error {
-	if m.current != nil && m.current.source != source {
+	of := childOf{source, m.inventory()}
+	if m.current != nil && m.current.of != of {
 		m.drop()
 	}
 	if m.current == nil {
 		if time.Now().Before(m.retry) {
 			return m.err
 		}
-		if err := m.start(source); err != nil {
+		if err := m.start(of); err != nil {
 			return m.fail(err)
 		}
 	}
@@ -98,12 +111,12 @@ func (m *Child) fail(err error) error {
 }
 
 // start starts a child, unless earlier ones hang in the kernel, where no signal reaches them.
-func (m *Child) start(source grant.Source) error {
+func (m *Child) start(of childOf) error {
 	if n := m.stuck.Load(); n >= maxStuck {
 		return fmt.Errorf("%d processes that asked NVML hang in the driver and cannot be ended", n)
 	}
 	c := &process{cmd: exec.Command(m.command[0], m.command[1:]...), lines: make(chan []byte, 1),
-		source: source, isNew: true}
+		of: of, isNew: true}
 	c.cmd.Env = append(os.Environ(), policy.PathEnv+"="+m.config)
 	in, err := c.cmd.StdinPipe()
 	if err != nil {

@@ -9,13 +9,17 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // LimitSetter sets and reads the driver's memory limits of cgroups through a child process.
 type LimitSetter struct{ Child }
 
 // NewLimitSetter has `gpuledger inventory limits` set them, with the configuration at the path.
-func NewLimitSetter(config string) *LimitSetter { return &LimitSetter{newChild(config, "limits")} }
+// inventory gives the present state of the node's inventory.
+func NewLimitSetter(config string, inventory func() host.Stamp) *LimitSetter {
+	return &LimitSetter{newChild(config, inventory, "limits")}
+}
 
 // Limit sets or reads limits, as each of them says. An answer about other limits, or about fewer,
 // is an error.

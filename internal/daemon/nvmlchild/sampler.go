@@ -3,18 +3,25 @@ package nvmlchild
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Sampler asks a child process what is used of the GPUs.
-type Sampler struct{ Child }
+type Sampler struct {
+	Child
+	renewed time.Time     // when the child was last ended because a GPU did not answer
+	rest    time.Duration // after that, before it may be ended again
+}
 
 // NewSampler has `gpuledger inventory measure` answer, with the configuration at the path.
-func NewSampler(config string) *Sampler {
-	return &Sampler{newChild(config, "measure", "--follow")}
+// inventory gives the present state of the node's inventory.
+func NewSampler(config string, inventory func() host.Stamp) *Sampler {
+	return &Sampler{Child: newChild(config, inventory, "measure", "--follow")}
 }
 
 // Sample takes one sample. fresh: with the processes' shares of the GPU's time as they are now. An
@@ -33,7 +40,23 @@ func (m *Sampler) Sample(ctx context.Context, source grant.Source, fresh bool) (
 		return grant.Sample{}, fmt.Errorf("cannot tell what is used of the GPUs: %w", err)
 	}
 	sample.Taken = monotonic(sample.Taken, time.Now())
+	m.renew(sample)
 	return sample, nil
+}
+
+// renew ends the child if a GPU did not answer, for an NVML that was loaded later to answer next: a
+// GPU that was away can stay lost to the present one. It does so less and less often, and not while
+// a child hangs in the driver: the present one reports the other GPUs.
+func (m *Sampler) renew(s grant.Sample) {
+	silent := slices.ContainsFunc(s.GPUs, func(u grant.Usage) bool { return u.Health != grant.Healthy })
+	since := time.Since(m.renewed)
+	switch {
+	case !silent && since > lastBackoff:
+		m.rest = 0
+	case silent && since >= m.rest && m.stuck.Load() == 0:
+		m.drop()
+		m.renewed, m.rest = time.Now(), min(max(2*m.rest, firstBackoff), lastBackoff)
+	}
 }
 
 // maxSampleAge is how old a sample may claim to be.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // asked answers each line with the content of the file beside it.
@@ -26,6 +27,8 @@ const asked = `while read -r line; do
     garbage) echo '{"gpus": 17' ;;
     leave) sleep 1000 </dev/null >/dev/null & echo $! >"$1/left"; exit 0 ;;
     leave-all) sleep 1000 & echo $! >"$1/left"; exit 0 ;;
+    pid) echo '{"gpus":[{"uuid":"GPU-0","index":0,"health":"'"$(cat "$1/health")"'","total":1000000000,'\
+      '"used":'$$',"processes":[]}]}' ;;
     twice) cat "$1/sample" "$1/sample" ;;
   esac
 done`
@@ -40,7 +43,8 @@ type fakeNVML struct {
 func newFakeNVML(t *testing.T) *fakeNVML {
 	t.Helper()
 	dir := t.TempDir()
-	n := &fakeNVML{t, dir, &Sampler{Child{command: []string{"/bin/sh", "-c", asked, "sh", dir},
+	n := &fakeNVML{t, dir, &Sampler{Child: Child{command: []string{"/bin/sh", "-c", asked, "sh", dir},
+		inventory:   func() host.Stamp { return host.StampOf(dir + "/inventory") },
 		firstAnswer: time.Minute, laterAnswer: time.Minute}}}
 	t.Cleanup(func() {
 		n.m.Close()
@@ -140,6 +144,61 @@ func TestSamplerFollowsChanges(t *testing.T) {
 		Source: grant.NVML, DriverRoot: "/elsewhere"}, false); err != nil ||
 		n.m.current.cmd.Process.Pid == before {
 		t.Errorf("another driver root is read through the same process (%v)", err)
+	}
+}
+
+// TestANewNVMLForOtherGPUs: a process that has loaded NVML does not find a GPU that was added, and
+// one that comes back can stay lost to it.
+func TestANewNVMLForOtherGPUs(t *testing.T) {
+	n := newFakeNVML(t)
+	n.does("pid")
+	pid := func(health string) int {
+		t.Helper()
+		n.put("health", health)
+		s, err := n.m.Sample(context.Background(), grant.Source{}, false)
+		if err != nil || len(s.GPUs) != 1 || s.GPUs[0].Health != health {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		return int(s.GPUs[0].Used)
+	}
+	first := pid(grant.Healthy)
+	if again := pid(grant.Healthy); again != first {
+		t.Errorf("process %d answers after process %d, and nothing has changed", again, first)
+	}
+	ended := func() {
+		t.Helper()
+		n.eventually("the killed child has ended", func() bool { return n.m.stuck.Load() == 0 })
+	}
+	n.put("inventory", "another one")
+	second := pid(grant.Healthy)
+	if second == first {
+		t.Error("the inventory is another one, and the same process answers")
+	}
+	ended()
+	if pid("lost") != second || n.m.rest != firstBackoff {
+		t.Errorf("the next process is to stay for %s, want %s", n.m.rest, firstBackoff)
+	}
+	ended()
+	n.m.renewed = time.Now().Add(time.Hour) // the test may be slow
+	third := pid("lost")
+	if third == second {
+		t.Error("a GPU does not answer, and the same process is asked again")
+	}
+	if pid("lost") != third || pid(grant.Healthy) != third || pid("lost") != third {
+		t.Error("each sample has another process while a GPU does not answer")
+	}
+	n.m.renewed = time.Now().Add(-n.m.rest)
+	n.m.stuck.Store(1)
+	if pid("lost") != third || pid("lost") != third {
+		t.Error("another process is started while one hangs")
+	}
+	n.m.stuck.Store(0)
+	if pid("lost") != third || pid("lost") == third || n.m.rest < 2*firstBackoff {
+		t.Errorf("the same process is asked again, or the next is to stay only for %s", n.m.rest)
+	}
+	n.m.renewed = time.Now().Add(-2 * lastBackoff)
+	if pid(grant.Healthy); n.m.rest != 0 {
+		t.Errorf("all GPUs have answered for long, and a process is to stay for %s", n.m.rest)
 	}
 }
 

@@ -82,7 +82,9 @@ type ledgerReader interface {
 
 func New(n func() *node.Node, ledger ledgerReader, config string, roots []string,
 	log *logrus.Logger) *Watcher {
-	return &Watcher{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config), roots: roots, log: log,
+	inventory := func() host.Stamp { return n().InventoryStamp() }
+	return &Watcher{node: n, cache: ledger, sampler: nvmlchild.NewSampler(config, inventory),
+		roots: roots, log: log,
 		processes: watch.ProcessTable{Host: n().Host}, nodes: watch.GPUDevices,
 		exitsCondition: daemonlog.Condition{Log: log}}
 }
