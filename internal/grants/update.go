@@ -1,9 +1,11 @@
 package grants
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -130,10 +132,15 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	if err != nil {
 		return err
 	}
+	if l != nil {
+		defer l.Close()
+	}
+	if err := checkClients(before, after, l != nil); err != nil {
+		return err
+	}
 	if l == nil {
 		return tx.Put(after)
 	}
-	defer l.Close()
 	share := admission.ThrottlePercent(before, n.Policy)
 	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {
 		return err
@@ -149,6 +156,26 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	}
 	failpoint.Hit("node/grant-changed")
 	return l.Set(after.GPUs, admission.ThrottlePercent(after, n.Policy))
+}
+
+// checkClients refuses to make a grant in mode mps smaller while containers use it. The servers
+// have the limits of the largest grant, and a container has its own in its environment, which stays
+// as it is while the container runs. Where the shim limits the memory, too, the memory may shrink.
+func checkClients(before, after grant.Grant, shim bool) error {
+	const all = 100 // percent, without a share
+	less := cmp.Or(after.Compute, all) < cmp.Or(before.Compute, all) ||
+		!shim && !slices.Equal(limitfiles.Smaller(before.GPUs, after.GPUs), before.GPUs)
+	if before.Mode != grant.MPS || len(before.Bindings) == 0 || !less {
+		return nil
+	}
+	var ids []string
+	for _, b := range before.Bindings {
+		ids = append(ids, grant.Printable(b.Container))
+	}
+	return &grant.Refusal{Code: grant.GrantInUse,
+		Message: fmt.Sprintf("cannot make grant %s smaller: in mode mps its containers keep what they have "+
+			"until they end: %s", before.ID, strings.Join(ids, ", ")),
+		Hint: "end these containers first, or release the grant and make another one"}
 }
 
 func apply(g *grant.Grant, c Change, now time.Time) error {

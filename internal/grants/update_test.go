@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limitfiles"
 	"github.com/gpuledger/gpuledger/internal/limits"
 )
@@ -157,4 +158,48 @@ func TestAnUpdateAfterTheGPUsHaveOtherIndices(t *testing.T) {
 	if report, err := grants.Check(n.Node); err != nil || !report.Sound() {
 		t.Errorf("check: %+v (%v)", report, err)
 	}
+}
+
+// TestAGrantOfRunningClientsDoesNotShrink: a container in mode mps has its limits in its
+// environment. Where the shim limits its memory, that can shrink.
+func TestAGrantOfRunningClientsDoesNotShrink(t *testing.T) {
+	n := daemontest.NewNode(t)
+	boot, err := n.Host.BootID()
+	n.Policy.Inventory.Source = "test"
+	daemontest.Must(t, err, gpu.Write(gpu.Path(n.Policy.StateDir), grant.Inventory{BootID: boot,
+		Source: "test", Driver: grant.Driver{Version: "580.65.06"},
+		GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: 8 * grant.GiB, Health: grant.Healthy}}}))
+	t.Cleanup(func() { _ = unix.Unmount(n.Policy.LimitsRoot(), unix.MNT_DETACH) })
+	id := n.Grant('a')
+	var g grant.Grant
+	daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) (err error) {
+		g, err = tx.Entry(id)
+		g.Mode, g.Compute, g.GPUs[0].Memory = grant.MPS, 50, 4*grant.GiB
+		return errors.Join(err, tx.Put(g))
+	}))
+	changes := func(memory grant.Bytes, compute int, why string) {
+		t.Helper()
+		g, err := grants.Update(n.Node, id, grants.Change{Memory: &memory, Compute: &compute})
+		var refused *grant.Refusal
+		switch {
+		case why == "" && (err != nil || g.Memory() != memory || g.Compute != compute):
+			t.Errorf("%s and %d %%: %+v (%v)", memory, compute, g, err)
+		case why != "" && (!errors.As(err, &refused) || refused.Code != grant.GrantInUse ||
+			!strings.HasSuffix(refused.Message, why)):
+			t.Errorf("%s and %d %%: %v, want a refusal that ends with %q", memory, compute, err, why)
+		}
+	}
+	changes(3*grant.GiB, 40, "") // no container has it
+	container := n.Start(id, "runs")
+	const stays = "keep what they have until they end: runs"
+	changes(3*grant.GiB, 10, stays)
+	changes(2*grant.GiB, 40, stays)
+	changes(4*grant.GiB, 50, "")
+	changes(4*grant.GiB, 0, "") // it may use more from its next start on
+	changes(4*grant.GiB, 50, stays)
+	daemontest.Must(t, limitfiles.Write(n.Policy, g))
+	changes(2*grant.GiB, 0, "")
+	daemontest.End(container)
+	n.Delete(n.Root, "runs")
+	changes(grant.GiB, 10, "")
 }
