@@ -127,7 +127,12 @@ func (d *daemon) detectEnd() (died bool) {
 			left.Daemon, left.Socket, left.Privileged = p, d.state.Socket, d.state.Privileged
 		}
 	}
-	if ended == "" {
+	switch {
+	case ended == "":
+		return false
+	case d.state.Problem == noGrant:
+		left.Problem = noGrant
+		d.state = left
 		return false
 	}
 	lost := slices.Clone(d.lost.Containers)

@@ -31,7 +31,8 @@ func notEnded(gpus []string, told time.Time) error {
 		told.UTC().Format(time.RFC3339))
 }
 
-// noGrant is the problem of a daemon that was told to end. The next one can come in a moment.
+// noGrant is the problem of a daemon that was told to end. Its end is expected, and the next one
+// can come in a moment.
 const noGrant = "its last grant is gone"
 
 // tellToEnd tells the daemon to end if its own socket answers and it has no clients.
@@ -46,9 +47,9 @@ func (d *daemon) tellToEnd(ctx context.Context, p grant.Process) error {
 		return fmt.Errorf("the MPS daemon of %v has no grant any more and cannot be ended: %w",
 			d.state.GPUs, err)
 	}
-	// without a process: its end is expected
-	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Socket: own.control,
-		Privileged: own.privileged, Problem: noGrant}); err != nil {
+	// its processes use the GPU until they end
+	if err := d.writeState(grant.MPSDaemon{GPUs: d.state.GPUs, Daemon: p, Servers: d.state.Servers,
+		Socket: own.control, Privileged: own.privileged, Problem: noGrant}); err != nil {
 		return err
 	}
 	if isWanted, err := isWantedAgain(d.node, d.name); isWanted || err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/ledger"
+	"github.com/gpuledger/gpuledger/internal/mpsstate"
 )
 
 // TestDaemonStaysForANewGrant: a daemon is not told to end by a reading of the ledger that is older
@@ -59,6 +60,38 @@ func TestADaemonThatDoesNotEndIsToldAgain(t *testing.T) {
 			(err != nil) != c.reported || err != nil && !strings.Contains(err.Error(), "still runs") {
 			t.Errorf("pass %d: %s (%v), told to end: %t; want %s", i, a, err, told, c.action)
 		}
+	}
+}
+
+// TestAServerOfADaemonThatEnds is gpuledger's until it has ended. Then nothing is reported as lost,
+// and the daemon can serve the next grant.
+func TestAServerOfADaemonThatEnds(t *testing.T) {
+	ctx := t.Context()
+	s := newStage(t)
+	d := s.daemon("GPU-0")
+	end := s.serve(d)
+	must(t, s.pass(ctx, d, true))
+	server := d.state.Servers[0]
+	must(t, s.pass(ctx, d, false))
+	if asked := s.asked(d); !strings.Contains(asked, "quit") {
+		t.Fatalf("it is not told to end: %s", asked)
+	}
+	for _, next := range []*daemon{d, s.again(d.name)} {
+		if next.detectEnd() || !mpsstate.Serves(s.node.Host, s.node.Policy.RunDir, "GPU-0", server) {
+			t.Errorf("while it ends its server is another's process: %+v", next.state)
+		}
+	}
+	end()
+	for _, next := range []*daemon{d, s.again(d.name)} {
+		next.users = []boundContainer{{ID: "c"}}
+		if next.detectEnd() || next.reportLost() != nil || len(next.state.Servers) > 0 {
+			t.Errorf("its server has ended as it should: %+v", next.state)
+		}
+	}
+	s.serve(d)
+	must(t, s.pass(ctx, d, true))
+	if d.state.Problem != "" || d.detectEnd() {
+		t.Errorf("it serves the next grant: %+v", d.state)
 	}
 }
 
