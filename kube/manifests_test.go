@@ -210,7 +210,8 @@ func TestRolesAllowOnlyWhatIsUsed(t *testing.T) {
 			"pods": "get list", "events": "get list"},
 		"gpuledger-webhook": {"mutatingwebhookconfigurations": "get update",
 			"validatingwebhookconfigurations": "get update",
-			"resourceclaimtemplates":          "create delete get list update", "pods": "list"},
+			"resourceclaimtemplates":          "create delete get list update", "pods": "list watch",
+			"events": "create patch"},
 		"gpuledger-explain": {"resourceclaims": "get", "pods": "get", "events": "list"},
 	}
 	for _, list := range objects(t) {

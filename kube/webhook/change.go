@@ -15,8 +15,16 @@ import (
 	"github.com/gpuledger/gpuledger/kube/placement"
 )
 
-// AskedFor is the annotation that says what a pod asked for before it got claims.
+// AskedFor is the annotation that says what a pod asked for before it got claims. The templates of
+// the claims are made from it.
 const AskedFor = "gpuledger.dev/asked-for"
+
+// A pod has a line for each review that gave it claims. The API server has a second one if another
+// webhook has changed the pod after the first.
+const (
+	betweenLines = "; "
+	maxLines     = 4
+)
 
 // Rules say what becomes of pods.
 type Rules struct {
@@ -227,11 +235,48 @@ func (r Rules) patchAnnotations(c *change, pod *corev1.Pod) {
 		}
 	}
 	asked := r.Dialect.AskedFor(pod)
-	c.add("/metadata/annotations/"+key(AskedFor), asked)
+	all := asked
+	if len(r.templatesOf(pod)) > 0 { // of a review before
+		all = pod.Annotations[AskedFor] + betweenLines + asked
+	}
+	c.add("/metadata/annotations/"+key(AskedFor), all)
 	names := map[string]bool{}
 	for _, t := range c.templates {
 		names[t.Name] = true
 	}
 	c.warnings = append(c.warnings, fmt.Sprintf("gpuledger: %s became claims of %s", grant.Printable(asked),
 		strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
+}
+
+// templatesOf returns the templates that a pod names, as far as they are what it asked for. It
+// reads that as a review did. So a user who writes the annotation gets no more than by asking.
+func (r Rules) templatesOf(pod *corev1.Pod) (all []*resourceapi.ResourceClaimTemplate) {
+	lines := strings.SplitN(pod.Annotations[AskedFor], betweenLines, maxLines+1)
+	if lines[0] == "" || len(lines) > maxLines {
+		return nil
+	}
+	for _, line := range lines {
+		asking := r.Dialect.Asking(pod, line)
+		if asking == nil {
+			continue
+		}
+		delete(asking.Annotations, AskedFor) // it is read
+		c, err := r.changeOf(asking)
+		if err != nil {
+			continue
+		}
+		for _, t := range c.templates {
+			if namesTemplate(pod, t.Name) {
+				all = append(all, t)
+			}
+		}
+	}
+	return all
+}
+
+// namesTemplate reports whether a claim of a pod is to be made from a template.
+func namesTemplate(pod *corev1.Pod, template string) bool {
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
+		return c.ResourceClaimTemplateName != nil && *c.ResourceClaimTemplateName == template
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -194,11 +196,19 @@ func (p *plane) serve(rules Rules) Templates {
 		p.t.Fatal(err)
 	}
 	templates := Templates{Client: p.client, Now: time.Now}
-	handler := Handler{Rules: rules, Templates: templates, Log: slog.New(slog.DiscardHandler)}
+	log := slog.New(slog.DiscardHandler)
+	handler := Handler{Rules: rules, Log: log}
 	server := &http.Server{Handler: handler.Mux(func() error { return nil }),
 		TLSConfig: &tls.Config{GetCertificate: certificate.Serving}}
 	go func() { _ = server.ServeTLS(l, "", "") }()
 	p.t.Cleanup(func() { _ = server.Close() })
+	if rules.Claims {
+		controller, begun := &Controller{Templates: templates, Rules: rules, Log: log}, make(chan struct{})
+		var ended sync.WaitGroup
+		ended.Go(func() { _ = controller.Run(ctx, func() { close(begun) }) })
+		p.t.Cleanup(ended.Wait)
+		<-begun
+	}
 	r := Registration{Client: p.client, Name: "gpuledger", URL: "https://" + l.Addr().String(),
 		Dialect: rules.Dialect, Exempt: []string{"gpuledger-system"}}
 	for range 2 { // the second one finds all as it is
@@ -333,6 +343,13 @@ func TestPodsWithClaims(t *testing.T) {
 	if _, err := p.create(s, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	p.until("the template is made", func() error {
+		all, err := p.client.ResourceV1().ResourceClaimTemplates("team").List(ctx, metav1.ListOptions{})
+		if err == nil && len(all.Items) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
 	templates.Now = func() time.Time { return time.Now().Add(time.Hour) }
 	if err := templates.Collect(ctx); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,10 @@
 package webhook
 
 import (
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,9 +66,35 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := create("gpushare-memory"); err != nil { // with a template
+	// a review that is not the API server's gets an answer, and nothing is made for it
+	entered, err := registered.MutatingWebhookConfigurations().Get(ctx, "gpuledger", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	answer, err := caller.Post(*entered.Webhooks[0].ClientConfig.URL, "application/json", strings.NewReader(
+		`{"request":{"uid":"1","namespace":"team","operation":"CREATE","resource":{"version":"v1",`+
+			`"resource":"pods"},"object":{"spec":{"containers":[{"name":"a","resources":{"limits":`+
+			`{"gpuledger.dev/gpu-memory":"77"}}}]}}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(answer.Body)
+	_ = answer.Body.Close()
+	if err != nil || !strings.Contains(string(text), `"patch":`) {
+		t.Errorf("a review of others: %s, %v", text, err)
+	}
+	if err := create("gpushare-memory"); err != nil {
 		t.Error(err)
 	}
+	p.until("the template of the pod is made, and no other", func() error {
+		all, err := p.client.ResourceV1().ResourceClaimTemplates("").List(ctx, metav1.ListOptions{})
+		if err == nil && (len(all.Items) != 1 ||
+			!strings.HasPrefix(all.Items[0].Name, "gpuledger-shared-3gi-")) {
+			err = fmt.Errorf("there are %d", len(all.Items))
+		}
+		return err
+	})
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	if err := create("ours-whole"); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
@@ -77,7 +106,7 @@ func TestTheProgramIsKilledAndComesBack(t *testing.T) {
 		t.Errorf("without the webhook a pod without a GPU: %v", err)
 	}
 	// what others have removed is entered again
-	entered, err := registered.MutatingWebhookConfigurations().Get(ctx, "gpuledger", metav1.GetOptions{})
+	entered, err = registered.MutatingWebhookConfigurations().Get(ctx, "gpuledger", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -120,7 +120,7 @@ func (r Registration) mutating(trust []byte) admissionregistration.MutatingWebho
 		FailurePolicy: ptr(admissionregistration.Fail),
 		MatchPolicy:   ptr(admissionregistration.Equivalent), NamespaceSelector: r.namespaces(),
 		ObjectSelector: &metav1.LabelSelector{},
-		SideEffects:    ptr(admissionregistration.SideEffectClassNoneOnDryRun),
+		SideEffects:    ptr(admissionregistration.SideEffectClassNone),
 		TimeoutSeconds: ptr(int32(10)), AdmissionReviewVersions: []string{"v1"},
 		ReinvocationPolicy: ptr(admissionregistration.IfNeededReinvocationPolicy),
 		MatchConditions:    r.conditions()}

@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,11 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Handler answers the API server.
+// Handler answers the API server. Other programs that reach the webhook can ask it the same: an API
+// server presents no certificate to webhooks, unless it is configured so. So an answer only says
+// what is to become of a pod, and nothing is asked or written for it.
 type Handler struct {
-	Rules     Rules
-	Templates Templates
-	Log       *slog.Logger
+	Rules Rules
+	Log   *slog.Logger
 }
 
 // The paths at which the API server asks: with a hash of the names by which it selects pods, or
@@ -49,8 +49,7 @@ func (h Handler) Mux(ready func() error) *http.ServeMux {
 }
 
 // answer reads a review, and writes what do returns. An error of do refuses the pod.
-func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, *corev1.Pod,
-	*admissionv1.AdmissionResponse) error) http.HandlerFunc {
+func (h Handler) answer(do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) http.HandlerFunc {
 	own := hash(h.Rules.Dialect)
 	return func(w http.ResponseWriter, r *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -66,7 +65,7 @@ func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, 
 		if names := r.PathValue("names"); names != "" && names != own {
 			err = errOtherNames
 		} else {
-			err = h.review(r.Context(), review.Request, response, do)
+			err = h.review(review.Request, response, do)
 		}
 		if err != nil {
 			response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
@@ -85,10 +84,8 @@ func (h Handler) answer(do func(context.Context, *admissionv1.AdmissionRequest, 
 	}
 }
 
-func (h Handler) review(ctx context.Context, q *admissionv1.AdmissionRequest,
-	response *admissionv1.AdmissionResponse,
-	do func(context.Context, *admissionv1.AdmissionRequest, *corev1.Pod,
-		*admissionv1.AdmissionResponse) error) error {
+func (h Handler) review(q *admissionv1.AdmissionRequest, response *admissionv1.AdmissionResponse,
+	do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) error {
 	if q.Operation != admissionv1.Create || q.Resource.Resource != "pods" || q.SubResource != "" {
 		return nil
 	}
@@ -97,21 +94,13 @@ func (h Handler) review(ctx context.Context, q *admissionv1.AdmissionRequest,
 		return fmt.Errorf("cannot read the pod: %w", err)
 	}
 	pod.Namespace = q.Namespace
-	return do(ctx, q, pod, response)
+	return do(pod, response)
 }
 
-func (h Handler) mutate(ctx context.Context, q *admissionv1.AdmissionRequest, pod *corev1.Pod,
-	response *admissionv1.AdmissionResponse) error {
+func (h Handler) mutate(pod *corev1.Pod, response *admissionv1.AdmissionResponse) error {
 	c, err := h.Rules.changeOf(pod)
 	if err != nil || len(c.patch) == 0 {
 		return err
-	}
-	if q.DryRun == nil || !*q.DryRun {
-		for _, t := range c.templates {
-			if err := h.Templates.make(ctx, t); err != nil {
-				return err
-			}
-		}
 	}
 	kind := admissionv1.PatchTypeJSONPatch
 	response.PatchType, response.Warnings = &kind, c.warnings
@@ -119,7 +108,6 @@ func (h Handler) mutate(ctx context.Context, q *admissionv1.AdmissionRequest, po
 	return err
 }
 
-func (h Handler) validate(_ context.Context, _ *admissionv1.AdmissionRequest, pod *corev1.Pod,
-	_ *admissionv1.AdmissionResponse) error {
+func (h Handler) validate(pod *corev1.Pod, _ *admissionv1.AdmissionResponse) error {
 	return h.Rules.refusalOf(pod)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,13 +17,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Used is the annotation of a template with the time at which a pod was last admitted with it.
+// Used is the annotation of a template with a time at which a new pod named it.
 const Used = "gpuledger.dev/used"
 
-// A template is collected when no pod has named it for collectAfter. An admission renews its time
-// if that is older than renewAfter. So a pod whose admission found the template has the time
-// between them until it exists, which is much longer than a webhook may take. An admission
-// meanwhile changes the template's version, and then it is not deleted.
+// A template is collected when no pod has named it for collectAfter. A new pod renews its time if
+// that is older than renewAfter. A pod that is created after the collector has listed the pods so
+// changes the template's version, and then it is not deleted, or the pod's is made again.
 const (
 	renewAfter   = 5 * time.Minute
 	collectAfter = 15 * time.Minute
@@ -57,7 +57,7 @@ func (t Templates) make(ctx context.Context, want *resourceapi.ResourceClaimTemp
 		}
 		if is.DeletionTimestamp != nil || t.Now().Sub(lastUsed(is)) > renewAfter {
 			is.Annotations = map[string]string{Used: t.Now().UTC().Format(time.RFC3339)}
-			// a conflict says that another admission has renewed it, or that it was collected
+			// a conflict says that another process has renewed it, or that it was collected
 			if _, err := all.Update(ctx, is, metav1.UpdateOptions{}); apierrors.IsConflict(err) ||
 				apierrors.IsNotFound(err) {
 				continue
@@ -108,23 +108,13 @@ func (t Templates) Collect(ctx context.Context) error {
 			continue
 		}
 		for i := range templates {
-			if !named(&templates[i], pods.Items) {
+			if !slices.ContainsFunc(pods.Items,
+				func(pod corev1.Pod) bool { return namesTemplate(&pod, templates[i].Name) }) {
 				all = errors.Join(all, t.remove(ctx, &templates[i]))
 			}
 		}
 	}
 	return all
-}
-
-func named(t *resourceapi.ResourceClaimTemplate, pods []corev1.Pod) bool {
-	for _, pod := range pods {
-		for _, claim := range pod.Spec.ResourceClaims {
-			if claim.ResourceClaimTemplateName != nil && *claim.ResourceClaimTemplateName == t.Name {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func (t Templates) remove(ctx context.Context, one *resourceapi.ResourceClaimTemplate) error {

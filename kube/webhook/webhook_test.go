@@ -172,8 +172,7 @@ func TestTemplatesAreMadeOnceAndCollected(t *testing.T) {
 
 // What is no review, and what does not concern the webhook, changes nothing.
 func TestReviews(t *testing.T) {
-	h := Handler{Rules: sampleOf(t, "ours-whole").rules(true), Log: slog.New(slog.DiscardHandler),
-		Templates: Templates{Client: fake.NewClientset(), Now: time.Now}}
+	h := Handler{Rules: sampleOf(t, "ours-whole").rules(true), Log: slog.New(slog.DiscardHandler)}
 	mux := h.Mux(func() error { return nil })
 	ask := func(body string) (int, *admissionv1.AdmissionResponse) {
 		w := httptest.NewRecorder()

@@ -74,7 +74,7 @@ func serveWebhook(c *cli.Context) error {
 	a.certificate.Client, a.registration.Client = client, client
 	templates := webhook.Templates{Client: client, Now: time.Now}
 	var ready atomic.Bool
-	handler := webhook.Handler{Rules: a.rules, Templates: templates, Log: log}
+	handler := webhook.Handler{Rules: a.rules, Log: log}
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: a.certificate.Serving},
 		Handler: handler.Mux(func() error {
@@ -98,10 +98,20 @@ func serveWebhook(c *cli.Context) error {
 			}
 			return err
 		}}
-	go repeat(c.Context, log, enter)
 	if a.rules.Claims {
+		controller := &webhook.Controller{Templates: templates, Rules: a.rules,
+			Exempt: a.registration.Exempt, Log: log}
+		go func() {
+			// it is entered only when it makes templates: without them new pods would wait for ever
+			err := controller.Run(c.Context, func() { go repeat(c.Context, log, enter) })
+			if err != nil && c.Context.Err() == nil {
+				log.Error("the templates of pods' claims", "error", err)
+			}
+		}()
 		go repeat(c.Context, log, repetition{what: "templates", interval: 5 * time.Minute,
 			retry: time.Second, limit: time.Minute, do: templates.Collect})
+	} else {
+		go repeat(c.Context, log, enter)
 	}
 	context.AfterFunc(c.Context, func() { _ = server.Close() })
 	log.Info("serving the API server", "listen", listener.Addr().String(), "claims", a.rules.Claims)
