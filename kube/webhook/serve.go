@@ -4,13 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
 // Handler answers the API server. Other programs that reach the webhook can ask it the same: an API
@@ -28,13 +29,11 @@ const (
 	ValidatePath = "/validate"
 )
 
-// maxReview bounds a review. The API server takes no larger object.
-const maxReview = 8 << 20
-
 // Mux returns the server's paths. ready says why it cannot serve yet.
 func (h Handler) Mux(ready func() error) *http.ServeMux {
 	mux := http.NewServeMux()
-	mutate, validate := h.answer(h.mutate), h.answer(h.validate)
+	all := newIntake()
+	mutate, validate := h.answer(all, h.mutate), h.answer(all, h.validate)
 	mux.HandleFunc(MutatePath, mutate)
 	mux.HandleFunc(MutatePath+"/{names}", mutate)
 	mux.HandleFunc(ValidatePath, validate)
@@ -49,52 +48,65 @@ func (h Handler) Mux(ready func() error) *http.ServeMux {
 }
 
 // answer reads a review, and writes what do returns. An error of do refuses the pod.
-func (h Handler) answer(do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) http.HandlerFunc {
+func (h Handler) answer(all *intake,
+	do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) http.HandlerFunc {
 	own := hash(h.Rules.Dialect)
 	return func(w http.ResponseWriter, r *http.Request) {
-		var review admissionv1.AdmissionReview
-		text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReview))
-		if err == nil {
-			err = json.Unmarshal(text, &review)
+		var answer *admissionv1.AdmissionReview
+		status := all.take(w, r, func(text []byte) {
+			names := r.PathValue("names")
+			answer = h.review(text, names == "" || names == own, do)
+		})
+		if status == http.StatusOK && answer == nil {
+			status = http.StatusBadRequest
 		}
-		if err != nil || review.Request == nil {
-			http.Error(w, "cannot read the AdmissionReview", http.StatusBadRequest)
+		if status != http.StatusOK {
+			http.Error(w, "cannot read the AdmissionReview", status)
 			return
 		}
-		response := &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true}
-		if names := r.PathValue("names"); names != "" && names != own {
-			err = errOtherNames
-		} else {
-			err = h.review(review.Request, response, do)
-		}
-		if err != nil {
-			response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
-			response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
-				Message: "gpuledger: " + err.Error()}
-			if errors.Is(err, errOtherNames) {
-				response.Result.Code = http.StatusServiceUnavailable
-				response.Result.Reason = metav1.StatusReasonServiceUnavailable
-			}
-			h.Log.Info("refused", "namespace", review.Request.Namespace, "pod", review.Request.Name, "error",
-				err)
-		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta,
-			Response: response})
+		_ = json.NewEncoder(w).Encode(answer)
 	}
 }
 
-func (h Handler) review(q *admissionv1.AdmissionRequest, response *admissionv1.AdmissionResponse,
+// review returns the answer to a review; nil if the text is none. known says that the API server
+// has selected the pod by the names that this process knows.
+func (h Handler) review(text []byte, known bool,
+	do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) *admissionv1.AdmissionReview {
+	var review admissionv1.AdmissionReview
+	if json.Unmarshal(text, &review) != nil || review.Request == nil {
+		return nil
+	}
+	q := review.Request
+	response := &admissionv1.AdmissionResponse{UID: q.UID, Allowed: true}
+	err := errOtherNames
+	if known {
+		err = decide(q, response, do)
+	}
+	if err != nil {
+		response.Allowed, response.Patch, response.PatchType, response.Warnings = false, nil, nil, nil
+		response.Result = &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden,
+			Message: "gpuledger: " + err.Error()}
+		if errors.Is(err, errOtherNames) {
+			response.Result.Code = http.StatusServiceUnavailable
+			response.Result.Reason = metav1.StatusReasonServiceUnavailable
+		}
+		h.Log.Info("refused", "namespace", grant.Printable(q.Namespace), "pod", grant.Printable(q.Name),
+			"error", err)
+	}
+	return &admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response}
+}
+
+func decide(q *admissionv1.AdmissionRequest, response *admissionv1.AdmissionResponse,
 	do func(*corev1.Pod, *admissionv1.AdmissionResponse) error) error {
 	if q.Operation != admissionv1.Create || q.Resource.Resource != "pods" || q.SubResource != "" {
 		return nil
 	}
-	pod := &corev1.Pod{}
-	if err := json.Unmarshal(q.Object.Raw, pod); err != nil {
+	var pod reviewed
+	if err := json.Unmarshal(q.Object.Raw, &pod); err != nil {
 		return fmt.Errorf("cannot read the pod: %w", err)
 	}
-	pod.Namespace = q.Namespace
-	return do(pod, response)
+	return do(pod.pod(q.Namespace), response)
 }
 
 func (h Handler) mutate(pod *corev1.Pod, response *admissionv1.AdmissionResponse) error {

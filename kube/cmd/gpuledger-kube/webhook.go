@@ -75,7 +75,9 @@ func serveWebhook(c *cli.Context) error {
 	templates := webhook.Templates{Client: client, Now: time.Now}
 	var ready atomic.Bool
 	handler := webhook.Handler{Rules: a.rules, Log: log}
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+	// the API server waits for 10 s
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 20 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: a.certificate.Serving},
 		Handler: handler.Mux(func() error {
 			if !ready.Load() {

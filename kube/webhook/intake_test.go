@@ -1,0 +1,110 @@
+package webhook
+
+import (
+	"bufio"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// reviewOf returns a review of a pod with this container, in JSON.
+func reviewOf(container string) string {
+	return `{"request":{"uid":"1","namespace":"team","operation":"CREATE","resource":{"version":"v1",` +
+		`"resource":"pods"},"object":{"spec":{"containers":[` + container + `]}}}}`
+}
+
+const aGPU = `{"name":"a","resources":{"limits":{"gpuledger.dev/gpu-memory":"4"}}}`
+
+func serveReviews(t *testing.T) (h *httptest.Server, path string) {
+	t.Helper()
+	rules := Rules{Claims: true, Dialect: configuration(t, "resources.toml")}
+	handler := Handler{Rules: rules, Log: slog.New(slog.DiscardHandler)}
+	server := httptest.NewServer(handler.Mux(func() error { return nil }))
+	t.Cleanup(server.Close)
+	return server, MutatePath + "/" + hash(rules.Dialect)
+}
+
+func send(t *testing.T, server *httptest.Server, path, text string) (int, string) {
+	t.Helper()
+	client := &http.Client{Timeout: 20 * time.Second}
+	answer, err := client.Post(server.URL+path, "application/json", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var said strings.Builder
+	_, _ = bufio.NewReader(answer.Body).WriteTo(&said)
+	return answer.StatusCode, said.String()
+}
+
+// Callers that begin reviews and do not end them keep no other from its answer. The first of them
+// are ended.
+func TestCallersThatSendSlowly(t *testing.T) {
+	server, path := serveReviews(t)
+	for size, atOnce := range map[int]int{1000: 256, 1 << 20: 4} {
+		var first net.Conn
+		for range atOnce + 3 {
+			slow, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer slow.Close()
+			fmt.Fprintf(slow, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n{", path, size)
+			if first == nil {
+				first = slow
+				time.Sleep(100 * time.Millisecond) // it is the first one
+			}
+		}
+		text := reviewOf(aGPU)
+		text += strings.Repeat(" ", max(0, size-len(text)))
+		if code, said := send(t, server, path, text); code != http.StatusOK ||
+			!strings.Contains(said, `"patch":`) {
+			t.Errorf("a review of %d bytes: %d, %s", len(text), code, said)
+		}
+		_ = first.SetReadDeadline(time.Now().Add(10 * time.Second))
+		answer, err := bufio.NewReader(first).ReadString('\n')
+		if err != nil || !strings.Contains(answer, "400") {
+			t.Errorf("%d bytes: the first slow caller: %q, %v", size, answer, err)
+		}
+	}
+}
+
+// What a review is made of cannot take much memory or time.
+func TestReviewsThatCostMuch(t *testing.T) {
+	server, path := serveReviews(t)
+	const long = "too many characters"
+	limits := func(amount string) string {
+		return `{"name":"a","resources":{"limits":{"gpuledger.dev/gpu-memory":` + amount + `}}}`
+	}
+	for name, c := range map[string]struct {
+		text, want string
+		code       int
+	}{
+		"empty containers":   {reviewOf(strings.Repeat("null,", 800_000) + aGPU), "cannot read", 413},
+		"a large one":        {reviewOf(aGPU) + strings.Repeat(" ", 5<<20), "cannot read", 413},
+		"a long amount":      {reviewOf(limits(`"` + strings.Repeat("9", 1_000_000) + `"`)), long, 200},
+		"digits and a power": {reviewOf(limits(`"1234567890123456789e99"`)), "no whole number", 200},
+		"a large power":      {reviewOf(limits(`"1e2147483647"`)), long, 200},
+		"a small power":      {reviewOf(limits(`"1e-2147483647"`)), long, 200},
+		"a power of elsewhere": {reviewOf(aGPU[:len(aGPU)-1] + `,"env":[{"name":"x","valueFrom":` +
+			`{"resourceFieldRef":{"divisor":"1234567890123456789012e9999999"}}}]}`), `"patch":`, 200},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		began := time.Now()
+		code, said := send(t, server, path, c.text)
+		runtime.ReadMemStats(&after)
+		if code != c.code || !strings.Contains(said, c.want) {
+			t.Errorf("%s: %d, %.200s", name, code, said)
+		}
+		if used := after.TotalAlloc - before.TotalAlloc; used > 80<<20 || time.Since(began) > 10*time.Second {
+			t.Errorf("%s took %d MiB in %s", name, used>>20, time.Since(began))
+		}
+	}
+}
