@@ -27,8 +27,9 @@ const (
 	soundChecks = 5
 )
 
-// ledgerManager is the manager of the ledger. It removes the bindings of containers that are gone,
-// and checks the ledger: a check removes the grants that are over, and repairs what it can.
+// ledgerManager is the manager of the ledger. It removes the bindings of containers that are gone
+// and a pause that is over, and checks the ledger: a check removes the grants that are over, and
+// repairs what it can.
 type ledgerManager struct {
 	node  func() *node.Node
 	cache *ledgercache.Cache
@@ -57,12 +58,16 @@ func (r *ledgerManager) Stop()        {}
 // Ensure does what is due. The first call checks the ledger.
 func (r *ledgerManager) Ensure(context.Context) error {
 	began, worked := time.Now(), schedule.CPUTime()
+	if began.Before(r.nextCheck) && began.Before(r.nextRemoval) {
+		return r.failure
+	}
+	_, _ = r.node().Paused() // this removes a pause that is over
 	switch {
 	case !began.Before(r.nextCheck):
 		r.failure = r.check(r.node(), began)
 		r.nextCheck = schedule.Next(began, checkEvery*r.wait(), schedule.CPUTime()-worked)
 		r.nextRemoval = schedule.Next(began, removalEvery*r.wait(), schedule.CPUTime()-worked)
-	case !began.Before(r.nextRemoval):
+	default:
 		r.removeDeadBindings(r.node())
 		r.nextRemoval = schedule.Next(began, removalEvery*r.wait(), schedule.CPUTime()-worked)
 	}

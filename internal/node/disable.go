@@ -62,26 +62,68 @@ func pausePath(dir string) string { return filepath.Join(dir, "disabled.json") }
 
 // Paused reports whether refusals are switched off. A file that cannot be read switches nothing
 // off. If there are two, that of the run directory is newer: a program that writes the other
-// removes it.
+// removes it. A Pause whose time is over is removed, so that it does not begin again when the clock
+// is set back into its time.
 func (n *Node) Paused() (Pause, bool) {
-	p, known := pauseIn(n.Policy.RunDir)
-	if known {
+	p, known := pause(n)
+	switch now := n.Host.Now(); {
+	case known && p.lasts(now):
+		return p, true
+	case known && p.expired(now):
+		forgetExpired(n)
+	}
+	return Pause{}, false
+}
+
+// pause returns the Pause that counts, which may be over.
+func pause(n *Node) (p Pause, known bool) {
+	if p, known = pauseIn(n.Policy.RunDir); known {
 		boot, err := n.Host.BootID()
 		known = err == nil && p.BootID == boot && isOurs(pausePath(n.Policy.RunDir))
 	}
 	if !known {
 		p, known = pauseIn(n.Policy.StateDir)
 	}
-	if !known || !p.lasts(n.Host.Now()) {
-		return Pause{}, false
-	}
-	return p, true
+	return p, known
 }
 
-// lasts reports whether a Pause is not over. The file of one that is over stays, and a clock that
-// is set back to before its beginning must not switch refusals off again.
+// lasts reports whether a Pause is not over. A clock that is set back to before its beginning must
+// not switch refusals off again.
 func (p Pause) lasts(now time.Time) bool {
 	return p.Until.IsZero() || !now.Before(p.Since) && now.Before(p.Until)
+}
+
+// expired reports whether a Pause has lasted to its end. The mark that Enable leaves on a disk that
+// is read-only has never lasted.
+func (p Pause) expired(now time.Time) bool {
+	return p.Since.Before(p.Until) && !now.Before(p.Until)
+}
+
+// forgetExpired removes a Pause that has expired. A Disable at the same time must not lose its new
+// file, so the two take turns; if that cannot be, the next caller removes it.
+func forgetExpired(n *Node) {
+	unlock, err := lockPause(n, 0)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if p, known := pause(n); known && p.expired(n.Host.Now()) {
+		_, _, _ = endPause(n)
+	}
+}
+
+// lockPause waits for its turn to change the Pause. The lock is on the state directory itself,
+// which can be locked also if it cannot be written.
+func lockPause(n *Node, wait time.Duration) (unlock func(), err error) {
+	dir, err := os.Open(n.Policy.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := host.Flock(int(dir.Fd()), wait); err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	return func() { _ = dir.Close() }, nil
 }
 
 // isOurs reports whether a file is root's: the directory may have been opened to others.
@@ -101,6 +143,9 @@ func pauseIn(dir string) (p Pause, known bool) {
 // Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only
 // the run directory can be written: the disk may be what is broken.
 func (n *Node) Disable(long time.Duration) (Pause, error) {
+	if unlock, err := lockPause(n, pauseTurn); err == nil { // an emergency goes on without its turn
+		defer unlock()
+	}
 	p := Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second)}
 	if long > 0 {
 		p.Until = p.Since.Add(long)
@@ -119,6 +164,9 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 	recordSwitch(n, "disabled", p)
 	return p, nil
 }
+
+// pauseTurn is how long Disable waits for its turn. Another program needs some milliseconds.
+const pauseTurn = time.Second
 
 // pauseForBoot counts before what the state directory says, for this boot.
 func pauseForBoot(n *Node, p Pause) (_ Pause, err error) {
@@ -149,16 +197,8 @@ type Enabled struct {
 // that is over says so.
 func (n *Node) Enable() (e Enabled, err error) {
 	p, was := n.Paused()
-	stored, err := unpause(n.Policy.StateDir)
-	e, removed := Enabled{Was: was, For: err}, stored
-	if err == nil {
-		stored, err = unpause(n.Policy.RunDir)
-		removed = removed || stored
-	} else {
-		// over, wherever the clock is set to
-		_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second),
-			Until: time.Unix(1, 0).UTC()})
-	}
+	removed, kept, err := endPause(n)
+	e = Enabled{Was: was, For: kept}
 	switch {
 	case err != nil && e.For != nil:
 		return e, fmt.Errorf("cannot enable: %w; nor until the next boot: %w", e.For, err)
@@ -168,6 +208,19 @@ func (n *Node) Enable() (e Enabled, err error) {
 		recordSwitch(n, "enabled", p)
 	}
 	return e, nil
+}
+
+// endPause removes what the two directories have of a Pause. kept is why the state directory still
+// has it: then a mark in the run directory ends it for this boot.
+func endPause(n *Node) (removed bool, kept, err error) {
+	if removed, kept = unpause(n.Policy.StateDir); kept == nil {
+		volatile, err := unpause(n.Policy.RunDir)
+		return removed || volatile, nil, err
+	}
+	// over, wherever the clock is set to
+	_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second),
+		Until: time.Unix(1, 0).UTC()})
+	return removed, kept, err
 }
 
 // unpause removes a Pause from a directory, and tells whether there was one.

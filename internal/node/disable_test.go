@@ -46,15 +46,15 @@ func TestDisableWithoutAStateDirectory(t *testing.T) {
 		t.Fatal("Disable succeeds, and it is not disabled")
 	}
 	file := filepath.Join(n.Policy.RunDir, "disabled.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if *now = now.Add(time.Minute); n.Mode() == grant.Disabled {
 		t.Error("its time is over and it is disabled")
 	}
 	*now = now.Add(-time.Minute)
 
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	write(file, strings.Replace(string(text), p.BootID, "00000000-0000-0000-0000-000000000000", 1))
 	if n.Mode() == grant.Disabled {
 		t.Error("the file of another boot disables this one")
@@ -135,8 +135,10 @@ func TestDisableAndEnableOnAReadOnlyDisk(t *testing.T) {
 	if got, _ := n.Paused(); got.Until.IsZero() {
 		t.Errorf("it was disabled for a minute, and is %+v", got)
 	}
-	if *now = now.Add(time.Minute); n.Mode() == grant.Disabled {
-		t.Error("the minute is over, and it is disabled")
+	for _, after := range []time.Duration{time.Minute, -time.Minute} {
+		if *now = now.Add(after); n.Mode() == grant.Disabled {
+			t.Error("the minute is over, and it is disabled")
+		}
 	}
 	disable(time.Minute)
 	e, err := n.Enable()
@@ -203,5 +205,34 @@ func TestAPauseThatIsOverStaysOver(t *testing.T) {
 	}
 	if *now = now.Add(-24 * time.Hour); n.Mode() != grant.Disabled {
 		t.Error("it was disabled until enabled, and the clock has ended that")
+	}
+}
+
+// A pause that a program has found over stays over, whatever the clock does then.
+func TestAPauseThatWasFoundOverIsRemoved(t *testing.T) {
+	n, now := pausable(t)
+	began := *now
+	for _, dir := range []string{n.Policy.StateDir, n.Policy.RunDir} {
+		*now = began
+		if dir == n.Policy.RunDir { // the state directory cannot be written
+			if err := errors.Join(os.RemoveAll(n.Policy.StateDir),
+				os.WriteFile(n.Policy.StateDir, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := n.Disable(30 * time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range []struct {
+			minute int
+			want   grant.RulesMode
+		}{{10, grant.Disabled}, {40, grant.Enforce}, {20, grant.Enforce}} {
+			if *now = began.Add(time.Duration(at.minute) * time.Minute); n.Mode() != at.want {
+				t.Errorf("%s: after %d minutes it is %s, want %s", dir, at.minute, n.Mode(), at.want)
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(dir, "disabled.json")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("its file is still in %s: %v", dir, err)
+		}
 	}
 }
