@@ -58,7 +58,7 @@ type Entered struct {
 // the ledger is unlocked.
 func EnterAll(n *node.Node, asks []admission.Ask, meanwhile func([]Entered)) []Entered {
 	all := make([]Entered, len(asks))
-	if n.Broken != nil { // it has the ledger of the defaults
+	if n.Broken != nil { // it may have the ledger of the defaults
 		for i := range all {
 			all[i].Err = n.Broken
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/policy"
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
@@ -199,6 +200,9 @@ func (n *Node) Enable() (e Enabled, err error) {
 	p, was := n.Paused()
 	removed, kept, err := endPause(n)
 	e = Enabled{Was: was, For: kept}
+	if stored, failed := endMisplaced(n); err == nil {
+		removed, err = removed || stored, failed
+	}
 	switch {
 	case err != nil && e.For != nil:
 		return e, fmt.Errorf("cannot enable: %w; nor until the next boot: %w", e.For, err)
@@ -221,6 +225,23 @@ func endPause(n *Node) (removed bool, kept, err error) {
 	_, err = pauseForBoot(n, Pause{Version: 1, Since: n.Host.Now().UTC().Truncate(time.Second),
 		Until: time.Unix(1, 0).UTC()})
 	return removed, kept, err
+}
+
+// endMisplaced removes a Pause from the default directories, where other ones are configured.
+// Disable wrote there while the configuration did not name them, and the next such mistake would
+// bring that Pause back. Another configuration than the node's own leaves these directories alone.
+func endMisplaced(n *Node) (removed bool, err error) {
+	if n.config != policy.DefaultPath {
+		return false, nil
+	}
+	d := policy.Default()
+	for dir, own := range map[string]string{d.StateDir: n.Policy.StateDir, d.RunDir: n.Policy.RunDir} {
+		if dir != own {
+			was, failed := unpause(dir)
+			removed, err = removed || was, errors.Join(err, failed)
+		}
+	}
+	return removed, err
 }
 
 // unpause removes a Pause from a directory, and tells whether there was one.

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
+	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
 // pausable is a node whose state directory may be missing, and a clock.
@@ -234,5 +235,72 @@ func TestAPauseThatWasFoundOverIsRemoved(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(dir, "disabled.json")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("its file is still in %s: %v", dir, err)
 		}
+	}
+}
+
+// A configuration that is broken meanwhile neither ends a pause nor begins one later.
+func TestAPauseStaysWithABrokenConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.toml")
+	good := "state_dir = \"" + dir + "/state\"\nrun_dir = \"" + dir + "/run\"\n"
+	open := func(text string) *node.Node {
+		t.Helper()
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return node.Open(config, host.Default())
+	}
+	for _, row := range []struct{ disabledBy, then string }{{good, good + "x"}, {good + "x", good}} {
+		if _, err := open(row.disabledBy).Disable(0); err != nil {
+			t.Fatal(err)
+		}
+		if n := open(row.then); n.Mode() != grant.Disabled {
+			t.Errorf("disabled with %q, and with %q it is %s", row.disabledBy, row.then, n.Mode())
+		}
+		if e, err := open(good).Enable(); !e.Was || err != nil {
+			t.Errorf("enable: %+v, %v", e, err)
+		}
+		if n := open(good + "x"); n.Mode() != grant.Enforce {
+			t.Errorf("it is enabled, and with a broken configuration it is %s", n.Mode())
+		}
+	}
+}
+
+// A pause that was made while the configuration did not name the directories ends with the next
+// `gpuledger enable`.
+func TestEnableEndsAPauseInTheDefaultDirectories(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount: that enable clears the default directories is not shown")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	if err := errors.Join(unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"/etc", "/var/lib", "/run", "/var/log"} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func(text string) *node.Node {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(policy.DefaultPath), 0o700),
+			os.WriteFile(policy.DefaultPath, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return node.Open(policy.DefaultPath, host.Default())
+	}
+	const good, broken = "state_dir = \"/var/lib/gl\"\nrun_dir = \"/run/gl\"\n", "state_dir = /var/lib/gl\n"
+	if _, err := open(broken).Disable(0); err != nil {
+		t.Fatal(err)
+	}
+	if n := open(good); n.Mode() != grant.Enforce {
+		t.Errorf("with the configuration corrected it is %s", n.Mode())
+	}
+	if _, err := open(good).Enable(); err != nil {
+		t.Fatal(err)
+	}
+	if n := open(broken); n.Mode() != grant.Enforce {
+		t.Errorf("it is enabled, and with the directory unknown again it is %s", n.Mode())
 	}
 }

@@ -25,8 +25,8 @@ import (
 type Node struct {
 	Host   host.Host
 	Policy grant.Policy
-	// why the configuration could not be read; the defaults are in force then, and no engine is
-	// trusted
+	// why the configuration could not be read; the defaults are in force then, but for the runtime
+	// and the directories if these can be read, and no engine is trusted
 	Broken error
 	Ledger *ledger.Ledger
 

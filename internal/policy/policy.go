@@ -78,7 +78,8 @@ func Path(flag string) string {
 
 // Load reads the configuration file, and the cluster's file beside it. Of the first, only
 // DefaultPath may be missing; the default policy is then in force. An error is one line with file,
-// line and key. It comes with the default policy, but with the file's runtime if that can be read.
+// line and key. It comes with the default policy, but with the file's runtime and directories of
+// the ledger if these can be read.
 func Load(path string) (p grant.Policy, err error) {
 	p = Default()
 	text, err := host.ReadFile(path, MaxSize)
@@ -99,7 +100,7 @@ func Load(path string) (p grant.Policy, err error) {
 	if err != nil {
 		p = Default()
 		if text != nil {
-			p.Runtime, _ = runtimeIn(text)
+			scanFile(text).keepReadable(&p)
 		}
 		err = fmt.Errorf("cannot read the configuration: %w", err)
 	}

@@ -244,6 +244,31 @@ func TestBrokenFileStillNamesTheRuntime(t *testing.T) {
 	}
 }
 
+// A pause in the ledger's directories must not end because of a mistake elsewhere in the file, and
+// a new one must not be written to the default directories.
+func TestBrokenFileStillNamesTheDirectories(t *testing.T) {
+	const state, run = "/var/lib/gpuledger", "/run/gpuledger"
+	for _, c := range []struct{ name, text, state, run string }{
+		{"unknown key", "state_dir = \"/data/gl\"\nrun_dir = \"/run/gl\"\nmoed = 1\n", "/data/gl", "/run/gl"},
+		{"one of them", "state_dir = \"/data/gl\"\n[policy]\nmode = 1\n", "/data/gl", run},
+		{"no TOML after it", "state_dir = '/data/gl'\nx\nrun_dir = \"/run/gl\"\n[", "/data/gl", "/run/gl"},
+		{"keys of a table", "[policy]\nstate_dir = \"/data/gl\"\n", state, run},
+		{"the directory is what is broken", "state_dir = 5\nrun_dir = \"/run/gl\"\n", state, "/run/gl"},
+		{"a directory of others", "state_dir = \"/var/lib\"\nrun_dir = \"/run/gl\"\n", state, run},
+		{"a relative one", "state_dir = \"gl\"\n", state, run},
+		{"one in the other", "state_dir = \"/data/gl\"\nrun_dir = \"/data/gl/run\"\n", state, run},
+	} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p, err := Load(path)
+		if err == nil || p.StateDir != c.state || p.RunDir != c.run {
+			t.Errorf("%s: %s and %s (%v), want %s and %s", c.name, p.StateDir, p.RunDir, err, c.state, c.run)
+		}
+	}
+}
+
 func TestRuntimeEqualsWhatLoadReads(t *testing.T) {
 	for _, text := range []string{
 		"", "[runtime]\npath = [\"/opt/crun\"]\n", "runtime.path = [\"a\", \"b\"]\n",

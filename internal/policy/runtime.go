@@ -24,9 +24,15 @@ func Runtime(path string) (grant.Runtime, grant.Engine) {
 }
 
 // runtimeIn reads only what is needed to pass containers to the right runtime, from a valid or an
-// invalid configuration: runc cannot stop a container of crun. Where the file is no TOML, it reads
-// what is valid by itself.
+// invalid configuration: runc cannot stop a container of crun.
 func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
+	s := scanFile(text)
+	return s.found, s.engine
+}
+
+// scanFile reads what a broken configuration still says. Where the file is no TOML, it reads what
+// is valid by itself.
+func scanFile(text []byte) runtimeScan {
 	s := newRuntimeScan()
 	if !s.scan(text) {
 		s = newRuntimeScan()
@@ -35,7 +41,19 @@ func runtimeIn(text []byte) (grant.Runtime, grant.Engine) {
 	if len(s.found.Path) == 0 {
 		s.found.Path = Default().Runtime.Path
 	}
-	return s.found, s.engine
+	return s
+}
+
+// keepReadable gives a policy of defaults what a broken configuration still says: the runtime, and
+// the directories of the ledger. What a create or `gpuledger disable` has written there goes on to
+// count, and nothing is written where it would not be found later.
+func (s runtimeScan) keepReadable(p *grant.Policy) {
+	p.Runtime = s.found
+	placed := *p
+	placed.StateDir, placed.RunDir = cmp.Or(s.state, p.StateDir), cmp.Or(s.run, p.RunDir)
+	if validPlaces(placed) == nil {
+		*p = placed
+	}
 }
 
 func newRuntimeScan() runtimeScan {
@@ -88,9 +106,10 @@ func (s *runtimeScan) scanFirst(lines [][]byte) int {
 
 // runtimeScan has the values found so far.
 type runtimeScan struct {
-	table  []string
-	found  grant.Runtime
-	engine grant.Engine
+	table      []string
+	found      grant.Runtime
+	engine     grant.Engine
+	state, run string // the directories of the ledger; "": the defaults
 }
 
 // keyValue handles one expression, in any of the forms in which TOML writes its table.
@@ -103,6 +122,10 @@ func (s *runtimeScan) keyValue(table []string, e *unstable.Node) {
 	switch {
 	case slices.Equal(key, []string{"engine"}) && value.Kind == unstable.String:
 		s.engine = cmp.Or(grant.Engine(value.Data), s.engine)
+	case slices.Equal(key, []string{"state_dir"}) && value.Kind == unstable.String:
+		s.state = string(value.Data)
+	case slices.Equal(key, []string{"run_dir"}) && value.Kind == unstable.String:
+		s.run = string(value.Data)
 	case len(key) == 0 || key[0] != "runtime":
 	case value.Kind == unstable.InlineTable:
 		for it := value.Children(); it.Next(); {
