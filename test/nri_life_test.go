@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -407,6 +408,32 @@ func TestNRIFollowsTheConfiguration(t *testing.T) {
 		grant.VisibleDevicesAll)
 }
 
+// TestNRIWithABrokenConfigurationAtTheStart: gpuledgerd starts, and refuses until the file is
+// correct.
+func TestNRIWithABrokenConfigurationAtTheStart(t *testing.T) {
+	rig.Mount(t, "tmpfs", "/var/log", "tmpfs", 0, "") // a broken configuration means the default audit log
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd"})
+	sound, sockets := read(t, n.Config), n.Dir+"/run/*.sock"
+	n.Write("config.toml", sound+"keeep = 1\n")
+	e, d := n.NRI(), n.Daemon()
+	e.Connected()
+	must(t, e.Create(n.Bundle("plain")))
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))), grant.ConfigInvalid)
+	rig.Eventually(t, "the daemon reports what is wrong", func() bool {
+		return strings.Contains(d.Log(), "keeep")
+	})
+	if open, _ := filepath.Glob(sockets); len(open) > 0 {
+		t.Errorf("it serves by the defaults, at %q", open)
+	}
+	n.Write("config.toml", sound)
+	rig.Eventually(t, "the daemon does its other work", func() bool {
+		open, _ := filepath.Glob(sockets)
+		return len(open) > 0
+	})
+	wantNRIRefusal(t, e.Create(n.Bundle("all", rig.Env("NVIDIA_VISIBLE_DEVICES=all"))),
+		grant.VisibleDevicesAll)
+}
+
 // TestNRIWithoutAnAnswer measures what NRI does with a plugin that does not answer in time or is
 // not there. docs/nri.md has the same in words: if this fails after an update of NRI, they have to
 // change.
@@ -494,8 +521,6 @@ func TestDaemon(t *testing.T) {
 		{"stay", 2, "", `gpuledgerd: cannot understand "stay"`},
 		{"--nri maybe", 2, "", `gpuledgerd: cannot understand --nri "maybe"`},
 		{"--log-level loud", 2, "", "gpuledgerd: cannot understand --log-level"},
-		{"--config /does/not/exist", 1, "", "gpuledgerd: cannot read the configuration: open " +
-			"/does/not/exist"},
 	} {
 		r := daemon(strings.Fields(c.args)...)
 		if r.Code != c.code || !strings.Contains(r.Stdout, c.stdout) ||

@@ -26,7 +26,7 @@ type configManager struct {
 	log    *logrus.Logger
 
 	mu      sync.Mutex
-	current *node.Node // as last read without an error
+	current *node.Node // as last read without an error; Broken: there was none since the start
 	lock    *os.File   // of its run directory
 	stamp   host.Stamp // of the file that is in force
 	cluster host.Stamp // of the cluster's file beside it
@@ -37,12 +37,10 @@ type configManager struct {
 }
 
 // newConfigManager reads the configuration for the first time, and makes this process the node's
-// only daemon.
+// only daemon. A broken configuration does not keep the daemon from starting: without its NRI
+// plugin, containers behind NRI alone would start unchecked.
 func newConfigManager(open func() *node.Node, config string, log *logrus.Logger) (*configManager, error) {
 	n := open()
-	if n.Broken != nil {
-		return nil, n.Broken
-	}
 	n.Keep()
 	lock, err := lockRunDir(n.Policy.RunDir)
 	if err != nil {
@@ -84,7 +82,7 @@ func (s *configManager) reload() error {
 	if n.Broken != nil {
 		return n.Broken
 	}
-	if reflect.DeepEqual(n.Policy, s.current.Policy) {
+	if s.current.Broken == nil && reflect.DeepEqual(n.Policy, s.current.Policy) {
 		return nil
 	}
 	if n.Policy.RunDir != s.current.Policy.RunDir {
@@ -142,7 +140,7 @@ func (s *configManager) Reload() {
 	s.log.Info("the configuration is read again")
 }
 
-// Node is this machine with the last good configuration.
+// Node is this machine with the last good configuration, or with a broken one if there was none.
 func (s *configManager) Node() *node.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,4 +157,18 @@ func (s *configManager) Interval() time.Duration {
 		return time.Second
 	}
 	return interval
+}
+
+// configuredManager is a manager that does nothing before there has been a good configuration: it
+// would work by the defaults, and for example end what the node's own file allows.
+type configuredManager struct {
+	Manager
+	node func() *node.Node
+}
+
+func (m configuredManager) Ensure(ctx context.Context) error {
+	if m.node().Broken != nil {
+		return nil
+	}
+	return m.Manager.Ensure(ctx)
 }

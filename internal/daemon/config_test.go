@@ -78,3 +78,40 @@ func TestSettingsAreReadWhenTheyChange(t *testing.T) {
 		t.Error("the file was removed, and that is not reported")
 	}
 }
+
+// TestABrokenFileAtTheStart: the daemon starts, and its managers wait for a good file. Without it,
+// containers behind NRI alone would start unchecked.
+func TestABrokenFileAtTheStart(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.toml")
+	good := "state_dir = \"" + dir + "/state\"\nrun_dir = \"" + dir + "/run\"\n"
+	daemontest.Must(t, os.WriteFile(path, []byte(good+"keeep = 1\n"), 0o600))
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	s, err := newConfigManager(func() *node.Node { return node.Open(path, host.Default()) }, path, log)
+	daemontest.Must(t, err)
+	defer s.Close()
+	work := &countingManager{}
+	m := configuredManager{work, s.Node}
+	if err := s.Ensure(t.Context()); err == nil || s.Node().Broken == nil {
+		t.Errorf("the broken file is not reported: %v", err)
+	}
+	if daemontest.Must(t, m.Ensure(t.Context())); work.passes != 0 {
+		t.Error("a manager works with a broken configuration")
+	}
+	daemontest.Must(t, os.WriteFile(path, []byte(good), 0o600), s.Ensure(t.Context()), m.Ensure(t.Context()))
+	if s.Node().Broken != nil || work.passes != 1 {
+		t.Errorf("with the file corrected the node has %v, and the manager %d passes", s.Node().Broken,
+			work.passes)
+	}
+}
+
+type countingManager struct {
+	Manager
+	passes int
+}
+
+func (m *countingManager) Ensure(context.Context) error {
+	m.passes++
+	return nil
+}

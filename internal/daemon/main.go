@@ -172,7 +172,8 @@ func onSignal(ctx context.Context, signals <-chan os.Signal, do func()) {
 	}
 }
 
-// managers are the managers that the arguments ask for.
+// managers are the managers that the arguments ask for. The NRI plugin opens the node for each
+// request, and refuses containers with a GPU while the configuration is broken.
 func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Manager {
 	roots := c.StringSlice("runtime-root")
 	cache := ledgercache.New(s.log)
@@ -188,12 +189,16 @@ func managers(c *cli.Context, s *configManager, loop *Loop, config string) []Man
 	nodes := &nodeacl.Manager{Node: s.Node, Ledger: cache.Current}
 	users := &userserver.Server{Node: s.Node, Ledger: cache.Current, Nodes: nodes.Ensure, Log: s.log}
 	users.TakeOver(s.Node())
-	all := []Manager{s, ledgerWork, newInventoryManager(s.Node, config, usage.Stale, s.log),
+	work := []Manager{ledgerWork, newInventoryManager(s.Node, config, usage.Stale, s.log),
 		&cdiManager{node: s.Node, config: config, wait: s.Interval, log: s.log}, engines, decisions, usage,
 		&httpserver.Server{Address: s.listenAddress, Metrics: status.metricsSnapshot,
 			Page: status.pageContent, Log: s.log},
 		&mps.Manager{Node: s.Node, Ledger: cache.Current, Log: s.log}, limits,
 		nodes, users}
+	all := []Manager{s}
+	for _, m := range work {
+		all = append(all, configuredManager{m, s.Node})
+	}
 	if mode := c.String("nri"); mode != off {
 		all = append(all, nri.New(nri.Options{Socket: c.String("nri-socket"), Open: s.open,
 			Observe:     mode == observe,
