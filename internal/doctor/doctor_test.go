@@ -67,6 +67,12 @@ var simulated = func(f *Facts) {
 	f.Policy.Inventory.Source, f.Majors, f.Driver, f.Devices = grant.Simulated, nil, "", nil
 }
 
+// broken is a configuration that cannot be read: Gather leaves the inventory out then.
+var broken = func(f *Facts) {
+	f.Broken, f.LedgerLooked, f.Inventory = errors.New("line 3"), false, grant.Inventory{}
+	f.InventoryProblem, f.WhyNoShimLimit = &grant.Problem{Message: "it was not looked at"}, ""
+}
+
 var shim = func(f *Facts) { f.WhyNoShimLimit, f.Inventory.Shim.Dir = "", "/lib/shim" }
 
 var limiting = func(f *Facts) { f.WhyNoDriverLimit, f.Inventory.Driver.Version = "", "615.62.00" }
@@ -278,8 +284,11 @@ var answers = []struct {
 
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
-	{"a ledger of unknown state", func(f *Facts) { f.LedgerLooked, f.Broken = false, errors.New("line 3") },
-		"ledger", Warning, "not looked at"},
+	{"a ledger of unknown state", broken, "ledger", Warning, "not looked at"},
+	{"strength by an unknown policy", broken, "strength", Warning, "not looked at, because the"},
+	{"the daemon by an unknown run directory", broken, "daemon", Warning, "gpuledgerd was not looked for"},
+	{"a daemon with a broken configuration", func(f *Facts) { broken(f); f.Daemon = 7 }, "daemon", Warning,
+		"gpuledgerd runs (process 7); its address was not looked at"},
 	{"a locked ledger", func(f *Facts) { f.LedgerError = errors.New("cannot lock") }, "ledger", Problem,
 		"cannot lock"},
 	{"a damaged ledger", func(f *Facts) {
@@ -455,5 +464,19 @@ func TestEveryCheckIsDocumented(t *testing.T) {
 	}
 	if !slices.Equal(rows, names) {
 		t.Errorf("docs/doctor.md has the checks\n%v\nwant\n%v", rows, names)
+	}
+}
+
+// TestABrokenConfigurationSaysNothingFalse: without an inventory no line is about the driver's
+// files or the shim.
+func TestABrokenConfigurationSaysNothingFalse(t *testing.T) {
+	f := healthy()
+	broken(&f)
+	for _, l := range Examine(f) {
+		for _, about := range []string{"shim", "mode mps", "does not run"} {
+			if l.Status == OK && strings.Contains(l.Message, about) {
+				t.Errorf("%s: %s", l.Check, l.Message)
+			}
+		}
 	}
 }

@@ -179,14 +179,18 @@ func judged(f Facts, has grant.Strength, message string) Line {
 	return Line{Status: OK, Message: message}
 }
 
+// unlooked is the line of a check that needs the configuration, while that is broken.
+func unlooked(what string) Line {
+	return Line{Status: Warning, Message: what + ", because the configuration is broken",
+		Hint: "correct the configuration"}
+}
+
 func book(f Facts) []Line {
 	switch {
 	case f.LedgerError != nil:
 		return []Line{{Status: Problem, Message: f.LedgerError.Error(), Hint: "run `gpuledger check`"}}
 	case !f.LedgerLooked && f.Broken != nil:
-		return []Line{{Status: Warning,
-			Message: "the ledger was not looked at, because the configuration that says where it lies " +
-				"is broken", Hint: "correct the configuration"}}
+		return []Line{unlooked("the ledger was not looked at")}
 	case !f.LedgerLooked:
 		return []Line{{Status: OK, Message: "the ledger is empty"}}
 	}
@@ -233,6 +237,11 @@ func daemon(f Facts) []Line {
 			"other containers behind gpuledger-runtime are guarded without it"}
 	users, acl := len(f.Policy.Quotas) > 0, f.Policy.Enforcement.UserNodes == grant.UserNodesACL
 	switch {
+	case f.Broken != nil && f.Daemon == 0:
+		return []Line{unlooked("gpuledgerd was not looked for")}
+	case f.Broken != nil:
+		return []Line{unlooked(fmt.Sprintf("gpuledgerd runs (process %d); its address was not looked at",
+			f.Daemon))}
 	case f.Daemon != 0:
 		line.Message = fmt.Sprintf("gpuledgerd runs (process %d)", f.Daemon)
 	case users || acl:

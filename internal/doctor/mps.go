@@ -7,7 +7,12 @@ import (
 )
 
 // strengths reports how strong the limits of each sharing mode are on this node.
-func strengths(f Facts) []Line { return append(append(strength(f), throttle(f)...), mps(f)...) }
+func strengths(f Facts) []Line {
+	if f.Broken != nil { // there is no inventory, and another policy than the node's
+		return []Line{unlooked("what holds containers to their limits was not looked at")}
+	}
+	return append(append(strength(f), throttle(f)...), mps(f)...)
+}
 
 // mps checks for NVIDIA's MPS program, which gpuledgerd starts. A node does not need it.
 func mps(f Facts) []Line {
