@@ -176,7 +176,8 @@ func openDirs(f *files) (findings []Finding) {
 				Hint: hintDisk})
 			continue
 		}
-		if mode := st.Mode & 0o7777; mode != 0o700 || int(st.Uid) != os.Geteuid() {
+		// A directory below one with setgid has that bit as well. It gives no access.
+		if mode := st.Mode & 0o1777; mode != 0o700 || int(st.Uid) != os.Geteuid() {
 			findings = append(findings, Finding{Subject: dir,
 				Problem: fmt.Sprintf("it has mode %#o and belongs to user %d, want 0700 and %d", mode, st.Uid,
 					os.Geteuid()),

@@ -131,6 +131,23 @@ func TestCheckFindsAndRepairs(t *testing.T) {
 	}
 }
 
+// TestALedgerBelowADirectoryWithSetgid: mkdir gives the bit on, and GNU's chmod keeps it, so no
+// hint could be followed.
+func TestALedgerBelowADirectoryWithSetgid(t *testing.T) {
+	b := newLedger(t)
+	if err := os.Chmod(filepath.Dir(b.State), 0o755|os.ModeSetgid); err != nil {
+		t.Fatal(err)
+	}
+	b.put(sample(1))
+	b.bind(bindingOf(id(1), "c"))
+	if info, err := os.Stat(b.State); err != nil || info.Mode()&os.ModeSetgid == 0 {
+		t.Skipf("this file system gives no setgid on: %v, %v", info, err)
+	}
+	if report, err := b.Check(nil); err != nil || len(report.Findings) > 0 {
+		t.Errorf("%+v, %v", report.Findings, err)
+	}
+}
+
 // TestCheckCountsWhatGrantsLists: a grant whose time is over is no grant any more, unless a
 // container uses it.
 func TestCheckCountsWhatGrantsLists(t *testing.T) {
