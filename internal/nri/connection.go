@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/node"
 )
@@ -72,11 +73,23 @@ func New(o Options) *Connection {
 // Name is its name in logs.
 func (m *Connection) Name() string { return "nri" }
 
-// The waits between attempts to connect to an engine that does not listen.
+// The waits between attempts to connect to an engine. After a boot it goes on with its containers
+// as soon as it listens. So one that does not listen yet is tried at each pass of gpuledgerd, which
+// costs some system calls.
 const (
-	firstWait = 250 * time.Millisecond
-	lastWait  = 15 * time.Second
+	firstWait  = 250 * time.Millisecond
+	absentWait = 500 * time.Millisecond
+	lastWait   = 15 * time.Second
 )
+
+// nextWait is the wait after an attempt that failed; last is the one before it.
+func nextWait(last time.Duration, err error) time.Duration {
+	longest := lastWait
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		longest = absentWait
+	}
+	return min(max(2*last, firstWait), longest)
+}
 
 // Ensure connects if there is no connection, and removes the reservations that an event could not
 // remove: no other event of the container may follow.
@@ -84,8 +97,8 @@ func (m *Connection) Ensure(ctx context.Context) error {
 	return cmp.Or(m.ensureConnected(ctx), m.abandonAgain())
 }
 
-// ensureConnected tries again sooner after a lost connection than after long absence. The error is
-// that of the last attempt.
+// ensureConnected connects unless the wait after the last attempt is not over. The error is that of
+// the last attempt.
 func (m *Connection) ensureConnected(ctx context.Context) error {
 	m.mu.Lock()
 	idle, failure := m.current == nil && !time.Now().Before(m.retry), m.failure
@@ -97,7 +110,7 @@ func (m *Connection) ensureConnected(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.failure = nil; err != nil && ctx.Err() == nil {
-		m.wait = min(max(2*m.wait, firstWait), lastWait)
+		m.wait = nextWait(m.wait, err)
 		m.retry = time.Now().Add(m.wait)
 		m.failure = fmt.Errorf("cannot reach the engine's NRI: %w", err)
 	}

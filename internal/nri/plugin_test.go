@@ -2,8 +2,10 @@ package nri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -302,4 +304,35 @@ func (inStep) Levels() []logrus.Level { return []logrus.Level{logrus.InfoLevel} 
 func (s inStep) Fire(*logrus.Entry) error {
 	s.ended <- true
 	return nil
+}
+
+// TestAnEngineThatIsNotUpIsTriedEachSecond: after a boot containers start as soon as it listens.
+func TestAnEngineThatIsNotUpIsTriedEachSecond(t *testing.T) {
+	socket := t.TempDir() + "/nri.sock"
+	dial := func() error {
+		_, err := net.Dial("unix", socket)
+		return err
+	}
+	missing := dial()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	daemontest.Must(t, l.Close())
+	for _, c := range []struct {
+		err     error
+		longest time.Duration
+	}{{missing, time.Second}, {dial(), time.Second}, {errors.New("it did not answer"), 15 * time.Second}} {
+		wait := time.Duration(0)
+		for range 10 {
+			wait = nextWait(wait, c.err)
+		}
+		if wait > c.longest || c.longest > time.Second && wait < c.longest {
+			t.Errorf("%v: at last it waits %s, want %s at most", c.err, wait, c.longest)
+		}
+	}
+	if wait := nextWait(lastWait, missing); wait > time.Second {
+		t.Errorf("an engine that has ended is tried after %s", wait)
+	}
 }
