@@ -80,11 +80,24 @@ func takeInventory(n *node.Node, path string, wait time.Duration) (inv grant.Inv
 		return inv, nil, err
 	}
 	defer unlock()
-	if inv, err = scan(n.Host, n.Policy.Inventory); err != nil {
+	inv, err = scanAgain(n.Host, func() (grant.Inventory, error) { return scan(n.Host, n.Policy.Inventory) })
+	if err != nil {
 		return inv, nil, err
 	}
 	notes = addDriver(&inv, n.Host)
 	return inv, notes, gpu.Write(path, inv)
+}
+
+// scanAgain scans a second time if the driver has registered a GPU since the scan began, and that
+// is not among those found. udev reports each GPU, but systemd drops a start of
+// gpuledger-inventory.service while that runs.
+func scanAgain(h host.Host, scan func() (grant.Inventory, error)) (inv grant.Inventory, err error) {
+	before := gpu.Registered(h)
+	inv, err = scan()
+	if err == nil && gpu.CameLater(inv, before, h) != "" {
+		return scan()
+	}
+	return inv, err
 }
 
 // virtually says what a virtual machine has of a GPU.

@@ -47,3 +47,46 @@ func TestNoScanBesideAnother(t *testing.T) {
 		t.Errorf("%d GPUs, %v", len(inv.GPUs), err)
 	}
 }
+
+// TestAGPUThatComesDuringTheScan: the driver registers its GPUs one after the other. Another scan
+// helps only if one has come since the last began, and is missing.
+func TestAGPUThatComesDuringTheScan(t *testing.T) {
+	const first, second = "0000:01:00.0", "0000:02:00.0"
+	for name, c := range map[string]struct {
+		before, during []string // what the driver registers, before and during the first scan
+		sees           []string // what the first scan finds
+		scans          int
+	}{
+		"the second comes during the scan":      {[]string{first}, []string{second}, []string{first}, 2},
+		"the scan loads the driver":             {nil, []string{first, second}, []string{first, second}, 1},
+		"NVML knows none before they are there": {nil, []string{first, second}, nil, 2},
+		"one is excluded for ever":              {[]string{first, second}, nil, []string{first}, 1},
+		"nothing changes":                       {[]string{first, second}, nil, []string{first, second}, 1},
+	} {
+		h := host.Default()
+		h.Proc = t.TempDir()
+		register := func(gpus []string) {
+			for _, pci := range gpus {
+				if err := os.MkdirAll(h.Proc+"/driver/nvidia/gpus/"+pci, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		register(c.before)
+		scans := 0
+		inv, err := scanAgain(h, func() (inv grant.Inventory, err error) {
+			scans++
+			found := c.sees
+			if register(c.during); scans > 1 {
+				found = []string{first, second}
+			}
+			for _, pci := range found {
+				inv.GPUs = append(inv.GPUs, grant.GPU{PCI: pci})
+			}
+			return inv, nil
+		})
+		if err != nil || scans != c.scans || c.scans == 2 && len(inv.GPUs) != 2 {
+			t.Errorf("%s: %d scans, want %d; the last found %+v, %v", name, scans, c.scans, inv.GPUs, err)
+		}
+	}
+}
