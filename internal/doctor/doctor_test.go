@@ -282,6 +282,10 @@ var answers = []struct {
 	{"too weak", func(f *Facts) { f.Policy.Rules.MinimumStrength = grant.StrengthLibrary }, "strength",
 		Warning, "limit-unenforceable"},
 
+	{"a driver whose packages were upgraded", func(f *Facts) {
+		f.Inventory.Driver.Files, f.Gone = control, []string{"/usr/lib/libcuda.so.535.171"}
+	}, "inventory", Problem, "1 of the driver's 2 files are gone, the first is /usr/lib/libcuda.so.535.171"},
+
 	{"a ledger", func(*Facts) {}, "ledger", OK, "3 grants, 2 in use"},
 	{"no ledger", func(f *Facts) { f.LedgerLooked = false }, "ledger", OK, "empty"},
 	{"a ledger of unknown state", broken, "ledger", Warning, "not looked at"},

@@ -39,6 +39,7 @@ type Facts struct {
 	WhyNoDriverLimit  string // why the driver limits none; "" if it does
 	Inventory         grant.Inventory
 	InventoryProblem  *grant.Problem
+	Gone              []string // the driver's files in the inventory that do not exist any more
 	Ledger            ledger.Report
 	// false: there is no ledger yet, or the configuration that names its directory is broken
 	LedgerLooked bool

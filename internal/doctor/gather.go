@@ -169,6 +169,7 @@ func (f *Facts) gatherKernel(h host.Host) {
 func (f *Facts) gatherLedger(n *node.Node) {
 	if f.Broken == nil {
 		f.Inventory, f.InventoryProblem = n.Inventory()
+		f.Gone = goneFiles(f.Inventory.Driver)
 	} else {
 		f.InventoryProblem = &grant.Problem{
 			Message: "the inventory was not looked at, because the configuration is broken",
@@ -181,6 +182,16 @@ func (f *Facts) gatherLedger(n *node.Node) {
 		f.Audit = at(f.Policy.Audit.File)
 		f.Free = free(f.Policy.Audit.File)
 	}
+}
+
+// goneFiles are the driver's files that containers get and that do not exist.
+func goneFiles(d grant.Driver) (gone []string) {
+	for _, file := range d.Files {
+		if path := d.Source(file); file.Kind != grant.FileSocket && look(path).Missing {
+			gone = append(gone, path)
+		}
+	}
+	return gone
 }
 
 // free is the free space for a file, in bytes, whether or not the file exists.

@@ -94,6 +94,13 @@ func inventory(f Facts) []Line {
 		return []Line{{Status: Problem, Message: p.Message, Hint: p.Hint}}
 	}
 	var lines []Line
+	if len(f.Gone) > 0 {
+		lines = append(lines, Line{Status: Problem,
+			Message: fmt.Sprintf("%d of the driver's %d files are gone, the first is %s: containers that "+
+				"get them do not start", len(f.Gone), len(f.Inventory.Driver.Files), f.Gone[0]),
+			Hint: "if the driver was upgraded, reboot the node or load its new modules; then run " +
+				"`gpuledger inventory refresh`"})
+	}
 	if _, loaded := f.Majors["nvidia"]; loaded && f.Policy.Inventory.Source == grant.Simulated {
 		lines = append(lines, Line{Status: Warning,
 			Message: "the inventory is simulated, but an NVIDIA driver is loaded",

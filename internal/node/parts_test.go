@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -263,5 +264,47 @@ func TestFactsSuffice(t *testing.T) {
 		if got := c.f.suffice(c.view); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// TestADriverWhosePackagesWereReplaced: the loaded module needs the files of before, which cannot
+// be mounted any more. A container that was created has them.
+func TestADriverWhosePackagesWereReplaced(t *testing.T) {
+	root := t.TempDir()
+	library := root + "/libcuda.so.535.171"
+	if err := os.WriteFile(library, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{Host: host.Default()}
+	n.Policy.Inventory.Source = grant.NVML
+	var f createFacts
+	f.request.Hits = []grant.Hit{{}} // it asks
+	f.gpu.gathered = true
+	f.gpu.inventory.Driver = grant.Driver{Version: "535.171", Root: root, Files: []grant.DriverFile{
+		{Path: "/lib32.so", Kind: grant.FileLibrary, Bits: 32, Names: []string{"libcuda.so.1"}},
+		{Path: "/libcuda.so.535.171", Kind: grant.FileLibrary, Bits: 64, Names: []string{"libcuda.so.1"}}}}
+	says := func() string {
+		if v := withProblem(n, &f, grant.View{}); len(v.Problems) > 0 {
+			return string(v.Problems[0].Code) + ": " + v.Problems[0].Message
+		}
+		return ""
+	}
+	if got := says(); got != "" {
+		t.Errorf("with its files: %s", got)
+	}
+	if err := os.Remove(library); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := says(), "inventory-stale: the driver's files were replaced or removed: "+library+
+		" is gone, and driver 535.171 is loaded"; got != want {
+		t.Errorf("after an upgrade: %q, want %q", got, want)
+	}
+	f.AnyRoot = true // JudgeCreated
+	if got := says(); got != "" {
+		t.Errorf("a container that was created: %s", got)
+	}
+	f.AnyRoot, n.Policy.Inventory.Source = false, grant.Simulated
+	if got := says(); got != "" {
+		t.Errorf("a simulated node: %s", got)
 	}
 }

@@ -148,6 +148,9 @@ func withProblem(n *Node, f *createFacts, v grant.View) grant.View {
 	if problem == nil {
 		problem = otherDevice(n, f.request, v.Grants, f.gpu.inventory)
 	}
+	if problem == nil {
+		problem = replacedDriver(n, f)
+	}
 	if problem != nil {
 		v.Problems = append(slices.Clip(v.Problems), *problem)
 	}
