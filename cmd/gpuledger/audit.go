@@ -28,12 +28,11 @@ func auditCommand() *cli.Command {
 		Name:      "audit",
 		Usage:     "show the entries of the audit log: decisions, findings and switches",
 		UsageText: "gpuledger audit --since 24h --code no-capacity",
-		Description: "Reads the audit log and its rotated files, the oldest entry first. A mode in " +
-			"parentheses behind a verdict: it was only\n" +
-			"recorded, and the container started. A TIME is 2026-11-21T19:10:31Z, or \"2026-11-21 " +
-			"19:10\" or " +
-			"2026-11-21, in UTC as the log\n" +
-			"is; or how long ago, as 90m, 12h or 7d. The fields of --json: " + grant.Docs + "audit.md",
+		Description: "Reads the audit log and its rotated files, the oldest entry first. If a mode " +
+			"stands in parentheses after a verdict, the verdict was only recorded, and the container " +
+			"started. A TIME is 2026-11-21T19:10:31Z, \"2026-11-21 19:10\" or 2026-11-21, in UTC like " +
+			"the log, or how long ago: 90m, 12h or 7d. The fields of --json: " +
+			grant.Docs + "audit.md",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "since", Usage: "entries from this `TIME` on"},
 			&cli.StringFlag{Name: "until", Usage: "entries before this `TIME`"},

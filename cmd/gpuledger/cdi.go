@@ -41,11 +41,9 @@ func cdiGenerateCommand() *cli.Command {
 		UsageText: "gpuledger cdi generate\ngpuledger cdi generate --output gpus.json\ngpuledger cdi " +
 			"generate --grant ID.SECRET",
 		Description: "Writes the GPUs of the inventory, gpuledger.dev/gpu=UUID and =INDEX, into the " +
-			"directory of the configuration\n" +
-			"([cdi] dir), writes the files of grants again and removes those of expired grants. " +
-			"Run it after\n" +
-			"`gpuledger inventory refresh`. A name alone is no grant: a container that uses one without a " +
-			"grant does not start.",
+			"directory of the configuration ([cdi] dir), writes the files of grants again and removes " +
+			"those of expired grants. Run it after `gpuledger inventory refresh`. A name alone is no " +
+			"grant: a container that uses one without a grant does not start.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Usage: "write the GPUs into this `FILE` and nothing else; - is standard output"},
 			&cli.StringFlag{Name: "grant", Usage: "write the file of the grant with this `REFERENCE`, as `gpuledger grant --cdi` does"},
@@ -153,9 +151,9 @@ func cdiListCommand() *cli.Command {
 		Name:      "list",
 		Usage:     "list the CDI names that engines find",
 		UsageText: "gpuledger cdi list",
-		Description: "A grant's name is the reference that `gpuledger grant` printed; it is shown without " +
-			"the secret. The file of a stale name\n" +
-			"is out of date: `gpuledger cdi generate` writes it again, or removes it.",
+		Description: "A grant's name is the reference that `gpuledger grant` printed; it is shown " +
+			"without the secret. The file of a stale name is out of date: `gpuledger cdi generate` " +
+			"writes it again, or removes it.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			n, err := openAsRoot(c)

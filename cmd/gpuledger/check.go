@@ -15,8 +15,9 @@ func checkCommand() *cli.Command {
 		Name:      "check",
 		Usage:     "verify the ledger",
 		UsageText: "gpuledger check [--json]",
-		Description: "Repairs what is derived (links, leftovers of a crash, bindings of dead containers) " +
-			"and says so. Exit status 0:\nsound; 1: an entry is damaged or the sums do not add up.",
+		Description: "Repairs what is derived (links, leftovers of a crash, bindings of dead " +
+			"containers) and prints what it has repaired. Exit status 0: the ledger is sound; 1: an " +
+			"entry is damaged or the sums do not add up.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			n, err := openAsRoot(c)

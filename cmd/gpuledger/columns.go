@@ -136,3 +136,12 @@ func wrap(text string, columns int, first, next string) string {
 	}
 	return strings.Join(append(lines, line), "\n")
 }
+
+// wrapParagraphs wraps each paragraph of a text. An empty line separates paragraphs.
+func wrapParagraphs(text string, columns int) string {
+	paragraphs := strings.Split(text, "\n\n")
+	for i, p := range paragraphs {
+		paragraphs[i] = wrap(p, columns, "", "")
+	}
+	return strings.Join(paragraphs, "\n\n")
+}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/urfave/cli/v2"
+
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -40,6 +42,39 @@ func TestWrapOnAVeryNarrowTerminal(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestDescriptionsAreWrapped: no line of a description is too long, and none is so short that the
+// next word fits in it.
+func TestDescriptionsAreWrapped(t *testing.T) {
+	app := program()
+	descriptions := map[string]string{app.Name: app.Description}
+	var collect func(above string, commands []*cli.Command)
+	collect = func(above string, commands []*cli.Command) {
+		for _, c := range commands {
+			name := above + " " + c.Name
+			descriptions[name] = c.Description
+			collect(name, c.Subcommands)
+		}
+	}
+	collect(app.Name, app.Commands)
+	for name, text := range descriptions {
+		lines := strings.Split(text, "\n")
+		for i, line := range lines {
+			if len(line) > descriptionColumns {
+				t.Errorf("%s: %q is too long", name, line)
+			}
+			if i+1 == len(lines) || line == "" || lines[i+1] == "" {
+				continue
+			}
+			if word, _, _ := strings.Cut(lines[i+1], " "); len(line+" "+word) <= descriptionColumns {
+				t.Errorf("%s: %q is short, and %q follows", name, line, word)
+			}
+		}
+	}
+	if want := "a b\nc\n\nd"; wrapParagraphs("a\nb c\n\nd", 3) != want {
+		t.Errorf("%q, want %q", wrapParagraphs("a\nb c\n\nd", 3), want)
 	}
 }
 

@@ -32,15 +32,11 @@ func configCheckCommand() *cli.Command {
 		Usage: "say what is wrong with a configuration file",
 		UsageText: "gpuledger config check /etc/gpuledger/config.toml\ngpuledger config check --cluster " +
 			"cluster.toml\ngpuledger config check --json - <config.toml",
-		Description: "FILE is a configuration, as /etc/gpuledger/config.toml; - is standard input. Prints " +
-			"the " +
-			"first problem with\n" +
-			"its line and key. With --cluster, FILE is what a cluster sets for its nodes: it is checked " +
-			"over " +
-			"the\n" +
-			"configuration of this node (--config), as gpuledger reads it. Nothing is changed. A quota " +
-			"that has no\n" +
-			"effect is a warning on standard error. Exit status 0: gpuledger takes it; 1: it does not.",
+		Description: "FILE is a configuration, such as /etc/gpuledger/config.toml; - is standard input. " +
+			"Prints the first problem with its line and key. With --cluster, FILE is what a cluster " +
+			"sets for its nodes: it is checked over the configuration of this node (--config), as " +
+			"gpuledger reads it. Nothing is changed. A quota that has no effect is a warning on " +
+			"standard error. Exit status 0: gpuledger takes it; 1: it does not.",
 		ArgsUsage: "FILE",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "cluster", Usage: "FILE is read over the node's configuration, as cluster.toml beside it is"},

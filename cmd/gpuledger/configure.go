@@ -35,21 +35,17 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 		Name:      name,
 		Usage:     "configure " + string(engine),
 		UsageText: "gpuledger configure " + name + " --as-default --dry-run",
-		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps the " +
-			"originals under the state directory.\n" +
-			"--undo restores them to the byte; in a file that was changed since, it removes only " +
-			"gpuledger's lines. All files are\n" +
-			"changed, or none. A second call changes nothing. Without --restart the engine is not " +
-			"restarted. Until it is, an undo\n" +
-			"leaves gpuledger's own configuration where it is, because the engine still calls " +
-			"gpuledger-runtime. It also leaves\n" +
-			"what running containers cannot be stopped without, and says which containers these are.\n\n" +
-			"With --as-default every container of the engine goes through gpuledger. Those that run now " +
-			"and that the policy would\n" +
-			"refuse are listed first. Where the configuration does not say otherwise, policy.mode becomes " +
-			"\"report\" and\n" +
-			"policy.privileged becomes \"strip\". A later call without --as-default leaves gpuledger\nthe " +
-			"default; --undo takes that back.",
+		Description: "Adds the runtime handler \"gpuledger\", shows every change as a diff, and keeps " +
+			"the originals under the state directory. --undo restores them to the byte; in a file that " +
+			"was changed since, it removes only gpuledger's lines. All files are changed, or none. A " +
+			"second call changes nothing.\n\nWithout --restart the engine is not restarted. Until it " +
+			"is, an undo leaves gpuledger's own configuration where it is, because the engine still " +
+			"calls gpuledger-runtime. It also leaves what is needed to stop running containers, and " +
+			"says which containers these are.\n\nWith --as-default every container of the engine goes " +
+			"through gpuledger. Containers that run now and that the policy would refuse are listed " +
+			"first. Unless the configuration says otherwise, policy.mode becomes \"report\" and " +
+			"policy.privileged becomes \"strip\". A later call without --as-default leaves gpuledger " +
+			"the default; --undo takes that back.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "as-default", Usage: "make gpuledger the handler of containers that choose none"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},

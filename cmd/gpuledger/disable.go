@@ -21,15 +21,12 @@ func disableCommand() *cli.Command {
 		Name:      "disable",
 		Usage:     "emergency: refuse nothing for some time",
 		UsageText: "gpuledger disable --for 30m\ngpuledger disable --until-enabled",
-		Description: "A container that would be refused starts unchanged and unconfined, and the audit log " +
-			"records it. Containers with a grant are\n" +
-			"admitted as always, so the ledger stays correct. This survives a reboot, unless the state " +
-			"directory\n" +
-			"cannot be written; `gpuledger enable` ends it. Without a time the command asks for " +
-			"confirmation at a terminal; elsewhere it\n" +
-			"prints that there is no end.\n" +
-			"Users keep the device nodes of their grants (user_nodes = \"acl\"), and the kernel still " +
-			"keeps others out of them.",
+		Description: "A container that would be refused starts unchanged and unconfined, and the audit " +
+			"log records it. Containers with a grant are admitted as always, so the ledger stays " +
+			"correct. This survives a reboot, unless the state directory cannot be written; `gpuledger " +
+			"enable` ends it. Without a time the command asks for confirmation at a terminal; elsewhere " +
+			"it prints that there is no end.\n\nUsers keep the device nodes of their grants (user_nodes " +
+			"= \"acl\"), and the kernel still keeps others out of them.",
 		Flags: []cli.Flag{
 			&cli.GenericFlag{Name: "for", Value: new(cmdline.Duration), DefaultText: "until enabled", Usage: "how long, for example 30m or 1d"},
 			&cli.BoolFlag{Name: "until-enabled", Usage: "until gpuledger enable, without a question"},
@@ -117,8 +114,8 @@ func enableCommand() *cli.Command {
 		Usage:     "end `gpuledger disable`",
 		UsageText: "gpuledger enable",
 		Description: "Containers that started meanwhile keep what they have. If `gpuledger disable` was " +
-			"recorded in the state directory\nand that cannot be written now, it is ended only until " +
-			"the next boot.",
+			"recorded in the state directory and that cannot be written now, it is ended only until the " +
+			"next boot.",
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {
 				return err

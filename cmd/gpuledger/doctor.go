@@ -17,12 +17,11 @@ func doctorCommand() *cli.Command {
 		Name:      "doctor",
 		Usage:     "check what works on this node, what does not, and what to do",
 		UsageText: "gpuledger doctor [--json]",
-		Description: "Checks the configuration, the driver, the kernel, the ledger, the engines and other " +
-			"programs that inject GPUs. A problem keeps\n" +
-			"gpuledger from doing what it is configured to do; a warning needs a decision of yours. " +
-			grant.Docs + "doctor.md explains each check.\n" +
-			"It repairs what `gpuledger check` repairs, and changes nothing else. Exit status 0: no " +
-			"problem; 1: there is one.",
+		Description: "Checks the configuration, the driver, the kernel, the ledger, the engines and " +
+			"other programs that inject GPUs. A problem keeps gpuledger from doing what it is " +
+			"configured to do; a warning needs your decision. " +
+			grant.Docs + "doctor.md explains each check. It repairs what `gpuledger check` repairs, and " +
+			"changes nothing else. Exit status 0: no problem; 1: there is one.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			if err := noArguments(c); err != nil {

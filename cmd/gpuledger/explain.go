@@ -28,13 +28,11 @@ func explainCommand() *cli.Command {
 		Usage:     "print the verdict about a container, without starting it",
 		UsageText: "gpuledger explain --bundle DIR [--json]",
 		Description: "Reads DIR/config.json as gpuledger-runtime would at create. Exit status 0: mode " +
-			"enforce " +
-			"starts it; 3: mode enforce refuses it.\n" +
-			"In report mode, and while gpuledger is disabled, verdict and status are those of mode " +
-			"enforce; the container starts\n" +
+			"enforce starts it; 3: mode enforce refuses it.\n\nIn report mode, and while gpuledger is " +
+			"disabled, verdict and status are those of mode enforce. The container would start " +
 			"unchanged all the same, and the first line says so (with --json the key mode). A user " +
-			"without root reads a bundle of its\n" +
-			"own, and gpuledgerd says what the ledger has; the verdict is then that for an engine of root.",
+			"without root can explain a bundle of its own: gpuledgerd provides what the ledger has. The " +
+			"verdict is then that for an engine of root.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "the container's bundle `DIR`", Value: "."},
 			jsonFlag(),

@@ -30,13 +30,11 @@ func grantCommand() *cli.Command {
 			"with the reference\n" +
 			"gpuledger grant --mode mig --profile 1g.10gb                     an existing MIG device\n" +
 			"gpuledger grant --update g-abcdefghijkl --memory 6GiB",
-		Description: "Prints the reference on standard output, only now: a bearer's or claim's reference " +
-			"has a secret, of which the ledger\n" +
-			"keeps only a hash. A container uses the grant by the annotation gpuledger.dev/grant, " +
-			"the variable\n" +
-			"GPULEDGER_GRANT or, with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container " +
-			"that owns\n" +
-			"the grant (pod:UID/CONTAINER) needs none of these.",
+		Description: "Prints the reference on standard output. It is not shown again, because the " +
+			"ledger keeps only a hash of the secret in a bearer's or claim's reference. A container " +
+			"uses the grant by the annotation gpuledger.dev/grant, the variable GPULEDGER_GRANT or, " +
+			"with --cdi, the CDI device gpuledger.dev/grant=REFERENCE. A container that owns the grant " +
+			"(pod:UID/CONTAINER) needs none of these.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
 			&cli.GenericFlag{Name: "gpus", Value: new(cmdline.Number), Usage: "number of GPUs", DefaultText: "1"},

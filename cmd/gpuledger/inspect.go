@@ -20,9 +20,8 @@ func inspectCommand() *cli.Command {
 		Name:      "inspect",
 		Usage:     "show how much of each GPU is granted, and with --details to whom",
 		UsageText: "gpuledger inspect [--details] [--watch] [--json]",
-		Description: "Memory is in GiB, in --json in bytes. On a terminal --watch shows the time, keeps to " +
-			"the terminal's size, and ends with q or\n" +
-			"Ctrl-C.",
+		Description: "Memory is in GiB, with --json in bytes. On a terminal, --watch shows the time, " +
+			"keeps to the terminal's size, and ends with q or Ctrl-C.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "details", Usage: "a line for each grant on each GPU"},
 			&cli.BoolFlag{Name: "watch", Usage: "show it again each second, until q is pressed or it is interrupted"},

@@ -31,7 +31,7 @@ func refreshCommand() *cli.Command {
 		Usage:     "scan the node and write the snapshot that every create reads",
 		UsageText: "gpuledger inventory refresh",
 		Description: "Run it at boot, and after the driver, the GPUs or their partitions have changed. " +
-			"Until then containers that\nask for a GPU are refused with inventory-stale.",
+			"Until then containers that ask for a GPU are refused with inventory-stale.",
 		Flags:  []cli.Flag{jsonFlag()},
 		Action: refresh,
 	}
@@ -154,9 +154,9 @@ func simulateCommand() *cli.Command {
 		Usage: "write a description of simulated GPUs, to try gpuledger on any machine",
 		UsageText: "gpuledger inventory simulate --gpus 2 --memory 16160MiB --name 'Tesla V100' " +
 			"--out node.json",
-		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = ...) " +
-			"and run\n`gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or that " +
-			"are unhealthy.",
+		Description: "Name the file in the configuration ([inventory] source = \"simulated\", file = " +
+			"...) and run `gpuledger inventory refresh`. Edit the file to describe GPUs that differ, or " +
+			"that are unhealthy.",
 		Flags: []cli.Flag{
 			&cli.GenericFlag{Name: "gpus", Usage: "how many", Value: new(cmdline.Number(1))},
 			&cli.StringFlag{Name: "memory", Usage: "memory of each, for example 16160MiB"},

@@ -37,9 +37,8 @@ func program() *cli.App {
 		Name:  "gpuledger",
 		Usage: "a ledger of GPU grants on a container node, enforced at container creation",
 		Description: "A container started through gpuledger-runtime reaches exactly the GPUs that the " +
-			"ledger grants it, or it\ndoes not start and the error says why. Exit status: 0 " +
-			"done, 1 failed, " +
-			"2 usage, 3 refused, 4 not found,\n5 no capacity or mode conflict.",
+			"ledger grants it, or it does not start and the error says why. Exit status: 0 done, 1 " +
+			"failed, 2 usage, 3 refused, 4 not found, 5 no capacity or mode conflict.",
 		Version:         version.Version,
 		HideHelpCommand: true,
 		Flags:           []cli.Flag{configFlag()},
@@ -53,16 +52,21 @@ func program() *cli.App {
 		OnUsageError:   usageError,
 		ExitErrHandler: func(*cli.Context, error) {}, // complain does it, for every kind of error alike
 	}
+	app.Description = wrapParagraphs(app.Description, descriptionColumns)
 	for _, c := range app.Commands {
 		prepare(c)
 	}
 	return app
 }
 
+// descriptionColumns is the width of descriptions. The library indents them by 3 columns.
+const descriptionColumns = 97
+
 // prepare gives a command, and those below it, what every command has.
 func prepare(c *cli.Command) {
 	c.OnUsageError = usageError
 	c.HideHelpCommand = true
+	c.Description = wrapParagraphs(c.Description, descriptionColumns)
 	c.Flags = append(c.Flags, configFlag())
 	if len(c.Subcommands) > 0 {
 		c.Action = unknownCommand

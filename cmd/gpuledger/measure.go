@@ -20,8 +20,7 @@ func measureCommand() *cli.Command {
 		Usage:     "print the present use of the GPUs, by process, as one line of JSON",
 		UsageText: "gpuledger inventory measure",
 		Description: "With --follow it answers each line on standard input with such a line, until the " +
-			"input ends.\n" +
-			"gpuledgerd asks NVML through it, because NVML can hang or crash.",
+			"input ends. gpuledgerd asks NVML through it, because NVML can hang or crash.",
 		Flags: []cli.Flag{&cli.BoolFlag{Name: "follow", Usage: "answer each line on standard input"},
 			jsonFlag()},
 		Action: measure,

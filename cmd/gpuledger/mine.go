@@ -18,8 +18,8 @@ func mineCommand() *cli.Command {
 		Name:      "mine",
 		Usage:     "show what I may have, what I have and what I use",
 		UsageText: "gpuledger mine [--json]",
-		Description: "Asks gpuledgerd, which knows from the kernel who asks. It works in a container, too, " +
-			"that mounts the directory of gpuledgerd's socket\nfor users.",
+		Description: "Asks gpuledgerd, which gets the caller's user from the kernel. In a container it " +
+			"works if the directory of gpuledgerd's socket for users is mounted.",
 		Flags: []cli.Flag{jsonFlag()},
 		Action: func(c *cli.Context) error {
 			v, err := look(c)

@@ -18,11 +18,9 @@ func releaseCommand() *cli.Command {
 		Usage:     "release grants",
 		ArgsUsage: "ID ...",
 		UsageText: "gpuledger release [--force] ID ...",
-		Description: "A grant that a container uses becomes draining: no other container can use it, and " +
-			"its share is free when the\n" +
-			"container has ended. --force frees the share at once although the container still uses it, " +
-			"and drops an entry\n" +
-			"that cannot be read.",
+		Description: "A grant that a container uses becomes draining: no other container can use it, " +
+			"and its share is free when the container has ended. --force frees the share at once " +
+			"although the container still uses it, and drops an entry that cannot be read.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "force", Usage: "do not wait for the container"},
 			jsonFlag(),

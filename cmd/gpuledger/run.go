@@ -32,12 +32,11 @@ func runCommand() *cli.Command {
 		UsageText: "gpuledger run --memory 4GiB -- python train.py\n" +
 			"gpuledger run --memory 4GiB --wait 1h -- python train.py\n" +
 			"gpuledger run --memory 4GiB --user anna -- runuser -u anna -- python train.py",
-		Description: "The grant is the program's and that of the processes it starts, and ends with the " +
-			"last of them. In mode limit, what root\n" +
-			"runs gets the shim. It stops no process that avoids it (" + grant.Docs + "strength.md).\n" +
-			"A user without " +
-			"root gets what gpuledgerd grants\nwithin the quota, without the shim. The exit status is the " +
-			"program's.",
+		Description: "The grant belongs to the program and to the processes that it starts. It ends " +
+			"with the last of them. In mode limit a program that root runs gets the shim, which a " +
+			"program can avoid (" +
+			grant.Docs + "strength.md). For a user without root gpuledgerd makes the grant, within the " +
+			"quota, and there is no shim. The exit status is the program's.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "memory over all GPUs, for example 4GiB or 512MiB"},
 			&cli.GenericFlag{Name: "gpus", Value: new(cmdline.Number), Usage: "number of GPUs", DefaultText: "1"},
