@@ -29,7 +29,7 @@ type view struct {
 	used   *used
 }
 
-// look reads the node, as root from its files and as another user from gpuledgerd.
+// look reads the node: for root from its files, for another user from gpuledgerd.
 func look(c *cli.Context) (view, error) {
 	if err := noArguments(c); err != nil {
 		return view{}, err
@@ -66,8 +66,8 @@ func lookAsUser(client users.Client) (view, error) {
 	return v, nil
 }
 
-// isMine reports whether a grant is the caller's. One of another user was sent without its user, so
-// root of a container, who asks gpuledgerd, has none.
+// isMine reports whether a grant is the caller's. gpuledgerd leaves the user out of other users'
+// grants, so root of a container has none.
 func (v view) isMine(g grant.Grant) bool {
 	if v.asked == nil {
 		return g.User == uint32(os.Geteuid())
@@ -82,9 +82,9 @@ func (v view) cards() ([]grants.Card, error) {
 	return grants.Cards(v.node, v.Overview)
 }
 
-// asUser reports whether the caller cannot read the ledger itself, and has to ask gpuledgerd. Root
-// of a container, or of a user namespace, has to, too, where there is the socket and no ledger that
-// it reads.
+// asUser reports whether the caller must ask gpuledgerd, because it cannot read the ledger itself.
+// This includes root of a container or of a user namespace, if the socket is there and the ledger
+// cannot be read.
 func asUser(c *cli.Context) (users.Client, bool) {
 	n := openAnyway(c)
 	socket := n.Policy.UsersSocket()
@@ -99,14 +99,14 @@ func asUser(c *cli.Context) (users.Client, bool) {
 	return users.Client{Socket: socket}, is
 }
 
-// rootsClient asks gpuledgerd on root's own socket.
+// rootsClient connects to gpuledgerd's socket for root.
 func rootsClient(n *node.Node) users.Client { return users.Client{Socket: n.Policy.RootsSocket()} }
 
-// grantRequest has gpuledgerd make a grant.
+// grantRequest asks gpuledgerd for a grant.
 type grantRequest func(context.Context, users.GrantRequest, func(place, of int)) (grant.Grant, string, error)
 
-// enterByDaemon has gpuledgerd make a grant: for a user, or for root with --wait. After an
-// interruption it is released; without release it ends with this process.
+// enterByDaemon asks gpuledgerd for a grant: for a user, or for root with --wait. If it is
+// interrupted, it releases the grant. If release is nil, the grant ends with this process.
 func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask, release releaser) (grant.Grant,
 	grant.Reference, string, error) {
 	random, err := host.Random()
@@ -127,7 +127,7 @@ func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask, release
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: waiting, %d of %d\n", place, of)
 	})
 	switch {
-	case ctx.Err() != nil && g.ID != "" && release != nil: // it came at the last moment
+	case ctx.Err() != nil && g.ID != "" && release != nil: // the grant was made all the same
 		err = printOrRelease(g.ID, func() error { return errors.New("interrupted") }, release)
 	case ctx.Err() != nil:
 		err = errors.New("cannot grant: interrupted, the request does not wait any more")
@@ -137,7 +137,7 @@ func enterByDaemon(c *cli.Context, send grantRequest, ask admission.Ask, release
 	return g, grant.Reference{ID: g.ID, Secret: secret}, sentence, err
 }
 
-// onlyRoot refuses flags of a user that gpuledgerd does not serve.
+// onlyRoot refuses flags that gpuledgerd does not accept from users.
 func onlyRoot(c *cli.Context, flags ...string) error {
 	for _, flag := range flags {
 		if c.IsSet(flag) {
@@ -157,8 +157,8 @@ func releaseAsUser(c *cli.Context, client users.Client, ids []grant.ID) error {
 	}, func(grant.ID) error { return nil })
 }
 
-// what says in one line what a quota gives.
-func what(q users.Quota) string {
+// quotaText describes a quota in one line.
+func quotaText(q users.Quota) string {
 	var parts []string
 	add := func(is bool, format string, args ...any) {
 		if is {

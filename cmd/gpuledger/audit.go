@@ -94,7 +94,7 @@ func openLog(n *node.Node) (*auditlog.Log, error) {
 	return log, err
 }
 
-// follow prints what comes, until it is interrupted.
+// follow prints new entries until it is interrupted.
 func follow(log *auditlog.Log, p *entryPrinter) error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
@@ -114,7 +114,7 @@ func follow(log *auditlog.Log, p *entryPrinter) error {
 	}
 }
 
-// filterOf reads the flags. Each of them that is given has to mean something.
+// filterOf reads the flags. A value that no entry can match is a usage error.
 func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 	if f.Since, err = momentOf(c, "since", now); err != nil {
 		return f, err
@@ -135,7 +135,7 @@ func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 		return f, usage("--container: want an id, the beginning of one, or NAMESPACE/POD[/CONTAINER]")
 	}
 	if c.IsSet("grant") {
-		// the whole reference is what people have at hand
+		// people often paste the whole reference
 		reference, err := grant.ParseReference(c.String("grant"))
 		if err != nil {
 			return f, usage("--grant: %q is no grant id; `gpuledger grants` lists them",
@@ -146,7 +146,7 @@ func filterOf(c *cli.Context, now time.Time) (f auditlog.Filter, err error) {
 	return f, nil
 }
 
-// momentOf is what a flag says; the zero time where it is not given.
+// momentOf returns the time that a flag names; the zero time if it is not given.
 func momentOf(c *cli.Context, flag string, now time.Time) (at time.Time, err error) {
 	if !c.IsSet(flag) {
 		return at, nil
@@ -177,7 +177,7 @@ func moment(text string, now time.Time) (time.Time, error) {
 		"2026-11-21, or how long ago, as 90m, 12h or 7d, not %q", grant.Printable(text))
 }
 
-// entryPrinter prints the entries that are wanted.
+// entryPrinter prints the entries that match a filter.
 type entryPrinter struct {
 	filter auditlog.Filter
 	raw    bool
@@ -203,7 +203,7 @@ func (p *entryPrinter) entry(e *auditlog.Entry) error {
 	return p.table.add(entryRow(e))
 }
 
-// end prints what is left.
+// end prints the remaining rows, or that there are no entries.
 func (p *entryPrinter) end() error {
 	if !p.raw && !p.any {
 		_, err := fmt.Fprintln(p.table.w, "no entries")
@@ -227,7 +227,7 @@ func entryRow(e *auditlog.Entry) []string {
 	return row
 }
 
-// entryText is what there is to say of an entry beside its other cells.
+// entryText returns the last cell of an entry's row: what the other cells do not show.
 func entryText(e *auditlog.Entry) string {
 	var parts []string
 	add := func(before string, list ...string) {
@@ -265,7 +265,7 @@ var longID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // maxID is how much of a container's id a table shows, in characters.
 const maxID = 24
 
-// shortID is a container's id as engines show it in tables; --container takes it.
+// shortID shortens a container's id as engines do in their tables. --container accepts it.
 func shortID(id string) string {
 	if longID.MatchString(id) {
 		return id[:12]
@@ -273,7 +273,7 @@ func shortID(id string) string {
 	return shorten(id, maxID)
 }
 
-// plain replaces what a terminal would act on. Tenants may have written the text.
+// plain replaces the characters that a terminal would obey: tenants may have written the text.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !strconv.IsPrint(r) {
@@ -283,11 +283,11 @@ func plain(text string) string {
 	}, text)
 }
 
-// block is how many rows are laid out together.
+// block is the number of rows that are aligned together.
 const block = 500
 
-// rollingTable is a table of any length, of which it holds a block of rows only. Columns never
-// become narrower from block to block.
+// rollingTable prints a table of any length, but holds only one block of rows. Columns never become
+// narrower from block to block.
 type rollingTable struct {
 	w      io.Writer
 	widths []int
@@ -302,7 +302,7 @@ func (t *rollingTable) add(row []string) error {
 	return t.flush()
 }
 
-// flush prints the rows. The last cell of each is as long as it is.
+// flush prints the rows. The last cell of a row is not padded.
 func (t *rollingTable) flush() error {
 	for _, row := range t.rows {
 		for i, cell := range row[:len(row)-1] {

@@ -27,8 +27,8 @@ func cdiCommand() *cli.Command {
 	}
 }
 
-// cdiFiles are the CDI files of the command's node. The hook in them has no command line, so the
-// configuration's path must stand on its own.
+// cdiFiles returns the CDI files of the command's node. The hook that they name runs in another
+// directory, so the configuration's path must be absolute.
 func cdiFiles(c *cli.Context, n *node.Node) (cdi.Files, error) {
 	config, err := filepath.Abs(policy.Path(configFile(c)))
 	return cdi.Files{Node: n, Config: config}, err
@@ -97,8 +97,8 @@ func warn(w io.Writer, notes []string) {
 	}
 }
 
-// writeGPUs puts the file of the GPUs where the user wants it. A pipe or a terminal is written to
-// and not replaced.
+// writeGPUs writes the CDI file of the GPUs to the path of --output. A pipe or a terminal is
+// written to, not replaced.
 func writeGPUs(c *cli.Context, files cdi.Files) error {
 	spec, notes, err := files.GPUs()
 	if err != nil {

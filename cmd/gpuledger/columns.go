@@ -13,20 +13,19 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// usual is how wide text is where no terminal says how wide it is, in columns.
-const usual = 80
+// defaultColumns is the width of text, in columns, without a terminal.
+const defaultColumns = 80
 
-// columnsOf is how wide a picture may be: as the terminal that it is drawn on.
+// columnsOf returns the width of a file's terminal.
 func columnsOf(f *os.File) int {
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	if err != nil || size.Col == 0 {
-		return usual
+		return defaultColumns
 	}
 	return int(size.Col)
 }
 
-// inGiB writes an amount of memory as a column of GiB has it: with one decimal. What is there is
-// never written as nothing.
+// inGiB formats memory in GiB with one decimal. An amount above 0 is never printed as 0.0.
 func inGiB(b grant.Bytes) string {
 	text := strconv.FormatFloat(float64(b)/float64(grant.GiB), 'f', 1, 64)
 	if b > 0 && text == "0.0" {
@@ -35,14 +34,13 @@ func inGiB(b grant.Bytes) string {
 	return text
 }
 
-// shareOf writes how much there is of a whole, in GiB.
+// shareOf formats a part of a whole, in GiB.
 func shareOf(part, whole grant.Bytes) string { return inGiB(part) + "/" + inGiB(whole) }
 
-// inMiB writes whole MiB, as a size on the command line can be written; what is left is not there
-// to be granted.
+// inMiB formats memory in whole MiB, rounded down, as a flag accepts it.
 func inMiB(b grant.Bytes) string { return strconv.FormatUint(uint64(b/grant.MiB), 10) + "MiB" }
 
-// alignRight has the numbers of a column end in one place, so that they compare at a look.
+// alignRight pads the cells of a column on the left, so that numbers are easy to compare.
 func alignRight(rows [][]string, column int) {
 	widest := 0
 	for _, row := range rows {
@@ -53,18 +51,18 @@ func alignRight(rows [][]string, column int) {
 	}
 }
 
-// leaveOut takes a column out of the rows.
+// leaveOut removes a column from the rows.
 func leaveOut(rows [][]string, column int) {
 	for i, row := range rows {
 		rows[i] = slices.Delete(row, column, column+1)
 	}
 }
 
-// gap is what the cells of a table have between them.
+// gap is the number of blanks between two cells.
 const gap = 2
 
-// widthOf is how wide a table of these rows becomes, without the column that is left out (-1:
-// none).
+// widthOf returns the width of a table of these rows, without the cells of one column (-1: with
+// all).
 func widthOf(rows [][]string, without int) (sum int) {
 	var widest []int
 	for _, row := range rows {
@@ -86,7 +84,7 @@ func widthOf(rows [][]string, without int) (sum int) {
 	return sum
 }
 
-// writeRows writes them as a table.
+// writeRows writes rows as a table.
 func writeRows(w io.Writer, rows [][]string) error {
 	t := table(w)
 	for _, row := range rows {
@@ -97,8 +95,8 @@ func writeRows(w io.Writer, rows [][]string) error {
 	return t.Flush()
 }
 
-// fit cuts what is in one column of the rows so that the table has its place. Eight characters are
-// left in any case.
+// fit shortens the cells of one column so that the table fits, but to no less than eight
+// characters.
 func fit(rows [][]string, column, columns int) {
 	room := max(columns-widthOf(rows, column), 8)
 	for _, row := range rows {
@@ -106,7 +104,7 @@ func fit(rows [][]string, column, columns int) {
 	}
 }
 
-// shorten leaves so many characters of a text.
+// shorten cuts a text to this many characters.
 func shorten(text string, room int) string {
 	if runes := []rune(text); len(runes) > room {
 		return strings.TrimRight(string(runes[:room-1]), " ") + "…"
@@ -114,9 +112,9 @@ func shorten(text string, room int) string {
 	return text
 }
 
-// wrap breaks a sentence into lines of so many columns, the first and the next ones with what they
-// begin with. A word that is longer than a line is broken too, where it stands. What lines begin
-// with, which is ASCII, leaves at least one column to the text.
+// wrap breaks a text into lines of this many columns. first and next are the prefixes of the first
+// and of the other lines, in ASCII; they are cut so that a column is left for the text. A word that
+// is longer than a line is broken.
 func wrap(text string, columns int, first, next string) string {
 	first, next = first[:min(len(first), columns-1)], next[:min(len(next), columns-1)]
 	var lines []string

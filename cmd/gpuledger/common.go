@@ -41,8 +41,8 @@ func jsonFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "json", Usage: "print one JSON document"}
 }
 
-// open gives the node of the command's configuration. A broken one fails every command that is not
-// about it.
+// open returns the node of the command's configuration. A broken configuration is an error;
+// commands that must work with one use openAnyway.
 func open(c *cli.Context) (*node.Node, error) {
 	n := openAnyway(c)
 	return n, n.Broken
@@ -56,7 +56,7 @@ func openAlone(c *cli.Context) (*node.Node, error) {
 	return open(c)
 }
 
-// openAsRoot is openAlone for a command that reads the ledger's files itself, whoever calls it.
+// openAsRoot is openAlone for a command that always reads the ledger's files itself.
 func openAsRoot(c *cli.Context) (*node.Node, error) {
 	n, err := openAlone(c)
 	if err == nil && errors.Is(unix.Access(n.Policy.StateDir, unix.R_OK|unix.X_OK), fs.ErrPermission) {
@@ -66,7 +66,7 @@ func openAsRoot(c *cli.Context) (*node.Node, error) {
 	return n, err
 }
 
-// fileToWrite is the absolute path that a flag names, where a file can be.
+// fileToWrite returns the absolute path that a flag names. A file must be possible there.
 func fileToWrite(c *cli.Context, flag string) (string, error) {
 	path, err := filepath.Abs(c.String(flag))
 	if err != nil {
@@ -82,12 +82,12 @@ func fileToWrite(c *cli.Context, flag string) (string, error) {
 	return path, nil
 }
 
-// openAnyway gives the node even where its configuration is broken, as a create would have it.
+// openAnyway returns the node even if its configuration is broken, as a create does.
 func openAnyway(c *cli.Context) *node.Node {
 	return node.Open(policy.Path(configFile(c)), host.Default())
 }
 
-// configFile is what --config names, before the command's name or behind it; "" without it.
+// configFile returns the value of --config, before or after the command's name; "" without it.
 func configFile(c *cli.Context) string {
 	file := ""
 	for _, level := range c.Lineage() {
@@ -98,7 +98,7 @@ func configFile(c *cli.Context) string {
 	return file
 }
 
-// noArguments refuses what a command would silently ignore.
+// noArguments refuses arguments, which the command would silently ignore.
 func noArguments(c *cli.Context) error {
 	if c.NArg() > 0 {
 		return &grant.UsageError{Message: fmt.Sprintf("cannot understand %q: %s takes no arguments",
@@ -120,7 +120,7 @@ func unknownCommand(c *cli.Context) error {
 		c.Args().First(), what, c.App.Name)}
 }
 
-// subcommandsOf are the names of a command's own commands; none of the program's.
+// subcommandsOf returns the names of a command's visible subcommands, and none for the program.
 func subcommandsOf(command *cli.Command) (names []string) {
 	if !strings.Contains(command.HelpName, " ") {
 		return nil
@@ -142,7 +142,7 @@ func usageError(c *cli.Context, err error, _ bool) error {
 		cmdline.Wrong(err, flags), name)}
 }
 
-// complain prints an error with its hint and gives the exit status that belongs to it.
+// complain prints an error with its hint, and returns the exit status.
 func complain(err error) int {
 	var (
 		refusal  *grant.Refusal
@@ -166,7 +166,7 @@ func complain(err error) int {
 	case errors.As(err, &refusal):
 		err, hint = errors.New(refusal.Message), refusal.Hint
 		switch refusal.Code {
-		case grant.NoCapacity, grant.ModeConflict, grant.GrantInUse: // in the words of a container's refusal
+		case grant.NoCapacity, grant.ModeConflict, grant.GrantInUse: // worded as a container's refusal
 			status, err = exitNoCapacity, refusal
 		case grant.LimitUnenforceable, grant.MPSNotReady, grant.GrantOwnerMismatch, grant.QuotaExceeded:
 			status, err = exitRefused, refusal
@@ -179,7 +179,7 @@ func complain(err error) int {
 	return status
 }
 
-// output remembers that a write failed: a reference that could not be printed is no success.
+// output records that a write failed: a command that could not print its answer must fail.
 type output struct {
 	io.Writer
 	err error

@@ -19,17 +19,17 @@ import (
 	"github.com/gpuledger/gpuledger/internal/policy"
 )
 
-// The last word of a command line by which a shell asks what may come next: a line each, or with a
-// tab and what it is.
+// The last word with which a completion script calls the program. The answer has one suggestion on
+// each line; with askDescribed, a tab and a description follow.
 const (
 	askNext      = "--generate-bash-completion"
 	askDescribed = "--generate-described-completion"
 )
 
-// suggestion is a word that may come next, and what it is.
+// suggestion is a word that may follow, and its description.
 type suggestion struct{ word, is string }
 
-// answerShell prints what may come next, where a shell asks for it.
+// answerShell prints suggestions, if a completion script called the program.
 func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 	last := len(args) - 1
 	if last < 1 || args[last] != askNext && args[last] != askDescribed {
@@ -44,9 +44,9 @@ func answerShell(w io.Writer, app *cli.App, args []string) (asked bool) {
 	return true
 }
 
-// next lists what may come after the words. The last of them is the one that is being written where
-// it begins with "-"; of any other a shell says that it is empty, and leaves out itself what does
-// not begin like it. look reads the ledger, where there is a choice.
+// next lists what may follow the words. If the last word is empty or begins with "-", it is the one
+// that is being typed: scripts send any other as empty, and the shell drops suggestions that do not
+// match. look reads the ledger if a suggestion needs it.
 func next(app *cli.App, words []string, look func(config string) completionData) []suggestion {
 	l := line{commands: app.Commands, flags: app.Flags}
 	current := ""
@@ -74,14 +74,14 @@ func next(app *cli.App, words []string, look func(config string) completionData)
 	return l.values("", look)
 }
 
-// line is what the words so far say.
+// line is the state of the command line after the words so far.
 type line struct {
 	name     string         // of the command, with its subcommand
 	commands []*cli.Command // that may follow
 	flags    []cli.Flag
 	set      []string // flags that were given
-	setting  string   // the flag whose value is next
-	ended    bool     // no flag follows
+	setting  string   // the flag that gets its value next
+	ended    bool     // after "--": no flag follows
 	config   string
 }
 
@@ -126,7 +126,7 @@ func visible(commands []*cli.Command) (all []suggestion) {
 	return all
 }
 
-// unset are the flags that can still be given.
+// unset lists the flags that can still be given.
 func (l *line) unset() []suggestion {
 	all := []suggestion{}
 	flags := append(slices.Clone(l.flags), cli.HelpFlag)
@@ -151,8 +151,8 @@ func (l *line) unset() []suggestion {
 	return all
 }
 
-// choices are the values of a command's flag, or with "" its arguments, where those are one of some
-// words. Of all else the shell knows more: files.
+// choices lists the values of a command's flag (or of its arguments, under "") that are known. For
+// all others the shell offers files.
 var choices = map[string]func(completionData) []suggestion{
 	"grant mode":           of(grant.Modes...),
 	"grant place":          of(grant.Binpack, grant.Spread),
@@ -171,7 +171,7 @@ var choices = map[string]func(completionData) []suggestion{
 }
 
 func (l *line) values(flag string, look func(config string) completionData) []suggestion {
-	command, _, _ := strings.Cut(l.name, " ") // engines are configured alike
+	command, _, _ := strings.Cut(l.name, " ") // the subcommands of configure have the same flags
 	choose := choices[command+" "+flag]
 	if choose == nil {
 		return nil
@@ -179,7 +179,7 @@ func (l *line) values(flag string, look func(config string) completionData) []su
 	return choose(look(l.config))
 }
 
-// completionData is what choices are made from: the ledger, and where the audit log is.
+// completionData is what choices need: the ledger, and the path of the audit log.
 type completionData struct {
 	grants.Overview
 	audit string
@@ -196,7 +196,7 @@ func readCompletionData(config string) completionData {
 	return completionData{o, n.Policy.Audit.File}
 }
 
-// of offers the same words on every node.
+// of returns suggestions that are the same on every node.
 func of[T ~string](words ...T) func(completionData) []suggestion {
 	return func(completionData) []suggestion {
 		list := make([]suggestion, len(words))
@@ -241,14 +241,14 @@ func codes(o completionData) []suggestion {
 	return slices.Concat(of(grant.Codes...)(o), of(grant.FindingKinds...)(o))
 }
 
-// shellWord is a container's id that a shell takes as it stands: bash expands what it is offered,
-// and a tenant may choose the id.
+// shellWord matches an id of a container that no shell expands. bash expands suggestions, and a
+// tenant may choose the id.
 var shellWord = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.+-]*$`)
 
-// recorded is how much of the audit log's end is looked through for containers, in bytes.
+// recorded is how much of the audit log's end is read for containers, in bytes.
 const recorded = 256 << 10
 
-// recordedContainers are those that the end of the audit log is about, the last one first.
+// recordedContainers lists the containers at the end of the audit log, the last one first.
 func recordedContainers(o completionData) (all []suggestion) {
 	log, err := auditlog.OpenEnd(o.audit, recorded)
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// The scripts ask the program itself what may come next (complete.go), so they never lag behind it.
-// Where it knows nothing the shell offers files. zsh runs the file as the function's body when it
-// is first asked, or an administrator sources it.
+// The scripts call the program for suggestions (complete.go), so they match its version. If it has
+// none, the shell offers files. zsh runs the script as the body of its function at the first
+// completion, unless an administrator sources it.
 const (
 	bashCompletion = `_gpuledger() {
   local words=("${COMP_WORDS[@]:0:COMP_CWORD}") current=${COMP_WORDS[COMP_CWORD]}

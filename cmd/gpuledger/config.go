@@ -75,7 +75,7 @@ func checkConfig(c *cli.Context) error {
 	return printConfigCheck(c, file, wrong)
 }
 
-// configText reads a file, or standard input, of a size that gpuledger would take.
+// configText reads a file, or standard input, of at most the size that gpuledger accepts.
 func configText(file string) ([]byte, error) {
 	read := func() ([]byte, error) { return host.ReadFile(file, policy.MaxSize) }
 	if file == "-" {
@@ -99,7 +99,7 @@ func readStdin() ([]byte, error) {
 // configProblem is what is wrong with a configuration, as JSON.
 type configProblem struct {
 	File string `json:"file,omitempty"`
-	Line int    `json:"line,omitempty"` // 0: it is not known
+	Line int    `json:"line,omitempty"` // 0: not known
 	Key  string `json:"key,omitempty"`
 	Why  string `json:"problem"`
 }
@@ -125,7 +125,7 @@ func printConfigCheck(c *cli.Context, file string, wrong error) error {
 // locatedError matches an error of a configuration: file, line and key.
 var locatedError = regexp.MustCompile(`^(.*?):(?:(\d+):)? (?:unknown key "(.+)"$|([a-z_.\[\]0-9]+): )?`)
 
-// problemIn takes the error of a configuration apart.
+// problemIn splits an error about a configuration into its parts.
 func problemIn(text string) configProblem {
 	part := locatedError.FindStringSubmatch(text)
 	if part == nil {

@@ -104,7 +104,7 @@ func configureOptions(c *cli.Context, engine grant.Engine) (o configure.Options,
 	return o, absolutePaths(&o)
 }
 
-// absolutePaths fills in where things are and makes relative names of this machine absolute.
+// absolutePaths fills in paths that were not given, and makes relative ones absolute.
 func absolutePaths(o *configure.Options) error {
 	switch {
 	case o.Root != "/" && o.Config == "":
@@ -142,7 +142,7 @@ type configureAnswer struct {
 	Files   []changeJSON      `json:"files"`
 	Running *configure.Survey `json:"running,omitempty"` // with --as-default
 	Notes   []string          `json:"notes"`
-	Waits   string            `json:"waits,omitempty"` // with --undo: for what, before our own files can go
+	Waits   string            `json:"waits,omitempty"` // with --undo: what keeps gpuledger's own files
 	Restart *engines.Restart  `json:"restart,omitempty"`
 
 	// an earlier call changed the files, and the engine has run since before that
@@ -198,7 +198,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	if o.File, err = configure.File(o, state); err != nil {
 		return err
 	}
-	o.Restarted = a.DryRun && c.Bool("restart") && o.Root == "/" // what it would come to
+	o.Restarted = a.DryRun && c.Bool("restart") && o.Root == "/" // what a restart would allow
 	done, err := configure.Undo(o, state, a.DryRun)
 	if err != nil {
 		return err
@@ -237,7 +237,7 @@ func (a *configureAnswer) undo(c *cli.Context, o configure.Options) error {
 	return nil
 }
 
-// restart restarts the engine if told so.
+// restart restarts the engine if --restart is given.
 func (a *configureAnswer) restart(c *cli.Context, o configure.Options, stateDir string) error {
 	if o.Root != "/" {
 		return nil
@@ -273,8 +273,8 @@ func (a *configureAnswer) answer(c *cli.Context, mode string) error {
 	return nil
 }
 
-// print tells it to a person: what runs first, because that is what a default handler decides
-// about.
+// print prints the answer for people. Running containers come first, because a default handler
+// decides about them.
 func (a *configureAnswer) print(w io.Writer, mode string) {
 	if a.Running != nil {
 		printSurvey(w, a.Running, mode)

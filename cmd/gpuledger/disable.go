@@ -43,11 +43,11 @@ func disableCommand() *cli.Command {
 				return usage("--for and --until-enabled say two things; leave one of them out")
 			}
 			if !c.IsSet("for") && !c.Bool("until-enabled") {
-				if err := endless(c); err != nil {
+				if err := confirmNoEnd(c); err != nil {
 					return err
 				}
 			}
-			// a broken configuration is a reason to break the glass
+			// a broken configuration must not prevent it
 			n := openAnyway(c)
 			p, err := n.Disable(c.Duration("for"))
 			if err != nil {
@@ -58,9 +58,9 @@ func disableCommand() *cli.Command {
 	}
 }
 
-// endless has a person at a terminal confirm a break-glass without an end. Scripts are not asked:
-// they have relied on none.
-func endless(c *cli.Context) error {
+// confirmNoEnd asks for confirmation at a terminal if no end is given. Elsewhere it prints a
+// warning, because existing scripts give no end.
+func confirmNoEnd(c *cli.Context) error {
 	const what = "nothing is refused until `gpuledger enable` is run, also after a reboot"
 	if stdin, isFile := c.App.Reader.(*os.File); !isFile || !isTerminal(stdin) {
 		fmt.Fprintf(c.App.ErrWriter, "gpuledger: warning: %s; `--for 1h` sets an end, and `gpuledger "+
@@ -80,8 +80,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// keptNodes is what does not change where the kernel holds users by the access lists of device
-// nodes. The lists let users in, so to remove them would refuse what is granted.
+// keptNodes says what disable does not change: with access lists on device nodes, users keep the
+// GPUs of their grants. The lists let users in, so without them a grant would be of no use.
 const keptNodes = "device nodes stay as user_nodes = \"acl\" has them: a user opens the GPUs of its grants " +
 	"and no others; `chmod 0666 /dev/nvidia*` opens them to all, `chmod 0660 /dev/nvidia*` undoes that\n"
 

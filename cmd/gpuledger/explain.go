@@ -74,8 +74,8 @@ func explain(c *cli.Context) error {
 	return err
 }
 
-// explained is the decision about a create and what becomes of refusals, as root reads it from the
-// node's files and another user from gpuledgerd.
+// explained returns the decision about a create, and the mode in force. For root it reads the
+// node's files; for another user it asks gpuledgerd.
 func explained(c *cli.Context, n *node.Node, create node.Create) (node.Decision, grant.RulesMode, error) {
 	client, is := asUser(c)
 	if !is {
@@ -98,10 +98,10 @@ func explained(c *cli.Context, n *node.Node, create node.Create) (node.Decision,
 	return node.ExplainBy(n, create, b), mode, nil
 }
 
-// reference is what may be a grant's reference with its secret.
+// reference matches what may be a grant's reference with its secret.
 var reference = regexp.MustCompile(`g-[a-z0-9]+\.[0-9a-f]+`)
 
-// referencesIn are the references in a config.json, wherever they stand.
+// referencesIn lists the references anywhere in a config.json.
 func referencesIn(config []byte) (all []string) {
 	for _, text := range reference.FindAllString(string(config), -1) {
 		if _, err := grant.ParseReference(text); err == nil && !slices.Contains(all, text) &&
@@ -122,7 +122,7 @@ type explainJSON struct {
 	Hint     string          `json:"hint"`
 	Grant    grant.ID        `json:"grant"`
 	Strength grant.Strength  `json:"strength"`
-	// What holds it to its grant's compute, where that is throttled.
+	// strength of the compute share, if launches are throttled
 	ComputeStrength grant.Strength            `json:"compute_strength,omitempty"`
 	Details         []grant.Detail            `json:"details"`
 	Edits           cdispec.ContainerEdits    `json:"edits"`
@@ -160,7 +160,7 @@ func explainToJSON(mode grant.RulesMode, d node.Decision) explainJSON {
 }
 
 // inForce says what becomes of a container that the verdict would refuse or change; "" in mode
-// enforce, where the verdict says it.
+// enforce, because then the verdict itself says it.
 func inForce(mode grant.RulesMode) string {
 	switch mode {
 	case grant.Report:
@@ -171,7 +171,7 @@ func inForce(mode grant.RulesMode) string {
 	return ""
 }
 
-// printVerdict writes the verdict as a person would tell it.
+// printVerdict prints a verdict for people.
 func printVerdict(w io.Writer, mode grant.RulesMode, d node.Decision) error {
 	if d.Kind == grant.Refused || d.Kind == grant.Pass && d.Touches() {
 		fmt.Fprint(w, inForce(mode))

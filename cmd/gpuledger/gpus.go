@@ -30,8 +30,8 @@ func gpusCommand() *cli.Command {
 	}
 }
 
-// survey reads the node for a listing. Without an inventory there is nothing to list; a stale one
-// is shown with a warning, because it is all there is.
+// survey reads the node for a listing. A missing inventory is an error; a stale one is shown with a
+// warning, because there is no other.
 func survey(c *cli.Context) (grants.Overview, []grants.Card, *used, error) {
 	v, err := look(c)
 	o := v.Overview
@@ -64,7 +64,7 @@ type gpuJSON struct {
 	Grants []grant.ID  `json:"grants"`
 	Health string      `json:"health"`
 	Parent string      `json:"parent,omitempty"` // of a MIG device: its GPU's UUID
-	Part   string      `json:"part,omitempty"`   // and how people name it, as 0:1
+	Part   string      `json:"part,omitempty"`   // and its name for people, for example 0:1
 }
 
 func cardsToJSON(cards []grants.Card) []gpuJSON {

@@ -173,7 +173,7 @@ func grantAndOffer(c *cli.Context, n *node.Node, ask admission.Ask) (g grant.Gra
 	return g, reference, err
 }
 
-// cdiName is the name by which an engine is asked for the grant, where it is offered so.
+// cdiName returns the grant's CDI name if --cdi is given.
 func cdiName(c *cli.Context, reference grant.Reference) string {
 	if !c.Bool("cdi") {
 		return ""
@@ -241,7 +241,7 @@ func usage(format string, args ...any) error {
 	return &grant.UsageError{Message: fmt.Sprintf(format, args...)}
 }
 
-// fixed are the flags that a change cannot take: a container may already use the GPUs.
+// fixed lists the flags that --update refuses: a container may already use the GPUs.
 var fixed = []string{"gpus", "gpu", "profile", "mode", "place", "owner", "for", "user", "label", "app", "cdi",
 	"wait"}
 
@@ -283,7 +283,7 @@ func printChanged(c *cli.Context, g grant.Grant, sentence string, now time.Time)
 
 // changeFrom reads the flags of a change.
 func changeFrom(c *cli.Context) (id grant.ID, what grants.Change, err error) {
-	// the whole reference is what people have at hand
+	// people often paste the whole reference
 	reference, err := grant.ParseReference(c.String("update"))
 	if err != nil {
 		return "", what, usage("--update: %v", err)

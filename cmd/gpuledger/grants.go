@@ -42,9 +42,9 @@ func grantsCommand() *cli.Command {
 type grantJSON struct {
 	ID    grant.ID    `json:"id"`
 	Owner grant.Owner `json:"owner"`
-	// who may use it, of those who have its reference; absent: all of them
+	// which of the containers with its reference may use it; absent: all
 	For []grant.Tie `json:"for,omitempty"`
-	// the uid of the user to whom it belongs; absent: to nobody but root
+	// the uid of the user that it belongs to; absent: root
 	User     uint32         `json:"user,omitempty"`
 	Label    string         `json:"label"`
 	App      string         `json:"app,omitzero"`
@@ -53,8 +53,8 @@ type grantJSON struct {
 	State    grant.State    `json:"state"`
 	GPUs     []grant.Share  `json:"gpus"`
 	Compute  int            `json:"compute"`
-	// What holds the containers to their compute, where a throttle does (docs/adr/0042): nothing
-	// else says more than the mode does.
+	// strength of the compute share, if launches are throttled (docs/adr/0042); otherwise the mode
+	// says it
 	ComputeStrength grant.Strength `json:"compute_strength,omitempty"`
 	Created         time.Time      `json:"created"`
 	Expires         *time.Time     `json:"expires"` // null: never
@@ -65,7 +65,7 @@ type grantJSON struct {
 type bindingJSON struct {
 	Container string `json:"container"`
 	PID       int    `json:"pid"` // the container's init; 0 while it is being created
-	// Why what holds the container is less than people were told of the grant, where it is.
+	// why the container's strength is less than the grant's listed strength; absent: it is not
 	Weaker string `json:"weaker,omitempty"`
 }
 
@@ -126,8 +126,8 @@ func percentage(n int) string {
 	return fmt.Sprintf("%d%%", n)
 }
 
-// compute is a grant's share as listings have it. What holds a container to it is the mode's, but
-// for a throttle, which is an experiment.
+// compute returns a grant's share of compute as listings print it. A throttled share is marked,
+// because the throttle is an experiment.
 func compute(g grant.Grant) string {
 	if g.Mode == grant.Limit && g.ComputeStrength == grant.StrengthLibrary {
 		return percentage(g.Compute) + " (library, experimental)"
@@ -156,7 +156,7 @@ func expiry(g grant.Grant, now time.Time) string {
 	return "over"
 }
 
-// noteWeaker says of containers why less holds them than people were told of their grants.
+// noteWeaker prints a note for each container with less strength than its grant has.
 func noteWeaker(w io.Writer, grants []grant.Grant) {
 	for _, g := range grants {
 		for _, b := range g.Bindings {

@@ -47,7 +47,7 @@ func inspect(c *cli.Context, w io.Writer) error {
 	return printInspect(w, o, cards, used, c.Bool("details"), columnsOf(os.Stdout))
 }
 
-// used is what the daemon last found in use; nil where it does not run, or cannot tell.
+// used is what gpuledgerd last found in use; nil if it does not run, or does not know.
 type used struct{ watch.Comparison }
 
 func usedOf(n *node.Node) *used {
@@ -62,7 +62,7 @@ func usedOf(n *node.Node) *used {
 	return &used{r}
 }
 
-// gpu is what is used of one; nil where that is not known.
+// gpu returns the use of one GPU; nil if it is not known.
 func (u *used) gpu(uuid string) *watch.GPUUse {
 	if u == nil {
 		return nil
@@ -73,7 +73,7 @@ func (u *used) gpu(uuid string) *watch.GPUUse {
 	return nil
 }
 
-// grant is what a grant's containers use of a GPU and its MIG devices.
+// grant returns what a grant's containers use of a GPU and its MIG devices.
 func (u *used) grant(id grant.ID, card grants.Card) string {
 	if u == nil {
 		return ""
@@ -92,7 +92,7 @@ type inspectJSON struct {
 	GPUs      []inspectGPU `json:"gpus"`
 	Allocated grant.Bytes  `json:"allocated"`
 	Total     grant.Bytes  `json:"total"`
-	// What the daemon found; absent where it does not run.
+	// what gpuledgerd found; absent if it does not run
 	Findings []grant.Finding `json:"findings,omitempty"`
 }
 
@@ -103,8 +103,8 @@ type inspectGPU struct {
 	Mode      grant.Mode   `json:"mode"`
 	Allocated grant.Bytes  `json:"allocated"`
 	Total     grant.Bytes  `json:"total"`
-	Used      *grant.Bytes `json:"used,omitempty"`    // absent where it is not known
-	Outside   *grant.Bytes `json:"outside,omitempty"` // of it outside the ledger
+	Used      *grant.Bytes `json:"used,omitempty"`    // absent if it is not known
+	Outside   *grant.Bytes `json:"outside,omitempty"` // the part of it outside the ledger
 	Compute   int          `json:"compute"`           // percent granted
 	Health    string       `json:"health"`
 	Grants    []grantJSON  `json:"grants"`
@@ -129,7 +129,7 @@ func migToJSON(parts []grants.Part) (list []inspectMIG) {
 	return list
 }
 
-// held is what is granted of a MIG device: all of it, or nothing.
+// held returns what is granted of a MIG device: all of it, or nothing.
 func held(p grants.Part) grant.Bytes {
 	if len(p.Grants) > 0 {
 		return p.Memory
@@ -159,7 +159,8 @@ func inspectToJSON(o grants.Overview, cards []grants.Card, u *used) inspectJSON 
 
 func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, details bool,
 	columns int) error {
-	head := u.memory("USED GiB", "ALLOCATED/TOTAL GiB", "MEMORY GiB (ALLOCATED/TOTAL)", "COMPUTE", "GRANTS")
+	head := u.memoryCells("USED GiB", "ALLOCATED/TOTAL GiB", "MEMORY GiB (ALLOCATED/TOTAL)", "COMPUTE",
+		"GRANTS")
 	rows := [][]string{append([]string{"GPU", "NAME", "MODE"}, head...)}
 	var allocated, total grant.Bytes
 	for _, card := range cards {
@@ -168,12 +169,12 @@ func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 			is = inGiB(now.Used)
 		}
 		memory := shareOf(card.Allocated, card.Memory)
-		cells := u.memory(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))
+		cells := u.memoryCells(is, memory, memory, percentage(card.Compute), fmt.Sprint(len(card.Grants)))
 		rows = append(rows, append([]string{fmt.Sprint(card.Index), card.Name, dash(string(card.Mode))},
 			cells...))
 		for _, p := range card.Parts {
 			memory := shareOf(held(p), p.Memory)
-			cells := u.memory("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))
+			cells := u.memoryCells("-", memory, memory, "-", fmt.Sprint(len(p.Grants)))
 			rows = append(rows, append([]string{"  " + p.Name, "MIG " + p.Profile, string(grant.MIG)},
 				cells...))
 		}
@@ -201,7 +202,7 @@ func printInspect(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 	return nil
 }
 
-// printCards writes the table of GPUs. Names are cut first; where the terminal is narrower still,
+// printCards prints the table of GPUs. If it is too wide, names are shortened first, and then
 // columns are left out.
 func printCards(w io.Writer, rows [][]string, columns int) error {
 	last := len(rows[0]) - 1 // GPU NAME MODE [USED] MEMORY COMPUTE GRANTS
@@ -209,7 +210,7 @@ func printCards(w io.Writer, rows [][]string, columns int) error {
 		alignRight(rows[1:], column)
 	}
 	fit(rows, 1, columns)
-	// COMPUTE, NAME, GRANTS, MODE: each as the ones before leave it
+	// COMPUTE, NAME, GRANTS, MODE: indexes after the columns before it are gone
 	for _, column := range []int{last - 1, 1, last - 2, 1} {
 		if widthOf(rows, -1) > columns {
 			leaveOut(rows, column)
@@ -218,8 +219,8 @@ func printCards(w io.Writer, rows [][]string, columns int) error {
 	return writeRows(w, rows)
 }
 
-// memory is a row's cells from what is used on: one more where that is known.
-func (u *used) memory(is, known, unknown string, more ...string) []string {
+// memoryCells returns a row's cells from the memory on, with one more if the use is known.
+func (u *used) memoryCells(is, known, unknown string, more ...string) []string {
 	if u == nil {
 		return append([]string{unknown}, more...)
 	}
@@ -252,29 +253,29 @@ func printDetails(w io.Writer, o grants.Overview, cards []grants.Card, u *used, 
 	return nil
 }
 
-// ownLines are the last cells of a row of details, by how the line begins that each has where the
-// table has no place for it.
-var ownLines = []string{"compute ", "strength ", "of ", "in ", "label "}
+// linePrefixes are the prefixes of the last cells of a row of details, if each gets a line of its
+// own.
+var linePrefixes = []string{"compute ", "strength ", "of ", "in ", "label "}
 
-// writeDetails puts each grant on one line. Where one has no place there, the long cells of each
-// stand on lines of their own: the last three, and on a narrow terminal all of ownLines.
+// writeDetails prints one line for each grant. If a line is too long, the last three cells of each
+// row get lines of their own, and on a narrow terminal all cells of linePrefixes.
 func writeDetails(w io.Writer, rows [][]string, columns int) error {
 	if widthOf(rows, -1) <= columns {
 		return writeRows(w, rows)
 	}
-	for _, apart := range []int{3, len(ownLines)} {
+	for _, apart := range []int{3, len(linePrefixes)} {
 		var short [][]string
 		for _, row := range rows {
 			short = append(short, row[:len(row)-apart])
 		}
-		if widthOf(short, -1) <= columns || apart == len(ownLines) {
+		if widthOf(short, -1) <= columns || apart == len(linePrefixes) {
 			return writeApart(w, rows, short, columns)
 		}
 	}
 	return nil
 }
 
-// writeApart writes the short rows, and below each what the full ones have more.
+// writeApart writes the short rows, and below each the cells that only the full row has.
 func writeApart(w io.Writer, rows, short [][]string, columns int) error {
 	var lines strings.Builder
 	if err := writeRows(&lines, short); err != nil {
@@ -288,7 +289,8 @@ func writeApart(w io.Writer, rows, short [][]string, columns int) error {
 		more := rows[i][len(short[i]):]
 		for k, text := range more {
 			if dash(text) != "-" {
-				fmt.Fprintln(w, wrap(ownLines[len(ownLines)-len(more)+k]+text, columns, "      ", "      "))
+				prefix := linePrefixes[len(linePrefixes)-len(more)+k]
+				fmt.Fprintln(w, wrap(prefix+text, columns, "      ", "      "))
 			}
 		}
 	}

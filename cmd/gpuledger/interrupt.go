@@ -7,15 +7,16 @@ import (
 	"slices"
 )
 
-// heeded are those signals that this process was not started to ignore, as with nohup. To be
-// notified of an ignored signal would end that, for the programs that this one starts, too.
-func heeded(signals ...os.Signal) []os.Signal {
+// notIgnored returns the signals that this process did not inherit as ignored (nohup). Notify would
+// end that, also for its children.
+func notIgnored(signals ...os.Signal) []os.Signal {
 	return slices.DeleteFunc(signals, signal.Ignored)
 }
 
-// interruptible is a context that ends with the first of these signals that is heeded.
+// interruptible returns a context that ends with the first of these signals, except those that this
+// process ignores.
 func interruptible(signals ...os.Signal) (ctx context.Context, stop context.CancelFunc) {
-	if signals = heeded(signals...); len(signals) == 0 { // none would mean all of them
+	if signals = notIgnored(signals...); len(signals) == 0 { // to Notify, none means all of them
 		return context.WithCancel(context.Background())
 	}
 	return signal.NotifyContext(context.Background(), signals...)

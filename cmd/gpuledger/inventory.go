@@ -48,7 +48,7 @@ func refresh(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	tendCDI(c, n)
+	updateCDI(c, n)
 	if err := driver.NameNodes(n.Host); err != nil {
 		warn(c.App.ErrWriter, []string{err.Error()})
 	}
@@ -56,7 +56,7 @@ func refresh(c *cli.Context) error {
 		return printJSON(c.App.Writer, inv)
 	}
 	for _, g := range inv.GPUs {
-		fmt.Fprintf(c.App.Writer, "GPU %d: %s%s, %s, %s (%s)\n", g.Index, g.Name, virtually[g.Virtual],
+		fmt.Fprintf(c.App.Writer, "GPU %d: %s%s, %s, %s (%s)\n", g.Index, g.Name, virtualLabel[g.Virtual],
 			g.Memory, g.UUID, g.Health)
 	}
 	if files := len(inv.Driver.Files); files > 0 {
@@ -100,13 +100,12 @@ func scanAgain(h host.Host, scan func() (grant.Inventory, error)) (inv grant.Inv
 	return inv, err
 }
 
-// virtually says what a virtual machine has of a GPU.
-var virtually = map[grant.Virtual]string{grant.VGPU: " (vGPU)", grant.PassThrough: " (passed through)",
+// virtualLabel is what a listing adds for a GPU of a virtual machine or of its host.
+var virtualLabel = map[grant.Virtual]string{grant.VGPU: " (vGPU)", grant.PassThrough: " (passed through)",
 	grant.VGPUHost: " (host of vGPUs)"}
 
-// tendCDI has the CDI files say what the new snapshot says, where the node has some. A snapshot
-// that is taken stands without them.
-func tendCDI(c *cli.Context, n *node.Node) {
+// updateCDI writes the node's CDI files again, if it has some. An error does not undo the snapshot.
+func updateCDI(c *cli.Context, n *node.Node) {
 	files, err := cdiFiles(c, n)
 	if err == nil {
 		var notes []string
@@ -118,8 +117,8 @@ func tendCDI(c *cli.Context, n *node.Node) {
 	}
 }
 
-// addDriver adds the driver's files. A node of which they cannot be told still has its GPUs: the
-// notes say what is missing.
+// addDriver adds the driver's files to the inventory. If they cannot be found, the inventory still
+// has the GPUs, and the notes say what is missing.
 func addDriver(inv *grant.Inventory, h host.Host) (notes []string) {
 	where, err := driver.Of(*inv, h)
 	if err != nil {
@@ -136,7 +135,7 @@ func addDriver(inv *grant.Inventory, h host.Host) (notes []string) {
 	return found.Notes
 }
 
-// scan asks NVML, or takes the description of a simulated node.
+// scan asks NVML, or reads the description of a simulated node.
 func scan(h host.Host, source grant.Source) (grant.Inventory, error) {
 	if source.Source != grant.Simulated {
 		return nvml.Refresh(h, source.DriverRoot)
@@ -197,7 +196,7 @@ func simulate(c *cli.Context) error {
 	return nil
 }
 
-// size reads a flag that is a size. A wrong one is a mistake in usage.
+// size reads a flag that is a size. A wrong value is a usage error.
 func size(c *cli.Context, flag string) (grant.Bytes, error) {
 	b, err := grant.ParseBytes(c.String(flag))
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// limitsCommand is gpuledgerd's hand on the driver's limits: NVML can hang and crash, so it lives
-// in a process of its own (docs/adr/0080).
+// limitsCommand sets and reads the driver's limits for gpuledgerd, in a process of its own because
+// NVML can hang or crash (docs/adr/0080).
 func limitsCommand() *cli.Command {
 	return &cli.Command{Name: "limits", Usage: "set and read the driver's memory limits as gpuledgerd asks " +
 		"for, a line of JSON each way", Hidden: true, Action: limits}
 }
 
-// maxLimits bounds a line, in bytes: a thousand containers on eight GPUs have 2 MiB.
+// maxLimits bounds a line, in bytes: a thousand containers on eight GPUs need 2 MiB.
 const maxLimits = 16 << 20
 
 func limits(c *cli.Context) error {

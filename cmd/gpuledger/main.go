@@ -1,5 +1,5 @@
-// Command gpuledger is the administrator's view of the ledger: grant and release shares of GPUs,
-// see who holds what, explain a refusal. One file a command.
+// Command gpuledger shows and changes the ledger: it grants and releases shares of GPUs, lists
+// grants and the containers that use them, and explains refusals. Each command has its own file.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func main() { os.Exit(run(os.Args)) }
 
-// run is main with its status returned. Flags of the whole program work before and after the
+// run is main, but returns the exit status. Flags of the whole program work before and after the
 // command's name.
 func run(args []string) int {
 	out := &output{Writer: os.Stdout}
@@ -62,7 +62,7 @@ func program() *cli.App {
 // descriptionColumns is the width of descriptions. The library indents them by 3 columns.
 const descriptionColumns = 97
 
-// prepare gives a command, and those below it, what every command has.
+// prepare sets what all commands have in common, for a command and its subcommands.
 func prepare(c *cli.Command) {
 	c.OnUsageError = usageError
 	c.HideHelpCommand = true

@@ -26,8 +26,7 @@ func manCommand() *cli.Command {
 	}
 }
 
-// describe has the page tell of each command what its --help tells: the library's page has the
-// first line alone.
+// describe adds each command's Description to the page: the library prints only Usage.
 func describe(commands []*cli.Command) {
 	for _, c := range commands {
 		if c.Description != "" {

@@ -47,8 +47,8 @@ func measure(c *cli.Context) error {
 	return answer(c.App.Reader, c.App.Writer, sample)
 }
 
-// answer writes a sample for each line that it reads. It ends with a sample that
-// fails: gpuledgerd then starts another process, which loads NVML again.
+// answer writes a sample for each line that it reads. It ends when a sample fails: gpuledgerd then
+// starts another process, which loads NVML again.
 func answer(in io.Reader, out io.Writer, sample sampling) error {
 	for lines := bufio.NewScanner(in); ; {
 		if !lines.Scan() {
@@ -73,10 +73,11 @@ func put(out io.Writer, s grant.Sample) error {
 	return err
 }
 
-// sampling takes a sample. fresh: also what changes little, and takes the driver long.
+// sampling takes a sample. If fresh, it also reads again what changes rarely and takes the driver
+// long.
 type sampling func(now time.Time, fresh bool) (grant.Sample, error)
 
-// sampler is what the configuration says is to be asked.
+// sampler returns the sampling of the configured source.
 func sampler(source grant.Source) (sample sampling, done func(), err error) {
 	if source.Source != grant.Simulated {
 		s, err := nvml.OpenSampler(source.DriverRoot)

@@ -39,22 +39,22 @@ func mineCommand() *cli.Command {
 type mineJSON struct {
 	User  uint32       `json:"user"`  // the uid
 	Quota *users.Quota `json:"quota"` // null: the user may not have anything granted
-	// why it is not known which quota is the user's
+	// why the user's quota is not known
 	QuotaProblem string `json:"quota_problem,omitempty"`
 
 	Memory grant.Bytes  `json:"memory"`         // of all grants
 	GPUs   int          `json:"gpus"`           // shares of GPUs
-	Used   *grant.Bytes `json:"used,omitempty"` // absent where it is not known
-	Grants []minesGrant `json:"grants"`
+	Used   *grant.Bytes `json:"used,omitempty"` // absent if it is not known
+	Grants []mineGrant  `json:"grants"`
 }
 
-type minesGrant struct {
+type mineGrant struct {
 	grantJSON
 	Used *grant.Bytes `json:"used,omitempty"`
 }
 
 func mineOf(v view) mineJSON {
-	m := mineJSON{User: uint32(os.Geteuid()), Grants: []minesGrant{}}
+	m := mineJSON{User: uint32(os.Geteuid()), Grants: []mineGrant{}}
 	if v.asked != nil {
 		m.User, m.Quota, m.QuotaProblem = v.asked.User, v.asked.Quota, v.asked.QuotaProblem
 	}
@@ -62,7 +62,7 @@ func mineOf(v view) mineJSON {
 	has := admission.UseOf(m.User, "", v.View)
 	m.Memory, m.GPUs = has.Memory, has.GPUs
 	for _, g := range v.Grants {
-		mine := minesGrant{grantJSON: grantToJSON(g, v.Now)}
+		mine := mineGrant{grantJSON: grantToJSON(g, v.Now)}
 		if v.used != nil {
 			var sum grant.Bytes
 			for _, u := range v.used.Grants {
@@ -91,7 +91,7 @@ func printMine(w io.Writer, m mineJSON, v view) error {
 	case m.Quota == nil:
 		fmt.Fprintln(w, "nothing without the administrator, who sets [[quota]]")
 	default:
-		fmt.Fprintln(w, what(*m.Quota))
+		fmt.Fprintln(w, quotaText(*m.Quota))
 	}
 	if len(m.Grants) == 0 {
 		fmt.Fprintln(w, "no grants")

@@ -56,7 +56,7 @@ type releasedJSON struct {
 func idsOf(names []string) ([]grant.ID, error) {
 	ids := make([]grant.ID, len(names))
 	for i, name := range names {
-		reference, err := grant.ParseReference(name) // the whole reference is what people have at hand
+		reference, err := grant.ParseReference(name) // people often paste the whole reference
 		if err != nil {
 			return nil, usage("cannot release: %q is no grant id; `gpuledger grants` lists them",
 				typedID(name))
@@ -66,7 +66,7 @@ func idsOf(names []string) ([]grant.ID, error) {
 	return ids, nil
 }
 
-// typedID is what was typed for a grant's id or reference, without what may be a secret.
+// typedID returns what was typed as a grant's id or reference, without what may be a secret.
 func typedID(text string) string {
 	id, _, _ := strings.Cut(text, ".")
 	if id == "" || strings.Contains(text, "/") { // no reference
@@ -75,7 +75,7 @@ func typedID(text string) string {
 	return grant.Printable(id)
 }
 
-// releaseAll releases each that it can and fails with the first that it can't.
+// releaseAll releases all grants that it can, and returns the first error.
 func releaseAll(c *cli.Context, n *node.Node, ids []grant.ID) error {
 	files, err := cdiFiles(c, n)
 	if err != nil {

@@ -107,8 +107,8 @@ func runAsk(c *cli.Context) (admission.Ask, error) {
 	return ask, nil
 }
 
-// runProgram runs the program and waits for its end. Only this thread starts it: its end would be
-// taken for that of this process (prctl(2), PR_SET_PDEATHSIG).
+// runProgram runs the program and waits for its end. It keeps its thread: the kernel sends the
+// parent-death signal when the thread that started the program ends (prctl(2), PR_SET_PDEATHSIG).
 func runProgram(c *cli.Context, argv []string) error {
 	runtime.LockOSThread()
 	n, err := open(c)
@@ -165,7 +165,7 @@ func withGPUs(env []string, g grant.Grant) []string {
 // its signals to both.
 func wait(cmd *exec.Cmd) error {
 	signals := make(chan os.Signal, 16)
-	passed := heeded(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	passed := notIgnored(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
 	if len(passed) > 0 {
 		signal.Notify(signals, passed...)
 	}
@@ -203,14 +203,13 @@ func (s programStatus) Error() string { return fmt.Sprintf("the program ended wi
 
 // surroundings are what the program gets before it starts.
 type surroundings struct {
-	Cgroup string // "": it is in it already
-	Stage  string // a directory of this node's, over which a file system is made
+	Cgroup string // "": the process is in it already
+	Stage  string // a directory of the node on which a tmpfs is mounted
 	Mounts []*cdispec.Mount
 }
 
-// becomeProgram runs in a process and a mount namespace of its own. It joins the cgroup by which
-// the ledger knows the program, from when on it may outlive its parent, brings in the shim, and
-// becomes the program.
+// becomeProgram runs in a process and a mount namespace of its own. It joins the grant's cgroup,
+// mounts the shim and executes the program. After it has joined, it may outlive its parent.
 func becomeProgram(inside string, argv []string) error {
 	var s surroundings
 	err := json.Unmarshal([]byte(inside), &s)
@@ -229,8 +228,8 @@ func becomeProgram(inside string, argv []string) error {
 	return fmt.Errorf("cannot run %s: %w", grant.Printable(argv[0]), err)
 }
 
-// mountShim makes the place of the shim in a file system of its own, moves that to where the
-// proxies look, and puts the proxies over the driver's libraries.
+// mountShim builds the shim's directory on a tmpfs, mounts the proxies over the driver's libraries,
+// and moves the tmpfs to where the proxies look.
 func mountShim(s surroundings) error {
 	if err := os.MkdirAll(s.Stage, 0o755); err != nil {
 		return err

@@ -31,7 +31,7 @@ func inspectAgain(c *cli.Context) error {
 	return inspectOn(c, s)
 }
 
-// inspectInARow writes pictures, or JSON documents, one after the other.
+// inspectInARow prints pictures, or JSON documents, one after the other.
 func inspectInARow(c *cli.Context, events <-chan os.Signal) error {
 	for {
 		if !c.Bool("json") {
@@ -50,7 +50,7 @@ func inspectInARow(c *cli.Context, events <-chan os.Signal) error {
 
 func clock(now time.Time) string { return now.Format("2006-01-02 15:04:05 MST") }
 
-// inspectOn draws pictures on a screen. What is said beside them, as warnings, stands in them.
+// inspectOn draws pictures on a screen. Warnings become part of the picture.
 func inspectOn(c *cli.Context, s *screen) error {
 	var notes bytes.Buffer
 	said := c.App.ErrWriter
@@ -80,19 +80,19 @@ func inspectOn(c *cli.Context, s *screen) error {
 type screen struct {
 	in, out *os.File
 	write   io.Writer     // to out
-	before  *unix.Termios // how in was; nil where it is no terminal, and no keys are read
+	before  *unix.Termios // the settings of in before; nil: it is no terminal, and no keys are read
 	events  chan os.Signal
 }
 
-// What a terminal is told when the picture is drawn first, and at the end: to show another page
-// than the one with the shell's lines, to hide the cursor and to break no lines.
+// Control sequences for the first picture and for the end: alternate screen, hidden cursor, no line
+// wrap.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
 	leaveScreen = "\n\x1b[?7h\x1b[?25h\x1b[?1049l"
 )
 
-// enter has the terminal give each key as it is pressed, and show none. Keys that send signals go
-// on doing so.
+// enter makes the terminal deliver single keys without echo, and switches to the screen. Keys that
+// send signals still do.
 func (s *screen) enter() error {
 	s.before = nil
 	if now, err := unix.IoctlGetTermios(int(s.in.Fd()), unix.TCGETS); err == nil {
@@ -111,7 +111,7 @@ func (s *screen) enter() error {
 	return err
 }
 
-// leave has the terminal as it was.
+// leave restores the terminal.
 func (s *screen) leave() {
 	_, _ = io.WriteString(s.write, leaveScreen)
 	if s.before != nil {
@@ -126,7 +126,7 @@ func (s *screen) ends() string {
 	return "  q ends"
 }
 
-// keys are those that are pressed. Reading goes on until the program ends.
+// keys returns the keys that are pressed. They are read until the program ends.
 func (s *screen) keys() <-chan byte {
 	if s.before == nil {
 		return nil
@@ -166,17 +166,16 @@ func (s *screen) wait(keys <-chan byte) (ended bool, err error) {
 	}
 }
 
-// pause gives the terminal back and stops, as a program does at Ctrl-Z, until the shell has it go
-// on.
+// pause restores the terminal and stops the process, as Ctrl-Z does, until the shell continues it.
 func (s *screen) pause() error {
 	s.leave()
 	stop()
 	return s.enter()
 }
 
-// draw writes a picture from the top, as much of it as the terminal has lines and columns.
+// draw writes a picture from the top, cut to the terminal's size.
 func (s *screen) draw(heading, picture string) error {
-	rows := usualRows
+	rows := defaultRows
 	if size, err := unix.IoctlGetWinsize(int(s.out.Fd()), unix.TIOCGWINSZ); err == nil && size.Row > 0 {
 		rows = int(size.Row)
 	}
@@ -190,11 +189,11 @@ func (s *screen) draw(heading, picture string) error {
 	return err
 }
 
-// usualRows is how many lines are drawn where the terminal does not say how many it has.
-const usualRows = 24
+// defaultRows is the height of the terminal, in lines, if it does not report it.
+const defaultRows = 24
 
-// within cuts lines to a terminal's size. Where it has too few rows the last one says how many
-// lines are missing.
+// within cuts lines to a terminal's size. If it has too few rows, the last one says how many lines
+// are missing.
 func within(lines []string, rows, columns int) []string {
 	if missing := len(lines) - rows; missing > 0 {
 		lines = append(lines[:rows-1:rows-1], fmt.Sprintf("… %d more lines", missing+1))
