@@ -10,7 +10,7 @@ import (
 
 // A device program gets struct bpf_cgroup_dev_ctx (include/uapi/linux/bpf.h) in r1: access_type
 // (the access in the upper half, the device's type in the lower), major, minor; it returns 1 to
-// allow. Registers 2 to 5 are free to use; r1 must be left to the program behind.
+// allow. Registers 2 to 5 are free to use; r1 must be left to the code behind.
 const (
 	regResult = iota
 	regContext
@@ -56,9 +56,9 @@ func (i instruction) append(to []byte) []byte {
 	return binary.NativeEndian.AppendUint32(to, uint32(i.value))
 }
 
-// assemble writes a change's rules as the beginning of a program: first what is allowed, then what
-// stays as it was though Close covers it, then what is closed; who matches none goes on to what
-// follows.
+// assemble writes a change's rules as the beginning of a program, in this order: what is allowed,
+// what stays as it was although Close covers it, what is closed. A device that matches none goes on
+// to the code behind.
 func assemble(change Change) []byte {
 	var program []byte
 	add := func(all ...instruction) {
@@ -81,7 +81,7 @@ func assemble(change Change) []byte {
 	}
 	for _, r := range slices.Backward(change.Others) {
 		if slices.ContainsFunc(change.Close, func(c grant.DeviceRule) bool { return overlaps(r, c) }) {
-			closing = append(pass(r, len(closing)), closing...)
+			closing = append(skip(r, len(closing)), closing...)
 		}
 	}
 	add(closing...)
@@ -92,8 +92,8 @@ func allowAll() []byte {
 	return instruction{op: opExit}.append(instruction{op: opMove, dst: regResult, value: 1}.append(nil))
 }
 
-// block answers with result for the devices of a rule. An allowance wants all of the access that is
-// asked for to be in the rule; a closing rule any of it.
+// block returns result for the devices of a rule. An allowing rule matches if it has all of the
+// requested access, a closing rule if it has any of it.
 func block(r grant.DeviceRule, result int32) []instruction {
 	mask, miss := ^accessBits(r.Access), byte(opJumpNot) // something beyond the rule's access
 	if result == 0 {
@@ -105,12 +105,12 @@ func block(r grant.DeviceRule, result int32) []instruction {
 	return guard(tests, instruction{op: opMove, dst: regResult, value: result}, instruction{op: opExit})
 }
 
-// pass leaves out so many instructions for the devices of a rule, whatever the access.
-func pass(r grant.DeviceRule, count int) []instruction {
+// skip jumps over count instructions for the devices of a rule, for any access.
+func skip(r grant.DeviceRule, count int) []instruction {
 	return guard(numbers(r), instruction{op: opJump, offset: int16(count)})
 }
 
-// numbers are the tests for a rule's devices.
+// numbers returns the tests for a rule's devices.
 func numbers(r grant.DeviceRule) (tests []instruction) {
 	test := func(register byte, value int64) {
 		tests = append(tests, instruction{op: opJumpNot, dst: register, value: int32(value)})
@@ -130,7 +130,7 @@ func numbers(r grant.DeviceRule) (tests []instruction) {
 	return tests
 }
 
-// guard lets every failed test jump behind what follows the tests.
+// guard makes every failed test jump over the instructions of then.
 func guard(tests []instruction, then ...instruction) []instruction {
 	all := append(slices.Clone(tests), then...)
 	for i := range tests {

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is all contact with bpf(2). A library for it would be larger than the hook.
+// This file has all calls of bpf(2). A library for it would be larger than the hook.
 
-// bpf calls bpf(2) with one member of union bpf_attr (include/uapi/linux/bpf.h); what lies behind
-// it counts as zero.
+// bpf calls bpf(2) with one member of union bpf_attr (include/uapi/linux/bpf.h). The kernel takes
+// the rest of the union as zero.
 func bpf[T any](command int, attr *T) (int, error) {
 	for {
 		result, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(unsafe.Pointer(attr)),
@@ -24,12 +24,12 @@ func bpf[T any](command int, attr *T) (int, error) {
 	}
 }
 
-// maxPrograms is how many the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS,
+// maxPrograms is how many programs the kernel attaches to one cgroup (BPF_CGROUP_MAX_PROGS,
 // include/linux/bpf-cgroup-defs.h).
 const maxPrograms = 64
 
-// attachedPrograms are the ids of a cgroup's own device programs, in their order, and how they were
-// attached.
+// attachedPrograms returns the ids of a cgroup's own device programs, in their order, and the flags
+// with which they were attached.
 func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -38,7 +38,7 @@ func attachedPrograms(cgroup int) (ids []uint32, flags uint32, err error) {
 		cgroup, kind, queryFlags, attachFlags uint32
 		ids                                   uint64
 		count, _                              uint32
-		// newer kernels (6.17) write a revision behind what we know
+		// newer kernels (6.17) write a revision behind these members
 		_ [128]byte
 	}{cgroup: uint32(cgroup), kind: unix.BPF_CGROUP_DEVICE, ids: pinned(&pins, &ids[0]), count: maxPrograms}
 	if _, err = bpf(unix.BPF_PROG_QUERY, &attr); err != nil {
@@ -82,15 +82,15 @@ func programID(program int) uint32 {
 	return info.id
 }
 
-// instructions are a program's after the verifier. Of a device program it changes none: the context
-// is read as it is.
+// instructions returns a program's instructions after the verifier. It changes none of a device
+// program: the context is read as it is.
 func instructions(program int) ([]byte, error) {
 	var info programInfo
 	if err := getInfo(program, &info); err != nil {
 		return nil, err
 	}
 	if info.xlatedLen == 0 {
-		return nil, unix.EPERM // what the kernel means by it: not everybody may see them
+		return nil, unix.EPERM // the kernel means that this process may not see them
 	}
 	var pins runtime.Pinner
 	defer pins.Unpin()
@@ -117,11 +117,11 @@ func loadProgram(code []byte) (int, error) {
 	return bpf(unix.BPF_PROG_LOAD, &attr)
 }
 
-// attachProgram attaches a program to a cgroup, in place of another where old is one.
+// attachProgram attaches a program to a cgroup, in place of the program old unless that is -1.
 func attachProgram(cgroup, program, old int, flags uint32) error {
 	attr := struct{ cgroup, program, kind, flags, replace uint32 }{
 		uint32(cgroup), uint32(program), unix.BPF_CGROUP_DEVICE, flags, 0}
-	if old >= 0 && flags&unix.BPF_F_ALLOW_MULTI != 0 { // else there is one only, and attaching replaces it
+	if old >= 0 && flags&unix.BPF_F_ALLOW_MULTI != 0 { // else there is only one, and attaching replaces it
 		attr.flags |= unix.BPF_F_REPLACE
 		attr.replace = uint32(old)
 	}
@@ -129,8 +129,8 @@ func attachProgram(cgroup, program, old int, flags uint32) error {
 	return err
 }
 
-// pinned is an address as the kernel takes it. The memory stays where it is until it is unpinned:
-// Go moves what lies on a stack, and does not know a pointer in a number.
+// pinned returns an address as the kernel takes it. The memory stays there until it is unpinned: Go
+// moves values on a stack, and does not see that a number is a pointer.
 func pinned[T any](pins *runtime.Pinner, to *T) uint64 {
 	pins.Pin(to)
 	return uint64(uintptr(unsafe.Pointer(to)))

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file speaks the part of D-Bus ("D-Bus Specification", Message Protocol) that the hook needs,
-// on systemd's own socket, behind which there is no bus (docs/adr/0085).
+// This file implements the part of D-Bus ("D-Bus Specification", Message Protocol) that the hook
+// needs, on systemd's own socket, where there is no bus daemon (docs/adr/0085).
 
-// systemdSocket is where systemd accepts calls of root.
+// systemdSocket is the socket on which systemd accepts calls of root.
 const systemdSocket = "/run/systemd/private"
 
-// Sizes of messages that are read, in bytes, and how long an answer is waited for, in seconds.
+// The largest message that is read, in bytes, and the time that an answer may take, in seconds.
 const (
 	maxAnswer  = 1 << 20
 	answerTime = 5
@@ -25,7 +25,7 @@ const (
 type bus struct {
 	fd     int
 	serial uint32
-	read   []byte // received and not used
+	read   []byte // received and not used yet
 }
 
 func dialSystemd(path string) (*bus, error) {
@@ -50,7 +50,7 @@ func dialSystemd(path string) (*bus, error) {
 
 func (b *bus) close() { _ = unix.Close(b.fd) }
 
-// authenticate says who calls. systemd asks the kernel whether that is true.
+// authenticate sends the caller's uid, which systemd compares with what the kernel reports.
 func (b *bus) authenticate() error {
 	if err := b.write([]byte("\x00AUTH EXTERNAL 30\r\n")); err != nil { // "0" in hexadecimal: root
 		return err
@@ -128,7 +128,7 @@ func (b *bus) call(object, in, method, signature string, body message) (message,
 	if err := b.write(append(head, body...)); err != nil {
 		return nil, err
 	}
-	// systemd also sends every change of a unit to each connection.
+	// systemd also sends every change of a unit to each connection: these messages are skipped
 	for until := time.Now().Add(answerTime * time.Second); time.Now().Before(until); {
 		kind, to, body, err := b.next()
 		if err != nil || to == b.serial && kind == methodReturn {
@@ -177,7 +177,7 @@ func (b *bus) next() (kind byte, to uint32, body message, err error) {
 	return head[1], to, rest[int(fields+7)/8*8:], nil
 }
 
-// message is a message, or its body, as far as it is written.
+// message is a message, or its body, as far as it has been written.
 type message []byte
 
 func (m *message) align(to int) {
@@ -206,8 +206,8 @@ func (m *message) field(code byte, kind, value string) {
 	m.text(value)
 }
 
-// array writes an array of structures, which fill writes. The length does not count the bytes that
-// bring the first to its place.
+// array writes an array of structures, which fill writes. Its length does not count the padding
+// before the first structure.
 func (m *message) array(fill func()) {
 	m.word(0)
 	at := len(*m) - 4
@@ -217,7 +217,7 @@ func (m *message) array(fill func()) {
 	binary.LittleEndian.PutUint32((*m)[at:], uint32(len(*m)-start))
 }
 
-// reply is a body that is read. What is not there reads as zero, and makes it bad.
+// reply is a body that is being read. A value behind its end reads as zero, and sets bad.
 type reply struct {
 	data []byte
 	at   int

@@ -17,10 +17,10 @@ import (
 
 // rules is a container's device cgroup: v1's lists or v2's programs.
 type rules interface {
-	// save reads what set has to know of the rules before systemd was told of the change.
+	// save reads what set needs of the rules, before systemd changes them.
 	save() (saved, error)
 	set(Change, saved) error
-	// read gives the rules as they are now; nil where the kernel does not tell them.
+	// read returns the present rules; nil if the kernel does not report them.
 	read() ([]specs.LinuxDeviceCgroup, error)
 }
 
@@ -30,8 +30,8 @@ type saved struct {
 	ids  []uint32
 }
 
-// findRules finds the container's device cgroup. It must be the container's alone: rules that are
-// changed would be another's too.
+// findRules finds the container's device cgroup. It must be the container's alone, because changed
+// rules apply to all processes in it.
 func (c *container) findRules(change Change) error {
 	v2, err := c.openCgroup(change)
 	if err != nil {
@@ -43,18 +43,18 @@ func (c *container) findRules(change Change) error {
 	return nil
 }
 
-// setRules sets systemd's rules first: what it sets replaces what is there.
+// setRules changes the unit's rules first, because systemd replaces those of the cgroup.
 func (c *container) setRules(change Change) error {
-	if err := c.setBoth(change, change); err != nil {
+	if err := c.setUnitThenRules(change, change); err != nil {
 		return fmt.Errorf("cannot change the container's device rules: %w", err)
 	}
 	return nil
 }
 
-// setBoth has systemd list what one change allows, and then makes another. The init is checked
-// before each: if the runtime was killed, the unit's name can be another container's by now, and
-// so can a cgroup that was not removed.
-func (c *container) setBoth(listed, change Change) error {
+// setUnitThenRules makes systemd list what the first change allows, then applies the second. The
+// init is checked before each: if the runtime was killed, the unit's name can be another
+// container's by now, and so can a cgroup that was not removed.
+func (c *container) setUnitThenRules(listed, change Change) error {
 	before, err := c.rules.save()
 	if err == nil {
 		err = c.isInCgroup()
@@ -71,8 +71,8 @@ func (c *container) setBoth(listed, change Change) error {
 	return err
 }
 
-// openCgroup opens the init's cgroup, in the hierarchy that guards devices. The rules are changed
-// through the open directory: if the container is made anew, its path is another container's.
+// openCgroup opens the init's cgroup, in the hierarchy that controls devices. The rules are changed
+// through the open directory: if the container is made again, its path is another container's.
 func (c *container) openCgroup(change Change) (v2 bool, err error) {
 	root := filepath.Join(c.Host.Sys, "fs/cgroup")
 	var st unix.Statfs_t
@@ -108,7 +108,7 @@ func (c *container) openCgroup(change Change) (v2 bool, err error) {
 	return v2, c.isInCgroup()
 }
 
-// isInCgroup is nil where the init is still the runtime's child, and in the cgroup in which it was
+// isInCgroup is nil if the init is still the runtime's child, and in the cgroup in which it was
 // found. As long as it is there, the kernel does not remove that cgroup.
 func (c *container) isInCgroup() error {
 	lines, err := "", c.isChild()
@@ -124,7 +124,7 @@ func (c *container) isInCgroup() error {
 	return nil
 }
 
-// cgroupPath is the path in the hierarchy of a controller of cgroup v1; "": in that of v2.
+// cgroupPath returns the path in the hierarchy of a controller of cgroup v1; "" is that of v2.
 func cgroupPath(lines []byte, controller string) string {
 	for l := range host.CgroupLines(lines) {
 		if l.Has(controller) {

@@ -24,19 +24,20 @@ type Target struct {
 	Socket  string // of systemd; "" is the usual one
 }
 
-// container is an opened Target. All is reached through proc, which belongs to the init and to
-// no later process: a pid that is used again leads nowhere.
+// container is an opened Target. Everything is reached through proc, the init's directory in /proc.
+// It is not the directory of a later process with the same pid.
 type container struct {
 	Target
 	proc, rootfs, dev int // file descriptors; -1: not opened
 	rules             rules
-	cgroup            *os.File // the directory that has the rules; nil: not opened
+	cgroup            *os.File // the directory of the rules; nil: not opened
 	lines             string   // the init's cgroups in /proc when it was opened
 	unit              *unit    // of systemd; nil: none
 }
 
-// open holds the container fast and makes sure that it is one, and only the runtime's: its init is
-// the child of the runtime, has a mount namespace of its own, and the host's user namespace.
+// open opens the init's directory in /proc, so that a reused pid cannot replace it. It checks that
+// the init is the runtime's child, has a mount namespace of its own, and is in the host's user
+// namespace.
 func open(t Target) (*container, error) {
 	c := &container{Target: t, proc: -1, rootfs: -1, dev: -1}
 	if err := c.openProc(); err != nil {
@@ -63,7 +64,7 @@ func (c *container) openProc() (err error) {
 	return c.openRootfs()
 }
 
-// isChild is nil where the init lives and is the runtime's child.
+// isChild is nil if the init lives and is the runtime's child.
 func (c *container) isChild() error {
 	stat, err := c.readProc("stat")
 	if err != nil {
@@ -80,7 +81,8 @@ func (c *container) isChild() error {
 	return nil
 }
 
-// openRootfs walks from the init's root, so that it is its mount namespace which is walked.
+// openRootfs opens the root file system from the init's root, so that the path is resolved in its
+// mount namespace.
 func (c *container) openRootfs() (err error) {
 	root, err := unix.Openat(c.proc, "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -109,7 +111,7 @@ func (c *container) close() {
 	}
 }
 
-// sharesNamespace reports whether the init is in our namespace of a kind.
+// sharesNamespace reports whether the init is in this process's namespace of a kind.
 func (c *container) sharesNamespace(kind string) (bool, error) {
 	var its, ours unix.Stat_t
 	if err := unix.Fstatat(c.proc, "ns/"+kind, &its, 0); err != nil {
@@ -121,10 +123,10 @@ func (c *container) sharesNamespace(kind string) (bool, error) {
 	return its.Ino == ours.Ino && its.Dev == ours.Dev, nil
 }
 
-// maxProc bounds what is read of the init's files, in bytes.
+// maxProc bounds how much of a file of the init is read, in bytes.
 const maxProc = 4 << 20
 
-// readProc reads a file of the init's directory in /proc; ESRCH when it is gone.
+// readProc reads a file of the init's directory in /proc; ESRCH if it is gone.
 func (c *container) readProc(name string) (string, error) { return readAt(c.proc, name) }
 
 // readAt reads a file of an open directory.

@@ -1,10 +1,10 @@
 // Package inject changes a container that its runtime has made and not yet started: device nodes in
-// its /dev, bind mounts in its mount namespace, device rules of its cgroup. A hook does so where
+// its /dev, bind mounts in its mount namespace, device rules of its cgroup. A hook does so if
 // nothing edited the spec before.
 //
-// Nothing of the image is run or believed. The root file system is walked with file descriptors,
-// and what is not as an OCI runtime makes it (a /dev that is a link, a shared cgroup, a mount
-// namespace of another container) is an error before anything is changed.
+// No program of the image is run, and no content of it is trusted. The root file system is walked
+// with file descriptors. What an OCI runtime does not make (a /dev that is a link, a shared cgroup,
+// a mount namespace of another container) is an error before anything is changed.
 package inject
 
 import (
@@ -20,12 +20,12 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Change is what a container lacks, and what it has too much.
+// Change is what to add to a container and what to remove.
 type Change struct {
 	Remove []string              // paths of device nodes
 	Nodes  []*cdispec.DeviceNode // below /dev; a node of the same path is replaced
 	Mounts []*cdispec.Mount      // binds of the host's files and directories
-	Close  []grant.DeviceRule    // what may no longer be opened, but for Allow and Others
+	Close  []grant.DeviceRule    // what may no longer be opened, except Allow and Others
 	Allow  []grant.DeviceRule    // exact ones
 	Others []grant.DeviceRule    // of what Close covers or a wider rule opened: what stays as it was
 }
@@ -38,7 +38,7 @@ func (c Change) Empty() bool {
 // ChangesRules reports whether the device cgroup must be changed.
 func (c Change) ChangesRules() bool { return len(c.Close)+len(c.Allow) > 0 }
 
-// Found is how a container looks after a change.
+// Found is what a container has after a change.
 type Found struct {
 	Nodes []specs.LinuxDevice // character devices in its /dev
 	// of its device cgroup; nil on cgroup v2, where a program was put in place and read again
@@ -47,8 +47,7 @@ type Found struct {
 
 // Into changes the container. After an error it must not start: part of the change may be made.
 //
-// What closes comes before what opens, so that a process killed in between leaves less than there
-// was and not more.
+// It closes before it opens, so that a process killed in between leaves less access, not more.
 func Into(t Target, change Change) (found Found, err error) {
 	c, err := open(t)
 	if err != nil {
@@ -80,10 +79,10 @@ func Into(t Target, change Change) (found Found, err error) {
 	return c.found()
 }
 
-// List has systemd list devices that the container's spec opens already, where the container is in
-// a unit that opens only what it lists. runc up to 1.1 leaves out those that have no name in the
-// node's /dev/char, and systemd closes them at its next reload. Nothing is changed that is open or
-// closed now, and without systemd there is nothing to do.
+// List makes systemd list devices that the container's spec opens already, if the container is in a
+// unit that opens only what it lists. runc up to 1.1 leaves out those that have no name in the
+// node's /dev/char, and systemd closes them at its next reload. What is open or closed now stays
+// so, and without systemd there is nothing to do.
 func List(t Target, rules []grant.DeviceRule) error {
 	c, err := open(t)
 	if err != nil {
@@ -94,7 +93,7 @@ func List(t Target, rules []grant.DeviceRule) error {
 	if err := c.findRules(listed); err != nil || c.unit == nil || c.unit.lists(rules) {
 		return err
 	}
-	return c.setBoth(listed, Change{})
+	return c.setUnitThenRules(listed, Change{})
 }
 
 // found reads again what was changed.
@@ -110,7 +109,7 @@ func (c *container) found() (f Found, err error) {
 	return f, err
 }
 
-// belowDev gives the words of a device's path after /dev; "/dev/nvidia-caps/nvidia-cap1" is two.
+// belowDev returns the parts of a path below /dev; "/dev/nvidia-caps/nvidia-cap1" has two.
 func belowDev(name string) ([]string, error) {
 	rest, found := strings.CutPrefix(path.Clean(name), "/dev/")
 	if !found {
@@ -119,20 +118,20 @@ func belowDev(name string) ([]string, error) {
 	return strings.Split(rest, "/"), nil
 }
 
-// covers reports whether a rule speaks of a device, whatever the access.
+// covers reports whether a rule applies to a device, for any access.
 func covers(r grant.DeviceRule, kind byte, major, minor int64) bool {
 	return (r.Type == 'a' || r.Type == kind) && (r.Major < 0 || r.Major == major) &&
 		(r.Minor < 0 || r.Minor == minor)
 }
 
-// overlaps reports whether there is a device that both rules speak of.
+// overlaps reports whether there is a device that both rules apply to.
 func overlaps(a, b grant.DeviceRule) bool {
 	return (a.Type == b.Type || a.Type == 'a' || b.Type == 'a') &&
 		(a.Major < 0 || b.Major < 0 || a.Major == b.Major) &&
 		(a.Minor < 0 || b.Minor < 0 || a.Minor == b.Minor)
 }
 
-// within reports whether a speaks of nothing that b does not.
+// within reports whether a applies only to devices that b applies to.
 func within(a, b grant.DeviceRule) bool {
 	return a.Type != 'a' && covers(b, a.Type, a.Major, a.Minor) && (a.Minor >= 0 || b.Minor < 0) &&
 		(a.Major >= 0 || b.Major < 0)

@@ -13,13 +13,13 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// The main thread stays the main goroutine's, so that the thread which enters a container is never
-// that one: it cannot end before the process does, and /proc/self is its view.
+// The main thread is kept for the main goroutine, so that it never enters a container: it cannot
+// end before the process does, and /proc/self shows its view.
 func init() { runtime.LockOSThread() }
 
 // mount binds the host's files into the container. The clone of a mount is made here, where its
-// source is seen, and moved to its place by a thread in the container's mount namespace, because
-// only there a mount may be attached. The thread runs none but our code and ends with it.
+// source is visible. A thread in the container's mount namespace moves it to its place, because it
+// can be attached only there. The thread runs only this code and ends with it.
 func (c *container) mount(change Change) error {
 	ns, err := unix.Openat(c.proc, "ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -41,13 +41,13 @@ func (c *container) mount(change Change) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is of no more use to others
+		runtime.LockOSThread() // and never unlocked: no other goroutine may run on this thread
 		done <- c.attach(ns, change.Mounts, trees)
 	}()
 	return <-done
 }
 
-// attach is the thread's work. setns wants a file system context of its own.
+// attach is the thread's work. setns(2) needs a thread with its own file system attributes.
 func (c *container) attach(ns int, mounts []*cdispec.Mount, trees []int) error {
 	err := unix.Unshare(unix.CLONE_FS)
 	if err == nil {
@@ -64,8 +64,8 @@ func (c *container) attach(ns int, mounts []*cdispec.Mount, trees []int) error {
 	return nil
 }
 
-// mountFlags are the options of a bind mount. Others are refused: what cannot be carried over is
-// not left out.
+// mountFlags are the options of a bind mount. Any other option is an error, because leaving it out
+// would change the mount.
 var mountFlags = map[string]uint64{
 	"bind": 0, "rbind": 0, "rw": 0, "private": 0, "rprivate": 0,
 	"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV,
@@ -73,7 +73,7 @@ var mountFlags = map[string]uint64{
 }
 
 // cloneMount makes an unattached bind mount of a host's path with the flags of its options. Mounts
-// below it stay out: their flags would be their own.
+// below it are left out: they would keep their own flags.
 func cloneMount(m *cdispec.Mount) (int, error) {
 	attr := unix.MountAttr{Attr_set: 0, Propagation: unix.MS_PRIVATE}
 	for _, option := range m.Options {
@@ -94,11 +94,10 @@ func cloneMount(m *cdispec.Mount) (int, error) {
 	return tree, nil
 }
 
-// inRoot resolves an image's links as the container will, never out of its root file system.
+// inRoot resolves an image's links as the container does, and never leaves its root file system.
 const inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
 
-// place attaches a mount at a path of the container, which is made where it is missing, as a
-// runtime does.
+// place attaches a mount at a path of the container. It makes a missing path, as runtimes do.
 func (c *container) place(name string, tree int) error {
 	var source unix.Stat_t
 	if err := unix.Fstat(tree, &source); err != nil {
@@ -130,7 +129,7 @@ func (c *container) place(name string, tree int) error {
 
 func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
 
-// target opens the place of a mount, and makes an empty file or directory where nothing is.
+// target opens the place of a mount, and makes an empty file or directory if nothing is there.
 func (c *container) target(name string, isDir bool) (int, error) {
 	dir, err := c.makeDirs(path.Dir(clean(name)))
 	if err != nil {
@@ -169,8 +168,8 @@ func makeFile(dir int, base string) error {
 	return err
 }
 
-// makeDirs opens a directory of the container, and makes those on the way that are missing. Each
-// step begins at the root again, so that links lead where they lead in the container.
+// makeDirs opens a directory of the container, and makes missing ones on the way. Each step begins
+// at the root again, so that links are resolved as in the container.
 func (c *container) makeDirs(name string) (int, error) {
 	words := slices.DeleteFunc(strings.Split(clean(name), "/"), func(w string) bool { return w == "" })
 	at := "."

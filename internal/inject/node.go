@@ -12,13 +12,12 @@ import (
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// strictly is how anything below /dev is looked up: no link is followed, so none that an image
-// brings along.
+// strictly is how paths below /dev are resolved: without links, which the image could have made.
 const strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
 // openDev opens the container's /dev, which must be the runtime's fresh tmpfs. An image can make
-// /dev a link: the runtime then mounted its tmpfs somewhere else, and we would write into the image
-// or through it.
+// /dev a link: then the runtime's tmpfs is mounted somewhere else, and a write would go into the
+// image or through it.
 func (c *container) openDev(Change) (err error) {
 	if c.dev, err = openat2(c.rootfs, "dev", unix.O_RDONLY|unix.O_DIRECTORY, strictly); err != nil {
 		return fmt.Errorf("cannot open the container's /dev: %w", err)
@@ -46,7 +45,7 @@ func (c *container) removeNodes(change Change) error {
 	return nil
 }
 
-// removeNode removes a character device. What the runtime did not make is gone already.
+// removeNode removes a character device. It is no error if the runtime did not make it.
 func (c *container) removeNode(name string) error {
 	dir, base, err := c.parent(name, false)
 	if errors.Is(err, unix.ENOENT) {
@@ -65,7 +64,7 @@ func (c *container) removeNode(name string) error {
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
 		return errors.New("it is no character device")
 	}
-	return unix.Unlinkat(dir, base, 0) // EBUSY where the host's node is mounted there
+	return unix.Unlinkat(dir, base, 0) // EBUSY if the host's node is mounted there
 }
 
 func (c *container) makeNodes(change Change) error {
@@ -95,7 +94,7 @@ func (c *container) makeNode(n *cdispec.DeviceNode) error {
 	defer unix.Close(dir)
 	if err := unix.Mknodat(dir, base, unix.S_IFCHR|uint32(mode),
 		int(unix.Mkdev(uint32(n.Major), uint32(n.Minor)))); err != nil {
-		return err // never through what is there: mknod does not replace
+		return err // mknod neither replaces what is there nor follows it
 	}
 	if err := unix.Fchownat(dir, base, 0, 0, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
@@ -105,7 +104,7 @@ func (c *container) makeNode(n *cdispec.DeviceNode) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), uint32(mode)) // our umask was in the way
+	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), uint32(mode)) // mknod applied this process's umask
 }
 
 // parent opens the directory of a path below /dev. It stays on /dev's own file system.
@@ -134,7 +133,7 @@ func (c *container) parent(name string, makeDirs bool) (dir int, base string, er
 	return dir, words[len(words)-1], nil
 }
 
-// The runtime's own /dev holds some twenty entries; a container with all devices of a node some
+// A runtime's own /dev has some twenty entries, that of a container with all devices of a node some
 // hundreds.
 const (
 	maxNodes = 65536

@@ -15,7 +15,7 @@ import (
 )
 
 // unit is the scope of systemd in which a container runs. systemd writes the device rules of a unit
-// anew when it reloads, when it executes itself again and when a property of the unit is set: on
+// again when it reloads, when it executes itself again and when a property of the unit is set: on
 // cgroup v1 in place of the list, on v2 as a program of its own beside the runtime's. So a device
 // of the grant has to be in the unit's DeviceAllow too (docs/adr/0085).
 type unit struct {
@@ -30,8 +30,8 @@ type unit struct {
 // unitDevice is an entry of a unit's DeviceAllow (systemd.resource-control(5)).
 type unitDevice struct{ path, access string }
 
-// scopeOf tells which scope a container's cgroup belongs to: "/a.slice/x-ID.scope", and crun's
-// "/a.slice/x-ID.scope/container" where the runtime was told to use systemd. "": none.
+// scopeOf returns the scope that a container's cgroup belongs to: "/a.slice/x-ID.scope", and crun's
+// "/a.slice/x-ID.scope/container" if the runtime was told to use systemd. "": none.
 func scopeOf(path string, told bool) (name, above string, err error) {
 	name = filepath.Base(path)
 	if told && isScope(filepath.Base(filepath.Dir(path))) && !isScope(name) {
@@ -56,7 +56,7 @@ func scopeOf(path string, told bool) (name, above string, err error) {
 
 func isScope(name string) bool { return strings.HasSuffix(name, ".scope") && name != "init.scope" }
 
-// What the name of a unit is made of, and its length in bytes (systemd.unit(5)).
+// The characters of a unit's name, and its greatest length in bytes (systemd.unit(5)).
 const (
 	unitLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:-_.\\@"
 	maxUnitName = 255
@@ -133,12 +133,12 @@ func (u *unit) property(name, kind string) (*reply, error) {
 	return a, nil
 }
 
-// add puts devices into the unit's DeviceAllow, beside what is there, until the unit ends. systemd
-// answers when the rules of the cgroup are set. Its policy stays.
+// add adds devices to the unit's DeviceAllow until the unit ends. systemd answers when the rules of
+// the cgroup are set. The unit's DevicePolicy stays.
 func (u *unit) add(devices []unitDevice) error {
 	var body message
 	body.text(u.name)
-	body.word(1) // for this boot alone, as all of a transient unit
+	body.word(1) // for this boot only, like all of a transient unit
 	body.array(func() {
 		body.align(8)
 		body.text("DeviceAllow")
@@ -155,8 +155,8 @@ func (u *unit) add(devices []unitDevice) error {
 	return err
 }
 
-// unitDevices are the entries for rules that allow exact devices, with the access that the unit's
-// list has of them already. Names by number need no node (systemd 240).
+// unitDevices returns the entries for rules that allow exact devices. It keeps the access that the
+// unit's list already has for them. Names by number need no node (systemd 240).
 func unitDevices(has []unitDevice, rules []grant.DeviceRule) []unitDevice {
 	var devices []unitDevice
 	for _, r := range rules {
@@ -184,8 +184,8 @@ func (u *unit) lists(rules []grant.DeviceRule) bool {
 	return true
 }
 
-// busLabel writes a name as a part of an object's path: all but letters and digits as _xx, and a
-// digit at the beginning.
+// busLabel writes a name as a part of an object's path: all except letters and digits becomes _xx,
+// and so does a digit at the beginning.
 func busLabel(name string) string {
 	var label []byte
 	for i, c := range []byte(name) {
@@ -214,7 +214,7 @@ func (c *container) findUnit(path string, v2 bool, change Change) (above string,
 		return "", fmt.Errorf("its cgroup %s is a unit of systemd with a BPFProgram, which would bring back "+
 			"the runtime's own rules", above)
 	}
-	// On version 1 systemd writes the list of the unit's own cgroup, and none below it.
+	// on version 1 systemd writes the list of the unit's own cgroup, and none below it
 	if above == path && !v2 && len(change.Close) > 0 {
 		return "", fmt.Errorf("its cgroup %s is a unit of systemd, which on cgroup v1 would open what is "+
 			"closed, at its next reload", above)
@@ -222,7 +222,7 @@ func (c *container) findUnit(path string, v2 bool, change Change) (above string,
 	return above, nil
 }
 
-// allowInUnit has systemd allow what the change allows, where the unit opens only what it lists. It
+// allowInUnit makes systemd allow what the change allows, if the unit opens only what it lists. It
 // reads that list again.
 func (c *container) allowInUnit(change Change) error {
 	if c.unit == nil || !c.unit.closed || len(change.Allow) == 0 {
@@ -240,7 +240,7 @@ func (c *container) allowInUnit(change Change) error {
 	return nil
 }
 
-// isAlone is nil where only the init is in a cgroup and in those below it.
+// isAlone is nil if only the init is in a cgroup and in those below it.
 func (c *container) isAlone(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {

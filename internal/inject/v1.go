@@ -32,7 +32,7 @@ func (c v1) set(change Change, before saved) error {
 	if err != nil {
 		return err
 	}
-	// what only the runtime allows, systemd has taken away
+	// systemd has removed what only the runtime allows
 	for _, r := range before.list {
 		if !allows(now, r) && !tooWide(r, change) {
 			change.Allow = append(slices.Clip(change.Allow), r)
@@ -58,9 +58,8 @@ func (c v1) write(w write) error {
 	return nil
 }
 
-// v1Writes is the way from the rules as they are to those that a change wants. A deny takes away
-// the exact rule only: the kernel punches no holes into a wider one, so that one goes as a whole
-// and others come in its place.
+// v1Writes returns the writes that turn the present rules into those of a change. A deny removes
+// only exactly that rule, so a wider rule is removed whole and narrower ones are added.
 func v1Writes(now []grant.DeviceRule, change Change) []write {
 	var writes []write
 	add := func(file string, r grant.DeviceRule) { writes = append(writes, write{file, v1Line(r)}) }
@@ -89,8 +88,8 @@ func v1Writes(now []grant.DeviceRule, change Change) []write {
 	return writes
 }
 
-// tooWide reports whether a rule opens a device that is to be closed. One that allows exactly what
-// is granted may stay, and one of what stays as it was.
+// tooWide reports whether a rule opens a device that is to be closed. A rule within Allow or Others
+// may stay.
 func tooWide(r grant.DeviceRule, change Change) bool {
 	if !strings.ContainsAny(r.Access, "rw") || slices.ContainsFunc(slices.Concat(change.Allow, change.Others),
 		func(o grant.DeviceRule) bool { return within(r, o) }) {
@@ -157,7 +156,7 @@ func parseNumber(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 32)
 }
 
-// read gives the list as a spec would have it: nothing but what it allows.
+// read returns the list as a spec has it: all is denied except the listed devices.
 func (c v1) read() ([]specs.LinuxDeviceCgroup, error) {
 	list, err := c.list()
 	if err != nil {

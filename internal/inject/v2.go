@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// v2Programs are the device programs of a cgroup v2. The kernel asks each and takes a refusal of
-// any for an answer, so a device is opened by changing them all. Ours is what was there with our
-// rules before it: the runtime's own stay as they are, and need not be guessed.
+// v2Programs are the device programs of a cgroup v2. The kernel runs all of them, and each can
+// refuse a device, so all are changed to open one. A new program is an old one with the change's
+// rules before it, so the runtime's rules need not be known.
 type v2Programs struct{ dir *os.File }
 
 func (c v2Programs) save() (s saved, err error) {
@@ -24,8 +24,8 @@ func (c v2Programs) save() (s saved, err error) {
 	return s, err
 }
 
-// set changes the programs that were there before systemd was told. systemd has put a new one in
-// place of its own, which has the change already, and will do so again.
+// set changes the programs that were there before systemd got the change. systemd has since
+// replaced its own program with one that has the change already, and replaces it again later.
 func (c v2Programs) set(change Change, before saved) error {
 	if !change.ChangesRules() {
 		return nil
@@ -51,11 +51,11 @@ func (c v2Programs) set(change Change, before saved) error {
 	return nil
 }
 
-// read gives nothing: programs were read again when they were attached.
+// read returns nothing: programs were read again when they were attached.
 func (v2Programs) read() ([]specs.LinuxDeviceCgroup, error) { return nil, nil }
 
-// attachBefore attaches a change's rules and, behind them, the program of an id in that program's
-// place; without an id, one that allows all.
+// attachBefore replaces the program of an id with a change's rules, followed by that program. If
+// the id is 0, it attaches the rules, followed by a program that allows all.
 func attachBefore(cgroup int, id, flags uint32, change Change) error {
 	old, rest := -1, allowAll()
 	if id != 0 {
@@ -83,7 +83,7 @@ func attachBefore(cgroup int, id, flags uint32, change Change) error {
 	return attached(cgroup, loaded, old, program)
 }
 
-// attached reads again: the new program is there, the old one is not, and it is what was wanted.
+// attached checks that the new program is there as it was written, and the old one is not.
 func attached(cgroup, loaded, old int, program []byte) error {
 	ids, _, err := attachedPrograms(cgroup)
 	if err != nil {
@@ -106,15 +106,15 @@ func attached(cgroup, loaded, old int, program []byte) error {
 	return nil
 }
 
-// The instruction classes that must not be in a program which is loaded anew: calls, and loads of
-// maps, whose references would be another process's.
+// Instructions that must not be in a program that is loaded again: calls, and loads of maps, which
+// refer to file descriptors of another process.
 const (
 	opCall   = 0x85
-	opLoad64 = 0x18 // with a source register: of a map, a function, a variable
+	opLoad64 = 0x18 // with a source register: loads a map, a function or a variable
 )
 
-// selfContained refuses a program that would not be the same if it were loaded again. Those of runc
-// and crun are comparisons and nothing else.
+// selfContained refuses a program that would not be the same if it were loaded again. The programs
+// of runc and crun only compare.
 func selfContained(program []byte) error {
 	for i := 0; i+8 <= len(program); i += 8 {
 		op, regs := program[i], program[i+1]
