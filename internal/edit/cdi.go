@@ -10,9 +10,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// CDI writes a verdict as the edits of a CDI device. CDI only adds: a verdict that takes something
-// away, or that replaces the device rules, is an error, because an engine that applied the rest
-// would give more than the verdict does. Device rules need no words in CDI: the engine makes one
+// CDI returns a verdict as the edits of a CDI device. CDI only adds: a verdict that removes
+// something, or that replaces the device rules, is an error, because an engine that applied the
+// rest would give more than the verdict does. Device rules are not written: the engine makes one
 // for each node.
 func CDI(v grant.Verdict) (cdispec.ContainerEdits, error) {
 	switch {
@@ -42,9 +42,9 @@ func isRuleOf(r grant.DeviceRule, n *cdispec.DeviceNode) bool {
 		r.Access == n.Permissions
 }
 
-// CDINodes writes device nodes as a CDI file has them: owned by root, where an engine would
-// otherwise give them to the container's user, and without a path of the host that says nothing
-// new, which would ask for CDI 0.5.0.
+// CDINodes returns device nodes as a CDI file has them. They are owned by root: otherwise an engine
+// would give them to the container's user. A path of the host that is the same as the container's
+// is left out, because it needs CDI 0.5.0.
 func CDINodes(nodes []*cdispec.DeviceNode) []*cdispec.DeviceNode {
 	written := make([]*cdispec.DeviceNode, len(nodes))
 	for i, n := range nodes {

@@ -22,7 +22,7 @@ type member struct {
 	inner       *object // the value, if it is an object of which parts are to be rewritten
 }
 
-// is compares by what the name means: "e\u006ev" is env.
+// is compares the decoded name: "e\u006ev" is env.
 func (m *member) is(name string) bool { return string(tokens.Name(m.name)) == name }
 
 // part is a field to be rewritten: by a function, or by its own parts.
@@ -32,14 +32,14 @@ type part struct {
 	parts []part
 }
 
-// rewriting writes a field's new value. It is given what stands there, nil where nothing does.
-// Where that is to stay, it says so and writes nothing.
+// rewriting writes a field's new value. old is the present value, or nil. If the value stays, it
+// returns false and writes nothing.
 type rewriting func(w *tokens.Writer, old jsontext.Value) (changed bool, err error)
 
 // change rewrites the parts of an object and leaves every other byte of its values as it is,
-// unknown fields and their order included. Objects on the way to a part are made. Where no part
-// changes, nothing does. The objects are read once, and the document is written once, with room for
-// so many bytes more than it has.
+// including unknown fields and their order. It makes missing objects on the way to a part. If no
+// part changes, it returns doc. The objects are read once, and the document is written once; more
+// is about how many bytes it grows by.
 func change(doc jsontext.Value, more int, parts []part) (jsontext.Value, error) {
 	o, err := take(doc, parts)
 	if err != nil {
@@ -53,7 +53,7 @@ func change(doc jsontext.Value, more int, parts []part) (jsontext.Value, error) 
 	return w.End()
 }
 
-// rewrite writes an object with its parts rewritten. Where none changes, it writes nothing.
+// rewrite writes an object with its parts rewritten. If none changes, it writes nothing.
 func (o *object) rewrite(w *tokens.Writer, parts []part) (changed bool, err error) {
 	start := w.Len()
 	w.Object(func() {
@@ -140,10 +140,10 @@ func partOf(parts []part, m *member) *part {
 
 var errNoObject = errors.New("it is no object")
 
-// isNothing reports whether a value is as good as an empty object.
+// isNothing reports whether a value is missing or null, which is like an empty object.
 func isNothing(value jsontext.Value) bool { return len(value) == 0 || value.Kind() == 'n' }
 
-// take takes an object apart, and those on the way to the parts.
+// take reads the members of an object, and of the objects on the way to the parts.
 func take(text jsontext.Value, parts []part) (o *object, err error) {
 	if isNothing(text) {
 		return &object{text: text}, nil
@@ -188,8 +188,8 @@ func takeNext(d *jsontext.Decoder, text jsontext.Value, parts []part) (*object, 
 	return &o, nil
 }
 
-// next reads a value and gives it as it stands in the text that is read: what the decoder returns
-// is valid until its next call only.
+// next reads a value and returns it as a part of the text: what the decoder returns is valid only
+// until its next call.
 func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
 	value, err := d.ReadValue()
 	if err != nil {
@@ -199,8 +199,8 @@ func next(d *jsontext.Decoder, text jsontext.Value) (jsontext.Value, error) {
 	return text[end-int64(len(value)) : end : end], nil
 }
 
-// list rewrites an array: keep says which elements stay, as they stand; those of add are appended.
-// Of an element it reads what is judged.
+// list rewrites an array. Elements for which keep is true stay as they are, and those of add are
+// appended. read decodes what keep needs of an element.
 func list[T, A any](w *tokens.Writer, old jsontext.Value, read func(*jsontext.Decoder, *T) error,
 	keep func(T) bool, add additions[A]) (changed bool, err error) {
 	kept, all := make([]jsontext.Value, 0, 32), 0
@@ -233,13 +233,13 @@ func list[T, A any](w *tokens.Writer, old jsontext.Value, read func(*jsontext.De
 	return true, nil
 }
 
-// additions are what a list is to have beside what it has.
+// additions are the elements that are appended to a list.
 type additions[A any] struct {
 	items []A
 	write func(*tokens.Writer, A)
 }
 
-// word reads the one string of an object that has the name.
+// word returns a function that reads the string with this name in an object.
 func word(name string) func(*jsontext.Decoder, *string) error {
 	return func(d *jsontext.Decoder, text *string) error {
 		return tokens.Object(d, func(n []byte) error {
@@ -251,7 +251,7 @@ func word(name string) func(*jsontext.Decoder, *string) error {
 	}
 }
 
-// Without takes one field out of an object and leaves the rest as it stands.
+// Without removes one field from an object and leaves the rest as it is.
 func Without(text []byte, field string) ([]byte, error) {
 	o, err := take(text, nil)
 	if err != nil {
@@ -262,7 +262,7 @@ func Without(text []byte, field string) ([]byte, error) {
 	return w.End()
 }
 
-// some writes an object with those of its members that stay.
+// some writes an object with the members for which stays is true.
 func (o *object) some(w *tokens.Writer, stays func(*member) bool) {
 	w.Object(func() {
 		for i := range o.members {

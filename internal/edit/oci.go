@@ -1,5 +1,5 @@
-// Package edit makes the changes that a verdict wants: OCI applies them to a config.json, CDI gives
-// them as the edits of a CDI device. They are the verdict's Edits (devices, mounts, environment and
+// Package edit makes the changes of a verdict: OCI applies them to a config.json, CDI returns them
+// as the edits of a CDI device. They are the verdict's Edits (devices, mounts, environment and
 // hooks that give the container its grant), its device rules, and what it removes from the spec.
 // Package adjust below it does the same for NRI.
 package edit
@@ -52,14 +52,14 @@ func (e ociEdit) removes(kind grant.RemovalKind, name string) bool {
 	return e.removed[grant.Removal{Kind: kind, Name: name}]
 }
 
-// removesAny reports whether a part of the spec must be looked at at all; decoding one costs a
-// create more than editing it.
+// removesAny reports whether a part of the spec must be read: reading a part takes a create longer
+// than editing it.
 func (e ociEdit) removesAny(kind grant.RemovalKind) bool {
 	return slices.ContainsFunc(e.verdict.Removed, func(r grant.Removal) bool { return r.Kind == kind })
 }
 
-// env takes out every occurrence of what is removed or set, then sets: readers disagree on which
-// duplicate counts.
+// env removes every entry of a name that is removed or set, and then sets, because readers disagree
+// on which of two entries counts.
 func (e ociEdit) env(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	set := map[string]bool{}
 	for _, entry := range e.verdict.Edits.Env {
@@ -91,8 +91,8 @@ func ociDevice(n *cdispec.DeviceNode) specs.LinuxDevice {
 		UID: &root, GID: &root}
 }
 
-// rules appends the granted devices' rules, or has them stand alone where the spec's own were too
-// wide.
+// rules appends the rules of the granted devices. If the spec's rules were too wide, these replace
+// them.
 func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	rules := Rules(e.verdict)
 	ours := make([]string, len(rules))
@@ -105,7 +105,7 @@ func (e ociEdit) rules(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	return list(w, old, ocispec.ReadRule, func(r specs.LinuxDeviceCgroup) bool {
 		name := ruleName(r)
 		for i := range rules {
-			if rules[i].Allow == r.Allow && ours[i] == name { // it is there again behind the others
+			if rules[i].Allow == r.Allow && ours[i] == name { // it is appended again
 				return false
 			}
 		}
@@ -135,9 +135,9 @@ func number(n int64) *int64 {
 	return &n
 }
 
-// ruleName returns the name that a Removal has for a rule. Rules that crun takes for the same have
-// the same name: to it any type but a and b is a character device, a number is a C int, and one
-// below 0 stands for all.
+// ruleName returns the name that a Removal has for a rule. Rules that are the same for crun have
+// the same name: it takes any type except a and b for a character device, reads a number as a C
+// int, and a number below 0 as all.
 func ruleName(r specs.LinuxDeviceCgroup) string {
 	digits := func(n *int64) string {
 		if n == nil || *n < 0 || int32(*n) < 0 {
@@ -152,8 +152,8 @@ func ruleName(r specs.LinuxDeviceCgroup) string {
 	return kind + " " + digits(r.Major) + ":" + digits(r.Minor)
 }
 
-// masked hides paths. CDI and NRI have no words for it; behind them a container sees what the
-// driver tells of all GPUs.
+// masked hides paths. CDI and NRI cannot express that, so containers behind them see what the
+// driver reports about all GPUs.
 func (e ociEdit) masked(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if len(e.verdict.Masked) == 0 {
 		return false, nil
@@ -179,9 +179,9 @@ func (e ociEdit) mounts(w *tokens.Writer, old jsontext.Value) (bool, error) {
 		additions[*cdispec.Mount]{edits, mountWriter()})
 }
 
-// sizeOf returns about how many bytes a spec with these edits has more.
+// sizeOf returns about how many bytes these edits add to a spec.
 func sizeOf(edits cdispec.ContainerEdits) int {
-	const others, mount = 2 << 10, 96 // beside the mounts, and beside a mount's two paths
+	const others, mount = 2 << 10, 96 // without the mounts, and without a mount's two paths
 	size := others
 	for _, m := range edits.Mounts {
 		size += len(m.ContainerPath) + len(m.HostPath) + mount
@@ -197,7 +197,7 @@ func mountWriter() func(*tokens.Writer, *cdispec.Mount) {
 	}
 }
 
-// hooks removes injectors from every stage, and puts ours behind all others of theirs.
+// hooks removes injectors from every stage, and appends the verdict's hooks to their stages.
 func (e ociEdit) hooks(w *tokens.Writer, old jsontext.Value) (bool, error) {
 	if !e.removesAny(grant.RemoveHook) && len(e.verdict.Edits.Hooks) == 0 {
 		return false, nil

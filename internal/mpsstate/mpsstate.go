@@ -1,7 +1,8 @@
-// Package mpsstate reads and writes state.json, in which gpuledgerd records what it found of each
-// MPS daemon: its process, its servers, their limits, or why it is not ready. A create reads it
-// without asking gpuledgerd. It also asks the kernel whether those processes still run: gpuledgerd
-// may have ended, or may not have noticed yet that a daemon has. Package mps runs the daemons.
+// Package mpsstate reads and writes state.json, in which gpuledgerd records what it knows of each
+// MPS daemon: its process, its servers, their limits, or why it is not ready. A create reads the
+// file without asking gpuledgerd. It also asks the kernel whether those processes still run:
+// gpuledgerd may have ended, or may not have noticed yet that a daemon has. Package mps runs the
+// daemons.
 package mpsstate
 
 import (
@@ -23,8 +24,8 @@ const version = 1
 // maxState bounds that file, in bytes.
 const maxState = 64 << 10
 
-// Read gives what gpuledgerd wrote about the daemon in a directory. Of another boot or another
-// version nothing is known.
+// Read returns what gpuledgerd wrote about the daemon in a directory. It returns false for a file
+// of another boot or version.
 func Read(h host.Host, dir string) (grant.MPSDaemon, bool) {
 	return readFrom(h, filepath.Join(dir, "state.json"))
 }
@@ -39,7 +40,7 @@ func readFrom(h host.Host, path string) (grant.MPSDaemon, bool) {
 	return grant.MPSDaemon(s), err == nil && boot == s.BootID
 }
 
-// Write replaces it.
+// Write replaces that file.
 func Write(h host.Host, dir string, m grant.MPSDaemon) error {
 	return writeTo(h, filepath.Join(dir, "state.json"), m)
 }
@@ -56,9 +57,9 @@ func writeTo(h host.Host, path string, m grant.MPSDaemon) (err error) {
 	return host.ReplaceFile(path, append(data, '\n'), 0o600, host.Volatile)
 }
 
-// Of gives the daemons of grants. Whether they run is asked of the kernel: gpuledgerd may be dead,
-// or not have noticed yet.
-func Of(h host.Host, run string, grants []grant.Grant) (daemons []grant.MPSDaemon) {
+// ForGrants returns the daemons of grants in mode mps. It asks the kernel whether they run, because
+// gpuledgerd may have ended.
+func ForGrants(h host.Host, run string, grants []grant.Grant) (daemons []grant.MPSDaemon) {
 	for _, g := range grants {
 		if g.Mode != grant.MPS {
 			continue
@@ -70,7 +71,7 @@ func Of(h host.Host, run string, grants []grant.Grant) (daemons []grant.MPSDaemo
 	return daemons
 }
 
-// All gives the daemons of the node, for a container whose grant is still to be placed.
+// All returns all daemons of the node, for a container that has no grant yet.
 func All(h host.Host, run string) (daemons []grant.MPSDaemon) {
 	names, _ := os.ReadDir(grant.MPSDir(run, ""))
 	for _, name := range names {
@@ -81,8 +82,8 @@ func All(h host.Host, run string) (daemons []grant.MPSDaemon) {
 	return daemons
 }
 
-// Serves reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU: one
-// that it knows, or one that the daemon, which starts its servers itself, has started since.
+// Serves reports whether a process is a server of one of gpuledgerd's MPS daemons for a GPU:
+// gpuledgerd knows it, or the daemon, which starts its servers itself, has started it since.
 func Serves(h host.Host, run, uuid string, p grant.Process) bool {
 	names, _ := os.ReadDir(grant.MPSDir(run, ""))
 	for _, name := range names {
@@ -95,11 +96,10 @@ func Serves(h host.Host, run, uuid string, p grant.Process) bool {
 	return false
 }
 
-// maxDepth bounds how far up the parents of a process are followed.
+// maxDepth is how many parents of a process are followed.
 const maxDepth = 8
 
-// Descends reports whether one process was started by another, or by one that it has started, and
-// both are there.
+// Descends reports whether a process is a descendant of another, and both still run.
 func Descends(h host.Host, p, of grant.Process) bool {
 	above, _, err := h.Process(of.PID)
 	if err != nil || above != of {
@@ -150,28 +150,28 @@ func daemonIn(h host.Host, dir string) (grant.MPSDaemon, bool) {
 	return m, true
 }
 
-// OtherSocket is the problem of a daemon whose clients, or one of them, has put another socket
-// where new ones look for it.
+// OtherSocket is the problem of a daemon whose control socket was replaced. Any of its clients can
+// do that.
 const OtherSocket = "its control socket was replaced by another"
 
-// OtherPrivileged is the same of the socket to which programs of root connect first.
+// OtherPrivileged is the same for the socket to which programs of root connect first.
 const OtherPrivileged = "its control socket for root was replaced by another"
 
-// Socket tells which file a socket of a daemon is, by device and inode, and its mode. The daemon
-// keeps the inode from being another file's for as long as it lives.
+// Socket returns device, inode and mode of a socket. While its daemon lives, no other file gets the
+// inode.
 func Socket(path string) (which [2]uint64, mode uint32, is bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return [2]uint64{uint64(st.Dev), st.Ino}, st.Mode, err == nil && st.Mode&unix.S_IFMT == unix.S_IFSOCK
 }
 
-// SocketPath is where clients look for it.
+// SocketPath is where clients look for the control socket of the daemon in a directory.
 func SocketPath(dir string) string { return filepath.Join(dir, "pipe/control") }
 
-// PrivilegedPath is where NVIDIA's program looks first, if root runs it.
+// PrivilegedPath is where NVIDIA's control program looks first, if root runs it.
 func PrivilegedPath(dir string) string { return filepath.Join(dir, "pipe/control_privileged") }
 
-// searchable reports whether anybody may look for a name in a directory.
+// searchable reports whether all users may look up names in a directory.
 func searchable(dir string) bool {
 	var st unix.Stat_t
 	return unix.Stat(dir, &st) == nil && st.Mode&0o001 != 0

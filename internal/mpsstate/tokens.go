@@ -7,8 +7,8 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// state is the content of the file. A test compares how it is read and written with the fields'
-// tags.
+// state is the content of the file. A test checks that the names that are read and written are
+// those of the fields' tags.
 type state grant.MPSDaemon
 
 func (s *state) read(d *jsontext.Decoder) error {

@@ -11,8 +11,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/host"
 )
 
-// A container that adopts its grant in mode mps has none until it starts, and does not start until
-// a daemon takes it as a client. So its create asks gpuledgerd for the daemon (docs/adr/0099).
+// A container that adopts its grant in mode mps has no grant until it starts, and does not start
+// until a daemon accepts it as a client. So its create asks gpuledgerd for the daemon
+// (docs/adr/0099).
 
 // WantedFor is how long gpuledgerd keeps a daemon that a create asked for, without a grant. The
 // kubelet tries a container again after some ten seconds.
@@ -37,7 +38,7 @@ func Want(h host.Host, run string, c grant.Container, g *grant.Grant) error {
 	return writeTo(h, wantedFile(run, c), m)
 }
 
-// WantNoMore takes back what the create of a container asked for.
+// WantNoMore withdraws what the create of a container asked for.
 func WantNoMore(run string, c grant.Container) { _ = os.Remove(wantedFile(run, c)) }
 
 // Wanted returns the grants that containers would have if they had their daemons. It removes what

@@ -19,7 +19,7 @@ func ServerLimitsOf(n *Node, g *grant.Grant) ServerLimits {
 	if g == nil || g.Mode != grant.MPS {
 		return ServerLimits{}
 	}
-	daemons := mpsstate.Of(n.Host, n.Policy.RunDir, []grant.Grant{*g})
+	daemons := mpsstate.ForGrants(n.Host, n.Policy.RunDir, []grant.Grant{*g})
 	if len(daemons) == 0 {
 		return ServerLimits{}
 	}

@@ -79,7 +79,7 @@ func ledgerView(n *Node, tx *ledger.Tx, f *createFacts) grant.View {
 			v.Problems = append(v.Problems, unreadable(err))
 		}
 	}
-	v.MPS = mpsstate.Of(n.Host, n.Policy.RunDir, v.Grants)
+	v.MPS = mpsstate.ForGrants(n.Host, n.Policy.RunDir, v.Grants)
 	if !admission.Adopts(f.request, v, n.Policy) {
 		return v
 	}

@@ -269,8 +269,8 @@ func (p *plugin) create(n *node.Node, pod *api.PodSandbox, c *api.Container) (no
 // edited returns the spec as the engine will make it.
 func (p *plugin) edited(config []byte, v grant.Verdict, c *api.Container) ([]byte, error) {
 	adjustment, err := p.can.Container(v, c)
-	var unsayable *adjust.Unsayable
-	if errors.As(err, &unsayable) {
+	var inexpressible *adjust.Inexpressible
+	if errors.As(err, &inexpressible) {
 		return nil, &grant.Refusal{Code: grant.InjectionImpossible,
 			Message: fmt.Sprintf("container %q needs an edit that its engine cannot make: %v",
 				cmp.Or(c.GetName(), c.GetId()), err),

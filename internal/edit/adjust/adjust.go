@@ -1,11 +1,10 @@
 // Package adjust translates a verdict's edits into an NRI adjustment. It is apart from package edit
 // so that the hot binaries, gpuledger-runtime and gpuledger-hook, link nothing of NRI.
 //
-// NRI says less than an OCI spec does. It has no words to take a hook out, and what it is told to
-// take out of the environment or of the devices is lost on the way (containerd/nri v0.12.5,
-// pkg/adaptation/result.go: adjustEnv and adjustDevices keep additions only). So a variable is set
-// to nothing, and a node becomes /dev/null under its name. What cannot be said at all is an error,
-// and the container is refused.
+// NRI can express less than an OCI spec. It cannot remove a hook. Removals from the environment and
+// from the devices are lost (containerd/nri v0.12.5, pkg/adaptation/result.go: adjustEnv and
+// adjustDevices keep additions only). So a variable is set to nothing, and a node becomes /dev/null
+// under its name. An edit that cannot be expressed is an error, and the container is refused.
 package adjust
 
 import (
@@ -22,23 +21,23 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// Unsayable is an edit that NRI has no words for.
-type Unsayable struct{ Edit string }
+// Inexpressible is an error: an edit that NRI cannot express.
+type Inexpressible struct{ Edit string }
 
 // Error names the edit.
-func (e *Unsayable) Error() string { return "NRI cannot " + e.Edit }
+func (e *Inexpressible) Error() string { return "NRI cannot " + e.Edit }
 
-func unsayable(format string, args ...any) error {
-	return &Unsayable{Edit: fmt.Sprintf(format, args...)}
+func inexpressible(format string, args ...any) error {
+	return &Inexpressible{Edit: fmt.Sprintf(format, args...)}
 }
 
 // Support is what an engine's NRI carries.
 type Support struct {
-	Rules bool // device rules; since NRI 0.10, older ones drop them without a word
+	Rules bool // device rules; since NRI 0.10, older ones drop them silently
 }
 
-// Container gives the adjustment that makes of the container what edit.OCI makes of its spec. An
-// *Unsayable says that there is none.
+// Container returns the adjustment that has the same effect on a container as edit.OCI has on its
+// spec. The error is an *Inexpressible if there is none.
 func (e Support) Container(v grant.Verdict, c *api.Container) (*api.ContainerAdjustment, error) {
 	t := translation{Support: e, verdict: v, container: c, adjustment: &api.ContainerAdjustment{}}
 	for _, part := range []func() error{t.env, t.devices, t.rules, t.mounts, t.hooks, t.annotations, t.rest} {
@@ -56,7 +55,7 @@ type translation struct {
 	adjustment *api.ContainerAdjustment
 }
 
-// removed lists what of a kind the container has and must lose.
+// removed lists the removals of a kind, by name, that the container has.
 func (t *translation) removed(kind grant.RemovalKind, has func(name string) int) (names []string) {
 	for _, r := range t.verdict.Removed {
 		if r.Kind == kind && has(r.Name) > 0 {
@@ -71,8 +70,8 @@ func (t *translation) removed(kind grant.RemovalKind, has func(name string) int)
 func (t *translation) env() error {
 	set := map[string]string{}
 	for _, name := range t.removed(grant.RemoveEnv, t.entries) {
-		if strings.HasPrefix(name, "CUDA_MPS_") { // what its client makes of an empty one is not known
-			return unsayable("take %s out of the environment", name)
+		if strings.HasPrefix(name, "CUDA_MPS_") { // what its client does with an empty one is not known
+			return inexpressible("take %s out of the environment", name)
 		}
 		set[name] = ""
 	}
@@ -87,7 +86,7 @@ func (t *translation) env() error {
 	slices.Sort(names)
 	for _, name := range names {
 		if t.entries(name) > 1 {
-			return unsayable("set %s, which is in the environment more than once", name)
+			return inexpressible("set %s, which is in the environment more than once", name)
 		}
 		t.adjustment.AddEnv(name, set[name])
 	}
@@ -108,15 +107,15 @@ func (t *translation) devices() error {
 		t.adjustment.AddDevice(device(n))
 	}
 	for _, path := range t.removed(grant.RemoveDevice, t.nodes) {
-		// there the engine's runtime binds the host's node at the path, whatever the numbers say
+		// the engine's runtime then binds the host's node at the path, and ignores the numbers
 		if t.userNamespaced() {
-			return unsayable("take %s from a container with a user namespace", path)
+			return inexpressible("take %s from a container with a user namespace", path)
 		}
 		t.adjustment.AddDevice(null(path))
 	}
 	for _, d := range t.adjustment.GetLinux().GetDevices() {
 		if t.nodes(d.Path) > 1 {
-			return unsayable("replace the node %s, which the container has more than once", d.Path)
+			return inexpressible("replace the node %s, which the container has more than once", d.Path)
 		}
 	}
 	return nil
@@ -148,9 +147,9 @@ func (t *translation) userNamespaced() bool {
 		func(ns *api.LinuxNamespace) bool { return ns.GetType() == "user" })
 }
 
-// rules adds device rules; the engine itself adds one for each device. Rules can only be appended:
-// a list that shall replace the container's begins by denying all, and a rule is taken back by
-// denying the same device.
+// rules adds device rules; the engine itself adds one for each device. Rules can only be appended,
+// so a list that replaces the container's begins by denying all, and a rule is removed by denying
+// the same device.
 func (t *translation) rules() error {
 	rules := edit.Rules(t.verdict)
 	if !t.verdict.Narrow {
@@ -170,7 +169,7 @@ func (t *translation) rules() error {
 		return nil
 	}
 	if !t.Rules {
-		return unsayable("change device rules on this engine, whose NRI is older than 0.10")
+		return inexpressible("change device rules on this engine, whose NRI is older than 0.10")
 	}
 	linux := t.adjustment.GetLinux()
 	if linux == nil {
@@ -186,8 +185,8 @@ func (t *translation) rules() error {
 	return nil
 }
 
-// kind returns the type of a rule. An empty type, which OCI allows for all devices, is no type to
-// every reader of NRI's.
+// kind returns the type of a rule. In OCI an empty type means all devices, but not for every reader
+// of NRI.
 func kind(r specs.LinuxDeviceCgroup) string {
 	if r.Type == "" {
 		return "a"
@@ -195,8 +194,8 @@ func kind(r specs.LinuxDeviceCgroup) string {
 	return r.Type
 }
 
-// comesWithDevice reports whether NRI's generator adds a rule itself. It writes an allow for each
-// device that an adjustment adds, read and write.
+// comesWithDevice reports whether NRI's generator adds a rule itself. It allows reading and writing
+// of each device that an adjustment adds.
 func (t *translation) comesWithDevice(r specs.LinuxDeviceCgroup) bool {
 	return slices.ContainsFunc(t.verdict.Edits.DeviceNodes, func(n *cdispec.DeviceNode) bool {
 		return r.Allow && r.Access == "rw" && r.Type == n.Type && r.Major != nil && *r.Major == n.Major &&
@@ -204,18 +203,18 @@ func (t *translation) comesWithDevice(r specs.LinuxDeviceCgroup) bool {
 	})
 }
 
-// denial takes the rule back that a removal names, as "c 195:254". Runtimes refuse to take back a
-// part of a wildcard, or a wildcard that a later rule lies in.
+// denial returns a rule that denies what a removal names, for example "c 195:254". Runtimes refuse
+// to deny a part of a wildcard, or a wildcard that contains a later rule.
 func denial(name string) (specs.LinuxDeviceCgroup, error) {
 	kind, numbers, _ := strings.Cut(name, " ")
 	majorText, minorText, _ := strings.Cut(numbers, ":")
 	major, err := strconv.ParseInt(majorText, 10, 64)
 	if err != nil {
-		return specs.LinuxDeviceCgroup{}, unsayable("take back the device rule %q", name)
+		return specs.LinuxDeviceCgroup{}, inexpressible("take back the device rule %q", name)
 	}
 	minor, err := strconv.ParseInt(minorText, 10, 64)
 	if err != nil {
-		return specs.LinuxDeviceCgroup{}, unsayable("take back the device rule %q", name)
+		return specs.LinuxDeviceCgroup{}, inexpressible("take back the device rule %q", name)
 	}
 	return specs.LinuxDeviceCgroup{Allow: false, Type: kind, Major: &major, Minor: &minor, Access: "rwm"}, nil
 }
@@ -230,7 +229,8 @@ func (t *translation) mounts() error {
 	}
 	for _, m := range t.adjustment.GetMounts() {
 		if destination := api.ClearRemovalMarker(m.Destination); t.mounted(destination) > 1 {
-			return unsayable("replace the mount of %s, which the container has more than once", destination)
+			return inexpressible("replace the mount of %s, which the container has more than once",
+				destination)
 		}
 	}
 	return nil
@@ -247,7 +247,7 @@ func (t *translation) mounted(destination string) (n int) {
 
 func (t *translation) hooks() error {
 	if paths := t.removed(grant.RemoveHook, t.hooked); len(paths) > 0 {
-		return unsayable("take out the hook %s", paths[0])
+		return inexpressible("take out the hook %s", paths[0])
 	}
 	for _, h := range t.verdict.Edits.Hooks {
 		hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env, Timeout: api.Int(h.Timeout)}}
@@ -257,7 +257,7 @@ func (t *translation) hooks() error {
 			"prestart":       {Prestart: hook}, "poststart": {Poststart: hook}, "poststop": {Poststop: hook},
 		}
 		if stages[h.HookName] == nil {
-			return unsayable("add a hook of the stage %q", h.HookName)
+			return inexpressible("add a hook of the stage %q", h.HookName)
 		}
 		t.adjustment.AddHooks(stages[h.HookName])
 	}
@@ -290,10 +290,10 @@ func (t *translation) annotations() error {
 	return nil
 }
 
-// rest refuses the edits that neither a verdict makes today nor NRI could carry.
+// rest refuses edits that no verdict has today and that NRI could not carry.
 func (t *translation) rest() error {
 	if e := t.verdict.Edits; len(e.AdditionalGIDs) > 0 || e.IntelRdt != nil || len(e.NetDevices) > 0 {
-		return unsayable("add groups, resource classes or network devices")
+		return inexpressible("add groups, resource classes or network devices")
 	}
 	return nil
 }

@@ -105,9 +105,9 @@ func TestTheSpecAfterwards(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			spec := ordinary()
 			a, err := carries.Container(c.verdict, container(spec))
-			var unsayable *adjust.Unsayable
+			var inexpressible *adjust.Inexpressible
 			if c.cannot != "" {
-				if !errors.As(err, &unsayable) || !strings.Contains(err.Error(), c.cannot) {
+				if !errors.As(err, &inexpressible) || !strings.Contains(err.Error(), c.cannot) {
 					t.Errorf("got %v, want that %s cannot be expressed", err, c.cannot)
 				}
 				return
@@ -144,8 +144,8 @@ func TestOldEngines(t *testing.T) {
 	}
 	for _, v := range []grant.Verdict{{Narrow: true}, {Removed: removed(grant.RemoveRule, "c 195:254")},
 		{Rules: []grant.DeviceRule{rule(1)}}} {
-		var unsayable *adjust.Unsayable
-		if _, err := old.Container(v, container(ordinary())); !errors.As(err, &unsayable) {
+		var inexpressible *adjust.Inexpressible
+		if _, err := old.Container(v, container(ordinary())); !errors.As(err, &inexpressible) {
 			t.Errorf("%+v: got %v, want that it cannot be expressed", v, err)
 		}
 	}
@@ -154,10 +154,10 @@ func TestOldEngines(t *testing.T) {
 func TestANodeOfAUserNamespaceStays(t *testing.T) {
 	spec := ordinary()
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace}}
-	var unsayable *adjust.Unsayable
+	var inexpressible *adjust.Inexpressible
 	_, err := carries.Container(grant.Verdict{Removed: removed(grant.RemoveDevice, "/dev/nvidia1")},
 		container(spec))
-	if !errors.As(err, &unsayable) {
+	if !errors.As(err, &inexpressible) {
 		t.Errorf("got %v, want that it cannot be expressed", err)
 	}
 }
@@ -269,8 +269,8 @@ func TestBothTranslationsGiveTheSameAccess(t *testing.T) {
 			return
 		}
 		a, err := carries.Container(verdict, container(spec))
-		var unsayable *adjust.Unsayable
-		if errors.As(err, &unsayable) {
+		var inexpressible *adjust.Inexpressible
+		if errors.As(err, &inexpressible) {
 			refused++
 			return
 		}

@@ -11,8 +11,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Apply makes of a spec what an engine makes of it, with the code that engines use, so that the
-// result can be judged before the engine has made it.
+// Apply adjusts a spec as an engine does, with the code that engines use, so that the result can be
+// judged before the engine makes it.
 func Apply(config []byte, a *api.ContainerAdjustment) ([]byte, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(config, &spec); err != nil {
@@ -45,10 +45,10 @@ func fill(s *specs.Spec) {
 	}
 }
 
-// engine is the part of an engine's spec generator that our adjustments need; it does as
-// containerd's and CRI-O's do (containerd 2.4 internal/cri/nri/spec_generator_linux.go;
-// opencontainers/runtime-tools generate). Another method is a nil pointer: an adjustment that we
-// did not make.
+// engine is the part of an engine's spec generator that these adjustments need; it does the same as
+// containerd's and CRI-O's (containerd 2.4 internal/cri/nri/spec_generator_linux.go;
+// opencontainers/runtime-tools generate). Any other method is a nil pointer, because Container
+// makes no such adjustment.
 type engine struct {
 	generate.UnderlyingGenerator
 	spec *specs.Spec
@@ -90,8 +90,8 @@ func (e *engine) AddLinuxResourcesDevice(allow bool, kind string, major, minor *
 		specs.LinuxDeviceCgroup{Allow: allow, Type: kind, Major: major, Minor: minor, Access: access})
 }
 
-// AddPreStartHook adds a hook of a stage that runtime-tools knew first. The generator adds those of
-// the other stages itself.
+// AddPreStartHook adds a hook of one of the stages that runtime-tools has had first. The generator
+// adds those of the other stages itself.
 func (e *engine) AddPreStartHook(h specs.Hook) {
 	//lint:ignore SA1019 Prestart is deprecated and still a stage that an edit may name.
 	e.hooks().Prestart = append(e.hooks().Prestart, h)
