@@ -11,7 +11,7 @@ import (
 // Card is a physical GPU with what is granted of it and of its MIG devices.
 type Card struct {
 	grant.GPU
-	Mode      grant.Mode // "" when nobody holds it
+	Mode      grant.Mode // "" if no grant is on it
 	Allocated grant.Bytes
 	Free      grant.Bytes // what a placement could still grant
 	Compute   int         // percent granted

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// Pause is the break-glass: while it lasts, what would be refused, or lose GPUs by policy, starts
-// as it is, and is recorded. Admissions go on, so that the ledger stays true.
+// Pause is what `gpuledger disable` records. While it lasts, a container that would be refused, or
+// lose GPUs by policy, starts unchanged and is recorded. Containers with a grant are admitted as
+// always, so that the ledger stays correct.
 type Pause struct {
 	Version int       `json:"version"`
 	Since   time.Time `json:"since"`
@@ -141,8 +142,8 @@ func pauseIn(dir string) (p Pause, known bool) {
 	return p, true
 }
 
-// Disable switches refusals off for a time, 0 for until Enable. It survives a reboot, unless only
-// the run directory can be written: the disk may be what is broken.
+// Disable switches refusals off for a time; 0: until Enable. It survives a reboot, unless only the
+// run directory can be written, because the disk may be broken.
 func (n *Node) Disable(long time.Duration) (Pause, error) {
 	if unlock, err := lockPause(n, pauseTurn); err == nil { // an emergency goes on without its turn
 		defer unlock()
@@ -153,7 +154,7 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 	}
 	err := writePause(n.Policy.StateDir, p, host.Durable)
 	if err == nil {
-		_, err = unpause(n.Policy.RunDir) // of before, with another time
+		_, err = unpause(n.Policy.RunDir) // an earlier one, with another time
 	}
 	if err != nil {
 		var volatile error
@@ -169,7 +170,7 @@ func (n *Node) Disable(long time.Duration) (Pause, error) {
 // pauseTurn is how long Disable waits for its turn. Another program needs some milliseconds.
 const pauseTurn = time.Second
 
-// pauseForBoot counts before what the state directory says, for this boot.
+// pauseForBoot writes a Pause that replaces, for this boot, the one in the state directory.
 func pauseForBoot(n *Node, p Pause) (_ Pause, err error) {
 	if p.BootID, err = n.Host.BootID(); err == nil {
 		err = writePause(n.Policy.RunDir, p, host.Volatile)
@@ -191,11 +192,11 @@ func writePause(dir string, p Pause, keeps host.Durability) error {
 // Enabled is how a Pause was ended.
 type Enabled struct {
 	Was bool  // there was one
-	For error // why it is over for this boot alone: the state directory has it, and cannot be written
+	For error // why it is over only for this boot: the one in the state directory cannot be removed
 }
 
-// Enable ends a Pause. Where the disk has one and is broken meanwhile, one in the run directory
-// that is over says so.
+// Enable ends a Pause. If the one in the state directory cannot be removed, Enable writes one that
+// is over into the run directory.
 func (n *Node) Enable() (e Enabled, err error) {
 	p, was := n.Paused()
 	removed, kept, err := endPause(n)
@@ -247,7 +248,7 @@ func endMisplaced(n *Node) (removed bool, err error) {
 // unpause removes a Pause from a directory, and tells whether there was one.
 func unpause(dir string) (was bool, err error) {
 	if _, err := os.Lstat(pausePath(dir)); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return false, nil // of a file system that is read-only not even what is not there can be removed
+		return false, nil // on a read-only file system, removing a missing file fails too
 	}
 	if err = os.Remove(pausePath(dir)); err == nil {
 		err = host.SyncDir(dir)
@@ -255,7 +256,7 @@ func unpause(dir string) (was bool, err error) {
 	return true, err
 }
 
-// Mode returns what becomes of refusals, and of what policy takes away, now: "enforce", "report" or
+// Mode returns what now happens to refusals, and to what policy takes away: "enforce", "report" or
 // "disabled".
 func (n *Node) Mode() grant.RulesMode {
 	if _, paused := n.Paused(); paused {

@@ -163,7 +163,7 @@ func decode(data []byte) (d Description, err error) {
 	return d, nil
 }
 
-// check tells whether the description's GPUs could stand in one node.
+// check reports why the described GPUs cannot be in one node.
 func (d Description) check() error {
 	if d.Version != version {
 		return fmt.Errorf("its version is %d and this gpuledger knows %d", d.Version, version)

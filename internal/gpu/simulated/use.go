@@ -16,28 +16,28 @@ import (
 	"github.com/gpuledger/gpuledger/internal/tokens"
 )
 
-// Use describes what is used of simulated GPUs, for tests and to try the watch on any machine. It
-// lies beside the description, under its name and UseSuffix; without it nothing is used.
+// Use describes what is used of simulated GPUs, for tests and to try the watch on any machine. Its
+// file is beside the description, with UseSuffix; without the file nothing is used.
 type Use struct {
 	Version int `json:"version"`
-	// of those whose totals are not just the sum of the processes
+	// of GPUs that have more than the sum of their processes
 	GPUs      []GPUReading     `json:"gpus,omitempty"`
 	Processes []ProcessReading `json:"processes"`
 }
 
-// GPUReading is what the driver tells of one GPU beside its processes.
+// GPUReading has the driver's values for one GPU, except its processes.
 type GPUReading struct {
 	GPU         int               `json:"gpu"`                  // index
 	Hidden      Memory            `json:"hidden,omitzero"`      // in use without a process
 	Utilization int               `json:"utilization,omitzero"` // percent
 	Power       int               `json:"power,omitzero"`       // watts
 	Temperature int               `json:"temperature,omitzero"` // °C
-	Health      string            `json:"health,omitzero"`      // where it does not answer
+	Health      string            `json:"health,omitzero"`      // "": that of the description
 	ComputeMode grant.ComputeMode `json:"compute_mode,omitzero"`
 	XIDs        []int             `json:"xids,omitempty"`
 }
 
-// ProcessReading is one process. It need not use anything in truth.
+// ProcessReading is one process. A process with this pid need not use a GPU, or exist.
 type ProcessReading struct {
 	PID     int    `json:"pid"`
 	GPU     int    `json:"gpu"`
@@ -46,10 +46,10 @@ type ProcessReading struct {
 	Compute int    `json:"compute,omitzero"` // percent
 }
 
-// UseSuffix is what the name of the file has behind that of the description.
+// UseSuffix is appended to the description's name.
 const UseSuffix = ".use"
 
-// Sampler tells, again and again, what a description and its Use come to, as NVML would.
+// Sampler returns samples made from a description and its Use, as NVML's Sampler does.
 type Sampler struct {
 	Path string // of the description
 
@@ -103,8 +103,8 @@ func readUse(path string) (u Use, err error) {
 	return u, err
 }
 
-// readFrom reads a file as people write it: an unknown key is an error. A test may have it say
-// something else each second.
+// readFrom reads a file that people write: an unknown key is an error. A test may rewrite the file
+// every second.
 func (u *Use) readFrom(d *jsontext.Decoder) error {
 	return tokens.Object(d, func(name []byte) error {
 		switch string(name) {
@@ -140,7 +140,7 @@ func readProcess(d *jsontext.Decoder, p *ProcessReading) error {
 	})
 }
 
-// of is what is used of one GPU.
+// of returns what is used of one GPU.
 func (u Use) of(g grant.GPU) grant.Usage {
 	usage := grant.Usage{UUID: g.UUID, Index: g.Index, Health: g.Health, Total: g.Memory,
 		ComputeMode: grant.ComputeDefault, Processes: []grant.ProcessUse{}}
