@@ -3,7 +3,6 @@ package nvmlchild
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/gpu"
@@ -40,20 +39,18 @@ func (m *Sampler) Sample(ctx context.Context, source grant.Source, fresh bool) (
 		return grant.Sample{}, fmt.Errorf("cannot tell what is used of the GPUs: %w", err)
 	}
 	sample.Taken = monotonic(sample.Taken, time.Now())
-	m.renew(sample)
 	return sample, nil
 }
 
-// renew ends the child if a GPU did not answer, for an NVML that was loaded later to answer next: a
-// GPU that was away can stay lost to the present one. It does so less and less often, and not while
-// a child hangs in the driver: the present one reports the other GPUs.
-func (m *Sampler) renew(s grant.Sample) {
-	silent := slices.ContainsFunc(s.GPUs, func(u grant.Usage) bool { return u.Health != grant.Healthy })
+// Renew ends the child if a GPU of the inventory did not answer (lost), for an NVML that was loaded
+// later to answer next: a GPU that was away can stay lost to the present one. It does so less and
+// less often, and not while a child hangs in the driver: the present one reports the other GPUs.
+func (m *Sampler) Renew(lost bool) {
 	since := time.Since(m.renewed)
 	switch {
-	case !silent && since > lastBackoff:
+	case !lost && since > lastBackoff:
 		m.rest = 0
-	case silent && since >= m.rest && m.stuck.Load() == 0:
+	case lost && since >= m.rest && m.stuck.Load() == 0:
 		m.drop()
 		m.renewed, m.rest = time.Now(), min(max(2*m.rest, firstBackoff), lastBackoff)
 	}

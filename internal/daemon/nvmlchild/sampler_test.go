@@ -159,6 +159,7 @@ func TestANewNVMLForOtherGPUs(t *testing.T) {
 		if err != nil || len(s.GPUs) != 1 || s.GPUs[0].Health != health {
 			t.Fatalf("%+v, %v", s, err)
 		}
+		n.m.Renew(health != grant.Healthy)
 		return int(s.GPUs[0].Used)
 	}
 	first := pid(grant.Healthy)

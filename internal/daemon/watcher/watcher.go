@@ -36,6 +36,7 @@ type Watcher struct {
 	node    func() *node.Node
 	sampler interface {
 		Sample(context.Context, grant.Source, bool) (grant.Sample, error)
+		Renew(lost bool)
 		Close()
 	}
 	roots []string // where runtimes keep the states of containers, beside the usual places
@@ -131,6 +132,10 @@ func (w *Watcher) pass(ctx context.Context, n *node.Node) error {
 		w.setFailure(err)
 		return errors.Join(err, w.replaceFound(n, err))
 	}
+	// found by the inventory: a sample lacks a GPU that was away when its NVML was loaded
+	w.sampler.Renew(slices.ContainsFunc(report.Findings, func(f grant.Finding) bool {
+		return f.Kind == grant.GPULost && f.Grant == ""
+	}))
 	var wrong error // the configuration is checked for both
 	w.tracker.Grace, wrong = grant.ParseDuration(n.Policy.Daemon.Grace)
 	w.tracker.Interval, _ = grant.ParseDuration(n.Policy.Daemon.Interval)

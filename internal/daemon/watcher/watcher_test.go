@@ -37,7 +37,8 @@ func (s fixedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample,
 	return s.s, nil
 }
 
-func (fixedSampler) Close() {}
+func (fixedSampler) Renew(bool) {}
+func (fixedSampler) Close()     {}
 
 // fixedLedger is read once, as long as its files do not change.
 type fixedLedger struct {
@@ -197,7 +198,8 @@ func (a timedSampler) Sample(context.Context, grant.Source, bool) (grant.Sample,
 	return a.s, nil
 }
 
-func (timedSampler) Close() {}
+func (timedSampler) Renew(bool) {}
+func (timedSampler) Close()     {}
 
 // outsideLedger is a watcher of processes without grants. It runs them, and returns what is
 // recorded after one more pass over its sample.
@@ -349,6 +351,39 @@ func TestTheRecordIsRenewed(t *testing.T) {
 		o.at = o.at.Add(after)
 		if o.passes(); !o.recordedAt.Equal(o.at) {
 			t.Errorf("%s later the record is %s old", after, o.at.Sub(o.recordedAt))
+		}
+	}
+}
+
+// renewed is a sampler that records whether a GPU was lost.
+type renewed struct {
+	fixedSampler
+	lost *bool
+}
+
+func (r renewed) Renew(lost bool) { *r.lost = lost }
+
+// TestANewNVMLForALostGPU: one that does not answer, or that the sample lacks, as it does if the
+// GPU was away when the present NVML was loaded.
+func TestANewNVMLForALostGPU(t *testing.T) {
+	w := crowded(t, 0)
+	s := w.sampler.(fixedSampler).s
+	silent := slices.Clone(s.GPUs)
+	silent[7].Health = "NVML gives no access to it"
+	for name, c := range map[string]struct {
+		gpus []grant.Usage
+		lost bool
+	}{
+		"all answer":       {s.GPUs, false},
+		"one is silent":    {silent, true},
+		"one is not there": {s.GPUs[:7], true},
+	} {
+		var lost bool
+		s.GPUs = c.gpus
+		w.sampler = renewed{fixedSampler{s}, &lost}
+		daemontest.Must(t, w.pass(t.Context(), w.node()))
+		if lost != c.lost {
+			t.Errorf("%s: a GPU is lost: %v", name, lost)
 		}
 	}
 }
