@@ -101,9 +101,9 @@ func wantsGraphics(r grant.Request) bool {
 	return slices.Contains(r.Capabilities, grant.Graphics) || slices.Contains(r.Capabilities, grant.Display)
 }
 
-// UsesDRM reports whether a container gets DRM nodes with a grant, or names some itself.
-func UsesDRM(r grant.Request) bool {
-	return wantsGraphics(r) || slices.ContainsFunc(r.Hits, func(h grant.Hit) bool {
+// UsesDRM reports whether a container gets DRM nodes with a grant of a device, or names some.
+func UsesDRM(r grant.Request, d grant.Device) bool {
+	return wantsGraphics(r) && hasGraphics(&d) || slices.ContainsFunc(r.Hits, func(h grant.Hit) bool {
 		return h.Node.Class == grant.ClassDRM
 	})
 }

@@ -146,7 +146,7 @@ func withProblem(n *Node, f *createFacts, v grant.View) grant.View {
 	}
 	problem := f.gpu.problem
 	if problem == nil {
-		problem = otherDevice(n, f.request, v.Grants, f.gpu.inventory)
+		problem = otherDevice(n, f.request, v, f.gpu.inventory)
 	}
 	if problem == nil {
 		problem = replacedDriver(n, f)
