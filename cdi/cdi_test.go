@@ -532,6 +532,13 @@ func TestTheFileOfSizesIsUpdated(t *testing.T) {
 	if got := m.update(); got != "written gpuledger.dev-ask.json" {
 		t.Errorf("after another policy: %q", got)
 	}
+	asks.MaxMemory = grant.Size(grant.MiB)
+	if got := m.update(); got != "removed gpuledger.dev-ask.json" {
+		t.Errorf("when no size may be asked for: %q", got)
+	}
+	asks.MaxMemory = 0
+	m.generate()
+	m.must(os.Remove(m.files.Path()))
 	m.has()
 	asks.Engines = nil
 	if got := m.update(); got != "removed gpuledger.dev-ask.json" {

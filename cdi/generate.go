@@ -62,7 +62,7 @@ func (f Files) Update() (changes []FileResult, notes []string, err error) {
 	}
 	changes, notes, err = f.planAndApply(func(files []cdiFile) ([]cdiFile, []string) {
 		return slices.DeleteFunc(files, func(l cdiFile) bool {
-			return l.have == nil || l.unchanged || l.want == nil && f.ofNode(l)
+			return l.have == nil || l.unchanged || l.want == nil && f.lacksGPUs(l)
 		}), nil
 	})
 	same := func(r FileResult) bool { return r.What == Unchanged || r.What == Absent }
@@ -122,9 +122,12 @@ func (f Files) anyFile() (bool, error) {
 	}), nil
 }
 
-// ofNode reports whether a file is one that the node has as soon as it has GPUs.
-func (f Files) ofNode(l cdiFile) bool {
-	return l.path == f.Path() || l.path == f.askPath() && len(f.Node.Policy.Asks.Engines) > 0
+// lacksGPUs reports whether a file is one that the node has as soon as it has GPUs again. A policy
+// that allows none of the sizes is another reason for which the file of sizes goes.
+func (f Files) lacksGPUs(l cdiFile) bool {
+	inv, _ := f.Node.Inventory()
+	return l.path == f.Path() ||
+		l.path == f.askPath() && len(f.Node.Policy.Asks.Engines) > 0 && largestGPU(inv) == 0
 }
 
 // apply gives a file its intended content. The error is errReplaced where the file is not the one
