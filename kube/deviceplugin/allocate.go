@@ -203,19 +203,20 @@ func (d *Allocator) holds(g grant.Grant) []string {
 	return d.Resource.holds(g)
 }
 
-// counted returns the grants that the kubelet counts, with their present and earlier devices. A
-// kubelet may ask for either again. The kubelet counts the devices of a pod that is gone as free,
-// so those are reported to it as unhealthy.
-func (d *Allocator) counted(p nodeledger.Content) counted {
+// held returns the devices that the kubelet counts as allocated, by the ledger: the present and the
+// earlier ones of each grant. A kubelet may ask for either again. The kubelet counts the devices of
+// a pod that is gone as free, so those are reported to it as unhealthy.
+func (d *Allocator) held(p nodeledger.Content) map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	t := counted{grants: slices.DeleteFunc(d.Resource.own(p),
-		func(g grant.Grant) bool { return d.podGone[g.ID] }), devices: map[string]bool{}}
-	for _, g := range t.grants {
-		maps.Copy(t.devices, set(d.Resource.holds(g)))
-		maps.Copy(t.devices, set(d.holds(g)))
+	devices := map[string]bool{}
+	for _, g := range d.Resource.own(p) {
+		if !d.podGone[g.ID] {
+			maps.Copy(devices, set(d.Resource.holds(g)))
+			maps.Copy(devices, set(d.holds(g)))
+		}
 	}
-	return t
+	return devices
 }
 
 // answer returns the response with the reference. It is no CDI device: the kubelet keeps the answer

@@ -87,13 +87,13 @@ func (p *Plugin) look() error {
 	}
 	content, err := p.Allocator.Ledger.Read()
 	var devices []*api.Device
-	var of counted
+	var held map[string]bool
 	legible := err == nil || content.Problem != nil
 	if legible {
-		of = p.Allocator.counted(content)
+		held = p.Allocator.held(content)
 	}
 	if err == nil {
-		devices, err = p.Allocator.Resource.Devices(content, of)
+		devices, err = p.Allocator.Resource.Devices(content, held)
 	}
 	if len(devices) > MostOffered {
 		err = fmt.Errorf("this node has %d units of %s, and the kubelet takes at most %d: "+
@@ -102,7 +102,7 @@ func (p *Plugin) look() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if legible {
-		p.held = of.devices
+		p.held = held
 	}
 	return p.offer(devices, err)
 }

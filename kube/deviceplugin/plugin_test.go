@@ -78,6 +78,24 @@ func TestTheKubeletGetsWhatIsFree(t *testing.T) {
 	}
 }
 
+// The kubelet subtracts the 12 devices of the containers, not their memory.
+func TestAfterTheUnitWasMadeSmallerOnlyWhatIsFreeIsOffered(t *testing.T) {
+	s := newSite(t, 1, units1GiB, "")
+	s.ensure()
+	c, _ := s.kubelet.registered()
+	for n := range 3 {
+		s.gets(c, some(4*n, 4*n+3)...)
+	}
+	s.Plugin.Allocator = &Allocator{Ledger: s.Ledger, Resource: Memory(grant.GiB/2, grant.Limit),
+		Log: s.Allocator.Log, Now: s.Allocator.Now}
+	s.ensure()
+	stream, err := c.ListAndWatch(soon(t), &api.Empty{})
+	check(t, err)
+	if got, want := nextHealthy(t, stream), strings.Join(some(0, 19), " "); got != want {
+		t.Errorf("healthy are %s, want the 12 of the containers and 8 for the free 4 GiB: %s", got, want)
+	}
+}
+
 // TestAGPUThatIsOpenWithoutAGrantIsNotGivenWhole: its node would refuse the grant.
 func TestAGPUThatIsOpenWithoutAGrantIsNotGivenWhole(t *testing.T) {
 	s := newSite(t, 2, Whole(), "")

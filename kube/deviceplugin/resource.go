@@ -100,15 +100,9 @@ func (r Resource) own(p nodeledger.Content) []grant.Grant {
 	return slices.DeleteFunc(p.EnteredBy(Source), func(g grant.Grant) bool { return !r.mine(g) })
 }
 
-// counted is what the kubelet counts as allocated: grants, and the devices of their containers.
-type counted struct {
-	grants  []grant.Grant
-	devices map[string]bool
-}
-
-// Devices returns the list for the kubelet. Devices that other users have are unhealthy, so the
-// scheduler does not count on them.
-func (r Resource) Devices(p nodeledger.Content, of counted) ([]*api.Device, error) {
+// Devices returns the list for the kubelet. held are the devices that the kubelet counts as
+// allocated. Devices that other users have are unhealthy, so the scheduler does not count on them.
+func (r Resource) Devices(p nodeledger.Content, held map[string]bool) ([]*api.Device, error) {
 	seats, err := p.Seats("")
 	if err != nil {
 		return nil, err
@@ -118,17 +112,16 @@ func (r Resource) Devices(p nodeledger.Content, of counted) ([]*api.Device, erro
 		return s.MIG != nil || len(s.GPU.MIG) > 0
 	})
 	if r.Unit == 0 {
-		return r.gpus(seats, of), nil
+		return r.gpus(seats, held), nil
 	}
-	return r.units(seats, of), nil
+	return r.units(seats, held), nil
 }
 
-func (r Resource) gpus(seats []admission.Seat, of counted) []*api.Device {
+func (r Resource) gpus(seats []admission.Seat, held map[string]bool) []*api.Device {
 	var list []*api.Device
 	for _, s := range seats {
-		held := of.devices[s.GPU.UUID]
 		free := s.Mode == "" && !s.Used() && slices.Contains(s.Modes, grant.Exclusive)
-		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held || free))}
+		d := &api.Device{ID: s.GPU.UUID, Health: health(s.Closed == "" && (held[s.GPU.UUID] || free))}
 		if s.GPU.NUMA >= 0 {
 			d.Topology = &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(s.GPU.NUMA)}}}
 		}
@@ -138,33 +131,21 @@ func (r Resource) gpus(seats []admission.Seat, of counted) []*api.Device {
 }
 
 // units returns as many devices as fit on the GPUs, each GPU rounded down. The units of containers
-// stay healthy. Of the others the last are unhealthy, because the first are allocated first. If a
-// GPU is gone, the list still reaches the last unit that a container has. Units name no GPU, and a
-// restarted kubelet admits no pod again whose units are not listed.
-func (r Resource) units(seats []admission.Seat, of counted) []*api.Device {
-	total, usable, open := 0, 0, map[string]bool{}
+// stay healthy, and beside them as many as are free. The kubelet subtracts what it has allocated by
+// devices and not by memory, and a grant can have more memory than its devices: the unit was larger
+// when it was made, or the grant was enlarged. Of the units that no container has, the last are
+// unhealthy, because the first are allocated first. If a GPU is gone, the list still reaches the
+// last unit that a container has. Units name no GPU, and a restarted kubelet admits no pod again
+// whose units are not listed.
+func (r Resource) units(seats []admission.Seat, held map[string]bool) []*api.Device {
+	total, usable := 0, len(held)
 	for _, s := range seats {
 		total += int(s.GPU.Memory / r.Unit)
-		if s.Closed != "" || !slices.Contains(s.Modes, r.Mode) {
-			continue
-		}
-		room := s.Free
-		for _, g := range of.grants {
-			for _, share := range g.GPUs {
-				if share.UUID == s.GPU.UUID {
-					room += share.Memory
-				}
-			}
-		}
-		open[s.GPU.UUID] = true
-		usable += int(room / r.Unit)
-	}
-	for _, g := range of.grants {
-		if !open[g.GPUs[0].UUID] { // it is on one GPU
-			usable += int(g.Memory() / r.Unit)
+		if s.Closed == "" && slices.Contains(s.Modes, r.Mode) {
+			usable += int(s.Free / r.Unit)
 		}
 	}
-	for id := range of.devices {
+	for id := range held {
 		total = max(total, number(id)+1)
 	}
 	list := make([]*api.Device, total)
@@ -172,7 +153,7 @@ func (r Resource) units(seats []admission.Seat, of counted) []*api.Device {
 		list[n] = &api.Device{ID: unitID(n), Health: api.Healthy}
 	}
 	for n := total - 1; n >= 0 && usable < total; n-- {
-		if !of.devices[unitID(n)] {
+		if !held[unitID(n)] {
 			list[n].Health = api.Unhealthy
 			usable++
 		}
