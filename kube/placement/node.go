@@ -2,7 +2,6 @@ package placement
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -113,23 +112,16 @@ const (
 	noCompute
 )
 
-// takes reports whether a GPU's product is one that the pod can use.
-func (w *Wish) takes(product string) bool {
-	return len(w.Products) == 0 || slices.ContainsFunc(w.Products, func(name string) bool {
-		return strings.Contains(strings.ToLower(product), strings.ToLower(name))
-	})
-}
-
 // misfitOf says why a GPU does not serve a demand, whatever else its pod has on it.
-func misfitOf(w *Wish, d *Demand, mode grant.Mode, g *GPU) misfit {
+func (s *Search) misfitOf(d *Demand, mode grant.Mode, g *GPU) misfit {
 	whole := mode == grant.Exclusive
 	amount := d.amount(g, mode)
 	switch {
 	case g.Closed != "":
 		return isClosed
-	case !w.takes(g.Product):
+	case !s.takes(g.Product):
 		return otherProduct
-	case g.Memory < w.AtLeast:
+	case g.Memory < s.wish.AtLeast:
 		return tooSmall
 	case !slices.Contains(g.Modes, mode) || whole && (d.Memory > 0 || d.Part > 0):
 		return modeForbidden

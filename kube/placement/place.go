@@ -7,25 +7,32 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// tries is how many sets of GPUs are tried for a pod of several containers. The best by the policy
-// come first, so more are only needed if containers obstruct each other.
-const tries = 1000
-
 // Place chooses GPUs of a node for each demand of a wish, or reports that they do not fit. The
 // choices are in the order of the demands.
 //
 // A demand that ends before others start (Init) may have the same GPUs as they. A demand that
 // stands before an Init one, and is none itself, runs beside it.
-func Place(w *Wish, n *Node) ([]Choice, bool) {
-	if n.Closed != "" || len(w.Demands) == 0 {
+func Place(w *Wish, n *Node) ([]Choice, bool) { return NewSearch(w).Place(n) }
+
+// Place is Place for the search's wish.
+func (s *Search) Place(n *Node) ([]Choice, bool) {
+	demands := s.wish.Demands
+	if n.Closed != "" || len(demands) == 0 {
 		return nil, false
 	}
-	p := plan{wish: w, node: n, policy: n.policyOf(w), left: tries}
-	if len(w.Demands) == 1 {
+	p := plan{Search: s, node: n, policy: n.policyOf(s.wish), stop: max(0, s.left-deadEnds)}
+	for i := range demands {
+		serving := p.servingAlone(&demands[i])
+		if len(serving) < demands[i].count() {
+			return nil, false
+		}
+		p.serving = append(p.serving, serving)
+	}
+	if len(demands) == 1 {
 		if !p.single() {
 			return nil, false
 		}
-	} else if p.prepare(); !p.place(0) {
+	} else if p.prepare(); p.exceeds() || !p.place(0) {
 		return nil, false
 	}
 	return p.choices(), true
@@ -33,13 +40,18 @@ func Place(w *Wish, n *Node) ([]Choice, bool) {
 
 // plan is a placement under way.
 type plan struct {
-	wish   *Wish
-	node   *Node
-	policy Policy
-	left   int
-	order  []int   // the demands, the hardest first
-	chosen [][]int // by demand: indexes of GPUs
-	on     [][]int // by GPU: the demands on it
+	*Search
+	node    *Node
+	policy  Policy
+	stop    int             // the search's dead ends that are left to other nodes
+	serving [][]int         // by demand: the GPUs that serve it alone
+	order   []int           // the demands, the hardest first
+	chosen  [][]int         // by demand: indexes of GPUs
+	on      [][]int         // by GPU: the demands on it
+	staying []total         // by GPU: what those of them have that do not end first
+	failed  map[string]bool // the states that led to no placement
+	gpus    []int           // by GPU: a number that equal ones share; nil until a state failed
+	demands []int           // by demand: the same
 }
 
 // single places a wish of one demand: the best GPUs of those that fit.
@@ -59,6 +71,7 @@ func (p *plan) single() bool {
 func (p *plan) prepare() {
 	demands := p.wish.Demands
 	p.chosen, p.on = make([][]int, len(demands)), make([][]int, len(p.node.GPUs))
+	p.staying = make([]total, len(p.node.GPUs))
 	p.order = make([]int, len(demands))
 	for i := range demands {
 		p.order[i] = i
@@ -84,26 +97,66 @@ func (p *plan) place(k int) bool {
 	if k == len(p.order) {
 		return true
 	}
+	if p.hasFailed(k) {
+		return false
+	}
 	i := p.order[k]
 	count := p.wish.Demands[i].count()
 	for _, group := range p.groups(i) {
-		for set := first(count, len(group)); set != nil && p.left > 0; set = next(set, len(group)) {
-			p.left--
-			p.chosen[i] = make([]int, count)
-			for j, at := range set {
-				p.chosen[i][j] = group[at]
-				p.on[group[at]] = append(p.on[group[at]], i)
-			}
+		for set := first(count, len(group)); set != nil; set = next(set, len(group)) {
+			p.choose(i, group, set)
 			if p.place(k + 1) {
 				return true
 			}
-			for _, g := range p.chosen[i] {
-				p.on[g] = p.on[g][:len(p.on[g])-1]
+			p.undo(i)
+			if p.left == p.stop {
+				return false
 			}
-			p.chosen[i] = nil
+			p.left--
 		}
 	}
+	p.fails(k)
 	return false
+}
+
+// choose puts a demand on a set of a group's GPUs.
+func (p *plan) choose(i int, group, set []int) {
+	p.chosen[i] = make([]int, len(set))
+	for j, at := range set {
+		p.chosen[i][j] = group[at]
+		p.on[group[at]] = append(p.on[group[at]], i)
+	}
+	p.stays(i, 1)
+}
+
+// undo takes a demand off its GPUs.
+func (p *plan) undo(i int) {
+	p.stays(i, -1)
+	for _, g := range p.chosen[i] {
+		p.on[g] = p.on[g][:len(p.on[g])-1]
+	}
+	p.chosen[i] = nil
+}
+
+// stays counts a demand on its GPUs, or takes it off (times -1), if it does not end first.
+func (p *plan) stays(i, times int) {
+	d := &p.wish.Demands[i]
+	for _, g := range p.chosen[i] {
+		if !d.Init {
+			p.staying[g].add(d, &p.node.GPUs[g], p.node.modeOf(d), times)
+		}
+	}
+}
+
+// servingAlone returns the GPUs that serve a demand, if its pod has nothing else on them.
+func (p *plan) servingAlone(d *Demand) (gpus []int) {
+	mode := p.node.modeOf(d)
+	for g := range p.node.GPUs {
+		if p.misfitOf(d, mode, &p.node.GPUs[g]) == fits {
+			gpus = append(gpus, g)
+		}
+	}
+	return gpus
 }
 
 // groups returns the GPUs that serve a demand beside what the pod already has, the best first. A
@@ -112,8 +165,8 @@ func (p *plan) groups(i int) [][]int {
 	d := &p.wish.Demands[i]
 	mode := p.node.modeOf(d)
 	var fitting []int
-	for g := range p.node.GPUs {
-		if misfitOf(p.wish, d, mode, &p.node.GPUs[g]) == fits && p.beside(i, g, mode) {
+	for _, g := range p.serving[i] {
+		if p.beside(i, g, mode) {
 			fitting = append(fitting, g)
 		}
 	}
@@ -141,33 +194,44 @@ func (p *plan) byAmount(d *Demand, mode grant.Mode, gpus []int) (groups [][]int)
 	return groups
 }
 
-// beside reports whether a GPU serves a demand beside the other demands of the pod on it.
+// beside reports whether a GPU serves a demand beside the other demands of the pod on it. They are
+// of one mode. Those that stay are placed first, and their sum is known.
 func (p *plan) beside(i, g int, mode grant.Mode) bool {
-	if p.on == nil || len(p.on[g]) == 0 {
+	if !p.has(g) {
 		return true
 	}
-	demands := p.wish.Demands
-	for _, j := range p.on[g] {
-		if p.node.modeOf(&demands[j]) != mode ||
-			mode == grant.MPS && (demands[i].count() > 1 || demands[j].count() > 1) {
-			return false
+	demands, gpu := p.wish.Demands, &p.node.GPUs[g]
+	d, other := &demands[i], &demands[p.on[g][0]]
+	if p.node.modeOf(other) != mode || mode == grant.MPS && (d.count() > 1 || other.count() > 1) {
+		return false
+	}
+	beside := p.staying[g]
+	if d.Init { // those that start before it
+		beside = total{}
+		for _, j := range p.on[g] {
+			if !demands[j].Init && j < i {
+				beside.add(&demands[j], gpu, mode, 1)
+			}
 		}
 	}
-	gpu := &p.node.GPUs[g]
-	loads := make([]Load, 0, len(p.on[g])+1)
-	for _, j := range slices.Sorted(slices.Values(append([]int{i}, p.on[g]...))) {
-		d := &demands[j]
-		l := Load{Init: d.Init, Memory: d.amount(gpu, mode), Compute: d.Compute}
-		if mode == grant.Exclusive {
-			l.Memory = gpu.Free + 1 // two of them at a time are more than there is
-		}
-		loads = append(loads, l)
-	}
-	memory, compute := Peak(loads)
 	if mode == grant.Exclusive {
-		return memory <= gpu.Free+1
+		return beside.demands == 0
 	}
-	return memory <= gpu.Free && compute <= gpu.Compute
+	return beside.memory+d.amount(gpu, mode) <= gpu.Free && beside.compute+d.Compute <= gpu.Compute
+}
+
+// total is what some demands have of a GPU together.
+type total struct {
+	demands int
+	memory  grant.Bytes
+	compute int
+}
+
+// add adds a demand, or takes it off (times -1: the amounts are unsigned and wrap around).
+func (t *total) add(d *Demand, g *GPU, mode grant.Mode, times int) {
+	t.demands += times
+	t.memory += grant.Bytes(times) * d.amount(g, mode)
+	t.compute += times * d.Compute
 }
 
 // Load is what a container has of a GPU.

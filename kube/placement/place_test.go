@@ -120,6 +120,11 @@ func TestPlace(t *testing.T) {
 			wish(Demand{GPUs: 1, Part: 900}, gib(4)),
 			node(used(0, grant.Limit, 15*grant.GiB), used(1, grant.Limit, 4*grant.GiB)),
 			"x [0] 14745MiB limit; y [1] 4GiB limit"},
+		{"of equal containers one starts before the init container",
+			Wish{Policy: Spread,
+				Demands: wish(gib(9), Demand{GPUs: 1, Memory: 12 * grant.GiB, Init: true}, gib(9)).Demands},
+			node(gpu(0, nil), used(1, grant.Limit, 10*grant.GiB)),
+			"x [1] 9GiB limit; y [0] 12GiB limit; z [0] 9GiB limit"},
 		{"replicas on different GPUs", Wish{Demands: wish(gib(1)).Demands, App: "u1"},
 			node(gpu(0, func(g *GPU) { g.Mode, g.Apps = grant.Limit, map[string]int{"u1": 1} }), gpu(1, nil)),
 			"x [1] 1GiB limit"},
@@ -377,7 +382,7 @@ func TestOneContainerFitsIfAnySetOfGPUsFits(t *testing.T) {
 		if len(n.GPUs) == 0 {
 			return
 		}
-		if why := whyNot(&w, d, []*Node{&n}); (why == "") != any {
+		if why := NewSearch(&w).whyNot(d, []*Node{&n}); (why == "") != any {
 			t.Fatalf("it fits: %t, and why not: %q", any, why)
 		}
 	})

@@ -9,7 +9,10 @@ import (
 
 // Why says in one sentence why a wish fits on none of some nodes, with the closest fit. Of each
 // node only what it has free is named, never whose the rest is.
-func Why(w *Wish, nodes []*Node) string {
+func Why(w *Wish, nodes []*Node) string { return NewSearch(w).Why(nodes) }
+
+// Why is Why for the search's wish.
+func (s *Search) Why(nodes []*Node) string {
 	open := 0
 	for _, n := range nodes {
 		open += number(n.Closed == "" && len(n.GPUs) > 0)
@@ -22,10 +25,11 @@ func Why(w *Wish, nodes []*Node) string {
 	case open == 0:
 		return "no node that the pod could go to has a GPU"
 	}
-	for i := range w.Demands {
-		if text := whyNot(w, &w.Demands[i], nodes); text != "" {
-			if len(w.Demands) > 1 {
-				text = fmt.Sprintf("container %s: %s", w.Demands[i].Container, text)
+	for i := range s.wish.Demands {
+		d := &s.wish.Demands[i]
+		if text := s.whyNot(d, nodes); text != "" {
+			if len(s.wish.Demands) > 1 {
+				text = fmt.Sprintf("container %s: %s", d.Container, text)
 			}
 			return text
 		}
@@ -42,16 +46,16 @@ type closest struct {
 }
 
 // whyNot says why a demand alone fits on no node; "": it fits on one.
-func whyNot(w *Wish, d *Demand, nodes []*Node) string {
+func (s *Search) whyNot(d *Demand, nodes []*Node) string {
 	var best closest
 	most := closest{fits: -1}
 	for _, n := range nodes {
 		if n.Closed != "" {
 			continue
 		}
-		at := closestOn(w, d, n)
+		at := s.closestOn(d, n)
 		if at.fits >= d.count() {
-			if _, placed := Place(alone(w, d), n); placed {
+			if _, placed := s.alone(d).Place(n); placed {
 				return ""
 			}
 		}
@@ -65,21 +69,22 @@ func whyNot(w *Wish, d *Demand, nodes []*Node) string {
 	if d.count() > 1 {
 		return whyFew(d, most)
 	}
-	return whyNone(w, d, best)
+	return whyNone(s.wish, d, best)
 }
 
-// alone is the wish with one demand only.
-func alone(w *Wish, d *Demand) *Wish {
-	one := *w
-	one.Demands = []Demand{*d}
+// alone is the search for one demand only.
+func (s *Search) alone(d *Demand) *Search {
+	one, w := *s, *s.wish
+	w.Demands = []Demand{*d}
+	one.wish = &w
 	return &one
 }
 
 // closestOn returns the GPU of a node that is closest to serving a demand.
-func closestOn(w *Wish, d *Demand, n *Node) (best closest) {
+func (s *Search) closestOn(d *Demand, n *Node) (best closest) {
 	mode, count := n.modeOf(d), 0
 	for g := range n.GPUs {
-		at := closest{node: n, gpu: &n.GPUs[g], misfit: misfitOf(w, d, mode, &n.GPUs[g])}
+		at := closest{node: n, gpu: &n.GPUs[g], misfit: s.misfitOf(d, mode, &n.GPUs[g])}
 		if at.misfit == fits {
 			count++
 		} else if best.gpu == nil || closer(d, at, best) {

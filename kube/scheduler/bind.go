@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -100,19 +101,15 @@ func refusedByAPI(err error) bool {
 
 // fitsNow reports whether a pod fits on one of some nodes; without names on any.
 func (s *Scheduler) fitsNow(pod *corev1.Pod, w *placement.Wish, names []string) bool {
-	s.cache.mu.Lock()
-	defer s.cache.mu.Unlock()
 	if names == nil {
-		for name := range s.cache.nodes {
-			names = append(names, name)
-		}
+		names = s.cache.names()
 	}
-	for _, name := range names {
-		if n := s.cache.room(name, pod); n != nil {
-			if _, fits := placement.Place(w, n); fits {
-				return true
-			}
+	search := placement.NewSearch(w)
+	return slices.ContainsFunc(s.cache.rooms(names, pod), func(n *placement.Node) bool {
+		if n == nil {
+			return false
 		}
-	}
-	return false
+		_, fits := search.Place(n)
+		return fits
+	})
 }

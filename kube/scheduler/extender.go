@@ -117,23 +117,21 @@ func (s *Scheduler) wish(pod *corev1.Pod) (placement.Wish, bool, error) {
 // fitting splits nodes into those on which a wish fits and the others. why is about the others.
 func (s *Scheduler) fitting(pod *corev1.Pod, w *placement.Wish, names []string) (fit, others []string,
 	why string) {
-	s.cache.mu.Lock()
-	defer s.cache.mu.Unlock()
 	fit = make([]string, 0, len(names))
 	var ours []*placement.Node
-	for _, name := range names {
-		n := s.cache.room(name, pod)
+	search := placement.NewSearch(w)
+	for i, n := range s.cache.rooms(names, pod) {
 		if n != nil {
 			ours = append(ours, n)
-			if _, fits := placement.Place(w, n); fits {
-				fit = append(fit, name)
+			if _, fits := search.Place(n); fits {
+				fit = append(fit, names[i])
 				continue
 			}
 		}
-		others = append(others, name)
+		others = append(others, names[i])
 	}
 	if why = "its GPUs do not serve the pod"; len(fit) == 0 {
-		why = placement.Why(w, ours)
+		why = search.Why(ours)
 	}
 	return fit, others, why
 }
@@ -188,15 +186,16 @@ func (s *Scheduler) prioritize(a *extender.ExtenderArgs) *extender.HostPriorityL
 		w, wants, err = s.Wish(a.Pod)
 		wants = wants && err == nil
 	}
-	s.cache.mu.Lock()
-	defer s.cache.mu.Unlock()
-	for _, name := range names {
+	var rooms []*placement.Node
+	if wants {
+		rooms = s.cache.rooms(names, a.Pod)
+	}
+	search := placement.NewSearch(&w)
+	for i, name := range names {
 		score := 0
-		if wants && !avoided[name] {
-			if n := s.cache.room(name, a.Pod); n != nil {
-				if choices, fits := placement.Place(&w, n); fits {
-					score = placement.Score(&w, n, choices)
-				}
+		if wants && rooms[i] != nil && !avoided[name] {
+			if choices, fits := search.Place(rooms[i]); fits {
+				score = placement.Score(&w, rooms[i], choices)
 			}
 		}
 		list = append(list, extender.HostPriority{Host: name, Score: int64(score)})

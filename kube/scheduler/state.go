@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,8 +134,27 @@ func (c *state) expire() {
 	}
 }
 
+// names returns the names of all nodes.
+func (c *state) names() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.nodes))
+}
+
+// rooms returns the room of each of some nodes. They are searched without the lock: that can take a
+// tenth of a second for a pod of many containers.
+func (c *state) rooms(names []string, pod *corev1.Pod) []*placement.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	rooms := make([]*placement.Node, len(names))
+	for i, name := range names {
+		rooms[i] = c.room(name, pod)
+	}
+	return rooms
+}
+
 // room returns a node with what is free on it for a pod; nil if it is none of ours. The caller has
-// the lock, and changes nothing of it.
+// the lock. The node never changes: what changes gives a new one.
 func (c *state) room(name string, pod *corev1.Pod) *placement.Node {
 	n := c.nodes[name]
 	if n == nil || !n.ours {
