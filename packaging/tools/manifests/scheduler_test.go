@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -192,6 +193,52 @@ func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
 		"{agent: device-plugin, scheduler: {enabled: true}}"); err == nil ||
 		!strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.30 or later") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// An image that is never pulled is on the chart's nodes alone: elsewhere the pod does not start.
+func TestPodsGoWhereTheirImageIs(t *testing.T) {
+	const all, off = "{agent: device-plugin, scheduler: {enabled: true%s}, " +
+		"webhook: {enabled: true%[1]s}%s}", "node.kubernetes.io/"
+	for name, c := range map[string]struct{ of, more, selector, tolerations string }{
+		"by default": {"", "", "map[gpuledger.dev/node:shared]", "NoSchedule:"},
+		"nodes of the chart": {"", ", nodeSelector: {a: b}, tolerations: [{key: gpu}]",
+			"map[a:b gpuledger.dev/node:shared]", "gpu:"},
+		"nodes of its own": {", nodeSelector: {c: d}", "", "map[c:d]", ""},
+		"tolerations of its own": {", tolerations: [{key: e, operator: Exists}]", "",
+			"map[gpuledger.dev/node:shared]", "e:"},
+		"an image that is pulled": {"", ", image: {pullPolicy: IfNotPresent}", "map[]", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects, err := rendered(t, namespace, "v1.36.2", fmt.Sprintf(all, c.of, c.more))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, deployment := range []string{"scheduler", "webhook"} {
+				pod := podsOf(byName(objects)["Deployment/gpuledger-"+deployment]).Spec
+				got := ""
+				for _, toleration := range pod.Tolerations {
+					if toleration.Value != "never" || !strings.HasPrefix(toleration.Key, off) {
+						got += toleration.Key + string(toleration.Effect) + ":"
+					}
+				}
+				if fmt.Sprint(pod.NodeSelector) != c.selector || got != c.tolerations {
+					t.Errorf("%s goes to %v with %s, want %s with %s", deployment, pod.NodeSelector, got,
+						c.selector, c.tolerations)
+				}
+			}
+			for _, o := range objects {
+				pods := podsOf(o)
+				if pods == nil {
+					continue
+				}
+				never := slices.ContainsFunc(pods.Spec.Containers,
+					func(c core.Container) bool { return c.ImagePullPolicy == core.PullNever })
+				if never && len(pods.Spec.NodeSelector) == 0 {
+					t.Errorf("%s/%s goes to nodes without its image", o.kind, o.name)
+				}
+			}
+		})
 	}
 }
 

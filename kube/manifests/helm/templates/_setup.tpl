@@ -67,14 +67,19 @@ helm.sh/hook-weight: "-1"
 helm.sh/hook-delete-policy: {{ .policy }}
 {{- end -}}
 
-{{- /* tolerationsOfTheJob keeps the uninstall's Job off nodes that are down: a toleration of all taints
-also tolerates node.kubernetes.io/unreachable. So NoExecute is tolerated by name only. One of these is
-not-ready: the Job restarts the engine of its own node, and has to go on. The toleration of unreachable
-with a value that this taint never has tolerates nothing. It keeps the API server from adding one. */ -}}
-{{- define "tolerationsOfTheJob" -}}
-{{- $all := list (dict "key" "node.kubernetes.io/not-ready" "operator" "Exists" "effect" "NoExecute") }}
-{{- $all = append $all (dict "key" "node.kubernetes.io/unreachable" "operator" "Equal" "value" "never" "effect" "NoExecute") }}
-{{- range .Values.tolerations }}
+{{- /* tolerationsUp are the chart's tolerations for pods of no DaemonSet: root, notReady. They keep such a
+pod off nodes that are down: a toleration of all taints also tolerates node.kubernetes.io/unreachable. So
+NoExecute is tolerated by name only. One of these is not-ready for the uninstall's Job (notReady): it
+restarts the engine of its own node, and has to go on. A toleration with a value that the taint never has
+tolerates nothing. It keeps the API server from adding one. */ -}}
+{{- define "tolerationsUp" -}}
+{{- $all := list }}
+{{- range list "not-ready" "unreachable" }}
+{{- $taint := dict "key" (printf "node.kubernetes.io/%s" .) "operator" "Equal" "value" "never" "effect" "NoExecute" }}
+{{- if and (eq . "not-ready") $.notReady }}{{ $taint = dict "key" "node.kubernetes.io/not-ready" "operator" "Exists" "effect" "NoExecute" }}{{ end }}
+{{- $all = append $all $taint }}
+{{- end }}
+{{- range .root.Values.tolerations }}
 {{- $key := get . "key" | default "" }}{{ $effect := get . "effect" | default "" }}
 {{- if and (not $key) (not $effect) }}
 {{- $all = append $all (merge (dict "effect" "NoSchedule") .) }}
@@ -83,6 +88,20 @@ with a value that this taint never has tolerates nothing. It keeps the API serve
 {{- end }}
 {{- end }}
 {{- toJson $all }}
+{{- end -}}
+
+{{- /* nodesOf chooses the nodes of a Deployment: root, part (its values). An image that is never pulled is
+on the nodes of the chart alone. */ -}}
+{{- define "nodesOf" }}
+{{- $selector := .part.nodeSelector }}{{ $tolerations := .part.tolerations | default list | toJson }}
+{{- if and (eq .root.Values.image.pullPolicy "Never") (not $selector) }}
+{{- $selector = .root.Values.nodeSelector }}
+{{- if not .part.tolerations }}{{ $tolerations = include "tolerationsUp" (dict "root" .root "notReady" false) }}{{ end }}
+{{- end }}
+      {{- with $selector }}
+      nodeSelector: {{ toJson . }}
+      {{- end }}
+      tolerations: {{ $tolerations }}
 {{- end -}}
 
 {{- /* setupDaemonSet is the set-up's DaemonSet of a kind of nodes: root, name, key, nodeSelector, not (nodes of other kinds). */ -}}
