@@ -242,6 +242,34 @@ func TestPodsGoWhereTheirImageIs(t *testing.T) {
 	}
 }
 
+// Some clusters admit pods of a critical priority only where a quota names it.
+func TestTheQuotaIsForAllPods(t *testing.T) {
+	for values, want := range map[string]string{
+		"": "system-node-critical",
+		", scheduler: {enabled: true}, webhook: {enabled: true}": "system-node-critical system-cluster-critical",
+		", priorityClassName: '', scheduler: {enabled: true}":    "system-cluster-critical",
+		", priorityClassName: ''":                                "system-node-critical",
+		", scheduler: {enabled: true, priorityClassName: a}":     "system-node-critical a",
+	} {
+		all, err := rendered(t, namespace, "v1.36.2", "{agent: device-plugin, resourceQuota: 300"+values+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		quota := byName(all)["ResourceQuota/gpuledger"].value.(*core.ResourceQuota)
+		admitted := quota.Spec.ScopeSelector.MatchExpressions[0].Values
+		if got := strings.Join(admitted, " "); got != want {
+			t.Errorf("%q: a quota for %s, want %s", values, got, want)
+		}
+		for _, o := range all {
+			if pods := podsOf(o); pods != nil && pods.Spec.PriorityClassName != "" &&
+				!slices.Contains(admitted, pods.Spec.PriorityClassName) {
+				t.Errorf("%q: a quota for %v, and %s/%s has %s", values, admitted, o.kind, o.name,
+					pods.Spec.PriorityClassName)
+			}
+		}
+	}
+}
+
 // The webhook reads the scheduler's names, sends pods to that scheduler, and answers for the
 // Service of its own namespace.
 func TestTheWebhookOfTheChart(t *testing.T) {
