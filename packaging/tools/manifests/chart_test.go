@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -179,6 +180,33 @@ func TestTheChartAndTheKustomizationAreOne(t *testing.T) {
 	}
 }
 
+// docs/kubernetes.md has administrators bind roles, whatever the agent.
+func TestTheRolesOfTheDocumentationAreThere(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roles := map[string]bool{}
+	for _, match := range regexp.MustCompile("role `(gpuledger-[a-z]+)`|--clusterrole=([a-z-]+)").
+		FindAllStringSubmatch(string(text), -1) {
+		roles[match[1]+match[2]] = true
+	}
+	if len(roles) < 2 {
+		t.Fatalf("found %v", roles)
+	}
+	for _, agent := range []string{"dra", "device-plugin"} {
+		all, err := rendered(t, namespace, "v1.36.2", "agent: "+agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for role := range roles {
+			if byName(all)["ClusterRole/"+role].value == nil {
+				t.Errorf("agent %s: there is no role %s", agent, role)
+			}
+		}
+	}
+}
+
 // podsOf returns the template of an object's pods; nil: it makes none.
 func podsOf(o manifest) *core.PodTemplateSpec {
 	switch value := o.value.(type) {
@@ -292,8 +320,8 @@ func TestValuesReachTheirPlaces(t *testing.T) {
 				"--kubelet-dir=/var/lib/k0s/kubelet"}; !slices.Equal(c.Args, want) {
 				t.Errorf("got the arguments %q, want %q", c.Args, want)
 			}
-			if len(objects) != 1 {
-				t.Errorf("got %d objects, want the daemon set alone", len(objects))
+			if len(objects) != 3 {
+				t.Errorf("got %d objects, want the daemon set and two roles", len(objects))
 			}
 			if !slices.ContainsFunc(c.VolumeMounts, func(m core.VolumeMount) bool {
 				return m.MountPath == "/var/lib/k0s/kubelet/device-plugins" && !m.ReadOnly
