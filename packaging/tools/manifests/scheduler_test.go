@@ -72,6 +72,41 @@ func TestKubeSchedulerReadsWhatTheChartWrites(t *testing.T) {
 	}
 }
 
+// Pods ask for the shares that the file of NVIDIA's plugin makes, and the extender is asked about
+// them.
+func TestTheExtenderIsAskedForTheSharesOfNVIDIAsFile(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/kubernetes-dialects.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, file, _ := strings.Cut(string(text), "nvidia_device_plugin = '''\n")
+	file, _, found := strings.Cut(file, "'''")
+	if !found {
+		t.Fatal("the documentation has no file")
+	}
+	of := func(old, with string) string { return strings.Replace(file, old, with, 1) }
+	const renamed = "gpuledger.dev/gpu-memory nvidia.com/gpu.shared"
+	for name, c := range map[string]struct{ file, more, want string }{
+		"of the documentation": {file, "", renamed},
+		"mps":                  {of("timeSlicing", "mps"), "", renamed},
+		"of the same name": {of("renameByDefault: true", "renameByDefault: false"), "",
+			"gpuledger.dev/gpu-memory nvidia.com/gpu"},
+		"without a domain": {of("nvidia.com/gpu", "gpu"), "", renamed},
+		"of one replica":   {of("replicas: 4", "replicas: 1"), "", "gpuledger.dev/gpu-memory"},
+		"without sharing":  {"version: v1", "", "gpuledger.dev/gpu-memory"},
+		"listed, too":      {file, ", shared: [nvidia.com/gpu.shared]", renamed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, scheduler := schedulerFiles(t, fmt.Sprintf("{agent: device-plugin, scheduler: {"+
+				"enabled: true, resources: [{name: gpuledger.dev/gpu-memory}], nvidiaDevicePlugin: %q%s}}",
+				c.file, c.more))
+			if got := strings.Join(managed(scheduler), " "); got != c.want {
+				t.Errorf("it is asked for %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
 // In a cluster of more than 100 nodes kube-scheduler stops at a part of them by default, before it
 // asks the extender. A pod then waits, though another node has room on a GPU.
 func TestTheExtenderIsAskedAboutEveryNode(t *testing.T) {
@@ -180,6 +215,7 @@ func TestTheSchedulerIsRefusedWhereItCannotWork(t *testing.T) {
 		"{agent: dra, scheduler: {enabled: true}}":                                                      "scheduler.enabled is for agent device-plugin",
 		"{agent: device-plugin, scheduler: {enabled: true}, config: {annotations: {trust: verify}}}":    `needs annotations.trust = "adopt"`,
 		"{agent: device-plugin, webhook: {enabled: true}}":                                              "webhook.enabled with agent device-plugin needs scheduler.enabled",
+		"{agent: device-plugin, scheduler: {enabled: true, nvidiaDevicePlugin: '['}}":                   "scheduler.nvidiaDevicePlugin cannot be read",
 		"{agent: dra, webhook: {enabled: true, partOf: half}}":                                          "partOf",
 		"{agent: device-plugin, scheduler: {enabled: true, names: [default-scheduler]}}":                "names",
 		"{agent: device-plugin, scheduler: {enabled: true, resources: [{name: a/b, colour: a green}]}}": "colour",

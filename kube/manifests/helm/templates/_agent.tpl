@@ -83,6 +83,26 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
 {{- toToml $file }}
 {{- end -}}
 
+{{- /* resourceNames are the names of resources that pods ask for GPUs by, as a JSON list: scheduler.resources
+without annotations, which have no domain, and the shares that NVIDIA's plugin would make. The programs
+read these of the same file (kube/dialect/nvidia.go). */ -}}
+{{- define "resourceNames" -}}
+{{- $names := list }}
+{{- range .Values.scheduler.resources }}{{ if contains "/" .name }}{{ $names = append $names .name }}{{ end }}{{ end }}
+{{- $file := fromYaml .Values.scheduler.nvidiaDevicePlugin }}
+{{- with get $file "Error" }}{{ fail (printf "scheduler.nvidiaDevicePlugin cannot be read: %s" .) }}{{ end }}
+{{- $sharing := get $file "sharing" | default dict }}
+{{- range $way := list "timeSlicing" "mps" }}
+{{- $shared := get $sharing $way | default dict }}
+{{- range get $shared "resources" | default list }}
+{{- $name := get . "name" }}{{ if not (contains "/" $name) }}{{ $name = printf "nvidia.com/%s" $name }}{{ end }}
+{{- if get $shared "renameByDefault" }}{{ $name = printf "%s.shared" $name }}{{ end }}
+{{- if gt (get . "replicas" | int) 1 }}{{ $names = append $names $name }}{{ end }}
+{{- end }}
+{{- end }}
+{{- concat $names .Values.scheduler.shared | uniq | toJson }}
+{{- end -}}
+
 {{- /* hash annotates pods with the files that their programs read only when they start. So an upgrade that
 changes a file replaces the pods. */ -}}
 {{- define "hash" }}
