@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -514,6 +515,9 @@ func (m *model) change(rt *rapid.T) {
 		m.refused(rt, err, grant.LimitUnenforceable)
 	case grows && !m.allFit(h, id):
 		m.refused(rt, err, grant.NoCapacity, grant.ModeConflict)
+	case old.mode == grant.MPS && len(old.bound) > 0 &&
+		(h.each < old.each || cmp.Or(h.compute, 100) < cmp.Or(old.compute, 100)):
+		m.refused(rt, err, grant.GrantInUse) // its containers keep what they have
 	case err != nil:
 		rt.Fatalf("a change that fits is refused: %v", err)
 	default:
