@@ -126,7 +126,8 @@ func (r Rules) claims(pod *corev1.Pod, wish placement.Wish) (c change, err error
 		}
 		t, err := template(pod.Namespace, d, wish, grant.Bytes(r.Dialect.PartOf))
 		if err != nil {
-			return change{}, fmt.Errorf("container %q cannot have a claim: %w", d.Container, err)
+			return change{}, fmt.Errorf("container %q cannot have a claim: %w", grant.Printable(d.Container),
+				err)
 		}
 		m := madeClaim{name: claimName(names, d.Container), for_: d, template: t.Name}
 		made, of[d.Container] = append(made, m), m.name

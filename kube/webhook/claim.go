@@ -132,8 +132,11 @@ func selectors(d placement.Demand, w placement.Wish) (all []string, err error) {
 				strings.ToLower(p)))
 	}
 	if products != nil {
-		all = append(all, `"product" in device.attributes["gpuledger.dev"] && (`+
-			strings.Join(products, " || ")+")")
+		one := `"product" in device.attributes["gpuledger.dev"] && (` + strings.Join(products, " || ") + ")"
+		if len(one) > resourceapi.CELSelectorExpressionMaxLength {
+			return nil, errors.New("it selects products by longer names than a claim can have")
+		}
+		all = append(all, one)
 	}
 	return all, nil
 }

@@ -75,6 +75,17 @@ func TestCallersThatSendSlowly(t *testing.T) {
 	}
 }
 
+// reviewWith returns a review of a pod with this annotation and 64 containers, which all ask for
+// another amount.
+func reviewWith(annotation, value string) string {
+	var containers []string
+	for i := range 64 {
+		containers = append(containers, strings.Replace(aGPU, `:"4"`, fmt.Sprintf(`:"%d"`, i+1), 1))
+	}
+	return strings.Replace(reviewOf(strings.Join(containers, ",")), `"object":{`,
+		fmt.Sprintf(`"object":{"metadata":{"annotations":{%q:%q}},`, annotation, value), 1)
+}
+
 // What a review is made of cannot take much memory or time.
 func TestReviewsThatCostMuch(t *testing.T) {
 	server, path := serveReviews(t)
@@ -94,6 +105,8 @@ func TestReviewsThatCostMuch(t *testing.T) {
 		"a small power":      {reviewOf(limits(`"1e-2147483647"`)), long, 200},
 		"a power of elsewhere": {reviewOf(aGPU[:len(aGPU)-1] + `,"env":[{"name":"x","valueFrom":` +
 			`{"resourceFieldRef":{"divisor":"1234567890123456789012e9999999"}}}]}`), `"patch":`, 200},
+		"a product that each template has": {reviewWith("gpuledger.dev/gpu-product",
+			strings.Repeat("<", 2_000_000)), "longer names", 200},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
