@@ -47,12 +47,13 @@ func (c Config) AskedFor(pod *corev1.Pod) string {
 	return strings.Join(all, ", ")
 }
 
-// Amount reads an amount of a resource from a text that anybody may have written. It takes 22
-// characters and powers of ten of two digits, which is more than Wish takes: Kubernetes' Quantity
-// reads and writes longer ones in minutes, such as 1e-2147483647.
+// Amount reads an amount of a resource from a text that anybody may have written. It takes 30
+// characters and powers of ten of two digits. Kubernetes writes no more: 19 digits before the point
+// of a number and 9 behind it, a sign and a unit. Its Quantity reads and writes longer ones in
+// minutes, such as 1e-2147483647.
 func Amount(text string) (resource.Quantity, error) {
 	power := strings.IndexAny(text, "eE")
-	if len(text) > 22 || power >= 0 && len(text)-power > len("e+99") {
+	if len(text) > 30 || power >= 0 && len(text)-power > len("e+99") {
 		return resource.Quantity{}, errors.New("an amount of a resource has too many characters")
 	}
 	return resource.ParseQuantity(text)

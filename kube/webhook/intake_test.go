@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // reviewOf returns a review of a pod with this container, in JSON.
@@ -41,6 +43,20 @@ func send(t *testing.T, server *httptest.Server, path, text string) (int, string
 	var said strings.Builder
 	_, _ = bufio.NewReader(answer.Body).WriteTo(&said)
 	return answer.StatusCode, said.String()
+}
+
+// What pods of others have of amounts and lists is no reason to refuse them.
+func TestReviewsOfUnusualPods(t *testing.T) {
+	server, path := serveReviews(t)
+	memory := resource.MustParse("1333.333333333333Gi")
+	for name, container := range map[string]string{
+		"a part of a byte": strings.Replace(aGPU, `:"4"`, `:"4","memory":"`+memory.String()+`"`, 1),
+	} {
+		if code, said := send(t, server, path, reviewOf(container)); code != http.StatusOK ||
+			!strings.Contains(said, `"patch":`) {
+			t.Errorf("%s: %d, %s", name, code, said)
+		}
+	}
 }
 
 // Callers that begin reviews and do not end them keep no other from its answer. The first of them
