@@ -51,6 +51,7 @@ func TestReviewsOfUnusualPods(t *testing.T) {
 	memory := resource.MustParse("1333.333333333333Gi")
 	for name, container := range map[string]string{
 		"a part of a byte": strings.Replace(aGPU, `:"4"`, `:"4","memory":"`+memory.String()+`"`, 1),
+		"a list in a text": strings.Replace(aGPU, `"a"`, `"a","args":["\"`+strings.Repeat("1,", 50_000)+`"]`, 1),
 	} {
 		if code, said := send(t, server, path, reviewOf(container)); code != http.StatusOK ||
 			!strings.Contains(said, `"patch":`) {
