@@ -3,6 +3,7 @@ package webhook
 import (
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -12,8 +13,9 @@ const (
 	maxReview = 4 << 20 // the API server takes no object of more than 3 MiB
 	maxSmall  = 64 << 10
 
-	smallAtOnce = 256
-	largeAtOnce = 4
+	// room is for the reviews of a lane together. Many pods with large reviews can be created at
+	// once: those of a workflow may name it all.
+	room = 32 << 20
 
 	// maxParts bounds the commas between the elements of a review's lists and objects. A pod has
 	// room for 4 MiB of the shortest containers, which would be 400 MB in memory.
@@ -26,32 +28,30 @@ type intake struct {
 	deciding     sync.Mutex // one review is decided at once, as that takes much memory and no time
 }
 
-func newIntake() *intake {
-	return &intake{small: newLane(maxSmall, smallAtOnce), large: newLane(maxReview, largeAtOnce)}
-}
-
 // take reads a review and calls decide with it. It returns http.StatusOK, or why it did not call
 // decide.
 func (in *intake) take(w http.ResponseWriter, r *http.Request, decide func([]byte)) (status int) {
-	l := &in.small
+	l, size := &in.small, max(r.ContentLength, maxSmall)
 	switch {
 	case r.ContentLength > maxReview:
 		return http.StatusRequestEntityTooLarge
-	case r.ContentLength < 0 || r.ContentLength > maxSmall:
+	case r.ContentLength < 0:
+		l, size = &in.large, maxReview
+	case size > maxSmall:
 		l = &in.large
 	}
-	text, err := l.read(w, r)
+	own := l.enter(w, size)
+	if own == nil {
+		return http.StatusServiceUnavailable
+	}
+	defer l.leave(own)
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, size))
+	l.hasRead(own)
 	switch {
 	case err != nil:
 		return http.StatusBadRequest
 	case commas(text) > maxParts:
 		return http.StatusRequestEntityTooLarge
-	}
-	select {
-	case l.waiting <- struct{}{}:
-		defer func() { <-l.waiting }()
-	default:
-		return http.StatusServiceUnavailable
 	}
 	in.deciding.Lock()
 	defer in.deciding.Unlock()
@@ -75,52 +75,53 @@ func commas(text []byte) (n int) {
 	return n
 }
 
-// lane are the reviews of a size that are being read, and those that have been read and wait.
+// lane are the reviews that are being read, and those that have been read and wait.
 type lane struct {
-	size    int64 // of one, at most
-	waiting chan struct{}
-
-	mu     sync.Mutex
-	newest []*reading // a ring
-	next   int
-}
-
-func newLane(size int64, atOnce int) lane {
-	return lane{size: size, waiting: make(chan struct{}, atOnce), newest: make([]*reading, atOnce)}
-}
-
-// read reads a review. The API server sends one at once, and others can send theirs slowly. So if
-// too many are being read, the oldest one is ended, and no new one has to wait.
-func (l *lane) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	own := &reading{from: http.NewResponseController(w)}
-	l.mu.Lock()
-	oldest := l.newest[l.next]
-	l.newest[l.next], l.next = own, (l.next+1)%len(l.newest)
-	l.mu.Unlock()
-	oldest.end()
-	defer own.done()
-	return io.ReadAll(http.MaxBytesReader(w, r.Body, l.size))
-}
-
-// reading is a review that is being read.
-type reading struct {
 	mu   sync.Mutex
+	used int64
+	all  []*reading // the oldest first
+}
+
+// reading is a review that is being read, or has been read.
+type reading struct {
+	size int64                    // at most
 	from *http.ResponseController // nil: it has been read
 }
 
-func (r *reading) end() {
-	if r == nil {
-		return
+// enter makes room for a review. The API server sends one at once, and others can send theirs
+// slowly. So if too many are being read, the oldest ones are ended, and no new one has to wait. It
+// returns nil if the room is full of those that have been read.
+func (l *lane) enter(w http.ResponseWriter, size int64) *reading {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.used+size > room {
+		i := slices.IndexFunc(l.all, func(r *reading) bool { return r.from != nil })
+		if i < 0 {
+			return nil
+		}
+		_ = l.all[i].from.SetReadDeadline(time.Unix(1, 0))
+		l.remove(i)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.from != nil {
-		_ = r.from.SetReadDeadline(time.Unix(1, 0))
+	own := &reading{size: size, from: http.NewResponseController(w)}
+	l.all, l.used = append(l.all, own), l.used+size
+	return own
+}
+
+func (l *lane) hasRead(own *reading) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own.from = nil
+}
+
+func (l *lane) leave(own *reading) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.all, own); i >= 0 {
+		l.remove(i)
 	}
 }
 
-func (r *reading) done() {
-	r.mu.Lock()
-	r.from = nil
-	r.mu.Unlock()
+func (l *lane) remove(i int) {
+	l.used -= l.all[i].size
+	l.all = slices.Delete(l.all, i, i+1)
 }

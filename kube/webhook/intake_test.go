@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -64,18 +65,23 @@ func TestReviewsOfUnusualPods(t *testing.T) {
 // are ended.
 func TestCallersThatSendSlowly(t *testing.T) {
 	server, path := serveReviews(t)
-	for size, atOnce := range map[int]int{1000: 256, 1 << 20: 4} {
-		var first net.Conn
+	for size, atOnce := range map[int]int{1000: room / maxSmall, 1 << 20: 32} {
+		var first *bufio.Reader
 		for range atOnce + 3 {
 			slow, err := net.Dial("tcp", server.Listener.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer slow.Close()
-			fmt.Fprintf(slow, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n{", path, size)
+			_ = slow.SetReadDeadline(time.Now().Add(time.Minute))
+			fmt.Fprintf(slow, "POST %s HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"+
+				"Content-Length: %d\r\n\r\n{", path, size)
 			if first == nil {
-				first = slow
-				time.Sleep(100 * time.Millisecond) // it is the first one
+				first = bufio.NewReader(slow)
+				if answer, err := first.ReadString('\n'); err != nil || !strings.Contains(answer, "100") {
+					t.Fatalf("the first slow caller is not read: %q, %v", answer, err)
+				}
+				_, _ = first.ReadString('\n') // an empty line
 			}
 		}
 		text := reviewOf(aGPU)
@@ -84,8 +90,7 @@ func TestCallersThatSendSlowly(t *testing.T) {
 			!strings.Contains(said, `"patch":`) {
 			t.Errorf("a review of %d bytes: %d, %s", len(text), code, said)
 		}
-		_ = first.SetReadDeadline(time.Now().Add(10 * time.Second))
-		answer, err := bufio.NewReader(first).ReadString('\n')
+		answer, err := first.ReadString('\n')
 		if err != nil || !strings.Contains(answer, "400") {
 			t.Errorf("%d bytes: the first slow caller: %q, %v", size, answer, err)
 		}
@@ -101,6 +106,27 @@ func reviewWith(annotation, value string) string {
 	}
 	return strings.Replace(reviewOf(strings.Join(containers, ",")), `"object":{`,
 		fmt.Sprintf(`"object":{"metadata":{"annotations":{%q:%q}},`, annotation, value), 1)
+}
+
+// Large pods that are created at once, as by a Job, are all answered.
+func TestManyLargeReviewsAtOnce(t *testing.T) {
+	server, path := serveReviews(t)
+	text := reviewOf(aGPU) + strings.Repeat(" ", 200_000)
+	var all sync.WaitGroup
+	for range 64 {
+		all.Go(func() {
+			answer, err := http.Post(server.URL+path, "application/json", strings.NewReader(text))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = answer.Body.Close()
+			if answer.StatusCode != http.StatusOK {
+				t.Error(answer.Status)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // What a review is made of cannot take much memory or time.

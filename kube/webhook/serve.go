@@ -32,8 +32,8 @@ const (
 // Mux returns the server's paths. ready says why it cannot serve yet.
 func (h Handler) Mux(ready func() error) *http.ServeMux {
 	mux := http.NewServeMux()
-	all := newIntake()
-	mutate, validate := h.answer(all, h.mutate), h.answer(all, h.validate)
+	var all intake
+	mutate, validate := h.answer(&all, h.mutate), h.answer(&all, h.validate)
 	mux.HandleFunc(MutatePath, mutate)
 	mux.HandleFunc(MutatePath+"/{names}", mutate)
 	mux.HandleFunc(ValidatePath, validate)
