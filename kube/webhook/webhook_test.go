@@ -148,7 +148,7 @@ func TestTemplatesAreMadeOnceAndCollected(t *testing.T) {
 		t.Fatalf("new templates were collected: %v", got)
 	}
 	now = now.Add(collectAfter - time.Minute)
-	must(templates.make(ctx, other)) // an admission renews its time
+	must(templates.make(ctx, other)) // a new pod renews its time
 	now = now.Add(2 * time.Minute)
 	must(templates.Collect(ctx))
 	if got := made(); len(got) != 2 {
