@@ -198,6 +198,9 @@ func (r *Resource) check() error {
 			strings.Join(Names(), ", "))
 	case m.family == kai && r.Like != "":
 		return fmt.Errorf("resource %q is like %q, which is an annotation and has no other name", name, like)
+	case r.Like != "" && !strings.Contains(r.Name, "/"):
+		return fmt.Errorf("resource %q is like %q, and has no domain: pods ask for a resource by a name "+
+			"such as example.com/gpu", name, like)
 	case m.unit == 0 && r.Unit != 0:
 		return fmt.Errorf("resource %q has a unit, and counts no memory", name)
 	case r.Unit != 0 && grant.Bytes(r.Unit)%grant.MiB != 0:

@@ -1,11 +1,14 @@
 package dialect
 
 import (
+	"encoding/json"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/pelletier/go-toml/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -365,6 +368,44 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The schema of the chart takes and refuses the same (packaging/tools/manifests has a test with the
+// same file). The programs exit on a configuration that they refuse.
+func TestResourcesOfTheChart(t *testing.T) {
+	text, err := os.ReadFile("testdata/resources.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct{ Taken, Refused []map[string]string }
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	decodes := func(r map[string]string) error {
+		text, err := toml.Marshal(map[string]any{"resource": []any{r}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Decode(text)
+		return err
+	}
+	names := map[string]bool{}
+	for _, r := range all.Taken {
+		names[r["name"]] = true
+		if err := decodes(r); err != nil {
+			t.Errorf("%v: %v", r, err)
+		}
+	}
+	for _, r := range all.Refused {
+		if decodes(r) == nil {
+			t.Errorf("%v is taken", r)
+		}
+	}
+	for _, name := range Names() {
+		if !names[name] {
+			t.Errorf("the file has no resource %s: add it, and to the chart's schema", name)
+		}
+	}
+}
+
 func TestConfigurationsThatAreRefused(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"an unknown key":       {"[[resource]]\nname = \"nvidia.com/gpu\"\nunits = 1", `line 3: unknown key "resource.units"`},
@@ -375,6 +416,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 		"an unknown name":      {"[[resource]]\nname = \"example.com/gpu\"", "say with like ="},
 		"like an unknown name": {"[[resource]]\nname = \"example.com/gpu\"\nlike = \"x\"", `like "x"`},
 		"like an annotation":   {"[[resource]]\nname = \"example.com/gpu\"\nlike = \"gpu-memory\"", "has no other name"},
+		"like one, no domain":  {"[[resource]]\nname = \"vram\"\nlike = \"nvidia.com/gpumem\"", "has no domain"},
 		"a name twice":         {"[[resource]]\nname = \"nvidia.com/gpu\"\n[[resource]]\nname = \"nvidia.com/gpu\"", "there twice"},
 		"a unit of GPUs":       {"[[resource]]\nname = \"nvidia.com/gpu\"\nunit = \"1GiB\"", "counts no memory"},
 		"a unit of bytes":      {"[[resource]]\nname = \"aliyun.com/gpu-mem\"\nunit = \"1KiB\"", "whole number of MiB"},

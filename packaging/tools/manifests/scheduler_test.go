@@ -1,12 +1,17 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	"k8s.io/kubernetes/pkg/apis/apps"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
@@ -302,6 +307,46 @@ func TestTheQuotaIsForAllPods(t *testing.T) {
 				t.Errorf("%q: a quota for %v, and %s/%s has %s", values, admitted, o.kind, o.name,
 					pods.Spec.PriorityClassName)
 			}
+		}
+	}
+}
+
+// The programs exit on names that they cannot read, on all nodes. kube/dialect has a test with the
+// same file.
+func TestTheSchemaTakesTheNamesThatTheProgramsRead(t *testing.T) {
+	text, err := os.ReadFile("../../../kube/dialect/testdata/resources.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct{ Taken, Refused []map[string]string }
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	log.SetOutput(io.Discard) // Helm logs each link in files/
+	chart, err := loader.LoadDir(manifests + "helm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := func(r map[string]string) error {
+		resource := map[string]any{}
+		for key, value := range r {
+			resource[key] = value
+		}
+		values, err := chartutil.CoalesceValues(chart, map[string]any{"agent": "device-plugin",
+			"scheduler": map[string]any{"enabled": true, "resources": []any{resource}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return chartutil.ValidateAgainstSchema(chart, values)
+	}
+	for _, r := range all.Taken {
+		if err := schema(r); err != nil {
+			t.Errorf("%v: %v", r, err)
+		}
+	}
+	for _, r := range all.Refused {
+		if err := schema(r); err == nil || !strings.Contains(err.Error(), "/scheduler/resources/0") {
+			t.Errorf("%v: got %v", r, err)
 		}
 	}
 }
