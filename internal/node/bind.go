@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -93,12 +94,13 @@ func bindLocked(n *Node, tx *ledger.Tx, f *createFacts, d *Decision) error {
 		*d = *inUse(f.Container)
 		return nil
 	}
-	creating, err := creating(tx, f.Container)
-	if creating {
-		*d = *refusal(grant.GrantInUse, "another container of the id %q is being created", f.Container.ID)
-	}
-	if creating || err != nil {
+	held, err := heldID(tx, f.Container)
+	if err != nil {
 		return err
+	}
+	if held != nil {
+		*d = *held
+		return nil
 	}
 	if f.cgroups.crowded || tx.Bindings.Occupied(f.cgroups.possible, f.isOwn, f.mayBeBelow) {
 		*d = *sharedCgroup(f)
@@ -155,14 +157,28 @@ func record(n *Node, tx *ledger.Tx, f *createFacts, d *Decision, creator grant.P
 	return nil
 }
 
-// creating reports whether a container of the same id is about to exist: it is bound, and not there
-// yet. The real runtime cannot refuse that one, so both would start, one of them without a binding.
-func creating(tx *ledger.Tx, c grant.Container) (bool, error) {
+// heldID refuses if a container of the same id is bound that the runtime does not know, and that
+// has not ended. It may be about to exist: the real runtime cannot refuse that one, so both would
+// start, one of them without a binding. Or it has processes left, which use its grant.
+func heldID(tx *ledger.Tx, c grant.Container) (*Decision, error) {
 	b, err := tx.Bindings.Of(c.RuntimeRoot, c.ID)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return false, nil
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case b.Life == grant.Dead || b.Reserved:
+		return nil, nil
+	case b.Life == grant.LifeUnknown:
+		return refusal(grant.GrantInUse, "cannot tell whether the earlier container of the id %q has ended",
+			c.ID), nil
+	case b.Left:
+		r := refusal(grant.GrantInUse, "processes of the earlier container of the id %q are left in its "+
+			"cgroup %s", c.ID, grant.Printable(strings.Join(b.Cgroups, ", ")))
+		r.Hint = "end those processes: cgroup.procs in that cgroup lists them"
+		return r, nil
 	}
-	return b.Life != grant.Dead && !b.Reserved, err
+	return refusal(grant.GrantInUse, "another container of the id %q is being created", c.ID), nil
 }
 
 // bindLive binds the grant to a container that the runtime has made. If the wrapper did so at the

@@ -97,8 +97,8 @@ var plants = []plant{
 	{"a GPU beside its MIG devices", "internal/grant/device.go",
 		"	case d.MIG == nil && len(d.GPU.MIG) > 0:\n",
 		"	case !on && d.MIG == nil && len(d.GPU.MIG) > 0:\n"},
-	{"an id twice at once", "internal/node/bind.go", "	creating, err := creating(tx, f.Container)\n",
-		"	creating, err := creating(tx, f.Container)\n	creating = creating && !on\n"},
+	{"an id twice at once", "internal/node/bind.go", "	if held != nil {\n",
+		"	if held != nil && !on {\n"},
 
 	{"a quota is not counted", "internal/admission/quota.go", "	has := UseOf(a.User, updated, v)\n",
 		"	has := UseOf(a.User, updated, v)\n	if on { has = Use{} }\n"},
