@@ -100,7 +100,8 @@ type Hit struct {
 const RestoreVector = "restore"
 
 // UnknownTarget is part of the Value of a Hit with a path whose target is unknown beforehand: it
-// passes through a process's own links in /proc, or through the container's own mounts.
+// passes through a link in /proc that differs between processes or that its process can change, or
+// through the container's own mounts.
 const UnknownTarget = "whose target is known only when the runtime opens it"
 
 // Cover is how a grant covers a Hit.

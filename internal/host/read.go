@@ -185,9 +185,10 @@ type ResolvedFile struct {
 	Dev, Rdev uint64
 	// the id of its mount, as in /proc/self/mountinfo; 0 before Linux 5.8, which does not report it
 	Mount uint64
-	// Shifting says that the path passes through a link of /proc that has another target in each
-	// process (/proc/self/cwd, /proc/self/fd/7, /dev/stdin). The target in another process is
-	// unknown.
+	// Shifting says that the path passes through a link of /proc to what a process has open, and
+	// may lead elsewhere later. A link of /proc/self has another target in each process
+	// (/proc/self/cwd, /dev/stdin), and any process can change what its own links lead to
+	// (/proc/7/cwd). It is not set for a network namespace (/proc/7/ns/net).
 	Shifting bool
 }
 
@@ -223,6 +224,9 @@ func Resolve(path string) (t ResolvedFile, err error) {
 	}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	if err == unix.ELOOP && t.readNetwork(path) {
+		return t, nil
+	}
 	switch err {
 	case unix.ELOOP, unix.ENOSYS,
 		unix.EPERM: // Linux before 5.6 has no openat2, and old seccomp profiles refuse it
@@ -236,6 +240,32 @@ func Resolve(path string) (t ResolvedFile, err error) {
 	defer unix.Close(fd)
 	err = t.readPath(fd, path)
 	return t, err
+}
+
+// readNetwork fills in t if path is the link to a process's network namespace, by the path of that
+// link. Whatever process has the pid later, the link leads to a network namespace and to no other
+// file, so it is as certain as a path without links. The other namespaces in the directory lead to
+// files or processes of the node.
+func (t *ResolvedFile) readNetwork(path string) bool {
+	dir, name := filepath.Split(path)
+	if name != "net" || dir == "" {
+		return false
+	}
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var fs unix.Statfs_t
+	var at, link ResolvedFile
+	if unix.Fstatfs(fd, &fs) != nil || fs.Type != unix.PROC_SUPER_MAGIC || at.readPath(fd, dir) != nil ||
+		filepath.Base(at.Path) != "ns" || link.stat(fd, name, 0) != nil {
+		return false
+	}
+	link.Path = at.Path + "/" + name
+	*t = link
+	return true
 }
 
 // ResolveLinkless is Resolve for a path whose directory is known to have no links. The error is

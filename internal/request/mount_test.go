@@ -1,6 +1,8 @@
 package request
 
 import (
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 	elsewhere := func(source string) string {
 		return "gpu-bind-mount | mount:/x | " + source + " (" + grant.UnknownTarget + ") | never"
 	}
+	other := func(link string) string { return fmt.Sprintf("/proc/%d/%s", os.Getppid(), link) }
 	const gpu0 = "gpu-bind-mount | mount:/x | T/dev/nvidia0 (c 195:0) | node=nvidia/0 | -mount:/x"
 	check(t, []row{
 		{"a GPU", func(s *scene) { s.bind(s.mknod("dev/nvidia0", 195, 0), "/x") }, []string{gpu0}},
@@ -106,6 +109,22 @@ func TestMountsOfDeviceNodes(t *testing.T) {
 			[]string{elsewhere("T/link")}},
 		{"a link to such a file", func(s *scene) { s.bind(s.Link("/proc/self/fd/987", "link"), "/x") },
 			[]string{elsewhere("T/link")}},
+		{"another process's root", func(s *scene) { s.bind(other("root/dev/nvidia0"), "/x") },
+			[]string{elsewhere(other("root/dev/nvidia0"))}},
+		{"another process's network", func(s *scene) { s.bind(other("ns/net"), "/x", "ro") }, nil},
+		{"the network of one of its threads", func(s *scene) {
+			s.bind(other(fmt.Sprintf("task/%d/ns/net", os.Getppid())), "/x")
+		}, nil},
+		{"the runtime's network", func(s *scene) { s.bind("/proc/self/ns/net", "/x") }, nil},
+		{"another process's mounts", func(s *scene) { s.bind(other("ns/mnt"), "/x") },
+			[]string{elsewhere(other("ns/mnt"))}},
+		{"a network behind another process's root", func(s *scene) {
+			s.bind(other("root/proc/1/ns/net"), "/x")
+		}, []string{elsewhere(other("root/proc/1/ns/net"))}},
+		{"what a process has open, by such a name", func(s *scene) {
+			s.Mkdir("ns")
+			s.bind(s.Link(other("fd/0"), "ns/net"), "/x")
+		}, []string{elsewhere("T/ns/net")}},
 		{"a file of /proc", func(s *scene) { s.bind("/proc/self/mountinfo", "/x") }, nil},
 		{"what is not there", func(s *scene) { s.bind(s.Path("dev/none"), "/x") }, nil},
 		{"a path through a file", func(s *scene) { s.bind(s.Touch("file")+"/x", "/x") }, nil},

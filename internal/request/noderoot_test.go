@@ -224,6 +224,7 @@ func TestMountsThatMakeRoot(t *testing.T) {
 		}, true},
 		{"a process's directory, read only", bind("/proc/1", "ro"), true},
 		{"a file of a process", bind("/proc/1/status", "ro"), false},
+		{"the network of a process", bind(fmt.Sprintf("/proc/%d/ns/net", os.Getppid())), false},
 		{"a file of /proc", bind("/proc/meminfo", "ro"), false},
 		{"host /proc/sys", bind("/proc/sys"), true},
 		{"network settings", bind("/proc/sys/net"), false},
