@@ -25,7 +25,9 @@ type Ask struct {
 	Source  string        // what asks: "cli", ...
 	Secret  string        // of the new grant; "": a new one
 	Quota   *grant.Quota  // what the user may have; nil: no bound
-	Part    int           // percent of each GPU's memory for all grants from this source; 0: no bound
+	// the least strength that must hold the grant's containers to it, beside the policy's; "": any
+	MinimumStrength grant.Strength
+	Part            int // percent of each GPU's memory for all grants from this source; 0: no bound
 }
 
 // maxGPUs is more than any node has, and small enough to multiply with.

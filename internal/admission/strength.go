@@ -80,16 +80,18 @@ func canUndo(q *question) bool {
 	return q.request.Privileged || q.request.SysAdmin || len(q.request.NodeRoot) > 0
 }
 
-// checkStrength finds that the container is held to its grant by less than the policy demands. An
-// ordinary container with an exclusive grant has all of its GPUs, so there is nothing to enforce:
-// the device cgroup denies it the others.
+// checkStrength finds that the container is held to its grant by less than the policy or the grant
+// demands. An ordinary container with an exclusive grant has all of its GPUs, so there is nothing
+// to enforce: the device cgroup denies it the others.
 func checkStrength(q *question, u *grantUse) (found findings) {
-	if u.strength.AtLeast(q.policy.Rules.MinimumStrength) || u.grant.Mode == grant.Exclusive && !canUndo(q) {
+	enough := u.strength.AtLeast(q.policy.Rules.MinimumStrength) &&
+		u.strength.AtLeast(u.grant.MinimumStrength)
+	if enough || u.grant.Mode == grant.Exclusive && !canUndo(q) {
 		return nil
 	}
 	message, hint := "", ""
 	if why := weakerThanListed(q, u); why != "" {
-		detail := grant.Detail{Value: string(u.strength), Code: grant.LimitUnenforceable}
+		detail := grant.Detail{Vector: "strength", Value: string(u.strength), Code: grant.LimitUnenforceable}
 		message, hint = sentenceOf(detail, u.grant)
 		message += " (" + why + ")"
 	}

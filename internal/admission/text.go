@@ -229,6 +229,12 @@ var (
 		hint: "start it without the descriptor (--preserve-fds, $LISTEN_FDS, standard input and output), " +
 			"or " + hintRequest,
 	}
+	// a strength that the grant itself does not allow
+	weakerThanGrant = sentence{
+		without: "would be held to its grant by strength {x}, " +
+			"which is less than the minimum strength of its claim or DeviceClass",
+		hint: "drop its privileges, or use a DeviceClass that asks for less",
+	}
 	// a mount whose source is not known beforehand
 	mountsUnknown = sentence{
 		without: "mounts {x} by {v}, " +
@@ -262,6 +268,8 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 		s = inheritsDescriptor
 	case unknownMount:
 		s = mountsUnknown
+	case d.Vector == "strength" && g != nil && !grant.Strength(d.Value).AtLeast(g.MinimumStrength):
+		s = weakerThanGrant
 	}
 	message, hint = s.without, s.hint
 	id := ""

@@ -115,6 +115,18 @@ func TestWholeVerdicts(t *testing.T) {
 			exclusive(w)
 			w.r.NodeRoot = []string{"mount:/host"}
 		}, tooWeak("")},
+		{"weaker than its grant demands", func(w *world) {
+			w.train()
+			w.r.SysAdmin, w.v.Grants[0].MinimumStrength = true, grant.StrengthLibrary
+		}, lines("refuse limit-unenforceable of g-podpodpodpod none",
+			"says: "+train+"would be held to its grant by strength none, which is less than the minimum "+
+				"strength of its claim or DeviceClass (strength none, not library: the container has "+
+				"CAP_SYS_ADMIN, so it can undo what would hold it)",
+			`finds: limit-unenforceable strength "none"`)},
+		{"as strong as its grant demands", func(w *world) {
+			w.train()
+			w.v.Grants[0].MinimumStrength = grant.StrengthLibrary
+		}, plain},
 		{"timeslice limits nothing", func(w *world) {
 			exclusive(w)
 			w.v.Grants[0].Mode = grant.Timeslice

@@ -27,6 +27,8 @@ type Grant struct {
 	// User is the uid of the user of the node to whom it belongs; 0: to nobody but root. It decides
 	// about quotas and listings. Which container may use the grant is decided by Owner.
 	User uint32
+	// the least strength that must hold its containers to it, beside the policy's; "": any
+	MinimumStrength Strength
 
 	// what holds the containers to Compute, set where listings show the grant; the ledger does not
 	// store it

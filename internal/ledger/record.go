@@ -32,6 +32,7 @@ type record struct {
 	Over     bool           `json:"over,omitzero"`
 	For      []grant.Tie    `json:"for,omitzero"`
 	User     uint32         `json:"user,omitzero"`
+	Minimum  grant.Strength `json:"minimum_strength,omitzero"`
 	Unknown  jsontext.Value `json:",embed"`
 }
 
@@ -133,6 +134,7 @@ func (f format) encode(g grant.Grant, old record) ([]byte, error) {
 		Mode: g.Mode, Strength: g.Strength,
 		Compute: g.Compute, Source: g.Source, Created: g.Created.UTC(), Expires: g.Expires.UTC(),
 		Draining: g.Draining, Over: g.Over, For: g.For, User: g.User,
+		Minimum: g.MinimumStrength,
 		Unknown: old.Unknown,
 	}
 	for _, s := range g.GPUs {
@@ -159,7 +161,7 @@ func (r record) grant() grant.Grant {
 		ID: r.ID, Owner: r.Owner, Secret: r.Secret, Label: r.Label, App: r.App,
 		Mode: r.Mode, Strength: r.Strength, Compute: r.Compute, Source: r.Source,
 		Created: r.Created, Expires: r.Expires, Draining: r.Draining, Over: r.Over,
-		For: r.For, User: r.User,
+		For: r.For, User: r.User, MinimumStrength: r.Minimum,
 		GPUs: make([]grant.Share, len(r.GPUs)),
 	}
 	for i, s := range r.GPUs {

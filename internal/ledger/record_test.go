@@ -22,10 +22,10 @@ func TestGrantFile(t *testing.T) {
 	g := sample(1)
 	g.Secret, g.Label, g.Compute, g.Expires, g.Draining = "ab12", "night run", 25, noon.Add(time.Hour), true
 	g.For = []grant.Tie{"namespace:team", "pod:uid-1"}
-	g.User = 1000
+	g.User, g.MinimumStrength = 1000, grant.StrengthLibrary
 	b.put(g)
 	const want = `{
-  "sum": "3038b317",
+  "sum": "e064e1f9",
   "version": 1,
   "id": "g-aaaaaaaaaaab",
   "owner": "pod:uid-1/train",
@@ -49,7 +49,8 @@ func TestGrantFile(t *testing.T) {
     "namespace:team",
     "pod:uid-1"
   ],
-  "user": 1000
+  "user": 1000,
+  "minimum_strength": "library"
 }
 `
 	if got := b.file(g.ID); got != want {
@@ -57,7 +58,8 @@ func TestGrantFile(t *testing.T) {
 	}
 	g = sample(2)
 	b.put(g)
-	for _, key := range []string{"secret", "label", "compute", "expires", "draining", "for", "user"} {
+	for _, key := range []string{"secret", "label", "compute", "expires", "draining", "for", "user",
+		"minimum"} {
 		if got := b.file(g.ID); strings.Contains(got, key) {
 			t.Errorf("a grant without %s writes it:\n%s", key, got)
 		}

@@ -49,6 +49,8 @@ func (r *record) read(d *jsontext.Decoder) error {
 			return tokens.List(d, &r.For, tokens.String[grant.Tie])
 		case "user":
 			return tokens.Uint32(d, &r.User)
+		case "minimum_strength":
+			return tokens.Text(d, &r.Minimum)
 		}
 		return keep(d, quoted, &r.Unknown)
 	})
@@ -268,6 +270,7 @@ func (r record) encode() ([]byte, error) {
 		if r.User != 0 {
 			w.Name("user").Uint(uint64(r.User))
 		}
+		w.Words("minimum_strength", string(r.Minimum))
 		w.Members(r.Unknown)
 	})
 	return w.End()

@@ -15,7 +15,8 @@ func NewGrant(ask admission.Ask) (grant.Grant, grant.Reference, error) {
 	}
 	g := grant.Grant{ID: grant.NewID(random), Owner: ask.Owner, Label: ask.Label, App: ask.App,
 		Mode: ask.Mode, Strength: admission.StrengthOf(ask.Mode),
-		Compute: ask.Compute, Source: ask.Source, For: ask.For, User: ask.User}
+		Compute: ask.Compute, Source: ask.Source, For: ask.For, User: ask.User,
+		MinimumStrength: ask.MinimumStrength}
 	reference := grant.Reference{ID: g.ID}
 	if ask.Owner.HasSecret() {
 		if random, err = host.Random(); err != nil {

@@ -164,6 +164,7 @@ type allocatedPart struct {
 	memory  grant.Bytes
 	all     bool // the request names no memory, so that memory is all that was free
 	compute int
+	minimum grant.Strength // "": any
 }
 
 func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult,
@@ -193,7 +194,8 @@ func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 	if err := config.allows(result.Request, mode, p.Offer(anyClaim, mode, seat).Strength); err != nil {
 		return allocatedPart{}, err
 	}
-	of := allocatedPart{request: result.Request, uuid: seat.UUID(), mode: mode}
+	of := allocatedPart{request: result.Request, uuid: seat.UUID(), mode: mode,
+		minimum: config.MinimumStrength}
 	if mode.IsWhole() {
 		return of, nil
 	}
@@ -216,6 +218,9 @@ func partOf(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 func sum(parts []allocatedPart, ask *admission.Ask) error {
 	var merged []allocatedPart
 	for _, p := range parts {
+		if p.minimum.AtLeast(ask.MinimumStrength) {
+			ask.MinimumStrength = p.minimum
+		}
 		i := slices.IndexFunc(merged, func(m allocatedPart) bool { return m.uuid == p.uuid })
 		switch {
 		case p.mode != parts[0].mode:

@@ -19,7 +19,8 @@ type Config struct {
 	Kind       string `json:"kind"`       // ConfigKind
 	// the mode that the device must be in
 	Mode grant.Mode `json:"mode,omitempty"`
-	// the least strength that must hold the containers to the grant
+	// the least strength that must hold the containers to the grant; the grant has it, so that a
+	// container that would be held by less does not start
 	MinimumStrength grant.Strength `json:"minimumStrength,omitempty"`
 	// what is one grant: GrantPerRequest, the default, or GrantPerClaim
 	Grant Granting `json:"grant,omitempty"`

@@ -395,13 +395,27 @@ func TestTheGrantOfAnEndedPodIsReleased(t *testing.T) {
 	}
 }
 
-func TestRefusedClaims(t *testing.T) {
-	params := func(text string) []resourceapi.DeviceAllocationConfiguration {
-		return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName,
-					Parameters: runtime.RawExtension{Raw: []byte(text)}}}}}
+func params(text string) []resourceapi.DeviceAllocationConfiguration {
+	return []resourceapi.DeviceAllocationConfiguration{{Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName,
+				Parameters: runtime.RawExtension{Raw: []byte(text)}}}}}
+}
+
+// TestAMinimumStrengthIsTheGrants: the node compares it with each container that uses the grant.
+func TestAMinimumStrengthIsTheGrants(t *testing.T) {
+	s := newSite(t, 1)
+	s.HasMPS()
+	c := claim("u", s.result("gpu", 0, grant.MPS, "1Gi", "0"))
+	c.Status.Allocation.Devices.Config = params(
+		`{"apiVersion":"gpuledger.dev/v1","kind":"GrantConfig","minimumStrength":"library"}`)
+	s.has(t, c)
+	if g := s.Grants()[0]; g.MinimumStrength != grant.StrengthLibrary {
+		t.Errorf("the grant demands strength %q, want library", g.MinimumStrength)
 	}
+}
+
+func TestRefusedClaims(t *testing.T) {
 	const head = `"apiVersion":"gpuledger.dev/v1","kind":"GrantConfig"`
 	yes := true
 	for name, c := range map[string]struct {
