@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -10,28 +11,23 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// checkUsers: no user has more than the quota, and those who wait are served in their order.
-func (l *life) checkUsers(v grant.View) {
-	l.checkQuotas(v)
-	l.checkSecrets(v)
-	l.checkTurns(v)
-}
-
-func (l *life) checkQuotas(v grant.View) {
+// checkQuotas: no user has more than the quota.
+func checkQuotas(v grant.View) string {
 	for user, most := range limitsOf {
 		var memory grant.Bytes
 		gpus, count := 0, 0
 		for _, g := range v.Grants {
-			if g.User == user && g.Live(l.now) {
+			if g.User == user && g.Live(v.Now) {
 				memory, gpus, count = memory+g.Memory(), gpus+len(g.GPUs), count+1
 			}
 		}
 		if most.memory > 0 && memory > most.memory || most.gpus > 0 && gpus > most.gpus ||
 			most.grants > 0 && count > most.grants {
-			l.fail("user %d has %s on %d GPUs in %d grants, which is more than the quota", user, memory, gpus,
-				count)
+			return fmt.Sprintf("user %d has %s on %d GPUs in %d grants, which is more than the quota", user,
+				memory, gpus, count)
 		}
 	}
+	return ""
 }
 
 // checkSecrets: a request has one grant, however often it was sent, and none once it was refused.

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"io"
 	"slices"
 	"time"
@@ -41,16 +40,6 @@ func (l *life) startDaemon() {
 	l.daemon = &gpuledgerd{pid: pid, mps: &mps.Manager{Node: func() *node.Node { return n },
 		Ledger: grants.Read, Log: quiet, System: mpsSystem{l}}}
 	l.trace("gpuledgerd[%d] starts", pid)
-}
-
-// thread starts a thread of the daemon.
-func (l *life) thread(name string, act func(p *process, n *node.Node)) *process {
-	d := l.daemon
-	p := &process{name: fmt.Sprintf("%s[%d]", name, d.pid), pid: d.pid, of: d}
-	d.threads = append(d.threads, p)
-	l.trace("begin %s", p.name)
-	l.spawn(p, func() { act(p, l.node(d.pid)) })
-	return p
 }
 
 // pass is a pass of the daemon's managers for users. There is one at a time.
@@ -147,6 +136,3 @@ func (l *life) endDaemon() {
 		}
 	}
 }
-
-// epoch is the beginning of the monotonic clock, of which awake is how long it runs.
-var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -1,15 +1,11 @@
 package sim
 
 import (
-	"os"
-	"path/filepath"
+	"fmt"
 	"slices"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // check compares the ledger with the promises of a node, after every step.
@@ -21,16 +17,23 @@ func (l *life) check() {
 	for _, d := range v.Damaged {
 		l.fail("grant %s is damaged: %s", d.ID, d.Err)
 	}
-	l.checkSums(v)
-	l.checkDevices(v)
-	l.checkFound(v)
-	l.checkOwners(v)
-	l.checkBoxes(v)
-	l.checkAlive(v)
+	l.report(checkSums(v, l.gpus))
+	l.report(checkDevices(v))
+	if l.watches {
+		l.report(l.last.checkFound(v))
+	}
+	l.report(checkOwners(v))
+	l.report(checkBoxes(v, l.boxes))
+	l.report(checkAlive(v, l.boxes, l.all))
 	l.checkHeld(v)
-	l.checkLimits(v)
-	l.checkUsers(v)
-	l.checkControls()
+	if l.checkedAt != l.seen.steps { // opening all records takes long
+		l.checkedAt = l.seen.steps
+		l.report(checkLimits(v, l.boxes, l.eyes.Policy))
+	}
+	l.report(checkQuotas(v))
+	l.checkSecrets(v)
+	l.checkTurns(v)
+	l.report(checkControls(l.controls))
 	for _, p := range l.all {
 		if p.creates && !p.done {
 			l.sawReady(p)
@@ -40,18 +43,19 @@ func (l *life) check() {
 
 // checkSums: no GPU has more memory or compute granted than it has, is in two modes, or is
 // exclusive to two.
-func (l *life) checkSums(v grant.View) {
-	for i := range l.gpus {
+func checkSums(v grant.View, gpus int) string {
+	for i := range gpus {
 		var sum grant.Bytes
 		compute := 0
 		var mode grant.Mode
 		var has []string
 		for _, g := range v.Grants {
-			if !g.Live(l.now) || !g.Has(uuid(i)) {
+			if !g.Live(v.Now) || !g.Has(uuid(i)) {
 				continue
 			}
 			if mode != "" && (mode != g.Mode || mode == grant.Exclusive) {
-				l.fail("%s is in mode %s, and grant %s has it in mode %s", uuid(i), mode, g.ID, g.Mode)
+				return fmt.Sprintf("%s is in mode %s, and grant %s has it in mode %s", uuid(i), mode, g.ID,
+					g.Mode)
 			}
 			mode, compute = g.Mode, compute+g.Compute
 			for _, s := range g.GPUs {
@@ -62,45 +66,48 @@ func (l *life) checkSums(v grant.View) {
 			}
 		}
 		if sum > card {
-			l.fail("%s are granted of %s, which has %s: %v", sum, uuid(i), card, has)
+			return fmt.Sprintf("%s are granted of %s, which has %s: %v", sum, uuid(i), card, has)
 		}
 		if compute > 100 {
-			l.fail("%d%% of the compute of %s are granted: %v", compute, uuid(i), has)
+			return fmt.Sprintf("%d%% of the compute of %s are granted: %v", compute, uuid(i), has)
 		}
 	}
+	return ""
 }
 
 // checkOwners: a pod's container has one live grant. A bearer may have many.
-func (l *life) checkOwners(v grant.View) {
+func checkOwners(v grant.View) string {
 	has := map[grant.Owner]grant.ID{}
 	for _, g := range v.Grants {
-		if g.Owner == grant.Bearer || !g.Live(l.now) {
+		if g.Owner == grant.Bearer || !g.Live(v.Now) {
 			continue
 		}
 		if other := has[g.Owner]; other != "" {
-			l.fail("%s has the grants %s and %s", g.Owner, other, g.ID)
+			return fmt.Sprintf("%s has the grants %s and %s", g.Owner, other, g.ID)
 		}
 		has[g.Owner] = g.ID
 	}
+	return ""
 }
 
 // checkAlive: a grant is held for a container of which something runs, or whose creator does. A
 // view has no bindings of containers that the kernel shows to be dead.
-func (l *life) checkAlive(v grant.View) {
+func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 	for _, g := range v.Grants {
 		for _, at := range g.Bindings {
 			isBox := func(b *box) bool { return nameOf(b.name) == at.Container && b.runs() }
 			creates := func(p *process) bool { return p.binds && !p.done && p.pid == at.Creator.PID }
-			if !slices.ContainsFunc(l.boxes, isBox) && !slices.ContainsFunc(l.all, creates) {
-				l.fail("grant %s is held for %s, of which nothing runs", g.ID, at.Container)
+			if !slices.ContainsFunc(boxes, isBox) && !slices.ContainsFunc(processes, creates) {
+				return fmt.Sprintf("grant %s is held for %s, of which nothing runs", g.ID, at.Container)
 			}
 		}
 	}
+	return ""
 }
 
 // checkBoxes: what runs with a grant is bound to it, alone.
-func (l *life) checkBoxes(v grant.View) {
-	for i, b := range l.boxes {
+func checkBoxes(v grant.View, boxes []*box) string {
+	for i, b := range boxes {
 		if b.grant == "" {
 			continue
 		}
@@ -110,20 +117,23 @@ func (l *life) checkBoxes(v grant.View) {
 			})
 		})
 		if !bound {
-			l.fail("container %s runs with grant %s, which is not bound to it", nameOf(b.name), b.grant)
+			return fmt.Sprintf("container %s runs with grant %s, which is not bound to it", nameOf(b.name),
+				b.grant)
 		}
-		for _, other := range l.boxes[:i] {
+		for _, other := range boxes[:i] {
 			if other.grant == b.grant {
-				l.fail("containers %s and %s run with grant %s", nameOf(b.name), nameOf(other.name), b.grant)
+				return fmt.Sprintf("containers %s and %s run with grant %s", nameOf(b.name),
+					nameOf(other.name), b.grant)
 			}
 			has := func(u string) bool { return slices.Contains(b.gpus, u) }
 			shares := slices.ContainsFunc(other.gpus, has)
 			if shares && (b.alone || other.alone) {
-				l.fail("containers %s and %s run on one GPU, one of them alone", nameOf(b.name),
+				return fmt.Sprintf("containers %s and %s run on one GPU, one of them alone", nameOf(b.name),
 					nameOf(other.name))
 			}
 		}
 	}
+	return ""
 }
 
 // keep is longer than an expired grant is kept.
@@ -162,120 +172,5 @@ func (l *life) sawEntered(v grant.View) {
 		if _, seen := l.entered[g.ID]; !seen {
 			l.entered[g.ID] = l.awake
 		}
-	}
-}
-
-// finish is the end of a life, without faults: what fits is admitted, and nothing is left when all
-// containers are gone.
-func (l *life) finish() {
-	l.rates, l.calm = rates{}, true
-	l.drain()
-	l.sick, l.divisions = make([]bool, l.gpus), make([]division, l.gpus)
-	must(l.machine.scan(l.eyes))
-	l.unwatched()
-	l.check()
-	l.settled()
-	l.settleUsers()
-	l.settledControls()
-	for _, h := range l.held {
-		l.admits(h)
-	}
-	for name := range names {
-		l.deleted(name)
-	}
-	l.closing = true
-	_ = l.one("end", func(n *node.Node) error {
-		n.RemoveDeadBindings()
-		for _, h := range l.held {
-			if h.over = true; h.acked {
-				_, _ = grants.Release(n, h.id, false)
-			}
-		}
-		return nil
-	})
-	l.serveAll()
-	l.checkIdle()
-	for _, g := range l.view().Grants { // of processes that were killed before they could say so
-		_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
-	}
-	l.settledControls()
-	l.empty()
-}
-
-// drain runs every process to its end.
-func (l *life) drain() {
-	for range 100000 {
-		ready := l.ready()
-		if len(ready) == 0 || l.wrong != "" {
-			break
-		}
-		l.run(ready[0])
-		l.check()
-	}
-	for _, p := range l.all {
-		if !p.done && p.blocked == nil && l.wrong == "" {
-			l.fail("%s waits for a lock that nobody has", p.name)
-		}
-	}
-}
-
-// one runs one process alone, to its end.
-func (l *life) one(name string, act func(n *node.Node) error) (err error) {
-	l.begin(name, func(_ *process, n *node.Node) { err = act(n) })
-	l.drain()
-	return err
-}
-
-// admits: a container that refers to a free grant starts.
-func (l *life) admits(h *holding) {
-	v := l.view()
-	i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
-	if !h.acked || i < 0 || len(v.Grants[i].Bindings) > 0 || !v.Grants[i].Live(l.now) ||
-		v.Grants[i].Mode == grant.MIG { // its device is gone
-		return
-	}
-	name := slices.IndexFunc(make([]int, names), func(int) bool { return true })
-	for ; name < names; name++ {
-		if !slices.ContainsFunc(l.boxes, func(b *box) bool { return b.name == name }) {
-			break
-		}
-	}
-	if name == names {
-		return
-	}
-	l.deleted(name)
-	before := len(l.boxes)
-	_ = l.one(nameOf(name), func(n *node.Node) error {
-		l.make(l.current, n, name, grant.Containerd, h.annotations())
-		return nil
-	})
-	if len(l.boxes) == before || l.boxes[before].grant != h.id {
-		l.fail("a container with free grant %s does not get it, and no fault was left", h.id)
-	}
-}
-
-// empty: nothing is left of all that was, and all GPUs can be granted again.
-func (l *life) empty() {
-	err := l.one("end", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
-	if err != nil {
-		l.fail("the ledger cannot be checked: %v", err)
-	}
-	for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants",
-		"run/cgroups", "run/creates", "run/limits",
-		"run/mps"} {
-		entries, _ := os.ReadDir(l.path(dir))
-		for _, e := range entries {
-			if l.wrong == "" {
-				l.fail("%s is left", filepath.Join(dir, e.Name()))
-			}
-		}
-	}
-	err = l.one("end", func(n *node.Node) error {
-		_, _, err := grants.Enter(n, admission.Ask{Owner: grant.Bearer, Mode: grant.Exclusive, GPUs: l.gpus,
-			Source: "cli"})
-		return err
-	})
-	if err != nil {
-		l.fail("all GPUs are free, and cannot be granted: %v", err)
 	}
 }

@@ -6,10 +6,8 @@
 package sim
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -54,62 +52,31 @@ func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
 
 // life is one run of a node, from its first boot to its end.
 type life struct {
-	*machine
-	*scheduler
-	step    int
-	calm    bool // no more faults: what fits must be admitted
+	*world
 	closing bool // all grants are being released
-	eyes    *node.Node
 	held    []*holding
 	boxes   []*box
-	lines   []string
-	seen    sight
+	watches bool // gpuledgerd finds use that was not granted
 
-	inventory grant.Inventory         // that is read now; without GPUs where it cannot be
-	watches   bool                    // gpuledgerd finds use that was not granted
-	before    grant.View              // of the last step
-	had       map[shareOf]grant.Bytes // of each grant that there was
-
-	daemon   *gpuledgerd // nil: it does not run
-	requests []*userAsk
-	controls []*control
-	server   bool                       // its grants are mostly of mode mps
-	divides  bool                       // its administrator makes MIG devices, and removes them
-	entries  int                        // into the queue
-	limitsAt int                        // the step at which the records were last checked
-	started  int                        // containers
-	awake    time.Duration              // by the monotonic clock
-	clockSet bool                       // since the turns of users were looked at
-	entered  map[grant.ID]time.Duration // when each grant was first seen, by that clock
-	tried    map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
-
-	wrong string // the first promise that was broken
+	requests  []*userAsk
+	server    bool                       // its grants are mostly of mode mps
+	divides   bool                       // its administrator makes MIG devices, and removes them
+	entries   int                        // into the queue
+	started   int                        // containers
+	entered   map[grant.ID]time.Duration // when each grant was first seen, by the monotonic clock
+	tried     map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
+	last      lastStep
+	checkedAt int // the step at which the records were last checked
 }
 
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
 	r := rand.New(rand.NewPCG(seed, 0))
-	l := &life{entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{},
-		had: map[shareOf]grant.Bytes{}, machine: newMachine(dir, 1+r.IntN(3))}
-	l.scheduler = &scheduler{random: r,
-		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
-		locks: map[string]*process{}}
-	l.rates.yield = []float64{.02, .1, .5}[r.IntN(3)]
-	if r.IntN(2) == 0 {
-		l.rates.fault, l.rates.readFault = .01, .001
-	}
+	l := &life{world: newWorld(dir, r, traced), entered: map[grant.ID]time.Duration{},
+		tried: map[grant.ID]bool{}, last: lastStep{had: map[shareOf]grant.Bytes{}}}
 	l.server = r.IntN(3) == 0
 	l.divides, l.watches = !l.server && r.IntN(3) == 0, r.IntN(3) == 0
-	l.trace = func(format string, args ...any) {
-		if !traced {
-			return
-		}
-		l.lines = append(l.lines, fmt.Sprintf("%d ", l.step)+fmt.Sprintf(format, args...))
-	}
-	host.Simulated = l.scheduler
-	l.eyes = l.node(observer)
-	l.scheduler.locked, l.scheduler.made = l.sawLock, l.sawStep
-	must(l.machine.scan(l.eyes))
+	l.open()
 	return l
 }
 
@@ -125,42 +92,6 @@ func (l *life) Run(steps int) string {
 	}
 	l.stop()
 	return l.wrong
-}
-
-// stop ends what still runs, so that no goroutine stays.
-func (l *life) stop() {
-	for _, p := range l.all {
-		if !p.done {
-			l.kill(p)
-		}
-	}
-}
-
-func (l *life) fail(format string, args ...any) {
-	if l.wrong == "" {
-		l.wrong = fmt.Sprintf("step %d: ", l.step) + fmt.Sprintf(format, args...)
-		l.trace("WRONG %s", l.wrong)
-	}
-}
-
-// begin starts a process of the node. act gets a node of its own.
-func (l *life) begin(name string, act func(p *process, n *node.Node)) *process {
-	pid, start := l.fork("/")
-	p := &process{name: fmt.Sprintf("%s[%d]", name, pid), pid: pid, start: start}
-	l.trace("begin %s", p.name)
-	l.spawn(p, func() {
-		act(p, l.node(pid))
-		l.gone(p)
-	})
-	return p
-}
-
-// gone is the end of a process, which may have been the creator of a container.
-func (l *life) gone(p *process) {
-	l.machine.exit(p.pid)
-	if p.binds {
-		l.machine.changes++
-	}
 }
 
 // act does one thing that the random numbers choose.
@@ -181,7 +112,8 @@ func (l *life) act() {
 		return
 	}
 	if l.watches && l.random.IntN(20) == 0 {
-		l.watch()
+		found := use(l.random, l.view(), l.inventory, l.boxes)
+		l.begin("watch", func(_ *process, n *node.Node) { _ = n.Ledger.SetFound(found) })
 		return
 	}
 	switch n := l.random.IntN(158); {
@@ -306,26 +238,6 @@ func (l *life) crash() {
 		if _, err := os.Stat(l.path("state/grants/" + string(h.id) + ".json")); l.tried[h.id] && err == nil {
 			h.over = h.released || releasing // what is there now is durable
 			delete(l.tried, h.id)
-		}
-	}
-}
-
-// jump sets the clock forward or back.
-func (l *life) jump() {
-	l.clock(l.now.Add(time.Duration(l.random.IntN(40)-8) * time.Hour))
-}
-
-func (l *life) clock(to time.Time) {
-	l.clockSet = true
-	l.trace("clock %v", to)
-	l.awake += max(to.Sub(l.now), 0)
-	l.now = to
-	if to.After(l.latest) {
-		l.latest = to
-	}
-	for _, p := range l.all {
-		if p.creates && to.Before(p.earliest) {
-			p.earliest = to
 		}
 	}
 }

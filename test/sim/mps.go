@@ -234,14 +234,15 @@ func (l *life) supervise() {
 }
 
 // checkControls: no GPU has two daemons.
-func (l *life) checkControls() {
-	for i, c := range l.controls {
-		for _, o := range l.controls[:i] {
+func checkControls(controls []*control) string {
+	for i, c := range controls {
+		for _, o := range controls[:i] {
 			if slices.ContainsFunc(c.gpus, func(u string) bool { return slices.Contains(o.gpus, u) }) {
-				l.fail("MPS daemon %d of %v runs beside %d of %v", c.pid, c.gpus, o.pid, o.gpus)
+				return fmt.Sprintf("MPS daemon %d of %v runs beside %d of %v", c.pid, c.gpus, o.pid, o.gpus)
 			}
 		}
 	}
+	return ""
 }
 
 // sawReady remembers the daemons that could take a container of a grant, since its create began.

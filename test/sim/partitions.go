@@ -21,15 +21,15 @@ const (
 )
 
 // divide divides a GPU, or makes it a whole again. The inventory does not know yet.
-func (l *life) divide(i int) {
-	p := &l.divisions[i]
+func (w *world) divide(i int) {
+	p := &w.divisions[i]
 	if p.devices > 0 {
 		p.devices = 0
 	} else {
-		p.devices = 1 + l.random.IntN(3)
+		p.devices = 1 + w.random.IntN(3)
 		p.number++
 	}
-	l.trace("GPU %d has %d MIG devices", i, p.devices)
+	w.trace("GPU %d has %d MIG devices", i, p.devices)
 }
 
 // migDevices are those of a GPU.
@@ -44,15 +44,15 @@ func (m *machine) migDevices(i int) (devices []grant.MIGDevice) {
 
 // sawInventory notes the inventory that everybody reads from now on, for the processes that have
 // locked the ledger, too: they may read it again.
-func (l *life) sawInventory() {
-	current := l.current
-	l.current = nil
-	inv, problem := l.eyes.Inventory()
-	if l.current = current; problem != nil {
+func (w *world) sawInventory() {
+	current := w.current
+	w.current = nil
+	inv, problem := w.eyes.Inventory()
+	if w.current = current; problem != nil {
 		inv = grant.Inventory{}
 	}
-	l.inventory = inv
-	for _, p := range l.all {
+	w.inventory = inv
+	for _, p := range w.all {
 		if !p.done {
 			p.inventories = append(p.inventories, inv)
 		}
@@ -60,18 +60,18 @@ func (l *life) sawInventory() {
 }
 
 // sawStep is when a step has been made, which may have changed the inventory.
-func (l *life) sawStep(s host.Step) {
-	path := gpu.Path(l.eyes.Policy.StateDir)
+func (w *world) sawStep(s host.Step) {
+	path := gpu.Path(w.eyes.Policy.StateDir)
 	if s.Kind == host.Renames && s.To == path || s.Kind == host.Removes && s.Path == path {
-		l.sawInventory()
+		w.sawInventory()
 	}
 }
 
 // sawLock is when a process has got a lock. What it decides with the ledger's is decided by an
 // inventory from then on.
-func (l *life) sawLock(p *process, path string) {
-	if path == l.path("run/lock") {
-		p.inventories = []grant.Inventory{l.inventory}
+func (w *world) sawLock(p *process, path string) {
+	if path == w.path("run/lock") {
+		p.inventories = []grant.Inventory{w.inventory}
 	}
 }
 
@@ -91,17 +91,18 @@ func (l *life) checkPlaced(p *process, g grant.Grant) {
 }
 
 // checkDevices: no MIG device has two grants.
-func (l *life) checkDevices(v grant.View) {
+func checkDevices(v grant.View) string {
 	has := map[string]grant.ID{}
 	for _, g := range v.Grants {
-		if g.Mode != grant.MIG || !g.Live(l.now) {
+		if g.Mode != grant.MIG || !g.Live(v.Now) {
 			continue
 		}
 		for _, s := range g.GPUs {
 			if other := has[s.UUID]; other != "" {
-				l.fail("%s has the grants %s and %s", s.UUID, other, g.ID)
+				return fmt.Sprintf("%s has the grants %s and %s", s.UUID, other, g.ID)
 			}
 			has[s.UUID] = g.ID
 		}
 	}
+	return ""
 }

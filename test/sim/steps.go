@@ -10,7 +10,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/limits"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/request"
@@ -263,34 +262,6 @@ func (l *life) refused(p *process, name int, d node.Decision) {
 			}
 		}
 	}
-}
-
-// inside is a view from within a process, which does not yield for it.
-func (l *life) inside() grant.View {
-	p := l.current
-	l.current = nil
-	defer func() { l.current = p }()
-	return l.view()
-}
-
-// sight is what the observer has seen of the node, and when.
-type sight struct {
-	steps, changes int
-	now            time.Time
-	view           grant.View
-}
-
-// view is the whole ledger. It is read again when something has changed.
-func (l *life) view() grant.View {
-	now := sight{steps: l.scheduler.steps, changes: l.machine.changes, now: l.now}
-	if s := l.seen; s.steps != now.steps || s.changes != now.changes || !s.now.Equal(now.now) {
-		must(l.eyes.Ledger.View(func(tx *ledger.Tx) (err error) {
-			now.view, err = tx.Whole(l.now)
-			return err
-		}))
-		l.seen = now
-	}
-	return l.seen.view
 }
 
 // end ends a container's init; processes may be left in its cgroup for a while.
