@@ -18,7 +18,7 @@ func (l *life) finish() {
 	l.rates, l.calm = rates{}, true
 	l.drain()
 	l.sick, l.divisions = make([]bool, l.gpus), make([]division, l.gpus)
-	must(l.machine.scan(l.eyes))
+	must(l.scan(l.eyes))
 	err := l.one("watch", func(n *node.Node) error { return n.Ledger.SetFound(ledger.Found{}) })
 	if err != nil {
 		l.fail("what is used cannot be recorded: %v", err)
@@ -27,16 +27,16 @@ func (l *life) finish() {
 	l.settled()
 	l.settleUsers()
 	l.settledControls()
-	for _, h := range l.held {
+	for _, h := range l.holdings.list {
 		l.admits(h)
 	}
 	for name := range names {
-		l.deleted(name)
+		l.containers.deleted(name)
 	}
-	l.closing = true
+	l.holdings.closing = true
 	_ = l.one("end", func(n *node.Node) error {
 		n.RemoveDeadBindings()
-		for _, h := range l.held {
+		for _, h := range l.holdings.list {
 			if h.over = true; h.acked {
 				_, _ = grants.Release(n, h.id, false)
 			}
@@ -84,22 +84,20 @@ func (l *life) admits(h *holding) {
 		v.Grants[i].Mode == grant.MIG { // its device is gone
 		return
 	}
-	name := slices.IndexFunc(make([]int, names), func(int) bool { return true })
-	for ; name < names; name++ {
-		if !slices.ContainsFunc(l.boxes, func(b *box) bool { return b.name == name }) {
-			break
-		}
+	name := 0
+	for name < names && slices.ContainsFunc(l.containers.boxes, func(b *box) bool { return b.name == name }) {
+		name++
 	}
 	if name == names {
 		return
 	}
-	l.deleted(name)
-	before := len(l.boxes)
+	l.containers.deleted(name)
+	before := len(l.containers.boxes)
 	_ = l.one(nameOf(name), func(n *node.Node) error {
-		l.make(l.current, n, name, grant.Containerd, h.annotations())
+		l.containers.make(l.current, n, name, grant.Containerd, h.annotations())
 		return nil
 	})
-	if len(l.boxes) == before || l.boxes[before].grant != h.id {
+	if len(l.containers.boxes) == before || l.containers.boxes[before].grant != h.id {
 		l.fail("a container with free grant %s does not get it, and no fault was left", h.id)
 	}
 }

@@ -53,7 +53,7 @@ func (l *life) pass() {
 		_ = d.queue.Pass(n, grants.Read)
 		l.releaseIdle(n)
 		if !l.calm && l.random.IntN(3) == 0 {
-			l.sawEntered(l.inside())
+			l.holdings.sawEntered(l.inside())
 			l.clock(l.now.Add(31 * time.Hour)) // longer than any grant may be idle
 			l.releaseIdle(n)
 		}
@@ -71,7 +71,7 @@ func (l *life) releaseIdle(n *node.Node) {
 			}
 			return false
 		})
-	for _, h := range l.held {
+	for _, h := range l.holdings.list {
 		if slices.ContainsFunc(over, func(g grant.Grant) bool { return g.ID == h.id }) {
 			h.over, h.released = true, true
 		}
@@ -81,15 +81,12 @@ func (l *life) releaseIdle(n *node.Node) {
 // lastMoment is when gpuledgerd has found that nothing uses a grant, and has not released it yet: a
 // container may take it.
 func (l *life) lastMoment(id grant.ID) {
-	i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == id })
-	l.tried[id] = true
-	if i < 0 || !l.held[i].acked || l.held[i].busy || l.held[i].over || l.random.IntN(2) == 0 {
+	h := l.holdings.of(id)
+	l.holdings.tried[id] = true
+	if h == nil || !h.acked || h.busy || h.over || l.random.IntN(2) == 0 {
 		return
 	}
-	name, annotations := l.random.IntN(names), l.held[i].annotations()
-	l.begin(nameOf(name), func(p *process, n *node.Node) {
-		l.make(p, n, name, grant.Containerd, annotations)
-	})
+	l.containers.start(l.random.IntN(names), grant.Containerd, h.annotations())
 	for range l.random.IntN(60) {
 		l.pause()
 	}
@@ -128,7 +125,7 @@ func (l *life) endDaemon() {
 			l.kill(p)
 		}
 	}
-	l.machine.exit(d.pid)
+	l.exit(d.pid)
 	l.cutOff()
 	if !l.calm && l.random.IntN(4) == 0 { // by a service manager that ends all that it has started
 		for _, c := range slices.Clone(l.controls) {

@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -23,12 +22,12 @@ func (l *life) check() {
 		l.report(l.last.checkFound(v))
 	}
 	l.report(checkOwners(v))
-	l.report(checkBoxes(v, l.boxes))
-	l.report(checkAlive(v, l.boxes, l.all))
-	l.checkHeld(v)
+	l.report(checkBoxes(v, l.containers.boxes))
+	l.report(checkAlive(v, l.containers.boxes, l.all))
+	l.holdings.checkHeld(v)
 	if l.checkedAt != l.seen.steps { // opening all records takes long
 		l.checkedAt = l.seen.steps
-		l.report(checkLimits(v, l.boxes, l.eyes.Policy))
+		l.report(checkLimits(v, l.containers.boxes, l.eyes.Policy))
 	}
 	l.report(checkQuotas(v))
 	l.checkSecrets(v)
@@ -36,7 +35,7 @@ func (l *life) check() {
 	l.report(checkControls(l.controls))
 	for _, p := range l.all {
 		if p.creates && !p.done {
-			l.sawReady(p)
+			p.sawReady(l.controls)
 		}
 	}
 }
@@ -134,43 +133,4 @@ func checkBoxes(v grant.View, boxes []*box) string {
 		}
 	}
 	return ""
-}
-
-// keep is longer than an expired grant is kept.
-const keep = 24 * time.Hour
-
-// checkHeld: no acknowledged grant is lost or changed, and none comes back.
-func (l *life) checkHeld(v grant.View) {
-	l.sawEntered(v)
-	for _, h := range l.held {
-		if !h.acked || !h.expires.IsZero() && !l.latest.Before(h.expires.Add(keep)) {
-			continue
-		}
-		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
-		if i >= 0 && len(v.Grants[i].Bindings) > 0 {
-			h.used = l.awake
-		}
-		switch {
-		case i < 0 && l.tried[h.id] && l.awake-h.used >= limitsOf[h.user].idle:
-			// a pass that is at work may put it back, and after its end by force a power cut may
-			h.over = h.over || l.daemon == nil || !l.daemon.passing
-		case i < 0 && !h.over:
-			l.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
-		case i >= 0 && v.Grants[i].Draining && !h.over:
-			l.fail("grant %s (%s) is draining, and nobody has released it", h.id, h.label)
-		case i >= 0 && h.released && v.Grants[i].Live(l.now) && len(v.Grants[i].Bindings) == 0:
-			l.fail("grant %s (%s) was released, and is back", h.id, h.label)
-		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):
-			l.fail("grant %s has %s, acknowledged are %v", h.id, v.Grants[i].Memory(), h.possible)
-		}
-	}
-}
-
-// sawEntered notes when each grant was first seen.
-func (l *life) sawEntered(v grant.View) {
-	for _, g := range v.Grants {
-		if _, seen := l.entered[g.ID]; !seen {
-			l.entered[g.ID] = l.awake
-		}
-	}
 }

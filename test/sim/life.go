@@ -6,78 +6,34 @@
 package sim
 
 import (
+	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
-// holding is a grant that a virtual administrator asked for.
-type holding struct {
-	label     string
-	id        grant.ID
-	reference grant.Reference
-	pod       string        // whose container c owns it; "": it has a bearer
-	possible  []grant.Bytes // its memory, as acknowledged or as tried since
-	expires   time.Time
-	acked     bool // the ledger has said that it is there
-	busy      bool // a process changes it
-	over      bool // a release was tried
-	released  bool // and acknowledged
-
-	user uint32        // who has asked for it
-	used time.Duration // when a container had it last
-}
-
-// box is a container that the virtual runtime has made, or is about to make.
-type box struct {
-	name    int
-	creator *process // nil after the create
-	pid     int      // of its init; 0 before and after it runs
-	start   uint64
-	grant   grant.ID
-	gpus    []string
-	alone   bool // its grant is exclusive
-	limited bool // the shim keeps it to its memory
-	mps     bool // its grant is in mode mps
-	written bool // the runtime's state is
-	left    bool // processes are left in its cgroup
-}
-
-func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
-
 // life is one run of a node, from its first boot to its end.
 type life struct {
 	*world
-	closing bool // all grants are being released
-	held    []*holding
-	boxes   []*box
-	watches bool // gpuledgerd finds use that was not granted
-
-	requests  []*userAsk
-	server    bool                       // its grants are mostly of mode mps
-	divides   bool                       // its administrator makes MIG devices, and removes them
-	entries   int                        // into the queue
-	started   int                        // containers
-	entered   map[grant.ID]time.Duration // when each grant was first seen, by the monotonic clock
-	tried     map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
-	last      lastStep
-	checkedAt int // the step at which the records were last checked
+	containers *containers
+	holdings   *holdings
+	requests   []*userAsk
+	entries    int // into the queue
+	last       lastStep
+	checkedAt  int // the step at which the records were last checked
 }
 
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
-	r := rand.New(rand.NewPCG(seed, 0))
-	l := &life{world: newWorld(dir, r, traced), entered: map[grant.ID]time.Duration{},
-		tried: map[grant.ID]bool{}, last: lastStep{had: map[shareOf]grant.Bytes{}}}
-	l.server = r.IntN(3) == 0
-	l.divides, l.watches = !l.server && r.IntN(3) == 0, r.IntN(3) == 0
-	l.open()
-	return l
+	w := newWorld(dir, rand.New(rand.NewPCG(seed, 0)), traced)
+	return &life{world: w, containers: &containers{world: w},
+		holdings: &holdings{world: w, entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}},
+		last:     lastStep{had: map[shareOf]grant.Bytes{}}}
 }
 
 // Run lives through a number of steps and the end, and returns the promise that was broken, or "".
@@ -112,25 +68,25 @@ func (l *life) act() {
 		return
 	}
 	if l.watches && l.random.IntN(20) == 0 {
-		found := use(l.random, l.view(), l.inventory, l.boxes)
+		found := use(l.random, l.view(), l.inventory, l.containers.boxes)
 		l.begin("watch", func(_ *process, n *node.Node) { _ = n.Ledger.SetFound(found) })
 		return
 	}
 	switch n := l.random.IntN(158); {
 	case n < 11:
-		l.enter()
+		l.holdings.enter()
 	case n < 14:
-		l.enterAll()
+		l.holdings.enterAll()
 	case n < 44:
 		l.create(l.random.IntN(names))
 	case n < 54:
-		l.end()
+		l.containers.end()
 	case n < 66:
-		l.remove()
+		l.containers.delete()
 	case n < 72:
-		l.release()
+		l.holdings.release()
 	case n < 87:
-		l.change()
+		l.holdings.change()
 	case n < 92:
 		l.tidy()
 	case n < 95:
@@ -172,7 +128,7 @@ func (l *life) forUsers() {
 	}
 }
 
-// killed is kill -9 of a process. What the runtime has made without writing it down goes with it.
+// killed is kill -9 of a process.
 func (l *life) killed(p *process) {
 	l.trace("kill %s", p.name)
 	if p.of != nil {
@@ -181,29 +137,41 @@ func (l *life) killed(p *process) {
 	}
 	l.kill(p)
 	l.gone(p)
-	for _, b := range l.boxes {
-		if b.creator == p {
-			b.creator = nil
-			if !b.written && b.pid != 0 {
-				l.emptied(b)
-			}
+	l.containers.orphaned(p)
+}
+
+// create makes a container: with a reference, by adoption, by asking, or without a GPU.
+func (l *life) create(name int) {
+	annotations, engine, size := "", grant.Containerd, 1+l.random.IntN(8)
+	switch h := l.holdings.pick(); {
+	case h != nil && l.random.IntN(2) == 0:
+		annotations = h.annotations()
+	case l.random.IntN(2) == 0:
+		annotations = identity(podOf(l.random.IntN(pods))) +
+			fmt.Sprintf(`,"gpuledger.dev/memory.c":"%dGiB"`, size)
+	case l.random.IntN(4) > 0:
+		engine = grant.Podman
+		annotations = fmt.Sprintf(`"gpuledger.dev/gpus":"1","gpuledger.dev/memory":"%dGiB"`, size)
+	}
+	l.containers.start(name, engine, annotations)
+}
+
+// tidy is a pass of gpuledgerd, or an administrator's check.
+func (l *life) tidy() {
+	kind := l.random.IntN(5)
+	l.begin("tidy", func(p *process, n *node.Node) {
+		switch kind {
+		case 0:
+			n.RemoveDeadBindings()
+		case 1:
+			_, _ = grants.Reconcile(n)
+		case 2, 3:
+			_, err := grants.SettleLimits(n)
+			l.settledBy(p, err)
+		default:
+			_, _ = grants.Check(n)
 		}
-	}
-	l.forget()
-}
-
-// emptied ends all processes of a container.
-func (l *life) emptied(b *box) {
-	l.machine.exit(b.pid)
-	if b.pid != 0 || b.left {
-		l.populate(b.name, 0)
-	}
-	b.pid, b.left = 0, false
-}
-
-// forget drops containers of which nothing runs; their states stay until they are deleted.
-func (l *life) forget() {
-	l.boxes = slices.DeleteFunc(l.boxes, func(b *box) bool { return !b.runs() })
+	})
 }
 
 // crash is a power cut. The run directory is lost, or is on a disk and stays as it was.
@@ -213,7 +181,7 @@ func (l *life) crash() {
 	}
 	l.trace("crash")
 	l.stop()
-	l.boxes = nil
+	l.containers.boxes = nil
 	l.daemon, l.controls = nil, nil
 	for _, r := range l.requests { // the clients are on this node
 		if r.waiter = nil; r.state.open() {
@@ -221,23 +189,16 @@ func (l *life) crash() {
 		}
 	}
 	l.disk.cut(l.random)
-	l.machine.changes++
+	l.changes++
 	must(l.disk.rebuild())
 	if l.random.IntN(2) == 0 {
-		l.machine.remove("run")
+		l.remove("run")
 	}
 	l.boot()
 	l.eyes = l.node(observer)
 	l.sawInventory()
 	if l.random.IntN(3) > 0 {
-		must(l.machine.scan(l.eyes))
+		must(l.scan(l.eyes))
 	}
-	for _, h := range l.held {
-		releasing := h.busy && h.over // its holder was, and it may be done or not
-		h.busy = false
-		if _, err := os.Stat(l.path("state/grants/" + string(h.id) + ".json")); l.tried[h.id] && err == nil {
-			h.over = h.released || releasing // what is there now is durable
-			delete(l.tried, h.id)
-		}
-	}
+	l.holdings.powerCut()
 }

@@ -53,7 +53,7 @@ func (l *life) settled() {
 	if err != nil {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
-	l.report(checkRecords(l.view(), l.boxes, l.eyes.Policy, true))
+	l.report(checkRecords(l.view(), l.containers.boxes, l.eyes.Policy, true))
 }
 
 // settledBy: when a pass over the records is over that has met no error, they are what the ledger
@@ -62,7 +62,7 @@ func (l *life) settledBy(p *process, err error) {
 	if err != nil || p.faults > 0 {
 		return
 	}
-	l.report(checkRecords(l.inside(), l.boxes, l.eyes.Policy, false))
+	l.report(checkRecords(l.inside(), l.containers.boxes, l.eyes.Policy, false))
 }
 
 // checkRecords: each record says what its grant has. alone: nothing has happened since a pass, so

@@ -125,7 +125,7 @@ func (l *life) answer(c *control, words []string) (string, error) {
 		return strings.Trim(fmt.Sprint(l.clientsOf(c)), "[]"), nil
 	case "start_server":
 		if l.calm || l.random.IntN(4) > 0 {
-			pid, _ := l.machine.child("/", c.pid)
+			pid, _ := l.child("/", c.pid)
 			c.servers = append(c.servers, pid)
 		}
 	case "get_server_status":
@@ -148,7 +148,7 @@ func (l *life) answer(c *control, words []string) (string, error) {
 
 // clientsOf are the processes that use a daemon: the inits of containers.
 func (l *life) clientsOf(c *control) (pids []int) {
-	for _, b := range l.boxes {
+	for _, b := range l.containers.boxes {
 		if b.mps && b.pid != 0 && slices.Equal(b.gpus, c.gpus) {
 			pids = append(pids, b.pid)
 		}
@@ -160,7 +160,7 @@ func (l *life) clientsOf(c *control) (pids []int) {
 func (l *life) endControl(c *control) {
 	l.trace("MPS daemon %d of %v ends", c.pid, c.gpus)
 	for _, pid := range append(c.servers, c.pid) {
-		l.machine.exit(pid)
+		l.exit(pid)
 	}
 	l.controls = slices.DeleteFunc(l.controls, func(o *control) bool { return o == c })
 }
@@ -177,7 +177,7 @@ func (l *life) forMPS() {
 		l.createBeside(c)
 	case n < 3 && len(c.servers) > 0:
 		l.trace("an MPS server of %d ends", c.pid)
-		l.machine.exit(c.servers[0])
+		l.exit(c.servers[0])
 		c.servers = c.servers[1:]
 		l.createBeside(c)
 	case n < 5:
@@ -197,9 +197,9 @@ func (l *life) aboutMPS() {
 	case n < 6:
 		l.forMPS()
 	case n < 7:
-		l.enter()
+		l.holdings.enter()
 	case n < 8:
-		l.release()
+		l.holdings.release()
 	case len(l.controls) > 0:
 		l.createBeside(l.controls[l.random.IntN(len(l.controls))])
 	}
@@ -208,15 +208,12 @@ func (l *life) aboutMPS() {
 // createBeside makes a container that needs a daemon, which may have just ended.
 func (l *life) createBeside(c *control) {
 	for _, g := range l.view().Grants {
-		i := slices.IndexFunc(l.held, func(h *holding) bool { return h.id == g.ID && h.acked && !h.over })
-		if i < 0 || g.Mode != grant.MPS || !slices.Equal(g.UUIDs(), c.gpus) || len(g.Bindings) > 0 {
-			continue
+		h := l.holdings.of(g.ID)
+		if h != nil && h.acked && !h.over && g.Mode == grant.MPS && slices.Equal(g.UUIDs(), c.gpus) &&
+			len(g.Bindings) == 0 {
+			l.containers.start(l.random.IntN(names), grant.Containerd, h.annotations())
+			return
 		}
-		name, annotations := l.random.IntN(names), l.held[i].annotations()
-		l.begin(nameOf(name), func(p *process, n *node.Node) {
-			l.make(p, n, name, grant.Containerd, annotations)
-		})
-		return
 	}
 }
 
@@ -246,8 +243,8 @@ func checkControls(controls []*control) string {
 }
 
 // sawReady remembers the daemons that could take a container of a grant, since its create began.
-func (l *life) sawReady(p *process) {
-	for _, c := range l.controls {
+func (p *process) sawReady(controls []*control) {
+	for _, c := range controls {
 		if c.listens && len(c.servers) > 0 {
 			p.ready = append(p.ready, strings.Join(c.gpus, ","))
 		}
@@ -255,10 +252,11 @@ func (l *life) sawReady(p *process) {
 }
 
 // checkClient: a create in mode mps is admitted beside a daemon that was ready meanwhile.
-func (l *life) checkClient(p *process, g *grant.Grant) {
+func checkClient(p *process, g *grant.Grant) string {
 	if g.Mode == grant.MPS && !slices.Contains(p.ready, strings.Join(g.UUIDs(), ",")) {
-		l.fail("%s is admitted with grant %s in mode mps, and no daemon was ready", p.name, g.ID)
+		return fmt.Sprintf("%s is admitted with grant %s in mode mps, and no daemon was ready", p.name, g.ID)
 	}
+	return ""
 }
 
 // settledControls: without faults each grant has its daemon, and no other daemon is left.

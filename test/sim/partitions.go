@@ -7,6 +7,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/gpu"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // division is how an administrator has divided a GPU into MIG devices.
@@ -19,6 +20,18 @@ const (
 	slice   = 2 * grant.GiB // the memory of a MIG device
 	profile = "1g.2gb"
 )
+
+// look takes the inventory, in which a GPU may have failed or recovered.
+func (w *world) look() {
+	if w.random.IntN(2) == 0 {
+		i := w.random.IntN(w.gpus)
+		w.sick[i] = !w.sick[i]
+	}
+	if w.divides && w.random.IntN(2) == 0 {
+		w.divide(w.random.IntN(w.gpus))
+	}
+	w.begin("scan", func(_ *process, n *node.Node) { _ = w.scan(n) })
+}
 
 // divide divides a GPU, or makes it a whole again. The inventory does not know yet.
 func (w *world) divide(i int) {
@@ -77,7 +90,7 @@ func (w *world) sawLock(p *process, path string) {
 
 // checkPlaced: what is admitted, or granted, is there and can be used, by one of the inventories
 // since the process had the ledger's lock.
-func (l *life) checkPlaced(p *process, g grant.Grant) {
+func checkPlaced(p *process, g grant.Grant) string {
 	usable := func(inv grant.Inventory) bool {
 		return !slices.ContainsFunc(g.GPUs, func(s grant.Share) bool {
 			d, known := inv.Device(s.UUID)
@@ -86,8 +99,10 @@ func (l *life) checkPlaced(p *process, g grant.Grant) {
 		})
 	}
 	if !slices.ContainsFunc(p.inventories, usable) {
-		l.fail("%s has grant %s of %v, which the inventory says cannot be used", p.name, g.ID, g.UUIDs())
+		return fmt.Sprintf("%s has grant %s of %v, which the inventory says cannot be used", p.name,
+			g.ID, g.UUIDs())
 	}
+	return ""
 }
 
 // checkDevices: no MIG device has two grants.

@@ -86,7 +86,7 @@ func liveAll(t *testing.T, began time.Time) (c count) {
 	for seed := *first; *duration > 0 && time.Since(began) < *duration ||
 		*duration == 0 && c.nodes < int(*lives); seed += *stride {
 		l, wrong := live(t, seed, false)
-		c = count{c.nodes + 1, c.containers + l.started, c.steps + l.step}
+		c = count{c.nodes + 1, c.containers + l.containers.started, c.steps + l.step}
 		if wrong != "" {
 			t.Fatalf("life %d, %s\ngo test ./test/sim -run TestSeed -seed %d", c.nodes, wrong, seed)
 		}

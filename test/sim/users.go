@@ -176,13 +176,13 @@ func (l *life) clientless(r *userAsk, p *process) {
 // answer is asked for again, and that is no use of the grant.
 func (l *life) holds(r *userAsk, g grant.Grant) {
 	r.state = granted
-	used, seen := l.entered[g.ID]
+	used, seen := l.holdings.entered[g.ID]
 	if !seen {
 		used = l.awake
 	}
-	l.held = append(l.held, &holding{label: r.Ask.Label, id: g.ID, user: r.User, acked: true, over: l.closing,
-		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, expires: g.Expires,
-		possible: []grant.Bytes{g.Memory()}, used: used})
+	l.holdings.list = append(l.holdings.list, &holding{label: r.Ask.Label, id: g.ID, user: r.User,
+		acked: true, over: l.holdings.closing, expires: g.Expires, used: used,
+		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, possible: []grant.Bytes{g.Memory()}})
 }
 
 // cutOff: the daemon has ended, and with it all connections. Who does not wait does not ask again.
@@ -223,7 +223,7 @@ func (l *life) clients() {
 
 // releaseOf has a user release a grant, which may be another's.
 func (l *life) releaseOf() {
-	h := l.pick()
+	h := l.holdings.pick()
 	if h == nil || l.daemon == nil || l.daemon.ending {
 		return
 	}

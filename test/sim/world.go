@@ -25,8 +25,13 @@ type world struct {
 	clockSet  bool            // since the turns of users were looked at
 	daemon    *gpuledgerd     // nil: it does not run
 	controls  []*control
-	lines     []string // of the trace
-	wrong     string   // the first promise that was broken
+
+	server  bool // its grants are mostly of mode mps
+	divides bool // its administrator makes MIG devices, and removes them
+	watches bool // gpuledgerd finds use that was not granted
+
+	lines []string // of the trace
+	wrong string   // the first promise that was broken
 }
 
 // newWorld makes a node below a directory, from random numbers.
@@ -45,14 +50,12 @@ func newWorld(dir string, r *rand.Rand, traced bool) *world {
 		}
 		w.lines = append(w.lines, fmt.Sprintf("%d ", w.step)+fmt.Sprintf(format, args...))
 	}
-	return w
-}
-
-// open makes this the node on which package host acts, and takes the first inventory.
-func (w *world) open() {
-	host.Simulated = w.scheduler
+	w.server = r.IntN(3) == 0
+	w.divides, w.watches = !w.server && r.IntN(3) == 0, r.IntN(3) == 0
+	host.Simulated = w.scheduler // package host acts on this node from now on
 	w.eyes = w.node(observer)
 	must(w.scan(w.eyes))
+	return w
 }
 
 func (w *world) fail(format string, args ...any) {
