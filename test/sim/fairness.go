@@ -7,8 +7,6 @@ import (
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // checkQuotas: no user has more than the quota.
@@ -30,50 +28,52 @@ func checkQuotas(v grant.View) string {
 	return ""
 }
 
-// checkSecrets: a request has one grant, however often it was sent, and none once it was refused.
-func (l *life) checkSecrets(v grant.View) {
-	for _, r := range l.requests {
+// checkSecrets: a request has one grant, however often it was sent, and, where the disk keeps what
+// is written, none once it was refused.
+func checkSecrets(v grant.View, requests []*userAsk, keeps bool) string {
+	for _, r := range requests {
 		count, hash := 0, ""
 		for _, g := range v.Grants {
-			if g.Label == r.Ask.Label && g.Live(l.now) && len(g.Bindings) == 0 && !g.Draining {
+			if g.Label == r.Ask.Label && g.Live(v.Now) && len(g.Bindings) == 0 && !g.Draining {
 				count, hash = count+1, string(g.ID)
 			}
 		}
 		switch {
 		case count > 1:
-			l.fail("%s has %d grants", r.Ask.Label, count)
-		case count > 0 && r.state == refused && l.rates.fault == 0 && !l.calm:
-			l.fail("%s was refused, and has grant %s", r.Ask.Label, hash)
+			return fmt.Sprintf("%s has %d grants", r.Ask.Label, count)
+		case count > 0 && r.state == refused && keeps:
+			return fmt.Sprintf("%s was refused, and has grant %s", r.Ask.Label, hash)
 		}
 	}
+	return ""
 }
 
-// refusedFinally: an end is final. Where no disk fails, a request that ended without a grant has
-// none.
-func (l *life) refusedFinally(r *userAsk) {
-	if l.faults {
-		return
+// checkEnded: an end is final. Where no disk fails, a request that ended without a grant has none.
+func (u *users) checkEnded(r *userAsk) string {
+	if u.faults {
+		return ""
 	}
-	for _, g := range l.inside().Grants {
-		if g.Label == r.Ask.Label && !g.Draining && len(g.Bindings) == 0 && g.Live(l.now) {
-			l.fail("%s has ended without a grant, and has %s", r.Ask.Label, g.ID)
+	for _, g := range u.inside().Grants {
+		if g.Label == r.Ask.Label && !g.Draining && len(g.Bindings) == 0 && g.Live(u.now) {
+			return fmt.Sprintf("%s has ended without a grant, and has %s", r.Ask.Label, g.ID)
 		}
 	}
+	return ""
 }
 
 // checkTurns looks at who was served since the last step. What is served is not in the queue any
 // more, while its thread has not looked yet.
-func (l *life) checkTurns(v grant.View) {
-	if l.daemon == nil {
+func (u *users) checkTurns(v grant.View) {
+	if u.daemon == nil {
 		return
 	}
-	defer func() { l.clockSet = false }()
+	defer func() { u.clockSet = false }()
 	var waiting, served []*userAsk
-	for _, r := range l.requests {
+	for _, r := range u.requests {
 		if r.waiter == nil {
 			continue
 		}
-		if place, _ := l.daemon.queue.Place(r.waiter); place > 0 {
+		if place, _ := u.daemon.queue.Place(r.waiter); place > 0 {
 			waiting = append(waiting, r)
 		} else if r.number != 0 && r.state == asking && !r.over {
 			served = append(served, r)
@@ -84,7 +84,7 @@ func (l *life) checkTurns(v grant.View) {
 			if other.User != r.User {
 				other.passed[r.User]++
 			} else if other.number < r.number && other.Since.Before(r.Since) {
-				l.fail("%s was served before %s of the same user", r.Ask.Label, other.Ask.Label)
+				u.fail("%s was served before %s of the same user", r.Ask.Label, other.Ask.Label)
 			}
 		}
 		r.number = 0 // counted
@@ -93,12 +93,12 @@ func (l *life) checkTurns(v grant.View) {
 		// If its user was served, too, it may be the first one only since then. If the clock was
 		// set, it may fit only since then.
 		own := func(o *userAsk) bool { return o.User == r.User }
-		if l.clockSet || slices.ContainsFunc(served, own) || !l.isFirst(r, waiting) || !l.fits(r, v) {
+		if u.clockSet || slices.ContainsFunc(served, own) || !isFirst(r, waiting) || !u.fits(r, v) {
 			clear(r.passed)
 		}
 		for user, times := range r.passed {
 			if times > 1 {
-				l.fail("user %d was served %d times while %s of user %d could be", user, times, r.Ask.Label,
+				u.fail("user %d was served %d times while %s of user %d could be", user, times, r.Ask.Label,
 					r.User)
 			}
 		}
@@ -106,89 +106,35 @@ func (l *life) checkTurns(v grant.View) {
 }
 
 // isFirst reports whether a request is the next one of its user.
-func (l *life) isFirst(r *userAsk, waiting []*userAsk) bool {
+func isFirst(r *userAsk, waiting []*userAsk) bool {
 	return !slices.ContainsFunc(waiting, func(o *userAsk) bool {
 		return o.User == r.User && o != r && !r.Since.Before(o.Since)
 	})
 }
 
 // fits reports whether a request could be granted now.
-func (l *life) fits(r *userAsk, v grant.View) bool {
-	inv, problem := l.eyes.Inventory()
-	ask, err := userqueue.InQuota(l.eyes, r.Ask)
+func (w *world) fits(r *userAsk, v grant.View) bool {
+	inv, problem := w.eyes.Inventory()
+	ask, err := userqueue.InQuota(w.eyes, r.Ask)
 	if err != nil || problem != nil {
 		return false
 	}
-	_, err = admission.Place(ask, "", v, inv, l.eyes.Policy)
+	_, err = admission.Place(ask, "", v, inv, w.eyes.Policy)
 	return err == nil
 }
 
-// settleUsers: without faults, what fits is granted.
-func (l *life) settleUsers() {
-	l.goneDaemon() // if it was told to end before
-	l.startDaemon()
-	for _, r := range l.requests {
-		if r.state == cut {
-			l.send(r)
-		}
-	}
-	l.passes()
-	v := l.view()
-	for _, r := range l.requests {
-		if r.state == asking && r.waiter != nil && l.firstOf(r) && l.fits(r, v) {
-			l.fail("%s waits, and could be granted", r.Ask.Label)
-		}
-	}
-}
-
-func (l *life) firstOf(r *userAsk) bool {
+// checkServed: without faults, what fits is granted.
+func (u *users) checkServed(v grant.View) string {
 	var waiting []*userAsk
-	for _, o := range l.requests {
-		if o.state == asking && o.waiter != nil {
-			waiting = append(waiting, o)
+	for _, r := range u.requests {
+		if r.state == asking && r.waiter != nil {
+			waiting = append(waiting, r)
 		}
 	}
-	return l.isFirst(r, waiting)
-}
-
-// passes are two passes of the daemon, one after the other.
-func (l *life) passes() {
-	for range 2 {
-		l.drain()
-		l.pass()
-		l.drain()
-	}
-}
-
-// serveAll: when grants end one after the other, each request that waits gets its own.
-func (l *life) serveAll() {
-	for range len(l.requests) + 2 {
-		l.passes()
-		if !slices.ContainsFunc(l.requests, func(r *userAsk) bool { return r.state == asking }) {
-			return
-		}
-		for _, g := range l.view().Grants {
-			_ = l.one("end", func(n *node.Node) error {
-				_, err := grants.Release(n, g.ID, false)
-				return err
-			})
+	for _, r := range waiting {
+		if isFirst(r, waiting) && u.fits(r, v) {
+			return fmt.Sprintf("%s waits, and could be granted", r.Ask.Label)
 		}
 	}
-	for _, r := range l.requests {
-		if r.state == asking {
-			l.fail("%s waits for ever, and everything is free", r.Ask.Label)
-		}
-	}
-}
-
-// checkIdle: what nobody uses is released once its time is over.
-func (l *life) checkIdle() {
-	l.passes()
-	l.awake += keep * 10
-	l.passes()
-	for _, g := range l.view().Grants {
-		if g.Source == grant.ByUser && limitsOf[g.User].idle > 0 && len(g.Bindings) == 0 && g.Live(l.now) {
-			l.fail("grant %s of user %d is idle, and was not released", g.ID, g.User)
-		}
-	}
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -24,9 +25,9 @@ func (l *life) finish() {
 		l.fail("what is used cannot be recorded: %v", err)
 	}
 	l.check()
-	l.settled()
+	l.settleRecords()
 	l.settleUsers()
-	l.settledControls()
+	l.settleMPS()
 	for _, h := range l.holdings.list {
 		l.admits(h)
 	}
@@ -48,8 +49,84 @@ func (l *life) finish() {
 	for _, g := range l.view().Grants { // of processes that were killed before they could say so
 		_ = l.one("end", func(n *node.Node) error { _, err := grants.Release(n, g.ID, false); return err })
 	}
-	l.settledControls()
+	l.settleMPS()
 	l.empty()
+}
+
+// settleRecords: after a pass without faults each record is that of a grant, and says what the
+// grant has.
+func (l *life) settleRecords() {
+	err := l.one("settle", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
+	if err != nil {
+		l.fail("the ledger cannot be checked: %v", err)
+	}
+	l.report(checkRecords(l.view(), l.containers.boxes, l.eyes.Policy, true))
+}
+
+// settleUsers has what fits be granted.
+func (l *life) settleUsers() {
+	l.goneDaemon() // if it was told to end before
+	l.startDaemon()
+	for _, r := range l.users.requests {
+		if r.state == cut {
+			l.users.send(r)
+		}
+	}
+	l.passes()
+	l.report(l.users.checkServed(l.view()))
+}
+
+// settleMPS looks after the control daemons until nothing is left to do.
+func (l *life) settleMPS() {
+	l.mps.settle()
+	for range 6 {
+		l.awake += time.Minute
+		l.mps.supervise()
+		l.drain()
+	}
+	l.report(checkSettled(l.view(), l.controls))
+}
+
+// passes are two passes of the daemon, one after the other.
+func (l *life) passes() {
+	for range 2 {
+		l.drain()
+		l.users.pass()
+		l.drain()
+	}
+}
+
+// serveAll: when grants end one after the other, each request that waits gets its own.
+func (l *life) serveAll() {
+	for range len(l.users.requests) + 2 {
+		l.passes()
+		if !slices.ContainsFunc(l.users.requests, func(r *userAsk) bool { return r.state == asking }) {
+			return
+		}
+		for _, g := range l.view().Grants {
+			_ = l.one("end", func(n *node.Node) error {
+				_, err := grants.Release(n, g.ID, false)
+				return err
+			})
+		}
+	}
+	for _, r := range l.users.requests {
+		if r.state == asking {
+			l.fail("%s waits for ever, and everything is free", r.Ask.Label)
+		}
+	}
+}
+
+// checkIdle: what nobody uses is released once its time is over.
+func (l *life) checkIdle() {
+	l.passes()
+	l.awake += keep * 10
+	l.passes()
+	for _, g := range l.view().Grants {
+		if g.Source == grant.ByUser && limitsOf[g.User].idle > 0 && len(g.Bindings) == 0 && g.Live(l.now) {
+			l.fail("grant %s of user %d is idle, and was not released", g.ID, g.User)
+		}
+	}
 }
 
 // drain runs every process to its end.

@@ -30,8 +30,8 @@ func (l *life) check() {
 		l.report(checkLimits(v, l.containers.boxes, l.eyes.Policy))
 	}
 	l.report(checkQuotas(v))
-	l.checkSecrets(v)
-	l.checkTurns(v)
+	l.report(checkSecrets(v, l.users.requests, l.rates.fault == 0 && !l.calm))
+	l.users.checkTurns(v)
 	l.report(checkControls(l.controls))
 	for _, p := range l.all {
 		if p.creates && !p.done {

@@ -1,8 +1,8 @@
 // Package sim is a simulated node: the packages of the ledger, of admission and of the node run in
 // virtual processes, on a virtual disk, clock and boot, and one seed decides all that happens.
 // gpuledgerd serves virtual users there (users.go), keeps the shim's records (limits.go) and has
-// virtual control daemons of MPS (mps.go). After every step the node must keep its promises
-// (invariants.go, fairness.go). docs/adr/0100-simulated-node.md says why.
+// virtual control daemons of MPS (mps.go). A life chooses what happens. After every step the node
+// must keep its promises (invariants.go, fairness.go). docs/adr/0100-simulated-node.md says why.
 package sim
 
 import (
@@ -22,8 +22,8 @@ type life struct {
 	*world
 	containers *containers
 	holdings   *holdings
-	requests   []*userAsk
-	entries    int // into the queue
+	users      *users
+	mps        *mpsSystem
 	last       lastStep
 	checkedAt  int // the step at which the records were last checked
 }
@@ -31,9 +31,12 @@ type life struct {
 // newLife makes a node below a directory. All that differs from life to life is drawn from seed.
 func newLife(dir string, seed uint64, traced bool) *life {
 	w := newWorld(dir, rand.New(rand.NewPCG(seed, 0)), traced)
-	return &life{world: w, containers: &containers{world: w},
-		holdings: &holdings{world: w, entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}},
-		last:     lastStep{had: map[shareOf]grant.Bytes{}}}
+	cs := &containers{world: w}
+	hs := &holdings{world: w, entered: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}}
+	return &life{world: w, containers: cs, holdings: hs,
+		users: &users{world: w, containers: cs, holdings: hs},
+		mps:   &mpsSystem{world: w, containers: cs, holdings: hs},
+		last:  lastStep{had: map[shareOf]grant.Bytes{}}}
 }
 
 // Run lives through a number of steps and the end, and returns the promise that was broken, or "".
@@ -96,9 +99,9 @@ func (l *life) act() {
 	case n < 102:
 		l.crash()
 	case n < 114:
-		l.supervise()
+		l.mps.supervise()
 	case n < 122:
-		l.forMPS()
+		l.mps.happens()
 	default:
 		l.forUsers()
 	}
@@ -112,19 +115,37 @@ func (l *life) forUsers() {
 	case n < 5:
 		l.stopDaemon()
 	case n < 15:
-		l.pass()
+		l.users.pass()
 	case n < 27:
 		if l.random.IntN(3) > 0 {
-			l.ask(false)
+			l.users.ask(false)
 			return
 		}
 		for range 5 {
-			l.ask(true)
+			l.users.ask(true)
 		}
 	case n < 34:
-		l.clients()
+		l.users.clients()
 	default:
-		l.releaseOf()
+		l.users.releaseOf()
+	}
+}
+
+// aboutMPS is what happens most in a life with many grants in mode mps.
+func (l *life) aboutMPS() {
+	switch n := l.random.IntN(10); {
+	case l.daemon == nil:
+		l.startDaemon()
+	case n < 4:
+		l.mps.supervise()
+	case n < 6:
+		l.mps.happens()
+	case n < 7:
+		l.holdings.enter()
+	case n < 8:
+		l.holdings.release()
+	case len(l.controls) > 0:
+		l.mps.createBeside(l.controls[l.random.IntN(len(l.controls))])
 	}
 }
 
@@ -174,6 +195,15 @@ func (l *life) tidy() {
 	})
 }
 
+// settledBy: when a pass over the records is over that has met no error, they are what the ledger
+// says: records are changed under the ledger's lock, and no process has had that since.
+func (l *life) settledBy(p *process, err error) {
+	if err != nil || p.faults > 0 {
+		return
+	}
+	l.report(checkRecords(l.inside(), l.containers.boxes, l.eyes.Policy, false))
+}
+
 // crash is a power cut. The run directory is lost, or is on a disk and stays as it was.
 func (l *life) crash() {
 	if what := l.disk.differs(); what != "" {
@@ -183,11 +213,7 @@ func (l *life) crash() {
 	l.stop()
 	l.containers.boxes = nil
 	l.daemon, l.controls = nil, nil
-	for _, r := range l.requests { // the clients are on this node
-		if r.waiter = nil; r.state.open() {
-			r.state = unsettled
-		}
-	}
+	l.users.powerCut()
 	l.disk.cut(l.random)
 	l.changes++
 	must(l.disk.rebuild())

@@ -5,9 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/limits"
-	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // checkLimits: a container that the shim limits has the record of its grant, and no record lets
@@ -45,24 +43,6 @@ func compare(record *limits.Limits, g grant.Grant, right func(has, granted grant
 		}
 	}
 	return ""
-}
-
-// settled: after a pass without faults each record is that of a grant, and says what the grant has.
-func (l *life) settled() {
-	err := l.one("settle", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
-	if err != nil {
-		l.fail("the ledger cannot be checked: %v", err)
-	}
-	l.report(checkRecords(l.view(), l.containers.boxes, l.eyes.Policy, true))
-}
-
-// settledBy: when a pass over the records is over that has met no error, they are what the ledger
-// says: records are changed under the ledger's lock, and no process has had that since.
-func (l *life) settledBy(p *process, err error) {
-	if err != nil || p.faults > 0 {
-		return
-	}
-	l.report(checkRecords(l.inside(), l.containers.boxes, l.eyes.Policy, false))
 }
 
 // checkRecords: each record says what its grant has. alone: nothing has happened since a pass, so

@@ -33,15 +33,30 @@ type control struct {
 	dies    bool // soon after its start, or when it was told to end
 }
 
-// mpsSystem is the machine as package mps sees it.
-type mpsSystem struct{ *life }
+// listen makes its sockets.
+func (c *control) listen() {
+	for _, path := range []string{mpsstate.SocketPath(c.dir), mpsstate.PrivilegedPath(c.dir)} {
+		_ = os.Remove(path)
+		if unix.Mknod(path, unix.S_IFSOCK|0o666, 0) != nil { // its directory is gone
+			return
+		}
+	}
+	c.listens = true
+}
+
+// mpsSystem is the machine as package mps sees it, with the control daemons of MPS.
+type mpsSystem struct {
+	*world
+	containers *containers
+	holdings   *holdings
+}
 
 // Now is by the monotonic clock. It is long before the machine's time, so that sockets count
 // as settled at once.
-func (s mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
+func (s *mpsSystem) Now() time.Time { return epoch.Add(s.awake) }
 
 // StartLauncher runs the launcher to where it has become the daemon. The sockets may come later.
-func (s mpsSystem) StartLauncher(dir string) error {
+func (s *mpsSystem) StartLauncher(dir string) error {
 	s.pause()
 	text, err := os.ReadFile(filepath.Join(dir, "orders.json"))
 	if err != nil || !s.calm && s.random.IntN(10) == 0 {
@@ -58,32 +73,21 @@ func (s mpsSystem) StartLauncher(dir string) error {
 	s.controls = append(s.controls, c)
 	s.trace("MPS daemon %d of %v starts", pid, c.gpus)
 	if s.calm || s.random.IntN(3) > 0 {
-		s.listen(c)
+		c.listen()
 	}
 	return nil
 }
 
-// listen makes the sockets of a daemon.
-func (l *life) listen(c *control) {
-	for _, path := range []string{mpsstate.SocketPath(c.dir), mpsstate.PrivilegedPath(c.dir)} {
-		_ = os.Remove(path)
-		if unix.Mknod(path, unix.S_IFSOCK|0o666, 0) != nil { // its directory is gone
-			return
-		}
-	}
-	c.listens = true
-}
-
 // controlOf is the daemon that runs in a directory, or nil.
-func (l *life) controlOf(dir string) *control {
-	i := slices.IndexFunc(l.controls, func(c *control) bool { return c.dir == dir })
+func (s *mpsSystem) controlOf(dir string) *control {
+	i := slices.IndexFunc(s.controls, func(c *control) bool { return c.dir == dir })
 	if i < 0 {
 		return nil
 	}
-	return l.controls[i]
+	return s.controls[i]
 }
 
-func (s mpsSystem) Listener(path string) (int, [2]uint64, error) {
+func (s *mpsSystem) Listener(path string) (int, [2]uint64, error) {
 	c := s.controlOf(filepath.Dir(filepath.Dir(path)))
 	if c == nil || !c.listens {
 		return 0, [2]uint64{}, unix.ECONNREFUSED
@@ -92,12 +96,12 @@ func (s mpsSystem) Listener(path string) (int, [2]uint64, error) {
 	return c.pid, socket, nil
 }
 
-func (s mpsSystem) HoldsListener(_ host.Host, pid int, _ string) (bool, error) {
+func (s *mpsSystem) HoldsListener(_ host.Host, pid int, _ string) (bool, error) {
 	return s.pids[pid], nil
 }
 
 // Ask is answered by the daemon to whose directory the environment leads.
-func (s mpsSystem) Ask(_ context.Context, _ string, env []string, command string) (string, error) {
+func (s *mpsSystem) Ask(_ context.Context, _ string, env []string, command string) (string, error) {
 	s.pause()
 	dir := ""
 	for _, entry := range env {
@@ -117,15 +121,15 @@ func (s mpsSystem) Ask(_ context.Context, _ string, env []string, command string
 }
 
 // answer is what a daemon prints.
-func (l *life) answer(c *control, words []string) (string, error) {
+func (s *mpsSystem) answer(c *control, words []string) (string, error) {
 	switch words[0] {
 	case "get_server_list":
 		return strings.Trim(fmt.Sprint(c.servers), "[]"), nil
 	case "get_client_list":
-		return strings.Trim(fmt.Sprint(l.clientsOf(c)), "[]"), nil
+		return strings.Trim(fmt.Sprint(clientsOf(c, s.containers.boxes)), "[]"), nil
 	case "start_server":
-		if l.calm || l.random.IntN(4) > 0 {
-			pid, _ := l.child("/", c.pid)
+		if s.calm || s.random.IntN(4) > 0 {
+			pid, _ := s.child("/", c.pid)
 			c.servers = append(c.servers, pid)
 		}
 	case "get_server_status":
@@ -139,16 +143,16 @@ func (l *life) answer(c *control, words []string) (string, error) {
 	case "get_default_active_thread_percentage":
 		return c.percent + ".0", nil
 	case "quit":
-		if c.dies = true; l.calm || l.random.IntN(5) == 0 { // else it takes its time
-			l.endControl(c)
+		if c.dies = true; s.calm || s.random.IntN(5) == 0 { // else it takes its time
+			s.endControl(c)
 		}
 	}
 	return "", nil
 }
 
 // clientsOf are the processes that use a daemon: the inits of containers.
-func (l *life) clientsOf(c *control) (pids []int) {
-	for _, b := range l.containers.boxes {
+func clientsOf(c *control, boxes []*box) (pids []int) {
+	for _, b := range boxes {
 		if b.mps && b.pid != 0 && slices.Equal(b.gpus, c.gpus) {
 			pids = append(pids, b.pid)
 		}
@@ -157,74 +161,56 @@ func (l *life) clientsOf(c *control) (pids []int) {
 }
 
 // endControl ends a daemon with its servers. Its sockets stay as files.
-func (l *life) endControl(c *control) {
-	l.trace("MPS daemon %d of %v ends", c.pid, c.gpus)
+func (s *mpsSystem) endControl(c *control) {
+	s.trace("MPS daemon %d of %v ends", c.pid, c.gpus)
 	for _, pid := range append(c.servers, c.pid) {
-		l.exit(pid)
+		s.exit(pid)
 	}
-	l.controls = slices.DeleteFunc(l.controls, func(o *control) bool { return o == c })
+	s.controls = slices.DeleteFunc(s.controls, func(o *control) bool { return o == c })
 }
 
-// forMPS is something that happens to the control daemons.
-func (l *life) forMPS() {
-	if len(l.controls) == 0 {
+// happens is something that happens to the control daemons.
+func (s *mpsSystem) happens() {
+	if len(s.controls) == 0 {
 		return
 	}
-	c := l.controls[l.random.IntN(len(l.controls))]
-	switch n := l.random.IntN(10); {
+	c := s.controls[s.random.IntN(len(s.controls))]
+	switch n := s.random.IntN(10); {
 	case c.dies && n < 4 || n == 0:
-		l.endControl(c)
-		l.createBeside(c)
+		s.endControl(c)
+		s.createBeside(c)
 	case n < 3 && len(c.servers) > 0:
-		l.trace("an MPS server of %d ends", c.pid)
-		l.exit(c.servers[0])
+		s.trace("an MPS server of %d ends", c.pid)
+		s.exit(c.servers[0])
 		c.servers = c.servers[1:]
-		l.createBeside(c)
+		s.createBeside(c)
 	case n < 5:
 		c.hangs = !c.hangs
 	case !c.listens:
-		l.listen(c)
-	}
-}
-
-// aboutMPS is what happens most in a life with many grants in mode mps.
-func (l *life) aboutMPS() {
-	switch n := l.random.IntN(10); {
-	case l.daemon == nil:
-		l.startDaemon()
-	case n < 4:
-		l.supervise()
-	case n < 6:
-		l.forMPS()
-	case n < 7:
-		l.holdings.enter()
-	case n < 8:
-		l.holdings.release()
-	case len(l.controls) > 0:
-		l.createBeside(l.controls[l.random.IntN(len(l.controls))])
+		c.listen()
 	}
 }
 
 // createBeside makes a container that needs a daemon, which may have just ended.
-func (l *life) createBeside(c *control) {
-	for _, g := range l.view().Grants {
-		h := l.holdings.of(g.ID)
+func (s *mpsSystem) createBeside(c *control) {
+	for _, g := range s.view().Grants {
+		h := s.holdings.of(g.ID)
 		if h != nil && h.acked && !h.over && g.Mode == grant.MPS && slices.Equal(g.UUIDs(), c.gpus) &&
 			len(g.Bindings) == 0 {
-			l.containers.start(l.random.IntN(names), grant.Containerd, h.annotations())
+			s.containers.start(s.random.IntN(names), grant.Containerd, h.annotations())
 			return
 		}
 	}
 }
 
 // supervise is a pass of the manager of MPS daemons. There is one at a time.
-func (l *life) supervise() {
-	d := l.daemon
+func (s *mpsSystem) supervise() {
+	d := s.daemon
 	if d == nil || d.supervising || d.ending {
 		return
 	}
 	d.supervising = true
-	l.thread("mps", func(*process, *node.Node) {
+	s.thread("mps", func(*process, *node.Node) {
 		_ = d.mps.Ensure(context.Background())
 		d.supervising = false
 	})
@@ -259,37 +245,37 @@ func checkClient(p *process, g *grant.Grant) string {
 	return ""
 }
 
-// settledControls: without faults each grant has its daemon, and no other daemon is left.
-func (l *life) settledControls() {
-	for _, c := range slices.Clone(l.controls) {
+// settle: no daemon hangs any more, and those that were told to end do.
+func (s *mpsSystem) settle() {
+	for _, c := range slices.Clone(s.controls) {
 		if c.hangs = false; c.dies {
-			l.endControl(c)
+			s.endControl(c)
 		} else if !c.listens {
-			l.listen(c)
+			c.listen()
 		}
 	}
-	for range 6 {
-		l.awake += time.Minute
-		l.supervise()
-		l.drain()
-	}
+}
+
+// checkSettled: without faults each grant has its daemon, and no other daemon is left.
+func checkSettled(v grant.View, controls []*control) string {
 	wanted := map[string]bool{}
-	for _, g := range l.view().Grants {
-		if g.Mode == grant.MPS && g.Live(l.now) {
+	for _, g := range v.Grants {
+		if g.Mode == grant.MPS && g.Live(v.Now) {
 			wanted[strings.Join(g.UUIDs(), ",")] = true
 		}
 	}
-	for _, c := range l.controls {
+	for _, c := range controls {
 		name := strings.Join(c.gpus, ",")
 		if !wanted[name] {
-			l.fail("MPS daemon %d of %v is left without a grant", c.pid, c.gpus)
+			return fmt.Sprintf("MPS daemon %d of %v is left without a grant", c.pid, c.gpus)
 		}
 		if !c.listens || len(c.servers) == 0 {
-			l.fail("MPS daemon %d of %v is not ready", c.pid, c.gpus)
+			return fmt.Sprintf("MPS daemon %d of %v is not ready", c.pid, c.gpus)
 		}
 		delete(wanted, name)
 	}
 	for name := range wanted {
-		l.fail("a grant in mode mps has no daemon for %s", name)
+		return fmt.Sprintf("a grant in mode mps has no daemon for %s", name)
 	}
+	return ""
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -67,76 +68,85 @@ const (
 
 func (s requestState) open() bool { return s == asking || s == cut || s == left }
 
+// users are those of the node, with what they have asked for.
+type users struct {
+	*world
+	containers *containers
+	holdings   *holdings
+	requests   []*userAsk
+	entries    int // into the queue
+}
+
 // ask has a user ask for a grant, or for one of many small ones, for which users wait together.
-func (l *life) ask(small bool) {
-	if l.daemon == nil || l.daemon.ending {
+func (u *users) ask(small bool) {
+	if u.daemon == nil || u.daemon.ending {
 		return
 	}
-	random := l.Random()
+	random := u.Random()
 	r := &userAsk{passed: map[uint32]int{}}
-	r.User, r.Since = 1001+uint32(l.random.IntN(3)), l.now.Add(-time.Duration(l.random.IntN(3))*time.Minute)
-	r.Waits = l.random.IntN(3) > 0
+	r.User, r.Since = 1001+uint32(u.random.IntN(3)), u.now.Add(-time.Duration(u.random.IntN(3))*time.Minute)
+	r.Waits = u.random.IntN(3) > 0
 	r.Ask = admission.Ask{Owner: grant.Bearer, Source: grant.ByUser, User: r.User,
-		Label: fmt.Sprintf("ask-%d", len(l.requests)), Secret: grant.NewSecret(random),
-		GPUs: 1 + l.random.IntN(min(2, l.gpus)), Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Limit,
-			grant.Timeslice, grant.Exclusive}[l.random.IntN(5)]}
+		Label: fmt.Sprintf("ask-%d", len(u.requests)), Secret: grant.NewSecret(random),
+		GPUs: 1 + u.random.IntN(min(2, u.gpus)), Mode: []grant.Mode{grant.Limit, grant.Limit, grant.Limit,
+			grant.Timeslice, grant.Exclusive}[u.random.IntN(5)]}
 	if r.Ask.Mode != grant.Exclusive {
-		r.Ask.Memory = grant.Bytes(1+l.random.IntN(3)*l.random.IntN(4)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
+		r.Ask.Memory = grant.Bytes(1+u.random.IntN(3)*u.random.IntN(4)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
 	}
 	if small {
 		r.Waits, r.Ask.Mode, r.Ask.GPUs, r.Ask.Memory = true, grant.Limit, 1, grant.GiB
 	}
-	l.requests = append(l.requests, r)
-	l.send(r)
+	u.requests = append(u.requests, r)
+	u.send(r)
 }
 
 // send has a thread of the daemon serve a request.
-func (l *life) send(r *userAsk) {
+func (u *users) send(r *userAsk) {
 	r.state = asking
-	l.thread(fmt.Sprintf("%s of %d", r.Ask.Label, r.User),
-		func(p *process, n *node.Node) { l.serve(p, n, r) })
+	u.thread(fmt.Sprintf("%s of %d", r.Ask.Label, r.User),
+		func(p *process, n *node.Node) { u.serve(p, n, r) })
 }
 
 // serve is what package userserver does about a request for a grant.
-func (l *life) serve(p *process, n *node.Node, r *userAsk) {
+func (u *users) serve(p *process, n *node.Node, r *userAsk) {
 	d := p.of
 	g, waiter, err := d.queue.GrantOrWait(func() *node.Node { return n }, grants.Read, r.Request)
 	if waiter != nil {
-		l.entries++
-		r.waiter, r.number = waiter, l.entries
-		l.trace("%s waits", p.name)
-		out := l.await(p, n, r)
+		u.entries++
+		r.waiter, r.number = waiter, u.entries
+		u.trace("%s waits", p.name)
+		out := u.await(p, n, r)
 		r.waiter = nil
 		switch {
 		case out != nil:
 			g, err = out.Grant, out.Err
 		case r.state == left || d.ending:
-			l.clientless(r, p)
+			u.clientless(r, p)
 			return
 		}
 	}
-	l.trace("%s: %v", p.name, err)
-	l.pause()
+	u.trace("%s: %v", p.name, err)
+	u.pause()
 	switch {
 	case err == nil && (r.state == left || d.ending):
 		userqueue.TakeBack(n, r.User, g.ID)
-		l.clientless(r, p)
+		u.clientless(r, p)
 	case r.state == left:
-		l.clientless(r, p)
+		u.clientless(r, p)
 	case err == nil:
-		l.holds(r, g)
+		u.holds(r, g)
 	case !d.ending:
 		r.state = refused
-		l.refusedFinally(r)
+		u.report(u.checkEnded(r))
 	}
 }
 
 // await waits in the queue, and returns what came of it; nil: nothing.
-func (l *life) await(p *process, n *node.Node, r *userAsk) *userqueue.Outcome {
+func (u *users) await(p *process, n *node.Node, r *userAsk) *userqueue.Outcome {
 	d, w := p.of, r.waiter
 	for {
 		p.blocked = func() bool { return len(w.Woken()) == 0 && !r.over && r.state == asking && !d.ending }
-		l.pause()
+		u.pause()
 		p.blocked = nil
 		if r.over || r.state == left || d.ending {
 			r.number = 0 // if it is not in the queue any more, it has left it
@@ -162,32 +172,41 @@ func (l *life) await(p *process, n *node.Node, r *userAsk) *userqueue.Outcome {
 }
 
 // clientless is the end of a thread whose client is gone or was cut off.
-func (l *life) clientless(r *userAsk, p *process) {
-	l.trace("%s has no client any more", p.name)
+func (u *users) clientless(r *userAsk, p *process) {
+	u.trace("%s has no client any more", p.name)
 	if r.state == left {
 		r.state = unsettled
 		if !p.of.ending { // it takes nothing back then: clients ask the next gpuledgerd again
-			l.refusedFinally(r)
+			u.report(u.checkEnded(r))
 		}
 	}
 }
 
 // holds: the client has the answer, and a grant. It may have been entered long before: a lost
 // answer is asked for again, and that is no use of the grant.
-func (l *life) holds(r *userAsk, g grant.Grant) {
+func (u *users) holds(r *userAsk, g grant.Grant) {
 	r.state = granted
-	used, seen := l.holdings.entered[g.ID]
+	used, seen := u.holdings.entered[g.ID]
 	if !seen {
-		used = l.awake
+		used = u.awake
 	}
-	l.holdings.list = append(l.holdings.list, &holding{label: r.Ask.Label, id: g.ID, user: r.User,
-		acked: true, over: l.holdings.closing, expires: g.Expires, used: used,
+	u.holdings.list = append(u.holdings.list, &holding{label: r.Ask.Label, id: g.ID, user: r.User,
+		acked: true, over: u.holdings.closing, expires: g.Expires, used: used,
 		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, possible: []grant.Bytes{g.Memory()}})
 }
 
+// powerCut: the clients are on this node.
+func (u *users) powerCut() {
+	for _, r := range u.requests {
+		if r.waiter = nil; r.state.open() {
+			r.state = unsettled
+		}
+	}
+}
+
 // cutOff: the daemon has ended, and with it all connections. Who does not wait does not ask again.
-func (l *life) cutOff() {
-	for _, r := range l.requests {
+func (u *users) cutOff() {
+	for _, r := range u.requests {
 		if r.waiter = nil; r.state == asking && r.Waits {
 			r.state = cut
 		} else if r.state.open() && r.state != cut {
@@ -197,9 +216,9 @@ func (l *life) cutOff() {
 }
 
 // clients is what clients do: ask again after the daemon was started again, give up, or go away.
-func (l *life) clients() {
+func (u *users) clients() {
 	var open []*userAsk
-	for _, r := range l.requests {
+	for _, r := range u.requests {
 		if r.state.open() {
 			open = append(open, r)
 		}
@@ -207,43 +226,93 @@ func (l *life) clients() {
 	if len(open) == 0 {
 		return
 	}
-	switch r := open[l.random.IntN(len(open))]; {
-	case r.state == cut && l.daemon != nil && !l.daemon.ending:
-		l.send(r)
-	case r.state == cut && l.random.IntN(3) == 0:
+	switch r := open[u.random.IntN(len(open))]; {
+	case r.state == cut && u.daemon != nil && !u.daemon.ending:
+		u.send(r)
+	case r.state == cut && u.random.IntN(3) == 0:
 		r.state = unsettled
-	case r.state == asking && r.waiter != nil && l.random.IntN(3) == 0:
-		l.trace("the time of %s is over", r.Ask.Label)
+	case r.state == asking && r.waiter != nil && u.random.IntN(3) == 0:
+		u.trace("the time of %s is over", r.Ask.Label)
 		r.over = true
-	case r.state == asking && l.random.IntN(4) == 0:
-		l.trace("the client of %s goes away", r.Ask.Label)
+	case r.state == asking && u.random.IntN(4) == 0:
+		u.trace("the client of %s goes away", r.Ask.Label)
 		r.state = left
 	}
 }
 
 // releaseOf has a user release a grant, which may be another's.
-func (l *life) releaseOf() {
-	h := l.holdings.pick()
-	if h == nil || l.daemon == nil || l.daemon.ending {
+func (u *users) releaseOf() {
+	h := u.holdings.pick()
+	if h == nil || u.daemon == nil || u.daemon.ending {
 		return
 	}
 	user := h.user
-	if l.random.IntN(4) == 0 {
-		user = 1001 + uint32(l.random.IntN(3))
+	if u.random.IntN(4) == 0 {
+		user = 1001 + uint32(u.random.IntN(3))
 	}
 	own := h.user == user && user != 0
 	if own {
 		h.busy, h.over = true, true
 	}
-	d := l.daemon
-	l.thread(fmt.Sprintf("release by %d", user), func(p *process, n *node.Node) {
+	d := u.daemon
+	u.thread(fmt.Sprintf("release by %d", user), func(p *process, n *node.Node) {
 		_, err := grants.ReleaseOf(n, h.id, user)
 		switch {
 		case own:
 			h.answered(p, err)
 		case err == nil:
-			l.fail("user %d has released grant %s of user %d", user, h.id, h.user)
+			u.fail("user %d has released grant %s of user %d", user, h.id, h.user)
 		}
 		d.queue.Poke()
 	})
+}
+
+// pass is a pass of the daemon's managers for users. There is one at a time.
+func (u *users) pass() {
+	d := u.daemon
+	if d == nil || d.passing || d.ending {
+		return
+	}
+	d.passing = true
+	u.thread("pass", func(_ *process, n *node.Node) {
+		_ = d.queue.Pass(n, grants.Read)
+		u.releaseIdle(n)
+		if !u.calm && u.random.IntN(3) == 0 {
+			u.holdings.sawEntered(u.inside())
+			u.clock(u.now.Add(31 * time.Hour)) // longer than any grant may be idle
+			u.releaseIdle(n)
+		}
+		d.passing = false
+	})
+}
+
+// releaseIdle is the part of a pass that releases what nothing uses.
+func (u *users) releaseIdle(n *node.Node) {
+	clock := func() time.Time { return epoch.Add(u.awake) }
+	over, _ := u.daemon.queue.ReleaseIdle(n, grants.Read, clock,
+		func(_ grant.Inventory, g grant.Grant, due bool) bool {
+			if due {
+				u.lastMoment(g.ID)
+			}
+			return false
+		})
+	for _, h := range u.holdings.list {
+		if slices.ContainsFunc(over, func(g grant.Grant) bool { return g.ID == h.id }) {
+			h.over, h.released = true, true
+		}
+	}
+}
+
+// lastMoment is when gpuledgerd has found that nothing uses a grant, and has not released it yet: a
+// container may take it.
+func (u *users) lastMoment(id grant.ID) {
+	h := u.holdings.of(id)
+	u.holdings.tried[id] = true
+	if h == nil || !h.acked || h.busy || h.over || u.random.IntN(2) == 0 {
+		return
+	}
+	u.containers.start(u.random.IntN(names), grant.Containerd, h.annotations())
+	for range u.random.IntN(60) {
+		u.pause()
+	}
 }
