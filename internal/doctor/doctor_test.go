@@ -360,6 +360,8 @@ var answers = []struct {
 		f.Hooks = []Hook{{PathFacts: file("/h/n.json", 0o666)}}
 	}, "hooks", Problem, "mode 0666"},
 
+	{"an engine that leaves a pod's UID to the pod", func(f *Facts) { f.Engines[0].PassesUID = "*" },
+		"engines", Warning, `passes on the pods' annotations "*"`},
 	{"no CDI", func(*Facts) {}, "cdi", OK, "no CDI files"},
 	{"CDI", func(f *Facts) {
 		f.CDI = []CDIFacts{{PathFacts: file("/etc/cdi", fs.ModeDir|0o755)},

@@ -60,6 +60,11 @@ func engineLine(e engines.Presence) Line {
 		return Line{Status: Problem,
 			Message: fmt.Sprintf("%s: the program of handler gpuledger, %q, is not there", e.Engine, program),
 			Hint:    "run `" + command + "` again"}
+	case e.PassesUID != "":
+		return Line{Status: Warning, Message: fmt.Sprintf("%s: handler gpuledger passes on the pods' "+
+			"annotations %q: by them a pod can claim another pod's UID, and use its grant, because "+
+			"containerd before 1.6.11 does not write the UID", e.Engine, e.PassesUID),
+			Hint: "update containerd, or list in the handler's pod_annotations only what containers need"}
 	case e.Default != engines.Handler:
 		return Line{Status: Warning, Message: string(e.Engine) +
 			": only containers that choose handler gpuledger go through it; the others go around the ledger",

@@ -164,7 +164,7 @@ func (c *Containerd) mergesByKey(in Installation) bool {
 			return true
 		}
 	}
-	return len(c.Files) > 1 && containerdMajor(in) >= 2
+	return len(c.Files) > 1 && containerdRelease(in)[0] >= 2
 }
 
 // Section is the CRI runtime's section as containerd sees it. Each file is migrated to the newest
@@ -207,7 +207,28 @@ func (c *Containerd) InForce() Settings {
 	says.Handlers = handlers(configfile.Table(section, "containerd", "runtimes"),
 		func(h map[string]any) string { return configfile.Text(h, "options", "BinaryName") })
 	says.CDIDirs, _ = configfile.Texts(section, "cdi_spec_dirs")
+	says.PassesUID = c.passesUID(section)
 	return says
+}
+
+// The annotation with a pod's UID, and the first containerd that writes it.
+const podUIDKey = "io.kubernetes.cri.sandbox-uid"
+
+var firstWithUID = release{1, 6, 11}
+
+// passesUID returns the pattern by which gpuledger's handler passes on the UID that a pod claims to
+// have; "" if there is none, or if containerd writes the UID itself, over that one.
+func (c *Containerd) passesUID(section map[string]any) string {
+	handler := configfile.Table(section, "containerd", "runtimes", Handler)
+	patterns, _ := configfile.Texts(handler, "pod_annotations")
+	i := slices.IndexFunc(patterns, func(p string) bool { return matchesPattern(p, podUIDKey) })
+	if i < 0 || c.Version >= 3 { // only containerd 2 reads version 3
+		return ""
+	}
+	if r := containerdRelease(c.in); slices.Compare(r[:], firstWithUID[:]) >= 0 {
+		return ""
+	}
+	return patterns[i]
 }
 
 func (c *Containerd) DefaultHandler() DefaultHandler {
@@ -233,14 +254,17 @@ func (c *Containerd) DefaultHandler() DefaultHandler {
 	return was
 }
 
-var containerdVersion = regexp.MustCompile(` v?([0-9]+)\.[0-9]+`)
+var containerdVersion = regexp.MustCompile(` v?([0-9]+)\.([0-9]+)(?:\.([0-9]+))?`)
 
-// containerdMajor is the major version of the containerd that reads the main file, the smallest one
-// of several; 0 if it is not known. An installed program counts only for the usual main file, and
+// release is a version of containerd, 0.0.0 if it is not known.
+type release [3]int
+
+// containerdRelease is the version of the containerd that reads the main file, the smallest one
+// of several. An installed program counts only for the usual main file, and
 // only if none runs: other containerds, such as a distribution's, lie elsewhere.
-func containerdMajor(in Installation) int {
+func containerdRelease(in Installation) release {
 	if in.System.Root != "/" {
-		return 0
+		return release{}
 	}
 	var programs []string
 	for _, p := range in.Daemons() {
@@ -251,19 +275,23 @@ func containerdMajor(in Installation) int {
 	if len(programs) == 0 && in.MainFile() == in.Of().File {
 		programs = in.System.Programs(in.Of().Program)
 	}
-	return smallestMajor(programs)
+	return smallestRelease(programs)
 }
 
-// smallestMajor is the smallest major version of several programs; 0 if one does not report it.
-func smallestMajor(programs []string) (smallest int) {
+// smallestRelease is the smallest version of several programs; 0.0.0 if one does not report it.
+func smallestRelease(programs []string) (smallest release) {
 	for i, program := range programs {
 		said, err := host.VersionOf(program, 10*time.Second)
 		found := containerdVersion.FindStringSubmatch(said)
 		if err != nil || found == nil {
-			return 0
+			return release{}
 		}
-		if major, _ := strconv.Atoi(found[1]); i == 0 || major < smallest {
-			smallest = major
+		var r release
+		for k := range r {
+			r[k], _ = strconv.Atoi(found[k+1])
+		}
+		if i == 0 || slices.Compare(r[:], smallest[:]) < 0 {
+			smallest = r
 		}
 	}
 	return smallest

@@ -80,7 +80,7 @@ func TestTheContainerdThatRunsDecides(t *testing.T) {
 			}
 			startContainerd(t, one, root+"/other.toml") // which reads another file
 			in := Installation{Engine: grant.Containerd, System: filetree.System{Root: "/"}, File: main}
-			if got := containerdMajor(in); got != c.major {
+			if got := containerdRelease(in)[0]; got != c.major {
 				t.Errorf("the major version is %d, want %d", got, c.major)
 			}
 			read, err := in.Read()
@@ -89,15 +89,15 @@ func TestTheContainerdThatRunsDecides(t *testing.T) {
 				t.Errorf("the last section wins: %v", last)
 			}
 			in.System.Root = root
-			if got := containerdMajor(in); got != 0 {
+			if got := containerdRelease(in)[0]; got != 0 {
 				t.Errorf("for an image the major version is %d", got)
 			}
 		})
 	}
 }
 
-// TestTheSmallestMajorVersion counts, because what is right under both merges is right then.
-func TestTheSmallestMajorVersion(t *testing.T) {
+// TestTheSmallestVersion counts, because what is right under both merges is right then.
+func TestTheSmallestVersion(t *testing.T) {
 	say := func(text string) string {
 		path := filepath.Join(t.TempDir(), "containerd")
 		must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755))
@@ -107,14 +107,15 @@ func TestTheSmallestMajorVersion(t *testing.T) {
 	upstream := say("echo containerd github.com/containerd/containerd/v2 v2.2.0 1c4457e00fac")
 	for _, row := range []struct {
 		programs []string
-		want     int
-	}{{nil, 0}, {[]string{debian}, 1}, {[]string{upstream}, 2}, {[]string{upstream, upstream}, 2},
-		{[]string{upstream, debian}, 1}, {[]string{debian, upstream}, 1},
-		{[]string{upstream, say("echo containerd, of no version")}, 0},
-		{[]string{say("exit 1"), upstream}, 0},
-		{[]string{"/nowhere/containerd"}, 0}} {
-		if got := smallestMajor(row.programs); got != row.want {
-			t.Errorf("%q: %d, want %d", row.programs, got, row.want)
+		want     release
+	}{{nil, release{}}, {[]string{debian}, release{1, 6, 20}}, {[]string{upstream}, release{2, 2, 0}},
+		{[]string{upstream, upstream}, release{2, 2, 0}},
+		{[]string{upstream, debian}, release{1, 6, 20}}, {[]string{debian, upstream}, release{1, 6, 20}},
+		{[]string{upstream, say("echo containerd, of no version")}, release{}},
+		{[]string{say("exit 1"), upstream}, release{}},
+		{[]string{"/nowhere/containerd"}, release{}}} {
+		if got := smallestRelease(row.programs); got != row.want {
+			t.Errorf("%q: %v, want %v", row.programs, got, row.want)
 		}
 	}
 }

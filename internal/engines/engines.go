@@ -88,6 +88,7 @@ type Settings struct {
 	Default           string
 	CDIDirs, HookDirs []string
 	CDIBuilds         bool
+	PassesUID         string
 	// the engine runs no containers of its own, as a containerd that only serves Docker
 	Absent bool
 }

@@ -18,6 +18,9 @@ type Presence struct {
 	HookDirs []string          // where its files say so
 	// its builds of images may name CDI devices, and no wrapper judges their steps
 	CDIBuilds bool
+	// the pattern by which handler gpuledger passes on the UID that a pod claims to have, where the
+	// engine does not write it; "": there is none
+	PassesUID string
 	Err       error // why its configuration cannot be read
 }
 
@@ -49,7 +52,7 @@ func Find(root string) []Presence {
 		}
 		p.Handlers, p.Default, p.CDIDirs, p.HookDirs, p.Err = says.Handlers, says.Default, says.CDIDirs,
 			says.HookDirs, err
-		p.CDIBuilds = says.CDIBuilds
+		p.CDIBuilds, p.PassesUID = says.CDIBuilds, says.PassesUID
 		all = append(all, p)
 	}
 	return all

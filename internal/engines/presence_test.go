@@ -3,6 +3,7 @@ package engines
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -74,6 +75,26 @@ func TestFindSeesIfBuildsMayNameCDIDevices(t *testing.T) {
 	}
 	if found := Find(newSystem(t, map[string]string{"/etc/crio/crio.conf": ""})); found[0].CDIBuilds {
 		t.Error("CRI-O builds no images")
+	}
+}
+
+// TestFindSeesWhatPassesAPodsUID: containerd before 1.6.11 leaves a pod what it claims to be.
+func TestFindSeesWhatPassesAPodsUID(t *testing.T) {
+	const v2, v3 = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.gpuledger]\n",
+		"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.gpuledger]\n"
+	for text, want := range map[string]string{
+		v2: "",
+		v2 + `pod_annotations = ["gpuledger.dev/*", "*"]`:                       "*",
+		v2 + `pod_annotations = ["gpuledger.dev/*", "a*", "*/*"]`:               "",
+		v2 + `pod_annotations = ["io.kubernetes.cri.sandbox-u*"]`:               "io.kubernetes.cri.sandbox-u*",
+		v2 + `container_annotations = ["*"]`:                                    "",
+		v3 + `pod_annotations = ["*"]`:                                          "",
+		strings.Replace(v2, "gpuledger", "runc", 1) + `pod_annotations = ["*"]`: "",
+	} {
+		found := Find(newSystem(t, map[string]string{"/etc/containerd/config.toml": text}))
+		if len(found) != 1 || found[0].PassesUID != want {
+			t.Errorf("%s: %+v, want %q", text, found, want)
+		}
 	}
 }
 
