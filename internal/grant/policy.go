@@ -16,6 +16,7 @@ import (
 type Policy struct {
 	StateDir    string      `toml:"state_dir"`
 	RunDir      string      `toml:"run_dir"`
+	DefaultDirs []string    `toml:"-"` // guarded too while the file that names others is broken
 	Engine      Engine      `toml:"engine"`
 	Runtime     Runtime     `toml:"runtime"`
 	Inventory   Source      `toml:"inventory"`

@@ -191,8 +191,8 @@ func (s *Paths) position(dir string) position {
 // each once.
 func (s *Paths) anchorPositions() []position {
 	if s.anchored == nil {
-		h, policy := s.node.Host, s.node.Policy
-		own := []string{policy.StateDir, policy.RunDir, h.Dev, filepath.Join(h.Sys, "fs/cgroup")}
+		h := s.node.Host
+		own := append(s.ledgerDirs(), h.Dev, filepath.Join(h.Sys, "fs/cgroup"))
 		for _, dir := range slices.Concat(anchors, own) {
 			if at := s.position(dir); !slices.Contains(s.anchored, at) {
 				s.anchored = append(s.anchored, at)

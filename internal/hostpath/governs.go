@@ -33,7 +33,7 @@ type Access struct {
 // Governs reports whether a place is a guard or holds one that the container can use: the ledger's
 // directories and configuration, our programs and the runtimes, or what the engines use.
 func (s *Paths) Governs(p Place, a *Access) bool {
-	for _, dir := range [...]string{s.node.Policy.StateDir, s.node.Policy.RunDir} {
+	for _, dir := range s.ledgerDirs() {
 		if dir = s.Real(dir); Within(dir, p.Path) && s.Lets(dir, a) {
 			return true
 		}

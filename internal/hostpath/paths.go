@@ -85,9 +85,17 @@ func (s *Paths) Real(path string) string { return s.Resolve(path).Path }
 // InLedger reports whether a real path is in the ledger's directories.
 func (s *Paths) InLedger(path string) bool {
 	if s.ledger == nil {
-		s.ledger = []string{s.Real(s.node.Policy.StateDir), s.Real(s.node.Policy.RunDir)}
+		for _, dir := range s.ledgerDirs() {
+			s.ledger = append(s.ledger, s.Real(dir))
+		}
 	}
 	return slices.ContainsFunc(s.ledger, func(dir string) bool { return Within(path, dir) })
+}
+
+// ledgerDirs returns the directories of the ledger, as the policy names them.
+func (s *Paths) ledgerDirs() []string {
+	p := s.node.Policy
+	return append([]string{p.StateDir, p.RunDir}, p.DefaultDirs...)
 }
 
 // walk looks at a path. If no link led to the directory of an earlier path, only the last name of a

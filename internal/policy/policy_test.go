@@ -266,6 +266,9 @@ func TestBrokenFileStillNamesTheDirectories(t *testing.T) {
 		if err == nil || p.StateDir != c.state || p.RunDir != c.run {
 			t.Errorf("%s: %s and %s (%v), want %s and %s", c.name, p.StateDir, p.RunDir, err, c.state, c.run)
 		}
+		if (len(p.DefaultDirs) > 0) != (c.state != state || c.run != run) {
+			t.Errorf("%s: the default directories are guarded, too: %q", c.name, p.DefaultDirs)
+		}
 	}
 }
 

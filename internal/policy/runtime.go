@@ -51,6 +51,9 @@ func (s runtimeScan) keepReadable(p *grant.Policy) {
 	p.Runtime = s.found
 	placed := *p
 	placed.StateDir, placed.RunDir = cmp.Or(s.state, p.StateDir), cmp.Or(s.run, p.RunDir)
+	if placed.StateDir != p.StateDir || placed.RunDir != p.RunDir {
+		placed.DefaultDirs = []string{p.StateDir, p.RunDir}
+	}
 	if validPlaces(placed) == nil {
 		*p = placed
 	}
