@@ -299,7 +299,11 @@ func TestADriverWhosePackagesWereReplaced(t *testing.T) {
 		" is gone, and driver 535.171 is loaded"; got != want {
 		t.Errorf("after an upgrade: %q, want %q", got, want)
 	}
-	f.AnyRoot = true // JudgeCreated
+	f.Live = &Live{}
+	if got := says(); !strings.HasPrefix(got, "inventory-stale: ") {
+		t.Errorf("in a hook, which injects them: %q", got)
+	}
+	f.Live, f.AnyRoot = nil, true // JudgeCreated
 	if got := says(); got != "" {
 		t.Errorf("a container that was created: %s", got)
 	}
