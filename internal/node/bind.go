@@ -175,7 +175,7 @@ func heldID(tx *ledger.Tx, c grant.Container) (*Decision, error) {
 	case b.Left:
 		r := refusal(grant.GrantInUse, "processes of the earlier container of the id %q are left in its "+
 			"cgroup %s", c.ID, grant.Printable(strings.Join(b.Cgroups, ", ")))
-		r.Hint = "end those processes: cgroup.procs in that cgroup lists them"
+		r.Hint = "end those processes: cgroup.procs lists them, in that cgroup and in those below it"
 		return r, nil
 	}
 	return refusal(grant.GrantInUse, "another container of the id %q is being created", c.ID), nil
