@@ -43,7 +43,7 @@ func refresh(c *cli.Context) error {
 		return err
 	}
 	path := gpu.Path(n.Policy.StateDir)
-	inv, notes, err := takeInventory(n, path, otherRefresh)
+	inv, notes, err := takeInventory(n, path, otherRefresh, scan)
 	warn(c.App.ErrWriter, notes)
 	if err != nil {
 		return err
@@ -72,20 +72,24 @@ func refresh(c *cli.Context) error {
 const otherRefresh = 30 * time.Second
 
 // takeInventory scans the node and writes what it finds, as the only process that does so. It waits
-// for another one.
-func takeInventory(n *node.Node, path string, wait time.Duration) (inv grant.Inventory, notes []string,
+// for another one. The result of a first scan is in force during a second one, which may fail.
+func takeInventory(n *node.Node, path string, wait time.Duration,
+	scan func(host.Host, grant.Source) (grant.Inventory, error)) (inv grant.Inventory, notes []string,
 	err error) {
 	unlock, err := gpu.Lock(path, wait)
 	if err != nil {
 		return inv, nil, err
 	}
 	defer unlock()
-	inv, err = scanAgain(n.Host, func() (grant.Inventory, error) { return scan(n.Host, n.Policy.Inventory) })
-	if err != nil {
-		return inv, nil, err
-	}
-	notes = addDriver(&inv, n.Host)
-	return inv, notes, gpu.Write(path, inv)
+	inv, err = scanAgain(n.Host, func() (grant.Inventory, error) {
+		inv, err := scan(n.Host, n.Policy.Inventory)
+		if err != nil {
+			return inv, err
+		}
+		notes = addDriver(&inv, n.Host)
+		return inv, gpu.Write(path, inv)
+	})
+	return inv, notes, err
 }
 
 // scanAgain scans a second time if the driver has registered a GPU since the scan began, and that

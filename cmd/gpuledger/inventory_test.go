@@ -31,7 +31,7 @@ func TestNoScanBesideAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	var held *gpu.HeldError
-	if _, _, err := takeInventory(n, path, time.Millisecond); !errors.As(err, &held) {
+	if _, _, err := takeInventory(n, path, time.Millisecond, scan); !errors.As(err, &held) {
 		t.Errorf("beside another one: %v", err)
 	}
 	if _, err := os.Stat(path); err == nil {
@@ -39,7 +39,7 @@ func TestNoScanBesideAnother(t *testing.T) {
 	}
 	unlock()
 	for range 2 { // each gives the lock back
-		if _, _, err := takeInventory(n, path, 0); err != nil {
+		if _, _, err := takeInventory(n, path, 0, scan); err != nil {
 			t.Error(err)
 		}
 	}
@@ -88,5 +88,29 @@ func TestAGPUThatComesDuringTheScan(t *testing.T) {
 		if err != nil || scans != c.scans || c.scans == 2 && len(inv.GPUs) != 2 {
 			t.Errorf("%s: %d scans, want %d; the last found %+v, %v", name, scans, c.scans, inv.GPUs, err)
 		}
+	}
+}
+
+// TestASecondScanThatFails: what the first one found is written. Without an inventory no container
+// would get a GPU.
+func TestASecondScanThatFails(t *testing.T) {
+	dir := t.TempDir()
+	path := gpu.Path(dir)
+	n := &node.Node{Host: host.Default(), Policy: grant.Policy{StateDir: dir}}
+	n.Host.Proc = dir + "/proc"
+	failure, scans := errors.New("it hangs"), 0
+	_, _, err := takeInventory(n, path, 0, func(h host.Host, _ grant.Source) (grant.Inventory, error) {
+		if scans++; scans > 1 {
+			return grant.Inventory{}, failure
+		}
+		d, err := simulated.Describe(1, grant.GiB, simulated.DefaultName, nil)
+		if err = errors.Join(err, os.MkdirAll(h.Proc+"/driver/nvidia/gpus/0000:99:00.0", 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		return simulated.Scan(d, host.Default(), dir)
+	})
+	inv, unread := gpu.Read(path)
+	if !errors.Is(err, failure) || unread != nil || len(inv.GPUs) != 1 {
+		t.Errorf("%v; %d GPUs, %v", err, len(inv.GPUs), unread)
 	}
 }
