@@ -115,12 +115,11 @@ func (f *findings) notGranted(q *question, source string, err error) {
 		f.onNode(refusal.Code, refusal.Message, refusal.Hint)
 	case refusal != nil:
 		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
-		hint := hintAsked
+		hint := holders(q.view.Whole.Grants, q.view.Now) + hintAsked
 		if refusal.Hint == hintNever {
 			hint = hintNeverAsked
 		}
-		f.explain(refusal.Code, source, message,
-			"asks by "+vectorName(source)+" for "+message, holders(q.view.Whole.Grants, q.view.Now)+hint)
+		f.explain(refusal.Code, source, message, "asks by "+vectorName(source)+" for "+message, hint)
 	case errors.As(err, &unknown):
 		f.explain(grant.AnnotationMismatch, source, message,
 			"asks by "+vectorName(source)+" for a GPU that is not there: "+message, hintAsks)
