@@ -119,7 +119,7 @@ func TestAskIsRefused(t *testing.T) {
 		"not a size": {wants("much"), grant.AnnotationMalformed, "cannot read size"},
 		"more than those that ask may ever have": {
 			together(wants("1GiB"), rig.Annotation("gpuledger.dev/compute", "60")), grant.NoCapacity,
-			"hint: no release makes room for that: ask for no more than this node has, and no more than [ask] in "},
+			"hint: no release makes room for that: ask for no more than this node has, and no more"},
 	} {
 		r := n.Bundle("c", c.edit).Create()
 		isRefused(t, r, c.code)

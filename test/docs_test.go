@@ -143,7 +143,11 @@ var annotationRow = regexp.MustCompile("(?m)^\\| (?:env )?`([A-Z]+_[A-Z_]+|[a-z]
 func keysOf(table reflect.Type, name string) (keys []string) {
 	for i := range table.NumField() {
 		field := table.Field(i)
-		key := name + field.Tag.Get("toml")
+		tag := field.Tag.Get("toml")
+		if tag == "-" {
+			continue // no key sets it
+		}
+		key := name + tag
 		kind := field.Type
 		for kind.Kind() == reflect.Slice {
 			kind = kind.Elem()
