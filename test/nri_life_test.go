@@ -163,7 +163,7 @@ func TestNRIAfterARestart(t *testing.T) {
 	n.Daemon()
 	e.Connected()
 	rig.Eventually(t, "the daemon is in step", func() bool {
-		return strings.Contains(read(t, n.Dir+"/gpuledgerd.log"), "1 running outside the ledger")
+		return strings.Contains(read(t, n.Dir+"/gpuledgerd.log"), "1 outside the ledger")
 	})
 	wantState(t, n, running.ID, "it is released, its container runs", grant.Draining)
 	wantState(t, n, waiting.ID, "it is held again for the container that has not started", grant.Bound)
