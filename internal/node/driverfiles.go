@@ -12,8 +12,8 @@ import (
 
 // replacedDriver returns the problem of an inventory whose libcuda is gone: the driver's packages
 // were replaced, and the old module stays loaded until the next boot. Packages replace all files
-// together, so one tells. A container that was created before (JudgeCreated) has its files; a hook
-// has yet to inject them. A simulated node has no module.
+// together, so one is looked at. A container that was created before (JudgeCreated) has its files;
+// a hook has yet to inject them. A simulated node has no module.
 func replacedDriver(n *Node, f *createFacts) *grant.Problem {
 	if n.Policy.Inventory.Source != grant.NVML || f.AnyRoot {
 		return nil

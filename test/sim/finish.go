@@ -117,7 +117,7 @@ func (l *life) serveAll() {
 	}
 }
 
-// checkIdle: what nobody uses is released once its time is over.
+// checkIdle: what no container uses is released once its time is over.
 func (l *life) checkIdle() {
 	l.passes()
 	l.awake += keep * 10
@@ -141,7 +141,7 @@ func (l *life) drain() {
 	}
 	for _, p := range l.all {
 		if !p.done && p.blocked == nil && l.wrong == "" {
-			l.fail("%s waits for a lock that nobody has", p.name)
+			l.fail("%s waits for a lock that no process holds", p.name)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (hs *holdings) of(id grant.ID) *holding {
 	return hs.list[i]
 }
 
-// pick is an acknowledged grant that nobody changes, or nil.
+// pick is an acknowledged grant that is not being changed, or nil.
 func (hs *holdings) pick() *holding {
 	var all []*holding
 	for _, h := range hs.list {
@@ -265,7 +265,7 @@ func (hs *holdings) checkHeld(v grant.View) {
 		case i < 0 && !h.over:
 			hs.fail("grant %s (%s) was acknowledged, and is lost", h.id, h.label)
 		case i >= 0 && v.Grants[i].Draining && !h.over:
-			hs.fail("grant %s (%s) is draining, and nobody has released it", h.id, h.label)
+			hs.fail("grant %s (%s) is draining, and was never released", h.id, h.label)
 		case i >= 0 && h.released && v.Grants[i].Live(hs.now) && len(v.Grants[i].Bindings) == 0:
 			hs.fail("grant %s (%s) was released, and is back", h.id, h.label)
 		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):
