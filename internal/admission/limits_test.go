@@ -355,6 +355,10 @@ func TestWhoHoldsTheRest(t *testing.T) {
 	if v.Hint = ""; strings.Contains(fmt.Sprint(v), "secret-label") {
 		t.Errorf("%+v", v)
 	}
+	w.p.Asks.Total = 1 // no release makes room for it
+	if v = w.decide(); v.Code != grant.NoCapacity || v.Hint != hintNeverAsked {
+		t.Errorf("more than may ever be asked for: %s %q, hint %q", v.Code, v.Message, v.Hint)
+	}
 }
 
 // TestModesOfSeats tests the modes in which a grant of some size can be made, whatever is free.

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -103,6 +104,29 @@ func TestABrokenFileAtTheStart(t *testing.T) {
 	if s.Node().Broken != nil || work.passes != 1 {
 		t.Errorf("with the file corrected the node has %v, and the manager %d passes", s.Node().Broken,
 			work.passes)
+	}
+}
+
+// TestACorrectionToTheDefaults: a broken file may leave the same policy as the corrected one.
+func TestACorrectionToTheDefaults(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.toml")
+	good := "state_dir = \"" + dir + "/state\"\nrun_dir = \"" + dir + "/run\"\n"
+	broken := errors.New("line 3")
+	open := func() *node.Node {
+		n := node.Open(path, host.Default())
+		n.Broken = broken
+		return n
+	}
+	daemontest.Must(t, os.WriteFile(path, []byte(good), 0o600))
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	s, err := newConfigManager(open, path, log)
+	daemontest.Must(t, err)
+	defer s.Close()
+	broken = nil
+	if daemontest.Must(t, s.Ensure(t.Context())); s.Node().Broken != nil {
+		t.Error("the file is corrected, and the node is still broken")
 	}
 }
 

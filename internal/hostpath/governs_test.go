@@ -32,6 +32,27 @@ func TestAGuardThatALinkMoved(t *testing.T) {
 	}
 }
 
+// TestDefaultDirectories: while the file that names others is broken, the default directories of
+// the ledger are guarded, too.
+func TestDefaultDirectories(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		s := newScene(t)
+		usual := s.Tmpfs(s.Path("usual"))
+		if broken {
+			s.node.Policy.DefaultDirs = []string{usual}
+		}
+		paths := New(s.node)
+		at := paths.Resolve(usual)
+		root := &Access{Rooted: true, Bundle: s.Path("bundle"), Write: true}
+		anchored := slices.Contains(paths.anchorPositions(), position{at.Dev, at.Mount})
+		if paths.InLedger(usual+"/x") != broken || paths.Governs(at, root) != broken || anchored != broken {
+			t.Errorf("broken: %v: in the ledger: %v, governs: %v, its file system is looked at: %v", broken,
+				paths.InLedger(usual+"/x"), paths.Governs(at, root), anchored)
+		}
+		s.Unmount()
+	}
+}
+
 // TestOwnGuards: what of this node's own programs and files is somewhere.
 func TestOwnGuards(t *testing.T) {
 	s := newScene(t)

@@ -1,9 +1,16 @@
 package users
 
 import (
+	"errors"
+	"os"
 	"os/user"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
@@ -61,6 +68,27 @@ func TestNodeWithoutPrograms(t *testing.T) {
 	quotas := []grant.Quota{{Group: "no-such-group"}, {Group: u.Gid}, {User: Anybody}}
 	if q, err := QuotaOf(quotas, 2); err != nil || q != &quotas[1] {
 		t.Errorf("%+v, %v; want the quota of the user's group", q, err)
+	}
+}
+
+// TestGroupsInFile: the own group is first, whether or not the file lists the user in it.
+func TestGroupsInFile(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("misses root, to mount: that groups are read from /etc/group is not shown")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its mount namespace
+	file := filepath.Join(t.TempDir(), "group")
+	text := "bin:x:2:bin\ngames:x:60:\na:x:4001:sys,bin\nb:x:4002:binary\nc:x:4003:bin\n"
+	if err := errors.Join(os.WriteFile(file, []byte(text), 0o644), unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount(file, "/etc/group", "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	if gids, err := groupsInFile("bin"); err != nil || !slices.Equal(gids, []string{"2", "4001", "4003"}) {
+		t.Errorf("%q, %v", gids, err)
+	}
+	if gids, err := groupsInFile("no-such-user"); err == nil {
+		t.Errorf("%q of a user who is not there", gids)
 	}
 }
 
