@@ -305,7 +305,8 @@ func TestUsersExplain(t *testing.T) {
 		}
 	}
 	// a refusal names the holders to root, and nothing of them to a user
-	b := n.Bundle("too-much", wants("8GiB"))
+	n.Grant("--memory", "12GiB", "--label", "for the rest")
+	b := n.Bundle("too-much", wants("6GiB"))
 	if root := b.Explain(); !strings.Contains(root.Stdout, "for the boss") {
 		t.Errorf("root reads %s", root.Stdout)
 	}
