@@ -266,20 +266,24 @@ CUresult pool_destroy(CUmemoryPool handle)
     return r;
 }
 
+/* `overcharged` falls last and under the lock. So a thread whose memory depends on what the pools hold
+ * waits for the one that is asking the driver. If it finds that one done, its memory may be there since
+ * it was refused. */
 bool pools_update(void)
 {
-    int still = 0;
+    bool still = false;
 
-    if (!__atomic_load_n(&overcharged, __ATOMIC_RELAXED)) return false;
-    if (!__atomic_exchange_n(&overcharged, 0, __ATOMIC_RELAXED)) return true; /* by another thread */
+    if (!__atomic_load_n(&overcharged, __ATOMIC_ACQUIRE)) return __atomic_load_n(&pools, __ATOMIC_RELAXED) != NULL;
     lock_pools();
-    for (struct pool *p = pools; p; p = p->next) {
-        if (!p->taken || !p->handle || p->charged == p->used) continue;
-        update(p);
-        still |= p->charged > p->used;
+    if (__atomic_load_n(&overcharged, __ATOMIC_RELAXED)) {
+        for (struct pool *p = pools; p; p = p->next) {
+            if (!p->taken || !p->handle || p->charged == p->used) continue;
+            update(p);
+            still |= p->charged > p->used;
+        }
+        __atomic_store_n(&overcharged, still, __ATOMIC_RELEASE);
     }
     os_spin_unlock(&lock);
-    if (still) __atomic_store_n(&overcharged, 1, __ATOMIC_RELAXED);
     return true;
 }
 

@@ -48,8 +48,8 @@ void pool_release(const struct track *t);
  * pool keeps what it holds until the last of them is freed. */
 CUresult pool_destroy(CUmemoryPool handle);
 
-/* pools_update makes every pool's charge agree with what the pool holds now. False: nothing was
- * freed since all charges agreed, so there was nothing to do. */
+/* pools_update makes every pool's charge agree with what the pool holds now. False: the process never
+ * had a pool. */
 bool pools_update(void);
 
 /* take_of_grant counts bytes if they fit the grant, as account_take does. If they do not, pools may

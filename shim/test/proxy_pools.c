@@ -380,6 +380,59 @@ static void what_a_pool_returned_unseen_is_free(void)
     IS(free_mib(), GRANT, "free");
 }
 
+/* The driver writes an answer to a page that cannot be written yet, so a thread is in the driver for as
+ * long as the test wants, and no other thread gets in. */
+static char *answer_page;
+static int in_driver, leave_driver;
+
+static void stay_in_driver(int number)
+{
+    (void)number;
+    __atomic_store_n(&in_driver, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&leave_driver, __ATOMIC_SEQ_CST)) usleep(1000);
+    mprotect(answer_page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *ask_slowly(void *pool)
+{
+    cuMemPoolGetAttribute((CUmemoryPool)pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, answer_page);
+    return NULL;
+}
+
+static void *create_100_mib(void *result)
+{
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle h;
+
+    *(CUresult *)result = cuMemCreate(&h, 100 * MIB, &prop, 0);
+    return NULL;
+}
+
+/* One thread asks the driver what the pools hold. The other one's memory depends on the answer, too. */
+static void two_threads_need_what_a_pool_returned(void)
+{
+    CUresult results[2] = {-1, -1};
+    pthread_t asking, t[2];
+    CUdeviceptr q;
+    char byte;
+
+    begin(0);
+    IS(cuMemAllocAsync(&q, 192 * MIB, NULL) | cuMemFreeAsync(q, NULL) | cuMemcpyDtoH_v2(&byte, 0, 1), 0, "a pool has returned memory unseen");
+    answer_page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    signal(SIGSEGV, stay_in_driver);
+    pthread_create(&asking, NULL, ask_slowly, default_pool());
+    while (!__atomic_load_n(&in_driver, __ATOMIC_SEQ_CST)) usleep(1000);
+    for (int i = 0; i < 2; i++) {
+        pthread_create(&t[i], NULL, create_100_mib, &results[i]);
+        usleep(200000); /* until it waits for the driver */
+    }
+    __atomic_store_n(&leave_driver, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 2; i++) pthread_join(t[i], NULL);
+    pthread_join(asking, NULL);
+    IS(results[0], 0, "a thread gets it");
+    IS(results[1], 0, "and one that came while the driver was asked");
+}
+
 static void a_reset_leaves_what_pools_still_hold(void)
 {
     CUcontext c;
@@ -683,7 +736,8 @@ const struct tap_test pool_tests[] = {
     TEST(a_new_pool_is_not_forgotten_with_an_old_one),
     TEST(a_pool_that_cannot_be_destroyed_counts_once), TEST(the_current_pool_is_destroyed),
     TEST(pools_of_other_locations), TEST(a_stream_of_another_device), TEST(async_frees_leak_nothing),
-    TEST(what_a_pool_returned_unseen_is_free), TEST(a_reset_leaves_what_pools_still_hold),
+    TEST(what_a_pool_returned_unseen_is_free), TEST(two_threads_need_what_a_pool_returned),
+    TEST(a_reset_leaves_what_pools_still_hold),
     TEST(a_reset_ends_destroyed_pools), TEST(a_reset_while_a_pool_is_destroyed),
     TEST(a_reset_ends_executable_graphs),
     TEST(a_reset_without_a_primary_context_ends_nothing),
