@@ -22,7 +22,7 @@ type overheadWriter struct {
 	written  map[grantGPU]writtenOverhead
 	accounts map[grant.ID]*openAccount
 	slow     map[grant.ID]time.Time // when reading the account was found to be slow
-	idle     map[grant.ID]bool      // without a process since, and not reset yet
+	idle     map[grant.ID]bool      // without a process on one of its GPUs, and not reset yet
 	used     func(*limits.Account, string) (sum grant.Bytes, processes int, err error)
 	maxOpen  int // how many are kept open; the others are opened in every pass, which is slow
 	pass     int
@@ -157,13 +157,11 @@ func (o *overheadWriter) update(n *node.Node, r watch.Comparison) {
 	}
 }
 
-// reset prepares the files of grants without a process on a GPU. What a context counts does not
-// change while a process runs: learn compares what its contexts have counted. While a GPU of a
-// grant does not answer, the processes there are not known, and the grant is reset later.
+// reset prepares the files of grants for their next process: on a GPU without one, nothing is in
+// use beside allocations. What a context counts does not change while a process of the grant runs:
+// learn compares what its contexts have counted. While a GPU of a grant does not answer, the
+// processes there are not known, and the grant is reset later.
 func (o *overheadWriter) reset(n *node.Node, r watch.Comparison) {
-	for _, g := range r.Grants {
-		delete(o.idle, g.ID)
-	}
 	for id := range o.idle {
 		a, err := limits.OpenAccount(n.Policy.LimitsDir(id))
 		if errors.Is(err, fs.ErrNotExist) { // the grant is over
@@ -174,10 +172,22 @@ func (o *overheadWriter) reset(n *node.Node, r watch.Comparison) {
 		}
 		isSilent := func(g watch.GPUUse) bool { return g.Total == 0 && a.Has(g.UUID) }
 		if !slices.ContainsFunc(r.GPUs, isSilent) {
-			a.Reset(o.contexts)
+			o.resetIdle(id, a, r)
 			delete(o.idle, id)
 		}
 		a.Close()
+	}
+}
+
+func (o *overheadWriter) resetIdle(id grant.ID, a *limits.Account, r watch.Comparison) {
+	if !slices.ContainsFunc(r.Grants, func(g watch.GrantUse) bool { return g.ID == id }) {
+		a.Reset(o.contexts)
+		return
+	}
+	for _, g := range r.GPUs {
+		if _, used := o.written[grantGPU{id, g.UUID}]; !used && a.Has(g.UUID) {
+			_ = a.SetOverhead(g.UUID, 0) // no other error than that it has no such GPU
+		}
 	}
 }
 

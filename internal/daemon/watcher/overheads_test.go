@@ -268,6 +268,68 @@ func TestAGrantIsResetOnceItsGPUsAnswer(t *testing.T) {
 	}
 }
 
+// TestAnIdleGPUOfAGrantHasNoOverhead: a process ends, and another one of the grant runs on another
+// GPU. What the first one had is free for the next process on its GPU.
+func TestAnIdleGPUOfAGrantHasNoOverhead(t *testing.T) {
+	const first, second = "GPU-ec6f3a93-0db3-4679-0464-05f9944454e7",
+		"GPU-ec6f3a93-0db3-4679-0464-05f9944454e8"
+	n := &node.Node{Policy: grant.Policy{RunDir: t.TempDir()}}
+	id := grant.ID("g-aaaaaaaaaaaa")
+	dir := n.Policy.LimitsDir(id)
+	daemontest.Must(t, os.MkdirAll(dir, 0o700), limits.Ensure(dir, []grant.Share{
+		{UUID: first, Memory: 4 * grant.GiB}, {UUID: second, Memory: 4 * grant.GiB}}, 0,
+		func(string) grant.Bytes { return 300 * grant.MiB }))
+	now := time.Now()
+	begin := func() overheadWriter {
+		return overheadWriter{
+			used: func(*limits.Account, string) (grant.Bytes, int, error) { return grant.GiB, 1, nil }}
+	}
+	o := begin()
+	looks := func(silent string, busy ...string) {
+		for range 5 {
+			now = now.Add(overheadEvery)
+			r := watch.Comparison{Taken: now}
+			for _, uuid := range []string{first, second} {
+				g := watch.GPUUse{UUID: uuid, Total: 80 * grant.GiB}
+				if uuid == silent {
+					g.Total = 0
+				}
+				r.GPUs = append(r.GPUs, g)
+			}
+			for _, uuid := range busy {
+				r.Grants = append(r.Grants,
+					watch.GrantUse{ID: id, GPU: uuid, Used: 2 * grant.GiB, Processes: 1})
+			}
+			o.update(n, r)
+		}
+	}
+	is := func(what, uuid string, want grant.Bytes) {
+		t.Helper()
+		a, err := limits.OpenAccount(dir)
+		daemontest.Must(t, err)
+		defer a.Close()
+		if overhead, context, err := a.Published(uuid); err != nil || overhead != want ||
+			context != 300*grant.MiB {
+			t.Errorf("%s: the overhead of %s is %s (%v) and a context %s, want %s and 300 MiB", what, uuid,
+				overhead, err, context, want)
+		}
+	}
+	for what, restarts := range map[string]bool{"its process ends": false, "gpuledgerd begins": true} {
+		looks("", first, second)
+		is("both run", first, grant.GiB)
+		if restarts {
+			o.closeAll()
+			o = begin()
+		}
+		looks(first, second)
+		is(what+" while the GPU is silent", first, grant.GiB)
+		looks("", second)
+		is(what, first, 0)
+		is(what, second, grant.GiB)
+	}
+	o.closeAll()
+}
+
 // TestKeptAccounts: an account stays open while its grant is used, and is opened again if its files
 // were replaced. There are no more open accounts than allowed.
 func TestKeptAccounts(t *testing.T) {
