@@ -122,12 +122,10 @@ func lastsLonger(expires time.Time, ttl time.Duration, now time.Time) bool {
 	return !expires.IsZero() && (ttl == 0 || now.Add(ttl).After(expires))
 }
 
-// putLimited replaces a grant, and what its containers are limited to. A crash in between leaves a
-// limit that is too small, which the next pass over the ledger corrects.
+// putLimited replaces a grant, and what its containers are limited to: by the shim, by the driver,
+// or each by one of them. A crash in between leaves a limit that is too small, which the next pass
+// over the ledger corrects.
 func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
-	if driven(before) {
-		return putDriven(n, tx, before, after)
-	}
 	l, err := limitfiles.Open(n.Policy, before)
 	if err != nil {
 		return err
@@ -138,15 +136,19 @@ func putLimited(n *node.Node, tx *ledger.Tx, before, after grant.Grant) error {
 	if err := checkClients(before, after, l != nil); err != nil {
 		return err
 	}
+	put := func() error { return tx.Put(after) }
+	if driven(before) {
+		put = func() error { return putDriven(n, tx, before, after) }
+	}
 	if l == nil {
-		return tx.Put(after)
+		return put()
 	}
 	share := admission.ThrottlePercent(before, n.Policy)
 	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {
 		return err
 	}
 	failpoint.Hit("node/limit-lowered")
-	if err := tx.Put(after); err != nil {
+	if err := put(); err != nil {
 		// The grant is as before, unless the disk has failed twice. If it cannot be read, the limit
 		// stays small.
 		if stands, e := tx.Entry(before.ID); e == nil {

@@ -1,9 +1,12 @@
 package grants_test
 
 import (
+	"bufio"
 	"errors"
+	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -202,4 +205,74 @@ func TestAGrantOfRunningClientsDoesNotShrink(t *testing.T) {
 	daemontest.End(container)
 	n.Delete(n.Root, "runs")
 	changes(grant.GiB, 10, "")
+}
+
+// TestAChangeReachesBothKindsOfLimits: the driver limits one container of a grant, and the shim one
+// that was created while gpuledgerd did not answer. The shim has a larger size after the driver.
+func TestAChangeReachesBothKindsOfLimits(t *testing.T) {
+	n := daemontest.NewNode(t)
+	n.Policy.RunDir = daemontest.ShortDir(t)
+	boot, err := n.Host.BootID()
+	n.Policy.Inventory.Source = "test"
+	self, e := n.Host.Self()
+	daemontest.Must(t, err, e, gpu.Write(gpu.Path(n.Policy.StateDir), grant.Inventory{BootID: boot,
+		Source: "test", GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: 8 * grant.GiB,
+			Health: grant.Healthy}}}))
+	t.Cleanup(func() { _ = unix.Unmount(n.Policy.LimitsRoot(), unix.MNT_DETACH) })
+	id := n.Grant('a')
+	daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) error {
+		g, err := tx.Entry(id)
+		return errors.Join(err, limitfiles.Write(n.Policy, g), tx.Bind(grant.Binding{Grant: id,
+			RuntimeRoot: n.Root, Container: "c", Creator: self, Driven: true}))
+	}))
+	record, err := limits.Open(n.Policy.LimitsDir(id))
+	daemontest.Must(t, err)
+	defer record.Close()
+	shim := func() grant.Bytes {
+		has, err := record.Bytes(daemontest.GPU)
+		daemontest.Must(t, err)
+		return has
+	}
+	l, err := net.Listen("unix", n.Policy.LimitSocket())
+	daemontest.Must(t, err)
+	defer l.Close()
+	var fails atomic.Bool
+	asked := make(chan grant.Bytes, 8) // what the shim has at each request
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = bufio.NewReader(conn).ReadString('\n')
+			asked <- shim()
+			if !fails.Load() || len(asked) == 1 { // the rehearsal
+				_, _ = conn.Write([]byte(`{"version":1}` + "\n"))
+			}
+			_ = conn.Close()
+		}
+	}()
+	for _, c := range []struct {
+		to, want grant.Bytes
+		fails    bool
+		last     grant.Bytes // what the shim has at the driver's change
+	}{
+		{to: grant.GiB / 2, want: grant.GiB / 2, last: grant.GiB / 2},
+		{to: 4 * grant.GiB, want: 4 * grant.GiB, last: grant.GiB / 2},
+		{to: grant.GiB, want: 4 * grant.GiB, fails: true},
+		{to: 8 * grant.GiB, want: 4 * grant.GiB, fails: true},
+	} {
+		fails.Store(c.fails)
+		_, err := grants.Update(n.Node, id, grants.Change{Memory: &c.to})
+		if (err != nil) != c.fails || shim() != c.want {
+			t.Errorf("to %s: %v, and the shim has %s, want %s", c.to, err, shim(), c.want)
+		}
+		var last grant.Bytes
+		for len(asked) > 0 {
+			last = <-asked
+		}
+		if !c.fails && last != c.last {
+			t.Errorf("to %s: the shim has %s while the driver's change is made, want %s", c.to, last, c.last)
+		}
+	}
 }
