@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -165,12 +166,17 @@ func exists(path string) bool {
 
 var binaries string // of this run of the test binary
 
+// building is held while Binary builds: callers in several goroutines would all link the same file.
+var building sync.Mutex
+
 // Binary builds a command of this module, once for each run, and returns its path. With the tag
 // "failpoint" it dies at the line that GPULEDGER_FAILPOINT names.
 func Binary(t testing.TB, name string, tags ...string) string {
 	t.Helper()
 	dir := filepath.Join(binaries, strings.Join(append([]string{"bin"}, tags...), "-"))
 	path := filepath.Join(dir, name)
+	building.Lock()
+	defer building.Unlock()
 	if exists(path) {
 		return path
 	}

@@ -2,7 +2,10 @@ package rig
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -24,5 +27,36 @@ func TestTestLines(t *testing.T) {
 	}
 	if got := lines.String(); strings.Count(got, "\n") != 19 || !strings.HasSuffix(got, "line 29") {
 		t.Errorf("kept %q", got)
+	}
+}
+
+// TestAProgramIsBuiltOnce, also where many goroutines are the first to want it. Here "go" is a
+// script.
+func TestAProgramIsBuiltOnce(t *testing.T) {
+	dir := t.TempDir()
+	const script = `#!/bin/sh
+echo build >>"$0.calls"
+while [ "$1" != -o ]; do shift; done
+/bin/sleep 0.1
+/bin/mkdir -p "${2%/*}" && echo built >"$2"
+`
+	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	before := binaries
+	binaries = t.TempDir()
+	t.Cleanup(func() { binaries = before })
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if text, err := os.ReadFile(Binary(t, "gpuledger")); string(text) != "built\n" {
+				t.Errorf("it has %q, %v", text, err)
+			}
+		})
+	}
+	all.Wait()
+	if calls, err := os.ReadFile(filepath.Join(dir, "go.calls")); string(calls) != "build\n" {
+		t.Errorf("it is built %d times, want once: %v", strings.Count(string(calls), "\n"), err)
 	}
 }
