@@ -76,6 +76,19 @@ func usersNodeOf(t *testing.T, setup rig.Setup) (*rig.Node, *rig.Daemon) {
 	return n, d
 }
 
+// reconfigured replaces a text of the node's configuration. The file is replaced whole, as by
+// Node.Write, and users may read it: gpuledgerd would take an empty one for the machine's defaults.
+func reconfigured(t *testing.T, n *rig.Node, old, text string) {
+	t.Helper()
+	before := read(t, n.Config)
+	if !strings.Contains(before, old) {
+		t.Fatalf("the configuration has no %s:\n%s", old, before)
+	}
+	draft := n.Config + ".new"
+	must(t, os.WriteFile(draft, []byte(strings.Replace(before, old, text, 1)), 0o644),
+		os.Chmod(draft, 0o644), os.Rename(draft, n.Config))
+}
+
 // commandOf is gpuledger as another user calls it.
 func commandOf(n *rig.Node, uid uint32, args ...string) *exec.Cmd {
 	program := rig.Binary(n.T, "gpuledger")
@@ -247,8 +260,7 @@ func TestUsersChangeTheirGrants(t *testing.T) {
 		t.Errorf("the ledger has %+v", n.Grants())
 	}
 	// a smaller quota takes nothing away, and keeps nobody from taking less
-	less := strings.Replace(read(t, n.Config), `memory = "8GiB"`, `memory = "1GiB"`, 1)
-	must(t, os.WriteFile(n.Config, []byte(less), 0o644))
+	reconfigured(t, n, `memory = "8GiB"`, `memory = "1GiB"`)
 	rig.Eventually(t, "the quota is smaller", func() bool {
 		return update(ada, mine, "--memory", "6GiB").Code == 3
 	})
@@ -537,8 +549,7 @@ func TestQuotaOfAQueuedRequest(t *testing.T) {
 	n, _ := usersNode(t, quotas)
 	full := n.Grant("--memory", "16000MiB", "--gpu", "0")
 	other := waits(t, n, bob, "--memory", "12GiB", "--gpu", "0")
-	less := strings.Replace(read(t, n.Config), `memory = "16GiB"`, `memory = "10GiB"`, 1)
-	must(t, os.WriteFile(n.Config, []byte(less), 0o644))
+	reconfigured(t, n, `memory = "16GiB"`, `memory = "10GiB"`)
 	select {
 	case <-other.end:
 	case <-time.After(time.Minute):
@@ -555,7 +566,7 @@ func TestQuotaOfAQueuedRequest(t *testing.T) {
 }
 
 func TestIdleGrantsComeBack(t *testing.T) {
-	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\nidle = \"300ms\"\n")
+	n, _ := usersNode(t, "[[quota]]\nuser = \"*\"\nidle = \"24h\"\n")
 	roots := n.Grant("--memory", "1GiB", "--user", "bin")
 	var ids []string
 	var bundle *rig.Bundle
@@ -573,6 +584,8 @@ func TestIdleGrantsComeBack(t *testing.T) {
 			}
 		}
 	}
+	// only now: on a busy machine a container does not come up in time to use its grant
+	reconfigured(t, n, `idle = "24h"`, `idle = "300ms"`)
 	rig.Eventually(t, "the unused one is released", func() bool { return n.State(grant.ID(ids[1])) == "" })
 	if n.State(grant.ID(ids[0])) != grant.Bound || n.State(roots.ID) != grant.Free {
 		t.Error("another grant was released, too")
