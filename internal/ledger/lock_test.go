@@ -65,9 +65,9 @@ func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 	release := b.hold()
 	done := make(chan error)
 	entered := make(chan struct{})
+	untilBlocked(t, 0)
 	go func() { done <- b.Update(func(*Tx) error { close(entered); return nil }) }()
-	// it waits for the old file now, or will find the new one; both must work
-	time.Sleep(20 * time.Millisecond)
+	untilBlocked(t, 1) // for the old file
 	if err := os.Remove(b.files.lock); err != nil {
 		t.Fatal(err)
 	}
@@ -137,9 +137,15 @@ func TestFewThreadsWaitForALock(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	for end := time.Now().Add(time.Minute); blocked.Load() > 0; time.Sleep(time.Millisecond) {
+	untilBlocked(t, 0)
+}
+
+// untilBlocked waits until this many goroutines wait for a lock.
+func untilBlocked(t *testing.T, want int32) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); blocked.Load() != want; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d goroutines wait for a lock that is free", blocked.Load())
+			t.Fatalf("%d goroutines wait for a lock, want %d", blocked.Load(), want)
 		}
 	}
 }
