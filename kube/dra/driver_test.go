@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
@@ -663,6 +664,23 @@ func TestAnswersOfOtherServersReleaseNothing(t *testing.T) {
 	if err := s.Reclaim(context.Background()); err == nil ||
 		!strings.Contains(err.Error(), "cannot tell whether the claim of grant") || len(s.Grants()) != 1 {
 		t.Errorf("got %v and %d grants, want an error and the grant kept", err, len(s.Grants()))
+	}
+}
+
+// An API server that cannot be reached answers no other claim's question either.
+func TestAnAPIThatDoesNotAnswerIsAskedOnce(t *testing.T) {
+	s := newSite(t, 1)
+	for _, uid := range []string{"u-1", "u-2", "u-3"} {
+		s.has(t, claim(uid, s.result("gpu", 0, grant.Limit, "1Gi", "0")))
+	}
+	client, asked := fake.NewClientset(), 0
+	client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked++
+		return true, nil, &url.Error{Op: "Get", URL: "https://api", Err: context.DeadlineExceeded}
+	})
+	s.Client = client
+	if err := s.Reclaim(context.Background()); !errors.Is(err, context.DeadlineExceeded) || asked != 1 {
+		t.Errorf("got %v after %d questions, want one", err, asked)
 	}
 }
 

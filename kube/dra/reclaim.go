@@ -31,7 +31,11 @@ func (d *Driver) Reclaim(ctx context.Context) error {
 		}
 	}
 	for uid, of := range free {
-		failed = errors.Join(failed, d.reclaim(ctx, uid, of))
+		err := d.reclaim(ctx, uid, of)
+		failed = errors.Join(failed, err)
+		if errors.Is(err, context.DeadlineExceeded) {
+			break // each of the others would wait as long, and a pass of minutes looks like one that hangs
+		}
 	}
 	return failed
 }
