@@ -179,12 +179,15 @@ func (f follower) lookUp(ctx context.Context, g grant.Grant) {
 	}
 }
 
-// watchClaim records the state of a claim and each change, until the API ends the watch.
+// watchClaim records the state of a claim and each change, until the API ends the watch. A claim
+// that was deleted before the watch began is not shown.
 func (f follower) watchClaim(ctx context.Context, g grant.Grant) error {
 	namespace, name, ok := claimName(g)
 	if !ok {
 		return nil
 	}
+	uid, _ := claimOf(g)
+	f.pods.show(uid, false)
 	w, err := f.client.ResourceV1().ResourceClaims(namespace).Watch(ctx,
 		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()})
 	if err != nil {
@@ -204,10 +207,16 @@ func (f follower) watchClaim(ctx context.Context, g grant.Grant) error {
 			}
 			// An object of the same name with another UID is another claim, and is recorded as
 			// such.
-			if claim, is := event.Object.(*resourceapi.ResourceClaim); is && event.Type != watch.Deleted {
+			claim, is := event.Object.(*resourceapi.ResourceClaim)
+			switch {
+			case !is:
+			case event.Type == watch.Deleted:
+				f.pods.show(claim.UID, false)
+			default:
 				if f.pods.learn(claim).version > versionOf(claim) {
 					f.lookUp(ctx, g)
 				}
+				f.pods.show(claim.UID, true)
 				f.pods.signal()
 			}
 		}

@@ -48,6 +48,7 @@ type reserved struct {
 	consumed map[string]grant.Bytes
 	// no grant was found for the claim since
 	without bool
+	shown   bool // a watch shows the claim, and would show its end
 }
 
 // consumedBy returns what a claim has of each device.
@@ -72,9 +73,11 @@ func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 	version := versionOf(claim)
 	now := reserved{version: version, pods: tiesOf(claim), empty: len(claim.Status.ReservedFor) == 0,
 		consumed: consumedBy(claim)}
-	if before, known := p.claims[claim.UID]; known && before.version > version {
+	before := p.claims[claim.UID]
+	if before.version > version {
 		return before
 	}
+	now.shown = before.shown
 	if p.claims == nil {
 		p.claims = map[types.UID]reserved{}
 	}
@@ -86,6 +89,16 @@ func (p *pods) learn(claim *resourceapi.ResourceClaim) reserved {
 func versionOf(claim *resourceapi.ResourceClaim) uint64 {
 	version, _ := strconv.ParseUint(claim.ResourceVersion, 10, 64)
 	return version
+}
+
+// show notes whether a watch shows a claim that is known.
+func (p *pods) show(claim types.UID, is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r, known := p.claims[claim]; known {
+		r.shown = is
+		p.claims[claim] = r
+	}
 }
 
 // restart makes the next version of a claim count as newer than this one.

@@ -278,6 +278,95 @@ func TestAClaimOfARestoredCluster(t *testing.T) {
 	s.becomes(t, "the next version", teams("p4")...)
 }
 
+// Who may change a claim can remove its finalizer and delete it under a running container. The
+// scheduler does not count it any more.
+func TestAClaimThatIsDeletedUnderItsContainer(t *testing.T) {
+	type next func(*testing.T, site, *streams, *resourceapi.ResourceClaim) *Driver
+	for name, next := range map[string]next{
+		"while it is watched": func(t *testing.T, s site, api *streams,
+			c *resourceapi.ResourceClaim) *Driver {
+			api.send(c)
+			s.isShown(t)
+			api.mu.Lock()
+			defer api.mu.Unlock()
+			api.of[c.Name].Delete(c)
+			return s.Driver
+		},
+		"before it is watched": func(_ *testing.T, s site, _ *streams, _ *resourceapi.ResourceClaim) *Driver {
+			return s.Driver
+		},
+		"while no driver runs": func(_ *testing.T, s site, _ *streams, _ *resourceapi.ResourceClaim) *Driver {
+			d := &Driver{Ledger: s.Driver.Ledger, Node: pool, Client: s.Client, Log: s.Log}
+			d.chosen.Store(&choice{})
+			return d
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, 1)
+			api := watched(s)
+			defer follows(s.Driver)()
+			c := s.of(1, "u-1", "p1")
+			s.has(t, c)
+			defer s.Use(s.Grants()[0].ID, grant.Identity{UID: "p1", Namespace: "team"})()
+			eventually(t, "it is watched", func() bool { return api.watches(c.Name) == 1 })
+			d := next(t, s, api, c)
+			eventually(t, "the grant is draining", func() bool {
+				if err := d.Reclaim(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				return s.Grants()[0].Draining
+			})
+			list, err := Slices(contentOf(t, d), d.pods.consumed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			free := list[0].Devices[0].Capacity[memory].Value
+			if got, want := grant.Bytes(free.Value()), s.freeOf(t); got != want {
+				t.Errorf("the scheduler is offered %s, and %s are free", got, want)
+			}
+		})
+	}
+}
+
+// isShown waits until a watch shows claim u-1.
+func (s site) isShown(t *testing.T) {
+	t.Helper()
+	eventually(t, "the watch shows the claim", func() bool {
+		r, _ := s.pods.known("u-1")
+		return r.shown
+	})
+}
+
+// freeOf returns what the ledger has free on the only GPU.
+func (s site) freeOf(t *testing.T) grant.Bytes {
+	t.Helper()
+	seats, err := contentOf(t, s.Driver).Seats("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seats[0].Free
+}
+
+// A claim in use that a watch shows is not looked up.
+func TestAClaimInUseIsNotLookedUpWhileItIsWatched(t *testing.T) {
+	s := newSite(t, 1)
+	api := watched(s)
+	stop := follows(s.Driver)
+	defer func() { stop() }()
+	c := s.of(1, "u-1", "p1")
+	api.send(c)
+	s.has(t, c)
+	defer s.Use(s.Grants()[0].ID, grant.Identity{UID: "p1", Namespace: "team"})()
+	s.isShown(t)
+	s.has(t, s.of(2, "u-1", "p1")) // for another pod
+	stop()
+	cluster := s.Client.(*fake.Clientset)
+	cluster.ClearActions()
+	if err := s.Driver.Reclaim(context.Background()); err != nil || len(cluster.Actions()) != 0 {
+		t.Errorf("it asked %v (%v)", cluster.Actions(), err)
+	}
+}
+
 // The role of an older version's manifests lets the driver get claims, but not watch them.
 func TestAClaimThatCannotBeWatchedIsLookedUp(t *testing.T) {
 	s := newSite(t, 1)

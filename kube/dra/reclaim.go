@@ -17,16 +17,18 @@ import (
 )
 
 // Reclaim releases the grants whose claim is gone or no longer allocated here. The kubelet may have
-// lost its state while the claim ended, or unprepare has kept the grant. Reclaim keeps grants in
-// use, unless their claim is reserved for no pod, and those whose claim the API cannot look up.
+// lost its state while the claim ended, unprepare has kept the grant, or someone has removed the
+// claim's finalizer and deleted it. The scheduler gives the GPU to others then, while a container
+// may still use the grant. Such a grant is draining. Reclaim keeps grants whose claim the API
+// cannot look up. It does not look up claims in use that a watch shows with pods.
 func (d *Driver) Reclaim(ctx context.Context) error {
 	grants, failed := d.tidied()
 	free := map[types.UID][]grant.Grant{}
 	for _, g := range grants {
 		uid, is := claimOf(g)
-		r, known := d.pods.known(uid)
-		ended := len(g.Bindings) == 0 || known && r.empty && !g.Draining
-		if is && g.Source == Source && ended {
+		r, _ := d.pods.known(uid)
+		inUse := len(g.Bindings) > 0 && (g.Draining || r.shown && !r.empty)
+		if is && g.Source == Source && !inUse {
 			free[uid] = append(free[uid], g)
 		}
 	}
