@@ -50,7 +50,7 @@ func (c *Controller) Run(ctx context.Context, begun func()) error {
 	broadcaster.StartRecordingToSink(
 		&typedv1.EventSinkImpl{Interface: c.Templates.Client.CoreV1().Events("")})
 	c.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "gpuledger-webhook"})
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
+	queue := newQueue()
 	factory := informers.NewSharedInformerFactoryWithOptions(c.Templates.Client, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = c.selector() }),
 		informers.WithTransform(c.trim))

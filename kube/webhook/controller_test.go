@@ -237,6 +237,42 @@ func TestATemplateThatCannotBeMade(t *testing.T) {
 	})
 }
 
+// Pods of one namespace with many templates keep those of others from theirs for a moment only.
+func TestEachNamespaceHasItsTurn(t *testing.T) {
+	queue := newQueue()
+	defer queue.ShutDown()
+	var want []string
+	for n := range 100 {
+		key := fmt.Sprint("flood/", n)
+		queue.Add(key)
+		if want = append(want, key); n == 0 {
+			want = append(want, "team/1", "other/1")
+		} else if n == 1 {
+			want = append(want, "team/2")
+		}
+	}
+	for _, key := range []string{"team/1", "team/2", "other/1", "flood/3"} {
+		queue.Add(key)
+	}
+	var got []string
+	for range want {
+		key, _ := queue.Get()
+		got = append(got, key)
+		queue.Done(key)
+	}
+	if !slices.Equal(got, want) || queue.Len() != 0 {
+		t.Errorf("got %v and %d more, want %v", got, queue.Len(), want)
+	}
+
+	limiter := retries()
+	for n := range 1000 {
+		limiter.When(fmt.Sprint("flood/", n))
+	}
+	if wait := limiter.When("team/1"); wait > time.Second {
+		t.Errorf("the first retry of another namespace waits for %s", wait)
+	}
+}
+
 // The controller reads pods that wait, but none of namespaces that are left out, and keeps little.
 func TestWhatTheControllerReads(t *testing.T) {
 	c := &Controller{Exempt: []string{"gpuledger-system", "kube-system"}}
