@@ -62,8 +62,11 @@ func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 		Message: refusal.Message, Grant: d.Grant,
 		Strength: grant.StrengthNone, Details: []grant.Detail{
 			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}, pod: d.pod}
-	if mode := n.Mode(); mode != grant.Enforce {
+	switch mode := n.Mode(); {
+	case mode != grant.Enforce:
 		failed.NotEnforced = mode
+	case c.Running:
+		failed.NotEnforced = grant.Observed
 	}
 	recordDecision(n, c.Container, failed)
 }

@@ -66,11 +66,19 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 	if p.Observe {
 		return nil, nil, nil
 	}
+	adjustment, err := p.inTime(pod, c, false, func() (*api.ContainerAdjustment, error) {
+		return p.admit(pod, c)
+	})
+	return adjustment, nil, err
+}
+
+// admit admits the container, and returns what the engine is to change of it.
+func (p *plugin) admit(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, error) {
 	n := p.node()
 	p.abandonFailed(n, c)
 	create, err := p.create(n, pod, c)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	// waiting for the ledger's lock may take half of the limit
 	create.Reserve, create.Timeout = true, p.timeout/4
@@ -79,13 +87,13 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 		p.remember(c, false)
 	}
 	if err := p.answer(c, d); err != nil || d.NotEnforced != "" || !d.Touches() {
-		return nil, nil, err
+		return nil, err
 	}
 	adjustment, err := p.can.Container(d.Verdict, c)
 	if err != nil {
-		return nil, nil, fmt.Errorf("gpuledger: internal error: %w", err)
+		return nil, fmt.Errorf("gpuledger: internal error: %w", err)
 	}
-	return adjustment, nil, nil
+	return adjustment, nil
 }
 
 // StartContainer judges what the real runtime has made, before any process of it runs. That
@@ -94,7 +102,16 @@ func (p *plugin) CreateContainer(_ context.Context, pod *api.PodSandbox,
 // container_start.go), so there it is judged like one that runs.
 func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
 	p.begin(c.GetId())
-	d, err := p.judgeExisting(pod, c, stage{running: p.Observe || p.engine == grant.CRIO})
+	running := p.Observe || p.engine == grant.CRIO
+	_, err := p.inTime(pod, c, running, func() (*api.ContainerAdjustment, error) {
+		return nil, p.judgeStart(pod, c, running)
+	})
+	return err
+}
+
+// judgeStart returns why a container must not start, or nil.
+func (p *plugin) judgeStart(pod *api.PodSandbox, c *api.Container, running bool) error {
+	d, err := p.judgeExisting(pod, c, stage{running: running})
 	if err != nil {
 		return err
 	}
