@@ -25,8 +25,8 @@ type answer struct {
 // inTime returns what a judgement returns. If that takes too long, the container is refused:
 // without an answer the engine continues without the plugin, with this container and others. A
 // judgement looks at the sources of the container's mounts, and the server of a volume may answer
-// late or never. What it holds when it ends at last is freed, unless running says that the
-// container starts in any case.
+// late or never. What it holds when it ends at last is freed, unless the container runs: running
+// says that a refusal does not keep it from its start.
 func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 	judge func() (*api.ContainerAdjustment, error)) (*api.ContainerAdjustment, error) {
 	judged, refused := make(chan answer), make(chan bool, 1)
@@ -35,7 +35,9 @@ func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 		select {
 		case judged <- answer{adjustment, err}:
 		case is := <-refused:
-			if !is {
+			if !is || running && len(p.remembered(func(id string, r reservation) bool {
+				return id == c.GetId() && r.begun
+			})) > 0 {
 				return
 			}
 			if err := p.abandon(p.node(), c.GetId()); err != nil {
@@ -48,7 +50,7 @@ func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 		return a.adjustment, a.err
 	case <-time.After(limitOf(p)):
 		err := p.tooSlow(pod, c, running)
-		refused <- err != nil && !running
+		refused <- err != nil
 		return nil, err
 	}
 }
@@ -59,9 +61,9 @@ func (p *plugin) tooSlow(pod *api.PodSandbox, c *api.Container, running bool) er
 		Message: fmt.Sprintf("container %q cannot be judged within %s, for which its engine waits: a file "+
 			"system that it mounts, or the node, is too slow", cmp.Or(c.GetName(), c.GetId()), limitOf(p)),
 		Hint: "see whether the servers of its volumes answer; the kubelet tries again"}
+	p.Log.Warnf("container %s: %s", c.GetId(), lineOf(refusal))
 	n := p.node()
 	if p.Observe || n.Mode() != grant.Enforce {
-		p.Log.Warnf("container %s: %s", c.GetId(), lineOf(refusal))
 		return nil
 	}
 	if create, err := p.create(n, pod, c); err == nil {

@@ -157,15 +157,17 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 		podOf[pod.GetId()] = pod
 	}
 	var running []*api.Container
+	var created sync.WaitGroup // one that cannot be judged in time holds up no other
 	for _, c := range containers {
 		here[c.GetId()] = true
-		switch created := c.GetState() == api.ContainerState_CONTAINER_CREATED; {
-		case !created:
+		switch isCreated := c.GetState() == api.ContainerState_CONTAINER_CREATED; {
+		case !isCreated:
 			running = append(running, c)
 		case !p.Observe:
-			p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true, reserve: true})
+			created.Go(func() { p.bindInTime(podOf[c.GetPodSandboxId()], c, true) })
 		}
 	}
+	created.Wait()
 	for _, id := range p.remembered(func(id string, _ reservation) bool { return !here[id] }) {
 		p.cleanUp(id)
 	}
@@ -188,29 +190,38 @@ func (p *plugin) judgeRunning(podOf map[string]*api.PodSandbox, running []*api.C
 		if p.stopped.has(c.GetId()) {
 			continue
 		}
-		if p.bindExisting(podOf[c.GetPodSandboxId()], c, stage{running: true}) {
+		if p.bindInTime(podOf[c.GetPodSandboxId()], c, false) {
 			outside++
-		}
-		if p.isClosed() || p.stopped.has(c.GetId()) { // while it was judged
-			p.cleanUp(c.GetId())
 		}
 	}
 	p.Log.Infof("in step with %s: %d running containers, %d outside the ledger", p.runtime, len(running),
 		outside)
 }
 
-// bindExisting binds what an existing container may use, and reports whether it has GPUs outside
-// the ledger.
-func (p *plugin) bindExisting(pod *api.PodSandbox, c *api.Container, s stage) (outside bool) {
-	d, err := p.judgeExisting(pod, c, s)
-	if err == nil {
-		err = p.answer(c, d)
-	}
-	if err != nil {
-		p.Log.Errorf("cannot judge container %s: %v", c.GetId(), err)
-	}
-	return d.Kind == grant.Refused
+// bindInTime binds what an existing container may use, and reports whether it has GPUs outside the
+// ledger. If that takes too long, it goes on by itself.
+func (p *plugin) bindInTime(pod *api.PodSandbox, c *api.Container, reserve bool) (outside bool) {
+	_, err := p.inTime(pod, c, true, func() (*api.ContainerAdjustment, error) {
+		d, err := p.judgeExisting(pod, c, stage{running: true, reserve: reserve})
+		if err == nil {
+			err = p.answer(c, d)
+		}
+		if err != nil {
+			p.Log.Errorf("cannot judge container %s: %v", c.GetId(), err)
+		}
+		if !reserve && (p.isClosed() || p.stopped.has(c.GetId())) { // while it was judged
+			p.cleanUp(c.GetId())
+		}
+		if d.Kind == grant.Refused {
+			return nil, errOutside
+		}
+		return nil, nil
+	})
+	return errors.Is(err, errOutside)
 }
+
+// errOutside says that a container has GPUs outside the ledger.
+var errOutside = errors.New("it has GPUs outside the ledger")
 
 // stage says in which phase of its life a container is.
 type stage struct {
