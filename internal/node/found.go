@@ -85,7 +85,8 @@ func (l foundLine) json() ([]byte, error) {
 // Ungranted looks up a container without a grant in the records of the real runtimes that keep
 // their states in roots. It returns the identity of the container's pod, whether the policy exempts
 // it, the root that has it, and its first process, which the caller compares before it says that a
-// process is of this container. Without a record there is no process.
+// process is of this container. Without a record there is no process. It does not look at the
+// sources of the container's mounts: the server of one may not answer, and the watch asks here.
 func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod grant.Identity, exempt bool,
 	root string, init grant.Process) {
 	if engine == "" {
@@ -97,11 +98,10 @@ func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod gr
 		if bundle == "" || !known {
 			continue
 		}
-		c := Create{}
-		c.Container = grant.Container{Engine: engine, RuntimeRoot: root, ID: id, Bundle: bundle}
-		c.Config, c.Unread = host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
-		f, _ := readFacts(n, c)
-		pod = f.request.Container.Pod
+		config, err := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
+		if spec, odd := request.Parse(config); err == nil && odd == nil {
+			pod = request.PodOf(spec, engine)
+		}
 		return pod, admission.Exempt(pod, n.Policy), root, init
 	}
 	return grant.Identity{}, false, "", grant.Process{}

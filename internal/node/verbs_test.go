@@ -336,6 +336,36 @@ func TestAPipeInPlaceOfABundlesFile(t *testing.T) {
 		"gpu-device-rule: the update would open GPU devices by the device rule c 195:0 rw")
 }
 
+// TestAnIdentityIsToldByAnnotationsAlone: to look at what else a spec names can take for ever, as
+// with a volume on a dead server. Here it is the node's list of majors, which a device rule needs.
+func TestAnIdentityIsToldByAnnotationsAlone(t *testing.T) {
+	m := newModel(t)
+	root, proc := t.TempDir(), t.TempDir()
+	self, err := m.node.Host.Self()
+	m.must(err)
+	m.must(errors.Join(os.Mkdir(root+"/c", 0o700), unix.Mkfifo(proc+"/devices", 0o600),
+		os.WriteFile(root+"/c/status", fmt.Appendf(nil, `{"pid":%d,"process-start-time":%d,"bundle":"%s"}`,
+			self.PID, self.Start, root), 0o600),
+		os.WriteFile(root+"/config.json", []byte(`{"annotations":{"io.kubernetes.pod.name":"train"},`+
+			`"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":300,"access":"rw"}]}}}`),
+			0o600)))
+	n := *m.node
+	n.Host.Proc = proc
+	told := make(chan grant.Identity, 1)
+	go func() {
+		pod, _, _, _ := n.Ungranted([]string{root}, grant.CRIO, "c")
+		told <- pod
+	}()
+	select {
+	case pod := <-told:
+		if pod.Pod != "train" {
+			t.Errorf("it is told as %+v", pod)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits")
+	}
+}
+
 func TestDescriptorsOfAnUnboundContainer(t *testing.T) {
 	m := newModel(t)
 	for name, c := range map[string]struct {

@@ -38,6 +38,13 @@ func identity(annotations map[string]string, engine grant.Engine) (id grant.Iden
 		Pod: annotations[keys.pod], Container: annotations[keys.container]}, false
 }
 
+// PodOf returns a container's place in a pod, if its engine proves it. It looks at nothing that the
+// spec names.
+func PodOf(s Spec, engine grant.Engine) grant.Identity {
+	id, _ := identity(s.Annotations, engine)
+	return id
+}
+
 // WriteIdentity writes an identity that the caller knows to be true where Find looks for it, over
 // any other one. For an engine that proves none it writes nothing.
 func WriteIdentity(annotations map[string]string, engine grant.Engine, id grant.Identity) {
