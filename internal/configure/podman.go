@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -19,6 +20,10 @@ var (
 // editPodman writes gpuledger's drop-in file.
 func editPodman(c engines.Podman, w wanted) (fileEdits, error) {
 	var e fileEdits
+	if c.Linked != "" {
+		return e, fmt.Errorf("cannot configure podman: %s is a symbolic link, and Podman reads no files "+
+			"through it; make it a directory", c.Linked)
+	}
 	set := configfile.Setter{Document: c.Doc, Err: addHeader(c.Doc, w.in)}
 	keys := [][]string{{"engine", "runtimes", engines.Handler}, {"engine", "runtime_supports_json"}}
 	engine := configfile.Table(w.was.Tree, "engine")

@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,5 +36,24 @@ func TestUndoLeavesPodmanTheHandlerOfRunningContainers(t *testing.T) {
 	}
 	if r, _, err := readRecord(o.Installation(), state); err != nil || !r.isOver() {
 		t.Errorf("the record is %+v, %v", r, err)
+	}
+}
+
+// TestPodmanMustReadOurFile: Podman reads no drop-in file where their directory is a link. An undo
+// takes out what is gpuledger's all the same.
+func TestPodmanMustReadOurFile(t *testing.T) {
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), grant.Podman)
+	applied(t, o)
+	dir, elsewhere := o.Root+"/etc/containers/containers.conf.d", o.Root+"/etc/containers/site"
+	if err := errors.Join(os.Rename(dir, elsewhere), os.Symlink("site", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(o); err == nil ||
+		!strings.Contains(err.Error(), "containers.conf.d is a symbolic link") {
+		t.Errorf("got %v", err)
+	}
+	undone(t, o, "/var/lib/gpuledger", nil)
+	if left, err := os.ReadDir(elsewhere); err != nil || len(left) > 0 {
+		t.Errorf("the undo leaves %v, %v", left, err)
 	}
 }

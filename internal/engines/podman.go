@@ -12,6 +12,10 @@ import (
 // containers.conf.
 type Podman struct {
 	DropIns
+	// Linked is the directory of the drop-in files if that is a symbolic link; else "". Podman
+	// does not follow that link, and reads no drop-in file (filepath.WalkDir in containers/common,
+	// pkg/config).
+	Linked string
 	system filetree.System
 }
 
@@ -19,9 +23,21 @@ var podmanKeys = []HandlerKeys{{Handlers: []string{"engine", "runtimes"},
 	Default: []string{"engine", "runtime"}}}
 
 func readPodman(in Installation) (Configuration, error) {
-	ours, files := podmanFiles(in)
-	d, err := readDropIns(in.System, ours, files)
-	return Podman{d, in.System}, err
+	main := in.MainFile()
+	dir := main + ".d"
+	c := Podman{system: in.System}
+	names := in.System.Glob(dir + "/*.conf")
+	if in.System.IsLink(dir) {
+		c.Linked, names = dir, nil
+	}
+	ours := filepath.Join(dir, DropIn+".conf")
+	var err error
+	c.DropIns, err = readDropIns(in.System, ours, sortedWith(names, ours,
+		"/usr/share/containers/containers.conf", main))
+	if c.Linked != "" {
+		c.Files = slices.DeleteFunc(c.Files, func(path string) bool { return path == ours })
+	}
+	return c, err
 }
 
 // InForce is what the files say.
@@ -38,15 +54,6 @@ func (c Podman) InForce() Settings {
 	says.CDIDirs, _ = configfile.Texts(tree, "cdi_spec_dirs")
 	says.HookDirs, _ = configfile.Texts(tree, "hooks_dir")
 	return says
-}
-
-// podmanFiles are gpuledger's file and all files that Podman reads, in Podman's order.
-func podmanFiles(in Installation) (ours string, files []string) {
-	main := in.MainFile()
-	dir := main + ".d"
-	ours = filepath.Join(dir, DropIn+".conf")
-	return ours, sortedWith(in.System.Glob(dir+"/*.conf"), ours, "/usr/share/containers/containers.conf",
-		main)
 }
 
 // DefaultHandler is the handler of containers that choose none, other than gpuledger's.

@@ -104,6 +104,16 @@ func (s System) Exists(name string) bool {
 	return err == nil
 }
 
+// IsLink reports whether a name is a symbolic link. Links above it do not count.
+func (s System) IsLink(name string) bool {
+	dir, err := s.Resolve(filepath.Dir(name))
+	if err != nil {
+		return false
+	}
+	_, err = os.Readlink(s.Host(filepath.Join(dir, filepath.Base(name))))
+	return err == nil
+}
+
 // Glob lists the names that match a pattern, sorted.
 func (s System) Glob(pattern string) []string {
 	dir, err := s.Resolve(filepath.Dir(pattern))
