@@ -5,10 +5,11 @@ import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
+	"github.com/gpuledger/gpuledger/internal/filetree"
 )
 
-// CRIO is CRI-O's configuration. CRI-O reads every file of the drop-in directory, sorted by
-// name.
+// CRIO is CRI-O's configuration. CRI-O reads every file of the drop-in directory, also those of
+// directories in it, sorted by name (filepath.Walk in cri-o, pkg/config).
 type CRIO struct{ DropIns }
 
 // CRIODropIns is the directory of the drop-in files, unless --config-dir names another one (cri-o,
@@ -25,14 +26,23 @@ func readCRIO(in Installation) (Configuration, error) {
 	// process's arguments do not decide: gpuledgerd, which has a mount namespace of its own, does
 	// not see them, nor does an undo while CRI-O does not run.
 	dir := filepath.Join(filepath.Dir(main), filepath.Base(CRIODropIns))
-	others := slices.DeleteFunc(in.System.Glob(dir+"/*"),
+	others := slices.DeleteFunc(filesBelow(in.System, dir),
 		func(path string) bool { return filepath.Base(path) == DropIn+".conf" })
 	if len(others) == 0 {
 		dir = CRIODropIns
 	}
 	ours := filepath.Join(dir, DropIn+".conf")
-	d, err := readDropIns(in.System, ours, sortedWith(in.System.Glob(dir+"/*"), ours, main))
+	d, err := readDropIns(in.System, ours, sortedWith(filesBelow(in.System, dir), ours, main))
 	return CRIO{d}, err
+}
+
+// filesBelow are the files of a directory and of those in it.
+func filesBelow(in filetree.System, dir string) []string {
+	files := in.Glob(dir + "/*")
+	for _, name := range subdirectories(in, dir, "*") {
+		files = append(files, filesBelow(in, filepath.Join(dir, name))...)
+	}
+	return files
 }
 
 // InForce is what the files say.

@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/gpuledger/gpuledger/internal/filetree"
@@ -22,5 +23,25 @@ func TestCRIOsDropInsForAnotherMainFile(t *testing.T) {
 		if err != nil || c.(CRIO).Ours != want || c.Paths()[0] != in.MainFile() {
 			t.Errorf("%q: %q (%v), want %s", file, c.Paths(), err, want)
 		}
+	}
+}
+
+// TestCRIOReadsDirectoriesOfDropIns, in the order of their names: one that is read after
+// gpuledger's file overrules it.
+func TestCRIOReadsDirectoriesOfDropIns(t *testing.T) {
+	const dir, sets = "/etc/crio/crio.conf.d/", "[crio.runtime]\ndefault_runtime = "
+	root := newSystem(t, map[string]string{"/etc/crio/crio.conf": "", dir + "zz-gpuledger.conf": "",
+		dir + "10/a/x": sets + `"crun"`, dir + "10.conf": sets + `"runc"`, dir + "zzz/x": sets + `"kata"`})
+	c, err := Installation{Engine: grant.CRIO, System: filetree.System{Root: root}}.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"/etc/crio/crio.conf", dir + "10/a/x", dir + "10.conf", dir + "zz-gpuledger.conf",
+		dir + "zzz/x"}
+	if !slices.Equal(c.Paths(), want) || c.InForce().Default != "kata" {
+		t.Errorf("%q, with the default %q; want %q", c.Paths(), c.InForce().Default, want)
+	}
+	if other := c.(CRIO).Overruled("crio", "runtime", "default_runtime"); other != dir+"zzz/x" {
+		t.Errorf("gpuledger's file is overruled by %q", other)
 	}
 }

@@ -2,6 +2,7 @@ package engines
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/configfile"
 	"github.com/gpuledger/gpuledger/internal/filetree"
@@ -54,9 +55,11 @@ func (d DropIns) Overruled(key ...string) string {
 }
 
 // sortedWith is the order in which an engine reads its files: the main ones, then all drop-in files
-// by name.
+// by name. The files of a directory among these are read where its name stands.
 func sortedWith(dropIns []string, ours string, main ...string) []string {
 	names := configfile.Union(dropIns, ours)
-	slices.Sort(names)
+	slices.SortFunc(names, func(a, b string) int {
+		return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/"))
+	})
 	return append(main, names...)
 }
