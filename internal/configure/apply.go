@@ -83,6 +83,12 @@ func (p *Plan) next(old engineRecord) engineRecord {
 			Copies: c.copies}
 		i := slices.IndexFunc(r.Files, func(o fileRecord) bool { return o.Name == c.name })
 		if i < 0 {
+			// an undo does not put back what another program has copied of gpuledger's
+			for _, without := range p.cleaned {
+				if without.name == c.name {
+					e.Before = without.after
+				}
+			}
 			r.Files = append(r.Files, e)
 			continue
 		}

@@ -74,3 +74,27 @@ func TestDiffsShowNoSecrets(t *testing.T) {
 		t.Errorf("the diff is\n%s", got)
 	}
 }
+
+// TestUndoLeavesNoImportOfOurFile: containerd does not start with an import that is missing. In
+// place of the patterns `containerd config dump` of 1.x prints the names of all imported files.
+func TestUndoLeavesNoImportOfOurFile(t *testing.T) {
+	const main, runc = "/etc/containerd/config.toml", "[plugins.\"io.containerd.grpc.v1.cri\".containerd." +
+		"runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n"
+	for _, again := range []bool{false, true} { // another configure after the dump
+		o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
+			main: "version = 2\nimports = [\"conf.d/*.toml\"]\n" + runc}), grant.Containerd)
+		applied(t, o)
+		ours := fileAt(t, o.Root, "/etc/containerd/conf.d/zz-gpuledger.toml")
+		_, copied, _ := strings.Cut(ours, "version = 2\n")
+		write(t, o.Root, main, "version = 2\nimports = [\"/etc/containerd/config.toml\", "+
+			"\"/etc/containerd/conf.d/zz-gpuledger.toml\"]\n"+copied)
+		if again {
+			applied(t, o)
+		}
+		u := undone(t, o, "/var/lib/gpuledger", nil)
+		left := files(t, o.Root+"/etc/containerd")
+		if strings.Contains(left, "gpuledger") || len(u.Named) > 0 {
+			t.Errorf("configured again: %v: the undo leaves %v\n%s", again, u.Named, left)
+		}
+	}
+}

@@ -51,9 +51,10 @@ type Plan struct {
 	// the directories in which the real runtime keeps the state of this engine's containers
 	Roots []string
 
-	in     engines.Installation
-	former string // as in engineWithoutUs
-	found  bool   // as in engineRecord
+	in      engines.Installation
+	former  string       // as in engineWithoutUs
+	cleaned []FileChange // the same
+	found   bool         // as in engineRecord
 }
 
 // Installation is the engine to configure.
@@ -91,7 +92,8 @@ func New(o Options) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{File: in.File, Roots: was.Roots, Notes: without.notes(), in: in, former: without.former,
-		StillDefault: !o.AsDefault && r.setsDefault(), Older: older(r, daemonsOf(in))}
+		StillDefault: !o.AsDefault && r.setsDefault(), Older: older(r, daemonsOf(in)),
+		cleaned: without.cleaned}
 	p.found = o.File == "" && in.File != "" && (r.Main == "" || r.Found) && in.Distribution() == nil
 	engine, changes, err := planEngine(o, in, own, was)
 	if err != nil {

@@ -105,13 +105,16 @@ func formerDefault(in engines.Installation, c engines.Configuration) (name strin
 
 // withoutCopies takes gpuledger's lines out of a file into which another program has copied them.
 // It also takes out the copied rest of a recorded edit. It returns nil if the file has no handler
-// of gpuledger's.
+// of gpuledger's, and does not import its file.
 func (q engineWithoutUs) withoutCopies(path string, r engineRecord) (*FileChange, error) {
 	name, now, err := q.in.System.Load(path)
 	if err != nil || now.Kind != filetree.Regular {
 		return nil, err
 	}
 	data, err := withoutHandler(q.in.Of().Keys, q.former, path, now.Data)
+	if err == nil {
+		data, err = q.withoutImport(path, data)
+	}
 	if err != nil || bytes.Equal(data, now.Data) {
 		return nil, nil // linesNamingUs finds what cannot be edited
 	}
@@ -143,6 +146,28 @@ func withoutHandler(keys []engines.HandlerKeys, former, path string, text []byte
 			err = errors.Join(err, d.Unset(k.Default...))
 		}
 		err = errors.Join(err, d.Unset(append(slices.Clip(k.Handlers), engines.Handler)...))
+	}
+	return d.Bytes(), err
+}
+
+// withoutImport is a file that does not import gpuledger's file by name, if that is gone after an
+// undo: containerd does not start with an import that is missing. `containerd config dump` of 1.x
+// prints the names of all imported files in place of the patterns.
+func (q engineWithoutUs) withoutImport(path string, text []byte) ([]byte, error) {
+	d, err := configfile.Parse(path, text)
+	if err != nil {
+		return nil, err
+	}
+	imports, _ := configfile.Texts(d.Tree(), "imports")
+	left := slices.DeleteFunc(slices.Clone(imports), func(name string) bool {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(filepath.Dir(path), name)
+		}
+		_, c, err := q.in.System.Load(name)
+		return filepath.Base(name) == engines.DropIn+".toml" && err == nil && c.Kind == filetree.Nothing
+	})
+	if len(left) < len(imports) {
+		err = d.Set(left, "imports")
 	}
 	return d.Bytes(), err
 }
