@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -43,6 +44,17 @@ func filesBelow(in filetree.System, dir string) []string {
 		files = append(files, filesBelow(in, filepath.Join(dir, name))...)
 	}
 	return files
+}
+
+// Tree is the merged content of all files. A handler's table replaces that of an earlier file, with
+// all its keys: CRI-O decodes each table into a new value (unifyMap in BurntSushi's toml).
+func (c CRIO) Tree() map[string]any {
+	tree, handlers := map[string]any{}, crioKeys[0].Handlers
+	for _, path := range c.Files {
+		tree = configfile.Merge(tree, c.trees[path])
+		maps.Copy(configfile.Table(tree, handlers...), configfile.Table(c.trees[path], handlers...))
+	}
+	return tree
 }
 
 // InForce is what the files say.

@@ -1,6 +1,8 @@
 package engines
 
 import (
+	"maps"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -43,5 +45,30 @@ func TestCRIOReadsDirectoriesOfDropIns(t *testing.T) {
 	}
 	if other := c.(CRIO).Overruled("crio", "runtime", "default_runtime"); other != dir+"zzz/x" {
 		t.Errorf("gpuledger's file is overruled by %q", other)
+	}
+}
+
+// TestCRIOsHandlersReplaceEarlierOnes: of two tables of one handler the later one alone counts.
+func TestCRIOsHandlersReplaceEarlierOnes(t *testing.T) {
+	const dir, runc = "/etc/crio/crio.conf.d/", "[crio.runtime.runtimes.runc]\n"
+	root := newSystem(t, map[string]string{
+		dir + "10": "[crio.runtime]\ndefault_runtime = \"runc\"\n" + runc +
+			"allowed_annotations = [\"io.kubernetes.cri-o.Devices\"]\n" +
+			"[crio.runtime.runtimes.crun]\nruntime_path = \"/opt/crun\"\n",
+		dir + "20": runc + "runtime_path = \"/opt/runc\"\n",
+		dir + "30": "[crio.runtime]\nlog_level = \"info\"\n"})
+	c, err := Installation{Engine: grant.CRIO, System: filetree.System{Root: root}}.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"runtime_path": "/opt/runc"}
+	for range 2 { // reading changes nothing
+		if was := c.DefaultHandler(); !reflect.DeepEqual(was.Settings, want) {
+			t.Errorf("the handler is %v, want %v", was.Settings, want)
+		}
+	}
+	handlers := map[string]string{"runc": "/opt/runc", "crun": "/opt/crun"}
+	if has := c.InForce().Handlers; !maps.Equal(has, handlers) {
+		t.Errorf("the handlers are %v", has)
 	}
 }
