@@ -1,6 +1,7 @@
 package configure
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -138,4 +139,22 @@ func undone(t *testing.T, o Options, state string, monitors []grant.Process) Und
 		t.Fatal(err)
 	}
 	return u
+}
+
+// TestUndoLeavesLinks: a directory that configure made was moved, and a link is in its place.
+func TestUndoLeavesLinks(t *testing.T) {
+	o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n"}), grant.Containerd)
+	applied(t, o)
+	dir, site := o.Root+"/etc/containerd", o.Root+"/srv"
+	if err := errors.Join(os.Rename(dir, site), os.Symlink("/srv", dir)); err != nil {
+		t.Fatal(err)
+	}
+	write(t, o.Root, "/srv/certs.d/hosts.toml", "")
+	undone(t, o, "/var/lib/gpuledger", nil)
+	if target, err := os.Readlink(dir); err != nil || target != "/srv" {
+		t.Errorf("/etc/containerd leads to %q (%v)", target, err)
+	}
+	if _, err := os.Stat(site + "/config.toml"); err == nil {
+		t.Error("the undo leaves gpuledger's file")
+	}
 }

@@ -148,10 +148,10 @@ func missingDirs(in filetree.System, name string) []string {
 }
 
 // removeDirs removes those of the directories that are empty, the innermost first. configure made
-// all of them. It leaves the directories in except.
+// all of them. It leaves the directories in except, and a link that has taken a directory's place.
 func removeDirs(in filetree.System, dirs, except []string) {
 	for _, dir := range slices.Backward(dirs) {
-		if !slices.Contains(except, dir) && os.Remove(in.Host(dir)) == nil {
+		if !slices.Contains(except, dir) && unix.Rmdir(in.Host(dir)) == nil {
 			_ = syncDir(filepath.Dir(in.Host(dir)))
 		}
 	}
