@@ -211,6 +211,8 @@ func (a Ask) misfit(s seat) (why string, onlyMode bool) {
 		return gpu + "is in mode mig, held by " + strings.Join(s.migHolders, ", "), true
 	case s.closed != "":
 		return gpu + s.closed, false
+	case a.Mode != grant.MIG && a.each() > s.space: // in any mode
+		return gpu + fmt.Sprintf("has %s of %s free", s.free, s.space), false
 	case s.pool != nil && len(s.pool.Modes) > 0 && !slices.Contains(s.pool.Modes, a.Mode):
 		return gpu + fmt.Sprintf("is in a pool for %v", s.pool.Modes), true
 	case s.mode != "" && (s.mode != a.Mode || a.Mode == grant.Exclusive):

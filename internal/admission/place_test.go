@@ -485,6 +485,8 @@ func TestHintOfNoRoom(t *testing.T) {
 		"a GPU in no pool":    {named, small, "", hintNever},
 		"no MIG devices": {Ask{Mode: grant.MIG, Profile: "1g.5gb", Owner: grant.Bearer}, nil, "",
 			hintNever},
+		"more than a GPU has, in another mode": {
+			asked(17*grant.GiB, func(a *Ask) { a.Mode = grant.MPS }), nil, "", hintNever},
 	} {
 		_, err := Place(c.ask, c.update, grant.View{Grants: []grant.Grant{full}}, closed,
 			grant.Policy{Pools: c.pools})
