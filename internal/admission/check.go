@@ -75,13 +75,16 @@ func ungrantedAllocations(q *question) (found findings) {
 	return found
 }
 
+// released ends the value of a finding about a grant that was released while a container used it.
+const released = " (released)"
+
 // checkUsable checks the grant itself: its time, its other containers and its GPUs.
 func checkUsable(q *question, g *grant.Grant) (found findings) {
 	switch {
 	case g.Expired(q.view.Now):
 		found.add(grant.GrantExpired, "grant", string(g.ID))
 	case g.Draining:
-		found.add(grant.GrantExpired, "grant", string(g.ID)+" (released)")
+		found.add(grant.GrantExpired, "grant", string(g.ID)+released)
 	case len(g.Bindings) > 0 && !g.Owner.IsClaim():
 		found.add(grant.GrantInUse, "grant", string(g.ID))
 	}

@@ -94,7 +94,7 @@ var sentences = sync.OnceValue(func() map[grant.Code]sentence {
 		},
 		grant.GrantExpired: {
 			without: "holds grant {x}, whose time is over",
-			hint:    "request a new grant, or have this one's time extended before it ends",
+			hint:    "request a new grant; a grant's time can be extended only before it ends",
 		},
 		grant.GrantInUse: {
 			without: "holds grant {x}, which a container uses already",
@@ -205,6 +205,11 @@ var (
 		without: "sets {v} ({x}), and it is not known what that does to its grant",
 		hint:    "leave the key out; a controller that is missing in gpuledger's list is a bug to report",
 	}
+	// a grant that was released while a container used it
+	wasReleased = sentence{
+		without: "holds grant {g}, which has been released",
+		hint:    "request a new grant",
+	}
 	// a grant of a whole GPU or MIG device that other processes still have open
 	stillOpen = sentence{
 		without: "holds a grant of all of {x}, which processes without a grant have open",
@@ -262,6 +267,8 @@ func sentenceOf(d grant.Detail, g *grant.Grant) (message, hint string) {
 		s = namesPath
 	case d.Vector == "rule:none" && d.Code == grant.GPUDeviceRule:
 		s = deniesTooLittle
+	case d.Code == grant.GrantExpired && strings.HasSuffix(d.Value, released):
+		s = wasReleased
 	case strings.HasPrefix(d.Vector, "held:"):
 		s = stillOpen
 	case strings.HasPrefix(d.Vector, "descriptor:"):

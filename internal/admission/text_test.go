@@ -118,7 +118,9 @@ func TestTextsForTenants(t *testing.T) {
 		}, "", ""},
 		{"expired", func(w *world) { w.train(); w.v.Grants[0].Expires = now },
 			`container "train" holds grant g-podpodpodpod, whose time is over`,
-			"request a new grant, or have this one's time extended before it ends"},
+			"request a new grant; a grant's time can be extended only before it ends"},
+		{"released", func(w *world) { w.train(); w.v.Grants[0].Draining = true },
+			`container "train" holds grant g-podpodpodpod, which has been released`, "request a new grant"},
 		{"a restore outside the cgroup", func(w *world) {
 			w.hit(grant.Hit{Vector: grant.RestoreVector, Value: "update runc", Code: grant.RulesNotEnforced,
 				Cover: grant.CoverNever})
