@@ -19,9 +19,9 @@ const (
 	hintWhole = "say how much: GPULEDGER_MEMORY=4GiB in its environment, with all GPUs (" + grant.Docs +
 		"asking.md#whole-gpus)"
 	// for a container that asks on a node or under an engine where containers may not
-	hintNoAsks = "have it granted (`gpuledger grant`) and present the reference by gpuledger.dev/grant (" +
-		requesting + "), or have the administrator let this engine's containers ask (" + grant.Docs +
-		"asking.md)"
+	hintNoAsks = "have it granted (`gpuledger grant`) and present the reference by gpuledger.dev/grant or " +
+		"GPULEDGER_GRANT (" + requesting + "), or have the administrator let this engine's " +
+		"containers ask (" + grant.Docs + "asking.md)"
 )
 
 // MayAsk reports whether the policy makes a grant of what the container asks for.

@@ -138,6 +138,15 @@ func TestTextsForTenants(t *testing.T) {
 				"to the pod's container " +
 				"(https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md); " +
 				"on a node with annotations.trust = \"adopt\" what a scheduler writes is a grant"},
+		{"asks where no container may", func(w *world) {
+			w.r.Allocations = []grant.Allocation{{Source: "env:GPULEDGER_MEMORY", Asks: true, Own: true,
+				Memory: grant.GiB}}
+		}, `container "c1" asks by GPULEDGER_MEMORY for a share of a GPU, but holds no grant, and this ` +
+			`node lets no container ask`,
+			"have it granted (`gpuledger grant`) and present the reference by gpuledger.dev/grant or " +
+				"GPULEDGER_GRANT (https://github.com/gpuledger/gpuledger/blob/main/docs/requesting.md), " +
+				"or have the administrator let this engine's containers ask " +
+				"(https://github.com/gpuledger/gpuledger/blob/main/docs/asking.md)"},
 		{"not found", func(w *world) {
 			w.refers("env:GPULEDGER_GRANT", grant.Reference{ID: "g-nonenonenone"})
 		},
