@@ -66,6 +66,14 @@ func openAsRoot(c *cli.Context) (*node.Node, error) {
 	return n, err
 }
 
+// hintRoot adds to an error about permissions the hint to be root, unless the caller is root.
+func hintRoot(err error) error {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return &grant.Refusal{Message: err.Error(), Hint: "run it as root"}
+	}
+	return err
+}
+
 // fileToWrite returns the absolute path that a flag names. A file must be possible there.
 func fileToWrite(c *cli.Context, flag string) (string, error) {
 	path, err := filepath.Abs(c.String(flag))

@@ -70,9 +70,9 @@ func configureEngine(name string, engine grant.Engine) *cli.Command {
 			a := configureAnswer{Engine: engine, DryRun: c.Bool("dry-run"),
 				Files: []changeJSON{}, Notes: []string{}}
 			if c.Bool("undo") {
-				return a.undo(c, o)
+				return hintRoot(a.undo(c, o))
 			}
-			return a.apply(c, o)
+			return hintRoot(a.apply(c, o))
 		},
 	}
 }

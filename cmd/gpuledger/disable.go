@@ -51,7 +51,7 @@ func disableCommand() *cli.Command {
 			n := openAnyway(c)
 			p, err := n.Disable(c.Duration("for"))
 			if err != nil {
-				return err
+				return hintRoot(err)
 			}
 			return printPause(c, p, n.Policy.Enforcement.UserNodes)
 		},
@@ -122,7 +122,7 @@ func enableCommand() *cli.Command {
 			}
 			e, err := openAnyway(c).Enable()
 			if err != nil {
-				return err
+				return hintRoot(err)
 			}
 			text := "it was not disabled"
 			if e.Was {

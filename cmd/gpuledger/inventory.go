@@ -46,7 +46,7 @@ func refresh(c *cli.Context) error {
 	inv, notes, err := takeInventory(n, path, otherRefresh, scan)
 	warn(c.App.ErrWriter, notes)
 	if err != nil {
-		return err
+		return hintRoot(err)
 	}
 	updateCDI(c, n)
 	if err := driver.NameNodes(n.Host); err != nil {

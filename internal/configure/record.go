@@ -126,7 +126,7 @@ func (s *store) load(engine grant.Engine) (engineRecord, error) {
 	dir := s.engineDir(engine)
 	text, err := host.ReadFile(filepath.Join(dir, "record.json"), filetree.MaxSize)
 	if err != nil {
-		return r, err
+		return r, fmt.Errorf("cannot read the record of %s: %w", engines.Of(engine).Name, err)
 	}
 	if err := json.Unmarshal(text, &r); err != nil || r.Version != 1 {
 		return r,
