@@ -172,8 +172,8 @@ type DownError struct {
 }
 
 func (e *DownError) Error() string {
-	return fmt.Sprintf("cannot ask gpuledgerd on %s: %v; does gpuledgerd run, and does the administrator "+
-		"let users ask ([users] or [[quota]] in the configuration)?", e.Socket, e.Why)
+	return fmt.Sprintf("cannot ask gpuledgerd on %s: %v; does gpuledgerd run? For users other than root its "+
+		"configuration also needs [users] or [[quota]]", e.Socket, e.Why)
 }
 
 // lastAnswer is how long gpuledgerd may take to see that its caller has hung up.

@@ -116,3 +116,14 @@ func TestAnAnswerThatHasComeCounts(t *testing.T) {
 		}
 	}
 }
+
+// TestWithoutADaemon: root needs the daemon alone, and other users also that it serves them.
+func TestWithoutADaemon(t *testing.T) {
+	socket := t.TempDir() + "/socket"
+	_, err := Client{Socket: socket}.Look(t.Context())
+	if want := "cannot ask gpuledgerd on " + socket + ": connect: no such file or directory; does " +
+		"gpuledgerd run? For users other than root its configuration also needs [users] or " +
+		"[[quota]]"; err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
