@@ -144,6 +144,8 @@ func (a Ask) wanted() string {
 	switch {
 	case a.Mode == grant.MIG:
 		wanted = a.wantedMIG()
+	case a.Mode == grant.Exclusive && a.count() == 1:
+		wanted = "a whole GPU"
 	case a.Mode == grant.Exclusive:
 		wanted = fmt.Sprintf("%d whole GPUs", a.count())
 	case a.count() == 1:

@@ -177,7 +177,7 @@ func TestPlace(t *testing.T) {
 		}, asked(0, mode(grant.Exclusive)), "1:16GiB"},
 		{"exclusive: all are held", func(n *node) {
 			n.inv, n.view.Held = inventory(1), map[string]bool{"GPU-0": true}
-		}, asked(0, mode(grant.Exclusive)), "no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU " +
+		}, asked(0, mode(grant.Exclusive)), "no-capacity: cannot grant a whole GPU in mode exclusive: GPU " +
 			"0 is held by a container that has no grant of it"},
 		{"a part of a GPU that is used without a grant", func(n *node) {
 			n.view.Held = map[string]bool{"GPU-0": true}
@@ -242,13 +242,13 @@ func TestPlace(t *testing.T) {
 			n.inv = inventory(1)
 			n.view.Grants = []grant.Grant{held(g1, grant.Bearer, grant.Exclusive, 0, 16*grant.GiB, 0)}
 		},
-			asked(0, mode(grant.Exclusive)), "mode-conflict: cannot grant 1 whole GPUs in mode exclusive: " +
+			asked(0, mode(grant.Exclusive)), "mode-conflict: cannot grant a whole GPU in mode exclusive: " +
 				"GPU 0 is in mode exclusive, held by g-aaaaaaaaaaaa (exclusive, 16GiB)"},
 		{"exclusive where something runs outside the ledger", func(n *node) {
 			n.inv = inventory(1)
 			n.view.Outside = map[string]grant.Bytes{"GPU-0": grant.MiB}
 		}, asked(0, mode(grant.Exclusive)),
-			"no-capacity: cannot grant 1 whole GPUs in mode exclusive: GPU 0 has 1MiB in use " +
+			"no-capacity: cannot grant a whole GPU in mode exclusive: GPU 0 has 1MiB in use " +
 				"outside the ledger"},
 		{"exclusive with memory", nil, asked(grant.GiB, mode(grant.Exclusive)),
 			"usage: cannot grant: an exclusive grant has all memory of its GPUs; leave the memory out"},

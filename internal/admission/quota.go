@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	hintTerms = "ask for less; the administrator sets what users may have in [[quota]] (" +
+	hintTerms = "ask for what the quota allows; the administrator sets what users may have in [[quota]] (" +
 		grant.Docs + "users.md)"
 	hintQuota = "release one of your grants (`gpuledger mine` lists them), ask for less, or wait for one " +
 		"of them to end (--wait)"
@@ -64,7 +64,8 @@ func (a Ask) checkQuota(shares []grant.Share, updated grant.ID, v grant.View) er
 	case has.Grants >= q.MaxGrants():
 		return a.exceeds(hint, "is %d grants, and all of them are made", q.MaxGrants())
 	case len(v.Damaged) > 0 && (q.Memory > 0 || q.GPUs > 0 || q.Grants > 0):
-		return a.exceeds(hintTerms, "cannot be counted: an entry of the ledger is damaged or missing")
+		return a.exceeds("the administrator finds the entry with `gpuledger check`",
+			"cannot be counted: an entry of the ledger is damaged or missing")
 	}
 	return nil
 }

@@ -29,3 +29,26 @@ func TestEveryQuotaBoundsGrants(t *testing.T) {
 		}
 	}
 }
+
+// TestHintsOfAQuota: the hint names what helps.
+func TestHintsOfAQuota(t *testing.T) {
+	quota := &grant.Quota{User: "1001", Memory: grant.Size(4 * grant.GiB)}
+	damaged := grant.View{Damaged: []grant.Damage{{}}}
+	for name, c := range map[string]struct {
+		ask  Ask
+		view grant.View
+		want string
+	}{
+		"another mode": {Ask{Mode: grant.MPS}, grant.View{}, "ask for what the quota allows; the " +
+			"administrator sets what users may have in [[quota]] (" + grant.Docs + "users.md)"},
+		"a damaged entry": {Ask{Mode: grant.Limit}, damaged,
+			"the administrator finds the entry with `gpuledger check`"},
+	} {
+		c.ask.User, c.ask.Quota = 1001, quota
+		err := c.ask.WithinQuota(nil, "", c.view)
+		var r *grant.Refusal
+		if !errors.As(err, &r) || r.Hint != c.want {
+			t.Errorf("%s: got %#v, want the hint %s", name, err, c.want)
+		}
+	}
+}
