@@ -60,7 +60,9 @@ func completionCommand() *cli.Command {
 		Name:      "completion",
 		Usage:     "print the completion script of a shell",
 		ArgsUsage: "bash | zsh | fish",
-		UsageText: "gpuledger completion bash >/etc/bash_completion.d/gpuledger",
+		UsageText: "gpuledger completion bash >/etc/bash_completion.d/gpuledger\n" +
+			"gpuledger completion zsh >/usr/local/share/zsh/site-functions/_gpuledger\n" +
+			"gpuledger completion fish >/etc/fish/completions/gpuledger.fish",
 		Action: func(c *cli.Context) error {
 			script, err := completion(c)
 			if err == nil {

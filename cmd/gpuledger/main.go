@@ -38,7 +38,8 @@ func program() *cli.App {
 		Usage: "a ledger of GPU grants on a container node, enforced at container creation",
 		Description: "A container started through gpuledger-runtime reaches exactly the GPUs that the " +
 			"ledger grants it, or it does not start and the error says why. Exit status: 0 done, 1 " +
-			"failed, 2 usage, 3 refused, 4 not found, 5 no capacity or mode conflict.",
+			"failed, 2 usage, 3 refused, 4 not found, 5 not possible now: no " +
+			"capacity, a mode conflict, or the grant is in use.",
 		Version:         version.Version,
 		HideHelpCommand: true,
 		Flags:           []cli.Flag{configFlag()},
