@@ -113,9 +113,7 @@ func TestAdopt(t *testing.T) {
 	isRefused(t, n.Bundle("liar", inPod("train"), allocated("train", "1", "5GiB")).Create(),
 		grant.AnnotationMismatch)
 	b.KillInit()
-	if got := n.Grants(); len(got) != 0 {
-		t.Errorf("its container ended and the ledger counts %+v", got)
-	}
+	holdsNothing(t, n)
 	if got := free(t, n); got[1] != 16160*grant.MiB {
 		t.Errorf("free: %v", got)
 	}

@@ -51,9 +51,7 @@ func TestAsk(t *testing.T) {
 			}
 			n.CheckSound("while it runs")
 			b.KillInit()
-			if held := n.Grants(); len(held) != 0 {
-				t.Errorf("it has ended, and the ledger counts %+v", held)
-			}
+			holdsNothing(t, n)
 			if r := b.Delete(); r.Code != 0 {
 				t.Error(r)
 			}
@@ -161,7 +159,7 @@ func TestProgramsTakeNothingOfTheAsked(t *testing.T) {
 	n.CheckSound("while both run")
 	b.End()
 	ends()
-	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	holdsNothing(t, n)
 }
 
 // TestAskIsBounded also by the size of a MIG device, and in the compute of a GPU.

@@ -98,13 +98,14 @@ func isRefused(t *testing.T, r rig.Result, code grant.Code) {
 // become a zombie.
 func wantState(t *testing.T, n *rig.Node, id grant.ID, when string, want grant.State) {
 	t.Helper()
-	got := n.State(id)
-	for end := time.Now().Add(5 * time.Second); got != want && time.Now().Before(end); got = n.State(id) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if got != want {
-		t.Errorf("%s: the grant is %q, want %q", when, got, want)
-	}
+	what := fmt.Sprintf("%s: the grant is %q", when, want)
+	rig.Eventually(t, what, func() bool { return n.State(id) == want })
+}
+
+// holdsNothing waits as wantState does.
+func holdsNothing(t *testing.T, n *rig.Node) {
+	t.Helper()
+	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
 }
 
 func becomesFree(t *testing.T, n *rig.Node, id grant.ID) {

@@ -125,9 +125,7 @@ func TestNRIAsks(t *testing.T) {
 				t.Errorf("announced: %+v\nstarted: %+v", announced, held)
 			}
 			b.KillInit()
-			if held := n.Grants(); len(held) != 0 {
-				t.Errorf("it has ended, and the ledger counts %+v", held)
-			}
+			holdsNothing(t, n)
 			b.End()
 			must(t, e.Remove(b.ID))
 		})

@@ -63,7 +63,7 @@ func TestRun(t *testing.T) {
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) {
 		t.Errorf("%v, want the status of a program that SIGTERM has ended", err)
 	}
-	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	holdsNothing(t, n.Node)
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -113,7 +113,7 @@ func TestRunIsKilled(t *testing.T) {
 		number, _ := strconv.Atoi(pid)
 		_ = syscall.Kill(number, syscall.SIGKILL)
 	}
-	rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+	holdsNothing(t, n.Node)
 	n.CheckSound("at the end")
 }
 

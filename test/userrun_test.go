@@ -258,7 +258,7 @@ func TestUsersRunIsFinished(t *testing.T) {
 		if err != nil || strings.Count(out.String(), filepath.Base(s)+"/gpuledger-g-") != 1 {
 			t.Errorf("%s: %v: %s", point, err, out)
 		}
-		rig.Eventually(t, "nothing is granted", func() bool { return len(n.Grants()) == 0 })
+		holdsNothing(t, n)
 		n.CheckSound(point)
 	}
 }
