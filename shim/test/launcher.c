@@ -1,22 +1,19 @@
 /* launcher KIND: launches for ever, each time as soon as it can: kernels, cooperative ones, or a
  * graph. With "waits", every kernel ends before it launches the next. It replaces the C library's
- * clock_gettime and nanosleep, and the processor's counter, by the stand-in driver's clock, for
- * itself and for the proxy. So what the stand-in's GPU runs depends only on what was launched, not on
- * the machine's speed. */
+ * clock_gettime and nanosleep by the stand-in driver's clock, for itself and for the proxy, which is
+ * built with OS_TICKS_BY_CLOCK. So what the stand-in's GPU runs depends only on what was launched,
+ * not on the machine's speed. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include "../place.h"
 
 #include <dlfcn.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 static unsigned long long (*stand_in_clock)(void);
@@ -36,29 +33,6 @@ int nanosleep(const struct timespec *t, struct timespec *left)
     return 0;
 }
 
-#ifdef __x86_64__
-/* The kernel can make the instruction that reads the counter a fault. */
-static void count(int signal, siginfo_t *info, void *context)
-{
-    greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
-    unsigned long long ticks = stand_in_clock() * 1000;
-
-    (void)signal, (void)info;
-    if (memcmp((void *)registers[REG_RIP], "\x0f\x31", 2) != 0) abort();
-    registers[REG_RAX] = (greg_t)(ticks & UINT32_MAX);
-    registers[REG_RDX] = (greg_t)(ticks >> 32);
-    registers[REG_RIP] += 2;
-}
-
-static int replace_counter(void)
-{
-    struct sigaction a = {.sa_sigaction = count, .sa_flags = SA_SIGINFO};
-    return sigaction(SIGSEGV, &a, NULL) == 0 && prctl(PR_SET_TSC, PR_TSC_SIGSEGV) == 0;
-}
-#else
-static int replace_counter(void) { return 0; }
-#endif
-
 /* need ends the program with a message if a condition does not hold. */
 static void need(int good, const char *what)
 {
@@ -76,7 +50,6 @@ static void use_stand_in_clock(void)
     *(void **)&stand_in_sleep = dlsym(driver, "fakedriverSleep");
     need(stand_in_clock && stand_in_sleep, "the driver has no clock");
     stand_in_sleep(0);
-    need(replace_counter(), "the processor's counter cannot be replaced");
 }
 
 int main(int argc, char **argv)
