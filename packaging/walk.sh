@@ -144,6 +144,12 @@ echo "== the configuration changes: the path unit has the inventory taken again"
 before=$(taken)
 inside sh -c 'sed "s/^mode = \"enforce\"/mode = \"report\"/" /etc/gpuledger/config.toml >/etc/gpuledger/new && mv /etc/gpuledger/new /etc/gpuledger/config.toml'
 eventually "the inventory is taken again" differs
+before=$(taken)
+inside sh -c 'echo "# a cluster has nothing to say" >/etc/gpuledger/cluster.toml'
+eventually "the inventory is taken again for what a cluster writes" differs
+before=$(taken)
+inside rm /etc/gpuledger/cluster.toml
+eventually "the inventory is taken again without it" differs
 
 echo "== gpuledgerd runs under its unit's restrictions"
 inside systemctl enable --now gpuledgerd >/dev/null 2>&1 || { inside journalctl --no-pager -n 50 -u gpuledgerd >&2; fail "gpuledgerd does not start"; }
