@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	hintAsks = "ask for less, or have it granted (`gpuledger grant`); " +
+	hintAsks = "ask for what this node allows, or have it granted (`gpuledger grant`); " +
 		"the administrator sets what containers may ask for in [ask] (" + grant.Docs + "asking.md)"
 	hintAsked = "ask for less, or wait until a grant ends; " +
 		"the administrator sees who holds what with `gpuledger inspect --details`"
@@ -114,15 +114,23 @@ func (f *findings) notGranted(q *question, source string, err error) {
 	case errors.As(err, &refusal) && refusal.Code == grant.ConfigInvalid:
 		f.onNode(refusal.Code, refusal.Message, refusal.Hint)
 	case refusal != nil:
-		message = strings.TrimPrefix(refusal.Message, "cannot grant ")
-		hint := holders(q.view.Whole.Grants, q.view.Now) + hintAsked
-		if refusal.Hint == hintNever {
+		message, says := strings.CutPrefix(refusal.Message, "cannot grant ")
+		if !says || refusal.Code == grant.MPSNotReady { // it does not say what is asked for
+			message = "a share of a GPU: " + refusal.Message
+		}
+		hint, held := refusal.Hint, holders(q.view.Whole.Grants, q.view.Now)
+		switch {
+		case hint == hintNever:
 			hint = hintNeverAsked
+		case hint == hintMode:
+			hint = held + hintMode
+		case strings.HasPrefix(hint, hintHeld):
+			hint = held + hintAsked
 		}
 		f.explain(refusal.Code, source, message, "asks by "+vectorName(source)+" for "+message, hint)
 	case errors.As(err, &unknown):
 		f.explain(grant.AnnotationMismatch, source, message,
-			"asks by "+vectorName(source)+" for a GPU that is not there: "+message, hintAsks)
+			"asks by "+vectorName(source)+" for a GPU that is not there: "+message, "correct it")
 	default:
 		f.explain(grant.AnnotationMalformed, source, message,
 			"asks by "+vectorName(source)+" for what can be no grant: "+message, "correct it")

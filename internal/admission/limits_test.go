@@ -361,6 +361,45 @@ func TestWhoHoldsTheRest(t *testing.T) {
 	}
 }
 
+// TestHintsToAContainerThatAsks: the hint names what helps. Where no other grant is in the way, it
+// does not advise to wait for the end of one.
+func TestHintsToAContainerThatAsks(t *testing.T) {
+	for name, c := range map[string]struct {
+		set  func(*world)
+		code grant.Code
+		hint string
+	}{
+		"no GPU": {func(w *world) { w.inv.GPUs = nil }, grant.NoCapacity,
+			"`gpuledger inventory refresh` looks again"},
+		"a damaged entry": {func(w *world) { w.v.Whole.Damaged = []grant.Damage{{ID: "g-zzzzzzzzzzzz"}} },
+			grant.NoCapacity,
+			"`gpuledger check` says which entries of the ledger close GPUs, and what to do"},
+		"no MPS": {func(w *world) {
+			w.p.Asks.Mode, w.p.Asks.Modes, w.v.Whole.Grants = grant.MPS, []grant.Mode{grant.MPS}, nil
+		}, grant.MPSNotReady, "install what the driver lacks and run `gpuledger inventory refresh`, " +
+			"or grant in another mode (--mode limit)"},
+		"GPUs in another mode": {func(w *world) {
+			w.p.Asks.Mode, w.p.Asks.Modes = grant.MPS, []grant.Mode{grant.MPS}
+			w.v.Whole.Grants = []grant.Grant{
+				held("g-aaaaaaaaaaaa", grant.Bearer, grant.Limit, 0, gibs(1), 0, 1)}
+		}, grant.ModeConflict, "held: g-aaaaaaaaaaaa 0:1GiB, 1:1GiB; " + hintMode},
+		"another mode than it may": {func(w *world) { w.p.Asks.Modes = nil }, grant.AskNotAllowed, hintAsks},
+		"a GPU that is not there": {func(w *world) { w.r.Allocations[0].GPUs = []string{"GPU-99"} },
+			grant.AnnotationMismatch, "correct it"},
+	} {
+		w := adopting(grant.Allocation{Own: true, Memory: gibs(1)})
+		w.r.Container.Engine, w.r.Container.Pod = grant.Podman, grant.Identity{}
+		w.p.Asks = grant.Asks{Engines: []grant.Engine{grant.Podman}, Modes: []grant.Mode{grant.Limit},
+			Mode: grant.Limit, MaxGPUs: 1, Total: 100}
+		c.set(w)
+		v := w.decide()
+		if v.Code != c.code || v.Hint != c.hint || strings.Contains(v.Message, "for this") ||
+			strings.Contains(v.Message, "for in") {
+			t.Errorf("%s: %s %q, hint %q, want %s and %q", name, v.Code, v.Message, v.Hint, c.code, c.hint)
+		}
+	}
+}
+
 // TestModesOfSeats tests the modes in which a grant of some size can be made, whatever is free.
 func TestModesOfSeats(t *testing.T) {
 	inv := partitioned()
