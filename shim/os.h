@@ -36,7 +36,8 @@ void os_pause(unsigned int microseconds); /* less than a second */
 uint64_t os_clock(void);                  /* microseconds of CLOCK_MONOTONIC */
 
 /* os_ticks reads the processor's counter. Its rate is not known. On some machines it changes, or
- * differs between processors. It costs half as much as os_clock, and touches no memory. */
+ * differs between processors. It costs half as much as os_clock, and touches no memory. For a test
+ * whose clock is not the machine's it can be built to follow os_clock. */
 #ifdef OS_TICKS_OF_TEST
 uint64_t os_ticks(void);
 #elif defined OS_TICKS_BY_CLOCK
