@@ -55,7 +55,8 @@ type Connection struct {
 	failure  error                  // of the last attempt
 	reserved map[string]reservation // by the ids of the containers for which this process holds grants
 
-	judging sync.Mutex // held while running containers are judged, by one plugin at a time
+	judging    sync.Mutex // held while running containers are judged, by one plugin at a time
+	judgements judgements
 }
 
 // reservation is what is known of a container for which this process holds a grant.
@@ -67,7 +68,8 @@ type reservation struct {
 
 // New returns a connection that is not made yet.
 func New(o Options) *Connection {
-	return &Connection{Options: o, reserved: map[string]reservation{}}
+	return &Connection{Options: o, reserved: map[string]reservation{},
+		judgements: judgements{of: map[string]*judgement{}}}
 }
 
 // Name is its name in logs.

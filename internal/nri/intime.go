@@ -26,12 +26,18 @@ type answer struct {
 // without an answer the engine continues without the plugin, with this container and others. A
 // judgement looks at the sources of the container's mounts, and the server of a volume may answer
 // late or never. What it holds when it ends at last is freed, unless the container runs: running
-// says that a refusal does not keep it from its start.
+// says that a refusal does not keep it from its start. A container that has stopped meanwhile holds
+// nothing.
 func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 	judge func() (*api.ContainerAdjustment, error)) (*api.ContainerAdjustment, error) {
 	judged, refused := make(chan answer), make(chan bool, 1)
+	p.judgements.begin(c.GetId())
 	go func() {
 		adjustment, err := judge()
+		if p.judgements.stopped(c.GetId()) {
+			p.cleanUp(c.GetId())
+		}
+		p.judgements.end(c.GetId())
 		select {
 		case judged <- answer{adjustment, err}:
 		case is := <-refused:

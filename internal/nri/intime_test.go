@@ -45,15 +45,15 @@ func TestAJudgementThatTakesTooLong(t *testing.T) {
 	} {
 		n := daemontest.NewNode(t)
 		n.Policy.Rules.Mode, n.Policy.Audit.File = c.mode, t.TempDir()+"/audit"
-		id, goOn, opened := n.Grant('a'), make(chan bool), atomic.Int32{}
+		id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
 		var logged strings.Builder
 		log := logrus.New()
 		log.SetOutput(&logged)
 		open := func() *node.Node {
-			if opened.Add(1) == 1 { // for the judgement
+			if calls.Add(1) == 1 { // for the judgement
 				<-goOn
 			}
-			return n.Node
+			return opened(n)
 		}
 		p := &plugin{timeout: 200 * time.Millisecond, engine: c.engine, Connection: New(Options{Log: log,
 			Roots: []string{n.Root}, Observe: c.observe, Open: open})}
@@ -96,14 +96,14 @@ func TestAJudgementThatTakesTooLong(t *testing.T) {
 func TestAContainerThatIsNotJudgedInTimeHoldsUpNoOther(t *testing.T) {
 	for name, state := range map[string]api.ContainerState{
 		"created": api.ContainerState_CONTAINER_CREATED, "running": api.ContainerState_CONTAINER_RUNNING} {
-		n, ended, opened := daemontest.NewNode(t), make(chan bool, 2), atomic.Int32{}
+		n, ended, calls := daemontest.NewNode(t), make(chan bool, 2), atomic.Int32{}
 		log := silent()
 		log.AddHook(inStep{ended})
 		open := func() *node.Node {
-			if opened.Add(1) == 1 {
+			if calls.Add(1) == 1 {
 				select {} // the first judgement never ends
 			}
-			return n.Node
+			return opened(n)
 		}
 		p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: log, Open: open,
 			Roots: []string{n.Root}})}
@@ -116,8 +116,69 @@ func TestAContainerThatIsNotJudgedInTimeHoldsUpNoOther(t *testing.T) {
 		case <-time.After(20 * p.timeout):
 			t.Errorf("%s: the plugin waits", name)
 		}
-		if opened := opened.Load(); opened < 3 { // by the two judgements, and for the refusal of one
-			t.Errorf("%s: the node is opened %d times", name, opened)
+		if calls := calls.Load(); calls < 3 { // by the two judgements, and for the refusal of one
+			t.Errorf("%s: the node is opened %d times", name, calls)
 		}
 	}
+}
+
+// TestAContainerThatStopsBeforeItsLateJudgementEnds holds nothing: no event of it follows.
+func TestAContainerThatStopsBeforeItsLateJudgementEnds(t *testing.T) {
+	c := &api.Container{Id: "c", State: api.ContainerState_CONTAINER_RUNNING}
+	stopped := func(p *plugin) { daemontest.Must(t, p.stops()) }
+	for _, row := range []struct {
+		name    string
+		mode    grant.RulesMode
+		observe bool
+		judged  func(*plugin) error
+		ends    func(*plugin)
+	}{
+		{"it ran at the connection", grant.Enforce, false, func(p *plugin) error {
+			p.bindInTime(nil, c, false)
+			return nil
+		}, stopped},
+		{"its create is only recorded", grant.Report, false, func(p *plugin) error {
+			_, _, err := p.CreateContainer(t.Context(), nil, c)
+			return err
+		}, stopped},
+		{"its start is only observed", grant.Enforce, true, func(p *plugin) error {
+			return p.StartContainer(t.Context(), nil, c)
+		}, stopped},
+		{"it ran, and is gone at the next connection", grant.Enforce, false, func(p *plugin) error {
+			p.bindInTime(nil, c, false)
+			return nil
+		}, func(p *plugin) {
+			_, err := (&plugin{Connection: p.Connection}).Synchronize(t.Context(), nil, nil)
+			daemontest.Must(t, err)
+		}},
+	} {
+		n := daemontest.NewNode(t)
+		n.Policy.Rules.Mode = row.mode
+		id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
+		open := func() *node.Node {
+			if calls.Add(1) == 1 { // for the judgement
+				<-goOn
+			}
+			return opened(n)
+		}
+		p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: silent(), Open: open,
+			Roots: []string{n.Root}, Observe: row.observe})}
+		daemontest.Must(t, row.judged(p))
+		row.ends(p)
+		reserve(t, n, p, id, c) // as the judgement does
+		p.begin(c.GetId())
+		close(goOn)
+		for end := time.Now().Add(5 * time.Second); len(bound(t, n, id)) > 0; {
+			if time.Sleep(time.Millisecond); time.Now().After(end) {
+				t.Fatalf("%s: the container still holds its grant", row.name)
+			}
+		}
+	}
+}
+
+// opened is the node as gpuledgerd opens it, for each request anew.
+func opened(n *daemontest.TestNode) *node.Node {
+	its, ledger := *n.Node, *n.Ledger
+	its.Ledger = &ledger
+	return &its
 }

@@ -33,7 +33,6 @@ type plugin struct {
 	engine  grant.Engine
 	can     adjust.Support
 	timeout time.Duration // the engine's time limit for one request
-	stopped stoppedContainers
 }
 
 // engines are the names that engines report.
@@ -157,29 +156,33 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox,
 		podOf[pod.GetId()] = pod
 	}
 	var running []*api.Container
+	var ids []string           // of these
 	var created sync.WaitGroup // one that cannot be judged in time holds up no other
 	for _, c := range containers {
 		here[c.GetId()] = true
 		switch isCreated := c.GetState() == api.ContainerState_CONTAINER_CREATED; {
 		case !isCreated:
-			running = append(running, c)
+			running, ids = append(running, c), append(ids, c.GetId())
 		case !p.Observe:
 			created.Go(func() { p.bindInTime(podOf[c.GetPodSandboxId()], c, true) })
 		}
 	}
 	created.Wait()
+	p.judgements.stop(func(id string) bool { return !here[id] }) // before it looks for what is held
 	for _, id := range p.remembered(func(id string, _ reservation) bool { return !here[id] }) {
 		p.cleanUp(id)
 	}
-	p.stopped.begin()
-	go p.judgeRunning(podOf, running)
+	p.judgements.begin(ids...)
+	go func() {
+		p.judgeRunning(podOf, running)
+		p.judgements.end(ids...)
+	}()
 	return nil, nil
 }
 
 // judgeRunning judges the containers that ran when the plugin connected. It ends with the
 // connection: the plugin of the next one receives the events of stops, and judges what runs then.
 func (p *plugin) judgeRunning(podOf map[string]*api.PodSandbox, running []*api.Container) {
-	defer p.stopped.end()
 	p.judging.Lock() // the plugin of a lost connection may still judge its last container
 	defer p.judging.Unlock()
 	outside := 0
@@ -187,7 +190,7 @@ func (p *plugin) judgeRunning(podOf map[string]*api.PodSandbox, running []*api.C
 		if p.isClosed() {
 			return
 		}
-		if p.stopped.has(c.GetId()) {
+		if p.judgements.stopped(c.GetId()) {
 			continue
 		}
 		if p.bindInTime(podOf[c.GetPodSandboxId()], c, false) {
@@ -208,9 +211,6 @@ func (p *plugin) bindInTime(pod *api.PodSandbox, c *api.Container, reserve bool)
 		}
 		if err != nil {
 			p.Log.Errorf("cannot judge container %s: %v", c.GetId(), err)
-		}
-		if !reserve && (p.isClosed() || p.stopped.has(c.GetId())) { // while it was judged
-			p.cleanUp(c.GetId())
 		}
 		if d.Kind == grant.Refused {
 			return nil, errOutside
@@ -333,42 +333,9 @@ func lineOf(r *grant.Refusal) string {
 	return oci.Clean(line)
 }
 
-// stoppedContainers are those that stop while the containers that ran at the connection are judged.
-// The engine's list of these is old by then, and a binding of one that has ended would stay.
-type stoppedContainers struct {
-	mu  sync.Mutex
-	ids map[string]bool // nil: none are judged
-}
-
-func (s *stoppedContainers) begin() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ids = map[string]bool{}
-}
-
-func (s *stoppedContainers) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ids = nil
-}
-
-func (s *stoppedContainers) add(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ids != nil {
-		s.ids[id] = true
-	}
-}
-
-func (s *stoppedContainers) has(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ids[id]
-}
-
 // cleanUp removes a container's reservation, and its binding if that is dead.
 func (p *plugin) cleanUp(id string) {
-	p.stopped.add(id)
+	p.judgements.stop(func(judged string) bool { return judged == id })
 	n := p.node()
 	if err := p.abandon(n, id); err != nil {
 		p.Log.Warn(err)
