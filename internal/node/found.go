@@ -98,11 +98,18 @@ func (n *Node) Ungranted(roots []string, engine grant.Engine, id string) (pod gr
 		if bundle == "" || !known {
 			continue
 		}
-		config, err := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
-		if spec, odd := request.Parse(config); err == nil && odd == nil {
-			pod = request.PodOf(spec, engine)
-		}
+		config, _ := host.ReadRegular(filepath.Join(bundle, "config.json"), request.MaxSpec)
+		pod = podOf(config, engine)
 		return pod, admission.Exempt(pod, n.Policy), root, init
 	}
 	return grant.Identity{}, false, "", grant.Process{}
+}
+
+// podOf is the pod that a spec proves; none if it cannot be read. It looks at nothing else.
+func podOf(config []byte, engine grant.Engine) grant.Identity {
+	spec, err := request.Parse(config)
+	if err != nil {
+		return grant.Identity{}
+	}
+	return request.PodOf(spec, engine)
 }

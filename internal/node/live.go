@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -56,12 +57,14 @@ func prepareLimits(n *Node, c Create, d *Decision) {
 	}
 }
 
-// Fails records that a container which was admitted does not start after all, for this reason.
+// Fails records that a container does not start, for this reason: it was admitted, or could not be
+// judged.
 func (n *Node) Fails(c Create, d Decision, refusal *grant.Refusal) {
 	failed := Decision{Verdict: grant.Verdict{Kind: grant.Refused, Code: refusal.Code,
 		Message: refusal.Message, Grant: d.Grant,
 		Strength: grant.StrengthNone, Details: []grant.Detail{
-			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}}, pod: d.pod}
+			{Vector: "node", Value: refusal.Message, Code: refusal.Code}}},
+		pod: cmp.Or(d.pod, podOf(c.Config, c.Container.Engine))}
 	switch mode := n.Mode(); {
 	case mode != grant.Enforce:
 		failed.NotEnforced = mode

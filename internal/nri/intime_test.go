@@ -20,12 +20,13 @@ import (
 // TestAJudgementThatTakesTooLong: the engine would continue without the plugin. The container is
 // refused before that, and what its judgement has held in the end is freed, unless it runs.
 func TestAJudgementThatTakesTooLong(t *testing.T) {
+	pod := &api.PodSandbox{Uid: "u", Namespace: "team", Name: "job"}
 	created := func(p *plugin) error {
-		_, _, err := p.CreateContainer(context.Background(), nil, &api.Container{Id: "c", Name: "train"})
+		_, _, err := p.CreateContainer(context.Background(), pod, &api.Container{Id: "c", Name: "train"})
 		return err
 	}
 	started := func(p *plugin) error {
-		return p.StartContainer(context.Background(), nil, &api.Container{Id: "c", Name: "train"})
+		return p.StartContainer(context.Background(), pod, &api.Container{Id: "c", Name: "train"})
 	}
 	for _, c := range []struct {
 		name    string
@@ -70,7 +71,8 @@ func TestAJudgementThatTakesTooLong(t *testing.T) {
 		case <-time.After(20 * p.timeout):
 			t.Errorf("%s: there is no answer", c.name)
 		}
-		if audit, _ := os.ReadFile(n.Policy.Audit.File); !strings.Contains(string(audit), c.audit) {
+		if audit, _ := os.ReadFile(n.Policy.Audit.File); !strings.Contains(string(audit), c.audit) ||
+			c.audit != "" && !strings.Contains(string(audit), `"name":"job"`) {
 			t.Errorf("%s: the audit log has %s, want %s", c.name, audit, c.audit)
 		}
 		if !c.refused {
