@@ -25,9 +25,8 @@ type answer struct {
 // inTime returns what a judgement returns. If that takes too long, the container is refused:
 // without an answer the engine continues without the plugin, with this container and others. A
 // judgement looks at the sources of the container's mounts, and the server of a volume may answer
-// late or never. What it holds when it ends at last is freed, unless the container runs: running
-// says that a refusal does not keep it from its start. A container that has stopped meanwhile holds
-// nothing.
+// late or never. What it holds when it ends at last is freed, unless running says that a refusal
+// does not keep the container from its start. A container that has stopped meanwhile holds nothing.
 func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 	judge func() (*api.ContainerAdjustment, error)) (*api.ContainerAdjustment, error) {
 	judged, refused := make(chan answer), make(chan bool, 1)
@@ -41,9 +40,7 @@ func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 		select {
 		case judged <- answer{adjustment, err}:
 		case is := <-refused:
-			if !is || running && len(p.remembered(func(id string, r reservation) bool {
-				return id == c.GetId() && r.begun
-			})) > 0 {
+			if !is {
 				return
 			}
 			if err := p.abandon(p.node(), c.GetId()); err != nil {
@@ -56,7 +53,7 @@ func (p *plugin) inTime(pod *api.PodSandbox, c *api.Container, running bool,
 		return a.adjustment, a.err
 	case <-time.After(limitOf(p)):
 		err := p.tooSlow(pod, c, running)
-		refused <- err != nil
+		refused <- err != nil && !running
 		return nil, err
 	}
 }
