@@ -159,6 +159,8 @@ grep -q '^gpuledger_' "$work/said" || fail "gpuledgerd has no metrics"
 inside gpuledger doctor | grep '^ok       daemon' || fail "the doctor does not see gpuledgerd"
 
 echo "== and back"
+# CRI-O offers NRI, so gpuledgerd checks its containers; the page says what to type first then.
+inside systemctl disable --now gpuledgerd >/dev/null 2>&1
 walk Remove
 gone
 

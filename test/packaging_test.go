@@ -85,8 +85,8 @@ func TestRemovalWaits(t *testing.T) {
 		prints string // "": it is removed
 	}{
 		"nothing":                    {nil, ""},
-		"a record":                   {map[string]string{"/var/lib/gpuledger/configure/docker/record.json": "{}"}, "docker runs its containers through it"},
-		"a record elsewhere":         {map[string]string{"/s/configure/crio/record.json": "{}", "/etc/gpuledger/config.toml": "state_dir = \"/s\"\n"}, "crio runs its containers"},
+		"a record":                   {map[string]string{"/var/lib/gpuledger/configure/docker/record.json": "{}"}, "what `gpuledger configure docker` changed is not undone"},
+		"a record elsewhere":         {map[string]string{"/s/configure/crio/record.json": "{}", "/etc/gpuledger/config.toml": "state_dir = \"/s\"\n"}, "what `gpuledger configure crio` changed is not undone"},
 		"containerd":                 {map[string]string{"/etc/containerd/config.toml": "version = 2\nBinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n"}, "/etc/containerd/config.toml names"},
 		"a file that it imports":     {map[string]string{"/etc/containerd/conf.d/a.toml": "BinaryName = \"/usr/bin/gpuledger-runtime.containerd\"\n"}, "/etc/containerd/conf.d/a.toml names"},
 		"CRI-O":                      {map[string]string{"/etc/crio/crio.conf.d/zz-gpuledger.conf": "runtime_path = \"/usr/bin/gpuledger-runtime.crio\"\n"}, "zz-gpuledger.conf names"},

@@ -14,8 +14,8 @@ state=$(sed -n -e "$key\"\([^\"]*\)\".*/\1/p" -e "$key'\([^']*\)'.*/\1/p" /etc/g
 for record in "${state:-/var/lib/gpuledger}"/configure/*/record.json; do
   [ -e "$record" ] || continue
   engine=$(basename "$(dirname "$record")")
-  echo "gpuledger: cannot be removed: $engine runs its containers through it" >&2
-  echo "hint: gpuledger configure $engine --undo --restart, and let containers end that were started through it" >&2
+  echo "gpuledger: cannot be removed: what \`gpuledger configure $engine\` changed is not undone, or not all of it" >&2
+  echo "hint: gpuledger configure $engine --undo --restart, which says what to stop before; and let containers end that were started through it" >&2
   configured=yes
 done
 [ -z "${configured:-}" ] || exit 1
