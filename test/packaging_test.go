@@ -71,6 +71,20 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	}
 }
 
+// TestAPathUnitWatchesOnePath: of two paths, systemd drops an event of one while it looks anew for
+// the other, which may be missing.
+func TestAPathUnitWatchesOnePath(t *testing.T) {
+	units, err := filepath.Glob("../packaging/systemd/*.path")
+	if err != nil || len(units) == 0 {
+		t.Fatal("there are no path units", err)
+	}
+	for _, unit := range units {
+		if n := strings.Count(read(t, unit), "\nPathChanged="); n != 1 {
+			t.Errorf("%s watches %d paths", unit, n)
+		}
+	}
+}
+
 // TestRemovalWaits runs the package's script in a system of its own: while an engine names
 // gpuledger's programs, or runs a container through them, the package stays.
 func TestRemovalWaits(t *testing.T) {
