@@ -44,7 +44,7 @@ func sharing(t *testing.T, s *site, cl client) {
 	begins("bert", "4GiB")
 	s.isRefused(t, cl.run(s, asking("carl", "8GiB")), grant.NoCapacity, "0:10GiB")
 	s.isRefused(t, cl.run(s, asking("dora", "64GiB")), grant.NoCapacity,
-		"for 64GiB on a GPU in mode limit: GPU 0 has 1824MiB left")
+		"for 64GiB on a GPU in mode limit: GPU 0 has 1824MiB")
 	if n := asked(); n != 2 {
 		t.Errorf("%d have a share, want 2: %+v", n, s.Grants())
 	}
