@@ -80,21 +80,26 @@ func TestDiffsShowNoSecrets(t *testing.T) {
 func TestUndoLeavesNoImportOfOurFile(t *testing.T) {
 	const main, runc = "/etc/containerd/config.toml", "[plugins.\"io.containerd.grpc.v1.cri\".containerd." +
 		"runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n"
-	for _, again := range []bool{false, true} { // another configure after the dump
+	type story struct {
+		again bool   // another configure after the dump
+		name  string // of our file, as the dump has it
+	}
+	for _, c := range []story{{false, "/etc/containerd/conf.d/"}, {true, "/etc/containerd/conf.d/"},
+		{false, "conf.d/"}} {
 		o := options(newRoot(t, map[string]string{"/usr/bin/runc": "#!/bin/sh\n",
 			main: "version = 2\nimports = [\"conf.d/*.toml\"]\n" + runc}), grant.Containerd)
 		applied(t, o)
 		ours := fileAt(t, o.Root, "/etc/containerd/conf.d/zz-gpuledger.toml")
 		_, copied, _ := strings.Cut(ours, "version = 2\n")
 		write(t, o.Root, main, "version = 2\nimports = [\"/etc/containerd/config.toml\", "+
-			"\"/etc/containerd/conf.d/zz-gpuledger.toml\"]\n"+copied)
-		if again {
+			"\""+c.name+"zz-gpuledger.toml\"]\n"+copied)
+		if c.again {
 			applied(t, o)
 		}
 		u := undone(t, o, "/var/lib/gpuledger", nil)
 		left := files(t, o.Root+"/etc/containerd")
 		if strings.Contains(left, "gpuledger") || len(u.Named) > 0 {
-			t.Errorf("configured again: %v: the undo leaves %v\n%s", again, u.Named, left)
+			t.Errorf("%+v: the undo leaves %v\n%s", c, u.Named, left)
 		}
 	}
 }
