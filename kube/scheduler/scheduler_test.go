@@ -928,6 +928,14 @@ func TestRunFollowsTheAPI(t *testing.T) {
 		ended <- s.Run(ctx, func(_ string, do func(context.Context) error) { <-ctx.Done() })
 	}()
 	eventually(t, "it has read the cluster", func() bool { return s.Ready() == nil })
+	// unlike a real API, this one keeps nothing for a watch that comes later
+	eventually(t, "it watches", func() bool {
+		watched := map[string]bool{}
+		for _, a := range w.client.Actions() {
+			watched[a.GetResource().Resource] = watched[a.GetResource().Resource] || a.GetVerb() == "watch"
+		}
+		return watched["pods"] && watched["nodes"]
+	})
 	want(t, "bound", bind(t, s, "p", "a"), "")
 	must(t, w.client.CoreV1().Pods("team").Delete(t.Context(), "p", metav1.DeleteOptions{}))
 	eventually(t, "it is gone", func() bool { return filtered(t, s, podOf("q", 16), "a") == "a" })

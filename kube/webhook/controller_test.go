@@ -128,12 +128,24 @@ func control(t *testing.T, objects ...runtime.Object) controlled {
 	return c
 }
 
+// run starts the controller and waits until it watches: unlike a real API, this one keeps nothing
+// for a watch that comes later.
 func (c controlled) run(controller *Controller) {
+	watches := func() (n int) {
+		for _, a := range c.Actions() {
+			if a.Matches("watch", "pods") {
+				n++
+			}
+		}
+		return n
+	}
+	before := watches()
 	begun := make(chan struct{})
 	var ended sync.WaitGroup
 	ended.Go(func() { _ = controller.Run(c.Context(), func() { close(begun) }) })
 	c.Cleanup(ended.Wait)
 	<-begun
+	c.until("it watches", func() bool { return watches() > before })
 }
 
 func (c controlled) create(pod *corev1.Pod) {
