@@ -53,9 +53,14 @@ func newStandInGPU(t *testing.T) *standInGPU {
 		}
 	}
 	g := &standInGPU{t: t, dir: t.TempDir(), now: time.Unix(1e9, 0)}
-	out, err := exec.Command("bash", "-euc", `cd ../../..; test/fakedriver/build.sh $0/driver; CFLAGS="-O2 -g -DOS_TICKS_BY_CLOCK" shim/build.sh $0/proxy; mv $0/proxy/libcuda-throttle.so.1 $0/proxy/libcuda.so.1
-mkdir $0/real; cp -L $0/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 $0/real
-gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c -L$0/real -l:libcuda.so.1 -Wl,--allow-shlib-undefined -ldl`, g.dir).CombinedOutput()
+	out, err := exec.Command("bash", "-euc", `cd ../../..
+test/fakedriver/build.sh $0/driver
+CFLAGS="-O2 -g -DOS_TICKS_BY_CLOCK" shim/build.sh $0/proxy
+mv $0/proxy/libcuda-throttle.so.1 $0/proxy/libcuda.so.1
+mkdir $0/real
+cp -L $0/driver/usr/lib/*/lib{cuda,nvidia-ml}.so.1 $0/real
+gcc -O1 -std=gnu11 -Wall -Wextra -rdynamic -o $0/launcher shim/test/launcher.c \
+  -L$0/real -l:libcuda.so.1 -Wl,--allow-shlib-undefined -ldl`, g.dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
