@@ -194,7 +194,7 @@ done
 pod() { inside unshare --mount sh -c 'mount --rbind / /srv/image/host && exec chroot /srv/image /gpuledger-setup "$@"' - "$@" >"$work/said" 2>&1 || { cat "$work/said" >&2; fail "gpuledger-setup $*"; }; }
 pod install --engine=containerd --as-default --mode=report
 inside grep -rq gpuledger-runtime /etc/containerd || fail "containerd is not configured"
-[ "$(inside systemctl is-active containerd gpuledger-inventory.path | sort -u)" = active ] || fail "containerd, or the path unit, does not run"
+[ "$(inside systemctl is-active containerd gpuledger-inventory.path gpuledger-cluster.path | sort -u)" = active ] || fail "containerd, or a path unit, does not run"
 [ "$(inside gpuledger --version)" = "gpuledger version $(dpkg-deb -f "$deb" Version | sed 's/-1$//')" ] || fail "another version is on the node"
 pod remove --engine=containerd
 ! inside sh -c 'ls -d /usr/bin/gpuledger* /usr/lib/gpuledger/shim* /usr/lib/systemd/system/gpuledger* 2>/dev/null || true' | grep -v '^/usr/bin/gpuledger-runtime' || fail "this stays behind"
