@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -55,21 +56,40 @@ func eventually(t *testing.T, what string, is func() bool) {
 	rig.Within(t, 2*time.Minute, what, is)
 }
 
-// killDaemons ends the MPS daemons that gpuledgerd would leave to its successor. A server of the
-// stand-in ends with its daemon.
+// killDaemons ends the MPS daemons that gpuledgerd would leave to its successor, and its launchers
+// that are about to become one. A server of the stand-in ends with its daemon.
 func (n mpsNode) killDaemons() {
-	files, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/process.json"))
-	for _, file := range files {
-		var p struct{ PID int }
-		if data, err := os.ReadFile(file); err != nil || json.Unmarshal(data, &p) != nil || p.PID <= 1 {
-			continue
-		}
-		if program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.PID)); program != n.program {
-			continue
-		}
-		_ = syscall.Kill(p.PID, syscall.SIGKILL)
-		eventually(n.t, "a killed MPS daemon has ended", func() bool { return !rig.Lives(p.PID) })
+	// The gpuledgerd that ended before may have started a launcher. One that has not read its command
+	// yet finds none; all others are processes now.
+	commands, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/orders.json"))
+	for _, file := range commands {
+		_ = os.Remove(file)
 	}
+	eventually(n.t, "the MPS daemons and their launchers have ended", func() bool {
+		all := n.daemons()
+		for _, pid := range all {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return len(all) == 0
+	})
+}
+
+// daemons are the processes of this node's MPS daemons, and of what is about to become one.
+func (n mpsNode) daemons() (pids []int) {
+	launcher := "\x00mps\x00" + filepath.Join(n.Dir, "run/mps") + "/"
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range links {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+		if err != nil || !rig.Lives(pid) {
+			continue
+		}
+		program, _ := os.Readlink(link)
+		command, _ := os.ReadFile(filepath.Join(filepath.Dir(link), "cmdline"))
+		if program == n.program || strings.Contains(string(command), launcher) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // states are what gpuledgerd has written about its daemons.
@@ -85,15 +105,21 @@ func (n mpsNode) states() (all []grant.MPSDaemon) {
 }
 
 // ready waits for that many daemons and returns them.
-func (n mpsNode) ready(count int) []grant.MPSDaemon {
+func (n mpsNode) ready(count int) (all []grant.MPSDaemon) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("%d MPS daemons are ready", count), func() bool {
-		all := n.states()
+		all = n.states()
 		return len(all) == count && !slices.ContainsFunc(all, func(m grant.MPSDaemon) bool {
 			return m.Problem != ""
 		})
 	})
-	return n.states()
+	return all
+}
+
+// readyAgain reports whether there is one daemon, ready, and it is not as before.
+func (n mpsNode) readyAgain(isOther func(grant.MPSDaemon) bool) bool {
+	all := n.states()
+	return len(all) == 1 && all[0].Problem == "" && isOther(all[0])
 }
 
 // client is a bundle that runs a CUDA program, with its output in /tmp/out if it keeps running.
@@ -529,7 +555,7 @@ func TestMPSLinksOfClients(t *testing.T) {
 	must(t, syscall.Kill(was.Daemon.PID, syscall.SIGKILL))
 	eventually(t, "another one is ready", func() bool {
 		plant("nvidia-cuda-mps-control.pid", precious)
-		return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != was.Daemon
+		return n.readyAgain(func(m grant.MPSDaemon) bool { return m.Daemon != was.Daemon })
 	})
 	if text := read(t, precious); text != "root:x:0:0\n" {
 		t.Errorf("the next daemon has written %q at a client's link", text)
@@ -623,7 +649,7 @@ func TestMPSDies(t *testing.T) {
 				return strings.Contains(clientOutput(b), "lost: ")
 			})
 			eventually(t, "another one is ready", func() bool {
-				return len(n.states()) == 1 && n.states()[0].Problem == "" && victim(n.states()[0]) != pid
+				return n.readyAgain(func(m grant.MPSDaemon) bool { return victim(m) != pid })
 			})
 			n.wants(n.client("next-"+what, other, "0:1"), "mps threads=100\n0:1 CUDA_SUCCESS\n")
 			b.End()
@@ -638,7 +664,7 @@ func TestMPSDies(t *testing.T) {
 		wantRefused(t, b.Create(), "mps-not-ready") // not recorded yet: the kernel was read
 		n.Daemon("--nri", "off")
 		eventually(t, "another one is ready", func() bool {
-			return len(n.states()) == 1 && n.states()[0].Problem == "" && n.states()[0].Daemon != m.Daemon
+			return n.readyAgain(func(next grant.MPSDaemon) bool { return next.Daemon != m.Daemon })
 		})
 		n.wants(b, "mps threads=100\n0:1 CUDA_SUCCESS\n")
 	})
