@@ -59,8 +59,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 // killDaemons ends the MPS daemons that gpuledgerd would leave to its successor, and its launchers
 // that are about to become one. A server of the stand-in ends with its daemon.
 func (n mpsNode) killDaemons() {
-	// The gpuledgerd that ended before may have started a launcher. One that has not read its command
-	// yet finds none; all others are processes now.
+	// The gpuledgerd that ended before may have started a launcher. One that has not read its
+	// command yet finds none; all others are processes now.
 	commands, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/orders.json"))
 	for _, file := range commands {
 		_ = os.Remove(file)
