@@ -3,6 +3,7 @@ package nvmlchild
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +85,16 @@ func (n *fakeNVML) ask() (int, error) {
 	return len(s.GPUs), err
 }
 
+// hurries has the present process answer within a moment. The question may take longer: the test
+// can stand still between two lines.
+func (n *fakeNVML) hurries() {
+	n.m.laterAnswer = 100 * time.Millisecond
+	n.m.current.in = undated{n.m.current.in}
+}
+
+// undated is a standard input without deadlines.
+type undated struct{ io.WriteCloser }
+
 // eventually bounds how long a failure takes.
 func (n *fakeNVML) eventually(what string, is func() bool) {
 	n.t.Helper()
@@ -111,7 +122,7 @@ func TestSamplerOutlivesNVML(t *testing.T) {
 			}
 			n.does(what)
 			if what == "hang" {
-				n.m.laterAnswer = 100 * time.Millisecond
+				n.hurries()
 			}
 			if _, err := n.ask(); err == nil || !strings.HasPrefix(err.Error(),
 				"cannot tell what is used of the GPUs: "+want) {
@@ -250,16 +261,19 @@ func TestSamplerWaitsForItsChildAlone(t *testing.T) {
 			}
 			n.does(does)
 			if does == "leave-all" {
-				n.m.laterAnswer = 100 * time.Millisecond
+				n.hurries()
 			}
-			_, err := n.ask()
 			var left int
-			n.eventually("it has left one behind", func() bool {
-				text, _ := os.ReadFile(filepath.Join(n.dir, "left"))
-				_, err := fmt.Sscanln(string(text), &left)
-				return err == nil && strings.HasSuffix(string(text), "\n")
-			})
-			t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
+			leaves := func() { // before the time is over, at which the child is killed
+				n.eventually("it has left one behind", func() bool {
+					text, _ := os.ReadFile(filepath.Join(n.dir, "left"))
+					_, err := fmt.Sscanln(string(text), &left)
+					return err == nil && strings.HasSuffix(string(text), "\n")
+				})
+				t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
+			}
+			_, err := n.m.Sample(stalled{context.Background(), sync.OnceFunc(leaves)},
+				grant.Source{Source: grant.NVML}, false)
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("it returns %v", err)
 			}
