@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -52,33 +53,35 @@ func TestAFindingIsAReasonOnceForAnInventory(t *testing.T) {
 
 // TestAGPUThatAnswersAndFailsByTurns has the inventory taken more and more rarely.
 func TestAGPUThatAnswersAndFailsByTurns(t *testing.T) {
-	s := daemontest.NewNode(t)
-	s.Policy.Inventory.Source = grant.Simulated
-	boot, err := s.Host.BootID()
-	daemontest.Must(t, err, gpu.Write(gpu.Path(s.Policy.StateDir), grant.Inventory{BootID: boot,
-		Source: string(grant.Simulated), GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: grant.GiB,
-			Health: grant.Healthy}}}))
-	log := logrus.New()
-	log.SetOutput(t.Output())
-	stale := ""
-	i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return stale }, log)
-	calls := 0
-	i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil }
-	for want := range 4 {
-		for _, stale = range []string{"it fails", "", "it answers again", "", "it fails", ""} {
-			daemontest.Must(t, i.Ensure(t.Context()))
+	synctest.Test(t, func(t *testing.T) { // its clock stands still while this process does
+		s := daemontest.NewNode(t)
+		s.Policy.Inventory.Source = grant.Simulated
+		boot, err := s.Host.BootID()
+		daemontest.Must(t, err, gpu.Write(gpu.Path(s.Policy.StateDir), grant.Inventory{BootID: boot,
+			Source: string(grant.Simulated), GPUs: []grant.GPU{{UUID: daemontest.GPU, Memory: grant.GiB,
+				Health: grant.Healthy}}}))
+		log := logrus.New()
+		log.SetOutput(t.Output())
+		stale := ""
+		i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return stale }, log)
+		calls := 0
+		i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil }
+		for want := range 4 {
+			for _, stale = range []string{"it fails", "", "it answers again", "", "it fails", ""} {
+				daemontest.Must(t, i.Ensure(t.Context()))
+			}
+			if wait := firstScan << want; calls != want+1 || i.wait != wait {
+				t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait,
+					want+1, wait)
+			}
+			i.retry = time.Now() // the wait is over
 		}
-		if wait := firstScan << want; calls != want+1 || i.wait != wait {
-			t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait,
-				want+1, wait)
+		i.retry = time.Now().Add(-2 * lastScan)
+		daemontest.Must(t, i.Ensure(t.Context()))
+		if i.wait != 0 {
+			t.Errorf("after a minute without a reason it waits for %s", i.wait)
 		}
-		i.retry = time.Now() // the wait is over
-	}
-	i.retry = time.Now().Add(-2 * lastScan)
-	daemontest.Must(t, i.Ensure(t.Context()))
-	if i.wait != 0 {
-		t.Errorf("after a minute without a reason it waits for %s", i.wait)
-	}
+	})
 }
 
 // TestDRMNodesThatAppearLater: the inventory is taken again when nvidia-drm is loaded after it.
@@ -113,23 +116,25 @@ func TestDRMNodesThatAppearLater(t *testing.T) {
 
 // TestANewInventoryWithAProblem is not taken again at once: another one would have it, too.
 func TestANewInventoryWithAProblem(t *testing.T) {
-	s := daemontest.NewNode(t)
-	s.Policy.Inventory.Source = grant.Simulated
-	log := logrus.New()
-	log.SetOutput(t.Output())
-	i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return "" }, log)
-	calls := 0
-	i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil } // and there is still none
-	for want := range 5 {
-		for range 3 {
-			daemontest.Must(t, i.Ensure(t.Context()))
+	synctest.Test(t, func(t *testing.T) { // its clock stands still while this process does
+		s := daemontest.NewNode(t)
+		s.Policy.Inventory.Source = grant.Simulated
+		log := logrus.New()
+		log.SetOutput(t.Output())
+		i := newInventoryManager(func() *node.Node { return s.Node }, "", func() string { return "" }, log)
+		calls := 0
+		i.run = func(*exec.Cmd) ([]byte, error) { calls++; return nil, nil } // and there is still none
+		for want := range 5 {
+			for range 3 {
+				daemontest.Must(t, i.Ensure(t.Context()))
+			}
+			if wait := firstScan << want; calls != want+1 || i.wait != wait {
+				t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait,
+					want+1, wait)
+			}
+			i.retry = time.Time{}
 		}
-		if wait := firstScan << want; calls != want+1 || i.wait != wait {
-			t.Errorf("%d inventories were taken, and it waits for %s; want %d and %s", calls, i.wait, want+1,
-				wait)
-		}
-		i.retry = time.Time{}
-	}
+	})
 }
 
 // A child that hangs in the kernel ends neither by a signal nor by a cancelled context. The daemon
@@ -150,10 +155,11 @@ func TestAHangingRefreshIsGivenUp(t *testing.T) {
 	}
 	close(release)
 	<-i.running
-	i.within = time.Minute
+	i.within, i.ends = time.Minute, time.Minute
 	if err := i.refresh(t.Context()); err != nil || calls != 2 {
 		t.Errorf("when it has ended: %v, %d children", err, calls)
 	}
+	i.ends = time.Millisecond
 
 	stopped, stop := context.WithCancel(t.Context())
 	hang := make(chan struct{})
@@ -173,9 +179,9 @@ func TestARefreshReportsItsChildsError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := newInventoryManager(nil, "", nil, nil)
-			i.command = []string{"/bin/sh", "-c", row.script}
+			i.command, i.ends = []string{"/bin/sh", "-c", row.script}, time.Minute
 			if name == "it has no end" {
-				i.within, i.ends = 100*time.Millisecond, time.Minute
+				i.within = 100 * time.Millisecond
 			}
 			err := i.refresh(t.Context())
 			if err == nil {
