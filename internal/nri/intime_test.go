@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -50,49 +51,51 @@ func TestAJudgementThatTakesTooLong(t *testing.T) {
 		{"a create that is only recorded", grant.Report, false, grant.Containerd, created, false, ""},
 		{"a start that is only observed", grant.Enforce, true, grant.Containerd, started, false, ""},
 	} {
-		n := daemontest.NewNode(t)
-		n.Policy.Rules.Mode, n.Policy.Audit.File = c.mode, t.TempDir()+"/audit"
-		id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
-		var logged strings.Builder
-		log := logrus.New()
-		log.SetOutput(&logged)
-		open := func() *node.Node {
-			if calls.Add(1) == 1 { // for the judgement
-				<-goOn
+		synctest.Test(t, func(t *testing.T) { // it waits with a clock that no other process delays
+			n := daemontest.NewNode(t)
+			n.Policy.Rules.Mode, n.Policy.Audit.File = c.mode, t.TempDir()+"/audit"
+			id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
+			var logged strings.Builder
+			log := logrus.New()
+			log.SetOutput(&logged)
+			open := func() *node.Node {
+				if calls.Add(1) == 1 { // for the judgement
+					<-goOn
+				}
+				return opened(n)
 			}
-			return opened(n)
-		}
-		p := &plugin{timeout: 200 * time.Millisecond, engine: c.engine, Connection: New(Options{Log: log,
-			Roots: []string{n.Root}, Observe: c.observe, Open: open})}
-		reserve(t, n, p, id, &api.Container{Id: "c"})
-		answered := make(chan error, 1)
-		go func() { answered <- c.event(p) }()
-		select {
-		case err := <-answered:
-			if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(),
-				`refused (internal): container "train" cannot be judged within 175ms`) ||
-				!strings.Contains(logged.String(), "cannot be judged within 175ms") {
-				t.Errorf("%s: the answer is %v, and the log has %q", c.name, err, logged.String())
+			p := &plugin{timeout: 200 * time.Millisecond, engine: c.engine, Connection: New(Options{Log: log,
+				Roots: []string{n.Root}, Observe: c.observe, Open: open})}
+			reserve(t, n, p, id, &api.Container{Id: "c"})
+			answered := make(chan error, 1)
+			go func() { answered <- c.event(p) }()
+			select {
+			case err := <-answered:
+				if (err != nil) != c.refused || err != nil && !strings.Contains(err.Error(),
+					`refused (internal): container "train" cannot be judged within 175ms`) ||
+					!strings.Contains(logged.String(), "cannot be judged within 175ms") {
+					t.Errorf("%s: the answer is %v, and the log has %q", c.name, err, logged.String())
+				}
+			case <-time.After(20 * p.timeout):
+				t.Errorf("%s: there is no answer", c.name)
 			}
-		case <-time.After(20 * p.timeout):
-			t.Errorf("%s: there is no answer", c.name)
-		}
-		if audit, _ := os.ReadFile(n.Policy.Audit.File); !strings.Contains(string(audit), c.audit) ||
-			c.audit != "" && !strings.Contains(string(audit), `"name":"job"`) {
-			t.Errorf("%s: the audit log has %s, want %s", c.name, audit, c.audit)
-		}
-		close(goOn)
-		keeps := !c.refused || c.engine == grant.CRIO
-		for end := time.Now().Add(5 * time.Second); !keeps && len(bound(t, n, id)) > 0; {
-			if time.Sleep(time.Millisecond); time.Now().After(end) {
-				t.Fatalf("%s: the refused container still holds its grant", c.name)
+			if audit, _ := os.ReadFile(n.Policy.Audit.File); !strings.Contains(string(audit), c.audit) ||
+				c.audit != "" && !strings.Contains(string(audit), `"name":"job"`) {
+				t.Errorf("%s: the audit log has %s, want %s", c.name, audit, c.audit)
 			}
-		}
-		// waits until the judgement has unlocked the ledger
-		daemontest.Must(t, n.Ledger.Update(func(*ledger.Tx) error { return nil }))
-		if time.Sleep(50 * time.Millisecond); keeps && len(bound(t, n, id)) == 0 {
-			t.Errorf("%s: the container may run, and does not hold its grant", c.name)
-		}
+			close(goOn)
+			keeps := !c.refused || c.engine == grant.CRIO
+			for end := time.Now().Add(5 * time.Second); !keeps && len(bound(t, n, id)) > 0; {
+				if time.Sleep(time.Millisecond); time.Now().After(end) {
+					t.Fatalf("%s: the refused container still holds its grant", c.name)
+				}
+			}
+			// waits until the judgement has unlocked the ledger
+			daemontest.Must(t, n.Ledger.Update(func(*ledger.Tx) error { return nil }))
+			if time.Sleep(50 * time.Millisecond); keeps && len(bound(t, n, id)) == 0 {
+				t.Errorf("%s: the container may run, and does not hold its grant", c.name)
+			}
+		})
 	}
 }
 
@@ -101,29 +104,33 @@ func TestAJudgementThatTakesTooLong(t *testing.T) {
 func TestAContainerThatIsNotJudgedInTimeHoldsUpNoOther(t *testing.T) {
 	for name, state := range map[string]api.ContainerState{
 		"created": api.ContainerState_CONTAINER_CREATED, "running": api.ContainerState_CONTAINER_RUNNING} {
-		n, ended, calls := daemontest.NewNode(t), make(chan bool, 2), atomic.Int32{}
-		log := silent()
-		log.AddHook(inStep{ended})
-		open := func() *node.Node {
-			if calls.Add(1) == 1 {
-				select {} // the first judgement never ends
+		synctest.Test(t, func(t *testing.T) {
+			n, ended, calls := daemontest.NewNode(t), make(chan bool, 2), atomic.Int32{}
+			never := make(chan bool)
+			defer func() { close(never); synctest.Wait() }() // it writes below the test's directory
+			log := silent()
+			log.AddHook(inStep{ended})
+			open := func() *node.Node {
+				if calls.Add(1) == 1 {
+					<-never // the first judgement does not end
+				}
+				return opened(n)
 			}
-			return opened(n)
-		}
-		p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: log, Open: open,
-			Roots: []string{n.Root}})}
-		go func() {
-			_, _ = p.Synchronize(t.Context(), nil, []*api.Container{{Id: "first", State: state},
-				{Id: "second", State: state}})
-		}()
-		select {
-		case <-ended:
-		case <-time.After(20 * p.timeout):
-			t.Errorf("%s: the plugin waits", name)
-		}
-		if calls := calls.Load(); calls < 3 { // by the two judgements, and for the refusal of one
-			t.Errorf("%s: the node is opened %d times", name, calls)
-		}
+			p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: log, Open: open,
+				Roots: []string{n.Root}})}
+			go func() {
+				_, _ = p.Synchronize(t.Context(), nil, []*api.Container{{Id: "first", State: state},
+					{Id: "second", State: state}})
+			}()
+			select {
+			case <-ended:
+			case <-time.After(20 * p.timeout):
+				t.Errorf("%s: the plugin waits", name)
+			}
+			if calls := calls.Load(); calls < 3 { // by the two judgements, and for the refusal of one
+				t.Errorf("%s: the node is opened %d times", name, calls)
+			}
+		})
 	}
 }
 
@@ -157,27 +164,30 @@ func TestAContainerThatStopsBeforeItsLateJudgementEnds(t *testing.T) {
 			daemontest.Must(t, err)
 		}},
 	} {
-		n := daemontest.NewNode(t)
-		n.Policy.Rules.Mode = row.mode
-		id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
-		open := func() *node.Node {
-			if calls.Add(1) == 1 { // for the judgement
-				<-goOn
+		synctest.Test(t, func(t *testing.T) {
+			n := daemontest.NewNode(t)
+			n.Policy.Rules.Mode = row.mode
+			id, goOn, calls := n.Grant('a'), make(chan bool), atomic.Int32{}
+			open := func() *node.Node {
+				if calls.Add(1) == 1 { // for the judgement
+					<-goOn
+				}
+				return opened(n)
 			}
-			return opened(n)
-		}
-		p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: silent(), Open: open,
-			Roots: []string{n.Root}, Observe: row.observe})}
-		daemontest.Must(t, row.judged(p))
-		row.ends(p)
-		reserve(t, n, p, id, c) // as the judgement does
-		p.begin(c.GetId())
-		close(goOn)
-		for end := time.Now().Add(5 * time.Second); len(bound(t, n, id)) > 0; {
-			if time.Sleep(time.Millisecond); time.Now().After(end) {
-				t.Fatalf("%s: the container still holds its grant", row.name)
+			p := &plugin{timeout: 200 * time.Millisecond, Connection: New(Options{Log: silent(), Open: open,
+				Roots: []string{n.Root}, Observe: row.observe})}
+			daemontest.Must(t, row.judged(p))
+			row.ends(p)
+			reserve(t, n, p, id, c) // as the judgement does
+			p.begin(c.GetId())
+			close(goOn)
+			for end := time.Now().Add(5 * time.Second); len(bound(t, n, id)) > 0; {
+				if time.Sleep(time.Millisecond); time.Now().After(end) {
+					t.Fatalf("%s: the container still holds its grant", row.name)
+				}
 			}
-		}
+			synctest.Wait() // it writes below the test's directory until it ends
+		})
 	}
 }
 
