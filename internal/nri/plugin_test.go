@@ -113,8 +113,8 @@ func TestAFailedCreateHoldsNothing(t *testing.T) {
 	} {
 		n := daemontest.NewNode(t)
 		id := n.Grant('a')
-		p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: silent(),
-			Roots: []string{n.Root}})}
+		p := &plugin{timeout: time.Hour, Connection: New(Options{Open: func() *node.Node { return n.Node },
+			Log: silent(), Roots: []string{n.Root}})}
 		reserve(t, n, p, id, c.held)
 		c.before(n, p)
 		daemontest.Must(t, c.event(p))
@@ -210,12 +210,13 @@ func startJudging(t *testing.T) *judging {
 	s := &judging{TestNode: daemontest.NewNode(t), goOn: make(chan bool), ended: make(chan bool, 2)}
 	log := silent()
 	log.AddHook(inStep{s.ended})
-	s.plugin = &plugin{Connection: New(Options{Log: log, Roots: []string{s.Root}, Open: func() *node.Node {
-		if s.opened.Add(1) == 1 { // for the first container
-			<-s.goOn
-		}
-		return s.Node
-	}})}
+	s.plugin = &plugin{timeout: time.Hour, Connection: New(Options{Log: log, Roots: []string{s.Root},
+		Open: func() *node.Node {
+			if s.opened.Add(1) == 1 { // for the first container
+				<-s.goOn
+			}
+			return s.Node
+		}})}
 	_, err := s.plugin.Synchronize(t.Context(), nil, []*api.Container{
 		{Id: "first", State: api.ContainerState_CONTAINER_RUNNING},
 		{Id: "second", State: api.ContainerState_CONTAINER_RUNNING}})
@@ -261,8 +262,8 @@ func TestStartContainerJudgesWhatNRIReports(t *testing.T) {
 			daemontest.Must(t, os.WriteFile(file, []byte(`{"process":{"env":`+c.config+
 				`},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`), 0o600))
 		}
-		p := &plugin{Connection: New(Options{Open: func() *node.Node { return n.Node }, Log: log,
-			Roots: []string{n.Root}, Observe: c.watches})}
+		p := &plugin{timeout: time.Hour, Connection: New(Options{Open: func() *node.Node { return n.Node },
+			Log: log, Roots: []string{n.Root}, Observe: c.watches})}
 		if err := p.StartContainer(t.Context(), nil, &api.Container{Id: "c", Env: []string{c.env}}); (err !=
 			nil) != c.refused || logged.Len() > 0 {
 			t.Errorf("%s: %v, and it logs %q", c.name, err, &logged)
