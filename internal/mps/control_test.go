@@ -44,7 +44,7 @@ func TestErrorsOnStandardOutput(t *testing.T) {
 		"Not enough privilege to execute quit command": true,
 		"": false, "25.0": false, "1G": false, "ACTIVE": false, "INITIALIZING": false, "1234": false} {
 		must(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\necho %q\n", answer), 0o755))
-		c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}}
+		c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}, system: patient{}}
 		got, err := c.ask(context.Background(), "start_server")
 		if isError != (err != nil) || err == nil && got != answer ||
 			isError && !strings.Contains(err.Error(), answer) {

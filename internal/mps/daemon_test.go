@@ -141,7 +141,15 @@ func (s stage) daemon(uuid string) *daemon {
 func (s stage) again(name string) *daemon {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	return &daemon{name: name, dir: grant.MPSDir(s.node.Policy.RunDir, name), node: s.node, log: log}
+	return &daemon{name: name, dir: grant.MPSDir(s.node.Policy.RunDir, name), node: s.node, log: log,
+		system: patient{}}
+}
+
+// patient is this machine, where a program may take long to answer: the machine may be busy.
+type patient struct{ machine }
+
+func (patient) Ask(ctx context.Context, program string, env []string, command string) (string, error) {
+	return machine{}.Ask(context.WithoutCancel(ctx), program, env, command)
 }
 
 func (s stage) self() grant.Process {
@@ -215,7 +223,7 @@ func TestSocketIsHeldByItsListener(t *testing.T) {
 }
 
 // unlisted is a machine whose list of sockets cannot be read.
-type unlisted struct{ machine }
+type unlisted struct{ patient }
 
 func (unlisted) HoldsListener(host.Host, int, string) (bool, error) {
 	return false, errors.New("out of memory")
@@ -231,7 +239,7 @@ func TestAnUnknownListenerReplacesNothing(t *testing.T) {
 		err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	d.system = nil
+	d.system = patient{}
 	if _, _, err := d.ownSockets(s.self()); err != nil {
 		t.Errorf("in the next pass: %v", err)
 	}
@@ -435,7 +443,7 @@ func TestAContainerThatWasStartedAgain(t *testing.T) {
 	s := newStage(t)
 	d := s.daemon("GPU-0")
 	end := s.serve(d)
-	m := &Manager{Node: func() *node.Node { return s.node }, Log: d.log}
+	m := &Manager{Node: func() *node.Node { return s.node }, Log: d.log, System: patient{}}
 	g := held(grant.MPS, 0, grant.GiB, []string{"a", "b"}, "GPU-0")
 	passes := func(what, lost string) {
 		t.Helper()
@@ -453,7 +461,7 @@ func TestAContainerThatWasStartedAgain(t *testing.T) {
 	s.serve(d)
 	passes("so has the next one", "a b")
 	next := m.daemons[d.name].lost.At
-	m = &Manager{Node: m.Node, Log: m.Log}
+	m = &Manager{Node: m.Node, Log: m.Log, System: m.System}
 	passes("gpuledgerd was started again", "a b")
 	if at := m.daemons[d.name].lost.At; !at.Equal(next) {
 		t.Errorf("the next gpuledgerd says that they lost them at %s, want %s", at, next)
@@ -462,7 +470,7 @@ func TestAContainerThatWasStartedAgain(t *testing.T) {
 	passes("one was started again", "a")
 	g.Bindings[0].Creator.PID++
 	passes("so was the other", "")
-	m = &Manager{Node: m.Node, Log: m.Log}
+	m = &Manager{Node: m.Node, Log: m.Log, System: m.System}
 	passes("nothing is left for the next gpuledgerd", "")
 	if _, err := os.Stat(filepath.Join(d.dir, lostFile)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s: %v", lostFile, err)
@@ -562,14 +570,15 @@ func TestAnswersAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), grant.MPSControl)
 	for _, way := range []string{"", ">&2"} {
 		must(t, os.WriteFile(path, []byte("#!/bin/sh\nexec yes tenant "+way+"\n"), 0o755))
-		if _, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(),
-			"get_server_list"); err == nil || !strings.Contains(err.Error(), "with more than 65536 bytes") {
+		c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}, system: patient{}}
+		if _, err := c.ask(context.Background(), "get_server_list"); err == nil ||
+			!strings.Contains(err.Error(), "with more than 65536 bytes") {
 			t.Errorf("%s %v", way, err)
 		}
 	}
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\nhead -c 65536 /dev/zero | tr '\\0' 1\n"), 0o755))
-	if text, err := (control{program: path, env: []string{"PATH=/usr/bin:/bin"}}).ask(context.Background(),
-		"get_server_list"); err != nil || len(text) != maxAnswer {
+	c := control{program: path, env: []string{"PATH=/usr/bin:/bin"}, system: patient{}}
+	if text, err := c.ask(context.Background(), "get_server_list"); err != nil || len(text) != maxAnswer {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }
@@ -587,7 +596,7 @@ func TestDaemonsAreAskedAtOnce(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(d.dir, "trick"),
 			[]byte("until [ -e "+daemons[1-i].dir+"/asked ]; do sleep 0.01; done\n"), 0o600))
 	}
-	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log}
+	m := &Manager{Node: func() *node.Node { return s.node }, Log: daemons[0].log, System: patient{}}
 	must(t, m.ensure(context.Background(), grants.Overview{View: grant.View{Grants: all}}))
 	for _, d := range daemons {
 		if state, known := mpsstate.Read(s.node.Host, d.dir); !known || state.Problem != "" ||
