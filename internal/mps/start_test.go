@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -37,13 +38,15 @@ func TestLateLauncher(t *testing.T) {
 	must(t, os.MkdirAll(d.dir, 0o700))
 	unlock, err := lock(d.dir) // as the launcher does
 	must(t, err)
-	check := func(want string) {
+	inTurn := func(do ...func()) {
+		for _, f := range do {
+			f()
+		}
+	}
+	check := func(want string, call func(...func())) {
 		t.Helper()
 		var removes, launches error
-		var both sync.WaitGroup
-		host.Go(&both, func() { removes = d.remove() })
-		host.Go(&both, func() { launches = d.launch(wanted("GPU-0")) })
-		both.Wait()
+		call(func() { removes = d.remove() }, func() { launches = d.launch(wanted("GPU-0")) })
 		for what, err := range map[string]error{"remove": removes, "launch": launches} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", what, err, want)
@@ -53,11 +56,17 @@ func TestLateLauncher(t *testing.T) {
 			t.Errorf("the directory: %v; %d launchers are started", err, system.count)
 		}
 	}
-	check("still under way")
+	check("still under way", func(do ...func()) { // each waits for the lock as long as it may
+		var all sync.WaitGroup
+		for _, f := range do {
+			host.Go(&all, f)
+		}
+		all.Wait()
+	})
 
 	must(t, s.becomes(d.dir, s.self()))
 	unlock()
-	check("has become the daemon")
+	check("has become the daemon", inTurn) // or one may wait for the lock in vain, which the other has
 	if err := RunLauncher(d.dir, s.node.Host); err == nil ||
 		!strings.Contains(err.Error(), "has become the daemon") {
 		t.Errorf("a second launcher: %v", err)
@@ -216,9 +225,16 @@ func TestAUnitThatIsNotStarted(t *testing.T) {
 			"Unit a.service is masked.",
 	} {
 		must(t, os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
-		if err := startUnit("a.service"); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
+		starts := func(t *testing.T) {
+			if err := startUnit("a.service"); err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
 		}
+		if strings.HasPrefix(script, "exec sleep") {
+			starts(t)
+			continue
+		}
+		synctest.Test(t, starts) // its clock stands still while a program runs
 	}
 }
 
@@ -227,21 +243,23 @@ func TestAUnitThatIsNotStarted(t *testing.T) {
 func TestLauncherWithoutDirectory(t *testing.T) {
 	s := newStage(t)
 	for again, want := range map[bool]string{false: "no such file", true: "was removed and made again"} {
-		dir := filepath.Join(t.TempDir(), "daemon")
-		must(t, os.Mkdir(dir, 0o700))
-		unlock, err := lock(dir)
-		must(t, err)
-		ended := make(chan error)
-		go func() { ended <- RunLauncher(dir, s.node.Host) }()
-		awaitDescriptor(t, dir)
-		must(t, os.Remove(dir))
-		if again {
+		synctest.Test(t, func(t *testing.T) { // its clock stands still until the lock is free
+			dir := filepath.Join(t.TempDir(), "daemon")
 			must(t, os.Mkdir(dir, 0o700))
-		}
-		unlock()
-		if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("made again %v: %v, want %q", again, err, want)
-		}
+			unlock, err := lock(dir)
+			must(t, err)
+			ended := make(chan error)
+			go func() { ended <- RunLauncher(dir, s.node.Host) }()
+			awaitDescriptor(t, dir)
+			must(t, os.Remove(dir))
+			if again {
+				must(t, os.Mkdir(dir, 0o700))
+			}
+			unlock()
+			if err := <-ended; err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("made again %v: %v, want %q", again, err, want)
+			}
+		})
 	}
 }
 
