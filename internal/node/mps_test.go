@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -155,10 +156,17 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	c.Timeout = 0
 	refused("without a timeout", true)
 	c.Timeout = time.Hour
-	c.OnReading(m.node, func() { go m.serve(&holding{gpus: []int{0}}) })
+	served := make(chan bool)
+	c.OnReading(m.node, sync.OnceFunc(func() { // it reads at each try
+		go func() {
+			defer close(served)
+			m.serve(&holding{gpus: []int{0}})
+		}()
+	}))
 	if d := m.node.Admit(c); !d.Bound {
 		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
+	<-served
 }
 
 // runDaemon makes the node one on which gpuledgerd runs.

@@ -6,7 +6,9 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpuledger/gpuledger/internal/admission"
@@ -66,35 +68,38 @@ func TestATieIsJudgedByTheCurrentLedger(t *testing.T) {
 
 // A pod's create may come before the ledger lists the pod under the claim.
 func TestACreateWaitsForItsTie(t *testing.T) {
-	m := newModel(t)
-	g, reference := m.entered(admission.Ask{Owner: "claim:cc", For: []grant.Tie{"namespace:team", "pod:u1"}})
-	second := grant.Identity{UID: "u2", Namespace: "team", Pod: "two", Container: "main"}
-	c := m.presents("second", second, reference)
-	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch || !d.Late {
-		t.Errorf("without a timeout: %s (%s) %s, late: %v", d.Kind, d.Code, d.Message, d.Late)
-	}
-	c.Timeout = time.Millisecond
-	if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch {
-		t.Errorf("without a tie: %s (%s) %s", d.Kind, d.Code, d.Message)
-	}
-	tied := make(chan error, 1)
-	c.Timeout = time.Hour
-	c.OnReading(m.node, func() {
-		go func() {
-			_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
-			tied <- err
-		}()
+	synctest.Test(t, func(t *testing.T) { // its clock stands still while the tie is made
+		m := newModel(t)
+		g, reference := m.entered(admission.Ask{Owner: "claim:cc",
+			For: []grant.Tie{"namespace:team", "pod:u1"}})
+		second := grant.Identity{UID: "u2", Namespace: "team", Pod: "two", Container: "main"}
+		c := m.presents("second", second, reference)
+		if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch || !d.Late {
+			t.Errorf("without a timeout: %s (%s) %s, late: %v", d.Kind, d.Code, d.Message, d.Late)
+		}
+		c.Timeout = time.Millisecond
+		if d := m.node.Admit(c); d.Code != grant.GrantOwnerMismatch {
+			t.Errorf("without a tie: %s (%s) %s", d.Kind, d.Code, d.Message)
+		}
+		tied := make(chan error, 1)
+		c.Timeout = time.Hour
+		c.OnReading(m.node, sync.OnceFunc(func() { // it reads at each try
+			go func() {
+				_, err := grants.Tie(m.node, g.ID, []grant.Tie{"namespace:team", "pod:u1", "pod:u2"})
+				tied <- err
+			}()
+		}))
+		d := m.node.Admit(c)
+		if m.must(<-tied); !d.Bound {
+			t.Errorf("tied meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
+		}
+		elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three",
+			Container: "main"}, reference)
+		elsewhere.Timeout = 1 << 62 // it would hang
+		if d := m.node.Admit(elsewhere); d.Code != grant.GrantOwnerMismatch {
+			t.Errorf("another namespace: %s (%s) %s", d.Kind, d.Code, d.Message)
+		}
 	})
-	d := m.node.Admit(c)
-	if m.must(<-tied); !d.Bound {
-		t.Errorf("tied meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
-	}
-	elsewhere := m.presents("thief", grant.Identity{UID: "u3", Namespace: "other", Pod: "three",
-		Container: "main"}, reference)
-	elsewhere.Timeout = 1 << 62 // it would hang
-	if d := m.node.Admit(elsewhere); d.Code != grant.GrantOwnerMismatch {
-		t.Errorf("another namespace: %s (%s) %s", d.Kind, d.Code, d.Message)
-	}
 }
 
 func TestTiesNeedAnEngineThatProvesPods(t *testing.T) {
