@@ -361,7 +361,7 @@ func TestAnIdentityIsToldByAnnotationsAlone(t *testing.T) {
 		if pod.Pod != "train" {
 			t.Errorf("it is told as %+v", pod)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("it waits")
 	}
 }
