@@ -243,7 +243,7 @@ func TestTheSocketStaysOpen(t *testing.T) {
 	asked := func() error {
 		_ = s.Ensure(context.Background())
 		return cgmem.Ask(s.n.Policy.LimitSocket(), cgmem.Call{
-			Op: cgmem.Apply, Grant: "g-cccccccccccc"}, ioTime)
+			Op: cgmem.Apply, Grant: "g-cccccccccccc"}, time.Minute)
 	}
 	if err := asked(); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("without containers: %v", err)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/cgmem"
 	"github.com/gpuledger/gpuledger/internal/daemon/daemontest"
@@ -20,7 +21,7 @@ func TestASocketThatIsRemovedIsMadeAgain(t *testing.T) {
 	listens := func(when string) {
 		t.Helper()
 		daemontest.Must(t, d.open(path, answer))
-		if err := cgmem.Ask(path, cgmem.Call{Op: cgmem.Clear}, ioTime); err != nil {
+		if err := cgmem.Ask(path, cgmem.Call{Op: cgmem.Clear}, time.Minute); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
