@@ -193,13 +193,11 @@ func (s *stage) becomes(when string, want grant.Life) {
 
 func waitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for range 1000 {
-		if done() {
-			return
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("waited in vain for %s", what)
 }
 
 // cgroups are the container's in each hierarchy that is mounted here.

@@ -45,6 +45,7 @@ func TestAHeldLockIsGivenUpOn(t *testing.T) {
 func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 	b := newLedger(t)
 	b.put(sample(1))
+	b.Wait = time.Minute
 	release := b.hold()
 	done := make(chan error)
 	go func() { done <- b.Update(func(*Tx) error { return nil }) }()
@@ -62,6 +63,7 @@ func TestAWaiterGetsTheLockWhenItIsFree(t *testing.T) {
 func TestAReplacedLockFileGuardsNothing(t *testing.T) {
 	b := newLedger(t)
 	b.put(sample(1))
+	b.Wait = time.Minute
 	release := b.hold()
 	done := make(chan error)
 	entered := make(chan struct{})
