@@ -39,6 +39,31 @@ func real(t *testing.T, holds bool) *ProcessTable {
 
 func failingExitWatcher() (*host.ExitWatcher, error) { return nil, host.ErrNoExitWatcher }
 
+// endOf returns what waits for the end of a process, as an exit watcher that holds it from now on
+// reports it. A process that is on its way there is in the root of v1's hierarchies.
+func endOf(t *testing.T, pid int) (wait func()) {
+	t.Helper()
+	v, err := host.NewExitWatcher()
+	if err == nil {
+		t.Cleanup(v.Close)
+		err = v.Add(pid)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			switch ended, err := v.Ended(); {
+			case err != nil || time.Now().After(until):
+				t.Fatalf("process %d has not ended (%v)", pid, err)
+			case len(ended) > 0:
+				return
+			}
+		}
+	}
+}
+
 func end(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	_ = cmd.Process.Kill()
@@ -50,6 +75,7 @@ func end(t *testing.T, cmd *exec.Cmd) {
 func TestHeldProcessesEnd(t *testing.T) {
 	c := real(t, true)
 	stays, goes, lingers := runner(t), runner(t), runner(t)
+	hasEnded := endOf(t, lingers.Process.Pid)
 	pids := []int{stays.Process.Pid, goes.Process.Pid, lingers.Process.Pid, goes.Process.Pid}
 	users := c.Lookup(pids)
 	if len(users) != 3 || len(c.exits.PIDs()) != 3 {
@@ -61,13 +87,7 @@ func TestHeldProcessesEnd(t *testing.T) {
 	}
 	end(t, goes)
 	_ = lingers.Process.Kill()
-	ended := func() bool {
-		s, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lingers.Process.Pid))
-		return len(s) == 0
-	}
-	for until := time.Now().Add(time.Minute); !ended() &&
-		time.Now().Before(until); time.Sleep(time.Millisecond) {
-	}
+	hasEnded()
 	users = c.Lookup(pids)
 	if _, found := users[goes.Process.Pid]; found || len(users) != 2 {
 		t.Errorf("an ended process is there: %+v", users)
