@@ -202,7 +202,7 @@ func TestTheUserOfAProcessIsReadAgain(t *testing.T) {
 		t.Errorf("at first: %+v", p)
 	}
 	_ = input.Close()
-	before, deadline := c.Changes(), time.Now().Add(20*time.Second)
+	before, deadline := c.Changes(), time.Now().Add(time.Minute)
 	for c.Lookup([]int{drops})[drops].UID != 60001 && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
 	}
