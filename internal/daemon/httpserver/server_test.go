@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	logs "github.com/sirupsen/logrus/hooks/test"
@@ -144,6 +145,7 @@ func TestEachClientIsAnswered(t *testing.T) {
 		}
 		_, _ = w.Write([]byte("read"))
 	}), logrus.New())
+	server.ReadTimeout, server.WriteTimeout = time.Minute, 2*time.Minute // a busy machine is slow
 	defer server.Close()
 	go server.Serve(l)
 	ask := func(path string) error {
