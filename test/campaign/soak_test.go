@@ -178,7 +178,7 @@ func TestSoak(t *testing.T) {
 	defer close(c.page.over)
 	began := time.Now()
 	var first []int
-	for time.Since(began) < length && !c.over.Load() {
+	for first == nil || time.Since(began) < length && !c.over.Load() {
 		c.round(fault{strike: nothing}, length/40)
 		if first == nil && time.Since(began) > length/10 {
 			first = c.quiet()
