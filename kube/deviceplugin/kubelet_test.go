@@ -145,6 +145,15 @@ func newSite(t *testing.T, gpus int, r Resource, config string) *site {
 	return s
 }
 
+// later moves the plugin's clock on until its grants are at least so old. The ledger has the
+// machine's clock, which has gone on since the plugin's was set.
+func (s *site) later(d time.Duration) {
+	if now := time.Now(); now.After(s.now) {
+		s.now = now
+	}
+	s.now = s.now.Add(d)
+}
+
 func (s *site) ensure() {
 	s.SimulatedNode.T.Helper()
 	check(s.kubelet.t, s.Ensure(context.Background()))

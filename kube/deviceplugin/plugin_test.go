@@ -568,7 +568,7 @@ func TestGrantsThatNoPodHasAreReclaimed(t *testing.T) {
 		}
 	}
 	are("at once", there, past, lost)
-	s.now = s.now.Add(settled + time.Second)
+	s.later(settled + time.Second)
 	check(t, os.Rename(checkpointFile, "away"))
 	are("without a checkpoint", there, past, lost)
 	s.kubelet.writes("vendor.example/thing", nil)
@@ -653,7 +653,7 @@ func TestAPodWithACgroupKeepsItsGrant(t *testing.T) {
 	s.kubelet.server.Stop()
 	s.kubelet = startKubelet(t)
 	s.ensure()
-	s.now = s.now.Add(settled + time.Second)
+	s.later(settled + time.Second)
 	s.ensure()
 	if n := len(s.Grants()); n != 1 {
 		t.Errorf("%d grants, want that of the pod that the kubelet does not list yet", n)
@@ -707,7 +707,7 @@ func TestGrantsOfStaticPodsAreReclaimed(t *testing.T) {
 	s.ensure()
 	s.kubelet.forgets()
 	check(t, os.Remove("cgroup/kubepods/burstable/pod"+uid))
-	s.now = s.now.Add(unstarted + time.Second)
+	s.later(unstarted + time.Second)
 	s.ensure()
 	if n := len(s.Grants()); n != 0 {
 		t.Errorf("%d grants of a static pod that is gone", n)
@@ -727,7 +727,7 @@ func TestAPodThatIsListedNoMoreHasNoUseForItsGrant(t *testing.T) {
 	s.kubelet.has("a", units1GiB.Name, some(0, 3)...)
 	s.ensure()
 	end()
-	s.now = s.now.Add(settled + time.Second)
+	s.later(settled + time.Second)
 	s.ensure()
 	if n := len(s.Grants()); n != 1 {
 		t.Errorf("%d grants, want that of the pod that the kubelet lists", n)
