@@ -15,6 +15,8 @@ import (
 // neither: the clock was set back since.
 func TestUsedIsOfNow(t *testing.T) {
 	n := nodeledgertest.New(t, 1, 16*grant.GiB, "").Open()
+	now := n.Host.Now()
+	n.Host.Now = func() time.Time { return now } // it stands still between a report and a look
 	boot, err := n.Host.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -24,7 +26,7 @@ func TestUsedIsOfNow(t *testing.T) {
 	}
 	for age, known := range map[time.Duration]bool{0: true, 50 * time.Second: true,
 		70 * time.Second: false, -70 * time.Second: false} {
-		r := watch.Comparison{Taken: n.Host.Now().Add(-age),
+		r := watch.Comparison{Taken: now.Add(-age),
 			GPUs: []watch.GPUUse{{UUID: "GPU-a", Used: grant.GiB}}}
 		if err := watch.Save(n.Policy.RunDir, boot, r); err != nil {
 			t.Fatal(err)
