@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -128,11 +127,12 @@ func TestThePluginWorksInItsPod(t *testing.T) {
 	must(t, err)
 
 	units := [][]string{{"unit-0", "unit-1", "unit-2", "unit-3"}, {"unit-4", "unit-5", "unit-6", "unit-7"}}
-	pid, logged := p.start(t)
+	killed, logged := p.start(t)
 	first := k.gets(t, logged, units...)
 	eventually(t, "it queries the pods' devices", logged, func() bool { return len(k.asked) > 0 })
-	p.checkPrivileges(t, pid)
-	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	p.checkPrivileges(t, killed.Process.Pid)
+	must(t, killed.Process.Kill())
+	_ = killed.Wait() // until then it has the socket for probes, and the next one complains
 	p.contained(t, first[0], init)
 	p.contained(t, first[1], grant.Process{PID: init.PID, Start: init.Start + 2})
 

@@ -246,7 +246,7 @@ func (p podOf) ledger(t *testing.T) *node.Node {
 
 // start runs the pod until the test ends. It returns the pod's process and a function that returns
 // its log.
-func (p podOf) start(t *testing.T) (pid int, logged func() string) {
+func (p podOf) start(t *testing.T) (cmd *exec.Cmd, logged func() string) {
 	t.Helper()
 	text, err := json.Marshal(p)
 	must(t, err)
@@ -254,7 +254,7 @@ func (p podOf) start(t *testing.T) (pid int, logged func() string) {
 	out, err := os.Create(log)
 	must(t, err)
 	defer out.Close()
-	cmd := exec.Command("/proc/self/exe")
+	cmd = exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), inPod+"="+string(text))
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -270,7 +270,7 @@ func (p podOf) start(t *testing.T) (pid int, logged func() string) {
 			t.Logf("the pod has logged:\n%s", logged())
 		}
 	})
-	return cmd.Process.Pid, logged
+	return cmd, logged
 }
 
 func eventually(t *testing.T, what string, logged func() string, done func() bool) {
@@ -382,7 +382,8 @@ func TestTheDriverWorksInItsPod(t *testing.T) {
 				t.Fatal(problem.Message)
 			}
 			cluster.claimed(inv.GPUs[0].UUID)
-			pid, logged := p.start(t)
+			driver, logged := p.start(t)
+			pid := driver.Process.Pid
 			eventually(t, "slices are published", logged, func() bool { return cluster.strength() != "" })
 			if s := cluster.strength(); s != string(grant.StrengthLibrary) {
 				t.Errorf("mode limit is published with strength %q, want that of the node's shim", s)
