@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func serveReviews(t *testing.T) (h *httptest.Server, path string) {
 
 func send(t *testing.T, server *httptest.Server, path, text string) (int, string) {
 	t.Helper()
-	client := &http.Client{Timeout: 20 * time.Second}
+	client := &http.Client{Timeout: time.Minute}
 	answer, err := client.Post(server.URL+path, "application/json", strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
@@ -153,14 +154,25 @@ func TestReviewsThatCostMuch(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		began := time.Now()
+		began := processorTime(t)
 		code, said := send(t, server, path, c.text)
 		runtime.ReadMemStats(&after)
 		if code != c.code || !strings.Contains(said, c.want) {
 			t.Errorf("%s: %d, %.200s", name, code, said)
 		}
-		if used := after.TotalAlloc - before.TotalAlloc; used > 80<<20 || time.Since(began) > 10*time.Second {
-			t.Errorf("%s took %d MiB in %s", name, used>>20, time.Since(began))
+		took := processorTime(t) - began
+		if used := after.TotalAlloc - before.TotalAlloc; used > 80<<20 || took > 10*time.Second {
+			t.Errorf("%s took %d MiB in %s", name, used>>20, took)
 		}
 	}
+}
+
+// processorTime is what this process has had of the processors.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var now syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &now); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(now.Utime.Nano() + now.Stime.Nano())
 }
