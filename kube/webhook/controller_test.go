@@ -173,13 +173,11 @@ func (c controlled) templates() (names []string) {
 
 func (c controlled) until(what string, is func() bool) {
 	c.Helper()
-	for range 1000 {
-		if is() {
-			return
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.Fatalf("%s: not within a minute", what)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	c.Fatal(what)
 }
 
 // The templates of a pod that was there before, and of one that comes, are made, each in the pod's
