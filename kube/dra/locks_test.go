@@ -19,12 +19,19 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/node"
 )
 
 // The kubelet prepares the claims of many pods at once. The ledger decides for each, and gives
 // nothing twice.
 func TestManyClaimsAtOnce(t *testing.T) {
 	s := newSite(t, 2)
+	open := s.Driver.Ledger.Open
+	s.Driver.Ledger.Open = func() *node.Node {
+		n := open()
+		n.Ledger.Wait = 5 * time.Minute // the last one waits for the disk forty times
+		return n
+	}
 	var (
 		all     sync.WaitGroup
 		mu      sync.Mutex
