@@ -49,6 +49,7 @@ func TestAGrantIsTiedToThePodInTheCheckpoint(t *testing.T) {
 			t.Fatalf("without Ensure: %+v", s.Grants())
 		}
 	}
+	s.ties.Wait() // what has tied them may look once more, and would meet what follows
 	s.isFor("written down", first.ID, "pod:p1")
 	s.isFor("written down", other.ID, "pod:p2")
 
