@@ -101,14 +101,19 @@ mps_client() {
 
 # mps_by_hand: a daemon without gpuledgerd: on a GPU that is not there, and what others than root may ask it, and what quit leaves.
 mps_by_hand() {
-  local pipe daemon_pid status=0
+  local pipe daemon_pid i status=0
   pipe=$(mktemp -d /tmp/mps-XXXXXX)
   chmod 755 "$pipe"
   CUDA_VISIBLE_DEVICES=99 CUDA_MPS_PIPE_DIRECTORY=$pipe CUDA_MPS_LOG_DIRECTORY=$pipe PATH=$PATH:${mps_server%/*} timeout 5 "$mps_control" -f >by-hand.log 2>&1 || status=$?
   mps_seen "a daemon without a GPU ends (124: it was killed after 5 s)" "status $status, prints: $(tail -n 3 by-hand.log)"
+  find "$pipe" -mindepth 1 -delete # the sockets of the one that was killed
   CUDA_VISIBLE_DEVICES=$(gpu uuid 0) CUDA_MPS_PIPE_DIRECTORY=$pipe CUDA_MPS_LOG_DIRECTORY=$pipe PATH=$PATH:${mps_server%/*} "$mps_control" -f >by-hand.log 2>&1 &
   daemon_pid=$!
-  sleep 2
+  for ((i = 0; i < 600; i++)); do # until it listens
+    if [ -S "$pipe/control" ] && [ -S "$pipe/control_privileged" ]; then break; fi
+    kill -0 "$daemon_pid" 2>/dev/null || break
+    sleep 0.1
+  done
   if command -v setpriv >/dev/null; then
     # shellcheck disable=SC2016
     mps_seen "another user sets the default percentage to 33" "$(CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 20 setpriv --reuid 65534 --clear-groups "$mps_control" <<<"set_default_active_thread_percentage 33" 2>&1 || :)"
@@ -126,7 +131,7 @@ mps_by_hand() {
   kill "$daemon_pid" 2>/dev/null || :
   wait "$daemon_pid" || :
   mps_seen "after quit there are still" "$(cd "$pipe" && stat -c '%A %n' -- *)"
-  mps_seen "an option that it does not know, and its status" "$(CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 5 "$mps_control" -f -no-such-option 2>&1 </dev/null | tr -d '\000' | head -n 1; echo "${PIPESTATUS[0]}")"
+  mps_seen "an option that it does not know, and its status" "$(CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 60 "$mps_control" -f -no-such-option 2>&1 </dev/null | tr -d '\000' | head -n 1; echo "${PIPESTATUS[0]}")"
   rm -rf "$pipe"
 }
 
