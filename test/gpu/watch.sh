@@ -65,5 +65,5 @@ watching() {
   for i in 1 2 3 4; do finish "watched-$i"; done
 }
 
-# ticks PID...: processor time of processes, with that of children they have waited for.
-ticks() { sed 's/.*) //' $(printf '/proc/%s/stat ' "$@") | awk '{ t += $12 + $13 + $14 + $15 } END { print t }'; }
+# ticks PID...: processor time of processes, with that of children they have waited for. One may have ended meanwhile.
+ticks() { { sed 's/.*) //' $(printf '/proc/%s/stat ' "$@") 2>/dev/null || :; } | awk '{ t += $12 + $13 + $14 + $15 } END { print t }'; }
