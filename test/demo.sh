@@ -206,7 +206,7 @@ limit --memory 20GiB --gpu 2
 mps --memory 20GiB --compute 25 --gpu 3
 mig --profile 3g.40gb
 GRANTS
-  for ((i = 0; i < 200; i++)); do # the daemon has to prove its limits before a client may start
+  for ((i = 0; i < 1200; i++)); do # the daemon has to prove its limits before a client may start
     ! gpuledger explain --bundle mps >/dev/null || break
     sleep 0.1
   done
@@ -227,7 +227,7 @@ GRANTS
   say "With its last grant a GPU gives its mode up:"
   run gpuledger gpus
   [ "$(gpuledger gpus --json | jq '[.gpus[] | select(.mode != "" and .mode != "mig")] | length')" = 0 ] || die "a GPU is still in a mode"
-  for ((i = 0; i < 200; i++)); do # it ends its MPS daemon when that has no client left
+  for ((i = 0; i < 1200; i++)); do # it ends its MPS daemon when that has no client left
     [ -n "$(ls bindings/mps)" ] || break
     sleep 0.1
   done
@@ -240,7 +240,7 @@ GRANTS
 # wait_until_free: a killed process takes a moment to be gone.
 wait_until_free() {
   local i
-  for ((i = 0; i < 50; i++)); do
+  for ((i = 0; i < 600; i++)); do
     gpuledger grants --json | jq -e 'all(.grants[]; .state == "free")' >/dev/null && return
     sleep 0.1
   done
