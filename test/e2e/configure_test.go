@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -56,6 +57,7 @@ func (s *site) unconfigure(clients []client) (wrong []string) {
 	} else {
 		wrong = append(wrong, s.undoUnderAContainer(clients)...)
 	}
+	s.monitorsEnd()
 	s.Must("configure", s.engineName(), "--undo")
 	is := s.configuration()
 	for _, path := range different(s.unconfigured, is) {
@@ -66,6 +68,21 @@ func (s *site) unconfigure(clients []client) (wrong []string) {
 		wrong = append(wrong, s.undoWithoutADefault(m)...)
 	}
 	return wrong
+}
+
+// monitorsEnd waits for the processes between an engine and its containers. One goes on for a
+// moment after its container is removed, and an undo keeps what it may call.
+func (s *site) monitorsEnd() {
+	s.T.Helper()
+	eventually(s.T, "the monitors of the removed containers have ended", func() bool {
+		names, _ := filepath.Glob("/proc/[0-9]*/comm")
+		return !slices.ContainsFunc(names, func(path string) bool {
+			name, _ := os.ReadFile(path)
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			return err == nil && rig.Lives(pid) && (strings.HasPrefix(string(name), "containerd-shim") ||
+				strings.Contains(string(name), "conmon"))
+		})
+	})
 }
 
 // undoWithoutADefault configures Docker and undoes it where its file names no default runtime, or
@@ -135,7 +152,7 @@ func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
 	}
 	start := func() {
 		must(s.T, d.start())
-		eventually(s.T, "the engine answers again", func() bool { return d.over() || d.answers() })
+		eventually(s.T, "the engine answers again", func() bool { return d.over() || s.serves(d) })
 	}
 	undo := func(args ...string) {
 		r := s.CLI(append([]string{"configure", s.engineName(), "--undo"}, args...)...)
@@ -171,6 +188,12 @@ func (s *site) undoUnderAContainer(clients []client) (wrong []string) {
 	return wrong
 }
 
+// serves reports whether an engine that was started again serves its clients: containerd's CRI does
+// not yet when containerd answers first.
+func (s *site) serves(d *daemon) bool {
+	return d.answers() && (s.engine.trust == grant.Docker || s.command(crictl, "version").Code == 0)
+}
+
 // background starts a container, and returns its process and what removes it.
 func (s *site) background(clients []client) (pid int, remove func()) {
 	what := container{name: "at-the-undo", script: "sleep 100000 & wait"}
@@ -198,8 +221,13 @@ func (s *site) background(clients []client) (pid int, remove func()) {
 // container's runtime by the handler's name: without the handler it could not stop the container.
 func (s *site) undoUnderAContainerOfPodman() (wrong []string) {
 	former := s.succeeds("podman", "info", "--format", "{{.Host.OCIRuntime.Name}}")
-	id := s.succeeds("podman", "run", "--detach", "--network", "none", image, "/bin/sh", "-c",
-		"trap 'exit 7' TERM; while :; do sleep 0.1; done")
+	told := filepath.Join(s.dir, "told")
+	must(s.T, os.MkdirAll(told, 0o755))
+	id := s.succeeds("podman", "run", "--detach", "--network", "none", "--volume", told+":/told", image,
+		"/bin/sh", "-c", "trap 'exit 7' TERM; : >/told/traps; while :; do sleep 0.1; done")
+	eventually(s.T, "the container traps its signal", func() bool {
+		return there(filepath.Join(told, "traps"))
+	})
 	for range 2 {
 		said := s.Must("configure", "podman", "--undo")
 		if !strings.Contains(said, "only by the handler gpuledger (their monitors: pid ") {
@@ -209,7 +237,7 @@ func (s *site) undoUnderAContainerOfPodman() (wrong []string) {
 			wrong = append(wrong, "after the undo the default is still "+is)
 		}
 	}
-	s.succeeds("podman", "stop", "--time", "10", id)
+	s.succeeds("podman", "stop", "--time", "200", id)
 	if code := s.succeeds("podman", "inspect", "--format", "{{.State.ExitCode}}", id); code != "7" {
 		wrong = append(wrong, "the container that was stopped after the undo ended with "+code)
 	}

@@ -145,6 +145,6 @@ func (s *site) startAnew(t *testing.T) {
 		if d.over() {
 			t.Fatalf("%s has ended:\n%s", name, tail(d.log))
 		}
-		return d.answers() && s.command(crictl, "version").Code == 0
+		return s.serves(d)
 	})
 }
