@@ -328,7 +328,7 @@ func (w *worker) creates(s *slot) (r rig.Result, killed bool) {
 
 // started waits for the container's first process, and compares what it can open with the grant.
 func (w *worker) started(s *slot) bool {
-	end := time.Now().Add(time.Minute)
+	end := time.Now().Add(5 * time.Minute)
 	for look := 1; ; look++ {
 		if _, ok := s.found(); ok {
 			break
@@ -464,7 +464,7 @@ func (w *worker) release(s *slot) {
 // gone waits until no process of the container is left.
 func (w *worker) gone(s *slot) {
 	for tries := 0; len(s.processes()) > 0; tries++ {
-		if tries == 500 {
+		if tries == 3000 {
 			w.violation("container %s of %s does not end", s.id, w.engine.name)
 			return
 		}
