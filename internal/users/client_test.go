@@ -92,7 +92,7 @@ func TestAnAnswerThatHasComeCounts(t *testing.T) {
 		waits bool
 		want  grant.ID
 	}{{true, id}, {true, ""}, {false, id}, {false, ""}} {
-		ctx, interrupt := context.WithCancel(t.Context())
+		asked := make(chan bool, 1)
 		f := &fakeDaemon{}
 		f.starts(t)
 		f.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,19 +101,25 @@ func TestAnAnswerThatHasComeCounts(t *testing.T) {
 			if c.waits {
 				_ = errors.Join(e.Encode(Event{Place: 1, Of: 1}), http.NewResponseController(w).Flush())
 			} else {
-				interrupt()
+				asked <- true
 			}
 			<-r.Context().Done()
 			if c.want != "" {
 				_ = e.Encode(Event{Grant: &Listed{ID: c.want}})
 			}
 		})
-		g, _, err := Client{f.socket}.Grant(ctx, GrantRequest{Secret: "secret", Wait: time.Minute,
-			Since: time.Now(), Terms: Terms{Mode: grant.Limit, Owner: grant.Bearer}},
-			func(int, int) { interrupt() })
-		if g.ID != c.want || (c.want == "") != errors.Is(err, context.Canceled) {
-			t.Errorf("waits: %t: it has %q, %v; want %q", c.waits, g.ID, err, c.want)
-		}
+		synctest.Test(t, func(t *testing.T) { // its clock stands still while the daemon answers
+			ctx, interrupt := context.WithCancel(t.Context())
+			if !c.waits {
+				go func() { <-asked; interrupt() }()
+			}
+			g, _, err := Client{f.socket}.Grant(ctx, GrantRequest{Secret: "secret", Wait: time.Minute,
+				Since: time.Now(), Terms: Terms{Mode: grant.Limit, Owner: grant.Bearer}},
+				func(int, int) { interrupt() })
+			if g.ID != c.want || (c.want == "") != errors.Is(err, context.Canceled) {
+				t.Errorf("waits: %t: it has %q, %v; want %q", c.waits, g.ID, err, c.want)
+			}
+		})
 	}
 }
 
