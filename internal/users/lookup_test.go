@@ -34,6 +34,12 @@ func programs(t *testing.T, id, getent string) {
 	t.Setenv("PATH", dir)
 }
 
+// withoutHaste is a test on a clock that stands still while programs run: on a busy machine one can
+// take longer than lookupTime.
+func withoutHaste(test func(*testing.T)) func(*testing.T) {
+	return func(t *testing.T) { synctest.Test(t, test) }
+}
+
 // expire has what is known be too old to be used.
 func expire[K comparable](a *answers[K]) {
 	for _, one := range a.kept {
@@ -72,7 +78,7 @@ func TestQuotaThatCannotBeKnown(t *testing.T) {
 		"the name fails": {"echo 70", fails, grant.Quota{Group: "80"}, 70001, 0,
 			"the users of this node cannot be read"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, withoutHaste(func(t *testing.T) {
 			directory(t, c.id, c.getent)
 			c.first.Grants = 1
 			q, err := QuotaOf([]grant.Quota{c.first, {User: Anybody, Grants: 9}}, c.uid)
@@ -83,7 +89,7 @@ func TestQuotaThatCannotBeKnown(t *testing.T) {
 			case c.want > 0 && (err != nil || q == nil || q.Grants != c.want):
 				t.Errorf("%+v, %v; want %d grants", q, err, c.want)
 			}
-		})
+		}))
 	}
 }
 
@@ -253,7 +259,9 @@ func TestQuotaThatIsNotKnownYet(t *testing.T) {
 
 // TestDirectoryThatIsDown: glibc's getent says then that there is no such entry. The user's quota
 // is not known, and all others have theirs.
-func TestDirectoryThatIsDown(t *testing.T) {
+func TestDirectoryThatIsDown(t *testing.T) { withoutHaste(directoryThatIsDown)(t) }
+
+func directoryThatIsDown(t *testing.T) {
 	directory(t, "exit 1", "case $2 in erna|70001) echo erna:x:70001:;; *) exit 2;; esac")
 	quotas := []grant.Quota{{User: "erna", Grants: 1}, {User: Anybody, Grants: 9}}
 	has := func(uid uint32, want *grant.Quota) {
@@ -284,7 +292,9 @@ func TestDirectoryThatIsDown(t *testing.T) {
 
 // TestIsNamedHere: it is not sure of users whom only a directory service may know, and after a
 // failure of those who had no name before.
-func TestIsNamedHere(t *testing.T) {
+func TestIsNamedHere(t *testing.T) { withoutHaste(namedHere)(t) }
+
+func namedHere(t *testing.T) {
 	const erna = 4_000_000_001
 	directory(t, fails, fails)
 	says := func(uid uint32, named, sure bool) {

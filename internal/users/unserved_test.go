@@ -6,7 +6,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-func TestQuotasOfNoUser(t *testing.T) {
+func TestQuotasOfNoUser(t *testing.T) { withoutHaste(quotasOfNoUser)(t) }
+
+func quotasOfNoUser(t *testing.T) {
 	const root = " is root, who may request without limit: the quota has no effect"
 	const nobody = ` has uid 65534, which the kernel shows for users that it cannot name: the quota has ` +
 		`no effect`
