@@ -12,11 +12,16 @@ import (
 	"time"
 )
 
-// cluster writes what the cluster sets, and gives its path.
+// cluster writes what the cluster sets, and gives its path. Like the kubelet it replaces the file
+// whole: an empty one is a text that the node takes.
 func (s machine) cluster(text string) string {
 	s.Helper()
-	s.write("node/cluster/cluster.toml", text)
-	return s.dir + "/node/cluster/cluster.toml"
+	s.write("node/cluster/draft", text)
+	path := s.dir + "/node/cluster/cluster.toml"
+	if err := os.Rename(s.dir+"/node/cluster/draft", path); err != nil {
+		s.Fatal(err)
+	}
+	return path
 }
 
 const ours = "[policy]\nmode = \"report\"\n[[policy.exempt]]\nnamespace = \"gpuledger-system\"\n"
