@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestASocketOfAUserIsNotAsked, whatever the list of sockets says.
@@ -46,14 +45,10 @@ func TestASocketOfAUserIsNotAsked(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if _, err := dockerInfo(dir + "/s"); err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("uid %d: nothing answers", uid)
-			}
-		}
+		eventually(t, "something answers", func() bool {
+			_, err := dockerInfo(dir + "/s")
+			return err == nil
+		})
 		if is, err := AskDocker(1); (err == nil) != (uid == 0) {
 			t.Errorf("uid %d: %+v, %v", uid, is, err)
 		}

@@ -74,12 +74,9 @@ func TestADistributionThatWasLeftBehind(t *testing.T) {
 		for _, endpoint := range []string{"unix:///run/k0s/containerd.sock", "unix://" + socket,
 			"unix:///var" + socket, socket} {
 			end := startKubelet(t, "--container-runtime-endpoint="+endpoint)
-			for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) != endpoint; {
-				if time.Now().After(until) {
-					t.Fatalf("no kubelet with %s", endpoint)
-				}
-				time.Sleep(10 * time.Millisecond)
-			}
+			eventually(t, "a kubelet with "+endpoint, func() bool {
+				return kubelet.Endpoint(isOurs) == endpoint
+			})
 			want := left
 			if listens && strings.HasSuffix(endpoint, socket) {
 				want = in.Of().File
@@ -153,14 +150,19 @@ func TestTheFileOfTheNodesOwnContainerd(t *testing.T) {
 		t.Errorf("beside k0s: it is %q (%v), want %q", got, err, left)
 	}
 	defer startKubelet(t, "--container-runtime-endpoint=unix://"+ownSocket)()
-	for until := time.Now().Add(10 * time.Second); kubelet.Endpoint(isOurs) == ""; {
-		if time.Now().After(until) {
-			t.Fatal("no kubelet")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "a kubelet", func() bool { return kubelet.Endpoint(isOurs) != "" })
 	if got, err := in.FindFile(""); err != nil || got != other {
 		t.Errorf("beside a k0s that was left behind: it is %q (%v), want %q", got, err, other)
+	}
+}
+
+// eventually waits until it is true. Its limit bounds how long a failure takes.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
 	}
 }
 
@@ -177,15 +179,13 @@ func startListener(t *testing.T, socket string, args ...string) (end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if c, err := net.Dial("unix", socket); err == nil { // the file is there before it listens
+	eventually(t, "it listens", func() bool { // the file is there before that
+		c, err := net.Dial("unix", socket)
+		if err == nil {
 			_ = c.Close()
-			break
 		}
-		if time.Now().After(until) {
-			t.Fatal("nothing listens")
-		}
-	}
+		return err == nil
+	})
 	return func() {
 		_ = input.Close()
 		_ = cmd.Wait()

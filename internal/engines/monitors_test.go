@@ -7,7 +7,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/filetree"
 	"github.com/gpuledger/gpuledger/internal/grant"
@@ -120,13 +119,10 @@ func TestMonitors(t *testing.T) {
 // executed waits until a process that was started has executed its program.
 func executed(t *testing.T, pid int) {
 	t.Helper()
-	for range 500 {
-		if line := arguments(pid); len(line) > 1 && line[1] == "-c" {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatalf("process %d has not executed its program", pid)
+	eventually(t, "a process has executed its program", func() bool {
+		line := arguments(pid)
+		return len(line) > 1 && line[1] == "-c"
+	})
 }
 
 func must(t *testing.T, errs ...error) {
@@ -177,11 +173,5 @@ func TestAMonitorBelowAnotherProcessOfItsName(t *testing.T) {
 	must(t, cmd.Start())
 	defer func() { _, _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL), cmd.Wait() }()
 	in := Installation{Engine: grant.Podman, System: filetree.System{Root: "/"}}
-	for range 500 {
-		if len(in.Monitors(link)) == 1 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("%v, want one monitor", in.Monitors(link))
+	eventually(t, "there is one monitor", func() bool { return len(in.Monitors(link)) == 1 })
 }
