@@ -171,7 +171,7 @@ func enterCgroup(dir string) error {
 // removeMachineCgroups removes the cgroups that InMachine has made. A cgroup stays busy for a
 // moment after its last process.
 func removeMachineCgroups(name string) {
-	for range 500 {
+	for range 3000 {
 		busy := false
 		for _, root := range hierarchies() {
 			if dir := filepath.Join(root, name); exists(dir) {

@@ -335,7 +335,8 @@ func (n *Node) cgroup() string { return "/gpuledger-" + filepath.Base(n.Dir) }
 // removeCgroups kills what is left in them; a cgroup stays busy for a moment after its last
 // process.
 func (n *Node) removeCgroups() {
-	for range 100 {
+	end := time.Now().Add(20 * time.Second)
+	for tries := 0; tries < leastTries || time.Now().Before(end); tries++ {
 		busy := false
 		for _, pattern := range []string{"/sys/fs/cgroup" + n.cgroup(), "/sys/fs/cgroup/*" + n.cgroup()} {
 			roots, _ := filepath.Glob(pattern)
