@@ -157,7 +157,7 @@ func asBefore(t *testing.T, s *site, cl client) {
 			note(t, o)
 		})
 	}
-	writeFile(t, s.Config, string(enforced))
+	s.Write("config.toml", string(enforced))
 }
 
 // enter switches the node to report, to an exemption of the client's containers, to disabled, or to
@@ -171,7 +171,7 @@ func (s *site) enter(state, config string) {
 	if state == "exempt" {
 		config += "[[policy.exempt]]\nnamespace = \"team\"\n"
 	}
-	writeFile(s.T, s.Config, config)
+	s.Write("config.toml", config) // as a whole: Podman may be cleaning up
 	if state == "disabled" {
 		s.Must("disable", "--for", "1h")
 	}
