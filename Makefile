@@ -45,11 +45,11 @@ test: ## everything of a node that needs root and no GPU, set-up included (root)
 	@test/setup.sh test
 	$(MAKE) --no-print-directory build peers
 	go vet ./...
-	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m $$(go list ./... | grep -v '/test$$')
+	test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 45m $$(go list ./... | grep -v '/test$$')
 	test/rig/halves.sh ./test
 	@for package in $(FAILPOINT_TESTS); do \
 	  echo "go test -tags failpoint $$package"; \
-	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 25m "$$package"; \
+	  test/rig/leftovers.sh go test -p $(JOBS) -tags failpoint -count=1 -timeout 45m "$$package"; \
 	done
 
 # Tests that make test has no time for (rig.More).
@@ -61,8 +61,8 @@ test-more: ## what CI runs after make test: Kubernetes' module, the long tests, 
 	$(MAKE) --no-print-directory build peers
 	go vet -tags e2e ./test/e2e
 	go vet -C kube -p $(JOBS) ./...
-	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 25m ./...
-	GPULEDGER_TEST_MORE=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 25m -run '^($(MORE))$$' ./test ./test/campaign
+	test/rig/leftovers.sh go test -C kube -p $(JOBS) -count=1 -timeout 45m ./...
+	GPULEDGER_TEST_MORE=1 test/rig/leftovers.sh go test -p $(JOBS) -count=1 -timeout 45m -run '^($(MORE))$$' ./test ./test/campaign
 	test/rig/leftovers.sh test/demo.sh
 	E2E_ENTRIES=wrapper,configure,unjudged test/rig/leftovers.sh test/e2e/run.sh containerd2,podman
 
