@@ -366,11 +366,12 @@ func TestConfigureFindsTheEngine(t *testing.T) {
 	signal.Notify(signals, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(signals) })
 	engine := exec.Command(script, "--config-file", "/srv/daemon.json")
-	engine.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	engine.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := engine.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = engine.Process.Kill(); _ = engine.Wait() })
+	// with its sleep, which it may not have come to end
+	t.Cleanup(func() { _ = syscall.Kill(-engine.Process.Pid, syscall.SIGKILL); _ = engine.Wait() })
 	rig.Eventually(t, "the engine is up", func() bool { _, err := os.Stat(n.Dir + "/up"); return err == nil })
 
 	pid := strconv.Itoa(engine.Process.Pid)
