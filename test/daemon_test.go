@@ -147,8 +147,8 @@ func TestDaemonReloadsItsConfiguration(t *testing.T) {
 	})
 	write(strings.Replace(string(good), n.Dir+"/run", n.Dir+"/run2", 1))
 	rig.Eventually(t, "it has moved to another run directory", func() bool {
-		_, err := os.Stat(n.Dir + "/run2/gpuledgerd.lock")
-		return err == nil
+		holder, _ := os.ReadFile(n.Dir + "/run2/gpuledgerd.lock")
+		return string(holder) == fmt.Sprintln(d.PID())
 	})
 	if r := rig.Run(n.Command(rig.Binary(t, "gpuledgerd"), "--nri", "off")); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "runs already") {
