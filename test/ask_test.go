@@ -2,6 +2,8 @@ package test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -154,6 +156,15 @@ func TestProgramsTakeNothingOfTheAsked(t *testing.T) {
 	if held := n.Grants(); held[0].Source != grant.Asked || held[0].State != grant.Bound {
 		t.Errorf("%+v", held)
 	}
+	// A signal that comes before would end gpuledger itself, which removes the program's cgroup.
+	rig.Eventually(t, "the program runs", func() bool {
+		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", cmd.Process.Pid))
+		return slices.ContainsFunc(children, func(file string) bool {
+			pids, _ := os.ReadFile(file)
+			name, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(pids)) + "/comm")
+			return string(name) == "sleep\n"
+		})
+	})
 	b := starts(t, n.Bundle("c", wants("7GiB"), rig.Annotation("gpuledger.dev/gpu", "0"),
 		rig.Annotation("gpuledger.dev/compute", "50")))
 	n.CheckSound("while both run")
