@@ -271,7 +271,7 @@ func TestConcurrentAdoptions(t *testing.T) {
 		bundles[i] = n.Bundle(fmt.Sprintf("c%d", i), rig.Identity(fmt.Sprintf("uid-%d", i), "team", "job",
 			"train"), memory, rig.Light)
 	}
-	results := atOnce(contenders, func(i int) rig.Result { return bundles[i].Create() })
+	results := atOnce(contenders, func(i int) rig.Result { return createsAtLast(bundles[i]) })
 	const fit = 2 * 15 // 16160 MiB are 15 GiB and a rest
 	started := 0
 	for _, r := range results {
