@@ -90,7 +90,10 @@ static void pass(const char *path) {
 static void take(const char *path) {
 	struct sockaddr_un a = address(path);
 	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-	if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a)) die(path);
+	while (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a)) {
+		if (fd < 0 || errno != ECONNREFUSED) die(path);
+		usleep(10000); // it is bound, and soon listens
+	}
 	char byte, room[CMSG_SPACE(sizeof(int))];
 	struct iovec io = {&byte, 1};
 	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
