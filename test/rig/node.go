@@ -311,8 +311,25 @@ func (n *Node) end() {
 		n.T.Errorf("mounts are left, so nothing is removed: %v", left)
 		return
 	}
-	// What a killed gpuledgerd has started to read the driver ends a moment later, and may write.
+	// What a killed gpuledgerd has started to read the driver ends a moment later, and may write: an
+	// inventory makes its directory again.
+	Eventually(n.T, "what reads the driver has ended", func() bool { return !n.isRead() })
 	Eventually(n.T, "the removal of "+n.Dir, func() bool { return os.RemoveAll(n.Dir) == nil })
+}
+
+// isRead reports whether a process runs that a gpuledgerd of the node has started. Before it
+// executes its program it has the daemon's command line.
+func (n *Node) isRead() bool {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.ContainsFunc(lines, func(line string) bool {
+		args, _ := os.ReadFile(line)
+		program, _, _ := strings.Cut(string(args), "\x00")
+		if filepath.Base(program) != "gpuledgerd" && !strings.Contains(string(args), "\x00inventory\x00") {
+			return false
+		}
+		env, _ := os.ReadFile(filepath.Join(filepath.Dir(line), "environ"))
+		return strings.Contains(string(env), "GPULEDGER_CONFIG="+n.Dir+"/")
+	})
 }
 
 // mountsBelow lists mount points at and below a directory, the innermost first.
