@@ -282,16 +282,24 @@ func Eventually(t testing.TB, what string, is func() bool) {
 	Within(t, 20*time.Second, what, is)
 }
 
-// Within is Eventually with another time limit. It makes a least number of tries, because a machine
-// such as a guest can stand still meanwhile.
+// Within is Eventually with another time limit.
 func Within(t testing.TB, patience time.Duration, what string, is func() bool) {
 	t.Helper()
+	if !comesTrue(patience, is) {
+		t.Fatalf("never came true: %s", what)
+	}
+}
+
+// comesTrue reports whether a condition comes true. It makes a least number of tries, because a
+// machine such as a guest can stand still meanwhile.
+func comesTrue(patience time.Duration, is func() bool) bool {
 	for end, tries := time.Now().Add(patience), 0; !is(); tries++ {
 		if tries >= leastTries && time.Now().After(end) {
-			t.Fatalf("never came true: %s", what)
+			return false
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+	return true
 }
 
 const leastTries = 300
@@ -352,8 +360,7 @@ func (n *Node) cgroup() string { return "/gpuledger-" + filepath.Base(n.Dir) }
 // removeCgroups kills what is left in them; a cgroup stays busy for a moment after its last
 // process.
 func (n *Node) removeCgroups() {
-	end := time.Now().Add(20 * time.Second)
-	for tries := 0; tries < leastTries || time.Now().Before(end); tries++ {
+	gone := func() bool {
 		busy := false
 		for _, pattern := range []string{"/sys/fs/cgroup" + n.cgroup(), "/sys/fs/cgroup/*" + n.cgroup()} {
 			roots, _ := filepath.Glob(pattern)
@@ -365,12 +372,11 @@ func (n *Node) removeCgroups() {
 				removeCgroup(root)
 			}
 		}
-		if !busy {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+		return !busy
 	}
-	n.T.Errorf("cgroups are left: %s", n.cgroup())
+	if !comesTrue(20*time.Second, gone) {
+		n.T.Errorf("cgroups are left: %s", n.cgroup())
+	}
 }
 
 // onCgroups reports whether a directory is a cgroup, and not a plain directory that crun 1.8 has
