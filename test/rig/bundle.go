@@ -48,7 +48,7 @@ func (n *Node) Bundle(id string, edits ...Edit) *Bundle {
 func copyFile(n *Node, from, to string) {
 	data, err := os.ReadFile(from)
 	if err == nil {
-		err = os.WriteFile(to, data, 0o755)
+		err = writeFile(to, data, 0o755)
 	}
 	if err != nil {
 		n.T.Fatal(err)

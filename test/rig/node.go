@@ -91,7 +91,7 @@ func (n *Node) Write(name, content string) string {
 	if path == n.Config {
 		draft += ".new"
 	}
-	err := os.WriteFile(draft, []byte(content), 0o600)
+	err := writeFile(draft, []byte(content), 0o600)
 	if err == nil && draft != path {
 		err = os.Rename(draft, path)
 	}
@@ -99,6 +99,15 @@ func (n *Node) Write(name, content string) string {
 		n.T.Fatal(err)
 	}
 	return path
+}
+
+// writeFile is os.WriteFile while no other goroutine starts a program. A child has the file open
+// until it executes its own program, and until then the kernel executes none from the file
+// (ETXTBSY).
+func writeFile(path string, data []byte, mode os.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, data, mode)
 }
 
 // Result is the output and the status of a program that has ended.
