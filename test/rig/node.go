@@ -81,14 +81,14 @@ func NewNode(t testing.TB, s Setup) *Node {
 	return n
 }
 
-// Write writes a file into the node's directory and returns its path. It replaces the configuration
-// whole, because a daemon may be reading it. An empty configuration would mean the directories of
-// the machine.
+// Write writes a file into the node's directory and returns its path. It replaces a configuration
+// whole, because a daemon may be reading it, or what Podman starts behind a container. An empty
+// configuration would mean the directories of the machine.
 func (n *Node) Write(name, content string) string {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, name)
 	draft := path
-	if path == n.Config {
+	if path == n.Config || name == podmanConfig {
 		draft += ".new"
 	}
 	err := writeFile(draft, []byte(content), 0o600)

@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 )
 
+// podmanConfig is the name of Podman's configuration in the node's directory.
+const podmanConfig = "containers.conf"
+
 // Podman is podman with storage, state and locks of the node's own, the node's hooks directory, and
 // what a root without CAP_SYS_RESOURCE needs. Call HideRun first, because some of its state is
 // always in /run.
@@ -15,7 +18,7 @@ func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	conf := n.Write("containers.conf", "[engine]\nlock_type = \"file\"\n[containers]\n"+
+	conf := n.Write(podmanConfig, "[engine]\nlock_type = \"file\"\n[containers]\n"+
 		"default_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n")
 	global := []string{"--root", filepath.Join(n.Dir, "storage"), "--runroot",
 		filepath.Join(n.Dir, "runroot"), "--tmpdir", filepath.Join(n.Dir, "tmpdir"),
