@@ -35,6 +35,10 @@ root = %q
 state = %q
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
+[timeouts] # those of seconds: a slow machine is no failure
+  "io.containerd.timeout.shim.cleanup" = "2m"
+  "io.containerd.timeout.shim.load" = "2m"
+  "io.containerd.timeout.task.state" = "2m"
 [grpc]
   address = %q
 `, c.dir+"/root", c.dir+"/state", c.socket()))
