@@ -95,6 +95,7 @@ func TestACrashLoopHarmsNoContainer(t *testing.T) {
 	}); len(held) != len(running) {
 		t.Errorf("bound are %+v", held)
 	}
+	rig.Eventually(t, "the last one that was killed has no lock any more", n.LockIsFree)
 	last := n.Daemon("--nri", "off")
 	rig.Eventually(t, "the next one tidies", func() bool {
 		return strings.Count(last.Log(), "gpuledgerd dev started") == 2 && len(entries(n)) == 2*len(running)

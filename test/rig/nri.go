@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -366,8 +367,26 @@ func (d *Daemon) End(s syscall.Signal) int {
 	if d.cmd.ProcessState == nil {
 		d.Signal(s)
 		_ = d.cmd.Wait()
+		if holder, _ := os.ReadFile(d.Node.daemonLock()); string(holder) == fmt.Sprintln(d.PID()) {
+			_ = comesTrue(patience, d.Node.LockIsFree) // its successor gives up sooner
+		}
 	}
 	return d.cmd.ProcessState.ExitCode()
+}
+
+func (n *Node) daemonLock() string { return filepath.Join(n.Dir, "run/gpuledgerd.lock") }
+
+// LockIsFree reports whether a gpuledgerd can start on the node. What a killed one has just started
+// has its lock until it executes its program.
+func (n *Node) LockIsFree() bool {
+	syscall.ForkLock.RLock() // else what this program starts could have it then
+	defer syscall.ForkLock.RUnlock()
+	lock, err := os.Open(n.daemonLock())
+	if err != nil {
+		return true
+	}
+	defer lock.Close()
+	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
 // Stands reports whether a SIGSTOP has arrived.
