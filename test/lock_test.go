@@ -54,8 +54,11 @@ func TestTheLockHolderOpensNoPathOfATenant(t *testing.T) {
 }
 
 var (
-	lockTaken = regexp.MustCompile(`flock\((\d+)<(.*)>, LOCK_EX(\|LOCK_NB)?\) += 0`)
-	lockGiven = regexp.MustCompile(`close\((\d+)<(.*)>`)
+	lockTaken = regexp.MustCompile(`flock\((\d+)<([^>]*)>, LOCK_EX(\|LOCK_NB)?\) += 0`)
+	lockGiven = regexp.MustCompile(`close\((\d+)<([^>]*)>`)
+	// A call during which strace has shown one of another thread is in two lines.
+	lockBegun = regexp.MustCompile(`^(\d+) +(flock\(.*) <unfinished \.\.\.>`)
+	lockEnded = regexp.MustCompile(`^(\d+) +<\.\.\. flock resumed>(.*)`)
 )
 
 // accessed reads a trace of the wrapper up to the execve of the real runtime. It returns the calls
@@ -63,8 +66,14 @@ var (
 // otherwise.
 func accessed(t *testing.T, trace, run string, dirs ...string) (locked []string, before int) {
 	t.Helper()
-	held, times := "", 0
+	held, times, begun := "", 0, map[string]string{} // the last by thread
 	for line := range strings.Lines(trace) {
+		if call := lockBegun.FindStringSubmatch(line); call != nil {
+			begun[call[1]] = call[2]
+		}
+		if end := lockEnded.FindStringSubmatch(line); end != nil {
+			line = begun[end[1]] + end[2]
+		}
 		switch taken, given := lockTaken.FindStringSubmatch(line), lockGiven.FindStringSubmatch(line); {
 		case taken != nil && strings.HasPrefix(taken[2], run):
 			held = taken[2]
@@ -82,6 +91,27 @@ func accessed(t *testing.T, trace, run string, dirs ...string) (locked []string,
 	}
 	t.Fatalf("the ledger was locked %d times, and no real runtime was called:\n%s", times, trace)
 	return nil, 0
+}
+
+// TestACallInTwoLinesIsRead: on a slow machine strace shows a call of another thread, or a signal,
+// while the lock is taken or given back.
+func TestACallInTwoLinesIsRead(t *testing.T) {
+	const trace = `7 openat(AT_FDCWD</>, "/b/rootfs", O_PATH) = 5</b/rootfs>
+7 flock(6</n/run/lock>, LOCK_EX|LOCK_NB <unfinished ...>
+8 epoll_pwait(4<anon_inode:[eventpoll]>,  <unfinished ...>
+7 <... flock resumed>)                = 0
+8 <... epoll_pwait resumed>[], 128, 0, NULL, 0) = 0
+7 openat(AT_FDCWD</>, "/b/rootfs/etc", O_PATH) = 5</b/rootfs/etc>
+7 close(6</n/run/lock> <unfinished ...>
+8 --- SIGURG {si_signo=SIGURG, si_code=SI_TKILL, si_pid=7, si_uid=0} ---
+7 <... close resumed>)                = 0
+7 openat(AT_FDCWD</>, "/b/rootfs/lib", O_PATH) = 5</b/rootfs/lib>
+7 execve("/usr/bin/runc", ["runc"], 0x1 /* 2 vars */ <unfinished ...>
+`
+	if locked, before := accessed(t, trace, "/n/run", "/b"); len(locked) != 1 ||
+		!strings.Contains(locked[0], "/b/rootfs/etc") || before != 2 {
+		t.Errorf("with the lock: %q, without it: %d calls", locked, before)
+	}
 }
 
 func inOneOf(line string, dirs []string) bool {
