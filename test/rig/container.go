@@ -53,9 +53,10 @@ func NodePIDs(s *specs.Spec) {
 
 // HeldUntil makes the runtime's create wait until a file exists. By then the runtime has made its
 // state directory, but not yet the init. The returned function reports whether a create waits now.
+// What waits outlives a runtime that is killed, and ends with the node's directory at the latest.
 func (n *Node) HeldUntil(path string) (Edit, func() bool) {
 	there := path + ".waits"
-	script := fmt.Sprintf(": >%q; while [ ! -e %q ]; do sleep 0.01; done", there, path)
+	script := fmt.Sprintf(": >%q; while [ -e %q ] && [ ! -e %q ]; do sleep 0.01; done", there, there, path)
 	edit := func(s *specs.Spec) {
 		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{
 			{Path: "/bin/sh", Args: []string{"sh", "-c", script},
