@@ -158,6 +158,7 @@ func TestNRIAfterARestart(t *testing.T) {
 	wantState(t, n, waiting.ID, "no process holds it any more", grant.Free)
 	n.Must("release", string(running.ID))
 	e.List(e.Now(r), e.Now(w), e.Now(plain), e.Now(stray))
+	e.Lost()
 	n.Daemon()
 	e.Connected()
 	rig.Eventually(t, "the daemon is in step", func() bool {

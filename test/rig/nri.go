@@ -176,6 +176,16 @@ func (e *NRI) Connected(own ...int) {
 		func() bool { return e.plugins.Load() >= wanted })
 }
 
+// Lost waits until the server has dropped the plugins that have ended. It does so at a request, and
+// counts them as connected until then.
+func (e *NRI) Lost() {
+	e.Node.T.Helper()
+	Eventually(e.Node.T, "the engine has lost its plugins", func() bool {
+		_ = e.StopPod(PodOf("none"))
+		return e.plugins.Load() == 0
+	})
+}
+
 // Restart closes all plugins' connections and does not wait for new ones.
 func (e *NRI) Restart() {
 	e.Node.T.Helper()
