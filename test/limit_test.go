@@ -505,7 +505,8 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{})
 	one, two := n.Grant("--memory", "1GiB"), n.Grant("--memory", "1GiB")
 	b := n.holding("greedy", one, "echo x >/run/gpuledger/limits; /bin/busybox rm /run/gpuledger/limits; "+
-		"/bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; exec /bin/busybox sleep 1000")
+		"/bin/busybox dd if=/dev/zero of=/run/gpuledger/region bs=1M; echo >/tmp/full; exec /bin/busybox "+
+		"sleep 1000")
 	r := b.Create()
 	if r.Code != 0 {
 		t.Fatalf("%+v", r)
@@ -513,10 +514,13 @@ func TestATenantCannotRaiseItsLimit(t *testing.T) {
 	region := filepath.Join(n.Dir, "run/limits", string(one.ID), grant.RegionFile)
 	b.Start()
 	var st, run syscall.Statfs_t
-	rig.Eventually(t, "it has filled what it can", func() bool {
-		must(t, syscall.Statfs(filepath.Dir(region), &st))
-		return st.Bavail == 0
+	rig.Eventually(t, "it has filled what it can, and writes no more", func() bool {
+		_, err := os.Stat(filepath.Join(b.Dir, "rootfs/tmp/full"))
+		return err == nil
 	})
+	if must(t, syscall.Statfs(filepath.Dir(region), &st)); st.Bavail != 0 {
+		t.Fatalf("it has left %d blocks", st.Bavail)
+	}
 	must(t, syscall.Statfs(n.Dir+"/run", &run))
 	if st.Fsid == run.Fsid {
 		t.Fatal("that was the file system of the run directory")
