@@ -190,14 +190,7 @@ func watchFinds(t *testing.T) {
 			t.Errorf("the audit log has %+v", f)
 		}
 	}
-	r := n.CLI("inspect", "--details")
-	for _, want := range []string{"USED GiB", "10.0", "over-grant: " + messages[0], "outside-ledger: " +
-		messages[2]} {
-		if !strings.Contains(strings.Join(strings.Fields(r.Stdout), " "), want) {
-			t.Errorf("inspect lacks %q:\n%s%s", want, r.Stdout, r.Stderr)
-		}
-	}
-	inColumns(t, r.Stdout)
+	inspected(t, n, "USED GiB", "10.0", "over-grant: "+messages[0], "outside-ledger: "+messages[2])
 	s.passes(10)
 	for _, pid := range []int{over.Init(), within.Init(), host, other.Init()} {
 		if pid == 0 || !rig.Lives(pid) {
@@ -212,6 +205,24 @@ func watchFinds(t *testing.T) {
 			len(findings(t, n, "over", "outside-ledger")) == 2 &&
 			!strings.Contains(s.get("/metrics"), "gpuledger_findings{")
 	})
+}
+
+// inspected waits until `gpuledger inspect` shows all of it. The daemon writes the file that inspect
+// reads behind its metrics, and a file of some seconds ago says nothing about now.
+func inspected(t *testing.T, n *rig.Node, wanted ...string) {
+	t.Helper()
+	var r rig.Result
+	defer func() {
+		if t.Failed() {
+			t.Logf("inspect printed at last:\n%s%s", r.Stdout, r.Stderr)
+		}
+	}()
+	rig.Eventually(t, fmt.Sprintf("inspect shows %q", wanted), func() bool {
+		r = n.CLI("inspect", "--details")
+		text := strings.Join(strings.Fields(r.Stdout), " ")
+		return !slices.ContainsFunc(wanted, func(want string) bool { return !strings.Contains(text, want) })
+	})
+	inColumns(t, r.Stdout)
 }
 
 // inColumns compares the output with the width that every terminal has.
