@@ -42,6 +42,12 @@ func (g *gpus) writeUse() {
 	g.t.Helper()
 	text, err := json.Marshal(g.use)
 	must(g.t, err)
+	g.write(text)
+}
+
+// write replaces the report whole, because a daemon reads it all the time.
+func (g *gpus) write(text []byte) {
+	g.t.Helper()
 	path := g.n.Dir + "/node.json" + simulated.UseSuffix
 	must(g.t, os.WriteFile(path+".new", text, 0o600))
 	must(g.t, os.Rename(path+".new", path))
@@ -485,7 +491,7 @@ func TestWatchReportsThatItIsBlind(t *testing.T) {
 		`gpuledger_findings_total{kind="gpu-lost"} 1`, `kind="unexplained"} 4.294967296e+09`)
 	s.eventually("/", "GPU 1 does not answer: it fell off the bus",
 		"4GiB of GPU 0 are in use and no process accounts for them")
-	must(t, os.WriteFile(n.Dir+"/node.json"+simulated.UseSuffix, []byte("{garbage"), 0o600))
+	g.write([]byte("{garbage"))
 	s.eventually("/metrics", "gpuledger_watch_working 0", `gpuledger_manager_failing{manager="watch"} 1`)
 	s.eventually("/", "cannot tell what is used of the GPUs: cannot read what is used of simulated GPUs")
 	if code := n.CLI("grant", "--memory", "14GiB", "--gpu", "0").Code; code != 5 {
