@@ -245,6 +245,7 @@ func TestRootlessPodman(t *testing.T) {
 		pid, err := strconv.Atoi(read(t, u.home+"/runtime/libpod/tmp/pause.pid"))
 		must(t, err, syscall.Kill(pid, syscall.SIGKILL))
 	})
+	u.PodmanEnds() // before: a Podman that begins later makes itself such a process again
 	rootfs := u.bundle().Dir + "/rootfs"
 	podman := func(options ...string) rig.Result {
 		args := append([]string{"--storage-driver=vfs", "run", "--rm", "--network=none"}, options...)
