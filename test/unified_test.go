@@ -151,7 +151,6 @@ func TestPodmansCgroupConf(t *testing.T) {
 	}
 	n := rig.NewNode(t, rig.Setup{Engine: "podman"})
 	n.HideRun()
-	n.PodmanEnds()
 	b := n.Bundle("image")
 	outsider := exec.Command("sleep", "1000")
 	must(t, outsider.Start(), os.Mkdir(n.Dir+"/none", 0o755))

@@ -29,9 +29,11 @@ func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// PodmanRun runs a script of busybox's shell in a container of the bundle's root file system.
+// PodmanRun runs a script of busybox's shell in a container of the bundle's root file system. The test
+// does not end before what Podman starts behind the container.
 func (b *Bundle) PodmanRun(hooks, script string, options ...string) Result {
 	b.Node.T.Helper()
+	b.Node.PodmanEnds()
 	args := append([]string{"run", "--rm", "--name", b.ID, "--network", "none", "--cgroup-parent",
 		b.Node.cgroup()}, options...)
 	return Run(b.Node.Podman(hooks, append(args, "--rootfs", filepath.Join(b.Dir, "rootfs"), "/bin/busybox",
