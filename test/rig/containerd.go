@@ -105,10 +105,13 @@ func (c *Containerd) end() {
 		c.Node.T.Logf("containerd's log:\n%s", c.Log())
 	}
 	c.Kill()
-	for _, pid := range c.shims() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	Eventually(c.Node.T, "containerd's shims are gone", func() bool { return len(c.shims()) == 0 })
+	Eventually(c.Node.T, "containerd's shims are gone", func() bool {
+		all := c.shims() // one that is just starting starts another
+		for _, pid := range all {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return len(all) == 0
+	})
 	c.Node.removeCgroups()
 }
 
