@@ -81,11 +81,19 @@ func (b *Bundle) Init() int {
 func (b *Bundle) End() {
 	b.Node.T.Helper()
 	b.KillInit()
-	if exists(filepath.Join(b.Node.Root, b.ID)) {
-		if r := Run(b.Node.Real("delete", "--force", b.ID)); r.Code != 0 {
-			b.Node.T.Fatalf("%s delete %s: %+v", b.Node.Runtime, b.ID, r)
+	var r Result
+	defer func() {
+		if r.Code != 0 {
+			b.Node.T.Logf("%s delete %s: %+v", b.Node.Runtime, b.ID, r)
 		}
-	}
+	}()
+	// a runtime gives up soon on a cgroup whose last process is still ending
+	Eventually(b.Node.T, "the runtime deletes "+b.ID, func() bool {
+		if r = (Result{}); exists(filepath.Join(b.Node.Root, b.ID)) {
+			r = Run(b.Node.Real("delete", "--force", b.ID))
+		}
+		return r.Code == 0
+	})
 	Eventually(b.Node.T, "the container's cgroups are gone", b.RemoveCgroups)
 }
 
