@@ -73,7 +73,7 @@ func TestConcurrentGrantsTakeExactlyTheCapacity(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.Must("gpus") // the binary is built by now
 	began := time.Now()
-	results := atOnce(contenders, func(int) rig.Result { return n.CLI("grant", "--memory", "1GiB") })
+	results := atOnce(contenders, func(int) rig.Result { return patiently(n, "grant", "--memory", "1GiB") })
 	took := time.Since(began)
 	codes := map[int]int{}
 	for _, r := range results {
@@ -97,7 +97,7 @@ func TestARefusedGrantDoesNotFitAtTheEnd(t *testing.T) {
 			"--compute", strconv.Itoa(1 + i%7)}
 		return append(args, "--place", []string{"binpack", "spread"}[i/8%2])
 	}
-	results := atOnce(contenders, func(i int) rig.Result { return n.CLI(ask(i)...) })
+	results := atOnce(contenders, func(i int) rig.Result { return patiently(n, ask(i)...) })
 	granted := 0
 	for i, r := range results {
 		switch r.Code {
@@ -180,16 +180,18 @@ func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	return r.Code == 0
 }
 
-// cli calls the command line, again if a busy machine did not let it have the ledger's lock in
+// patiently calls the command line, again if a busy machine did not let it have the ledger's lock in
 // time.
-func (s *storm) cli(args ...string) rig.Result {
+func patiently(n *rig.Node, args ...string) rig.Result {
 	for range 10 {
-		if r := s.n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {
+		if r := n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {
 			return r
 		}
 	}
-	return s.n.CLI(args...)
+	return n.CLI(args...)
 }
+
+func (s *storm) cli(args ...string) rig.Result { return patiently(s.n, args...) }
 
 // containers takes a grant, runs a container with it, and releases a grant while another exists.
 func (s *storm) containers(name string) {
