@@ -151,7 +151,8 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 // TestAThrottleFollowsNVML: a container launches as fast as it can, the driver's NVML reports to
 // gpuledgerd what its process has of the GPU, and that moves the gate before the next launch.
 // internal/daemon/watcher tests how near the share that is, on a simulated clock. This test runs
-// all of the parts together, in a real container, also after gpuledgerd is killed.
+// all of the parts together, in a real container, also after gpuledgerd is killed. It waits long: a
+// gate that is very narrow opens once in five seconds.
 func TestAThrottleFollowsNVML(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/sys/bus/pci/devices", "tmpfs", 0, "mode=755") // the stand-in's GPUs are on no bus
 	must(t, os.Mkdir("/sys/bus/pci/devices/0000:01:00.0", 0o755),
@@ -171,25 +172,25 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 	goesOn := func(when string) {
 		t.Helper()
 		before := launched()
-		rig.Eventually(t, "it goes on launching "+when, func() bool { return launched() > before+3 })
+		eventually(t, "it goes on launching "+when, func() bool { return launched() > before+3 })
 	}
 	narrow := func() bool {
 		_, open, period := n.recorded(share)
 		return period > 0 && open*100/period < 20
 	}
-	rig.Eventually(t, "the gate is narrower than the share for a program that launches far ahead", narrow)
+	eventually(t, "the gate is narrower than the share for a program that launches far ahead", narrow)
 	goesOn("at a narrow gate")
 	if said := n.Must("grant", "--update", string(share.ID), "--compute",
 		"90"); !strings.Contains(said, "90% compute") {
 		t.Error(said)
 	}
-	rig.Eventually(t, "the gate is set anew for a larger share", func() bool {
+	eventually(t, "the gate is set anew for a larger share", func() bool {
 		percent, open, period := n.recorded(share)
 		return percent == 90 && open > 0 && period > 0
 	})
 	goesOn("with it")
 	n.Must("grant", "--update", string(share.ID), "--compute", "30")
-	rig.Eventually(t, "and a smaller one", narrow)
+	eventually(t, "and a smaller one", narrow)
 
 	d.End(syscall.SIGKILL)
 	if percent, open, _ := n.recorded(share); percent != 30 || open == 0 {
@@ -198,7 +199,7 @@ func TestAThrottleFollowsNVML(t *testing.T) {
 	goesOn("without gpuledgerd")
 	beat := n.beat(share)
 	n.Daemon("--nri", "off")
-	rig.Eventually(t, "the next gpuledgerd moves the gate", func() bool {
+	eventually(t, "the next gpuledgerd moves the gate", func() bool {
 		return n.beat(share) != beat && narrow()
 	})
 	goesOn("with the next")
