@@ -29,14 +29,9 @@ func session(t *testing.T) string {
 	dir, err := os.MkdirTemp(root, "session-")
 	must(t, err, os.Chmod(dir, 0o755))
 	t.Cleanup(func() {
-		_ = filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
-			if err == nil && entry.IsDir() {
-				killAll(path)
-			}
-			return nil
-		})
 		rig.Eventually(t, "the session's cgroups can be removed", func() bool {
 			for _, cgroup := range append(programsIn(dir), dir) {
+				killAll(cgroup) // each time: it may be starting others, or be just moved in
 				_ = os.Remove(cgroup)
 			}
 			_, err := os.Stat(dir)
