@@ -101,7 +101,7 @@ func TestRunIsKilled(t *testing.T) {
 		_ = filepath.WalkDir(pattern, func(path string, _ os.DirEntry, err error) error {
 			if err == nil && strings.HasPrefix(filepath.Base(path), "gpuledger-g-") {
 				procs, _ = os.ReadFile(filepath.Join(path, "cgroup.procs"))
-				t.Cleanup(func() { _ = os.Remove(path) })
+				t.Cleanup(func() { removeEmptied(t, path) })
 			}
 			return nil
 		})
@@ -169,11 +169,16 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 func removeTrees(t *testing.T) {
 	for _, place := range []string{"/sys/fs/cgroup/devices", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
 		left, _ := filepath.Glob(place + "/gpuledger-g-*")
-		for _, dir := range left { // busy for a moment after its last process
-			rig.Eventually(t, "the cgroup "+dir+" can be removed", func() bool {
-				err := os.Remove(dir)
-				return err == nil || os.IsNotExist(err)
-			})
+		for _, dir := range left {
+			removeEmptied(t, dir)
 		}
 	}
+}
+
+// removeEmptied removes a cgroup, which is busy for a moment after its last process.
+func removeEmptied(t *testing.T, dir string) {
+	rig.Eventually(t, "the cgroup "+dir+" can be removed", func() bool {
+		err := os.Remove(dir)
+		return err == nil || os.IsNotExist(err)
+	})
 }
