@@ -60,6 +60,7 @@ type hangingVolume struct {
 	dir    string
 	fd     int
 	silent chan struct{} // closed where it answers no more
+	ended  chan struct{} // closed when nothing reads requests any more
 }
 
 // The requests of linux/fuse.h that it supports.
@@ -74,7 +75,8 @@ func newHangingVolume(t *testing.T, n *rig.Node, answers int) *hangingVolume {
 	if err != nil {
 		t.Skipf("this machine has no FUSE (%v): what a dead file system holds up is not tested", err)
 	}
-	v := &hangingVolume{dir: n.Dir + "/volume", fd: fd, silent: make(chan struct{})}
+	v := &hangingVolume{dir: n.Dir + "/volume", fd: fd, silent: make(chan struct{}),
+		ended: make(chan struct{})}
 	must(t, os.MkdirAll(v.dir, 0o755))
 	if err := syscall.Mount("fuse", v.dir, "fuse", 0,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)); err != nil {
@@ -86,16 +88,19 @@ func newHangingVolume(t *testing.T, n *rig.Node, answers int) *hangingVolume {
 	return v
 }
 
-// end releases all waiting processes, by the end of the connection.
+// end releases all waiting processes, by the end of the connection. The descriptor's number is not
+// given up before serve has ended: it could be another file's by the time that serve reads from it.
 func (v *hangingVolume) end() {
 	if v.fd >= 0 {
 		_ = syscall.Unmount(v.dir, syscall.MNT_FORCE|syscall.MNT_DETACH)
+		<-v.ended
 		_ = unix.Close(v.fd)
 		v.fd = -1
 	}
 }
 
 func (v *hangingVolume) serve(fd, answers int) {
+	defer close(v.ended)
 	request := make([]byte, 1<<17)
 	for {
 		if n, err := unix.Read(fd, request); err != nil || n < 16 {
