@@ -136,11 +136,11 @@ things() {
 
 # watch: as the first process of its pid namespace, runs CMD and compares. The kernel ends what still runs when this returns.
 watch() {
-  local status before left
+  local status before left i
   before=$(things | sort)
   "$@"
   status=$?
-  for _ in {1..10}; do
+  for ((i = 0; i < ${LEFTOVERS_TRIES:-60}; i++)); do # what is ending may need long on a busy machine
     left=$(processes; things | sort | comm -13 <(echo "$before") -) || left+="what there is cannot be listed"
     [ -n "$left" ] || exit "$status"
     sleep 0.3
