@@ -124,8 +124,8 @@ func TestAShareOfComputeIsThrottled(t *testing.T) {
 }
 
 // TestAThrottleFollowsTheGPU: gpuledgerd narrows the gate of a container that has more than its
-// share, and opens it to the share again when the container is idle. A share that is the whole GPU
-// is never narrowed.
+// share, and opens it to the share again when the container is idle, which takes the longer the
+// narrower the gate has become. A share that is the whole GPU is never narrowed.
 func TestAThrottleFollowsTheGPU(t *testing.T) {
 	n := newGPUNode(t, rig.Setup{Config: throttles + watches})
 	n.Daemon("--nri", "off")
@@ -136,13 +136,13 @@ func TestAThrottleFollowsTheGPU(t *testing.T) {
 	g.runs(b.Init(), 0, grant.GiB/2)
 	g.use.Processes[0].Compute = 100
 	g.writeUse()
-	rig.Eventually(t, "the gate is narrower than the share", func() bool {
+	eventually(t, "the gate is narrower than the share", func() bool {
 		_, open, period := n.recorded(share)
 		return period > 0 && open*100/period < 10
 	})
 	g.use.Processes = nil
 	g.writeUse()
-	rig.Eventually(t, "the gate is the share's", func() bool {
+	eventually(t, "the gate is the share's", func() bool {
 		_, open, period := n.recorded(share)
 		return open == 6000 && period == 20000
 	})
