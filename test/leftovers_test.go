@@ -19,7 +19,8 @@ import (
 // leftovers is a shell script that runs under leftovers.sh, as make test runs go test.
 func leftovers(script string, args ...string) *exec.Cmd {
 	// In the background of a shell these tests, and what they run, would ignore SIGINT.
-	run := []string{"--default-signal=INT", "LEFTOVERS_TRIES=10", "rig/leftovers.sh", "sh", "-c", script, "sh"}
+	run := []string{"--default-signal=INT", "LEFTOVERS_TRIES=10", "rig/leftovers.sh", "sh", "-c",
+		script, "sh"}
 	return exec.Command("env", append(run, args...)...)
 }
 

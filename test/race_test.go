@@ -180,8 +180,8 @@ func (s *storm) want(what string, r rig.Result, codes ...int) bool {
 	return r.Code == 0
 }
 
-// patiently calls the command line, again if a busy machine did not let it have the ledger's lock in
-// time.
+// patiently calls the command line, again if a busy machine did not let it have the ledger's lock
+// in time.
 func patiently(n *rig.Node, args ...string) rig.Result {
 	for range 10 {
 		if r := n.CLI(args...); !strings.Contains(r.Stderr, "cannot lock the ledger within") {

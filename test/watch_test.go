@@ -213,8 +213,8 @@ func watchFinds(t *testing.T) {
 	})
 }
 
-// inspected waits until `gpuledger inspect` shows all of it. The daemon writes the file that inspect
-// reads behind its metrics, and a file of some seconds ago says nothing about now.
+// inspected waits until `gpuledger inspect` shows all of it. The daemon writes the file that
+// inspect reads behind its metrics, and a file of some seconds ago says nothing about now.
 func inspected(t *testing.T, n *rig.Node, wanted ...string) {
 	t.Helper()
 	var r rig.Result

@@ -29,8 +29,8 @@ func (n *Node) Podman(hooks string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// PodmanRun runs a script of busybox's shell in a container of the bundle's root file system. The test
-// does not end before what Podman starts behind the container.
+// PodmanRun runs a script of busybox's shell in a container of the bundle's root file system. The
+// test does not end before what Podman starts behind the container.
 func (b *Bundle) PodmanRun(hooks, script string, options ...string) Result {
 	b.Node.T.Helper()
 	b.Node.PodmanEnds()
