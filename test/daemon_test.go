@@ -86,8 +86,8 @@ func TestDaemonTidiesBesideCreates(t *testing.T) {
 				t.Fatal(problem)
 			}
 		}
-		// The next round's containers of the same pods would be second ones of their grants, and have
-		// no room: a killed process may leave its cgroup a moment after it has become a zombie.
+		// The next round's containers of the same pods would be second ones of their grants, and
+		// have no room: a killed process may leave its cgroup a moment after it is a zombie.
 		holdsNothing(t, n)
 	}
 	rig.Eventually(t, "nothing is left", func() bool { return len(entries(n)) == 0 })

@@ -81,7 +81,6 @@ func TestPodmanCallsTheHook(t *testing.T) {
 			rig.NeedRuntime(t, runtime)
 			n := rig.NewNode(t, rig.Setup{Engine: "podman", Runtime: runtime})
 			n.HideRun()
-			n.PodmanEnds()
 			for _, without := range []string{"", "precreate"} {
 				podmanStory(t, n, without)
 			}
@@ -133,7 +132,6 @@ func TestPodmanPreparesTheLimits(t *testing.T) {
 			rig.NeedRuntime(t, runtime)
 			n := newGPUNode(t, rig.Setup{Engine: "podman", Runtime: runtime, Config: asks("podman", "")})
 			n.HideRun()
-			n.PodmanEnds()
 			hooks, b := hooksDirectory(t, n.Node, ""), n.container("c")
 			book := []string{"--volume", n.Dir + "/book:/run/fakedriver"}
 			given := n.Grant("--memory", "1GiB").String()

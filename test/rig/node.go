@@ -328,8 +328,8 @@ func (n *Node) end() {
 		n.T.Errorf("mounts are left, so nothing is removed: %v", left)
 		return
 	}
-	// What a killed gpuledgerd has started to read the driver ends a moment later, and may write: an
-	// inventory makes its directory again.
+	// What a killed gpuledgerd has started to read the driver ends a moment later, and may write:
+	// an inventory makes its directory again.
 	Eventually(n.T, "what reads the driver has ended", func() bool { return !n.isRead() })
 	Eventually(n.T, "the removal of "+n.Dir, func() bool { return os.RemoveAll(n.Dir) == nil })
 }
