@@ -112,6 +112,14 @@ func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
 	return grant.Process{PID: pid, Start: s.start}, s.parent, err
 }
 
+// IsEnding reports whether the first thread of a process is ending or has ended. A driver may take
+// seconds to free what the process had open. Meanwhile the kernel reports the root of each version
+// 1 hierarchy as its cgroup (proc_cgroup_show, kernel/cgroup/cgroup.c).
+func (h Host) IsEnding(pid int) bool {
+	s, err := h.stat(pid)
+	return err == nil && s.exiting
+}
+
 // UserOf returns the effective uid of a process, as this program's user namespace has it: root of a
 // rootless container is the user that started it.
 func (h Host) UserOf(pid int) (uint32, error) {
@@ -155,7 +163,11 @@ type stat struct {
 	state   byte
 	parent  int
 	threads int // including the first, even if it has ended; 0 while the kernel removes the process
+	exiting bool
 }
+
+// exiting is the flag of a thread that is ending or has ended (PF_EXITING, include/linux/sched.h).
+const exiting = 4
 
 // stat reads /proc/PID/stat. The command's name is in parentheses and may itself contain
 // parentheses.
@@ -170,11 +182,13 @@ func (h Host) stat(pid int) (s stat, err error) {
 		return s, fmt.Errorf("cannot read process %d: its stat line is too short", pid)
 	}
 	s.state = fields[0][0]
-	for field, number := range map[int]*int{1: &s.parent, 17: &s.threads} {
+	flags := 0
+	for field, number := range map[int]*int{1: &s.parent, 6: &flags, 17: &s.threads} {
 		if *number, err = strconv.Atoi(string(fields[field])); err != nil {
 			return s, err
 		}
 	}
+	s.exiting = flags&exiting != 0
 	s.start, err = strconv.ParseUint(string(fields[19]), 10, 64)
 	return s, err
 }

@@ -228,8 +228,8 @@ func (c *ProcessTable) addLater(pid int) (r *processEntry) {
 
 // refresh reads the cgroup of a process that was read before. If the process is the same
 // afterwards, it was the same all the time; of a process that is held, Lookup finds that out at its
-// end. A process that is another one now is read from the start. One that has ended keeps its
-// cgroup: for a zombie in a v1 hierarchy the kernel reports the root.
+// end. A process that is another one now is read from the start. One that is ending or has ended
+// keeps its cgroup: in a v1 hierarchy the kernel reports the root for it.
 func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 	p := c.processes[pid]
 	held := c.exits != nil && c.exits.Has(pid)
@@ -254,6 +254,9 @@ func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 	}
 	if at := p.Cgroup; !r.ended {
 		p.Cgroup = cgroupIn(lines, c.v1)
+		if c.v1 && p.Cgroup == "/" && c.Host.IsEnding(pid) {
+			p.Cgroup = at
+		}
 		c.processes[pid] = p
 		if p.Cgroup != at {
 			c.changes++

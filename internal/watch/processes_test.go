@@ -130,6 +130,46 @@ func TestProcessTable(t *testing.T) {
 	}
 }
 
+// TestAnEndingProcessKeepsItsCgroup: while the driver frees the memory of a process, the kernel has
+// the process in the root of each v1 hierarchy. It is still its container's.
+func TestAnEndingProcessKeepsItsCgroup(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(flags int, cgroup string) {
+		t.Helper()
+		write("proc/10/stat", fmt.Sprintf("10 (x) S 1 1 1 0 -1 %d 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0\n", flags))
+		write("proc/10/comm", "x\n")
+		write("proc/10/cgroup", "5:devices:"+cgroup+"\n0::/\n")
+	}
+	write("sys/fs/cgroup/devices/cgroup.procs", "")
+	c := ProcessTable{Host: host.Host{Proc: dir + "/proc", Sys: dir + "/sys"}}
+	for _, step := range []struct {
+		name, cgroup, want string
+		flags              int
+	}{
+		{"it runs", "/a", "/a", 0x400000},
+		{"it is moved", "/b", "/b", 0x400000},
+		{"it is moved to the root", "/", "/", 0x400000},
+		{"and back", "/a", "/a", 0x400000},
+		{"it is ending", "/", "/a", 0x400004},
+	} {
+		is(step.flags, step.cgroup)
+		for range 2 * refreshPasses {
+			c.Lookup([]int{10})
+		}
+		if got := c.processes[10].Cgroup; got != step.want {
+			t.Errorf("%s: its cgroup is %q, want %q", step.name, got, step.want)
+		}
+	}
+}
+
 // TestStopRefuses cgroups that are not a container's own, and any that may hold this program.
 func TestStopRefuses(t *testing.T) {
 	h := host.Default()

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpuledger/gpuledger/internal/daemon/daemonlog"
 	"github.com/gpuledger/gpuledger/internal/grant"
-	"github.com/gpuledger/gpuledger/internal/host"
 	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 	"github.com/gpuledger/gpuledger/internal/watch"
@@ -37,7 +36,7 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 			due, users = append(due, f), append(users, f.User)
 		}
 	}
-	w.forgetStopped(n.Host)
+	w.endLateStops(n, r.Taken)
 	for i, s := range watch.Stop(n.Host, users, w.isNotStopped) {
 		switch f := due[i]; {
 		case s.Err != nil:
@@ -45,16 +44,27 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 			if !w.isNotStopped(f.User) {
 				n.Found("not-stopped", f, grant.StopContainer, s.Err.Error())
 			}
-			w.notStopped[f.User.Key()] = f.User
+			w.notStopped[f.User.Key()] = lateStop{f, max(s.Processes, w.notStopped[f.User.Key()].killed)}
 		case s.Processes > 0:
-			message := fmt.Sprintf("stopped, %d processes, after %s: %s", s.Processes,
-				r.Taken.Sub(f.Since).Round(time.Second), f.Message)
-			n.Found("stopped", f, grant.StopContainer, message)
-			w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
-			w.countStopped(f.Kind)
+			w.stopped(n, f, s.Processes, r.Taken)
 		}
 	}
 	return err
+}
+
+// stopped records that the processes of a finding's container were killed and have ended.
+func (w *Watcher) stopped(n *node.Node, f grant.Finding, processes int, at time.Time) {
+	message := fmt.Sprintf("stopped, %d processes, after %s: %s", processes,
+		at.Sub(f.Since).Round(time.Second), f.Message)
+	n.Found("stopped", f, grant.StopContainer, message)
+	w.log.WithFields(daemonlog.FindingFields(f)).Warn(message)
+	w.countStopped(f.Kind)
+}
+
+// lateStop is a container that could not be stopped.
+type lateStop struct {
+	grant.Finding
+	killed int // how many of its processes were, and have not ended
 }
 
 // isNotStopped reports whether a container could not be stopped before. One whose processes hang in
@@ -64,16 +74,23 @@ func (w *Watcher) isNotStopped(u grant.User) bool {
 	return known
 }
 
-// forgetStopped forgets the containers that could not be stopped and have ended since.
-func (w *Watcher) forgetStopped(h host.Host) {
+// endLateStops forgets the containers that could not be stopped and have ended since. Those whose
+// processes were killed are recorded as stopped then.
+func (w *Watcher) endLateStops(n *node.Node, at time.Time) {
 	if w.notStopped == nil {
-		w.notStopped = map[string]grant.User{}
+		w.notStopped = map[string]lateStop{}
 	}
-	maps.DeleteFunc(w.notStopped, func(_ string, u grant.User) bool {
-		return !slices.ContainsFunc(u.Processes, func(p grant.Process) bool {
-			runs, unknown := h.Runs(p)
+	maps.DeleteFunc(w.notStopped, func(_ string, late lateStop) bool {
+		if slices.ContainsFunc(late.User.Processes, func(p grant.Process) bool {
+			runs, unknown := n.Host.Runs(p)
 			return runs || unknown != nil
-		})
+		}) {
+			return false
+		}
+		if late.killed > 0 {
+			w.stopped(n, late.Finding, late.killed, at)
+		}
+		return true
 	})
 }
 

@@ -69,7 +69,7 @@ type Watcher struct {
 	saved          watch.Comparison // as last saved
 	failure        error            // of the last pass
 
-	notStopped map[string]grant.User // containers that could not be stopped, as is recorded
+	notStopped map[string]lateStop // by container, as is recorded
 
 	mu     sync.Mutex
 	status watch.Status

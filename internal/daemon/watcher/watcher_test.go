@@ -363,10 +363,18 @@ type renewed struct {
 
 func (r renewed) Renew(lost bool) { *r.lost = lost }
 
+// sameLedger is the same at each reading.
+type sameLedger struct{ fixedLedger }
+
+func (l sameLedger) Read(*node.Node, bool) (grants.Overview, bool, error) {
+	return l.overview, true, nil
+}
+
 // TestANewNVMLForALostGPU: one that does not answer, or that the sample lacks, as it does if the
 // GPU was away when the present NVML was loaded.
 func TestANewNVMLForALostGPU(t *testing.T) {
 	w := crowded(t, 0)
+	w.cache = sameLedger{w.cache.(fixedLedger)} // a new finding has it read again
 	s := w.sampler.(fixedSampler).s
 	silent := slices.Clone(s.GPUs)
 	silent[7].Health = "NVML gives no access to it"
@@ -540,6 +548,43 @@ func TestAContainerThatCannotBeStopped(t *testing.T) {
 	runs(200)
 	w.processes, w.users = watch.ProcessTable{Host: n.Host}, nil
 	tries(2)
+}
+
+// TestAContainerThatEndsLate: processes that were killed may take longer to end than a pass waits.
+// Then they are recorded as stopped, too. That is not so of a container that ends by itself.
+func TestAContainerThatEndsLate(t *testing.T) {
+	w := crowded(t, 0)
+	n := w.node()
+	n.Policy.Audit.File = t.TempDir() + "/audit.jsonl"
+	at := time.Now()
+	for pid, killed := range map[int]int{100: 0, 101: 3} {
+		start := uint64(pid)
+		if killed > 0 {
+			start-- // the pid is another process's now
+		}
+		f := grant.Finding{Kind: grant.OverGrant, Message: "too much", Since: at.Add(-time.Minute),
+			User: grant.User{Container: fmt.Sprint(pid),
+				Processes: []grant.Process{{PID: pid, Start: start}}}}
+		if w.notStopped == nil {
+			w.notStopped = map[string]lateStop{}
+		}
+		w.notStopped[f.User.Key()] = lateStop{f, killed}
+		daemontest.Must(t, os.MkdirAll(fmt.Sprint(n.Host.Proc, "/", pid), 0o700),
+			os.WriteFile(fmt.Sprint(n.Host.Proc, "/", pid, "/stat"), fmt.Appendf(nil,
+				"%d (python) D 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, pid), 0o600))
+	}
+	looks := func(want string, left int) {
+		t.Helper()
+		w.endLateStops(n, at)
+		text, _ := os.ReadFile(n.Policy.Audit.File)
+		if strings.Count(string(text), `"stopped"`) != 1 || !strings.Contains(string(text), want) ||
+			len(w.notStopped) != left || w.Status().Stopped[grant.OverGrant] != 1 {
+			t.Errorf("%v are left, and the audit log has\n%s", w.notStopped, text)
+		}
+	}
+	looks(`"message":"stopped, 3 processes, after 1m0s: too much"`, 1)
+	daemontest.Must(t, os.RemoveAll(n.Host.Proc+"/100"))
+	looks("", 0)
 }
 
 // TestProcessesThatCannotBeHeld: they are logged once, and once when they can be held again.
