@@ -31,7 +31,7 @@ var layers = map[string][]string{
 	"nodeledgertest": {"kube/nodeledger", "internal/grants", "internal/node", "internal/admission",
 		"internal/grant",
 		"internal/gpu", "internal/gpu/simulated", "internal/host", "internal/ledger"},
-	"socket": {},
+	"socket": {"internal/host"},
 	"dra": {"kube", "kube/nodeledger", "kube/nodestate", "kube/socket", "internal/admission",
 		"internal/grant"},
 	"deviceplugin": {"kube/nodeledger", "kube/socket", "internal/admission", "internal/grant"},

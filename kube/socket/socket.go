@@ -7,6 +7,10 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuledger/gpuledger/internal/host"
 )
 
 // Listener removes its file when it is closed, unless the file is another process's by then. Go
@@ -19,6 +23,7 @@ type Listener struct {
 
 // Listen replaces the file at path, if there is one.
 func Listen(path string) (*Listener, error) {
+	defer lock(path)()
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -50,8 +55,24 @@ func (l *Listener) Lost() error {
 
 // Close removes the file first: afterwards another file may have its inode.
 func (l *Listener) Close() error {
+	defer lock(l.path)()
 	if l.Lost() == nil {
 		_ = os.Remove(l.path)
 	}
 	return l.UnixListener.Close()
 }
+
+// lock locks the directory of a socket, so that one driver's look at a socket and its removal are
+// not between the two steps by which another takes the path. It gives up after a while: others may
+// lock this directory, which is the kubelet's.
+func lock(path string) (unlock func()) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return func() {}
+	}
+	_ = host.Flock(int(dir.Fd()), lockTime)
+	return func() { _ = dir.Close() }
+}
+
+// lockTime is far longer than what is done under the lock.
+const lockTime = 5 * time.Second
