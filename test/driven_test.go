@@ -523,11 +523,12 @@ func killedWhileLimiting(t *testing.T) {
 	r := n.Grant("--memory", "4GiB")
 	b := n.holding("c", r, "exec /bin/gpu serve")
 	for _, point := range drivenPoints[1:3] {
-		dying(point).driven()
+		dead := dying(point).driven()
 		if got := b.Create(); got.Code == 0 || !strings.Contains(got.Stderr, "it has hung up") {
 			t.Errorf("%s: %+v", point, got)
 		}
 		n.untouched(b, r)
+		dead.End(syscall.SIGKILL)
 		d := n.driven()
 		rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), "cgroup") })
 		d.End(syscall.SIGKILL)
@@ -570,6 +571,7 @@ func killedWhileLimiting(t *testing.T) {
 	b.KillInit()
 	rig.Eventually(t, "it is cleared", func() bool { return n.limit(0, "c") == lifted })
 	rig.Eventually(t, "it has died then", func() bool { return !rig.Lives(d.PID()) })
+	d.End(syscall.SIGKILL)
 	n.driven()
 	rig.Eventually(t, "nothing is kept", func() bool { return !strings.Contains(n.limits(), "cgroup") })
 }

@@ -19,9 +19,15 @@ import (
 // leftovers is a shell script that runs under leftovers.sh, as make test runs go test.
 func leftovers(script string, args ...string) *exec.Cmd {
 	// In the background of a shell these tests, and what they run, would ignore SIGINT.
-	run := []string{"--default-signal=INT", "LEFTOVERS_TRIES=10", "rig/leftovers.sh", "sh", "-c",
-		script, "sh"}
+	run := []string{"--default-signal=INT", "rig/leftovers.sh", "sh", "-c", script, "sh"}
 	return exec.Command("env", append(run, args...)...)
+}
+
+// leaves is leftovers where something stays behind, for which there is no need to wait long.
+func leaves(script string, args ...string) *exec.Cmd {
+	cmd := leftovers(script, args...)
+	cmd.Env = append(os.Environ(), "LEFTOVERS_TRIES=10")
+	return cmd
 }
 
 // cgroupRoots are the roots of the cgroup hierarchies that this test sees.
@@ -163,7 +169,7 @@ func TestLeftoversOfTheRunItselfCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			note := filepath.Join(t.TempDir(), "tmpdir")
-			r := rig.Run(leftovers(`echo "$TMPDIR" >"$2"; `+c.script, n.Dir, note))
+			r := rig.Run(leaves(`echo "$TMPDIR" >"$2"; `+c.script, n.Dir, note))
 			tmp := strings.TrimSpace(read(t, note))
 			var got []string
 			for _, line := range strings.Split(r.Stderr, "\n") {
@@ -231,7 +237,7 @@ func removeTree(t *testing.T, cgroup string) {
 // A directory that all share, as /tmp, keeps its mode.
 func TestAnotherModeCounts(t *testing.T) {
 	rig.Mount(t, "tmpfs", "/home", "tmpfs", 0, "mode=1777")
-	r := rig.Run(leftovers("chmod 755 /home"))
+	r := rig.Run(leaves("chmod 755 /home"))
 	if want := "  mode 755 of /home\n"; r.Code != 1 || !strings.HasSuffix(r.Stderr, want) {
 		t.Errorf("status %d, want 1 and %q\n%s", r.Code, want, r.Stderr)
 	}
@@ -242,7 +248,7 @@ func TestLeftContainersCount(t *testing.T) {
 	n := rig.NewNode(t, rig.Setup{})
 	n.HideRun()
 	n.Bundle("c", rig.Light)
-	r := rig.Run(leftovers(`runc run --detach --bundle "$1/bundles/c" c >/dev/null 2>&1 </dev/null`, n.Dir))
+	r := rig.Run(leaves(`runc run --detach --bundle "$1/bundles/c" c >/dev/null 2>&1 </dev/null`, n.Dir))
 	for _, want := range []string{"process ", "file /run/runc/c\n", "/c\n"} {
 		if r.Code != 1 || !strings.Contains(r.Stderr, want) {
 			t.Errorf("a container is left: status %d, want 1 and %q\n%s", r.Code, want, r.Stderr)

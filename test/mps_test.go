@@ -84,8 +84,8 @@ func (n mpsNode) daemons() (pids []int) {
 		if err != nil || !rig.Lives(pid) {
 			continue
 		}
-		program, _ := os.Readlink(link)
 		command, _ := os.ReadFile(filepath.Join(filepath.Dir(link), "cmdline"))
+		program, _ := os.Readlink(link) // after that: a launcher may become one meanwhile
 		if program == n.program || strings.Contains(string(command), launcher) {
 			pids = append(pids, pid)
 		}
@@ -241,6 +241,9 @@ func TestMPSIsAdopted(t *testing.T) {
 	creates := func(b *rig.Bundle, create func() rig.Result, want string) {
 		t.Helper()
 		r, repeated := awaited(create)
+		if repeated {
+			t.Logf("%s was refused after %v, and created again", b.ID, node.MaxTimeout)
+		}
 		if again = again || repeated; r.Code != 0 || r.Stdout != want {
 			t.Fatalf("%s: %+v\nwant\n%s", b.ID, r, want)
 		}
@@ -266,7 +269,7 @@ func TestMPSIsAdopted(t *testing.T) {
 	if left := asked(); len(left) != 0 && !again {
 		t.Errorf("what was asked for is left: %v", left)
 	}
-	// what a create asks for that is refused then, the daemon forgets after a minute
+	// gpuledgerd forgets after a minute what a refused create has asked for
 	eventually(t, "nothing is asked for any more", func() bool { return len(asked()) == 0 })
 	if r := holds.Delete(); r.Code != 0 {
 		t.Errorf("%+v", r)

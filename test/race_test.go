@@ -202,7 +202,7 @@ func (s *storm) containers(name string) {
 			continue
 		}
 		b := s.n.Bundle(fmt.Sprintf("%s-%d", name, i%3), with(reference), rig.Light)
-		s.want("create", b.Create(), 0)
+		s.want("create", createsAtLast(b), 0)
 		if i%2 == 0 {
 			s.want("release", s.cli("release", string(reference.ID)), 0)
 		}

@@ -248,6 +248,7 @@ func TestUsersRunIsFinished(t *testing.T) {
 		rig.Eventually(t, "gpuledgerd dies", func() bool {
 			return strings.Contains(out.String(), "is gone")
 		})
+		d.End(syscall.SIGKILL)
 		d = n.Daemon("--nri", "off")
 		err := cmd.Wait()
 		if err != nil || strings.Count(out.String(), filepath.Base(s)+"/gpuledger-g-") != 1 {

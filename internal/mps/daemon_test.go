@@ -149,7 +149,9 @@ func (s stage) again(name string) *daemon {
 type patient struct{ machine }
 
 func (patient) Ask(ctx context.Context, program string, env []string, command string) (string, error) {
-	return machine{}.Ask(context.WithoutCancel(ctx), program, env, command)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute) // bounds a failure
+	defer cancel()
+	return machine{}.Ask(ctx, program, env, command)
 }
 
 func (s stage) self() grant.Process {

@@ -166,7 +166,11 @@ func TestACreateWaitsForItsMPSDaemon(t *testing.T) {
 	if d := m.node.Admit(c); !d.Bound {
 		t.Errorf("started meanwhile: %s (%s) %s", d.Kind, d.Code, d.Message)
 	}
-	<-served
+	select {
+	case <-served:
+	case <-time.After(time.Minute):
+		t.Error("it has not read")
+	}
 }
 
 // runDaemon makes the node one on which gpuledgerd runs.

@@ -23,6 +23,9 @@ import (
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
+// ample is an engine's timeout that no test lives to see the end of.
+const ample = 5 * time.Minute
+
 // TestAReservationThatCannotBeRemoved is removed at the container's next event, or in the next pass
 // of gpuledgerd: no event may follow.
 func TestAReservationThatCannotBeRemoved(t *testing.T) {
@@ -113,7 +116,7 @@ func TestAFailedCreateHoldsNothing(t *testing.T) {
 	} {
 		n := daemontest.NewNode(t)
 		id := n.Grant('a')
-		p := &plugin{timeout: time.Hour, Connection: New(Options{Open: func() *node.Node { return n.Node },
+		p := &plugin{timeout: ample, Connection: New(Options{Open: func() *node.Node { return n.Node },
 			Log: silent(), Roots: []string{n.Root}})}
 		reserve(t, n, p, id, c.held)
 		c.before(n, p)
@@ -210,7 +213,7 @@ func startJudging(t *testing.T) *judging {
 	s := &judging{TestNode: daemontest.NewNode(t), goOn: make(chan bool), ended: make(chan bool, 2)}
 	log := silent()
 	log.AddHook(inStep{s.ended})
-	s.plugin = &plugin{timeout: time.Hour, Connection: New(Options{Log: log, Roots: []string{s.Root},
+	s.plugin = &plugin{timeout: ample, Connection: New(Options{Log: log, Roots: []string{s.Root},
 		Open: func() *node.Node {
 			if s.opened.Add(1) == 1 { // for the first container
 				<-s.goOn
@@ -262,7 +265,7 @@ func TestStartContainerJudgesWhatNRIReports(t *testing.T) {
 			daemontest.Must(t, os.WriteFile(file, []byte(`{"process":{"env":`+c.config+
 				`},"linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`), 0o600))
 		}
-		p := &plugin{timeout: time.Hour, Connection: New(Options{Open: func() *node.Node { return n.Node },
+		p := &plugin{timeout: ample, Connection: New(Options{Open: func() *node.Node { return n.Node },
 			Log: log, Roots: []string{n.Root}, Observe: c.watches})}
 		if err := p.StartContainer(t.Context(), nil, &api.Container{Id: "c", Env: []string{c.env}}); (err !=
 			nil) != c.refused || logged.Len() > 0 {

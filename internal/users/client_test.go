@@ -108,6 +108,7 @@ func TestAnAnswerThatHasComeCounts(t *testing.T) {
 				_ = e.Encode(Event{Grant: &Listed{ID: c.want}})
 			}
 		})
+		late := time.AfterFunc(time.Minute, func() { _ = f.server.Close() })
 		synctest.Test(t, func(t *testing.T) { // its clock stands still while the daemon answers
 			ctx, interrupt := context.WithCancel(t.Context())
 			if !c.waits {
@@ -120,6 +121,7 @@ func TestAnAnswerThatHasComeCounts(t *testing.T) {
 				t.Errorf("waits: %t: it has %q, %v; want %q", c.waits, g.ID, err, c.want)
 			}
 		})
+		late.Stop()
 	}
 }
 

@@ -124,7 +124,7 @@ var throughContainerd = engine{name: "containerd", workers: 2, asks: true,
 			{toDelete, s.node.ctr.Command("containers", "rm", s.bundle.ID)}}
 	},
 	clears: func(s *slot) {
-		for range 300 {
+		for range 600 {
 			_ = rig.Run(s.node.ctr.Command("task", "rm", "--force", s.bundle.ID))
 			r := rig.Run(s.node.ctr.Command("containers", "rm", s.bundle.ID))
 			if (r.Code == 0 || strings.Contains(r.Stderr, "not found")) && s.bundle.RemoveCgroups() {
@@ -160,13 +160,13 @@ var throughPodman = engine{name: "podman", workers: 1, view: func(n *node) *rig.
 		return []command{{toDelete, s.podman("rm", "--force", "--time", "0", s.id)}}
 	},
 	clears: func(s *slot) {
-		for range 100 {
+		for range 600 {
 			if r := rig.Run(s.podman("rm", "--force", "--ignore", "--time", "0", s.id)); r.Code == 0 {
 				break
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		for tries := 0; tries < 500 && !s.cgroups().RemoveCgroups(); tries++ {
+		for tries := 0; tries < 3000 && !s.cgroups().RemoveCgroups(); tries++ {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}}

@@ -299,14 +299,19 @@ func (n *node) controlProgram() string { return n.Dir + "/driver/usr/bin/nvidia-
 // mpsDaemons are the MPS daemons, their servers, and launchers.
 func (n *node) mpsDaemons() (pids []int) {
 	launcher := "\x00mps\x00" + n.Dir + "/run/mps/"
-	programs := processesOf(n.controlProgram())
+	commands := map[int]string{}
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, line := range lines {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line)))
-		text, _ := os.ReadFile(line)
-		name, _, _ := strings.Cut(string(text), "\x00")
-		if err == nil && (strings.Contains(string(text), launcher) || slices.Contains(programs, pid) &&
-			strings.HasPrefix(filepath.Base(name), "nvidia-cuda-mps")) {
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line))); err == nil {
+			text, _ := os.ReadFile(line)
+			commands[pid] = string(text)
+		}
+	}
+	programs := processesOf(n.controlProgram()) // after that: a launcher may become one meanwhile
+	for pid, text := range commands {
+		name, _, _ := strings.Cut(text, "\x00")
+		if strings.Contains(text, launcher) || slices.Contains(programs, pid) &&
+			strings.HasPrefix(filepath.Base(name), "nvidia-cuda-mps") {
 			pids = append(pids, pid)
 		}
 	}

@@ -432,7 +432,7 @@ func (w *worker) free(s *slot) {
 		return
 	}
 	var held int
-	for range 100 {
+	for range 600 {
 		all, err := s.node.list()
 		if err == nil {
 			if _, held = ofContainer(all, s.inLedger()); held == 0 {

@@ -302,9 +302,9 @@ func (s *site) pools(gpu0, gpu1 string) (end func()) {
 	s.T.Helper()
 	before, err := os.ReadFile(s.Config)
 	must(s.T, err)
-	writeFile(s.T, s.Config, fmt.Sprintf("%s\n[[pool]]\ngpus = [\"0\"]\nmodes = [%s]\n"+
+	s.Write("config.toml", fmt.Sprintf("%s\n[[pool]]\ngpus = [\"0\"]\nmodes = [%s]\n"+
 		"[[pool]]\ngpus = [\"1\"]\nmodes = [%s]\n", before, gpu0, gpu1))
-	return func() { writeFile(s.T, s.Config, string(before)) }
+	return func() { s.Write("config.toml", string(before)) }
 }
 
 const (

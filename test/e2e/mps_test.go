@@ -47,7 +47,7 @@ func (s *site) servesMPS() (end func()) {
 	must(s.T, err)
 	with := bytes.Replace(before, []byte("[inventory]\n"),
 		[]byte("[inventory]\ndriver_root = \""+root+"\"\n"), 1)
-	writeFile(s.T, s.Config, string(with))
+	s.Write("config.toml", string(with))
 	if out := s.Must("inventory", "refresh"); !strings.Contains(out, "driver 999.1: ") {
 		s.T.Fatalf("the node has no driver: %s", out)
 	}
@@ -59,7 +59,7 @@ func (s *site) servesMPS() (end func()) {
 			return len(left) == 0
 		})
 		d.End(15)
-		writeFile(s.T, s.Config, string(before))
+		s.Write("config.toml", string(before))
 		must(s.T, os.RemoveAll(root))
 		s.Must("inventory", "refresh")
 	}

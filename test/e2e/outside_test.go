@@ -62,8 +62,15 @@ func (c ctr) start(s *site, what container, past bool) running {
 			return s.command(c.path, "container", "rm", what.name).Code == 0
 		})
 	})
-	task := func() (pid int, state string) {
-		for line := range strings.Lines(s.command(c.path, "task", "ls").Stdout) {
+	var pid int
+	var state string
+	task := func() (int, string) {
+		r := s.command(c.path, "task", "ls")
+		if r.Code != 0 { // what was known is still so
+			return pid, state
+		}
+		pid, state = 0, ""
+		for line := range strings.Lines(r.Stdout) {
 			if words := strings.Fields(line); len(words) == 3 && words[0] == what.name {
 				pid, _ = strconv.Atoi(words[1])
 				state = words[2]
@@ -72,9 +79,8 @@ func (c ctr) start(s *site, what container, past bool) running {
 		return pid, state
 	}
 	// containerd lists a task without its process where the shim takes 2 s to answer
-	var pid int
 	eventually(s.T, what.name+" has a process", func() bool {
-		pid, _ = task()
+		pid, _ := task()
 		return pid > 0
 	})
 	return running{id: what.name, pid: pid,
@@ -163,6 +169,9 @@ func outside(t *testing.T, s *site, cl starter) {
 		}
 	}
 
+	if found := s.findings(t, since, "found"); len(found) != 1 {
+		t.Errorf("found are %+v, want one", found)
+	}
 	s.policy(`on_outside_ledger = "stop"`)
 	stopped := s.findings(t, since, "stopped")
 	s.uses(its) // as the driver reports it once a process has ended

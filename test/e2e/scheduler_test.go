@@ -42,7 +42,7 @@ func (s *site) schedulerEntered() (leave func()) {
 	}
 	before, err := os.ReadFile(s.Config)
 	must(s.T, err)
-	writeFile(s.T, s.Config, string(before)+"\n[annotations]\ntrust = \"adopt\"\n")
+	s.Write("config.toml", string(before)+"\n[annotations]\ntrust = \"adopt\"\n")
 
 	// a pod's token names its node, also where none can be made for a node itself (1.30)
 	bearer := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "bearer"},
@@ -61,7 +61,7 @@ func (s *site) schedulerEntered() (leave func()) {
 		s.administer("delete", "pod", "bearer", "-n", "gpuledger-system", "--wait=true")
 		s.administer("delete", "validatingadmissionpolicybinding", "allocations.gpuledger.dev",
 			"nodes.gpuledger.dev")
-		writeFile(s.T, s.Config, string(before))
+		s.Write("config.toml", string(before))
 	}
 }
 

@@ -49,7 +49,7 @@ enter() {
 tidy() {
   local root
   for root in "${roots[@]}"; do
-    for _ in {1..50}; do
+    for _ in {1..600}; do
       [ -d "$root/$run" ] || break
       find "$root/$run" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
     done

@@ -334,8 +334,8 @@ func (n *Node) end() {
 	Eventually(n.T, "the removal of "+n.Dir, func() bool { return os.RemoveAll(n.Dir) == nil })
 }
 
-// isRead reports whether a process runs that a gpuledgerd of the node has started. Before it
-// executes its program it has the daemon's command line.
+// isRead reports whether a gpuledgerd of the node runs, or what reads the driver for it. Before
+// that executes its program it has the daemon's command line.
 func (n *Node) isRead() bool {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	return slices.ContainsFunc(lines, func(line string) bool {

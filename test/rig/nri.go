@@ -377,8 +377,12 @@ func (d *Daemon) End(s syscall.Signal) int {
 	if d.cmd.ProcessState == nil {
 		d.Signal(s)
 		_ = d.cmd.Wait()
-		if holder, _ := os.ReadFile(d.Node.daemonLock()); string(holder) == fmt.Sprintln(d.PID()) {
-			_ = comesTrue(patience, d.Node.LockIsFree) // its successor gives up sooner
+		free := func() bool { // its successor gives up sooner
+			holder, _ := os.ReadFile(d.Node.daemonLock())
+			return string(holder) != fmt.Sprintln(d.PID()) || d.Node.LockIsFree()
+		}
+		if !comesTrue(patience, free) {
+			d.Node.T.Errorf("the lock of a gpuledgerd that has ended is held after %v", patience)
 		}
 	}
 	return d.cmd.ProcessState.ExitCode()

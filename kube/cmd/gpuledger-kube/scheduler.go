@@ -239,7 +239,8 @@ func leadAs(ctx context.Context, stop context.CancelCauseFunc, client kubernetes
 		return nil, fmt.Errorf("cannot take part in an election: %w", err)
 	}
 	go election.Run(ctx)
-	return leads.Load, nil
+	// The library calls OnStoppedLeading once the API has the end, which can outlast the Lease.
+	return func() bool { return leads.Load() && ctx.Err() == nil && election.Check(0) == nil }, nil
 }
 
 func cutName(text string) (namespace, name string, found bool) {
