@@ -322,6 +322,34 @@ func watchStops(t *testing.T) {
 	}
 }
 
+// TestWatchStopsAPausedContainer: on cgroup v1 its processes do not end before it goes on. Until
+// then it is recorded as not stopped, and as stopped then.
+func TestWatchStopsAPausedContainer(t *testing.T) {
+	if rig.Under(t, rig.V1) {
+		return
+	}
+	n := rig.NewNode(t, rig.Setup{Engine: "containerd", Config: watches + stops})
+	s := siteOf(t, n.Daemon("--nri", "off"))
+	b := starts(t, n.Bundle("paused", with(n.Grant("--memory", "1GiB", "--gpu", "0")), rig.Light, many))
+	rig.Eventually(t, "its processes are there", func() bool { return len(b.Processes()) == 5 })
+	succeeds(t, rig.Run(n.Real("pause", b.ID)))
+	g := gpusOf(t, n)
+	g.runs(b.Init(), 0, 3*grant.GiB)
+	g.writeUse()
+	recorded := func(action string) bool { return len(findings(t, n, action, "over-grant")) == 1 }
+	rig.Eventually(t, "it is recorded as not stopped", func() bool { return recorded("not-stopped") })
+	if recorded("stopped") || !rig.Lives(b.Init()) {
+		t.Error("it is stopped while it is paused")
+	}
+	succeeds(t, rig.Run(n.Real("resume", b.ID)))
+	rig.Eventually(t, "it is recorded as stopped", func() bool { return recorded("stopped") })
+	s.eventually("/metrics", `gpuledger_containers_stopped_total{kind="over-grant"} 1`)
+	if f := findings(t, n, "stopped", "over-grant")[0]; f.Container != "paused" ||
+		!strings.Contains(f.Message, "stopped, 5 processes, after ") {
+		t.Errorf("the audit log has %+v", f)
+	}
+}
+
 // below are the processes of a container that is not in the rig's cgroup.
 func below(n *rig.Node, b *rig.Bundle) (pids []int) {
 	init := b.Init()

@@ -44,7 +44,7 @@ func (w *Watcher) stopContainers(n *node.Node, r watch.Comparison) (err error) {
 			if !w.isNotStopped(f.User) {
 				n.Found("not-stopped", f, grant.StopContainer, s.Err.Error())
 			}
-			w.notStopped[f.User.Key()] = lateStop{f, max(s.Processes, w.notStopped[f.User.Key()].killed)}
+			w.notStopped[f.User.Key()] = lateStop{f, s.Processes}
 		case s.Processes > 0:
 			w.stopped(n, f, s.Processes, r.Taken)
 		}
