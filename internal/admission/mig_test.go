@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -141,6 +142,18 @@ func TestPlaceMIGDevices(t *testing.T) {
 		if got != c.want && !(err != nil && strings.HasPrefix(got, c.want)) {
 			t.Errorf("%s: got  %s\nwant %s", c.name, got, c.want)
 		}
+	}
+}
+
+// TestAPartitionedGPUStaysInModeMIG: the hint of a refusal does not promise that a release ends the
+// mode.
+func TestAPartitionedGPUStaysInModeMIG(t *testing.T) {
+	ask := asked(grant.GiB, func(a *Ask) { a.Names = []string{"0"} })
+	v := grant.View{Now: now, Grants: []grant.Grant{heldMIG("g-c", grant.Bearer, "MIG-c")}}
+	_, err := Place(ask, "", v, partitioned(), grant.Policy{})
+	var r *grant.Refusal
+	if !errors.As(err, &r) || !strings.Contains(r.Hint, "in mode mig as long as it is partitioned") {
+		t.Errorf("got %#v", err)
 	}
 }
 

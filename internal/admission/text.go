@@ -24,8 +24,8 @@ const (
 		"elsewhere present the reference of a grant without ties (" + requesting + ")"
 	hintNoUID = "containerd says it from 1.6.11 on: upgrade it, " +
 		"or present the reference of a grant without ties (" + requesting + ")"
-	hintMode = "a GPU is in one mode at a time, until its last grant is released; " +
-		"ask for that mode, or for another GPU"
+	hintMode = "a GPU is in one mode at a time, until its last grant is released, " +
+		"and in mode mig as long as it is partitioned; ask for that mode, or for another GPU"
 	hintHeld  = "`gpuledger inspect --details` shows who holds what; "
 	hintNever = "no release makes room for that: ask for what this node has (`gpuledger gpus` shows it)"
 	// to a container that asks: [ask] can allow less than the node has
