@@ -219,7 +219,7 @@ func attributes(p nodeledger.Content, s admission.Seat, mode grant.Mode,
 		"uuid": text(s.UUID()), "index": integer(s.GPU.Index), "product": text(s.GPU.Name),
 		"driver": text(p.Inventory.Driver.Version),
 		"mode":   text(string(mode)), "strength": text(string(strength)), "health": text(s.GPU.Health),
-		"numa": integer(s.GPU.NUMA),
+		"numa": integer(s.GPU.NUMA), "memoryTotal": integer(int(s.Memory())),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(s.GPU.PCI),
 	}
 	all[wholeAttribute] = boolean(mode == grant.Exclusive)

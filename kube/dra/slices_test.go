@@ -214,6 +214,33 @@ func TestPublishedDevices(t *testing.T) {
 	}
 }
 
+// The capacity of a device is what is left of its GPU. A pod can also ask for a GPU that is large,
+// however much of it is left.
+func TestADeviceHasTheMemoryOfItsGPUInAll(t *testing.T) {
+	n := nodeledgertest.New(t, 2, 80*grant.GiB, several+"[policy]\nreserve = \"1GiB\"\n")
+	n.SetGPUs(2, 80*grant.GiB, func(all []simulated.GPUDescription) { all[1].MIG = []string{"1g.10gb"} })
+	n.Grant(admission.Ask{Memory: 5 * grant.GiB, Mode: grant.Limit, Names: []string{"0"}})
+	if err := n.Open().Ledger.SetFound(ledger.Found{
+		Outside: map[string]grant.Bytes{n.UUID(0): 3 * grant.GiB}}); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range slicesOf(t, n) {
+		for _, d := range s.Devices {
+			total, left := d.Attributes["memoryTotal"].IntValue, d.Capacity["memory"].Value
+			if total == nil {
+				t.Fatalf("%s: %+v", d.Name, d.Attributes)
+			}
+			got = append(got, fmt.Sprintf("%s has %s, %s are left", *d.Attributes["mode"].StringValue,
+				grant.Bytes(*total), left.String()))
+		}
+	}
+	want := []string{"limit has 80GiB, 71Gi are left", "mig has 10GiB, 10Gi are left"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // For a claim over two GPUs the scheduler still counts the GPU whose device is published.
 func TestModesOfPoolsOnOneOfAClaimsGPUs(t *testing.T) {
 	n := nodeledgertest.New(t, 2, 16*grant.GiB, "")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -117,8 +118,11 @@ func selectors(d placement.Demand, w placement.Wish) (all []string, err error) {
 		all = append(all, `device.attributes["gpuledger.dev"].mode != "mps"`)
 	}
 	if w.AtLeast > 0 {
-		all = append(all, fmt.Sprintf(
-			`device.capacity["gpuledger.dev"].memory.compareTo(quantity("%d")) >= 0`, uint64(w.AtLeast)))
+		// a driver of an older version publishes only what the GPU has to give
+		all = append(all, fmt.Sprintf(`"memoryTotal" in device.attributes["gpuledger.dev"] ? `+
+			`device.attributes["gpuledger.dev"].memoryTotal >= %[1]d : `+
+			`device.capacity["gpuledger.dev"].memory.compareTo(quantity("%[1]d")) >= 0`,
+			min(uint64(w.AtLeast), math.MaxInt64)))
 	}
 	var products []string
 	for _, p := range w.Products {

@@ -399,7 +399,8 @@ func (p *plane) node(name, mode, label string) {
 			"allowMultipleAllocations": true,
 			"attributes": map[string]any{"uuid": map[string]any{"string": fmt.Sprintf("GPU-%s-%d", name, i)},
 				"mode": map[string]any{"string": mode}, "whole": map[string]any{"bool": true},
-				"product": map[string]any{"string": "NVIDIA A100-SXM4-80GB"}},
+				"product":     map[string]any{"string": "NVIDIA A100-SXM4-80GB"},
+				"memoryTotal": map[string]any{"int": 80 << 30}},
 			"capacity": map[string]any{
 				"memory": map[string]any{"value": "80Gi", "requestPolicy": map[string]any{"default": "80Gi",
 					"validRange": map[string]any{"min": "1Mi", "max": "80Gi", "step": "1Mi"}}},

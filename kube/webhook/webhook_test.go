@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -357,6 +358,29 @@ func TestSharesOfSeveralGPUs(t *testing.T) {
 	}
 	if _, err := template("team", d, placement.Wish{Products: []string{`a") || true || ("`}}, 0); err == nil {
 		t.Error("a product that is an expression")
+	}
+}
+
+// Each GPU has to be so large in all, however much of it is left. Drivers of older versions do not
+// publish that, and an error in a selector would keep the claim from all nodes.
+func TestAClaimForLargeGPUs(t *testing.T) {
+	for least, want := range map[grant.Bytes]string{
+		40 * grant.GiB: `"memoryTotal" in device.attributes["gpuledger.dev"] ? ` +
+			`device.attributes["gpuledger.dev"].memoryTotal >= 42949672960 : ` +
+			`device.capacity["gpuledger.dev"].memory.compareTo(quantity("42949672960")) >= 0`,
+		// more than an integer of CEL
+		math.MaxUint64: `"memoryTotal" in device.attributes["gpuledger.dev"] ? ` +
+			`device.attributes["gpuledger.dev"].memoryTotal >= 9223372036854775807 : ` +
+			`device.capacity["gpuledger.dev"].memory.compareTo(quantity("9223372036854775807")) >= 0`,
+	} {
+		made, err := template("team", share(t, 4), placement.Wish{AtLeast: least}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := made.Spec.Spec.Devices.Requests[0].Exactly.Selectors
+		if len(all) != 1 || all[0].CEL.Expression != want {
+			t.Errorf("of at least %s: %+v, want %s", least, all, want)
+		}
 	}
 }
 
