@@ -112,6 +112,36 @@ func TestTheExtenderIsAskedForTheSharesOfNVIDIAsFile(t *testing.T) {
 	}
 }
 
+// The scheduler, the webhook and the device plugin end with such a file (kube/dialect). The upgrade
+// would leave a cluster without them.
+func TestAFileOfNVIDIAsThatTheProgramsRefuseIsRefused(t *testing.T) {
+	const shares = "sharing: {timeSlicing: {resources: [%s]}}"
+	for name, c := range map[string]struct{ file, want string }{
+		"two ways":        {"sharing: {mps: {}, timeSlicing: {}}", "both timeSlicing and mps"},
+		"another version": {"version: v2", `the version is "v2", and v1 is known`},
+		"a number":        {"version: 1", `the version is "1", and v1 is known`},
+		"MIG": {fmt.Sprintf(shares, "{name: nvidia.com/mig-1g.5gb, replicas: 2}"),
+			`it divides "nvidia.com/mig-1g.5gb", and gpuledger can divide nvidia.com/gpu only`},
+		"no replicas":       {fmt.Sprintf(shares, "{name: gpu}"), "0 replicas, and 1 to 1000 are possible"},
+		"too many replicas": {fmt.Sprintf(shares, "{name: gpu, replicas: 1001}"), "has 1001 replicas"},
+		"a name twice": {fmt.Sprintf(shares, "{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"),
+			"there twice"},
+		"no version":       {"sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", ""},
+		"an empty version": {"version:", ""},
+		"an empty way":     {"sharing: {mps: , timeSlicing: {resources: [{name: gpu, replicas: 2}]}}", ""},
+	} {
+		for _, values := range []string{"agent: device-plugin, scheduler: {enabled: true, ",
+			"agent: dra, webhook: {enabled: true}, scheduler: {"} {
+			_, err := rendered(t, namespace, "v1.36.2",
+				fmt.Sprintf("{%snvidiaDevicePlugin: %q}}", values, c.file))
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(),
+				"scheduler.nvidiaDevicePlugin: ") || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%s: %s: got %v, want %q", name, values, err, c.want)
+			}
+		}
+	}
+}
+
 // In a cluster of more than 100 nodes kube-scheduler stops at a part of them by default, before it
 // asks the extender. A pod then waits, though another node has room on a GPU.
 func TestTheExtenderIsAskedAboutEveryNode(t *testing.T) {

@@ -79,27 +79,45 @@ runtime-{{ . | trimPrefix "/" | replace "/" "-" | replace "." "-" | replace "_" 
 {{- define "resources" -}}
 {{- $file := dict "resource" .root.Values.scheduler.resources }}
 {{- with .root.Values.scheduler.nvidiaDevicePlugin }}{{ $_ := set $file "nvidia_device_plugin" . }}{{ end }}
+{{- $_ := include "nvidiaShares" .root }}
 {{- with .partOf }}{{ $_ := set $file "part_of" . }}{{ end }}
 {{- toToml $file }}
 {{- end -}}
 
+{{- /* nvidiaShares are the names of the shares that NVIDIA's plugin would make, as a JSON list. The programs
+read these of the same file, and end with what is refused here (kube/dialect/nvidia.go). */ -}}
+{{- define "nvidiaShares" -}}
+{{- $names := list }}
+{{- $file := fromYaml .Values.scheduler.nvidiaDevicePlugin }}
+{{- with get $file "Error" }}{{ fail (printf "scheduler.nvidiaDevicePlugin cannot be read: %s" .) }}{{ end }}
+{{- $version := get $file "version" | default "v1" | toString }}
+{{- if ne $version "v1" }}{{ fail (printf "scheduler.nvidiaDevicePlugin: the version is %q, and v1 is known" $version) }}{{ end }}
+{{- $sharing := get $file "sharing" | default dict }}
+{{- if and (kindIs "map" (get $sharing "timeSlicing")) (kindIs "map" (get $sharing "mps")) }}
+{{- fail "scheduler.nvidiaDevicePlugin: it has both timeSlicing and mps, and GPUs are shared in one way" }}
+{{- end }}
+{{- range $way := list "timeSlicing" "mps" }}
+{{- $shared := get $sharing $way | default dict }}
+{{- $resources := get $shared "resources" | default list }}
+{{- range $resources }}
+{{- $name := get . "name" }}{{ if not (contains "/" $name) }}{{ $name = printf "nvidia.com/%s" $name }}{{ end }}
+{{- $replicas := get . "replicas" | int }}
+{{- if ne $name "nvidia.com/gpu" }}{{ fail (printf "scheduler.nvidiaDevicePlugin: it divides %q, and gpuledger can divide nvidia.com/gpu only" $name) }}{{ end }}
+{{- if or (lt $replicas 1) (gt $replicas 1000) }}{{ fail (printf "scheduler.nvidiaDevicePlugin: %q has %d replicas, and 1 to 1000 are possible" $name $replicas) }}{{ end }}
+{{- if get $shared "renameByDefault" }}{{ $name = printf "%s.shared" $name }}{{ end }}
+{{- if gt $replicas 1 }}{{ $names = append $names $name }}{{ end }}
+{{- end }}
+{{- if gt (len $resources) 1 }}{{ fail "scheduler.nvidiaDevicePlugin: nvidia.com/gpu is there twice" }}{{ end }}
+{{- end }}
+{{- toJson $names }}
+{{- end -}}
+
 {{- /* resourceNames are the names of resources that pods ask for GPUs by, as a JSON list: scheduler.resources
-without annotations, which have no domain, and the shares that NVIDIA's plugin would make. The programs
-read these of the same file (kube/dialect/nvidia.go). */ -}}
+without annotations, which have no domain, and the shares that NVIDIA's plugin would make. */ -}}
 {{- define "resourceNames" -}}
 {{- $names := list }}
 {{- range .Values.scheduler.resources }}{{ if contains "/" .name }}{{ $names = append $names .name }}{{ end }}{{ end }}
-{{- $file := fromYaml .Values.scheduler.nvidiaDevicePlugin }}
-{{- with get $file "Error" }}{{ fail (printf "scheduler.nvidiaDevicePlugin cannot be read: %s" .) }}{{ end }}
-{{- $sharing := get $file "sharing" | default dict }}
-{{- range $way := list "timeSlicing" "mps" }}
-{{- $shared := get $sharing $way | default dict }}
-{{- range get $shared "resources" | default list }}
-{{- $name := get . "name" }}{{ if not (contains "/" $name) }}{{ $name = printf "nvidia.com/%s" $name }}{{ end }}
-{{- if get $shared "renameByDefault" }}{{ $name = printf "%s.shared" $name }}{{ end }}
-{{- if gt (get . "replicas" | int) 1 }}{{ $names = append $names $name }}{{ end }}
-{{- end }}
-{{- end }}
+{{- $names = concat $names (include "nvidiaShares" . | fromJsonArray) }}
 {{- concat $names .Values.scheduler.shared | uniq | toJson }}
 {{- end -}}
 
