@@ -18,6 +18,11 @@ func (n *Node) addState(text string, pods []corev1.Pod) {
 	if err != nil || len(state.GPUs) == 0 {
 		return // of another version, or a node that cannot read its GPUs: its units remain
 	}
+	if state.Pod != "" && !slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+		return p.Namespace+"/"+p.Name == state.Pod
+	}) {
+		return // nothing keeps it up to date
+	}
 	for _, g := range state.GPUs {
 		one := GPU{UUID: plain(g.UUID), Index: int64(g.Index), Product: plain(g.Product),
 			Mode: plain(string(g.Mode)), Total: int64(g.Memory), Allocated: int64(g.Granted),

@@ -106,6 +106,21 @@ func TestANodeThatPublishesNothingUseful(t *testing.T) {
 	}
 }
 
+// After scheduler.enabled=false the annotation stays, and nothing keeps it up to date.
+func TestWhatADevicePluginThatIsGoneHasPublishedIsOld(t *testing.T) {
+	compact := strings.NewReplacer("\n", "", "\t", "")
+	for writer, old := range map[string]bool{"": false, "team/a": false, "team/gone": true, "other/a": true} {
+		state := compact.Replace(strings.Replace(three, `"version":1`, `"version":1,"pod":"`+writer+`"`, 1))
+		nodes, err := Read(context.Background(), api(t, published(state)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := nodes[0]; (len(n.GPUs) == 0) != old || (len(n.Counted) == 1) != old {
+			t.Errorf("%q has published it: got %d GPUs and the units %v", writer, len(n.GPUs), n.Counted)
+		}
+	}
+}
+
 // Pods ask the scheduler by names of other systems. What they have is in their annotations.
 func TestExplainAPodOfTheScheduler(t *testing.T) {
 	const waits = `"spec":{"schedulerName":"gpuledger-scheduler","initContainers":[{"name":"load"}],` +

@@ -21,6 +21,9 @@ type Published struct {
 	// not have them any more: POD_UID/CONTAINER.
 	Adopted []string `json:"adopted,omitempty"`
 	Closed  string   `json:"closed,omitempty"` // why the node can enter no grant; "": it can
+	// Pod is the pod of the device plugin that keeps this up to date: NAMESPACE/NAME. Without that
+	// pod the rest is old. "": the plugin runs outside a pod.
+	Pod string `json:"pod,omitempty"`
 }
 
 // PublishedGPU is one GPU. Its amounts are for new grants.

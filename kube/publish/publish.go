@@ -25,7 +25,8 @@ type Publisher struct {
 	Ledger nodeledger.Ledger
 	Node   string // its name in the cluster
 	Client kubernetes.Interface
-	Adopts bool // a scheduler places pods here
+	Pod    string // NAMESPACE/NAME of the own pod; "": this is no pod
+	Adopts bool   // a scheduler places pods here
 	Log    *slog.Logger
 
 	mu    sync.Mutex
@@ -49,6 +50,7 @@ func (p *Publisher) Ensure(ctx context.Context) error {
 	content, err := p.Ledger.Read()
 	state := Of(content, err, p.Adopts)
 	p.addUsed(state, content)
+	state.Pod = p.Pod
 	want, unwritable := state.Encode()
 	if unwritable != nil {
 		return unwritable

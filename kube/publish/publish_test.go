@@ -296,6 +296,19 @@ func TestWhatOthersChangeIsWrittenAgain(t *testing.T) {
 	}
 }
 
+// The annotation stays when a node is not published any more. Its reader sees that by the pod.
+func TestTheWriterIsPublished(t *testing.T) {
+	c := newCluster(t)
+	for _, pod := range []string{"gpuledger-system/gpuledger-device-plugin-a", "gpuledger-system/b"} {
+		c.p = &Publisher{Ledger: c.n.Ledger, Node: "a", Client: c.Clientset, Adopts: true, Pod: pod,
+			Log: slog.New(slog.DiscardHandler)}
+		c.ensure()
+		if got := c.published().Pod; got != pod {
+			t.Errorf("it is published by %q, want %q", got, pod)
+		}
+	}
+}
+
 // What is used changes all the time, so the annotation has it only to a twentieth of the GPU.
 func TestUseIsPublishedSeldom(t *testing.T) {
 	of := func(now, before grant.Bytes) grant.Bytes {

@@ -43,7 +43,7 @@ func devicePluginCommand() *cli.Command {
 			kubeconfigFlag(),
 			&cli.StringFlag{Name: "pod",
 				Usage: "`NAMESPACE/NAME` of the plugin's own pod; until the kubelet lists it, " +
-					"the kubelet's list of pods is not complete",
+					"the kubelet's list of pods is not complete; when it is gone, what it published is old",
 				EnvVars: []string{"POD"}}),
 		Action: serveDevices,
 	}
@@ -122,8 +122,8 @@ func publisherOf(c *cli.Context, b nodeledger.Ledger, log *slog.Logger) (*publis
 	if err != nil {
 		return nil, err
 	}
-	return &publish.Publisher{Ledger: b, Node: c.String("node-name"), Client: client, Adopts: placed,
-		Log: log}, nil
+	return &publish.Publisher{Ledger: b, Node: c.String("node-name"), Client: client,
+		Pod: c.String("pod"), Adopts: placed, Log: log}, nil
 }
 
 // wanted returns the resources that the arguments name.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -121,6 +122,34 @@ func TestADriverThatIsNotReachedEnds(t *testing.T) {
 				t.Errorf("the next driver serves %v, want two sockets", all)
 			}
 		})
+	}
+}
+
+// By the pod a reader of the annotation sees whether something keeps it up to date.
+func TestTheDevicePluginPublishesItsPod(t *testing.T) {
+	n := newNode(t)
+	patches := make(chan string, 1)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); r.Method == http.MethodPatch {
+			select {
+			case patches <- r.URL.Path + " " + string(body):
+			default:
+			}
+		}
+		http.Error(w, "not here", http.StatusNotFound)
+	}))
+	t.Cleanup(api.Close)
+	must(t, os.WriteFile(n.dir+"/kubeconfig", []byte(kubeconfigOf(api.URL)), 0o600))
+	cmd, err := program(n.dir+"/log", "device-plugin", "--config", n.dir+"/config.toml", "--kubeconfig",
+		n.dir+"/kubeconfig", "--placed-by", "scheduler", "--node-name", nodeName, "--kubelet-dir",
+		n.dir+"/kubelet", "--pod", "team/plugin-a")
+	must(t, err, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	logged := func() string { text, _ := os.ReadFile(n.dir + "/log"); return string(text) }
+	eventually(t, "it publishes", logged, func() bool { return len(patches) > 0 })
+	if got := <-patches; !strings.HasPrefix(got, "/api/v1/nodes/"+nodeName+" ") ||
+		!strings.Contains(got, `\"pod\":\"team/plugin-a\"`) {
+		t.Errorf("it has written %s", got)
 	}
 }
 
