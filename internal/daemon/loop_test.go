@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -109,6 +111,29 @@ func TestASecondDaemonDoesNotStart(t *testing.T) {
 	if _, err := lockRunDir("/proc/nowhere"); err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("where no directory can be made: %v", err)
 	}
+}
+
+// TestASuccessorWaitsForAnOrphan: a child that a killed daemon has just forked has the lock until
+// it executes its program, which takes a while on a busy machine.
+func TestASuccessorWaitsForAnOrphan(t *testing.T) {
+	dir := t.TempDir()
+	orphan, err := lockRunDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := exec.Command("/bin/true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(lockPath(dir), fmt.Appendln(nil, ended.Process.Pid), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(3*lockTime, func() { _ = orphan.Close() })
+	successor, err := lockRunDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = successor.Close()
 }
 
 // TestALockThatIsRemovedIsTakenAgain: if another daemon has taken it meanwhile, the first one ends.
