@@ -2,8 +2,6 @@ package test
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -156,17 +154,6 @@ func TestProgramsTakeNothingOfTheAsked(t *testing.T) {
 	if held := n.Grants(); held[0].Source != grant.Asked || held[0].State != grant.Bound {
 		t.Errorf("%+v", held)
 	}
-	// A signal that comes before that ends gpuledger itself, and the program's cgroup stays.
-	rig.Eventually(t, "the program runs", func() bool {
-		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", cmd.Process.Pid))
-		return slices.ContainsFunc(children, func(file string) bool {
-			pids, _ := os.ReadFile(file)
-			return slices.ContainsFunc(strings.Fields(string(pids)), func(pid string) bool {
-				name, _ := os.ReadFile("/proc/" + pid + "/comm")
-				return string(name) == "sleep\n"
-			})
-		})
-	})
 	b := starts(t, n.Bundle("c", wants("7GiB"), rig.Annotation("gpuledger.dev/gpu", "0"),
 		rig.Annotation("gpuledger.dev/compute", "50")))
 	n.CheckSound("while both run")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -81,6 +82,59 @@ func TestRun(t *testing.T) {
 		t.Errorf("%v are left", left)
 	}
 	n.CheckSound("at the end")
+}
+
+// runsInSession is root's `gpuledger run` in a session.
+func runsInSession(n *rig.Node, session string, args ...string) *exec.Cmd {
+	run := []string{"-c", "echo 0 >" + session + `/cgroup.procs && exec "$@"`, "sh", "env",
+		"--default-signal=INT", rig.Binary(n.T, "gpuledger"), "run", "--memory", "1GiB", "--"}
+	return n.Command("/bin/sh", append(run, args...)...)
+}
+
+// TestASignalBeforeTheProgram is the program's: gpuledger does not end by it, and removes the
+// cgroup.
+func TestASignalBeforeTheProgram(t *testing.T) {
+	n := rig.NewNode(t, rig.Setup{})
+	n.CheckSound("before") // and makes the lock
+	for name, c := range map[string]struct {
+		signal syscall.Signal
+		start  func(*exec.Cmd)
+	}{
+		"without a terminal": {syscall.SIGTERM, func(cmd *exec.Cmd) { must(t, cmd.Start()) }},
+		"with a terminal":    {syscall.SIGINT, func(cmd *exec.Cmd) { newTerminal(t, 24, 80).start(cmd) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := session(t)
+			lock, err := os.OpenFile(n.Dir+"/run/lock", os.O_RDWR|os.O_CREATE, 0o600)
+			must(t, err)
+			defer lock.Close()
+			must(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+			cmd := runsInSession(n, s, "/bin/sleep", "60")
+			c.start(cmd)
+			rig.Eventually(t, "it waits for the ledger", func() bool { return len(programsIn(s)) > 0 })
+			must(t, cmd.Process.Signal(c.signal))
+			time.Sleep(50 * time.Millisecond) // it receives the signal
+			must(t, lock.Close())
+			if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 128+int(c.signal) {
+				t.Errorf("%v, want the status of a program that %v has ended", err, c.signal)
+			}
+			if left := programsIn(s); len(left) > 0 {
+				t.Errorf("%v are left", left)
+			}
+			holdsNothing(t, n)
+		})
+	}
+	n.CheckSound("at the end")
+}
+
+// TestACgroupIsBusyForAMoment: what ends just after the program does not leave its cgroup behind.
+func TestACgroupIsBusyForAMoment(t *testing.T) {
+	n, s := rig.NewNode(t, rig.Setup{}), session(t)
+	r := rig.Run(runsInSession(n, s, "/bin/sh", "-c", "sleep 0.2 >/dev/null 2>&1 &"))
+	if left := programsIn(s); r.Code != 0 || len(left) > 0 {
+		t.Errorf("%+v, and %v are left", r, left)
+	}
+	holdsNothing(t, n)
 }
 
 // TestRunIsKilled: the grant stays until the last process that the program started has ended.

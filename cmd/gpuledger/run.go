@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -119,11 +120,12 @@ func runProgram(c *cli.Context, argv []string) error {
 	if err != nil {
 		return err
 	}
-	entered, err := enterProgram(c, n, ask)
+	signals := make(chan os.Signal, 16)
+	entered, err := enterProgram(c, n, ask, signals)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(entered.Cgroup) }() // unless processes are left in it, or it is gpuledgerd's
+	defer removeCgroup(entered.Cgroup)
 	g := entered.Grant
 	inv, _ := n.Inventory()
 	inside, err := json.Marshal(surroundings{Cgroup: entered.Cgroup,
@@ -137,17 +139,38 @@ func runProgram(c *cli.Context, argv []string) error {
 	cmd.Env = withGPUs(os.Environ(), g)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	return wait(cmd)
+	return wait(cmd, signals)
 }
 
-// enterProgram enters the grant of the program. With --wait gpuledgerd does it, and moves this
-// process into the cgroup.
-func enterProgram(c *cli.Context, n *node.Node, ask admission.Ask) (grants.ProgramGrant, error) {
+// enterProgram enters the grant of the program, and catches the program's signals first: one that
+// ended this process would leave the cgroup. With --wait gpuledgerd makes it, moves this process
+// there and removes it, and a signal ends the wait.
+func enterProgram(c *cli.Context, n *node.Node, ask admission.Ask,
+	signals chan<- os.Signal) (grants.ProgramGrant, error) {
 	if !c.IsSet("wait") {
+		catch(signals)
 		return grants.EnterThisProgram(n, ask)
 	}
 	g, _, _, err := enterByDaemon(c, rootsClient(n).Run, ask, nil)
+	catch(signals)
 	return grants.ProgramGrant{Grant: g}, err
+}
+
+// catch has the signals that are passed on to the program sent to a channel.
+func catch(signals chan<- os.Signal) {
+	passed := notIgnored(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	if len(passed) > 0 {
+		signal.Notify(signals, passed...)
+	}
+}
+
+// removeCgroup removes the cgroup of the program, if it has one that gpuledgerd does not remove. A
+// process that ends with the program can be in it for a moment longer. One that goes on keeps it.
+func removeCgroup(dir string) {
+	for end := time.Now().Add(time.Second); errors.Is(os.Remove(dir), unix.EBUSY) &&
+		time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // withGPUs names the grant's GPUs in an environment, as programs and NVIDIA's tools read them. What
@@ -162,15 +185,13 @@ func withGPUs(env []string, g grant.Grant) []string {
 }
 
 // wait starts the program, passes signals on to it, and returns its exit status. A terminal sends
-// its signals to both.
-func wait(cmd *exec.Cmd) error {
-	signals := make(chan os.Signal, 16)
-	passed := notIgnored(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
-	if len(passed) > 0 {
-		signal.Notify(signals, passed...)
-	}
+// its signals to both, except those that come before the program.
+func wait(cmd *exec.Cmd, signals <-chan os.Signal) error {
 	if err := cmd.Start(); err != nil {
 		return err
+	}
+	for range len(signals) {
+		_ = cmd.Process.Signal(<-signals)
 	}
 	terminal, err := os.Open("/dev/tty")
 	if err == nil {
