@@ -115,7 +115,7 @@ func (h Host) Process(pid int) (p grant.Process, parent int, err error) {
 // IsEnding reports whether the first thread of a process is ending or has ended. A driver may take
 // seconds to free what the process had open. Meanwhile the kernel reports the root of each version
 // 1 hierarchy as its cgroup (proc_cgroup_show, kernel/cgroup/cgroup.c).
-func (h Host) IsEnding(pid int) bool {
+func IsEnding(h Host, pid int) bool {
 	s, err := h.stat(pid)
 	return err == nil && s.exiting
 }

@@ -254,7 +254,7 @@ func (c *ProcessTable) refresh(pid int, r *processEntry) *processEntry {
 	}
 	if at := p.Cgroup; !r.ended {
 		p.Cgroup = cgroupIn(lines, c.v1)
-		if c.v1 && p.Cgroup == "/" && c.Host.IsEnding(pid) {
+		if c.v1 && p.Cgroup == "/" && host.IsEnding(c.Host, pid) {
 			p.Cgroup = at
 		}
 		c.processes[pid] = p
