@@ -200,7 +200,7 @@ func TestMPS(t *testing.T) {
 	if rig.Lives(daemon.Daemon.PID) {
 		t.Error("the daemon is still there")
 	}
-	// The daemon has killed it, and nobody waits until it has ended.
+	// The daemon kills it, and ends without waiting for it.
 	eventually(t, "its server has ended", func() bool { return !rig.Lives(daemon.Servers[0].PID) })
 	n.Grant("--mode", "exclusive", "--gpu", "0")
 }

@@ -279,7 +279,7 @@ func TestWhatOthersChangeIsWrittenAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		change(node)
-		// once: the watch of this API panics at a hundred changes that nobody has read yet
+		// once: the watch of this API panics at a hundred changes that are not read yet
 		if _, err := c.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
