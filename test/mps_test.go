@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -46,7 +45,7 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 	}
 	must(t, os.Link(n.program, filepath.Join(filepath.Dir(n.program), grant.MPSServer)))
 	n.Must("inventory", "refresh")
-	t.Cleanup(n.killDaemons)
+	t.Cleanup(n.EndMPS)
 	return n
 }
 
@@ -55,42 +54,6 @@ func newMPSNode(t *testing.T, s rig.Setup) mpsNode {
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	rig.Within(t, 2*time.Minute, what, is)
-}
-
-// killDaemons ends the MPS daemons that gpuledgerd would leave to its successor, and its launchers
-// that are about to become one. A server of the stand-in ends with its daemon.
-func (n mpsNode) killDaemons() {
-	// The gpuledgerd that ended before may have started a launcher. One that has not read its
-	// command yet finds none; all others are processes now.
-	commands, _ := filepath.Glob(filepath.Join(n.Dir, "run/mps/*/orders.json"))
-	for _, file := range commands {
-		_ = os.Remove(file)
-	}
-	eventually(n.t, "the MPS daemons and their launchers have ended", func() bool {
-		all := n.daemons()
-		for _, pid := range all {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-		return len(all) == 0
-	})
-}
-
-// daemons are the processes of this node's MPS daemons, and of what is about to become one.
-func (n mpsNode) daemons() (pids []int) {
-	launcher := "\x00mps\x00" + filepath.Join(n.Dir, "run/mps") + "/"
-	links, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, link := range links {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
-		if err != nil || !rig.Lives(pid) {
-			continue
-		}
-		command, _ := os.ReadFile(filepath.Join(filepath.Dir(link), "cmdline"))
-		program, _ := os.Readlink(link) // after that: a launcher may become one meanwhile
-		if program == n.program || strings.Contains(string(command), launcher) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 // states are what gpuledgerd has written about its daemons.

@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -274,48 +272,10 @@ func (n *node) killDaemon() (ran bool) {
 	return ran
 }
 
-// killMPS ends gpuledgerd, what runs of MPS, which outlives it, and launchers, which are about to
-// become an MPS daemon.
+// killMPS ends gpuledgerd, and what runs of MPS, which outlives it.
 func (n *node) killMPS() {
 	n.killDaemon()
-	for _, pid := range processesOf(n.controlProgram()) {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	commands, _ := filepath.Glob(n.Dir + "/run/mps/*/orders.json")
-	for _, file := range commands { // one that has not read its command yet finds none
-		_ = os.Remove(file)
-	}
-	rig.Within(n.T, time.Minute, "the MPS daemons and their launchers have ended", func() bool {
-		all := n.mpsDaemons()
-		for _, pid := range all {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-		}
-		return len(all) == 0
-	})
-}
-
-func (n *node) controlProgram() string { return n.Dir + "/driver/usr/bin/nvidia-cuda-mps-control" }
-
-// mpsDaemons are the MPS daemons, their servers, and launchers.
-func (n *node) mpsDaemons() (pids []int) {
-	launcher := "\x00mps\x00" + n.Dir + "/run/mps/"
-	commands := map[int]string{}
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, line := range lines {
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(line))); err == nil {
-			text, _ := os.ReadFile(line)
-			commands[pid] = string(text)
-		}
-	}
-	programs := processesOf(n.controlProgram()) // after that: a launcher may become one meanwhile
-	for pid, text := range commands {
-		name, _, _ := strings.Cut(text, "\x00")
-		if strings.Contains(text, launcher) || slices.Contains(programs, pid) &&
-			strings.HasPrefix(filepath.Base(name), "nvidia-cuda-mps") {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+	n.EndMPS()
 }
 
 // processesOf are the living processes of a program; all its hard links count.
