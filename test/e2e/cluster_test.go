@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -195,7 +196,9 @@ func (s *site) runsIn(name, container string) string {
 				s.kubectl("get", "resourceslices", "-o", "json").Stdout)
 		}
 	}()
-	eventually(s.T, "pod "+name+" runs", func() bool {
+	// The scheduler can count a claim twice while it writes it, and tries a pod that did not fit then
+	// five minutes later (docs/kubernetes.md).
+	within(s.T, 8*time.Minute, "pod "+name+" runs", func() bool {
 		p := s.podNamed(name)
 		if p.Status.Phase == "Failed" {
 			s.T.Fatalf("pod %s has failed: %+v\n%s", name, p, s.eventsOf(name))
