@@ -196,8 +196,8 @@ func (s *site) runsIn(name, container string) string {
 				s.kubectl("get", "resourceslices", "-o", "json").Stdout)
 		}
 	}()
-	// The scheduler can count a claim twice while it writes it, and tries a pod that did not fit then
-	// five minutes later (docs/kubernetes.md).
+	// The scheduler can count a claim twice while it writes it. It tries a pod that did not fit
+	// then again after five minutes (docs/kubernetes.md).
 	within(s.T, 8*time.Minute, "pod "+name+" runs", func() bool {
 		p := s.podNamed(name)
 		if p.Status.Phase == "Failed" {

@@ -31,6 +31,7 @@ frameworks() {
 accuracy() {
   local way
   chapter "A full grant, as NVML sees it"
+  rm -f beyond
   daemon
   for way in fill fill:3072 fill:700; do
     fills "$way" "full-${way#fill:}" settle
@@ -39,11 +40,15 @@ accuracy() {
   crowd 8
   no_daemon
   [ -z "${HAMI_CORE:-}" ] || fills_hami fill:3072
+  [ ! -e beyond ] || die "$(head -n 1 beyond)" # only now: the other ways are in the report
 }
+
+# promised BYTES: notes a grant that was exceeded.
+promised() { [ "$1" -le $((part << 20)) ] || echo "NVML sees $1 bytes of a grant of $((part << 20))" >>beyond; }
 
 # fills WAY NAME [settle]: fills a grant, after what its context takes was measured, and compares. It lives until gpuledgerd knows what contexts take.
 fills() {
-  local before i
+  local before i bytes
   before=$(used_outside)
   start "$2" --memory "${part}MiB"
   [ "$2" != full-fill ] || result_strength "$2"
@@ -53,6 +58,7 @@ fills() {
     sleep 0.1
   done
   compared "$1" "$before" "$2/rootfs/tmp/filled" "under a limit$([ -n "${3:-}" ] || echo ", as soon as it runs")"
+  promised "$bytes"
   finish "$2"
 }
 
@@ -71,12 +77,13 @@ crowd() {
   bytes=$(($(used_outside) - before))
   printf -- '- under a limit, %s processes at once, blocks of 3072 KiB: of a grant of %s bytes they have %s, and NVML sees %s more in use: **%s bytes beyond the grant** (to be 0 or less)\n' \
     "$1" "$granted" "$(cat crowd/rootfs/tmp/filled.* | awk '/^filled/ { sum += $3 } END { printf "%.0f", sum }')" "$bytes" "$((bytes - granted))" >>report
+  promised "$bytes"
   finish crowd
 }
 
-# compared WAY BEFORE FILE HOW: waits until it is full, and writes down what NVML sees.
+# compared WAY BEFORE FILE HOW: waits until it is full, and writes down what NVML sees; sets bytes to that.
 compared() {
-  local i filled bytes granted=$((part << 20))
+  local i filled granted=$((part << 20))
   for ((i = 0; i < 1200; i++)); do
     ! grep -q '^filled' "$3" 2>/dev/null || break
     sleep 0.1
@@ -87,11 +94,10 @@ compared() {
   bytes=$(($(used_outside) - $2))
   printf -- '- %s, %s: of a grant of %s bytes the program has %s, and NVML sees %s more in use than before: **%s bytes beyond the grant** (to be 0 or less)\n' \
     "$4" "$(case $1 in fill) echo "blocks of 256 MiB and smaller" ;; *) echo "blocks of ${1#fill:} KiB" ;; esac)" "$granted" "$filled" "$bytes" "$((bytes - granted))" >>report
-  real_gpu || [ "$bytes" -le "$granted" ] || die "NVML sees $bytes bytes of a grant of $granted"
 }
 
 fills_hami() {
-  local before pid
+  local before pid bytes
   before=$(used_outside)
   mkdir -p /tmp/vgpulock
   rm -f hami.cache filled
