@@ -4,9 +4,10 @@
 # pid, network, cgroup and ipc namespaces of its own, with a /dev and an /etc of its own, below a cgroup of its own in each hierarchy: odd specs
 # reach nothing of the machine, and what a killed test leaves ends with them. A FILE is bats's or Python's, and may be a pattern. FILTER chooses
 # tests by name: a regular expression for bats, words for Python. FILE_TIMEOUT is a file's time in seconds (an hour); one that is ended before all
-# its tests have a result leaves OUT/FILE.cut. PREPARE is a script that lays out more, where a suite has one.
+# its tests have a result leaves OUT/FILE.cut. PREPARE is a script that lays out more, where a suite has one. On a NODE that is not bare the
+# runtime has to be gpuledger's: it must refuse a container (refuses.sh) before the tests begin.
 set -euo pipefail
-[ $# -gt 1 ] || { sed -n 2,7p "$0" >&2; exit 2; }
+[ $# -gt 1 ] || { sed -n 2,8p "$0" >&2; exit 2; }
 
 if [ "${STEP:-}" = "" ]; then
   name=gpuledger-suite-$$ own=() # of this batch
@@ -107,6 +108,11 @@ mkfifo "$DIR/input" && exec 9<>"$DIR/input" # an input without an end, for termi
 cd "$TESTS"
 # shellcheck source=/dev/null
 [ ! -e "$PREPARE" ] || . "$PREPARE"
+[ "$NODE" = bare ] || "$REFUSES" "$RUNTIME" "$NODE"
+# shellcheck disable=SC2048 # they may be patterns
+for file in $*; do
+  [ -e "$file" ] || { echo "there is no $file in $TESTS" >&2; exit 1; }
+done
 # complete FILE.tap: all tests of the plan have a result.
 complete() { awk '/^1\.\.[0-9]+/ { plan = substr($0, 4) + 0; known = 1 } /^(not )?ok [0-9]+ / { n++ } END { exit !(known && n == plan) }' "$1" 2>/dev/null; }
 
@@ -115,17 +121,16 @@ thaw() { find /sys/fs/cgroup -name freezer.state -exec sh -c 'echo THAWED >"$1"'
 
 # shellcheck disable=SC2048 # they may be patterns
 for file in $*; do
-  [ -e "$file" ] || continue # an older suite lacks some
   # shellcheck disable=SC2016 # they are the inner shell's
   case $file in
-# They keep their containers where they are called, and one takes pids to have five digits.
-    *.py) command='sh -c "echo 20000 >/proc/sys/kernel/ns_last_pid; cd \"\$DIR/bats\" && exec python3 \"\$TESTS/\$FILE\""' ;;
-    *) command='bats --tap ${FILTER:+-f "$FILTER"} "$FILE"' ;;
+# They keep their containers where they are called, and one takes pids to have five digits. Their messages have no end of line, and would hide results.
+    *.py) messages='"$OUT/$FILE.err"' command='sh -c "echo 20000 >/proc/sys/kernel/ns_last_pid; cd \"\$DIR/bats\" && exec python3 \"\$TESTS/\$FILE\""' ;;
+    *) messages='&1' command='bats --tap ${FILTER:+-f "$FILTER"} "$FILE"' ;;
   esac
   # Some tests open /dev/tty, and script gives them one. What a test leaves running holds bats up for ever: it ends with a pid namespace for
   # each file.
   # shellcheck disable=SC2016
-  FILE=$file script -qec "exec unshare --pid --fork --kill-child --mount --mount-proc $command"' >"$OUT/$FILE.tap" 2>&1' \
+  FILE=$file script -qec "exec unshare --pid --fork --kill-child --mount --mount-proc $command"' >"$OUT/$FILE.tap" 2>'"$messages" \
     /dev/null <"$DIR/input" >/dev/null 2>&1 &
   left=$FILE_TIMEOUT
   while [ "$left" -gt 0 ] && kill -0 $! 2>/dev/null; do

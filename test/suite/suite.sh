@@ -45,28 +45,30 @@ busybox_root() {
 }
 
 # configure NODE DIR REAL: a node of two simulated GPUs, or one without any inventory and as it is by default. Prints which runtime the tests get.
+# In $(...) bash does not end at an error by itself.
 configure() {
   local dir=$2
   [ "$1" != bare ] || { echo "$3"; return; }
-  mkdir -m 700 "$dir/state" "$dir/run"
+  mkdir -m 700 "$dir/state" "$dir/run" || return
   [ -z "${engine:-}" ] || printf 'engine = "%s"\n' "$engine" >"$dir/config.toml"
   printf 'state_dir = "%s/state"\nrun_dir = "%s/run"\n[runtime]\npath = ["%s"]\n[audit]\nfile = "%s/audit.jsonl"\n' "$dir" "$dir" "$3" "$dir" >>"$dir/config.toml"
   if [ "$1" = inventory ]; then
     printf '[inventory]\nsource = "simulated"\nfile = "%s/gpus.json"\n' "$dir" >>"$dir/config.toml"
-    bin/gpuledger inventory simulate --gpus 2 --memory 80GiB --out "$dir/gpus.json" >/dev/null
-    GPULEDGER_CONFIG=$dir/config.toml bin/gpuledger inventory refresh >/dev/null
+    bin/gpuledger inventory simulate --gpus 2 --memory 80GiB --out "$dir/gpus.json" >/dev/null || return
+    GPULEDGER_CONFIG=$dir/config.toml bin/gpuledger inventory refresh >/dev/null || return
   fi
-  ln -s "$repo/bin/gpuledger-runtime" "$dir/$(basename "$3")" # some tests look for the name by which they call it
+  ln -s "$repo/bin/gpuledger-runtime" "$dir/$(basename "$3")" || return # some tests look for the name by which they call it
   echo "$dir/$(basename "$3")"
 }
 
 # batch CASE NODE OUT FILTER FILE...: runs test files, in namespaces and a cgroup of their own, and leaves nothing of it.
 batch() {
-  local case=$1 node=$2 out=$3 filter=$4 dir status=0 tests real
+  local case=$1 node=$2 out=$3 filter=$4 dir runtime status=0 tests real
   place "$case"
   dir=$(mktemp -d -p "$work") && chmod 755 "$dir" && mkdir -m 755 "$dir/bats"
   mkdir -p "$out"
-  RUNTIME=$(configure "$node" "$dir" "$real") OUT=$out FILTER=$filter DIR=$dir TESTS=$tests CACHE=$cache PREPARE=$here/prepare.sh \
+  runtime=$(configure "$node" "$dir" "$real") || die "cannot lay out the node $node"
+  RUNTIME=$runtime NODE=$node REFUSES=$suite/refuses.sh OUT=$out FILTER=$filter DIR=$dir TESTS=$tests CACHE=$cache PREPARE=$here/prepare.sh \
     nice "$suite/inside.sh" "${case##*-}" "${@:5}" || status=$?
   [ ! -e "$dir/audit.jsonl" ] || cp "$dir/audit.jsonl" "$out/"
   rm -rf --one-file-system "$dir"

@@ -131,3 +131,32 @@ func TestWhatDiffers(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatRefuses: the check before each batch takes for gpuledger only what refuses a container
+// as gpuledger does on that node.
+func TestWhatRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name, node, program string
+		passed              bool
+	}{
+		{"refuses", "inventory", "echo 'gpuledger: refused (privileged-gpu): it is' >&2; exit 1", true},
+		{"has no inventory", "inventory",
+			"echo 'gpuledger: refused (inventory-missing): none' >&2; exit 1", false},
+		{"refuses on a node without an inventory", "none",
+			"echo 'gpuledger: refused (inventory-missing): none' >&2; exit 1", true},
+		{"has an inventory where there is none", "none",
+			"echo 'gpuledger: refused (gpu-device-rule): it is' >&2; exit 1", false},
+		{"starts it", "inventory", "exit 0", false},
+		{"says so and starts it", "inventory", "echo 'gpuledger: refused (privileged-gpu)' >&2", false},
+		{"fails otherwise", "inventory", "echo 'runc: no such program' >&2; exit 1", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runtime := filepath.Join(t.TempDir(), "runc")
+			must(t, os.WriteFile(runtime, []byte("#!/bin/sh\n"+c.program+"\n"), 0o755))
+			out, err := exec.Command("./refuses.sh", runtime, c.node).CombinedOutput()
+			if passed := err == nil; passed != c.passed {
+				t.Errorf("passed %v, %v expected: %s", passed, c.passed, out)
+			}
+		})
+	}
+}
