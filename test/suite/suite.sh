@@ -3,7 +3,8 @@
 #   name      the suite's
 #   known     a regular expression of the cases that there are; batch takes the end of one, v1 or v2, for its cgroups' version
 #   engine    the engine that calls the runtime, where one does and its identities count
-#   here      its directory, with differences.txt and, where something is to be laid out in the namespaces, prepare.sh
+#   here      its directory, with differences.txt and, where something is to be laid out in the namespaces, prepare.sh. A row of
+#             differences.txt has five columns with tabs between: FILE, the test's name, NODE, its result through us, and why
 # and declares
 #   place CASE   sets tests, the directory of the test files, and real, the runtime; or a batch of its own
 # Results: .cache/NAME-suite/out/CASE/NODE/FILE.tap.
@@ -88,11 +89,21 @@ together() {
   return $status
 }
 
-# compare BARE WRAPPED LIST: the tests of a list whose results differ, as lines of FILE, name, and the two results.
+# compare BARE WRAPPED LIST: the tests of a list whose results differ, and its files that are not complete, as lines of FILE, name or nothing, and the
+# two results.
 compare() { awk -f "$suite/compare.awk" -v dir1="$1/" -v list="$3" "$1"/*.tap "$2"/*.tap; }
 
 # unpassed WRAPPED: the tests that did not pass, and the files without all their results: FILE, name or nothing, and the result.
 unpassed() { awk -f "$suite/compare.awk" -v unpassed=1 "$1"/*.tap; }
+
+# refusals OUT: what messages beside the results, which do not say of which test they are, have of gpuledger's refusals. Bare has none.
+refusals() {
+  local file
+  for file in "$1"/*.err; do
+    [ ! -e "$file" ] || { grep -ao 'gpuledger: refused ([a-z-]*)' "$file" || true; } | sort -u |
+      awk -v file="$(basename "${file%.err}")" '{ sub(/^gpuledger: /, ""); print file "\tits messages\tno refusal\t" $0 }'
+  done
+}
 
 # cut_files OUT: the files that were ended before all their tests had a result.
 cut_files() {
@@ -103,6 +114,9 @@ cut_files() {
 }
 
 count() { awk -f "$suite/compare.awk" -v count=1 "$1"/*.tap; }
+
+# passes OUT NODE: how often a test passed, also when it ran again.
+passes() { cat "$1"/*.tap "$1".try*/"$2"/*.tap 2>/dev/null | grep '^ok [0-9]' | grep -civ ' # \?skip' || true; }
 
 # names FILE <LIST: the names of a file's tests in a list, as batch takes them; nothing is all of the file.
 names() {
@@ -123,13 +137,14 @@ names() {
 }
 
 # settle CASE NODE: runs bare what did not pass, and then what differs again, bare and wrapped, until it is the same or has differed three
-# times: other processes of the machine disturb some of the tests. What is left is in NODE.differ.
+# times: other processes of the machine disturb some of the tests. What is left is in NODE.differ, and what became the same in NODE.varied.
 settle() {
-  local case=$1 node=$2 try file again runs=(bare) out=$cache/out/$1/$2 left=$cache/out/$1/$2.differ
+  local case=$1 node=$2 try file again runs=(bare) out=$cache/out/$1/$2 left=$cache/out/$1/$2.differ varied=$cache/out/$1/$2.varied
   local wrapped=$out
   unpassed "$out" >"$left"
+  : >"$varied"
   for ((try = 1; try <= ${TRIES:-3}; try++)); do
-    [ -s "$left" ] || return 0
+    [ -s "$left" ] || break
     cut -f 1 "$left" | sort -u >"$left.files"
     while read -r file <&8; do
       for again in "${runs[@]}"; do # not at once: it may be that which disturbed it
@@ -138,17 +153,72 @@ settle() {
     done 8<"$left.files"
     [ "$try" = 1 ] || wrapped=$out.try$try/$node
     compare "$out.try$try/bare" "$wrapped" "$left" >"$left.new"
+    [ "$try" = 1 ] || awk -F '\t' -v times=$((try - 1)) '
+      FILENAME == ARGV[1] { differs[$1 FS $2] = 1; next } !($1 FS $2 in differs) { print $0 FS times }' "$left.new" "$left" >>"$varied"
     mv "$left.new" "$left"
     runs=(bare "$node")
   done
+  refusals "$out" >>"$left"
+}
+
+# rows: checks the form of differences.txt.
+rows() {
+  local wrong
+  wrong=$(awk -F '\t' '/^#/ || !NF { next } NF != 5 || $2 == "" || $3 !~ /^(inventory|none)$/ || $4 == "" || $5 == ""' "$here/differences.txt")
+  [ -z "$wrong" ] || die "rows of differences.txt that have not FILE, name, inventory or none, the result through us, and a reason:" $'\n'"$wrong"
+}
+
+# unexplained CASE NODE: the lines of NODE.differ that differences.txt does not have with this result.
+unexplained() {
+  awk -F '\t' -v node="$2" 'NR == FNR { if (!/^#/ && $3 == node) known[$1 FS $2 FS $4] = 1; next } $3 == "absent" || !($1 FS $2 FS $4 in known)' \
+    "$here/differences.txt" "$cache/out/$1/$2.differ"
+}
+
+# unmet CASE NODE: the rows of differences.txt for files that ran on the node, and which do not differ so.
+unmet() {
+  local file name node result reason
+  awk -F '\t' -v node="$2" 'FILENAME == ARGV[1] { differs[$1 FS $2 FS $4] = 1; next } !/^#/ && $3 == node && !($1 FS $2 FS $4 in differs)' \
+    "$cache/out/$1/$2.differ" "$here/differences.txt" |
+    while IFS=$'\t' read -r file name node result reason; do
+      [ ! -e "$cache/out/$1/$2/$file.tap" ] ||
+        echo "  $file: $name: not \"$result\" through us, or not through us alone, but differences.txt has it: $reason"
+    done
+}
+
+# has_v1: whether the machine has cgroups of version 1 with which a runtime can close devices.
+has_v1() { grep -q ' /sys/fs/cgroup/devices cgroup ' /proc/self/mounts; }
+
+# ended CASE NODE: prints how the tests of a case ended on a node; fails where that is not as it must be.
+ended() {
+  local case=$1 node=$2 out=$cache/out/$1/$2 other wrong tests pass fail refused skip
+  other=$(unexplained "$case" "$node") && read -r tests pass fail refused skip < <(count "$out") || die "cannot count the tests of $case ($node)"
+  printf '%-10s %-10s %5s %5s %5s %7s %5s  %s\n' "$case" "$node" "$tests" "$pass" "$fail" "$refused" "$skip" \
+    "$(wc -l <"$out.differ") ($(grep -c . <<<"$other" || true) unexplained)"
+  awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s; differed %d time%s, then not\n", $1, $2 == "" ? "the whole file" : $2, $3, $4, $5, $5 == 1 ? "" : "s" }' "$out.varied"
+  wrong=$(
+    [ "$(passes "$out" "$node")" -gt 0 ] || echo "  no test passes"
+    cut_files "$out"
+    awk -F '\t' 'NF { printf "  %s: %s: bare %s, through us %s\n", $1, $2 == "" ? "a result for each test of its plan" : $2, $3, $4 }' <<<"$other"
+    unmet "$case" "$node"
+  )
+  [ -z "$wrong" ] || { echo "$wrong"; return 1; }
+}
+
+# skipped CASE: why tests of the case were skipped, on any of the nodes.
+skipped() {
+  local node
+  for node in "${nodes[@]}"; do
+    awk -f "$suite/compare.awk" -v skips=1 "$cache/out/$1/$node"/*.tap
+  done | awk '!seen[$0]++ { print "  skipped: " $0 }'
 }
 
 # all FILE...: runs the files for each of cases, prints how they end and fails where a difference is not explained.
 all() {
-  local case node batches differ unexplained cut failed=0
-  printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$name" node tests pass fail skip 'differs from bare'
+  local case node batches ran=0 failed=0
+  rows
+  printf '%-10s %-10s %5s %5s %5s %7s %5s  %s\n' "$name" node tests pass fail refused skip 'differs from bare'
   for case in "${cases[@]}"; do
-    if [ "${case##*-}" = v1 ] && ! grep -q ' /sys/fs/cgroup/devices cgroup ' /proc/self/mounts; then
+    if [ "${case##*-}" = v1 ] && ! has_v1; then
       say "$case is left out: this machine has no cgroup v1 devices controller"
       continue
     fi
@@ -160,14 +230,11 @@ all() {
     together "${batches[@]}" || exit 1
     for node in "${nodes[@]}"; do
       settle "$case" "$node"
-      unexplained=$(awk -F '\t' 'NR == FNR { if (!/^#/ && NF) known[$1 FS $2] = 1; next } !($1 FS $2 in known)' "$here/differences.txt" "$cache/out/$case/$node.differ")
-      differ="$(wc -l <"$cache/out/$case/$node.differ") ($(grep -c . <<<"$unexplained" || true) unexplained)"
-      # shellcheck disable=SC2046,SC2183 # four numbers
-      printf '%-10s %-10s %5s %5s %5s %5s  %s\n' "$case" "$node" $(count "$cache/out/$case/$node") "$differ"
-      cut=$(cut_files "$cache/out/$case/$node")
-      [ -z "$cut" ] || { failed=1; echo "$cut"; }
-      [ -z "$unexplained" ] || { failed=1; awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s\n", $1, $2, $3, $4 }' <<<"$unexplained"; }
+      ended "$case" "$node" || failed=1
     done
+    skipped "$case"
+    ran=1
   done
+  [ "$ran" = 1 ] || die "no case ran"
   return $failed
 }
