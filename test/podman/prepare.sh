@@ -18,6 +18,7 @@ events_logger = "file"
 runtime = "$(basename "$RUNTIME")"
 CONF
 printf '[storage]\ndriver = "overlay"\ngraphroot = "/var/lib/containers/storage"\nrunroot = "/run/containers/storage"\n' >/etc/containers/storage.conf
+grep -q '^PODMAN_TEST_IMAGE_TAG=.*"20220615"' "$TESTS/helpers.bash" || { echo "Podman's tests want another image than testimage:20220615" >&2; exit 1; }
 mount --bind "$(readlink -f "$RUNTIME")" "$(command -v "$(basename "$RUNTIME")")"
 podman import -q -c WORKDIR=/home/podman -c 'CMD ["/bin/echo","This container is intended for podman CI testing"]' -c LABEL=created_by=test \
   -c LABEL=created_at=2022-06-15T00:00:00Z "$CACHE/testimage.tar" quay.io/libpod/testimage:20220615 >"$OUT/import.log" 2>&1
