@@ -11,14 +11,14 @@ export PATH=$PATH:/usr/sbin:/sbin
 name=crun known='debian-v[12]' here=$PWD/test/crun
 . test/suite/suite.sh
 
-# source_package: crun's source of the version that is installed, in $cache/VERSION, as Debian has it. This machine's list of sources may name
-# binary packages alone, and stays as it is.
+# source_package: crun's source of the version that is installed, in $cache/VERSION, as Debian has it; and its tests in ruled, too, with a device
+# rule in each spec. This machine's list of sources may name binary packages alone, and stays as it is.
 source_package() {
   local version dir file lists=$work/apt
   # shellcheck disable=SC2016 # it is dpkg's
   version=$(dpkg-query -W -f '${source:Version}' crun)
   dir=$cache/$version
-  [ ! -e "$dir/tests" ] || { echo "$dir"; return; }
+  [ ! -e "$dir/ruled" ] || { echo "$dir"; return; }
   say "getting the source of crun $version, once"
   mkdir -p "$lists"/{sources,lists/partial,cache/archives/partial} "$work/source"
   for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
@@ -32,14 +32,23 @@ source_package() {
   ) >"$cache/source.log" 2>&1 || die "cannot get the source of crun $version: $(tail -n 1 "$cache/source.log")"
   mkdir "$work/source/crun"
   tar -C "$work/source/crun" --strip-components 1 -xf "$work"/source/crun_*.orig.tar.[gx]z
+  cp -r "$work/source/crun/tests" "$work/source/crun/ruled"
   # crun's specs have no device rules, and so open each device of the node. Engines deny all first, and gpuledger refuses what does not.
-  sed -i 's/^\( *\)conf = json.dumps(config)$/\1config["linux"].setdefault("resources", {}).setdefault("devices", [{"allow": False, "access": "rwm"}])\n&/' "$work/source/crun/tests/tests_utils.py"
-  grep -q setdefault "$work/source/crun/tests/tests_utils.py" || die "cannot give the specs of crun's tests a device rule: tests_utils.py has changed"
+  sed -i 's/^\( *\)conf = json.dumps(config)$/\1config["linux"].setdefault("resources", {}).setdefault("devices", [{"allow": False, "access": "rwm"}])\n&/' "$work/source/crun/ruled/tests_utils.py"
+  grep -q setdefault "$work/source/crun/ruled/tests_utils.py" || die "cannot give the specs of crun's tests a device rule: tests_utils.py has changed"
   rm -rf "$dir" && mv "$work/source/crun" "$dir"
   echo "$dir"
 }
 
-place() { tests=$source/tests real=$(command -v crun); }
+# place: on a node without GPUs gpuledger passes such specs on, so the tests run there as they are. Bare they run as they did on the node.
+# shellcheck disable=SC2154 # out is batch's
+place() {
+  real=$(command -v crun)
+  case $out in
+    */none | */none.try*) tests=$source/tests ;;
+    *) tests=$source/ruled ;;
+  esac
+}
 
 begin "${1:-debian-v1,debian-v2}"
 [ $# = 0 ] || shift
