@@ -41,7 +41,13 @@ const (
 
 func newSite(t *testing.T) *site {
 	e, at := thisMachine(t)
-	rig.Need(t, append([]string{"busybox", "jq", e.runtime}, e.needs...)...)
+	needs := append([]string{"busybox", "jq", e.runtime}, e.needs...)
+	for _, tool := range needs {
+		if _, err := exec.LookPath(tool); err != nil && at.asked {
+			t.Fatalf("%s is named in %s and needs %s, which is not installed", at.name, entriesVar, tool)
+		}
+	}
+	rig.Need(t, needs...)
 	s := &site{engine: e, entry: at, dir: "/run/e2e", daemons: map[string]*daemon{}}
 	for _, dir := range []string{"behind", "before", "after", "log"} {
 		must(t, os.MkdirAll(filepath.Join(s.dir, dir), 0o755))
