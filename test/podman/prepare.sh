@@ -7,6 +7,7 @@ for dir in /run /var/lib/containers /var/tmp; do
 done
 chmod 1777 /var/tmp
 mkdir -p /run/lock /etc/containers
+ln -s /proc/self/fd/0 /dev/stdin # podman cp reads it
 cat >/etc/containers/containers.conf <<CONF
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]

@@ -4,6 +4,7 @@
 # one without an inventory, and with the bare runtime what does not pass, compared test by test. RUNTIME-CGROUP: crun-v1, runc-v1, crun-v2, runc-v2 (default: crun-v1).
 # Exit status 1 where a test's result is another one through us, and differences.txt does not explain it. Podman is Debian's, and the tests are of
 # its version. Their image is made here of busybox; what pulls another one fails, bare as through us.
+# left-out.txt has the files that do not run, each with its reason.
 # Results: .cache/podman-suite/out/RUNTIME-CGROUP/NODE/FILE.tap. Root, Debian 12.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,10 +13,9 @@ export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
 name=podman known='(crun|runc)-v[12]' here=$PWD/test/podman
 . test/suite/suite.sh
 
-# What runs unless files are named. Left out are those about images, registries and Podman's own output; and, for the time that they take or for what
-# they need (systemd, journald, criu, socat, a pause image, a network): logs, user namespaces, pods, health checks, sdnotify, checkpoint.
-files=(030-run 032-sig-proxy 045-start 050-stop 055-rm 060-mount 075-exec 080-pause 130-kill 160-volumes 190-run-ipcns 280-update
-  400-unprivileged-access 420-cgroups)
+# What runs unless files are named: all but those of left-out.txt.
+files=(030-run 032-sig-proxy 040-ps 045-start 050-stop 055-rm 060-mount 065-cp 075-exec 080-pause 125-import 130-kill 140-diff 160-volumes
+  190-run-ipcns 280-update 400-unprivileged-access 420-cgroups)
 
 # module: the tests of the version that is installed, as Podman's Go module has them.
 module() {
@@ -26,6 +26,8 @@ module() {
   rm -rf "$cache/test" && mkdir -p "$cache/test"
   cp -r "$source/test/system" "$cache/test/"
   chmod -R u+w "$cache/test"
+  # This test takes eight seconds of a build for long enough, which other work of the machine can make wrong.
+  sed -i '/^@test "podman ps --external" {$/a skip "fails by chance"' "$cache/test/system/040-ps.bats"
 }
 
 # image: what Podman's tests expect of theirs: testimage-id with its own time, and a pause.
@@ -33,7 +35,8 @@ image() {
   local root
   root=$(mktemp -d -p "$work") && chmod 755 "$root"
   busybox_root "$root"
-  mkdir -p "$root/home/podman"
+  mkdir -p "$root/home/podman" "$root/srv"
+  : >"$root/etc/services" # a test removes it
   ln -s ../proc/mounts "$root/etc/mtab"
   printf '#!/bin/sh\nexec env\n' >"$root/bin/printenv" && chmod 755 "$root/bin/printenv"
   echo 20220615 >"$root/home/podman/testimage-id"
@@ -49,6 +52,7 @@ place() { tests=$cache/test/system real=$cache/runtime/${1%-*}; }
 begin "${1:-crun-v1}"
 [ $# = 0 ] || shift
 module
+known_files "$cache/test/system"
 image
 mkdir -p "$cache/runtime"
 for runtime in crun runc; do # copies: the tests find the runtime that they get, ours or this, at its usual place

@@ -33,6 +33,14 @@ begin() {
   trap 'exit 1' INT TERM HUP
 }
 
+# known_files DIR: every file of tests there is in files, which run.sh sets, or in left-out.txt, and in one of them alone.
+known_files() {
+  local differ
+  differ=$(diff <(cd "$1" && printf '%s\n' *.bats | sort) <(
+    { printf '%s.bats\n' "${files[@]}" && awk -F '\t' '/^[^#]/ { print $1 }' "$here/left-out.txt"; } | sort)) ||
+    die "files of tests that are neither run nor in left-out.txt (<), or in both, or not there (>):" $'\n'"$differ"
+}
+
 # busybox_root DIR: a root file system of this machine's busybox.
 busybox_root() {
   local applet
