@@ -14,6 +14,7 @@ export PATH=$PATH:/usr/local/go/bin:/usr/sbin:/sbin
 cache=$(realpath -m "${ENGINES_CACHE:-../../.cache/engines}")
 tries=3
 
+# CRI-O's v1.34.0 is an older commit for Go's proxy than in CRI-O's repository: docs/suites.md.
 #        name           module                              version          commands (below the module)                           build tags
 table='
          runc           github.com/opencontainers/runc      v1.5.2           .                                                     seccomp
