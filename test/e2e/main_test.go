@@ -37,10 +37,12 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	if os.Geteuid() != 0 {
-		fmt.Println("SKIP: these tests need root: they start container engines")
+		const why = "these tests need root: they start container engines"
 		if asked(strings.Split(os.Getenv(entriesVar), ",")) {
+			fmt.Println("cannot run:", why)
 			os.Exit(1)
 		}
+		fmt.Println("SKIP:", why)
 		os.Exit(0)
 	}
 	os.Exit(everyEngine(strings.Split(os.Getenv("E2E"), ","),
