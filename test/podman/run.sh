@@ -58,6 +58,6 @@ mkdir -p "$cache/runtime"
 for runtime in crun runc; do # copies: the tests find the runtime that they get, ours or this, at its usual place
   install -m 755 "$(command -v $runtime)" "$cache/runtime/$runtime"
 done
-export BATS_TEST_TIMEOUT=100 # of one test, in seconds
+export BATS_TEST_TIMEOUT=240 # of one test, in seconds; some of 065-cp call podman dozens of times
 [ $# -gt 0 ] || set -- "${files[@]/%/.bats}"
 all "$@"
