@@ -82,6 +82,8 @@ no_services() {
 install_packages() {
   say "installing $*"
   command -v apt-get >/dev/null || die "cannot install them: this is not Debian (no apt-get); install them by hand and run again"
+  exec 8>/run/lock/gpuledger-setup
+  flock 8 # of two that change policy-rc.d at once, one would keep the other's
   no_services
   export DEBIAN_FRONTEND=noninteractive
   local quiet=(-q -o "DPkg::Lock::Timeout=300" -o "Dpkg::Use-Pty=0")
