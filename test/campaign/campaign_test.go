@@ -1,12 +1,16 @@
 package campaign
 
 import (
-	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
-	"strconv"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -54,6 +58,35 @@ type campaign struct {
 	jumps  bool // the clock does
 }
 
+// tags are those of the programs' builds.
+var tags = []string{"failpoint"}
+
+// programs builds the programs under test. It returns a hash of them and of this one, and what git
+// says of the checkout. A hash sees changes that are not committed, too.
+func programs(t *testing.T) (hash, commit string) {
+	all := []string{"/proc/self/exe", "../fakedriver", "../fakemps", "../../shim", "../testdata/gpu.c",
+		"testdata/opens.c"}
+	for _, program := range []string{"gpuledger", "gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
+		all = append(all, rig.Binary(t, program, tags...))
+	}
+	sum := sha256.New()
+	for _, path := range all {
+		must(t, filepath.WalkDir(path, func(path string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			_, _ = sum.Write(text)
+			return err
+		}))
+	}
+	out, err := exec.Command("git", "describe", "--always", "--dirty", "--abbrev=8").Output()
+	if err != nil { // an archive, or the checkout of another user
+		return hex.EncodeToString(sum.Sum(nil))[:12], "an unknown commit"
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12], strings.TrimSpace(string(out))
+}
+
 // newCampaign starts the node and the workers, which stand still.
 func newCampaign(t *testing.T, counts *tally) *campaign {
 	c := &campaign{t: t, node: newNode(t), counts: counts, state: os.Getenv(stateVar)}
@@ -67,9 +100,6 @@ func newCampaign(t *testing.T, counts *tally) *campaign {
 			}
 			c.workers = append(c.workers, w)
 		}
-	}
-	for _, program := range []string{"gpuledger", "gpuledger-runtime", "gpuledger-hook", "gpuledgerd"} {
-		rig.Binary(t, program, c.node.Tags...)
 	}
 	c.node.startDaemon("")
 	c.mounts = mounts(c.node.Dir)
@@ -179,6 +209,9 @@ func (c *campaign) round(f fault, length time.Duration) {
 	c.counts.Took += time.Since(began)
 	c.counts.Faults[f.name]++
 	c.counts.mu.Unlock()
+	if c.t.Failed() {
+		c.counts.failed(c.t)
+	}
 	if err := c.counts.save(c.state); err != nil {
 		c.t.Error(err)
 	}
@@ -208,18 +241,22 @@ func TestCampaign(t *testing.T) {
 		must(t, err)
 		length, until = 30*time.Second, d
 	}
-	counts := load(os.Getenv(stateVar))
-	if counts != nil {
-		fmt.Printf("goes on after round %d of seed %d\n", counts.Round, counts.Seed)
-	} else {
-		text := cmp.Or(os.Getenv(rig.SeedEnv), fmt.Sprint(time.Now().UnixNano()))
-		seed, err := strconv.ParseUint(text, 10, 64)
-		must(t, err)
-		counts = newTally(seed)
-	}
+	hash, commit := programs(t)
+	counts, err := resume(os.Getenv(stateVar), hash, commit, os.Getenv(rig.SeedEnv))
+	must(t, err)
 	fmt.Printf("%s=%d repeats the order of faults and kills\n", rig.SeedEnv, counts.Seed)
+	failedBefore := slices.Clone(counts.Failed)
+	ended := false
+	defer func() {
+		if !ended { // by t.Fatal
+			counts.failed(t)
+			_ = counts.save(os.Getenv(stateVar))
+		}
+	}()
 	c := newCampaign(t, counts)
-	for !c.over.Load() && (until == 0 && counts.Round < len(all) || counts.Took < until) {
+	// The figures of a file alone are not enough: a round is always done.
+	for first := true; first || !c.over.Load() && (until == 0 && counts.Round < len(all) ||
+		counts.Took < until); first = false {
 		c.round(c.faultOf(all, counts.Round), length)
 	}
 	c.fault = fault{name: "end"}
@@ -233,9 +270,13 @@ func TestCampaign(t *testing.T) {
 	if violations > 0 && !t.Failed() {
 		t.Errorf("%d violations before it was interrupted", violations)
 	}
+	for _, when := range failedBefore {
+		t.Errorf("it had failed before it was interrupted, %s", when)
+	}
 	if lives >= enough {
 		counts.complete(t, all)
 	}
+	ended = true
 	if c.state != "" { // the next one begins anew
 		must(t, os.Rename(c.state, c.state+".done"))
 	}

@@ -57,7 +57,7 @@ func newNode(t *testing.T) *node {
 	rig.Mount(t, "tmpfs", "/mnt", "tmpfs", 0, "mode=755")
 	t.Setenv("TMPDIR", "/mnt") // short enough for sockets, and open to every user
 	n := &node{Node: rig.NewNode(t, rig.Setup{GPUs: gpus, Memory: memory.String(), Engine: "containerd",
-		Tags: []string{"failpoint"}})}
+		Tags: tags})}
 	for name, size := range map[string]string{
 		"state": "size=2m,nr_inodes=600", "run": "size=24m,nr_inodes=4k"} {
 		small := filepath.Join(n.Dir, name)

@@ -173,7 +173,9 @@ func TestSoak(t *testing.T) {
 		length, err = time.ParseDuration(text)
 		must(t, err)
 	}
-	c := newCampaign(t, newTally(uint64(time.Now().UnixNano())))
+	counts := newTally(uint64(time.Now().UnixNano()))
+	counts.Programs, counts.Commit = programs(t)
+	c := newCampaign(t, counts)
 	c.page = openPage(c.node.Dir + "/page.sock")
 	defer close(c.page.over)
 	began := time.Now()

@@ -1,23 +1,31 @@
 package campaign
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"text/tabwriter"
 	"time"
+
+	"github.com/gpuledger/gpuledger/test/rig"
 )
 
 // tally is what a campaign has done so far. It is kept in a file, so that one that was interrupted
 // goes on.
 type tally struct {
 	Seed       uint64
+	Programs   string   // a hash of all programs under test, and of this one
+	Commit     string   // of the checkout, as git describes it
+	Failed     []string // when the test failed, if it was interrupted after that
 	Round      int
 	Took       time.Duration
 	Lives      map[string]int // by engine and kind of grant
@@ -28,7 +36,8 @@ type tally struct {
 	Scans      int            // of living containers, from the inside
 	Violations []string
 
-	mu sync.Mutex
+	mu    sync.Mutex
+	noted *testing.T // whose failure is in Failed
 }
 
 func newTally(seed uint64) *tally {
@@ -37,13 +46,55 @@ func newTally(seed uint64) *tally {
 }
 
 // load reads the file of an interrupted campaign; nil without one.
-func load(path string) *tally {
+func load(path string) (*tally, error) {
 	text, err := os.ReadFile(path)
-	t := newTally(0)
-	if path == "" || err != nil || json.Unmarshal(text, t) != nil {
-		return nil
+	if path == "" || errors.Is(err, os.ErrNotExist) {
+		return nil, nil
 	}
-	return t
+	t := newTally(0)
+	if err == nil {
+		err = json.Unmarshal(text, t)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot go on from %s; remove it to begin anew: %w", path, err)
+	}
+	return t, nil
+}
+
+// resume is the tally of an interrupted campaign of these programs, and of this seed if one is
+// wanted, or a new one.
+func resume(path, programs, commit, seed string) (*tally, error) {
+	t, err := load(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case t == nil:
+	case t.Programs != programs:
+		fmt.Printf("begins anew: %s is of other programs (%s, and now %s)\n", path, t.Commit, commit)
+	case seed != "" && seed != fmt.Sprint(t.Seed):
+		fmt.Printf("begins anew: %s is of seed %d\n", path, t.Seed)
+	default:
+		fmt.Printf("goes on after round %d of seed %d\n", t.Round, t.Seed)
+		return t, nil
+	}
+	number, err := strconv.ParseUint(cmp.Or(seed, fmt.Sprint(time.Now().UnixNano())), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", rig.SeedEnv, err)
+	}
+	t = newTally(number)
+	t.Programs, t.Commit = programs, commit
+	return t, nil
+}
+
+// failed notes that a test has failed, for the one that goes on. Not every failure is a violation.
+func (t *tally) failed(test *testing.T) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.noted == test {
+		return
+	}
+	t.noted = test
+	t.Failed = append(t.Failed, fmt.Sprintf("%s, after %d rounds", time.Now().Format("15:04:05"), t.Round))
 }
 
 func (t *tally) save(path string) error {
@@ -135,6 +186,10 @@ func (t *tally) print(to io.Writer) {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	fmt.Fprintf(w, "seed\t%d\n", t.Seed)
+	fmt.Fprintf(w, "programs\t%s, of %s\n", t.Programs, t.Commit)
+	for _, when := range t.Failed {
+		fmt.Fprintf(w, "failed\t%s\n", when)
+	}
 	fmt.Fprintf(w, "time\t%v, %d rounds\n", t.Took.Round(time.Second), t.Round)
 	section := func(title string, total int, of map[string]int) {
 		fmt.Fprintf(w, "%s\t%d\n", title, total)
