@@ -302,7 +302,7 @@ fuzz: ## every Fuzz function for FUZZTIME (10s)
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 .PHONY: torture
-torture: ## containers of every engine and mode while everything breaks, for TIME (30m); an interrupted one goes on, with the same programs; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
+torture: ## containers of every engine and mode while everything breaks, for TIME (30m) and until each fault came and each kind lived; an interrupted one goes on, with the same programs; TEST_SEED=N repeats its order; TORTURE_ROUNDS=200 repeats the tests of crashes and races afterwards (root)
 	@test/setup.sh torture
 	GPULEDGER_TEST_MORE=1 CAMPAIGN_TIME=$(TIME) CAMPAIGN_STATE="$(CURDIR)/.cache/campaign.json" test/rig/leftovers.sh \
 	  go test -C test/campaign -p $(JOBS) -count=1 -timeout 0 -v -run '^TestCampaign$$'

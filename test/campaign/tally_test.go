@@ -32,7 +32,7 @@ type tally struct {
 	Refused    int            // forged requests
 	Kills      map[string]int // by program
 	Faults     map[string]int // rounds
-	Looks      map[string]int // comparisons of the ledger with what lives meanwhile, by fault
+	Looks      map[string]int // comparisons of the ledger with what lives while a fault lasts
 	Scans      int            // of living containers, from the inside
 	Violations []string
 
@@ -130,21 +130,45 @@ func (t *tally) look(fault string) {
 	t.Looks[fault]++
 }
 
-// complete fails the test if containers of a kind never lived, or nothing was compared under a
-// fault.
+func (t *tally) looks(fault string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.Looks[fault]
+}
+
+// complete fails the test if containers of a kind never lived, or a fault had no round. That
+// something was compared is asked in each round.
 func (t *tally) complete(test *testing.T, faults []fault) {
-	for _, e := range engines {
-		for _, k := range kinds {
-			if k.name != forged && (k.name != asks || e.asks) && t.Lives[e.name+" "+k.name] == 0 {
-				test.Errorf("no container of %s (%s) has lived", e.name, k.name)
-			}
-		}
+	for _, name := range t.lacks() {
+		test.Errorf("no container of %s has lived", name)
 	}
 	for _, f := range faults {
-		if !f.still && t.Faults[f.name] > 0 && t.Looks[f.name] == 0 {
-			test.Errorf("nothing was compared under %q", f.name)
+		if t.Faults[f.name] == 0 {
+			test.Errorf("no round of %q", f.name)
 		}
 	}
+}
+
+// lacks lists the kinds of which no container has lived, by engine.
+func (t *tally) lacks() (names []string) {
+	for i := range engines {
+		for _, k := range t.missing(&engines[i]) {
+			names = append(names, engines[i].name+" "+k.name)
+		}
+	}
+	return names
+}
+
+// missing are the kinds of which no container of an engine has lived.
+func (t *tally) missing(e *engine) (missing []kind) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range kinds {
+		if k.name != forged && (k.name != asks || e.asks) && t.Lives[e.name+" "+k.name] == 0 {
+			missing = append(missing, k)
+		}
+	}
+	return missing
 }
 
 func (t *tally) kill(program string) {
@@ -201,7 +225,7 @@ func (t *tally) print(to io.Writer) {
 	section("kills", kills, t.Kills)
 	section("rounds by fault", sum(t.Faults), t.Faults)
 	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
-	section("comparisons of the ledger with what lives, by fault", sum(t.Looks), t.Looks)
+	section("comparisons of the ledger with what lives under a fault", sum(t.Looks), t.Looks)
 	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
 	fmt.Fprintf(w, "violations\t%d\n", len(t.Violations))
 	for _, what := range t.Violations {
