@@ -47,6 +47,8 @@ type campaign struct {
 	mounts  []string
 	page    *page // of a soak
 
+	releases *releases
+
 	gate  sync.RWMutex // held for reading by a life, for writing while workers stand still
 	over  atomic.Bool
 	ended sync.WaitGroup
@@ -89,7 +91,8 @@ func programs(t *testing.T) (hash, commit string) {
 
 // newCampaign starts the node and the workers, which stand still.
 func newCampaign(t *testing.T, counts *tally) *campaign {
-	c := &campaign{t: t, node: newNode(t), counts: counts, state: os.Getenv(stateVar)}
+	c := &campaign{t: t, node: newNode(t), counts: counts, state: os.Getenv(stateVar),
+		releases: newReleases()}
 	for i := range engines {
 		e := &engines[i]
 		for range e.workers {

@@ -246,7 +246,7 @@ func reboot(c *campaign, r *rand.Rand) func() {
 			c.violation("grant %s of %s is lost by a reboot", b.ID, b.Label)
 		}
 		if has {
-			_ = c.node.CLI("release", string(b.ID))
+			_ = c.releaseGrant(b.ID)
 		}
 	}
 	return nil

@@ -45,9 +45,10 @@ func (c *campaign) lives() (all []seen) {
 func (c *campaign) witness() {
 	for !c.over.Load() {
 		c.gate.RLock()
-		before := c.lives()
+		before, released := c.lives(), c.releases.now()
 		grants, whole, err := c.node.listAnyway()
 		live := both(before, c.lives())
+		c.neverBack(released, grants)
 		switch {
 		case whole:
 			c.compare(live, grants)
@@ -174,6 +175,7 @@ func (c *campaign) audit() {
 	}
 	live := c.lives()
 	c.compare(live, grants)
+	c.neverBack(c.releases.now(), grants)
 	c.heldByNone()
 	next := make(chan seen, len(live))
 	for _, l := range live {
@@ -305,15 +307,15 @@ func (c *campaign) drain() {
 		c.violation("%v", err)
 	}
 	for _, g := range grants {
-		if g.Source == grant.Asked || !c.kills {
+		if !c.releases.excused(g) {
 			c.violation("grant %s of %s (%s) is left, and no program was killed that could have released it",
 				g.ID, g.Label, g.Source)
 		}
-		r := c.node.CLI("release", string(g.ID))
-		if r.Code != 0 && r.Code != 4 {
+		if r := c.releaseGrant(g.ID); r.Code != 0 && r.Code != 4 {
 			c.violation("release of %s, which a killed program has left: %+v", g.ID, r)
 		}
 	}
+	c.releases.forgive()
 	c.nextDay()
 	c.sound()
 	var left []string
