@@ -178,6 +178,9 @@ func (c *campaign) round(f fault, length time.Duration) {
 	random := c.stream("fault", c.counts.Round)
 	for _, w := range c.workers {
 		w.random = c.stream("worker", c.counts.Round*len(c.workers)+w.number)
+		for _, s := range w.slots {
+			s.lost = s.lost || f.endsMPS()
+		}
 	}
 	began := time.Now()
 	c.fault, c.kills, c.faulty = f, f.name != "", ""

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -275,20 +276,87 @@ func (c *campaign) scan(l seen, grants []listed) {
 		c.violation("a process in %s can open %q, and by the ledger it has the GPUs %v", l.what, r.Stdout,
 			want)
 	}
-	if s.wish.name != string(grant.Limit) && s.wish.name != asks {
-		return
+	switch {
+	case s.wish.name == string(grant.Limit) || s.wish.name == asks:
+		c.scanMemory(l)
+	case s.wish.name == string(grant.MPS) && !s.lost:
+		c.scanMPS(l)
 	}
-	// CUDA_ERROR_OUT_OF_MEMORY and CUDA_SUCCESS. The client that runs there has 64 MiB of the 1024.
-	const right = "1000 MiB: 2\n512 MiB: 0\n"
-	for range 40 {
-		if r = rig.Run(s.engine.execs(s, "/bin/gpu", "1000", "512")); r.Stdout == right {
+}
+
+// scanMemory has a program allocate more than the 1024 MiB of the grant, more than the container's
+// client leaves of them, and less.
+func (c *campaign) scanMemory(l seen) {
+	// CUDA_ERROR_OUT_OF_MEMORY and CUDA_SUCCESS; the client has 64 MiB
+	const right = "1025 MiB: 2\n1000 MiB: 2\n512 MiB: 0\n"
+	var r rig.Result
+	for end := time.Now().Add(mostPatience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		client := l.slot.client()
+		r = rig.Run(l.slot.engine.execs(l.slot, "/bin/gpu", "1025", "1000", "512"))
+		most := 1024
+		if client != 0 && l.slot.client() == client {
+			most -= 64
+		}
+		switch {
+		case r.Stdout == right:
+			return
+		case allocated(r.Stdout) > most:
+			c.violation("a program in %s has %d MiB of %d: %+v", l.what, allocated(r.Stdout), most, r)
+			return
+		case len(l.slot.processes()) == 0: // it has ended meanwhile
 			return
 		}
-		time.Sleep(100 * time.Millisecond) // one that was killed starts again after a second
+		// A client that was killed starts again after a second.
 	}
-	if len(s.processes()) > 0 {
-		c.violation("a program in %s has %+v, want %q", l.what, r, right)
+	says, _ := os.ReadFile(l.slot.clientFile())
+	c.violation("a program in %s has %+v, want %q; the client says %q", l.what, r, right, says)
+}
+
+// client is the process of a container's client that has allocated; 0: there is none.
+func (s *slot) client() int {
+	for _, pid := range s.processes() {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		// the shell has emptied the file before it became the client
+		says, _ := os.ReadFile(s.clientFile())
+		if string(line) == "/bin/gpu\x0064\x00hold\x00" && string(says) == "64 MiB: 0\nholds\n" {
+			return pid
+		}
 	}
+	return 0
+}
+
+func (s *slot) clientFile() string { return filepath.Join(s.bundle.Dir, "rootfs/tmp/client") }
+
+// scanMPS has a client of the grant's MPS daemon allocate more than the 1024 MiB of the grant, and
+// less.
+func (c *campaign) scanMPS(l seen) {
+	const right = "0:1025 CUDA_ERROR_OUT_OF_MEMORY\n0:1000 CUDA_SUCCESS\n"
+	var r rig.Result
+	for end := time.Now().Add(mostPatience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		r = rig.Run(l.slot.engine.execs(l.slot, "/bin/client", "0:1025", "0:1000"))
+		switch {
+		case strings.HasSuffix(r.Stdout, right):
+			return
+		case strings.Contains(r.Stdout, "0:1025 CUDA_SUCCESS"):
+			c.violation("a client in %s has 1025 MiB: %+v", l.what, r)
+			return
+		case len(l.slot.processes()) == 0: // it has ended meanwhile
+			return
+		}
+	}
+	c.violation("a client in %s has %+v, want %q", l.what, r, right)
+}
+
+// allocated is the sum of what /bin/gpu has allocated, in MiB, by what it prints.
+func allocated(text string) (sum int) {
+	for line := range strings.Lines(text) {
+		size, is := strings.CutSuffix(line, " MiB: 0\n")
+		n, _ := strconv.Atoi(size)
+		if is {
+			sum += n
+		}
+	}
+	return sum
 }
 
 // drain ends every container and releases every grant. Nothing may be left then, and all GPUs can

@@ -33,6 +33,7 @@ type slot struct {
 	ends      bool  // the grant has a time
 	jumped    bool  // the clock has, since the grant was made
 	stuck     bool  // it was created while no binding could be removed
+	lost      bool  // its MPS daemon may have been killed: programs that start later have no limit
 	gpus      []int // of its grant, nil if that is only in the ledger
 }
 
@@ -211,7 +212,7 @@ func (w *worker) live() {
 		w.clear(s)
 		return
 	}
-	s.stuck = w.fault.stuck
+	s.stuck, s.lost = w.fault.stuck, w.fault.endsMPS()
 	w.counts.life(w.engine.name, k.name)
 	s.live = true
 	if w.random.IntN(3) == 0 {
@@ -539,6 +540,9 @@ func parse(r rig.Result) ([]listed, error) {
 	}
 	return all, nil
 }
+
+// endsMPS reports whether MPS daemons are killed, whose containers have to be started again then.
+func (f fault) endsMPS() bool { return f.name == "MPS daemons die" }
 
 // engineFaulty reports whether the engine itself is being killed.
 func (w *worker) engineFaulty() bool { return w.fault.engine && w.engine.name == "containerd" }
