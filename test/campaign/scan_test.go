@@ -192,6 +192,7 @@ func (c *campaign) audit() {
 		})
 	}
 	scans.Wait()
+	c.askForRoom()
 }
 
 // scansAtOnce is how many containers are looked at from inside at once: a scan waits for several

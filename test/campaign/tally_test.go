@@ -28,6 +28,8 @@ type tally struct {
 	Failed     []string // when the test failed, if it was interrupted after that
 	Round      int
 	Took       time.Duration
+	NoRoom     map[string]int // grants that were refused for want of room, by kind
+	Rooms      map[string]int // the same question of audits, by mode and the right answer
 	Lives      map[string]int // by engine and kind of grant
 	Refused    int            // forged requests
 	Kills      map[string]int // by program
@@ -223,9 +225,11 @@ func (t *tally) print(to io.Writer) {
 	}
 	section("container lives", lives, t.Lives)
 	section("kills", kills, t.Kills)
+	section("refused for want of room", sum(t.NoRoom), t.NoRoom)
+	section("grants that audits asked for", sum(t.Rooms), t.Rooms)
 	section("rounds by fault", sum(t.Faults), t.Faults)
 	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
-	section("comparisons of the ledger with what lives under a fault", sum(t.Looks), t.Looks)
+	section("comparisons of the ledger with what lives, by fault", sum(t.Looks), t.Looks)
 	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
 	fmt.Fprintf(w, "violations\t%d\n", len(t.Violations))
 	for _, what := range t.Violations {

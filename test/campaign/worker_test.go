@@ -248,7 +248,8 @@ func (w *worker) grant(s *slot, k kind) (ok bool) {
 		GPUs      []grant.Share
 	}
 	switch {
-	case r.Code == 5:
+	case r.Code == 5: // the audits ask whether such an answer is right
+		w.counts.noRoom(k.name)
 		return false
 	case r.Code != 0 && w.faulty != "":
 		w.forget(s)
@@ -279,6 +280,7 @@ func (w *worker) create(s *slot) bool {
 		shown = nil // the client waits until it is known which one the container has
 	}
 	s.node.showGPUs(s.id, shown)
+	began := time.Now()
 	for tries := 0; ; tries++ {
 		r, killed := w.creates(s)
 		switch {
@@ -295,13 +297,16 @@ func (w *worker) create(s *slot) bool {
 			return false
 		case r.Code == 0:
 			return w.started(s)
-		case strings.Contains(r.Stderr, "(mps-not-ready)") && tries < 20 && w.faulty == "":
+		case strings.Contains(r.Stderr, "(mps-not-ready)") && w.faulty == "" &&
+			(tries < 20 || time.Since(began) < mostPatience && !w.fault.stopsMPS()):
 			w.engine.clears(s)
 			time.Sleep(300 * time.Millisecond)
 			continue
-		case strings.Contains(r.Stderr, "(mps-not-ready)"),
-			s.wish.name == asks && (strings.Contains(r.Stderr, "(no-capacity)") ||
-				strings.Contains(r.Stderr, "(mode-conflict)")):
+		case strings.Contains(r.Stderr, "(mps-not-ready)") && w.fault.stopsMPS():
+			return false
+		case s.wish.name == asks && (strings.Contains(r.Stderr, "(no-capacity)") ||
+			strings.Contains(r.Stderr, "(mode-conflict)")):
+			w.counts.noRoom(asks)
 			return false
 		case w.faulty != "" && s.wish.name != none:
 			return false
@@ -543,6 +548,9 @@ func parse(r rig.Result) ([]listed, error) {
 
 // endsMPS reports whether MPS daemons are killed, whose containers have to be started again then.
 func (f fault) endsMPS() bool { return f.name == "MPS daemons die" }
+
+// stopsMPS reports whether MPS daemons are killed, or what starts them.
+func (f fault) stopsMPS() bool { return f.endsMPS() || f.name == "gpuledgerd dies" }
 
 // engineFaulty reports whether the engine itself is being killed.
 func (w *worker) engineFaulty() bool { return w.fault.engine && w.engine.name == "containerd" }
