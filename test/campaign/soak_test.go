@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -98,7 +99,7 @@ func files(dir string) int {
 type page struct {
 	client http.Client
 	over   chan struct{}
-	looks  int
+	looks  atomic.Int64
 }
 
 func openPage(socket string) *page {
@@ -113,7 +114,7 @@ func openPage(socket string) *page {
 				return
 			case <-time.After(2 * time.Second):
 				if _, err := p.get("/"); err == nil {
-					p.looks++
+					p.looks.Add(1)
 				}
 			}
 		}
@@ -151,14 +152,26 @@ func (c *campaign) quiet() []int {
 	return taken
 }
 
-// grown are the measures that have grown by more than they may.
+// grown are the measures that have grown by more than they may, and those that were not taken: each
+// is more than 0.
 func grown(first, last []int) (all []string) {
 	for i, m := range measures {
-		if last[i] > first[i]+m.slack(first[i]) {
+		if last[i] > first[i]+m.slack(first[i]) || first[i] == 0 || last[i] == 0 {
 			all = append(all, fmt.Sprintf("%s: %d after a tenth, %d at the end", m.name, first[i], last[i]))
 		}
 	}
 	return all
+}
+
+// TestAMeasureOfNothing is no measure: an error must not look like a small number.
+func TestAMeasureOfNothing(t *testing.T) {
+	all := func(n int) []int { return slices.Repeat([]int{n}, len(measures)) }
+	for _, c := range []struct{ first, last, grown int }{{7, 7, 0}, {0, 7, len(measures)},
+		{7, 0, len(measures)}, {1, 1 << 30, len(measures)}} {
+		if got := grown(all(c.first), all(c.last)); len(got) != c.grown {
+			t.Errorf("%d and %d: %q", c.first, c.last, got)
+		}
+	}
 }
 
 // TestSoak: lives without faults for SOAK, or a short time, with the status page open. What
@@ -180,7 +193,9 @@ func TestSoak(t *testing.T) {
 	defer close(c.page.over)
 	began := time.Now()
 	var first []int
-	for first == nil || time.Since(began) < length && !c.over.Load() {
+	long := os.Getenv(soakVar) != ""
+	for first == nil || !c.over.Load() && (time.Since(began) < length ||
+		long && len(counts.lacks()) > 0 && time.Since(began) < 2*length+mostPatience) {
 		c.round(fault{strike: nothing}, length/40)
 		if first == nil && (c.over.Load() || time.Since(began) > length/10) {
 			first = c.quiet()
@@ -203,7 +218,13 @@ func TestSoak(t *testing.T) {
 	for _, what := range grown(first, last) {
 		t.Error(what)
 	}
-	if c.page.looks == 0 {
+	if c.page.looks.Load() == 0 {
 		t.Error("the page was never read")
+	}
+	if lives, _, _ := counts.sums(); lives == 0 || counts.Scans == 0 {
+		t.Errorf("%d containers have lived, and %d were scanned", lives, counts.Scans)
+	}
+	if lacks := counts.lacks(); long && len(lacks) > 0 {
+		t.Errorf("no container has lived of %s", strings.Join(lacks, ", "))
 	}
 }
