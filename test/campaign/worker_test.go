@@ -168,10 +168,11 @@ func (w *worker) dying(of step) string {
 	return ""
 }
 
-// run runs a step's program. killed reports whether it was killed.
+// run runs a step's program. killed reports whether it was killed, as this life orders.
 func (w *worker) run(c command) (r rig.Result, killed bool) {
 	began, after := time.Now(), time.Duration(0)
-	if w.kill.step == c.step && w.kill.point == "" {
+	marked := w.dying(c.step) != ""
+	if w.kill.step == c.step && !marked {
 		after = max(time.Millisecond, time.Duration(w.kill.part*1.2*float64(w.took[c.step])))
 	}
 	r, program := rig.RunKilled(c.cmd, after)
@@ -179,11 +180,16 @@ func (w *worker) run(c command) (r rig.Result, killed bool) {
 		w.violation("%v: %+v", c.cmd.Args, r)
 	}
 	switch {
-	case r.Killed() && program == "":
+	case program != "":
+	case marked && r.Killed():
 		program = filepath.Base(c.cmd.Path)
-	case w.kill.point != "" && strings.Contains(r.Stderr, "signal: killed"):
+	case marked && strings.Contains(r.Stderr, "signal: killed"):
 		program = "gpuledger-hook" // as runc and crun say it
-	case program == "":
+	default:
+		// what runs in a container ends with its shim
+		if r.Killed() && !w.engineFaulty() {
+			w.violation("%v was killed, and nothing here did it: %+v", c.cmd.Args, r)
+		}
 		w.took[c.step] += (time.Since(began) - w.took[c.step]) / 8
 		return r, false
 	}
@@ -400,10 +406,13 @@ func (w *worker) end(s *slot) {
 		w.violation("container %s of %s has ended by itself", s.id, w.engine.name)
 	}
 	if w.kills && len(pids) > 0 && w.random.IntN(5) == 0 {
+		killed := false
 		for _, pid := range pids { // the first one's end ends the others, and it may have any place here
-			_ = syscall.Kill(pid, syscall.SIGKILL)
+			killed = syscall.Kill(pid, syscall.SIGKILL) == nil || killed
 		}
-		w.counts.kill("container")
+		if killed {
+			w.counts.kill("container")
+		}
 		if w.random.IntN(2) == 0 {
 			w.free(s)
 		}
