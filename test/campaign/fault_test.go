@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuledger/gpuledger/internal/failpoint"
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
 )
@@ -69,22 +68,34 @@ func chosenFaults(t *testing.T) []fault {
 
 func (n *node) daemonRuns() bool { return n.daemon != nil && rig.Lives(n.daemon.Process.Pid) }
 
+// daemonPoints are the marks that gpuledgerd passes while it tidies the ledger.
+var daemonPoints = []string{"ledger/locked", "ledger/unbind-removed", "ledger/unbind-unlinked",
+	"ledger/sweep-removed", "ledger/repaired"}
+
 // killDaemon kills gpuledgerd at any time, or at a mark, and starts it again.
 func killDaemon(c *campaign, r *rand.Rand) {
 	time.Sleep(time.Duration(r.Int64N(int64(700 * time.Millisecond))))
 	c.endDaemon()
 	point := ""
 	if r.IntN(2) == 0 {
-		point = failpoint.Names[r.IntN(len(failpoint.Names))]
+		point = daemonPoints[r.IntN(len(daemonPoints))]
 	}
 	c.node.startDaemon(point)
 }
 
+// daemonAtMark is how a gpuledgerd is counted that has killed itself at its mark.
+const daemonAtMark = "gpuledgerd, at a mark"
+
 // endDaemon kills gpuledgerd, which must not have ended without being killed.
 func (c *campaign) endDaemon() {
-	c.counts.kill("gpuledgerd")
-	if !c.node.killDaemon() && c.node.mark == "" {
-		c.violation("gpuledgerd has ended by itself")
+	ran, how := c.node.killDaemon()
+	switch {
+	case how != "signal: killed", !ran && c.node.mark == "":
+		c.violation("gpuledgerd has ended by itself: %s", how)
+	case ran:
+		c.counts.kill("gpuledgerd")
+	default:
+		c.counts.kill(daemonAtMark)
 	}
 }
 
@@ -118,12 +129,14 @@ func killOneOf(c *campaign, r *rand.Rand, program string, by func(name string) b
 func killContainerd(c *campaign, r *rand.Rand) {
 	time.Sleep(time.Duration(r.Int64N(int64(2 * time.Second))))
 	if shims := c.node.ctr.Shims(); len(shims) > 0 && r.IntN(2) == 0 {
-		_ = syscall.Kill(shims[r.IntN(len(shims))], syscall.SIGKILL)
-		c.counts.kill("containerd-shim")
+		if syscall.Kill(shims[r.IntN(len(shims))], syscall.SIGKILL) == nil {
+			c.counts.kill("containerd-shim")
+		}
 		return
 	}
-	c.node.ctr.Kill()
-	c.counts.kill("containerd")
+	if c.node.ctr.Kill() {
+		c.counts.kill("containerd")
+	}
 	time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
 	c.node.ctr.Start()
 }

@@ -260,16 +260,17 @@ func (n *node) startDaemon(point string) {
 	}
 }
 
-// killDaemon reports whether it still ran.
-func (n *node) killDaemon() (ran bool) {
+// killDaemon reports whether it still ran, and how it has ended.
+func (n *node) killDaemon() (ran bool, how string) {
 	if n.daemon == nil {
-		return false
+		return false, "it was not started"
 	}
 	ran = rig.Lives(n.daemon.Process.Pid)
 	_ = n.daemon.Process.Kill()
 	_ = n.daemon.Wait()
+	how = n.daemon.ProcessState.String()
 	n.daemon = nil
-	return ran
+	return ran, how
 }
 
 // killMPS ends gpuledgerd, and what runs of MPS, which outlives it.

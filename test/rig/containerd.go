@@ -65,10 +65,13 @@ func (c *Containerd) Start() {
 	Eventually(c.Node.T, "containerd answers", func() bool { return c.Ctr("containers", "list").Code == 0 })
 }
 
-// Kill ends the daemon as a crash does. Its shims and containers go on.
-func (c *Containerd) Kill() {
+// Kill ends the daemon as a crash does. Its shims and containers go on. It reports whether the
+// daemon still ran.
+func (c *Containerd) Kill() (ran bool) {
+	ran = Lives(c.daemon.Process.Pid)
 	_ = c.daemon.Process.Kill()
 	_ = c.daemon.Wait()
+	return ran
 }
 
 // Ctr calls containerd's own client.
