@@ -1,6 +1,7 @@
 package campaign
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -14,10 +15,18 @@ import (
 // flips is how many bits of a round flip, one at a time.
 const flips = 24
 
+// sumName is how each file of the ledger begins. The sum covers all that follows (ADR 101): a flip
+// behind it must be noticed. One before leaves a file without a sum, or none of the ledger's.
+const sumName = "{\n  \"sum\": \""
+
 // flipBits flips single bits of the ledger's files, as a bad disk does, and brings the file back
-// from a copy. A damaged grant is named, nothing is granted by it and nothing more on its GPUs.
+// from a copy. A damaged file is named, nothing is granted by it and nothing more on its GPUs.
 func flipBits(c *campaign, r *rand.Rand) func() {
+	if grants, _ := filepath.Glob(c.node.Dir + "/state/grants/*.json"); len(grants) < len(c.workers)/4 {
+		c.calm(func(w *worker) { w.live() }) // the round before has ended all
+	}
 	c.endDaemon()
+	flipped := 0
 	for range flips {
 		kind := []string{"state/grants/*.json", "state/grants/*.json", "run/bindings/*"}[r.IntN(3)]
 		files, _ := filepath.Glob(filepath.Join(c.node.Dir, kind))
@@ -25,6 +34,10 @@ func flipBits(c *campaign, r *rand.Rand) func() {
 			continue
 		}
 		c.flip(files[r.IntN(len(files))], r)
+		flipped++
+	}
+	if flipped == 0 {
+		c.t.Errorf("round %d: the ledger has no file of which a bit could flip", c.counts.Round)
 	}
 	c.node.startDaemon("")
 	return nil
@@ -51,10 +64,21 @@ func (c *campaign) flip(path string, r *rand.Rand) {
 	if err != nil {
 		c.violation("%s: nothing is listed: %v", where, err)
 	}
+	check := c.node.CLI("check")
+	entry := strings.TrimSuffix(filepath.Base(path), ".json")
+	named := check.Code == 1 && strings.Contains(check.Stdout, entry)
+	switch {
+	case !bytes.HasPrefix(whole, []byte(sumName)):
+		c.violation("%s: the file has no sum: %q", where, whole)
+	case at >= len(sumName) && !named:
+		c.violation("%s: gpuledger check does not notice it: %+v", where, check)
+	}
 	if strings.HasPrefix(name, "run/") {
+		c.counts.flip("of a binding", named)
 		c.flippedBinding(where, before, after)
 	} else {
-		c.flipped(where, before, after)
+		c.counts.flip("of a grant", named)
+		c.flipped(where, grant.ID(entry), named, before, after)
 	}
 	must(c.t, os.WriteFile(path+".copy", whole, info.Mode().Perm()), os.Rename(path+".copy", path))
 	c.sound()
@@ -62,9 +86,8 @@ func (c *campaign) flip(path string, r *rand.Rand) {
 
 func around(text []byte, at int) []byte { return text[max(0, at-12):min(len(text), at+12)] }
 
-// flipped compares the listings. Each grant is as it was, or it is named as damaged.
-func (c *campaign) flipped(where string, before, after []listed) {
-	check := c.node.CLI("check")
+// flipped compares the listings. Each grant is as it was, but the one that is named as damaged.
+func (c *campaign) flipped(where string, id grant.ID, damaged bool, before, after []listed) {
 	now := map[grant.ID]listed{}
 	for _, g := range after {
 		now[g.ID] = g
@@ -72,11 +95,12 @@ func (c *campaign) flipped(where string, before, after []listed) {
 	for _, b := range before {
 		a, there := now[b.ID]
 		switch {
-		case there && same(a, b):
-		case check.Code == 1 && strings.Contains(check.Stdout, string(b.ID)):
+		case b.ID == id && damaged && there && same(a, b):
+			c.violation("%s: grant %s is listed as if it were whole", where, b.ID)
+		case b.ID == id && damaged:
 			c.closed(where, b)
-		default:
-			c.violation("%s: grant %+v is now %+v, and gpuledger check says %+v", where, b, a, check)
+		case !there || !same(a, b):
+			c.violation("%s: grant %+v is now %+v", where, b, a)
 		}
 	}
 }

@@ -36,6 +36,7 @@ type tally struct {
 	Faults     map[string]int // rounds
 	Looks      map[string]int // comparisons of the ledger with what lives while a fault lasts
 	Scans      int            // of living containers, from the inside
+	Flips      map[string]int // bits that gpuledger check has noticed, or not, by file
 	Violations []string
 
 	mu    sync.Mutex
@@ -44,7 +45,7 @@ type tally struct {
 
 func newTally(seed uint64) *tally {
 	return &tally{Seed: seed, Lives: map[string]int{}, Kills: map[string]int{}, Faults: map[string]int{},
-		Looks: map[string]int{}}
+		Looks: map[string]int{}, Flips: map[string]int{}}
 }
 
 // load reads the file of an interrupted campaign; nil without one.
@@ -179,6 +180,16 @@ func (t *tally) kill(program string) {
 	t.Kills[program]++
 }
 
+// flip enters a bit that has flipped.
+func (t *tally) flip(where string, noticed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !noticed {
+		where += ", before its sum"
+	}
+	t.Flips[where]++
+}
+
 func (t *tally) life(engine, kind string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -231,6 +242,7 @@ func (t *tally) print(to io.Writer) {
 	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
 	section("comparisons of the ledger with what lives, by fault", sum(t.Looks), t.Looks)
 	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
+	section("bits flipped", sum(t.Flips), t.Flips)
 	fmt.Fprintf(w, "violations\t%d\n", len(t.Violations))
 	for _, what := range t.Violations {
 		fmt.Fprintf(w, "  %s\n", what)
