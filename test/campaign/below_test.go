@@ -15,6 +15,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuledger/gpuledger/test/rig"
 )
 
 // below is a file of another directory, by a descriptor of it (O_PATH). go-fuse's loopback has the
@@ -195,7 +197,7 @@ func TestFilesThatAreReplacedAreFound(t *testing.T) {
 	dir := t.TempDir()
 	file, draft := filepath.Join(dir, "file"), filepath.Join(dir, "draft")
 	must(t, os.WriteFile(file, []byte("whole"), 0o600))
-	defer mountFaulty(t, dir)()
+	defer mountFaulty(t, dir, rig.Random(t, "seed").Uint64())()
 	var over atomic.Bool
 	var writer sync.WaitGroup
 	writer.Go(func() {

@@ -178,8 +178,8 @@ func readOnly(name string) func(*campaign, *rand.Rand) func() {
 }
 
 func faultyFiles(name string) func(*campaign, *rand.Rand) func() {
-	return func(c *campaign, _ *rand.Rand) func() {
-		return mountFaulty(c.t, filepath.Join(c.node.Dir, name))
+	return func(c *campaign, r *rand.Rand) func() {
+		return mountFaulty(c.t, filepath.Join(c.node.Dir, name), r.Uint64())
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,8 +22,12 @@ import (
 	"github.com/gpuledger/gpuledger/test/rig"
 )
 
-// faultVar says that this process is a file system: the directory that it shows.
-const faultVar = "GPULEDGER_CAMPAIGN_FAULTFS"
+// faultVar says that this process is a file system: the directory that it shows. faultSeedVar is
+// the seed by which it fails.
+const (
+	faultVar     = "GPULEDGER_CAMPAIGN_FAULTFS"
+	faultSeedVar = "GPULEDGER_CAMPAIGN_FAULTFS_SEED"
+)
 
 // faultyIn is how many requests there are to one that fails with EIO.
 const faultyIn = 40
@@ -31,10 +37,10 @@ const mostDescriptors = 5000
 
 // mountFaulty shows a directory's own files at the same place, through a file system whose requests
 // fail at random. A program of its own serves it, so that the tests never wait for themselves.
-func mountFaulty(t testing.TB, dir string) (unmount func()) {
+func mountFaulty(t testing.TB, dir string, seed uint64) (unmount func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), faultVar+"="+dir)
+	cmd.Env = append(os.Environ(), faultVar+"="+dir, fmt.Sprintf("%s=%d", faultSeedVar, seed))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -61,11 +67,17 @@ func isFUSE(dir string) bool {
 
 // serveFaulty is the program. The files are reached by a descriptor from before the mount.
 func serveFaulty(dir string) error {
+	seed, err := strconv.ParseUint(os.Getenv(faultSeedVar), 10, 64)
+	if err != nil {
+		return err
+	}
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	server, err := fuse.NewServer(faulty{fs.NewNodeFS(newBelow(fd), &fs.Options{NullPermissions: true})}, dir,
+	files := &faulty{RawFileSystem: fs.NewNodeFS(newBelow(fd), &fs.Options{NullPermissions: true}),
+		random: rand.New(rand.NewPCG(seed, 0))}
+	server, err := fuse.NewServer(files, dir,
 		&fuse.MountOptions{DirectMountStrict: true, AllowOther: true, FsName: "faulty"})
 	if err != nil {
 		return err
@@ -79,99 +91,108 @@ func serveFaulty(dir string) error {
 	return nil
 }
 
-// faulty returns EIO for some requests, in place of doing them.
-type faulty struct{ fuse.RawFileSystem }
+// faulty returns EIO for some requests, in place of doing them. The seed decides the place of those
+// that fail; which request comes there depends on the programs.
+type faulty struct {
+	fuse.RawFileSystem
+	mu     sync.Mutex
+	random *rand.Rand
+}
 
-func fails() bool { return rand.IntN(faultyIn) == 0 }
+func (f *faulty) fails() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.random.IntN(faultyIn) == 0
+}
 
-func (f faulty) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
-	if fails() {
+func (f *faulty) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	if f.fails() {
 		return 0, fuse.EIO
 	}
 	return f.RawFileSystem.Write(cancel, in, data)
 }
 
-func (f faulty) Read(cancel <-chan struct{}, in *fuse.ReadIn, to []byte) (fuse.ReadResult, fuse.Status) {
-	if fails() {
+func (f *faulty) Read(cancel <-chan struct{}, in *fuse.ReadIn, to []byte) (fuse.ReadResult, fuse.Status) {
+	if f.fails() {
 		return nil, fuse.EIO
 	}
 	return f.RawFileSystem.Read(cancel, in, to)
 }
 
-func (f faulty) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if fails() {
+func (f *faulty) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Fsync(cancel, in)
 }
 
-func (f faulty) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if fails() {
+func (f *faulty) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.FsyncDir(cancel, in)
 }
 
-func (f faulty) Rename(cancel <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
-	if fails() {
+func (f *faulty) Rename(cancel <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Rename(cancel, in, from, to)
 }
 
-func (f faulty) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	if fails() {
+func (f *faulty) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Unlink(cancel, in, name)
 }
 
-func (f faulty) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
-	if fails() {
+func (f *faulty) Link(cancel <-chan struct{}, in *fuse.LinkIn, name string, out *fuse.EntryOut) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Link(cancel, in, name, out)
 }
 
-func (f faulty) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name string,
+func (f *faulty) Symlink(cancel <-chan struct{}, in *fuse.InHeader, target, name string,
 	out *fuse.EntryOut) fuse.Status {
-	if fails() {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Symlink(cancel, in, target, name, out)
 }
 
-func (f faulty) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	if fails() {
+func (f *faulty) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.ReadDir(cancel, in, out)
 }
 
-func (f faulty) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	if fails() {
+func (f *faulty) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.ReadDirPlus(cancel, in, out)
 }
 
-func (f faulty) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,
+func (f *faulty) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	out *fuse.CreateOut) fuse.Status {
-	if fails() {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Create(cancel, in, name, out)
 }
 
-func (f faulty) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if fails() {
+func (f *faulty) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.Open(cancel, in, out)
 }
 
-func (f faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if fails() {
+func (f *faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if f.fails() {
 		return fuse.EIO
 	}
 	return f.RawFileSystem.OpenDir(cancel, in, out)
@@ -181,7 +202,7 @@ func (f faulty) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 // give EIO; of two hundred only two did, once in several hundred runs.
 func TestTheFaultyFileSystemFails(t *testing.T) {
 	dir := t.TempDir()
-	unmount := mountFaulty(t, dir)
+	unmount := mountFaulty(t, dir, rig.Random(t, "seed").Uint64())
 	const tries = 1000
 	failures := 0
 	for range tries {
