@@ -31,7 +31,7 @@ type tally struct {
 	NoRoom     map[string]int // grants that were refused for want of room, by kind
 	Rooms      map[string]int // the same question of audits, by mode and the right answer
 	Lives      map[string]int // by engine and kind of grant
-	Refused    int            // forged requests
+	Refused    map[string]int // forged requests, by what they say
 	Kills      map[string]int // by program
 	Faults     map[string]int // rounds
 	Looks      map[string]int // comparisons of the ledger with what lives while a fault lasts
@@ -45,7 +45,7 @@ type tally struct {
 
 func newTally(seed uint64) *tally {
 	return &tally{Seed: seed, Lives: map[string]int{}, Kills: map[string]int{}, Faults: map[string]int{},
-		Looks: map[string]int{}, Flips: map[string]int{}}
+		Looks: map[string]int{}, Refused: map[string]int{}, Flips: map[string]int{}}
 }
 
 // load reads the file of an interrupted campaign; nil without one.
@@ -180,6 +180,13 @@ func (t *tally) kill(program string) {
 	t.Kills[program]++
 }
 
+// refuse enters a forged request that was refused for the right reason.
+func (t *tally) refuse(says string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Refused[says]++
+}
+
 // flip enters a bit that has flipped.
 func (t *tally) flip(where string, noticed bool) {
 	t.mu.Lock()
@@ -239,7 +246,7 @@ func (t *tally) print(to io.Writer) {
 	section("refused for want of room", sum(t.NoRoom), t.NoRoom)
 	section("grants that audits asked for", sum(t.Rooms), t.Rooms)
 	section("rounds by fault", sum(t.Faults), t.Faults)
-	fmt.Fprintf(w, "forged requests refused\t%d\n", t.Refused)
+	section("forged requests refused", sum(t.Refused), t.Refused)
 	section("comparisons of the ledger with what lives, by fault", sum(t.Looks), t.Looks)
 	fmt.Fprintf(w, "scans from inside a container\t%d\n", t.Scans)
 	section("bits flipped", sum(t.Flips), t.Flips)

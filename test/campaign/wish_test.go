@@ -1,9 +1,9 @@
 package campaign
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/test/rig"
@@ -13,6 +13,8 @@ import (
 type kind struct {
 	name   string
 	weight int
+	forges forgery
+	mode   string   // of the grant, if it is not the name
 	grant  []string // arguments of gpuledger grant; none: no grant
 	on     []int    // GPUs of which one is named mostly, so that the modes find room
 	client string   // a program that the container runs, again when it is killed
@@ -30,7 +32,13 @@ var kinds = []kind{
 	{name: string(grant.Exclusive), weight: 8, on: []int{0, 1, 7}, grant: []string{}},
 	{name: asks, weight: 12, client: "/bin/gpu 64 hold"},
 	{name: none, weight: 14},
-	{name: forged, weight: 8},
+	{name: forged, weight: 2, forges: allGPUs},
+	{name: forged, weight: 2, forges: unknownID},
+	{name: forged, weight: 2, forges: inUse},
+	{name: forged, weight: 2, forges: wrongSecret, mode: string(grant.Limit),
+		grant: []string{"--memory", "1GiB"}, on: []int{4, 5}},
+	{name: forged, weight: 2, forges: expired, mode: string(grant.Limit),
+		grant: []string{"--memory", "1GiB", "--ttl", expiresIn.String()}, on: []int{4, 5}},
 }
 
 // wish is what one container of a kind asks for.
@@ -60,17 +68,18 @@ func draw(r *rand.Rand, mayAsk bool) kind {
 
 // grantArgs are the arguments of the grant.
 func (k kind) grantArgs(r *rand.Rand, label string) []string {
-	args := append([]string{"grant", "--json", "--label", label, "--mode", k.name}, k.grant...)
+	args := append([]string{"grant", "--json", "--label", label, "--mode", cmp.Or(k.mode, k.name)},
+		k.grant...)
 	if r.IntN(5) > 0 {
 		args = append(args, "--gpu", fmt.Sprint(k.on[r.IntN(len(k.on))]))
 	}
-	if r.IntN(4) == 0 {
+	if r.IntN(4) == 0 && k.name != forged {
 		args = append(args, "--ttl", "1h")
 	}
 	return args
 }
 
-// wishes is what the container says: its reference, its request, or what it may not have.
+// wishes is what the container says: a reference, its request, or what it may not have.
 func (k kind) wishes(r *rand.Rand, reference string) wish {
 	w := wish{kind: k, annotations: map[string]string{}}
 	switch {
@@ -80,9 +89,7 @@ func (k kind) wishes(r *rand.Rand, reference string) wish {
 		w.env = append(w.env, grant.ReferenceEnv+"="+reference)
 	case k.name == asks:
 		w.annotations["gpuledger.dev/memory"] = "1GiB"
-	case k.name == forged && r.IntN(2) == 0:
-		w.annotations["gpuledger.dev/grant"] = "g-aaaaaaaaaaaa." + strings.Repeat("0123456789abcdef", 2)
-	case k.name == forged:
+	case k.forges == allGPUs:
 		w.env = append(w.env, "NVIDIA_VISIBLE_DEVICES=all")
 	}
 	return w

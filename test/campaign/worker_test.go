@@ -30,6 +30,7 @@ type slot struct {
 	live      bool
 	wish      wish
 	reference grant.Reference
+	owner     *slot // whose reference a forged container says
 	ends      bool  // the grant has a time
 	jumped    bool  // the clock has, since the grant was made
 	stuck     bool  // it was created while no binding could be removed
@@ -213,7 +214,13 @@ func (w *worker) live() {
 	if !w.grant(s, k) {
 		return
 	}
-	s.wish = k.wishes(w.random, referenceOf(s))
+	reference := referenceOf(s)
+	if s.owner = nil; k.name == forged {
+		var done func()
+		reference, s.owner, done = w.forge(s, &k.forges)
+		defer done()
+	}
+	s.wish = k.wishes(w.random, reference)
 	if !w.create(s) {
 		w.clear(s)
 		return
@@ -292,15 +299,8 @@ func (w *worker) create(s *slot) bool {
 		switch {
 		case killed:
 			return false
-		case s.wish.name == forged && r.Code == 0:
-			w.violation("container %s of %s is forged and was created", s.id, w.engine.name)
-			return true
 		case s.wish.name == forged:
-			if !strings.Contains(r.Stderr, "refused (") && w.faulty == "" && !w.engineFaulty() {
-				w.violation("container %s of %s is forged and failed by itself: %+v", s.id, w.engine.name, r)
-			}
-			w.counts.add(&w.counts.Refused)
-			return false
+			return w.refused(s, r)
 		case r.Code == 0:
 			return w.started(s)
 		case strings.Contains(r.Stderr, "(mps-not-ready)") && w.faulty == "" &&
