@@ -264,7 +264,6 @@ func (c *campaign) sound() {
 
 // scan has a process in the container open every node, and allocate in its limit and beyond.
 func (c *campaign) scan(l seen, grants []listed) {
-	c.counts.add(&c.counts.Scans)
 	s := l.slot
 	r := s.opens()
 	want, _ := ofContainer(grants, s.inLedger())
@@ -277,6 +276,7 @@ func (c *campaign) scan(l seen, grants []listed) {
 		c.violation("a process in %s can open %q, and by the ledger it has the GPUs %v", l.what, r.Stdout,
 			want)
 	}
+	c.counts.add(&c.counts.Scans)
 	switch {
 	case s.wish.name == string(grant.Limit) || s.wish.name == asks:
 		c.scanMemory(l)
