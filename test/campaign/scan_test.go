@@ -135,12 +135,14 @@ func ofContainer(grants []listed, id string) (gpus []int, number int) {
 	return gpus, number
 }
 
-// overdrawn are GPUs with more memory granted than they have, in two modes, or exclusive to two.
+// overdrawn are GPUs with more memory or compute granted than they have, in two modes, or exclusive
+// to two.
 func overdrawn(grants []listed) (wrong []string) {
 	type use struct {
-		sum   grant.Bytes
-		modes []grant.Mode
-		ids   []grant.ID
+		sum     grant.Bytes
+		compute int // percent
+		modes   []grant.Mode
+		ids     []grant.ID
 	}
 	of := map[string]*use{}
 	for _, g := range grants {
@@ -150,16 +152,18 @@ func overdrawn(grants []listed) (wrong []string) {
 				u = &use{}
 				of[share.UUID] = u
 			}
-			u.sum, u.modes, u.ids = u.sum+share.Memory, append(u.modes, g.Mode), append(u.ids, g.ID)
+			u.sum, u.compute = u.sum+share.Memory, u.compute+g.Compute
+			u.modes, u.ids = append(u.modes, g.Mode), append(u.ids, g.ID)
 		}
 	}
 	for uuid, u := range of {
 		modes := slices.Clone(u.modes)
 		slices.Sort(modes)
 		modes = slices.Compact(modes)
-		if u.sum > memory || len(modes) > 1 || modes[0] == grant.Exclusive && len(u.ids) > 1 {
-			wrong = append(wrong, fmt.Sprintf("the ledger has given out %s of GPU %s in the modes %v: %v",
-				u.sum, uuid, modes, u.ids))
+		if u.sum > memory || u.compute > 100 || len(modes) > 1 ||
+			modes[0] == grant.Exclusive && len(u.ids) > 1 {
+			wrong = append(wrong, fmt.Sprintf("the ledger has given out %s and %d %% of the compute of "+
+				"GPU %s in the modes %v: %v", u.sum, u.compute, uuid, modes, u.ids))
 		}
 	}
 	return wrong

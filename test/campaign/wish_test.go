@@ -17,7 +17,9 @@ type kind struct {
 	mode   string   // of the grant, if it is not the name
 	grant  []string // arguments of gpuledger grant; none: no grant
 	on     []int    // GPUs of which one is named mostly, so that the modes find room
-	client string   // a program that the container runs, again when it is killed
+	// percent, one of which is asked for: often more than a GPU has left
+	compute []int
+	client  string // a program that the container runs, again when it is killed
 }
 
 const forged, none, asks = "forged", "none", "ask"
@@ -26,7 +28,7 @@ const forged, none, asks = "forged", "none", "ask"
 var kinds = []kind{
 	{name: string(grant.Limit), weight: 34, grant: []string{"--memory", "1GiB"}, on: []int{4, 5},
 		client: "/bin/gpu 64 hold"},
-	{name: string(grant.MPS), weight: 14, grant: []string{"--memory", "1GiB", "--compute", "5"},
+	{name: string(grant.MPS), weight: 14, grant: []string{"--memory", "1GiB"}, compute: []int{5, 30, 45},
 		on: []int{2, 3}, client: "/bin/client 0:64 hold"},
 	{name: string(grant.Timeslice), weight: 10, grant: []string{"--memory", "1GiB"}, on: []int{6}},
 	{name: string(grant.Exclusive), weight: 8, on: []int{0, 1, 7}, grant: []string{}},
@@ -70,6 +72,9 @@ func draw(r *rand.Rand, mayAsk bool) kind {
 func (k kind) grantArgs(r *rand.Rand, label string) []string {
 	args := append([]string{"grant", "--json", "--label", label, "--mode", cmp.Or(k.mode, k.name)},
 		k.grant...)
+	if len(k.compute) > 0 {
+		args = append(args, "--compute", fmt.Sprint(k.compute[r.IntN(len(k.compute))]))
+	}
 	if r.IntN(5) > 0 {
 		args = append(args, "--gpu", fmt.Sprint(k.on[r.IntN(len(k.on))]))
 	}
