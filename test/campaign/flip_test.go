@@ -43,6 +43,12 @@ func flipBits(c *campaign, r *rand.Rand) func() {
 	return nil
 }
 
+// The files of which bits flip, in the tally.
+const (
+	ofGrant   = "of a grant"
+	ofBinding = "of a binding"
+)
+
 // flip flips one bit of a file.
 func (c *campaign) flip(path string, r *rand.Rand) {
 	whole, err := os.ReadFile(path)
@@ -74,10 +80,10 @@ func (c *campaign) flip(path string, r *rand.Rand) {
 		c.violation("%s: gpuledger check does not notice it: %+v", where, check)
 	}
 	if strings.HasPrefix(name, "run/") {
-		c.counts.flip("of a binding", named)
+		c.counts.flip(ofBinding, named)
 		c.flippedBinding(where, before, after)
 	} else {
-		c.counts.flip("of a grant", named)
+		c.counts.flip(ofGrant, named)
 		c.flipped(where, grant.ID(entry), named, before, after)
 	}
 	must(c.t, os.WriteFile(path+".copy", whole, info.Mode().Perm()), os.Rename(path+".copy", path))

@@ -36,7 +36,7 @@ type tally struct {
 	Faults     map[string]int // rounds
 	Looks      map[string]int // comparisons of the ledger with what lives while a fault lasts
 	Scans      int            // of living containers, from the inside
-	Flips      map[string]int // bits that gpuledger check has noticed, or not, by file
+	Flips      map[string]int // bits that flipped, by file
 	Violations []string
 
 	mu    sync.Mutex
@@ -145,6 +145,7 @@ func (t *tally) complete(test *testing.T, faults []fault) {
 	for _, name := range t.lacks() {
 		test.Errorf("no container of %s has lived", name)
 	}
+	t.exercised(test)
 	for _, f := range faults {
 		if t.Faults[f.name] == 0 {
 			test.Errorf("no round of %q", f.name)
@@ -172,6 +173,34 @@ func (t *tally) missing(e *engine) (missing []kind) {
 		}
 	}
 	return missing
+}
+
+// often is a number of an engine's lives in which each of gpuledger's programs is killed: the hook
+// some 15 times, the others far more often.
+const often = 1000
+
+// exercised fails the test if what a campaign must do many times was never done.
+func (t *tally) exercised(test *testing.T) {
+	for program, engine := range map[string]string{"gpuledger": "runc", "gpuledger-runtime": "runc",
+		"gpuledger-hook": "hook"} {
+		lives := 0
+		for _, k := range kinds {
+			lives += t.Lives[engine+" "+k.name]
+		}
+		if lives >= often && t.Kills[program] == 0 {
+			test.Errorf("no %s was killed in %d lives", program, lives)
+		}
+	}
+	for says := range forgeries {
+		if t.Faults["kills only"] > 0 && sum(t.Lives) >= often && t.Refused[string(says)] == 0 {
+			test.Errorf("no container that says %s was refused", says)
+		}
+	}
+	for _, of := range []string{ofGrant, ofBinding} {
+		if t.Faults["bits flip"] > 3 && t.Flips[of] == 0 {
+			test.Errorf("no bit of a file %s has flipped", of)
+		}
+	}
 }
 
 func (t *tally) kill(program string) {
