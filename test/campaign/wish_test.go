@@ -17,18 +17,20 @@ type kind struct {
 	mode   string   // of the grant, if it is not the name
 	grant  []string // arguments of gpuledger grant; none: no grant
 	on     []int    // GPUs of which one is named mostly, so that the modes find room
-	// percent, one of which is asked for: often more than a GPU has left
-	compute []int
-	client  string // a program that the container runs, again when it is killed
+	client string   // a program that the container runs, again when it is killed
 }
 
 const forged, none, asks = "forged", "none", "ask"
+
+// mpsCompute is a percentage of which a fifth grant asks for more than a GPU has left. All grants
+// have the same: a hook can set no smaller one than the largest of the GPU (docs/hook.md).
+const mpsCompute = "25"
 
 // kinds are all modes that a simulated node without MIG has.
 var kinds = []kind{
 	{name: string(grant.Limit), weight: 34, grant: []string{"--memory", "1GiB"}, on: []int{4, 5},
 		client: "/bin/gpu 64 hold"},
-	{name: string(grant.MPS), weight: 14, grant: []string{"--memory", "1GiB"}, compute: []int{5, 30, 45},
+	{name: string(grant.MPS), weight: 14, grant: []string{"--memory", "1GiB", "--compute", mpsCompute},
 		on: []int{2, 3}, client: "/bin/client 0:64 hold"},
 	{name: string(grant.Timeslice), weight: 10, grant: []string{"--memory", "1GiB"}, on: []int{6}},
 	{name: string(grant.Exclusive), weight: 8, on: []int{0, 1, 7}, grant: []string{}},
@@ -72,9 +74,6 @@ func draw(r *rand.Rand, mayAsk bool) kind {
 func (k kind) grantArgs(r *rand.Rand, label string) []string {
 	args := append([]string{"grant", "--json", "--label", label, "--mode", cmp.Or(k.mode, k.name)},
 		k.grant...)
-	if len(k.compute) > 0 {
-		args = append(args, "--compute", fmt.Sprint(k.compute[r.IntN(len(k.compute))]))
-	}
 	if r.IntN(5) > 0 {
 		args = append(args, "--gpu", fmt.Sprint(k.on[r.IntN(len(k.on))]))
 	}
