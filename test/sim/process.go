@@ -32,7 +32,8 @@ type process struct {
 	update   bool        // it changes a grant, which takes two changes of two files
 	ready    []string    // the sets of GPUs whose MPS daemons were ready since (mps.go)
 	of       *gpuledgerd // whose thread it is
-	// the inventories that there were since it had the ledger's lock (partitions.go)
+	// the inventories that there were since it had the ledger's lock last, or since it began
+	// (partitions.go)
 	inventories []grant.Inventory
 	// blocked reports whether it waits for something else than a lock; nil: it does not
 	blocked func() bool

@@ -75,7 +75,8 @@ func (w *world) report(broken string) {
 // begin starts a process of the node. act gets a node of its own.
 func (w *world) begin(name string, act func(p *process, n *node.Node)) *process {
 	pid, start := w.fork("/")
-	p := &process{name: fmt.Sprintf("%s[%d]", name, pid), pid: pid, start: start}
+	p := &process{name: fmt.Sprintf("%s[%d]", name, pid), pid: pid, start: start,
+		inventories: []grant.Inventory{w.inventory}}
 	w.trace("begin %s", p.name)
 	w.spawn(p, func() {
 		act(p, w.node(pid))
@@ -95,7 +96,8 @@ func (w *world) gone(p *process) {
 // thread starts a thread of the daemon.
 func (w *world) thread(name string, act func(p *process, n *node.Node)) *process {
 	d := w.daemon
-	p := &process{name: fmt.Sprintf("%s[%d]", name, d.pid), pid: d.pid, of: d}
+	p := &process{name: fmt.Sprintf("%s[%d]", name, d.pid), pid: d.pid, of: d,
+		inventories: []grant.Inventory{w.inventory}}
 	d.threads = append(d.threads, p)
 	w.trace("begin %s", p.name)
 	w.spawn(p, func() { act(p, w.node(d.pid)) })
