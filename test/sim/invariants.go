@@ -17,6 +17,7 @@ func (l *life) check() {
 		l.fail("grant %s is damaged: %s", d.ID, d.Err)
 	}
 	l.report(checkSums(v, l.gpus))
+	l.report(checkModes(v, l.inventory))
 	l.report(checkDevices(v))
 	if l.watches {
 		l.report(l.last.checkFound(v))
@@ -40,23 +41,23 @@ func (l *life) check() {
 	}
 }
 
-// checkSums: no GPU has more memory or compute granted than it has, is in two modes, or is
-// exclusive to two.
+// checkSums: no GPU has more memory or compute granted than it has, or is exclusive to two.
 func checkSums(v grant.View, gpus int) string {
 	for i := range gpus {
 		var sum grant.Bytes
 		compute := 0
-		var mode grant.Mode
+		var alone grant.ID
 		var has []string
 		for _, g := range v.Grants {
 			if !g.Live(v.Now) || !g.Has(uuid(i)) {
 				continue
 			}
-			if mode != "" && (mode != g.Mode || mode == grant.Exclusive) {
-				return fmt.Sprintf("%s is in mode %s, and grant %s has it in mode %s", uuid(i), mode, g.ID,
-					g.Mode)
+			if g.Mode == grant.Exclusive && alone != "" {
+				return fmt.Sprintf("%s is exclusive to grant %s, and to grant %s", uuid(i), alone, g.ID)
 			}
-			mode, compute = g.Mode, compute+g.Compute
+			if compute += g.Compute; g.Mode == grant.Exclusive {
+				alone = g.ID
+			}
 			for _, s := range g.GPUs {
 				if s.UUID == uuid(i) {
 					sum += s.Memory

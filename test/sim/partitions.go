@@ -30,7 +30,9 @@ func (w *world) look() {
 	if w.divides && w.random.IntN(2) == 0 {
 		w.divide(w.random.IntN(w.gpus))
 	}
-	w.begin("scan", func(_ *process, n *node.Node) { _ = w.scan(n) })
+	if w.scanner == nil || w.scanner.done { // one takes the inventory at a time (gpu.Lock)
+		w.scanner = w.begin("scan", func(_ *process, n *node.Node) { _ = w.scan(n) })
+	}
 }
 
 // divide divides a GPU, or makes it a whole again. The inventory does not know yet.
@@ -117,6 +119,30 @@ func checkDevices(v grant.View) string {
 				return fmt.Sprintf("%s has the grants %s and %s", s.UUID, other, g.ID)
 			}
 			has[s.UUID] = g.ID
+		}
+	}
+	return ""
+}
+
+// checkModes: the grants of a card have one mode, those of its MIG devices among them. A MIG device
+// that is not in the inventory is gone for good: its UUID does not come back.
+func checkModes(v grant.View, inv grant.Inventory) string {
+	first := map[string]grant.Grant{}
+	for _, g := range v.Grants {
+		if !g.Live(v.Now) {
+			continue
+		}
+		for _, s := range g.GPUs {
+			of := s.UUID
+			if d, known := inv.Device(s.UUID); known {
+				of = d.GPU.UUID
+			}
+			other, had := first[of]
+			if had && other.Mode != g.Mode {
+				return fmt.Sprintf("%s is in mode %s by grant %s, and in mode %s by grant %s", of, other.Mode,
+					other.ID, g.Mode, g.ID)
+			}
+			first[of] = g
 		}
 	}
 	return ""

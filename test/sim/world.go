@@ -21,6 +21,7 @@ type world struct {
 	eyes      *node.Node
 	seen      sight
 	inventory grant.Inventory // that is read now; without GPUs where it cannot be
+	scanner   *process        // which took the inventory last
 	awake     time.Duration   // by the monotonic clock
 	clockSet  bool            // since the turns of users were looked at
 	daemon    *gpuledgerd     // nil: it does not run
