@@ -23,6 +23,9 @@ type box struct {
 	mps     bool // its grant is in mode mps
 	written bool // the runtime's state is
 	left    bool // processes are left in its cgroup
+
+	faulty bool       // its create has met errors of the disk
+	beside []grant.ID // of other creates of the id, which were at work during its own
 }
 
 func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
@@ -58,7 +61,7 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 		c.report(checkRefused(p, d, c.inside()))
 		return
 	}
-	b := &box{name: name, creator: p}
+	b := &box{name: name, creator: p, faulty: p.faults > 0}
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode.IsWhole()
 		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS

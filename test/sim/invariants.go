@@ -90,19 +90,39 @@ func checkOwners(v grant.View) string {
 	return ""
 }
 
-// checkAlive: a grant is held for a container of which something runs, or whose creator does. A
-// view has no bindings of containers that the kernel shows to be dead.
+// checkAlive: a grant is held for a container that has it and runs, or whose creator does. A view
+// has no bindings of containers that the kernel shows to be dead.
 func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 	for _, g := range v.Grants {
 		for _, at := range g.Bindings {
 			isBox := func(b *box) bool { return nameOf(b.name) == at.Container && b.runs() }
-			creates := func(p *process) bool { return p.binds && !p.done && p.pid == at.Creator.PID }
-			if !slices.ContainsFunc(boxes, isBox) && !slices.ContainsFunc(processes, creates) {
+			creates := func(p *process) bool {
+				return p.binds && !p.done && at.Creator == grant.Process{PID: p.pid, Start: p.start}
+			}
+			created := slices.ContainsFunc(processes, creates)
+			for _, b := range boxes {
+				if created && isBox(b) && b.creator != nil {
+					b.beside = append(b.beside, g.ID)
+				}
+			}
+			mayHave := func(b *box) bool { return isBox(b) && b.mayHave(g.ID) }
+			switch {
+			case created || slices.ContainsFunc(boxes, mayHave):
+			case slices.ContainsFunc(boxes, isBox):
+				return fmt.Sprintf("grant %s is held for %s, which runs without it", g.ID, at.Container)
+			default:
 				return fmt.Sprintf("grant %s is held for %s, of which nothing runs", g.ID, at.Container)
 			}
 		}
 	}
 	return ""
+}
+
+// mayHave reports whether the binding of a grant may count as this container's: the container has
+// the grant, or nothing could remove the binding before it ran. That is so where its create met
+// errors of the disk, and where another create of the id was at work with the grant meanwhile.
+func (b *box) mayHave(id grant.ID) bool {
+	return b.grant == id || b.creator != nil || b.faulty || slices.Contains(b.beside, id)
 }
 
 // checkBoxes: what runs with a grant is bound to it, alone.
