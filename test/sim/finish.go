@@ -56,11 +56,21 @@ func (l *life) finish() {
 // settleRecords: after a pass without faults each record is that of a grant, and says what the
 // grant has.
 func (l *life) settleRecords() {
-	err := l.one("settle", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
+	l.reconcile()
+	l.report(checkRecords(l.view(), l.containers.boxes, l.eyes.Policy, true))
+}
+
+// reconcile has the ledger checked, in which nothing may be wrong then.
+func (l *life) reconcile() {
+	var report ledger.Report
+	err := l.one("settle", func(n *node.Node) (err error) {
+		report, err = grants.Reconcile(n)
+		return err
+	})
 	if err != nil {
 		l.fail("the ledger cannot be checked: %v", err)
 	}
-	l.report(checkRecords(l.view(), l.containers.boxes, l.eyes.Policy, true))
+	l.report(checkSound(report))
 }
 
 // settleUsers has what fits be granted.
@@ -181,10 +191,7 @@ func (l *life) admits(h *holding) {
 
 // empty: nothing is left of all that was, and all GPUs can be granted again.
 func (l *life) empty() {
-	err := l.one("end", func(n *node.Node) error { _, err := grants.Reconcile(n); return err })
-	if err != nil {
-		l.fail("the ledger cannot be checked: %v", err)
-	}
+	l.reconcile()
 	for _, dir := range []string{"state/grants", "state/owners", "state/gpus", "run/bindings", "run/grants",
 		"run/cgroups", "run/creates", "run/limits",
 		"run/mps"} {
@@ -195,7 +202,7 @@ func (l *life) empty() {
 			}
 		}
 	}
-	err = l.one("end", func(n *node.Node) error {
+	err := l.one("end", func(n *node.Node) error {
 		_, _, err := grants.Enter(n, admission.Ask{Owner: grant.Bearer, Mode: grant.Exclusive, GPUs: l.gpus,
 			Source: "cli"})
 		return err

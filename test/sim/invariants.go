@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 )
 
 // check compares the ledger with the promises of a node, after every step.
@@ -151,6 +152,17 @@ func checkBoxes(v grant.View, boxes []*box) string {
 				return fmt.Sprintf("containers %s and %s run on one GPU, one of them alone", nameOf(b.name),
 					nameOf(other.name))
 			}
+		}
+	}
+	return ""
+}
+
+// checkSound: a check of the ledger leaves nothing wrong, whatever crashes and failing disks have
+// left before.
+func checkSound(r ledger.Report) string {
+	for _, f := range r.Findings {
+		if !f.Repaired {
+			return fmt.Sprintf("a check of the ledger finds %s: %s", f.Subject, f.Problem)
 		}
 	}
 	return ""

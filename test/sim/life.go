@@ -14,6 +14,7 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
 	"github.com/gpuledger/gpuledger/internal/host"
+	"github.com/gpuledger/gpuledger/internal/ledger"
 	"github.com/gpuledger/gpuledger/internal/node"
 )
 
@@ -185,14 +186,23 @@ func (l *life) tidy() {
 		case 0:
 			n.RemoveDeadBindings()
 		case 1:
-			_, _ = grants.Reconcile(n)
+			report, err := grants.Reconcile(n)
+			l.checkedBy(p, report, err)
 		case 2, 3:
 			_, err := grants.SettleLimits(n)
 			l.settledBy(p, err)
 		default:
-			_, _ = grants.Check(n)
+			report, err := grants.Check(n)
+			l.checkedBy(p, report, err)
 		}
 	})
+}
+
+// checkedBy judges what a check of the ledger found, unless that check has met errors of the disk.
+func (l *life) checkedBy(p *process, report ledger.Report, err error) {
+	if err == nil && p.faults == 0 {
+		l.report(checkSound(report))
+	}
 }
 
 // settledBy: when a pass over the records is over that has met no error, they are what the ledger
