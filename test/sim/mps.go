@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -274,7 +275,7 @@ func checkSettled(v grant.View, controls []*control) string {
 		}
 		delete(wanted, name)
 	}
-	for name := range wanted {
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		return fmt.Sprintf("a grant in mode mps has no daemon for %s", name)
 	}
 	return ""

@@ -61,7 +61,8 @@ func newWorld(dir string, r *rand.Rand, traced bool) *world {
 
 func (w *world) fail(format string, args ...any) {
 	if w.wrong == "" {
-		w.wrong = fmt.Sprintf("step %d: ", w.step) + fmt.Sprintf(format, args...)
+		// the same seed says the same in another process
+		w.wrong = fmt.Sprintf("step %d: ", w.step) + ownPID.Replace(fmt.Sprintf(format, args...))
 		w.trace("WRONG %s", w.wrong)
 	}
 }
