@@ -47,7 +47,7 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 	spec := fmt.Sprintf(`{"annotations":{%s},"process":{},"linux":{"cgroupsPath":%q,"namespaces":[`+
 		`{"type":"mount"},{"type":"pid"}],"resources":{"devices":[{"allow":false,"access":"rwm"}]}}}`,
 		annotations, cgroupOf(name))
-	p.creates, p.binds, p.earliest = true, true, c.now
+	p.creates, p.binds, p.makes, p.earliest = true, true, name, c.now
 	p.sawReady(c.controls)
 	d := n.Admit(node.Create{Caller: request.Caller{Container: grant.Container{Engine: engine,
 		RuntimeRoot: c.path("runc"), ID: nameOf(name), Bundle: c.path("bundle")}},

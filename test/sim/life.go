@@ -160,6 +160,9 @@ func (l *life) killed(p *process) {
 	l.kill(p)
 	l.gone(p)
 	l.containers.orphaned(p)
+	if p.binds && l.random.IntN(2) == 0 { // its engine uses the id again
+		l.containers.start(p.makes, grant.Containerd, "")
+	}
 }
 
 // create makes a container: with a reference, by adoption, by asking, or without a GPU.

@@ -27,6 +27,7 @@ type process struct {
 	faults  int  // errors of the disk that it has met
 	creates bool // it decides about a container
 	binds   bool // or has decided: it may be the creator of a container
+	makes   int  // which container that is
 	// earliest is the earliest time that the clock has shown since its create began
 	earliest time.Time
 	update   bool        // it changes a grant, which takes two changes of two files
