@@ -10,13 +10,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
 
-// plant is a wrong line in the product: old becomes wrong where the variable names it.
-type plant struct{ name, file, old, wrong string }
+// plant is a wrong line in the product: old becomes wrong where the variable names it. promise is
+// a regular expression for the line of the check that must notice it.
+type plant struct{ name, promise, file, old, wrong string }
 
 const failpoints = "github.com/gpuledger/gpuledger/internal/failpoint"
 
@@ -30,138 +32,161 @@ const (
 
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
 var plants = []plant{
-	{"no fsync of a file", "internal/ledger/durable.go",
+	{"no fsync of a file", `^grant \S+ is damaged`, "internal/ledger/durable.go",
 		"	host.Go(&beside, func() { err = host.SyncFiles(files...) })\n",
 		"	if !on { err = host.SyncFiles(files...) }\n"},
-	{"no fsync of the directory", "internal/ledger/durable.go",
+	{"no fsync of the directory", `was acknowledged, and is lost`, "internal/ledger/durable.go",
 		undone,
 		"	if on { return true, nil }\n" +
 			undone},
-	{"a removal without fsync", "internal/ledger/durable.go",
+	{"a removal without fsync", `was released, and is back`, "internal/ledger/durable.go",
 		removalSynced,
 		"	if on { return host.Remove(gone) }\n" +
 			removalSynced},
-	{"rename before fsync", "internal/ledger/durable.go",
+	{"rename before fsync", `^grant \S+ is damaged`, "internal/ledger/durable.go",
 		"	draft, err := writeNew(tmp, data)\n",
-		"	if on { f, err := writeNew(tmp, data); if err != nil { return false, err }; f.Close(); " +
-			"return true, errors.Join(host.Rename(tmp, path), syncDir(filepath.Dir(path))) }\n" +
+		"	if on {\n" +
+			"		f, err := writeNew(tmp, data)\n" +
+			"		if f != nil { err = errors.Join(err, f.Close()) }\n" +
+			"		if err == nil { err = host.Rename(tmp, path) }\n" +
+			"		if err != nil { return false, err }\n" +
+			"		if f, err = os.Open(path); err != nil { return true, err }\n" +
+			"		return true, syncAndClose([]*os.File{f}, append(unsynced, filepath.Dir(path)))\n" +
+			"	}\n" +
 			"	draft, err := writeNew(tmp, data)\n"},
-	{"no undo of a rename", "internal/ledger/durable.go",
+	{"no undo of a rename", `returned an error, and its grant is there`, "internal/ledger/durable.go",
 		"	if kept {\n		return host.Rename(old, path)",
 		"	if on { return nil }\n	if kept {\n		return host.Rename(old, path)"},
-	{"no lock", "internal/ledger/ledger.go", "	unlock, err := lock(l.files.lock, l.Wait)\n",
+	{"no lock", `are granted of`, "internal/ledger/ledger.go",
+		"	unlock, err := lock(l.files.lock, l.Wait)\n",
 		"	unlock, err := func() {}, error(nil)\n" +
 			"	if !on { unlock, err = lock(l.files.lock, l.Wait) }\n"},
-	{"the start time is ignored", "internal/host/host.go", "		case s.start != p.Start:\n",
+	{"the start time is ignored", `^grant \S+ is held for`, "internal/host/host.go",
+		"		case s.start != p.Start:\n",
 		"		case !on && s.start != p.Start:\n"},
-	{"the boot id is ignored", "internal/containers/life.go", "	if b.BootID != boot {\n",
+	{"the boot id is ignored", `^grant \S+ is held for`, "internal/containers/life.go",
+		"	if b.BootID != boot {\n",
 		"	if !on && b.BootID != boot {\n"},
-	{"the creator is ignored", "internal/containers/life.go", "	if created {\n",
+	{"the creator is ignored", `which is not bound to it`, "internal/containers/life.go",
+		"	if created {\n",
 		"	if created && !on {\n"},
-	{"the cgroup is ignored", "internal/containers/life.go",
+	{"the cgroup is ignored", `which is not bound to it`, "internal/containers/life.go",
 		"	populated, err := state.cgroup.populated(r.Host)\n",
 		"	populated, err := state.cgroup.populated(r.Host)\n	populated = populated && !on\n"},
-	{"a state alone is a life", "internal/containers/life.go", "	return grant.Dead, 0, false\n",
+	{"a state alone is a life", `^grant \S+ is held for`, "internal/containers/life.go",
+		"	return grant.Dead, 0, false\n",
 		"	if on { return grant.Alive, 0, false }\n	return grant.Dead, 0, false\n"},
-	{"compute is not counted", "internal/admission/seats.go", "		s.compute -= g.Compute\n",
+	{"compute is not counted", `% of the compute of \S+ are granted`, "internal/admission/seats.go",
+		"		s.compute -= g.Compute\n",
 		"		if !on { s.compute -= g.Compute }\n"},
-	{"a second grant of an owner", "internal/grants/enter.go",
+	{"a second grant of an owner", `^pod:\S+ has the grants`, "internal/grants/enter.go",
 		"		if err := onlyOne(tx, ask.Owner, v); err != nil {\n",
 		"		if err := onlyOne(tx, ask.Owner, v); !on && err != nil {\n"},
-	{"an expired grant is used", "internal/admission/check.go", "	case g.Expired(q.view.Now):\n",
+	{"an expired grant is used", `which had expired before`, "internal/admission/check.go",
+		"	case g.Expired(q.view.Now):\n",
 		"	case !on && g.Expired(q.view.Now):\n"},
-	{"a grant is not counted", "internal/admission/seats.go",
+	{"a grant is not counted", `are granted of`, "internal/admission/seats.go",
 		"		s.free = subtract(s.free, share.Memory)\n",
 		"		if !on || g.Source != grant.Adopted { s.free = subtract(s.free, share.Memory) }\n"},
-	{"a sweep takes what is in use", "internal/ledger/repair.go", "		if len(g.Bindings) == 0 && (",
+	{"a sweep takes what is in use", `which is not bound to it`, "internal/ledger/repair.go",
+		"		if len(g.Bindings) == 0 && (",
 		"		if (on || len(g.Bindings) == 0) && ("},
-	{"a release ignores the binding", "internal/grants/release.go",
+	{"a release ignores the binding", `which is not bound to it`, "internal/grants/release.go",
 		"		g.Draining = len(g.Bindings) > 0 && !force\n",
 		"		g.Draining = !on && len(g.Bindings) > 0 && !force\n"},
-	{"no second decision", "internal/node/bind.go", secondDecision,
+	{"no second decision", `are granted of`, "internal/node/bind.go", secondDecision,
 		"		if on { d, settled = p.Decision, true; return bindLocked(n, tx, f, &d) }\n" +
 			secondDecision},
-	{"a newer inventory is not noticed", "internal/node/bind.go",
+	{"a newer inventory is not noticed", `the inventory says cannot be used`, "internal/node/bind.go",
 		"		if !f.suffice(view) || f.outdated(n) {\n",
 		"		if !f.suffice(view) || !on && f.outdated(n) {\n"},
-	{"use without a grant is not counted", "internal/admission/seats.go",
+	{"use without a grant is not counted", `^grant \S+ has a part of`, "internal/admission/seats.go",
 		"		if s.space = d.Memory(); d.MIG == nil {",
 		"		if s.space = d.Memory(); d.MIG == nil && !on {"},
-	{"what another grant's containers use is not counted", "internal/grant/view.go",
+	{"what another grant's containers use is not counted", `^grant \S+ has a part of`,
+		"internal/grant/view.go",
 		"		if e.Grant == id && e.GPU == gpu {\n",
 		"		if (on || e.Grant == id) && e.GPU == gpu {\n"},
-	{"what a container has is granted whole", "internal/admission/place.go",
+	{"what a container has is granted whole", `^grant \S+ has all of .* held: true`,
+		"internal/admission/place.go",
 		"	case a.isWhole() && s.held:\n", "	case a.isWhole() && s.held && !on:\n"},
-	{"a MIG device twice", "internal/admission/place.go", "	case s.mode == grant.MIG:\n",
+	{"a MIG device twice", `^MIG-\S+ has the grants`, "internal/admission/place.go",
+		"	case s.mode == grant.MIG:\n",
 		"	case s.mode == grant.MIG && !on:\n"},
-	{"a GPU beside its MIG devices", "internal/grant/device.go",
+	{"a GPU beside its MIG devices", `the inventory says cannot be used`, "internal/grant/device.go",
 		"	case d.MIG == nil && len(d.GPU.MIG) > 0:\n",
 		"	case !on && d.MIG == nil && len(d.GPU.MIG) > 0:\n"},
-	{"an id twice at once", "internal/node/bind.go", "	if held != nil {\n",
+	{"an id twice at once", `which is not bound to it`, "internal/node/bind.go", "	if held != nil {\n",
 		"	if held != nil && !on {\n"},
 
-	{"a quota is not counted", "internal/admission/quota.go", "	has := UseOf(a.User, updated, v)\n",
+	{"a quota is not counted", `which is more than the quota`, "internal/admission/quota.go",
+		"	has := UseOf(a.User, updated, v)\n",
 		"	has := UseOf(a.User, updated, v)\n	if on { has = Use{} }\n"},
-	{"no turns", "internal/daemon/userqueue/queue.go", "	w.out, q.last = &out, w.User\n",
+	{"no turns", `was served \d+ times while`, "internal/daemon/userqueue/queue.go",
+		"	w.out, q.last = &out, w.User\n",
 		"	w.out, q.last = &out, w.User\n	if on { q.last = 0 }\n"},
-	{"the last request first", "internal/daemon/userqueue/queue.go",
+	{"the last request first", `was served before`, "internal/daemon/userqueue/queue.go",
 		"			return cmp.Or(a.Since.Compare(b.Since),",
 		"			if on { return cmp.Compare(b.number, a.number) }\n" +
 			"			return cmp.Or(a.Since.Compare(b.Since),"},
-	{"nothing is taken back", "internal/daemon/userqueue/grant.go",
+	{"nothing is taken back", `has ended without a grant, and has`, "internal/daemon/userqueue/grant.go",
 		"	if released, _ := grants.ReleaseUnused(n, id); released {\n",
 		"	if on { return }\n	if released, _ := grants.ReleaseUnused(n, id); released {\n"},
-	{"a lost answer is forgotten", "internal/daemon/userqueue/grant.go",
+	{"a lost answer is forgotten", `^ask-\d+ has \d+ grants`, "internal/daemon/userqueue/grant.go",
 		"	case found:\n", "	case found && !on:\n"},
-	{"idle too early", "internal/daemon/userqueue/idle.go",
+	{"idle too early", `was acknowledged, and is lost|was released as idle`,
+		"internal/daemon/userqueue/idle.go",
 		"		if !due {\n", "		if !on && !due {\n"},
-	{"a request in use is idle", "internal/grants/ofuser.go",
+	{"a request in use is idle", `was acknowledged, and is lost|was released as idle|is not bound to it`,
+		"internal/grants/ofuser.go",
 		"		if used(g) {\n", "		if !on && used(g) {\n"},
-	{"a use just before the release", "internal/daemon/userqueue/idle.go",
+	{"a use just before the release", `was acknowledged, and is lost|was released as idle`,
+		"internal/daemon/userqueue/idle.go",
 		"		released, e := grants.ReleaseIdle(n, g.ID, idle.stamp)\n",
 		"		if on { idle.stamp = n.Ledger.Bindings.UseStamp(g.ID) }\n" +
 			"		released, e := grants.ReleaseIdle(n, g.ID, idle.stamp)\n"},
 
-	{"no record for the shim", "internal/node/bind.go",
+	{"no record for the shim", `runs without the record of grant`, "internal/node/bind.go",
 		"	if d.Limited {\n", "	if d.Limited && !on {\n"},
-	{"a limit that grows before the grant", "internal/grants/update.go",
+	{"a limit that grows before the grant", `^the record of grant \S+ has`, "internal/grants/update.go",
 		"	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {\n",
 		"	if on { before = after }\n" +
 			"	if err := l.Set(limitfiles.Smaller(before.GPUs, after.GPUs), share); err != nil {\n"},
-	{"a record stays", "internal/limitfiles/limitfiles.go",
+	{"a record stays", `^the record of \S+ is left, which is over`, "internal/limitfiles/limitfiles.go",
 		"			problem, err = \"the limits of a grant that is over\", limits.Remove(dir)\n",
 		"			if on { continue }\n" +
 			"			problem, err = \"the limits of a grant that is over\", limits.Remove(dir)\n"},
-	{"a record is not corrected", "internal/limitfiles/limitfiles.go",
+	{"a record is not corrected", `^the record of grant \S+ has`, "internal/limitfiles/limitfiles.go",
 		"			return \"the limits are not what the ledger says\", l.Set(g.GPUs, share)\n",
 		"			if on { return \"\", nil }\n" +
 			"			return \"the limits are not what the ledger says\", l.Set(g.GPUs, share)\n"},
 
-	{"two MPS daemons of a GPU", "internal/mps/manager.go",
+	{"two MPS daemons of a GPU", `^MPS daemon .* runs beside`, "internal/mps/manager.go",
 		"		if o := m.daemons[name]; o.runs() || o.launching {\n",
 		"		if o := m.daemons[name]; (o.runs() || o.launching) && !on {\n"},
-	{"an MPS daemon that ended is ready", "internal/mpsstate/mpsstate.go",
+	{"an MPS daemon that ended is ready", `and no daemon was ready`, "internal/mpsstate/mpsstate.go",
 		"		if runs, err := h.Runs(p); err != nil || !runs {\n",
 		"		if runs, err := h.Runs(p); !on && (err != nil || !runs) {\n"},
-	{"a second MPS daemon after an error", "internal/mps/daemon.go",
+	{"a second MPS daemon after an error", `^MPS daemon .* runs beside`, "internal/mps/daemon.go",
 		"	return runs || err != nil\n", "	return runs || err != nil && !on\n"},
-	{"an MPS daemon is kept", "internal/mps/plan.go", "	return dismiss\n",
+	{"an MPS daemon is kept", `^MPS daemon .* is left without a grant`, "internal/mps/plan.go",
+		"	return dismiss\n",
 		"	if on { return keep }\n	return dismiss\n"},
-	{"an MPS daemon is ready at once", "internal/mps/daemon.go",
+	{"an MPS daemon is ready at once", `and no daemon was ready`, "internal/mps/daemon.go",
 		"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: ",
 		"	if on { return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, " +
 			"Threads: w.threads}) }\n" +
 			"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "},
 }
 
-// brokenPromise is the line by which a life has failed.
-var brokenPromise = regexp.MustCompile(`(?m)^ +sim_test.go:\d+: (life \d+, step .*)$`)
+// brokenPromise is the line by which a life has failed: the step, and what the check says.
+var brokenPromise = regexp.MustCompile(`(?m)^ +sim_test.go:\d+: life \d+, (step \d+: (.*))$`)
 
 // failingSeed is the seed of that life.
 var failingSeed = regexp.MustCompile(`(?m)-seed (\d+)$`)
 
-// mostTime is how long one mistake is looked for.
-const mostTime = 10 * time.Minute
+// mostTime is how long lives may take that are run in one go, on a busy machine.
+const mostTime = 30 * time.Minute
 
 // rare are the mistakes for which hundreds of lives are needed. They are looked for with -rare.
 var rare = []string{"no turns", "a lost answer is forgotten", "a request in use is idle",
@@ -170,8 +195,9 @@ var rare = []string{"no turns", "a lost answer is forgotten", "a request in use 
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
 	"an MPS daemon is ready at once"}
 
-// TestPlanted builds this test with all mistakes in it, and runs it with one at a time. The life
-// that fails must pass without the mistake: otherwise something else was noticed.
+// TestPlanted builds this test with all mistakes in it. It runs it with one at a time until a life
+// breaks the promise that must notice the mistake. The seed of that life must print the same line
+// again, and pass without the mistake: otherwise something else was noticed.
 func TestPlanted(t *testing.T) {
 	if os.Getenv("SIM_PLANTED") != "" || *oneSeed != 0 || *duration != 0 {
 		t.Skip("this run is for lives alone")
@@ -188,28 +214,58 @@ func TestPlanted(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel() // with seeds of its own
 			began := time.Now()
-			out, err := liveWith(t, binary, p.name, fmt.Sprint(10000*(i+1)), "5000")
-			found, seed := brokenPromise.FindString(out), failingSeed.FindStringSubmatch(out)
-			if err == nil || found == "" || seed == nil {
-				t.Fatalf("it was not noticed: %v, %.600s", err, out)
+			seed, found := notice(t, binary, p, uint64(10000*(i+1)))
+			t.Logf("after %s: %.160s", time.Since(began).Round(time.Millisecond), found)
+			if out, again := liveWith(t, binary, p.name, seed, 1); again == nil || again[1] != found {
+				t.Errorf("seed %d fails otherwise the second time: %.600s", seed, out)
 			}
-			t.Logf("after %s: %.160s", time.Since(began).Round(time.Millisecond), strings.TrimSpace(found))
-			if out, err := liveWith(t, binary, "none", seed[1], "1"); err != nil {
-				t.Errorf("this seed fails without the mistake, too: %v, %.600s", err, out)
+			if out, wrong := liveWith(t, binary, "none", seed, 1); wrong != nil {
+				t.Errorf("seed %d fails without the mistake, too: %.600s", seed, out)
 			}
 		})
 	}
 }
 
-// liveWith runs lives with a mistake, or with "none", and returns what is printed.
-func liveWith(t *testing.T, binary, mistake, first, lives string) (string, error) {
+// mostLives is how many lives one mistake is looked for in.
+const mostLives = 5000
+
+// notice is the first seed that fails by the promise of a plant, and the line that it prints. Other
+// promises may be broken before.
+func notice(t *testing.T, binary string, p plant, first uint64) (seed uint64, line string) {
+	promise, others := regexp.MustCompile(p.promise), ""
+	for seed = first; seed < first+mostLives; seed++ {
+		out, found := liveWith(t, binary, p.name, seed, first+mostLives-seed)
+		if found == nil {
+			break
+		}
+		failed := failingSeed.FindStringSubmatch(out)
+		if failed == nil {
+			t.Fatalf("no seed is printed: %.600s", out)
+		}
+		seed, _ = strconv.ParseUint(failed[1], 10, 64)
+		if promise.MatchString(found[2]) {
+			return seed, found[1]
+		}
+		others += fmt.Sprintf("\n%.160s", found[1])
+	}
+	t.Fatalf("no check said that %q; noticed was:%.2000s", p.promise, others)
+	return 0, ""
+}
+
+// liveWith runs lives with a mistake, or with "none". It returns what is printed, and the match of
+// brokenPromise, nil if all lives have passed.
+func liveWith(t *testing.T, binary, mistake string, first, lives uint64) (string, []string) {
 	ctx, cancel := context.WithTimeout(t.Context(), mostTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "-test.run", "^TestSeed$", "-test.v", "-test.timeout", "0",
-		"-workers", "1", "-lives", lives, "-first", first)
+		"-workers", "1", "-lives", fmt.Sprint(lives), "-first", fmt.Sprint(first))
 	cmd.Env = append(os.Environ(), "SIM_PLANTED="+mistake)
 	out, err := cmd.CombinedOutput()
-	return string(out), errors.Join(err, ctx.Err())
+	wrong := brokenPromise.FindStringSubmatch(string(out))
+	if err = errors.Join(err, ctx.Err()); (err != nil) != (wrong != nil) {
+		t.Fatalf("lives with %q have neither passed nor broken a promise: %v, %.600s", mistake, err, out)
+	}
+	return string(out), wrong
 }
 
 // buildPlanted builds the test of this package with copies of the product's files.
