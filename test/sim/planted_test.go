@@ -27,6 +27,7 @@ const (
 	secondDecision = "		if d = decide(f, view); !d.Touches() {\n"
 	dirSynced      = "	if err := syncDir(filepath.Dir(path)); err != nil {\n"
 	undone         = dirSynced + "		return true, errors.Join(err, undoReplace"
+	heldIDAsked    = "	held, err := heldID(tx, f.Container)\n"
 	removalSynced  = dirSynced + "		return errors.Join(err, putBack"
 )
 
@@ -177,6 +178,53 @@ var plants = []plant{
 		"	if on { return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Limits: w.limits, " +
 			"Threads: w.threads}) }\n" +
 			"	return d.writeState(grant.MPSDaemon{GPUs: w.uuids, Daemon: p, Problem: "},
+
+	{"two modes of a GPU", `is in mode \S+ by grant`, "internal/admission/place.go",
+		"(s.mode != a.Mode || ", "(s.mode != a.Mode && !on || "},
+	{"exclusive to two", `is exclusive to grant`, "internal/admission/place.go",
+		" || a.Mode == grant.Exclusive):\n", " || a.Mode == grant.Exclusive && !on):\n"},
+	{"a MIG device of a GPU that is granted", `is in mode \S+ by grant`, "internal/admission/seats.go",
+		"		case other.device.MIG == nil:\n", "		case other.device.MIG == nil && !on:\n"},
+	{"a dead binding counts for the next container", `which runs without it`, "internal/node/admit.go",
+		"	if !d.Bound && (d.Kind", "	if !on && !d.Bound && (d.Kind"},
+	{"bound before it is refused", `is refused \(\S+\), and grant \S+ is bound to it`,
+		"internal/node/bind.go", heldIDAsked,
+		"	if on { if self, err := n.Host.Self(); err == nil { _ = record(n, tx, f, d, self) } }\n" +
+			heldIDAsked},
+	{"what asks for no GPU is judged", `asks for no GPU: refuse`, "internal/node/cgroup.go",
+		"	return n.Ledger.Bindings.Occupied(possible, f.isOwn,",
+		"	if on { return n.Ledger.Bindings.NameCgroups() }\n" +
+			"	return n.Ledger.Bindings.Occupied(possible, f.isOwn,"},
+	{"what will expire has expired", `does not get it, and no fault was left`, "internal/admission/check.go",
+		"g.Expired(q.view.Now):\n", "(g.Expired(q.view.Now) || on && !g.Expires.IsZero()):\n"},
+	{"a draft is taken for an entry", `^a check of the ledger finds`, "internal/ledger/survey.go",
+		"		if name[0] == '.' {\n", "		if name[0] == '.' && !on {\n"},
+	{"a draft stays", `^run/\S+ is left|^state/\S+ is left`, "internal/ledger/repair.go",
+		"	for _, path := range s.drafts {\n",
+		"	for _, path := range s.drafts {\n		if on { continue }\n"},
+	{"a change past the seam", `was made past internal/host`, "internal/ledger/durable.go",
+		"	if kept {\n		_ = host.Remove(old)\n",
+		"	if kept && on { _ = os.Remove(old) }\n	if kept && !on {\n		_ = host.Remove(old)\n"},
+	{"never all GPUs", `are free, and cannot be granted`, "internal/admission/place.go",
+		"		if fits := fitting[set]; len(fits) >= a.count() {\n",
+		"		if fits := fitting[set]; len(fits) >= a.count() && (len(fits) < len(seats) || !on) {\n"},
+	{"an update is not written", `acknowledged are`, "internal/grants/update.go",
+		"	put := func() error { return tx.Put(after) }\n",
+		"	put := func() error { if on { return nil }; return tx.Put(after) }\n"},
+	{"another user's release", `^user \d+ has released grant`, "internal/grants/ofuser.go",
+		"(g.User != user || user == 0)", "(g.User != user && !on || user == 0)"},
+
+	{"the first that waits holds up the others", `waits, and could be granted`,
+		"internal/daemon/userqueue/grant.go", "		case errors.Is(err, errLater):\n",
+		"		case errors.Is(err, errLater):\n			if on { return false, nil }\n"},
+	{"what is served is not woken", `waits for ever, and everything is free`,
+		"internal/daemon/userqueue/queue.go", "	w.poke()\n	q.Poke()\n",
+		"	if !on { w.poke() }\n	q.Poke()\n"},
+	{"idle for ever", `is idle, and was not released`, "internal/daemon/userqueue/idle.go",
+		"		due := !limit.unknown &&", "		due := !on && !limit.unknown &&"},
+	{"no MPS daemon", `has no daemon for`, "internal/mps/plan.go",
+		"	case !f.runs && wanted:\n", "	case !f.runs && wanted && on:\n		return keep\n" +
+			"	case !f.runs && wanted:\n"},
 }
 
 // brokenPromise is the line by which a life has failed: the step, and what the check says.
@@ -193,7 +241,7 @@ var rare = []string{"no turns", "a lost answer is forgotten", "a request in use 
 	"a use just before the release",
 	"a second MPS daemon after an error",
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
-	"an MPS daemon is ready at once"}
+	"an MPS daemon is ready at once", "the first that waits holds up the others"}
 
 // TestPlanted builds this test with all mistakes in it. It runs it with one at a time until a life
 // breaks the promise that must notice the mistake. The seed of that life must print the same line
