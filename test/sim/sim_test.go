@@ -38,9 +38,9 @@ func live(t *testing.T, seed uint64, traced bool) (*life, string) {
 	}
 	// A seed has the same paths in every run: keys of bindings are made from them.
 	dir := fmt.Sprintf("%s/gpuledger-sim-%d", base, seed)
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := lockFile(dir + ".lock")
 	if err == nil {
-		err = errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_EX), os.RemoveAll(dir), os.Mkdir(dir, 0o700))
+		err = errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +51,28 @@ func live(t *testing.T, seed uint64, traced bool) (*life, string) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	l := newLife(dir, seed, traced)
 	return l, l.Run(steps)
+}
+
+// lockFile makes a file and locks it. The life before removes the file: a lock of that one keeps
+// nobody away, so it is tried again.
+func lockFile(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); err == nil {
+			open, failed := f.Stat()
+			there, missing := os.Stat(path)
+			if errors.Join(failed, missing) == nil && os.SameFile(open, there) {
+				return f, nil
+			}
+		}
+		_ = f.Close()
+		if err != nil && err != unix.EINTR {
+			return nil, err
+		}
+	}
 }
 
 // TestSeed runs lives of a node, each from a seed.
