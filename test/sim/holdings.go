@@ -27,8 +27,7 @@ type holding struct {
 	over      bool // a release was tried
 	released  bool // and acknowledged
 
-	user uint32        // who has asked for it
-	used time.Duration // when a container had it last
+	user uint32 // who has asked for it
 }
 
 func (h *holding) owner() grant.Owner {
@@ -72,7 +71,7 @@ type holdings struct {
 	*world
 	list    []*holding
 	closing bool                       // all grants are being released
-	entered map[grant.ID]time.Duration // when each grant was first seen, by the monotonic clock
+	used    map[grant.ID]time.Duration // when each was entered or had a container last, monotonic
 	tried   map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
 }
 
@@ -249,17 +248,15 @@ const keep = 24 * time.Hour
 
 // checkHeld: no acknowledged grant is lost or changed, and none comes back.
 func (hs *holdings) checkHeld(v grant.View) {
-	hs.sawEntered(v)
+	hs.sawUse(v)
 	for _, h := range hs.list {
 		if !h.acked || !h.expires.IsZero() && !hs.latest.Before(h.expires.Add(keep)) {
 			continue
 		}
 		i := slices.IndexFunc(v.Grants, func(g grant.Grant) bool { return g.ID == h.id })
-		if i >= 0 && len(v.Grants[i].Bindings) > 0 {
-			h.used = hs.awake
-		}
+		idle := limitsOf[h.user].idle
 		switch {
-		case i < 0 && hs.tried[h.id] && hs.awake-h.used >= limitsOf[h.user].idle:
+		case i < 0 && hs.tried[h.id] && idle > 0 && hs.awake-hs.used[h.id] >= idle:
 			// a pass that is at work may put it back, and after its end by force a power cut may
 			h.over = h.over || hs.daemon == nil || !hs.daemon.passing
 		case i < 0 && !h.over:
@@ -274,11 +271,11 @@ func (hs *holdings) checkHeld(v grant.View) {
 	}
 }
 
-// sawEntered notes when each grant was first seen.
-func (hs *holdings) sawEntered(v grant.View) {
+// sawUse notes when each grant was first seen, or had a container last.
+func (hs *holdings) sawUse(v grant.View) {
 	for _, g := range v.Grants {
-		if _, seen := hs.entered[g.ID]; !seen {
-			hs.entered[g.ID] = hs.awake
+		if _, seen := hs.used[g.ID]; !seen || len(g.Bindings) > 0 {
+			hs.used[g.ID] = hs.awake
 		}
 	}
 }

@@ -183,15 +183,11 @@ func (u *users) clientless(r *userAsk, p *process) {
 }
 
 // holds: the client has the answer, and a grant. It may have been entered long before: a lost
-// answer is asked for again, and that is no use of the grant.
+// answer is asked for again.
 func (u *users) holds(r *userAsk, g grant.Grant) {
 	r.state = granted
-	used, seen := u.holdings.entered[g.ID]
-	if !seen {
-		used = u.awake
-	}
 	u.holdings.list = append(u.holdings.list, &holding{label: r.Ask.Label, id: g.ID, user: r.User,
-		acked: true, over: u.holdings.closing, expires: g.Expires, used: used,
+		acked: true, over: u.holdings.closing, expires: g.Expires,
 		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, possible: []grant.Bytes{g.Memory()}})
 }
 
@@ -278,7 +274,7 @@ func (u *users) pass() {
 		_ = d.queue.Pass(n, grants.Read)
 		u.releaseIdle(n)
 		if !u.calm && u.random.IntN(3) == 0 {
-			u.holdings.sawEntered(u.inside())
+			u.holdings.sawUse(u.inside())
 			u.clock(u.now.Add(31 * time.Hour)) // longer than any grant may be idle
 			u.releaseIdle(n)
 		}
@@ -289,13 +285,21 @@ func (u *users) pass() {
 // releaseIdle is the part of a pass that releases what nothing uses.
 func (u *users) releaseIdle(n *node.Node) {
 	clock := func() time.Time { return epoch.Add(u.awake) }
+	looked := map[grant.ID]time.Duration{}
 	over, _ := u.daemon.queue.ReleaseIdle(n, grants.Read, clock,
 		func(_ grant.Inventory, g grant.Grant, due bool) bool {
-			if due {
+			if looked[g.ID] = u.awake; due {
 				u.lastMoment(g.ID)
 			}
 			return false
 		})
+	for _, g := range over {
+		after, idle := looked[g.ID]-u.holdings.used[g.ID], limitsOf[g.User].idle
+		if idle == 0 || after < idle {
+			u.fail("grant %s of user %d was released as idle after %s, the quota says %s (0s: never)", g.ID,
+				g.User, after, idle)
+		}
+	}
 	for _, h := range u.holdings.list {
 		if slices.ContainsFunc(over, func(g grant.Grant) bool { return g.ID == h.id }) {
 			h.over, h.released = true, true
