@@ -65,7 +65,7 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode.IsWhole()
 		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS
-		if d.Grant.Expired(p.earliest) {
+		if d.Grant.Expired(p.earliest) || c.isOver(d.Grant.ID, p.earliest) {
 			c.fail("%s is admitted with grant %s, which had expired before", p.name, d.Grant.ID)
 		}
 		c.report(checkClient(p, d.Grant))

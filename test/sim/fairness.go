@@ -9,15 +9,26 @@ import (
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
-// checkQuotas: no user has more than the quota.
+// checkQuotas: no user has more than the quota, in another mode, or for longer. That a grant was
+// made when it says it was is checked where it is first seen (times.go).
 func checkQuotas(v grant.View) string {
 	for user, most := range limitsOf {
 		var memory grant.Bytes
 		gpus, count := 0, 0
 		for _, g := range v.Grants {
-			if g.User == user && g.Live(v.Now) {
-				memory, gpus, count = memory+g.Memory(), gpus+len(g.GPUs), count+1
+			if g.User != user || !g.Live(v.Now) {
+				continue
 			}
+			if !slices.Contains(most.modes, g.Mode) {
+				return fmt.Sprintf("user %d has grant %s in mode %s, the quota is for %v", user, g.ID, g.Mode,
+					most.modes)
+			}
+			forEver := g.Expires.IsZero()
+			if lasts := g.Expires.Sub(g.Created); most.ttl > 0 && (forEver || lasts > most.ttl) {
+				return fmt.Sprintf("user %d has grant %s for %s (for ever: %v), the quota is for %s", user,
+					g.ID, lasts, forEver, most.ttl)
+			}
+			memory, gpus, count = memory+g.Memory(), gpus+len(g.GPUs), count+1
 		}
 		if most.memory > 0 && memory > most.memory || most.gpus > 0 && gpus > most.gpus ||
 			most.grants > 0 && count > most.grants {

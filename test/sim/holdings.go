@@ -70,9 +70,8 @@ func identity(pod string) string {
 type holdings struct {
 	*world
 	list    []*holding
-	closing bool                       // all grants are being released
-	used    map[grant.ID]time.Duration // when each was entered or had a container last, monotonic
-	tried   map[grant.ID]bool          // gpuledgerd has tried to release it because nothing uses it
+	closing bool              // all grants are being released
+	tried   map[grant.ID]bool // gpuledgerd has tried to release it because nothing uses it
 }
 
 // enter asks for a grant by hand.
@@ -80,7 +79,7 @@ func (hs *holdings) enter() {
 	h, ask := hs.draft()
 	hs.begin("grant", func(p *process, n *node.Node) {
 		g, reference, err := grants.Enter(n, ask)
-		hs.answered(p, h, g, reference, err)
+		hs.answered(p, h, ask, g, reference, err)
 	})
 }
 
@@ -94,15 +93,17 @@ func (hs *holdings) enterAll() {
 	}
 	hs.begin("grants", func(p *process, n *node.Node) {
 		for i, e := range grants.EnterAll(n, asks, nil) {
-			hs.answered(p, of[i], e.Grant, e.Reference, e.Err)
+			hs.answered(p, of[i], asks[i], e.Grant, e.Reference, e.Err)
 		}
 	})
 }
 
 // answered is when the holder of a grant reads whether there is one.
-func (hs *holdings) answered(p *process, h *holding, g grant.Grant, reference grant.Reference, err error) {
+func (hs *holdings) answered(p *process, h *holding, ask admission.Ask, g grant.Grant,
+	reference grant.Reference, err error) {
 	h.busy = false
 	if err == nil {
+		hs.acknowledged(g, ask.TTL)
 		h.acked, h.id, h.reference, h.expires = true, g.ID, reference, g.Expires
 		hs.report(checkPlaced(p, g))
 	} else if p.faults < 2 && hs.labelled(h.label) != nil {
@@ -248,7 +249,6 @@ const keep = 24 * time.Hour
 
 // checkHeld: no acknowledged grant is lost or changed, and none comes back.
 func (hs *holdings) checkHeld(v grant.View) {
-	hs.sawUse(v)
 	for _, h := range hs.list {
 		if !h.acked || !h.expires.IsZero() && !hs.latest.Before(h.expires.Add(keep)) {
 			continue
@@ -267,15 +267,6 @@ func (hs *holdings) checkHeld(v grant.View) {
 			hs.fail("grant %s (%s) was released, and is back", h.id, h.label)
 		case i >= 0 && !slices.Contains(h.possible, v.Grants[i].Memory()):
 			hs.fail("grant %s has %s, acknowledged are %v", h.id, v.Grants[i].Memory(), h.possible)
-		}
-	}
-}
-
-// sawUse notes when each grant was first seen, or had a container last.
-func (hs *holdings) sawUse(v grant.View) {
-	for _, g := range v.Grants {
-		if _, seen := hs.used[g.ID]; !seen || len(g.Bindings) > 0 {
-			hs.used[g.ID] = hs.awake
 		}
 	}
 }

@@ -26,6 +26,8 @@ func (l *life) check() {
 	l.report(checkOwners(v))
 	l.report(checkBoxes(v, l.containers.boxes))
 	l.report(checkAlive(v, l.containers.boxes, l.all))
+	l.sawGrants(v)
+	l.report(l.checkEnds(v))
 	l.holdings.checkHeld(v)
 	if l.checkedAt != l.seen.steps { // opening all records takes long
 		l.checkedAt = l.seen.steps

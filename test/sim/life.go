@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/grants"
@@ -33,7 +32,7 @@ type life struct {
 func newLife(dir string, seed uint64, traced bool) *life {
 	w := newWorld(dir, rand.New(rand.NewPCG(seed, 0)), traced)
 	cs := &containers{world: w}
-	hs := &holdings{world: w, used: map[grant.ID]time.Duration{}, tried: map[grant.ID]bool{}}
+	hs := &holdings{world: w, tried: map[grant.ID]bool{}}
 	return &life{world: w, containers: cs, holdings: hs,
 		users: &users{world: w, containers: cs, holdings: hs},
 		mps:   &mpsSystem{world: w, containers: cs, holdings: hs},

@@ -86,6 +86,8 @@ func (w *world) sawStep(s host.Step) {
 // inventory from then on.
 func (w *world) sawLock(p *process, path string) {
 	if path == w.path("run/lock") {
+		w.sawGrants(w.inside())
+		w.from, w.to = w.now, w.now
 		p.inventories = []grant.Inventory{w.inventory}
 	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -37,11 +38,13 @@ idle = "30h"
 var limitsOf = map[uint32]struct {
 	memory       grant.Bytes
 	gpus, grants int
-	idle         time.Duration
+	modes        []grant.Mode
+	ttl, idle    time.Duration
 }{
-	1001: {memory: 12 * grant.GiB, gpus: 3, idle: 9 * time.Hour},
-	1002: {memory: 8 * grant.GiB, grants: 2},
-	1003: {gpus: 2, idle: 30 * time.Hour},
+	1001: {memory: 12 * grant.GiB, gpus: 3, modes: []grant.Mode{grant.Limit, grant.Timeslice},
+		ttl: 20 * time.Hour, idle: 9 * time.Hour},
+	1002: {memory: 8 * grant.GiB, grants: 2, modes: []grant.Mode{grant.Limit, grant.Exclusive}},
+	1003: {gpus: 2, modes: []grant.Mode{grant.Limit, grant.Timeslice, grant.Exclusive}, idle: 30 * time.Hour},
 }
 
 // userAsk is what a user has asked gpuledgerd for, with the client that waits for the answer.
@@ -92,6 +95,9 @@ func (u *users) ask(small bool) {
 			grant.Timeslice, grant.Exclusive}[u.random.IntN(5)]}
 	if r.Ask.Mode != grant.Exclusive {
 		r.Ask.Memory = grant.Bytes(1+u.random.IntN(3)*u.random.IntN(4)) * grant.GiB * grant.Bytes(r.Ask.GPUs)
+	}
+	if u.random.IntN(3) == 0 {
+		r.Ask.TTL = time.Duration(1+u.random.IntN(30)) * time.Hour
 	}
 	if small {
 		r.Waits, r.Ask.Mode, r.Ask.GPUs, r.Ask.Memory = true, grant.Limit, 1, grant.GiB
@@ -186,6 +192,7 @@ func (u *users) clientless(r *userAsk, p *process) {
 // answer is asked for again.
 func (u *users) holds(r *userAsk, g grant.Grant) {
 	r.state = granted
+	u.acknowledged(g, cmp.Or(r.Ask.TTL, limitsOf[r.User].ttl))
 	u.holdings.list = append(u.holdings.list, &holding{label: r.Ask.Label, id: g.ID, user: r.User,
 		acked: true, over: u.holdings.closing, expires: g.Expires,
 		reference: grant.Reference{ID: g.ID, Secret: r.Ask.Secret}, possible: []grant.Bytes{g.Memory()}})
@@ -274,7 +281,6 @@ func (u *users) pass() {
 		_ = d.queue.Pass(n, grants.Read)
 		u.releaseIdle(n)
 		if !u.calm && u.random.IntN(3) == 0 {
-			u.holdings.sawUse(u.inside())
 			u.clock(u.now.Add(31 * time.Hour)) // longer than any grant may be idle
 			u.releaseIdle(n)
 		}
@@ -294,7 +300,7 @@ func (u *users) releaseIdle(n *node.Node) {
 			return false
 		})
 	for _, g := range over {
-		after, idle := looked[g.ID]-u.holdings.used[g.ID], limitsOf[g.User].idle
+		after, idle := looked[g.ID]-u.used[g.ID], limitsOf[g.User].idle
 		if idle == 0 || after < idle {
 			u.fail("grant %s of user %d was released as idle after %s, the quota says %s (0s: never)", g.ID,
 				g.User, after, idle)

@@ -23,9 +23,10 @@ type world struct {
 	inventory grant.Inventory // that is read now; without GPUs where it cannot be
 	scanner   *process        // which took the inventory last
 	awake     time.Duration   // by the monotonic clock
-	clockSet  bool            // since the turns of users were looked at
-	daemon    *gpuledgerd     // nil: it does not run
-	controls  []*control
+	times
+	clockSet bool        // since the turns of users were looked at
+	daemon   *gpuledgerd // nil: it does not run
+	controls []*control
 
 	server  bool // its grants are mostly of mode mps
 	divides bool // its administrator makes MIG devices, and removes them
@@ -41,6 +42,8 @@ func newWorld(dir string, r *rand.Rand, traced bool) *world {
 	w.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
 		locks: map[string]*process{}, locked: w.sawLock, made: w.sawStep}
+	w.times = times{from: w.now, to: w.now, used: map[grant.ID]time.Duration{},
+		ends: map[grant.ID]time.Time{}}
 	w.rates.yield = []float64{.02, .1, .5}[r.IntN(3)]
 	if r.IntN(2) == 0 {
 		w.rates.fault, w.rates.readFault = .01, .001
@@ -121,12 +124,19 @@ func (w *world) jump() {
 }
 
 func (w *world) clock(to time.Time) {
+	w.sawGrants(w.inside())
 	w.clockSet = true
 	w.trace("clock %v", to)
 	w.awake += max(to.Sub(w.now), 0)
 	w.now = to
 	if to.After(w.latest) {
 		w.latest = to
+	}
+	if to.Before(w.from) {
+		w.from = to
+	}
+	if to.After(w.to) {
+		w.to = to
 	}
 	for _, p := range w.all {
 		if p.creates && to.Before(p.earliest) {
