@@ -86,10 +86,16 @@ func (l *life) settleUsers() {
 	l.report(l.users.checkServed(l.view()))
 }
 
-// settleMPS looks after the control daemons until nothing is left to do.
+// settleMPS looks after the control daemons until nothing is left to do. Meanwhile clients change
+// their limits for the last time.
 func (l *life) settleMPS() {
 	l.mps.settle()
-	for range 6 {
+	for i := range 6 {
+		if i == 3 {
+			for _, c := range l.controls {
+				l.mps.changedByClient(c)
+			}
+		}
 		l.awake += time.Minute
 		l.mps.supervise()
 		l.drain()

@@ -27,11 +27,18 @@ type control struct {
 	pid     int
 	gpus    []string
 	servers []int
-	limits  map[string]string // by ordinal, as they were set
+	// what was set for servers to come, and for each server, which had those when it started
+	limits   mpsLimits
+	ofServer map[int]*mpsLimits
+	listens  bool // its sockets are there
+	hangs    bool // it does not answer
+	dies     bool // soon after its start, or when it was told to end
+}
+
+// mpsLimits are what a server allows its clients, as it was set.
+type mpsLimits struct {
+	memory  map[string]string // by the ordinal of the GPU
 	percent string
-	listens bool // its sockets are there
-	hangs   bool // it does not answer
-	dies    bool // soon after its start, or when it was told to end
 }
 
 // listen makes its sockets.
@@ -69,8 +76,9 @@ func (s *mpsSystem) StartLauncher(dir string) error {
 	s.write("nvidia-cuda-mps-control\x00-f\x00", "proc", strconv.Itoa(pid), "cmdline")
 	must(os.WriteFile(filepath.Join(dir, "process.json"), fmt.Appendf(nil,
 		`{"pid":%d,"start":%d,"boot_id":"00000000-0000-0000-0000-%012d"}`, pid, start, s.boots), 0o600))
-	c := &control{dir: dir, pid: pid, gpus: strings.Split(list, ","), limits: map[string]string{},
-		percent: "100"}
+	c := &control{dir: dir, pid: pid, gpus: strings.Split(list, ","),
+		limits:   mpsLimits{memory: map[string]string{}, percent: "100"},
+		ofServer: map[int]*mpsLimits{}}
 	s.controls = append(s.controls, c)
 	s.trace("MPS daemon %d of %v starts", pid, c.gpus)
 	if s.calm || s.random.IntN(3) > 0 {
@@ -132,23 +140,38 @@ func (s *mpsSystem) answer(c *control, words []string) (string, error) {
 		if s.calm || s.random.IntN(4) > 0 {
 			pid, _ := s.child("/", c.pid)
 			c.servers = append(c.servers, pid)
+			c.ofServer[pid] = &mpsLimits{memory: maps.Clone(c.limits.memory), percent: c.limits.percent}
 		}
 	case "get_server_status":
 		return "ACTIVE", nil
 	case "set_default_device_pinned_mem_limit":
-		c.limits[words[1]] = words[2]
+		c.limits.memory[words[1]] = words[2]
 	case "get_default_device_pinned_mem_limit":
-		return c.limits[words[1]], nil
+		return c.limits.memory[words[1]], nil
+	case "set_device_pinned_mem_limit":
+		if of := c.serverOf(words[1]); of != nil {
+			of.memory[words[2]] = words[3]
+		}
 	case "set_default_active_thread_percentage":
-		c.percent = words[1]
+		c.limits.percent = words[1]
+	case "set_active_thread_percentage":
+		if of := c.serverOf(words[1]); of != nil {
+			of.percent = words[2]
+		}
 	case "get_default_active_thread_percentage":
-		return c.percent + ".0", nil
+		return c.limits.percent + ".0", nil
 	case "quit":
 		if c.dies = true; s.calm || s.random.IntN(5) == 0 { // else it takes its time
 			s.endControl(c)
 		}
 	}
 	return "", nil
+}
+
+// serverOf are the limits of the server with that pid, or nil.
+func (c *control) serverOf(pid string) *mpsLimits {
+	number, _ := strconv.Atoi(pid)
+	return c.ofServer[number]
 }
 
 // clientsOf are the processes that use a daemon: the inits of containers.
@@ -189,7 +212,20 @@ func (s *mpsSystem) happens() {
 		c.hangs = !c.hangs
 	case !c.listens:
 		c.listen()
+	case n < 7:
+		s.changedByClient(c)
 	}
+}
+
+// changedByClient is when a client changes the limits of its daemon or server: each of them reaches
+// the socket.
+func (s *mpsSystem) changedByClient(c *control) {
+	s.trace("the limits of MPS daemon %d are changed by a client", c.pid)
+	set := &c.limits
+	if len(c.servers) > 0 && s.random.IntN(2) == 0 {
+		set = c.ofServer[c.servers[0]]
+	}
+	set.memory["0"], set.percent = "1M", "1"
 }
 
 // createBeside makes a container that needs a daemon, which may have just ended.
@@ -257,21 +293,34 @@ func (s *mpsSystem) settle() {
 	}
 }
 
-// checkSettled: without faults each grant has its daemon, and no other daemon is left.
+// checkSettled: without faults each grant has its daemon, with the limits of the largest of its
+// grants, and no other daemon is left.
 func checkSettled(v grant.View, controls []*control) string {
-	wanted := map[string]bool{}
+	wanted := map[string][]grant.Grant{}
 	for _, g := range v.Grants {
 		if g.Mode == grant.MPS && g.Live(v.Now) {
-			wanted[strings.Join(g.UUIDs(), ",")] = true
+			name := strings.Join(g.UUIDs(), ",")
+			wanted[name] = append(wanted[name], g)
 		}
 	}
 	for _, c := range controls {
 		name := strings.Join(c.gpus, ",")
-		if !wanted[name] {
+		if wanted[name] == nil {
 			return fmt.Sprintf("MPS daemon %d of %v is left without a grant", c.pid, c.gpus)
 		}
 		if !c.listens || len(c.servers) == 0 {
 			return fmt.Sprintf("MPS daemon %d of %v is not ready", c.pid, c.gpus)
+		}
+		right := largest(wanted[name])
+		for _, pid := range c.servers {
+			if has := c.ofServer[pid]; !has.equal(right) {
+				return fmt.Sprintf("a server of MPS daemon %d of %v has the limits %v, not %v", c.pid, c.gpus,
+					*has, right)
+			}
+		}
+		if !c.limits.equal(right) {
+			return fmt.Sprintf("MPS daemon %d of %v has the limits %v for servers to come, not %v", c.pid,
+				c.gpus, c.limits, right)
 		}
 		delete(wanted, name)
 	}
@@ -279,4 +328,28 @@ func checkSettled(v grant.View, controls []*control) string {
 		return fmt.Sprintf("a grant in mode mps has no daemon for %s", name)
 	}
 	return ""
+}
+
+// largest are the limits of the largest of grants that share a daemon: those of its clients can
+// only be smaller.
+func largest(of []grant.Grant) mpsLimits {
+	percent, memory := 0, make([]grant.Bytes, len(of[0].GPUs))
+	for _, g := range of {
+		if g.Compute == 0 { // no share is no bound
+			percent = 100
+		}
+		percent = max(percent, g.Compute)
+		for i, s := range g.GPUs {
+			memory[i] = max(memory[i], s.Memory)
+		}
+	}
+	right := mpsLimits{memory: map[string]string{}, percent: strconv.Itoa(percent)}
+	for i, size := range memory {
+		right.memory[strconv.Itoa(i)] = fmt.Sprintf("%dM", size/grant.MiB)
+	}
+	return right
+}
+
+func (l *mpsLimits) equal(o mpsLimits) bool {
+	return l.percent == o.percent && maps.Equal(l.memory, o.memory)
 }
