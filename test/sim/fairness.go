@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpuledger/gpuledger/internal/admission"
-	"github.com/gpuledger/gpuledger/internal/daemon/userqueue"
 	"github.com/gpuledger/gpuledger/internal/grant"
 )
 
@@ -104,7 +102,8 @@ func (u *users) checkTurns(v grant.View) {
 		// If its user was served, too, it may be the first one only since then. If the clock was
 		// set, it may fit only since then.
 		own := func(o *userAsk) bool { return o.User == r.User }
-		if u.clockSet || slices.ContainsFunc(served, own) || !isFirst(r, waiting) || !u.fits(r, v) {
+		if u.clockSet || slices.ContainsFunc(served, own) || !isFirst(r, waiting) ||
+			!hasRoom(r.Ask, v, u.inventory) {
 			clear(r.passed)
 		}
 		for user, times := range r.passed {
@@ -123,17 +122,6 @@ func isFirst(r *userAsk, waiting []*userAsk) bool {
 	})
 }
 
-// fits reports whether a request could be granted now.
-func (w *world) fits(r *userAsk, v grant.View) bool {
-	inv, problem := w.eyes.Inventory()
-	ask, err := userqueue.InQuota(w.eyes, r.Ask)
-	if err != nil || problem != nil {
-		return false
-	}
-	_, err = admission.Place(ask, "", v, inv, w.eyes.Policy)
-	return err == nil
-}
-
 // checkServed: without faults, what fits is granted.
 func (u *users) checkServed(v grant.View) string {
 	var waiting []*userAsk
@@ -143,7 +131,7 @@ func (u *users) checkServed(v grant.View) string {
 		}
 	}
 	for _, r := range waiting {
-		if isFirst(r, waiting) && u.fits(r, v) {
+		if isFirst(r, waiting) && hasRoom(r.Ask, v, u.inventory) {
 			return fmt.Sprintf("%s waits, and could be granted", r.Ask.Label)
 		}
 	}

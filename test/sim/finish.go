@@ -181,8 +181,8 @@ func (l *life) admits(h *holding) {
 	for name < names && slices.ContainsFunc(l.containers.boxes, func(b *box) bool { return b.name == name }) {
 		name++
 	}
-	if name == names {
-		return
+	if name == names { // all are in use
+		name = l.random.IntN(names)
 	}
 	l.containers.deleted(name)
 	before := len(l.containers.boxes)
@@ -193,6 +193,7 @@ func (l *life) admits(h *holding) {
 	if len(l.containers.boxes) == before || l.containers.boxes[before].grant != h.id {
 		l.fail("a container with free grant %s does not get it, and no fault was left", h.id)
 	}
+	l.containers.deleted(name) // its id and its grant are for the next
 }
 
 // empty: nothing is left of all that was, and all GPUs can be granted again.

@@ -79,6 +79,7 @@ func (hs *holdings) enter() {
 	h, ask := hs.draft()
 	hs.begin("grant", func(p *process, n *node.Node) {
 		g, reference, err := grants.Enter(n, ask)
+		hs.report(checkUngranted(p, ask, nil, err))
 		hs.answered(p, h, ask, g, reference, err)
 	})
 }
@@ -92,7 +93,12 @@ func (hs *holdings) enterAll() {
 		of, asks = append(of, h), append(asks, ask)
 	}
 	hs.begin("grants", func(p *process, n *node.Node) {
+		var entered []grant.Grant
 		for i, e := range grants.EnterAll(n, asks, nil) {
+			hs.report(checkUngranted(p, asks[i], entered, e.Err))
+			if e.Err == nil {
+				entered = append(entered, e.Grant)
+			}
 			hs.answered(p, of[i], asks[i], e.Grant, e.Reference, e.Err)
 		}
 	})

@@ -86,7 +86,9 @@ func (w *world) sawStep(s host.Step) {
 // inventory from then on.
 func (w *world) sawLock(p *process, path string) {
 	if path == w.path("run/lock") {
-		w.sawGrants(w.inside())
+		v := w.inside()
+		w.sawGrants(v)
+		p.ledger = &v
 		w.from, w.to = w.now, w.now
 		p.inventories = []grant.Inventory{w.inventory}
 	}

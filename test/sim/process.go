@@ -36,6 +36,8 @@ type process struct {
 	// the inventories that there were since it had the ledger's lock last, or since it began
 	// (partitions.go)
 	inventories []grant.Inventory
+	// the ledger when it had the lock last; nil before, and when the clock was set since
+	ledger *grant.View
 	// blocked reports whether it waits for something else than a lock; nil: it does not
 	blocked func() bool
 }

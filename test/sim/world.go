@@ -139,6 +139,7 @@ func (w *world) clock(to time.Time) {
 		w.to = to
 	}
 	for _, p := range w.all {
+		p.ledger = nil
 		if p.creates && to.Before(p.earliest) {
 			p.earliest = to
 		}
