@@ -33,8 +33,7 @@ func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }
 // containers are those of which something runs.
 type containers struct {
 	*world
-	boxes   []*box
-	started int // of all that there were
+	boxes []*box
 }
 
 // start makes a container.
@@ -79,7 +78,7 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 	if os.Mkdir(c.path("runc", nameOf(name)), 0o700) == nil {
 		c.pause()
 		b.pid, b.start = c.fork(cgroupOf(name))
-		c.started++
+		c.happened[containersStarted]++
 		c.populate(name, 1)
 		c.pause()
 		c.record(b)

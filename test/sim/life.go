@@ -152,7 +152,8 @@ func (l *life) aboutMPS() {
 // killed is kill -9 of a process.
 func (l *life) killed(p *process) {
 	l.trace("kill %s", p.name)
-	if p.of != nil {
+	if l.happened[kills]++; p.of != nil {
+		l.happened[killsOfDaemon]++
 		l.endDaemon()
 		return
 	}
@@ -222,6 +223,7 @@ func (l *life) crash() {
 		l.fail("a change was made past internal/host: %s", what)
 	}
 	l.trace("crash")
+	l.happened[powerCuts]++
 	l.stop()
 	l.containers.boxes = nil
 	l.daemon, l.controls = nil, nil

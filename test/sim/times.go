@@ -41,6 +41,7 @@ func (w *world) acknowledged(g grant.Grant, lasts time.Duration) {
 		end = g.Created.Add(lasts)
 		w.ends[g.ID] = end
 	}
+	w.happened[grantsIn(g.Mode)]++
 	if !g.Expires.Equal(end) {
 		w.fail("grant %s ends at %s; it was made at %s for %s", g.ID, g.Expires, g.Created, lasts)
 	}

@@ -127,7 +127,9 @@ func (u *users) serve(p *process, n *node.Node, r *userAsk) {
 		r.waiter = nil
 		switch {
 		case out != nil:
-			g, err = out.Grant, out.Err
+			if g, err = out.Grant, out.Err; err == nil {
+				u.happened[grantsOfQueue]++
+			}
 		case r.state == left || d.ending:
 			u.clientless(r, p)
 			return
@@ -301,6 +303,7 @@ func (u *users) releaseIdle(n *node.Node) {
 			}
 			return false
 		})
+	u.happened[releasesIdle] += len(over)
 	for _, g := range over {
 		after, idle := looked[g.ID]-u.used[g.ID], limitsOf[g.User].idle
 		if idle == 0 || after < idle {

@@ -32,13 +32,15 @@ type world struct {
 	divides bool // its administrator makes MIG devices, and removes them
 	watches bool // gpuledgerd finds use that was not granted
 
+	happened map[string]int // how often, for the sum of a run
+
 	lines []string // of the trace
 	wrong string   // the first promise that was broken
 }
 
 // newWorld makes a node below a directory, from random numbers.
 func newWorld(dir string, r *rand.Rand, traced bool) *world {
-	w := &world{machine: newMachine(dir, 1+r.IntN(3))}
+	w := &world{machine: newMachine(dir, 1+r.IntN(3)), happened: map[string]int{}}
 	w.scheduler = &scheduler{random: r,
 		disk: newDisk(filepath.Join(dir, "state")), yielded: make(chan struct{}),
 		locks: map[string]*process{}, locked: w.sawLock, made: w.sawStep}
@@ -76,6 +78,18 @@ func (w *world) report(broken string) {
 		w.fail("%s", broken)
 	}
 }
+
+// What is counted, beside the grants in each mode.
+const (
+	containersStarted = "of containers"
+	powerCuts         = "power cuts"
+	kills             = "kills"
+	killsOfDaemon     = "kills of gpuledgerd"
+	grantsOfQueue     = "grants of the queue"
+	releasesIdle      = "releases as idle"
+)
+
+func grantsIn(m grant.Mode) string { return "grants in mode " + string(m) }
 
 // begin starts a process of the node. act gets a node of its own.
 func (w *world) begin(name string, act func(p *process, n *node.Node)) *process {
