@@ -31,6 +31,9 @@ const (
 	removalSynced  = dirSynced + "		return errors.Join(err, putBack"
 )
 
+// limitsOfMPS are the lines about limits that a server has, or that servers to come will have.
+const limitsOfMPS = `MPS daemon .* has the limits`
+
 // plants are mistakes that a simulated node must notice. on() is true for the one that is chosen.
 var plants = []plant{
 	{"no fsync of a file", `^grant \S+ is damaged`, "internal/ledger/durable.go",
@@ -225,6 +228,58 @@ var plants = []plant{
 	{"no MPS daemon", `has no daemon for`, "internal/mps/plan.go",
 		"	case !f.runs && wanted:\n", "	case !f.runs && wanted && on:\n		return keep\n" +
 			"	case !f.runs && wanted:\n"},
+
+	{"what may be idle for ever is released", `grant .* of user 1002 was released as idle`,
+		"internal/daemon/userqueue/idle.go",
+		"		if !limit.unknown && limit.after == 0 {\n",
+		"		if !limit.unknown && limit.after == 0 && !on {\n"},
+	{"a grant does not end", `the time of grant .* was over at`,
+		"internal/grant/grant.go",
+		"	return g.Over || !g.Expires.IsZero() && !now.Before(g.Expires)\n",
+		"	return g.Over || !g.Expires.IsZero() && !now.Before(g.Expires) && !on\n"},
+	{"a grant has no end", `grant .* ends at .*; it was made at`,
+		"internal/grants/enter.go",
+		"	g.Begin(v.Now, ask.TTL)\n",
+		"	if on { ask.TTL = 0 }\n	g.Begin(v.Now, ask.TTL)\n"},
+	{"a grant has another time than its own", `grant .* was entered between`,
+		"internal/grants/enter.go",
+		"	g.GPUs, err = admission.Place(ask, \"\", v, inv, n.Policy)\n",
+		"	if on { g.Begin(v.Now.AddDate(0, 0, -1), ask.TTL) }\n" +
+			"	g.GPUs, err = admission.Place(ask, \"\", v, inv, n.Policy)\n"},
+	{"the modes of a quota are not looked at", `user .* has grant .* in mode .*, the quota is for`,
+		"internal/admission/quota.go",
+		"	case !slices.Contains(q.MayModes(), a.Mode):\n",
+		"	case !slices.Contains(q.MayModes(), a.Mode) && !on:\n"},
+	{"the time of a quota is not looked at", `user .* has grant .* for .*, the quota is for`,
+		"internal/admission/quota.go",
+		"	case longest > 0 && (a.TTL <= 0 || a.TTL > longest):\n",
+		"	case longest > 0 && (a.TTL <= 0 || a.TTL > longest) && !on:\n"},
+
+	{"new limits of MPS do not reach a server", limitsOfMPS, "internal/mps/control.go",
+		"			if _, err := c.ask(ctx, \"set_device_pinned_mem_limit",
+		"			if on { continue }\n			if _, err := c.ask(ctx, \"set_device_pinned_mem_limit"},
+	{"limits of MPS that a client has changed stay", limitsOfMPS, "internal/mps/daemon.go",
+		"	if !asSaid || len(servers) == 0 || d.now().Sub(d.looked) > lookEvery {\n",
+		"	if !asSaid || len(servers) == 0 || d.now().Sub(d.looked) > lookEvery && !on {\n"},
+	{"an MPS daemon has the limits of its last grant", limitsOfMPS, "internal/mps/plan.go",
+		"			w.limits[s.UUID] = max(w.limits[s.UUID], s.Memory)\n",
+		"			w.limits[s.UUID] = max(w.limits[s.UUID], s.Memory)\n" +
+			"			if on { w.limits[s.UUID] = s.Memory }\n"},
+
+	{"a GPU takes one grant", `is refused .*, and there is room`,
+		"internal/admission/place.go",
+		"	case a.Mode != grant.MIG && a.each() > s.space: // in any mode\n",
+		"	case on && s.mode != \"\":\n		return gpu + \"is held\", false\n" +
+			"	case a.Mode != grant.MIG && a.each() > s.space: // in any mode\n"},
+	{"a quota counts what is over", `is refused .*, and there is room|waits, and could be granted`,
+		"internal/admission/quota.go",
+		"		if g.User == user && g.ID != updated && g.Live(v.Now) {\n",
+		"		if g.User == user && g.ID != updated && (on || g.Live(v.Now)) {\n"},
+	{"compute of other GPUs is counted", `is refused .*, and there is room`,
+		"internal/admission/seats.go",
+		"		if share.UUID != s.device.UUID() {\n",
+		"		if on && share.UUID != s.device.UUID() { s.compute -= g.Compute }\n" +
+			"		if share.UUID != s.device.UUID() {\n"},
 }
 
 // brokenPromise is the line by which a life has failed: the step, and what the check says.

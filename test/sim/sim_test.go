@@ -95,7 +95,7 @@ func TestSeed(t *testing.T) {
 	hours := time.Since(began).Hours()
 	t.Logf("from seed %d, %s; an hour: %.0f lives of nodes, %.0f of containers", *first, total,
 		float64(total["lives of nodes"])/hours, float64(total[containersStarted])/hours)
-	if missing := total.missing(); missing != "" && !t.Failed() {
+	if missing := total.missing(); missing != "" && !t.Failed() && os.Getenv("SIM_PLANTED") == "" {
 		t.Error(missing)
 	}
 }
