@@ -56,14 +56,14 @@ busybox_root() {
 # configure NODE DIR REAL: a node of two simulated GPUs, or one without any inventory and as it is by default. Prints which runtime the tests get.
 # In $(...) bash does not end at an error by itself.
 configure() {
-  local dir=$2
+  local said dir=$2
   [ "$1" != bare ] || { echo "$3"; return; }
   mkdir -m 700 "$dir/state" "$dir/run" || return
   [ -z "${engine:-}" ] || printf 'engine = "%s"\n' "$engine" >"$dir/config.toml"
   printf 'state_dir = "%s/state"\nrun_dir = "%s/run"\n[runtime]\npath = ["%s"]\n[audit]\nfile = "%s/audit.jsonl"\n' "$dir" "$dir" "$3" "$dir" >>"$dir/config.toml"
   if [ "$1" = inventory ]; then
     printf '[inventory]\nsource = "simulated"\nfile = "%s/gpus.json"\n' "$dir" >>"$dir/config.toml"
-    bin/gpuledger inventory simulate --gpus 2 --memory 80GiB --out "$dir/gpus.json" >/dev/null || return
+    said=$(bin/gpuledger inventory simulate --gpus 2 --memory 80GiB --out "$dir/gpus.json" 2>&1) || { echo "$said" >&2; return 1; }
     GPULEDGER_CONFIG=$dir/config.toml bin/gpuledger inventory refresh >/dev/null || return
   fi
   ln -s "$repo/bin/gpuledger-runtime" "$dir/$(basename "$3")" || return # some tests look for the name by which they call it
