@@ -296,7 +296,9 @@ var rare = []string{"no turns", "a lost answer is forgotten", "a request in use 
 	"a use just before the release",
 	"a second MPS daemon after an error",
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
-	"an MPS daemon is ready at once", "the first that waits holds up the others"}
+	"an MPS daemon is ready at once", "the first that waits holds up the others",
+	"what a container has is granted whole", "no undo of a rename", "a second grant of an owner",
+	"an expired grant is used", "what another grant's containers use is not counted"}
 
 // TestPlanted builds this test with all mistakes in it. It runs it with one at a time until a life
 // breaks the promise that must notice the mistake. The seed of that life must print the same line
