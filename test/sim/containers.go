@@ -25,7 +25,7 @@ type box struct {
 	left    bool // processes are left in its cgroup
 
 	faulty bool       // its create has met errors of the disk
-	beside []grant.ID // of other creates of the id, which were at work during its own
+	beside []grant.ID // of other creates of the id, which were at work during its life
 }
 
 func (b *box) runs() bool { return b.creator != nil || b.pid != 0 || b.left }

@@ -104,7 +104,7 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 			}
 			created := slices.ContainsFunc(processes, creates)
 			for _, b := range boxes {
-				if created && isBox(b) && b.creator != nil {
+				if created && isBox(b) {
 					b.beside = append(b.beside, g.ID)
 				}
 			}
@@ -123,7 +123,8 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 
 // mayHave reports whether the binding of a grant may count as this container's: the container has
 // the grant, or nothing could remove the binding before it ran. That is so where its create met
-// errors of the disk, and where another create of the id was at work with the grant meanwhile.
+// errors of the disk, and where another create of the id was at work with the grant at any time of
+// its life: killed, or with a disk that fails, that leaves a binding of a name that runs.
 func (b *box) mayHave(id grant.ID) bool {
 	return b.grant == id || b.creator != nil || b.faulty || slices.Contains(b.beside, id)
 }
