@@ -82,3 +82,53 @@ func TestARequestForAnOwnerIsSentAgain(t *testing.T) {
 		}
 	}
 }
+
+// failing is a disk that fails when a file of the directory has its name: it neither syncs the name
+// nor takes it back.
+type failing struct {
+	dir    string
+	broken bool // from then on
+}
+
+func (f *failing) Before(s host.Step) error {
+	switch {
+	case s.Kind == host.Renames && strings.HasPrefix(s.To, f.dir):
+		f.broken = true
+	case f.broken && s.Kind == host.SyncsDir && s.Path == f.dir,
+		f.broken && s.Kind == host.Removes && strings.HasPrefix(s.Path, f.dir):
+		return unix.EIO
+	}
+	return nil
+}
+
+func (f *failing) After(host.Step, error) {}
+func (f *failing) Random() [16]byte       { return [16]byte{1} }
+
+// TestARequestHasTheGrantThatCouldNotBeTakenBack: it goes on waiting after an error of the disk,
+// and gets no second grant.
+func TestARequestHasTheGrantThatCouldNotBeTakenBack(t *testing.T) {
+	n := newWithGPU(t)
+	host.Simulated = &failing{dir: n.Policy.StateDir + "/grants"}
+	defer func() { host.Simulated = nil }()
+	_, w, err := n.asks(60001, "secret", grant.GiB)
+	left := n.grants()
+	if w == nil || !errors.Is(err, unix.EIO) || len(left) != 1 {
+		t.Fatalf("it does not wait beside a grant: %v, %+v", err, left)
+	}
+	if err := n.queue.Pass(n.Node, grants.Read); !errors.Is(err, unix.EIO) {
+		t.Errorf("a grant that is not durable: %v", err)
+	}
+	host.Simulated = nil
+	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
+	out := n.queue.Leave(w)
+	if now := n.grants(); out == nil || out.Err != nil || len(now) != 1 || out.Grant.ID != now[0].ID {
+		t.Errorf("it has %+v of %+v", out, now)
+	}
+}
+
+func (n *withGPU) grants() []grant.Grant {
+	n.t.Helper()
+	o, err := grants.Read(n.Node)
+	daemontest.Must(n.t, err)
+	return o.Grants
+}

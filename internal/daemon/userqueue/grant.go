@@ -171,9 +171,17 @@ var errLater = errors.New("it goes on waiting")
 
 // grantWaiting grants a request that waits, if that is possible by now. errLater: not yet. o and
 // inv were read once for all requests, without the ledger's lock. A request that they would refuse
-// for good is entered, so that the ledger and the inventory of now decide.
+// for good is entered, so that the ledger and the inventory of now decide. A try before may have
+// failed after it wrote the grant, on a disk that did not let it take that back: then the request
+// has that grant.
 func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request,
 ) (g grant.Grant, err error) {
+	if g, found := grants.BySecret(o.View, r.Ask.User, r.Ask.Secret); found {
+		if err := n.Ledger.Persist(); err != nil {
+			return g, err
+		}
+		return g, r.rejoin(n, g)
+	}
 	ask, err := inQuota(n, r.Ask, false)
 	switch {
 	case isUnknown(err):
