@@ -79,7 +79,7 @@ func (hs *holdings) enter() {
 	h, ask := hs.draft()
 	hs.begin("grant", func(p *process, n *node.Node) {
 		g, reference, err := grants.Enter(n, ask)
-		hs.report(checkUngranted(p, ask, nil, err))
+		hs.report(hs.checkUngranted(p, ask, nil, err))
 		hs.answered(p, h, ask, g, reference, err)
 	})
 }
@@ -95,7 +95,7 @@ func (hs *holdings) enterAll() {
 	hs.begin("grants", func(p *process, n *node.Node) {
 		var entered []grant.Grant
 		for i, e := range grants.EnterAll(n, asks, nil) {
-			hs.report(checkUngranted(p, asks[i], entered, e.Err))
+			hs.report(hs.checkUngranted(p, asks[i], entered, e.Err))
 			if e.Err == nil {
 				entered = append(entered, e.Grant)
 			}

@@ -90,15 +90,16 @@ func inQuota(ask admission.Ask, v grant.View) bool {
 }
 
 // checkUngranted: an ask that fits is granted, where no disk fails. It is judged by the ledger as
-// it was when the process had the lock, with what the same process has entered since, unless the
-// clock was set or the inventory has changed meanwhile.
-func checkUngranted(p *process, ask admission.Ask, entered []grant.Grant, err error) string {
+// it was when the process had the lock, with what the same process has entered since, and as it is
+// now: a container can begin meanwhile that counts as the one of a binding. It is not judged where
+// the clock was set or the inventory has changed meanwhile.
+func (w *world) checkUngranted(p *process, ask admission.Ask, entered []grant.Grant, err error) string {
 	if err == nil || p.faults > 0 || p.ledger == nil || len(p.inventories) != 1 {
 		return ""
 	}
 	v := *p.ledger
 	v.Grants = slices.Concat(v.Grants, entered)
-	if !hasRoom(ask, v, p.inventories[0]) {
+	if !hasRoom(ask, v, p.inventories[0]) || !hasRoom(ask, w.inside(), p.inventories[0]) {
 		return ""
 	}
 	return fmt.Sprintf("%s is refused %s on %d GPUs in mode %s, and there is room: %v", p.name, ask.Memory,

@@ -118,7 +118,7 @@ func (u *users) serve(p *process, n *node.Node, r *userAsk) {
 	d := p.of
 	g, waiter, err := d.queue.GrantOrWait(func() *node.Node { return n }, grants.Read, r.Request)
 	if waiter == nil {
-		u.report(checkUngranted(p, r.Ask, nil, err))
+		u.report(u.checkUngranted(p, r.Ask, nil, err))
 	} else {
 		u.entries++
 		r.waiter, r.number = waiter, u.entries
