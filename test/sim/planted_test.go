@@ -111,7 +111,7 @@ var plants = []plant{
 		"internal/grant/view.go",
 		"		if e.Grant == id && e.GPU == gpu {\n",
 		"		if (on || e.Grant == id) && e.GPU == gpu {\n"},
-	{"what a container has is granted whole", `^grant \S+ has all of .* held: true`,
+	{"what a container has is granted whole", `^grant \S+ has all of .*\(held: true\)`,
 		"internal/admission/place.go",
 		"	case a.isWhole() && s.held:\n", "	case a.isWhole() && s.held && !on:\n"},
 	{"a MIG device twice", `^MIG-\S+ has the grants`, "internal/admission/place.go",
