@@ -172,13 +172,13 @@ settle() {
 # rows: checks the form of differences.txt.
 rows() {
   local wrong
-  wrong=$(awk -F '\t' '/^#/ || !NF { next } NF != 5 || $2 == "" || $3 !~ /^(inventory|none)$/ || $4 == "" || $5 == ""' "$here/differences.txt")
-  [ -z "$wrong" ] || die "rows of differences.txt that have not FILE, name, inventory or none, the result through us, and a reason:" $'\n'"$wrong"
+  wrong=$(awk -F '\t' '/^#/ || !NF { next } NF != 5 || $2 == "" || $3 !~ /^([a-z]+-v[12]\/)?(inventory|none)$/ || $4 == "" || $5 == ""' "$here/differences.txt")
+  [ -z "$wrong" ] || die "rows of differences.txt that have not FILE, name, inventory or none (of one case: CASE/inventory), the result through us, and a reason:" $'\n'"$wrong"
 }
 
 # unexplained CASE NODE: the lines of NODE.differ that differences.txt does not have with this result.
 unexplained() {
-  awk -F '\t' -v node="$2" 'NR == FNR { if (!/^#/ && $3 == node) known[$1 FS $2 FS $4] = 1; next } $3 == "absent" || !($1 FS $2 FS $4 in known)' \
+  awk -F '\t' -v of="$1" -v node="$2" 'NR == FNR { if (!/^#/ && ($3 == node || $3 == of "/" node)) known[$1 FS $2 FS $4] = 1; next } $3 == "absent" || !($1 FS $2 FS $4 in known)' \
     "$here/differences.txt" "$cache/out/$1/$2.differ"
 }
 
@@ -190,7 +190,7 @@ is_skipped() {
 # unmet CASE NODE: the rows of differences.txt for files that ran on the node, and whose test was not skipped and does not differ so.
 unmet() {
   local file name node result reason
-  awk -F '\t' -v node="$2" 'FILENAME == ARGV[1] { differs[$1 FS $2 FS $4] = 1; next } !/^#/ && $3 == node && !($1 FS $2 FS $4 in differs)' \
+  awk -F '\t' -v of="$1" -v node="$2" 'FILENAME == ARGV[1] { differs[$1 FS $2 FS $4] = 1; next } !/^#/ && ($3 == node || $3 == of "/" node) && !($1 FS $2 FS $4 in differs)' \
     "$cache/out/$1/$2.differ" "$here/differences.txt" |
     while IFS=$'\t' read -r file name node result reason; do
       [ ! -e "$cache/out/$1/$2/$file.tap" ] || is_skipped "$cache/out/$1/$2/$file.tap" "$name" ||
