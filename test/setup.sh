@@ -92,7 +92,7 @@ install_packages() {
   {
     apt-get "${quiet[@]}" update &&
       apt-get "${quiet[@]}" install -y --no-install-recommends "$@"
-  } >"$log" 2>&1 </dev/null || {
+  } >"$log" 2>&1 </dev/null 8>&- || {
     tail -n 30 "$log" >&2
     rm -f "$log"
     die "cannot install $*"

@@ -65,31 +65,28 @@ func releaseUnless(n *node.Node, id grant.ID, used func(grant.Grant) bool) (rele
 	return err == nil, err
 }
 
-// FindBySecret finds the grant of a user that was made with a secret (BySecret). The request for it
-// was sent before, and its answer was lost. The grant is durable when FindBySecret returns: the
-// process that made it may have been killed just before that.
+// FindBySecret finds the grant of a user that was made with a secret: by the secret's hash, or by
+// the grant's id if its owner has no secret (node.NewGrant). One that is being drained does not
+// count. The request for it was made before, and its answer was lost. The grant is durable when
+// FindBySecret returns: the process that made it may have been killed just before that.
 func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, ok bool, err error) {
 	o, err := Read(n)
 	if err != nil {
 		return found, false, err
 	}
-	if found, ok = BySecret(o.View, user, secret); ok {
-		err = n.Ledger.Persist()
-	}
-	return found, ok, err
+	return FindBySecretIn(n, o, user, secret)
 }
 
-// BySecret is the grant of a user that was made with a secret: by the secret's hash, or by the
-// grant's id if its owner has no secret (node.NewGrant). One that is being drained does not count.
-func BySecret(v grant.View, user uint32, secret string) (found grant.Grant, ok bool) {
+// FindBySecretIn is FindBySecret in a ledger that was read already.
+func FindBySecretIn(n *node.Node, o Overview, user uint32, secret string) (grant.Grant, bool, error) {
 	hash, id := grant.SecretHash(secret), grant.IDBySecret(secret)
-	for _, g := range v.Grants {
+	for _, g := range o.Grants {
 		is := g.Secret == hash || g.ID == id && !g.Owner.HasSecret()
 		if g.User == user && is && !g.Draining {
-			return g, true
+			return g, true, n.Ledger.Persist()
 		}
 	}
-	return found, false
+	return grant.Grant{}, false, nil
 }
 
 // releaseIf is Release without force, of a grant that may be released.

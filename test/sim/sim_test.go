@@ -53,8 +53,8 @@ func live(t *testing.T, seed uint64, traced bool) (*life, string) {
 	return l, l.Run(steps)
 }
 
-// lockFile makes a file and locks it. The life before removes the file: a lock of that one keeps
-// nobody away, so it is tried again.
+// lockFile makes a file and locks it. Whoever had the lock removes the file. Another process may
+// have made a new one since then and locked that, so a lock of a removed file does not count.
 func lockFile(path string) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)

@@ -104,25 +104,39 @@ func (f *failing) Before(s host.Step) error {
 func (f *failing) After(host.Step, error) {}
 func (f *failing) Random() [16]byte       { return [16]byte{1} }
 
+// rejoined is a program that notes the grant which it has rejoined.
+type rejoined struct{ id grant.ID }
+
+func (*rejoined) Enter(n *node.Node, ask admission.Ask) (grant.Grant, error) {
+	g, _, err := grants.Enter(n, ask)
+	return g, err
+}
+
+func (r *rejoined) Rejoin(_ *node.Node, g grant.Grant) error {
+	r.id = g.ID
+	return nil
+}
+
 // TestARequestHasTheGrantThatCouldNotBeTakenBack: it goes on waiting after an error of the disk,
-// and gets no second grant.
+// and gets no second grant. A program uses the one that is there.
 func TestARequestHasTheGrantThatCouldNotBeTakenBack(t *testing.T) {
 	n := newWithGPU(t)
+	program := &rejoined{}
+	w := n.queued(Request{User: 60001, For: program, Ask: admission.Ask{Owner: grant.Bearer, User: 60001,
+		Secret: "secret", Mode: grant.Limit, GPUs: 1, Memory: grant.GiB, Source: "test"}})
 	host.Simulated = &failing{dir: n.Policy.StateDir + "/grants"}
 	defer func() { host.Simulated = nil }()
-	_, w, err := n.asks(60001, "secret", grant.GiB)
-	left := n.grants()
-	if w == nil || !errors.Is(err, unix.EIO) || len(left) != 1 {
-		t.Fatalf("it does not wait beside a grant: %v, %+v", err, left)
-	}
-	if err := n.queue.Pass(n.Node, grants.Read); !errors.Is(err, unix.EIO) {
-		t.Errorf("a grant that is not durable: %v", err)
+	for _, when := range []string{"the grant cannot be taken back", "it is there, and not durable"} {
+		err := n.queue.Pass(n.Node, grants.Read)
+		if place, _ := n.queue.Place(w); !errors.Is(err, unix.EIO) || place == 0 || len(n.grants()) != 1 {
+			t.Fatalf("%s: %v, place %d, %+v", when, err, place, n.grants())
+		}
 	}
 	host.Simulated = nil
 	daemontest.Must(t, n.queue.Pass(n.Node, grants.Read))
-	out := n.queue.Leave(w)
-	if now := n.grants(); out == nil || out.Err != nil || len(now) != 1 || out.Grant.ID != now[0].ID {
-		t.Errorf("it has %+v of %+v", out, now)
+	out, now := n.queue.Leave(w), n.grants()
+	if out == nil || out.Err != nil || len(now) != 1 || out.Grant.ID != now[0].ID || program.id != now[0].ID {
+		t.Errorf("it has %+v of %+v, and has rejoined %s", out, now, program.id)
 	}
 }
 

@@ -174,12 +174,12 @@ var errLater = errors.New("it goes on waiting")
 // for good is entered, so that the ledger and the inventory of now decide. A try before may have
 // failed after it wrote the grant, on a disk that did not let it take that back: then the request
 // has that grant.
-func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request,
-) (g grant.Grant, err error) {
-	if g, found := grants.BySecret(o.View, r.Ask.User, r.Ask.Secret); found {
-		if err := n.Ledger.Persist(); err != nil {
-			return g, err
-		}
+func grantWaiting(n *node.Node, o grants.Overview, inv grant.Inventory, r Request) (grant.Grant, error) {
+	g, found, err := grants.FindBySecretIn(n, o, r.Ask.User, r.Ask.Secret)
+	switch {
+	case err != nil:
+		return g, err
+	case found:
 		return g, r.rejoin(n, g)
 	}
 	ask, err := inQuota(n, r.Ask, false)
