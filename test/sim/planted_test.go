@@ -137,7 +137,8 @@ var plants = []plant{
 		"	if released, _ := grants.ReleaseUnused(n, id); released {\n",
 		"	if on { return }\n	if released, _ := grants.ReleaseUnused(n, id); released {\n"},
 	{"a lost answer is forgotten", `^ask-\d+ has \d+ grants`, "internal/daemon/userqueue/grant.go",
-		"	case found:\n", "	case found && !on:\n"},
+		"	case found:\n		return g, nil, r.rejoin(n, g)\n",
+		"	case found && !on:\n		return g, nil, r.rejoin(n, g)\n"},
 	{"idle too early", `was acknowledged, and is lost|was released as idle`,
 		"internal/daemon/userqueue/idle.go",
 		"		if !due {\n", "		if !on && !due {\n"},
@@ -389,8 +390,8 @@ func buildPlanted(t *testing.T, tool string) string {
 			texts[p.file] = regexp.MustCompile(`(?m)^package \w+$`).ReplaceAllString(string(data),
 				"$0\n\nimport planted \""+failpoints+"\"\n")
 		}
-		if strings.Count(texts[p.file], p.old) != 1 {
-			t.Fatalf("%s: %s has not this line: %s", p.name, p.file, p.old)
+		if found := strings.Count(texts[p.file], p.old); found != 1 {
+			t.Fatalf("%s: %s has this text %d times, not once: %s", p.name, p.file, found, p.old)
 		}
 		wrong := regexp.MustCompile(`\bon\b`).ReplaceAllString(p.wrong, fmt.Sprintf("planted.Is(%q)", p.name))
 		texts[p.file] = strings.Replace(texts[p.file], p.old, wrong, 1)
