@@ -215,6 +215,17 @@ var plants = []plant{
 	{"an update is not written", `acknowledged are`, "internal/grants/update.go",
 		"	put := func() error { return tx.Put(after) }\n",
 		"	put := func() error { if on { return nil }; return tx.Put(after) }\n"},
+	{"an update releases", `is draining, and was never released`, "internal/grants/update.go",
+		"		return putLimited(n, tx, before, g)\n",
+		"	if on { g.Draining = len(g.Bindings) > 0 }\n	return putLimited(n, tx, before, g)\n"},
+	{"what has expired in use is not counted", `run on one GPU, one of them alone`,
+		"internal/grant/grant.go",
+		"	return len(g.Bindings) > 0 || !g.Draining",
+		"	return len(g.Bindings) > 0 && !on || !g.Draining"},
+	{"a lock is taken twice", `waits for a lock that no process holds`, "internal/grants/release.go",
+		"	err := tx.Delete(id)\n",
+		"	if on { _ = n.Ledger.Update(func(*ledger.Tx) error { return nil }) }\n" +
+			"	err := tx.Delete(id)\n"},
 	{"another user's release", `^user \d+ has released grant`, "internal/grants/ofuser.go",
 		"(g.User != user || user == 0)", "(g.User != user && !on || user == 0)"},
 
@@ -299,7 +310,8 @@ var rare = []string{"no turns", "a lost answer is forgotten", "a request in use 
 	"a record is not corrected", "two MPS daemons of a GPU", "an MPS daemon that ended is ready",
 	"an MPS daemon is ready at once", "the first that waits holds up the others",
 	"what a container has is granted whole", "no undo of a rename", "a second grant of an owner",
-	"an expired grant is used", "what another grant's containers use is not counted"}
+	"an expired grant is used", "what has expired in use is not counted",
+	"what another grant's containers use is not counted"}
 
 // TestPlanted builds this test with all mistakes in it. It runs it with one at a time until a life
 // breaks the promise that must notice the mistake. The seed of that life must print the same line
