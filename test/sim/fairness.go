@@ -76,7 +76,7 @@ func (u *users) checkTurns(v grant.View) {
 	if u.daemon == nil {
 		return
 	}
-	defer func() { u.clockSet = false }()
+	defer func() { u.clockSet, u.unread = false, false }()
 	var waiting, served []*userAsk
 	for _, r := range u.requests {
 		if r.waiter == nil {
@@ -100,9 +100,9 @@ func (u *users) checkTurns(v grant.View) {
 	}
 	for _, r := range waiting {
 		// If its user was served, too, it may be the first one only since then. If the clock was
-		// set, it may fit only since then.
+		// set, it may fit only since then. If a grant could not be read, its GPUs were closed.
 		own := func(o *userAsk) bool { return o.User == r.User }
-		if u.clockSet || slices.ContainsFunc(served, own) || !isFirst(r, waiting) ||
+		if u.clockSet || u.unread || slices.ContainsFunc(served, own) || !isFirst(r, waiting) ||
 			!hasRoom(r.Ask, v, u.inventory) {
 			clear(r.passed)
 		}

@@ -54,6 +54,7 @@ type scheduler struct {
 	trace   func(format string, args ...any)
 	failed  string // of the code under test, as a panic
 	faults  bool   // a disk has failed
+	unread  bool   // it has failed at a read since the turns of users were looked at
 	steps   int    // that have changed files
 	// locked is called when a process has got a lock, made when a step has been made
 	locked func(p *process, path string)
@@ -175,6 +176,7 @@ func (s *scheduler) fault(p *process, step host.Step) error {
 	}
 	p.faults++
 	s.faults = true
+	s.unread = s.unread || step.Kind == host.Reads
 	s.trace("%s: %v at %s %s", p.name, err, step.Kind, s.short(step.Path))
 	return err
 }
