@@ -144,8 +144,9 @@ names() {
     END { if (!all) printf "%s", names }'
 }
 
-# settle CASE NODE: runs bare what did not pass, and then what differs again, bare and wrapped, until it is the same or has differed three
-# times: other processes of the machine disturb some of the tests. What is left is in NODE.differ, and what became the same in NODE.varied.
+# settle CASE NODE: runs bare what did not pass, and then what differs again, bare and wrapped, until it is the same, has changed sides, or has
+# differed three times: other processes of the machine disturb some of the tests, and some fail by chance. What is left is in NODE.differ, and the
+# rest in NODE.varied.
 settle() {
   local case=$1 node=$2 try file again runs=(bare) out=$cache/out/$1/$2 left=$cache/out/$1/$2.differ varied=$cache/out/$1/$2.varied
   local wrapped=$out
@@ -161,9 +162,17 @@ settle() {
     done 8<"$left.files"
     [ "$try" = 1 ] || wrapped=$out.try$try/$node
     compare "$out.try$try/bare" "$wrapped" "$left" >"$left.new"
-    [ "$try" = 1 ] || awk -F '\t' -v times=$((try - 1)) '
-      FILENAME == ARGV[1] { differs[$1 FS $2] = 1; next } !($1 FS $2 in differs) { print $0 FS times }' "$left.new" "$left" >>"$varied"
-    mv "$left.new" "$left"
+    if [ "$try" = 1 ]; then
+      mv "$left.new" "$left"
+    else
+      awk -F '\t' -v times=$((try - 1)) -v varied="$varied" '
+        FILENAME == ARGV[1] { before[$1 FS $2] = $3 FS $4; order[++n] = $1 FS $2; next }
+        $3 $4 ~ /^(passfail|failpass)$/ && before[$1 FS $2] == $4 FS $3 { next }
+        { print; still[$1 FS $2] = 1 }
+        END { for (i = 1; i <= n; i++) if (!(order[i] in still)) print order[i] FS before[order[i]] FS times >>varied }' \
+        "$left" "$left.new" >"$left.kept"
+      mv "$left.kept" "$left"
+    fi
     runs=(bare "$node")
   done
   refusals "$out" >>"$left"
@@ -207,7 +216,7 @@ ended() {
   other=$(unexplained "$case" "$node") && read -r tests pass fail refused skip < <(count "$out") || die "cannot count the tests of $case ($node)"
   printf '%-10s %-10s %5s %5s %5s %7s %5s  %s\n' "$case" "$node" "$tests" "$pass" "$fail" "$refused" "$skip" \
     "$(wc -l <"$out.differ") ($(grep -c . <<<"$other" || true) unexplained)"
-  awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s; differed %d time%s, then not\n", $1, $2 == "" ? "the whole file" : $2, $3, $4, $5, $5 == 1 ? "" : "s" }' "$out.varied"
+  awk -F '\t' '{ printf "  %s: %s: bare %s, through us %s; differed %d time%s, then not so\n", $1, $2 == "" ? "the whole file" : $2, $3, $4, $5, $5 == 1 ? "" : "s" }' "$out.varied"
   wrong=$(
     [ "$(passes "$out" "$node")" -gt 0 ] || echo "  no test passes"
     cut_files "$out"
