@@ -67,23 +67,55 @@ func (s syncs) After(step host.Step, err error) {
 	s[step.Path] = s[step.Path] || step.Kind == host.SyncsDir && err == nil
 }
 
-// TestAGrantThatIsFoundIsDurable: the program that made it may have been killed before it was.
-func TestAGrantThatIsFoundIsDurable(t *testing.T) {
-	const user = 60001
-	secret := strings.Repeat("ab", 16)
-	n := daemontest.NewNode(t)
-	id := n.Grant('a')
+// ofUser has a grant be one that a user asked for with a secret.
+func ofUser(t *testing.T, n *daemontest.TestNode, id grant.ID, user uint32, secret string) {
+	t.Helper()
 	daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) error {
 		g, err := tx.Get(id)
 		daemontest.Must(t, err)
 		g.User, g.Secret = user, grant.SecretHash(secret)
 		return tx.Put(g)
 	}))
+}
+
+// TestAGrantThatIsFoundIsDurable: the program that made it may have been killed before it was.
+func TestAGrantThatIsFoundIsDurable(t *testing.T) {
+	const user = 60001
+	secret := strings.Repeat("ab", 16)
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	ofUser(t, n, id, user, secret)
 	seen := syncs{}
 	host.Simulated = seen
 	defer func() { host.Simulated = nil }()
 	g, found, err := grants.FindBySecret(n.Node, user, secret)
 	if !found || g.ID != id || err != nil || !seen[n.Policy.StateDir+"/grants"] {
 		t.Errorf("%v, %s, %v; synced %v", found, g.ID, err, seen)
+	}
+}
+
+// TestWhoseGrantIsFound: only its user's, with its secret, until it is released: its container may
+// run for long after that.
+func TestWhoseGrantIsFound(t *testing.T) {
+	const user = 60001
+	secret, other := strings.Repeat("ab", 16), strings.Repeat("cd", 16)
+	n := daemontest.NewNode(t)
+	oneCard(t, n)
+	id := n.Grant('a')
+	ofUser(t, n, id, user, secret)
+	n.Start(id, "lives")
+	finds := func(user uint32, secret string) bool {
+		_, found, err := grants.FindBySecret(n.Node, user, secret)
+		daemontest.Must(t, err)
+		return found
+	}
+	if !finds(user, secret) || finds(user, other) || finds(user+1, secret) {
+		t.Errorf("its user's %v, with another secret %v, another user's %v", finds(user, secret),
+			finds(user, other), finds(user+1, secret))
+	}
+	g, err := grants.Release(n.Node, id, false)
+	daemontest.Must(t, err)
+	if !g.Draining || finds(user, secret) {
+		t.Errorf("draining %v, and found %v", g.Draining, finds(user, secret))
 	}
 }
