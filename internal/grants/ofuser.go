@@ -3,6 +3,7 @@ package grants
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gpuledger/gpuledger/internal/grant"
 	"github.com/gpuledger/gpuledger/internal/host"
@@ -77,16 +78,34 @@ func FindBySecret(n *node.Node, user uint32, secret string) (found grant.Grant, 
 	return FindBySecretIn(n, o, user, secret)
 }
 
-// FindBySecretIn is FindBySecret in a ledger that was read already.
+// FindBySecretIn is FindBySecret in a ledger that was read already. It reads the ledger again if an
+// entry could not be read: that may be the one, and an error of the disk may be over. An entry that
+// is damaged is passed over.
 func FindBySecretIn(n *node.Node, o Overview, user uint32, secret string) (grant.Grant, bool, error) {
-	hash, id := grant.SecretHash(secret), grant.IDBySecret(secret)
-	for _, g := range o.Grants {
-		is := g.Secret == hash || g.ID == id && !g.Owner.HasSecret()
-		if g.User == user && is && !g.Draining {
-			return g, true, n.Ledger.Persist()
+	g, found := bySecret(o, user, secret)
+	if !found && len(o.Damaged) > 0 {
+		var err error
+		if o, err = Read(n); err != nil {
+			return g, false, err
 		}
+		g, found = bySecret(o, user, secret)
 	}
-	return grant.Grant{}, false, nil
+	if !found {
+		return g, false, nil
+	}
+	return g, true, n.Ledger.Persist()
+}
+
+func bySecret(o Overview, user uint32, secret string) (g grant.Grant, found bool) {
+	hash, id := grant.SecretHash(secret), grant.IDBySecret(secret)
+	i := slices.IndexFunc(o.Grants, func(g grant.Grant) bool {
+		is := g.Secret == hash || g.ID == id && !g.Owner.HasSecret()
+		return g.User == user && is && !g.Draining
+	})
+	if i < 0 {
+		return g, false
+	}
+	return o.Grants[i], true
 }
 
 // releaseIf is Release without force, of a grant that may be released.

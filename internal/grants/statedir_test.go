@@ -119,3 +119,40 @@ func TestWhoseGrantIsFound(t *testing.T) {
 		t.Errorf("draining %v, and found %v", g.Draining, finds(user, secret))
 	}
 }
+
+// unreadable fails the next reads of a file, as many as it is told.
+type unreadable struct {
+	path  string
+	times int
+}
+
+func (*unreadable) Random() (r [16]byte)   { return r }
+func (*unreadable) After(host.Step, error) {}
+func (u *unreadable) Before(step host.Step) error {
+	if step.Kind != host.Reads || step.Path != u.path || u.times == 0 {
+		return nil
+	}
+	u.times--
+	return unix.EIO
+}
+
+// TestAGrantIsFoundAfterAnErrorOfTheDisk: a request whose grant cannot be read just then would get
+// a second one.
+func TestAGrantIsFoundAfterAnErrorOfTheDisk(t *testing.T) {
+	const user = 60001
+	secret := strings.Repeat("ab", 16)
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
+	ofUser(t, n, id, user, secret)
+	disk := &unreadable{path: n.Policy.StateDir + "/grants/" + string(id) + ".json", times: 1}
+	host.Simulated = disk
+	defer func() { host.Simulated = nil }()
+	g, found, err := grants.FindBySecret(n.Node, user, secret)
+	if disk.times != 0 || !found || g.ID != id || err != nil {
+		t.Errorf("%d errors are left; %v, %s, %v", disk.times, found, g.ID, err)
+	}
+	disk.times = 9
+	if _, found, err := grants.FindBySecret(n.Node, user, secret); found || err != nil {
+		t.Errorf("a grant that cannot be read is found: %v, %v", found, err)
+	}
+}
