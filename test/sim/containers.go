@@ -57,7 +57,13 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 		c.report(checkUnasked(p, d))
 	}
 	if d.Kind == grant.Refused {
-		c.report(checkRefused(p, d, c.inside()))
+		v := c.inside()
+		c.report(checkRefused(p, d, v))
+		for _, g := range v.Grants { // the disk may have failed when that was to be undone
+			if p.hasBound(g) {
+				noteBeside(c.boxes, g.ID, nameOf(name))
+			}
+		}
 		return
 	}
 	b := &box{name: name, creator: p, faulty: p.faults > 0}
@@ -104,13 +110,18 @@ func checkRefused(p *process, d node.Decision, v grant.View) string {
 		return ""
 	}
 	for _, g := range v.Grants {
-		for _, b := range g.Bindings {
-			if b.Creator == (grant.Process{PID: p.pid, Start: p.start}) {
-				return fmt.Sprintf("%s is refused (%s), and grant %s is bound to it", p.name, d.Code, g.ID)
-			}
+		if p.hasBound(g) {
+			return fmt.Sprintf("%s is refused (%s), and grant %s is bound to it", p.name, d.Code, g.ID)
 		}
 	}
 	return ""
+}
+
+// hasBound reports whether a create has bound a grant.
+func (p *process) hasBound(g grant.Grant) bool {
+	return slices.ContainsFunc(g.Bindings, func(b grant.Binding) bool {
+		return b.Creator == grant.Process{PID: p.pid, Start: p.start}
+	})
 }
 
 // record writes the state as crun and runc do.

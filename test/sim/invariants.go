@@ -103,10 +103,8 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 				return p.binds && !p.done && at.Creator == grant.Process{PID: p.pid, Start: p.start}
 			}
 			created := slices.ContainsFunc(processes, creates)
-			for _, b := range boxes {
-				if created && isBox(b) {
-					b.beside = append(b.beside, g.ID)
-				}
+			if created {
+				noteBeside(boxes, g.ID, at.Container)
 			}
 			mayHave := func(b *box) bool { return isBox(b) && b.mayHave(g.ID) }
 			switch {
@@ -119,6 +117,15 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 		}
 	}
 	return ""
+}
+
+// noteBeside notes for what runs that another create of its id is at work with a grant.
+func noteBeside(boxes []*box, id grant.ID, container string) {
+	for _, b := range boxes {
+		if nameOf(b.name) == container && b.runs() {
+			b.beside = append(b.beside, id)
+		}
+	}
 }
 
 // mayHave reports whether the binding of a grant may count as this container's: the container has
