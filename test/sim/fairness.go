@@ -99,10 +99,13 @@ func (u *users) checkTurns(v grant.View) {
 		r.number = 0 // counted
 	}
 	for _, r := range waiting {
-		// If its user was served, too, it may be the first one only since then. If the clock was
-		// set, it may fit only since then. If a grant could not be read, its GPUs were closed.
+		// What was served before it waited does not count. If its user was served, too, it may be the
+		// first one only since then. If the clock was set, it may fit only since then. If a grant
+		// could not be read, its GPUs were closed.
 		own := func(o *userAsk) bool { return o.User == r.User }
-		if u.clockSet || u.unread || slices.ContainsFunc(served, own) || !isFirst(r, waiting) ||
+		anew := r.seen != r.number
+		r.seen = r.number
+		if anew || u.clockSet || u.unread || slices.ContainsFunc(served, own) || !isFirst(r, waiting) ||
 			!hasRoom(r.Ask, v, u.inventory) {
 			clear(r.passed)
 		}

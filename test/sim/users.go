@@ -54,6 +54,7 @@ type userAsk struct {
 	waiter *userqueue.Waiter // while it is in the queue
 	number int               // of its entry into the queue, in their order
 	over   bool              // the time that it waits is over
+	seen   int               // the number with which it was seen to wait
 	passed map[uint32]int    // how often others were served while it could have been (fairness.go)
 }
 
