@@ -99,9 +99,9 @@ func (u *users) checkTurns(v grant.View) {
 		r.number = 0 // counted
 	}
 	for _, r := range waiting {
-		// What was served before it waited does not count. If its user was served, too, it may be the
-		// first one only since then. If the clock was set, it may fit only since then. If a grant
-		// could not be read, its GPUs were closed.
+		// What was served before it waited does not count. If its user was served, too, it may be
+		// the first one only since then. If the clock was set, it may fit only since then. If a
+		// grant could not be read, its GPUs were closed.
 		own := func(o *userAsk) bool { return o.User == r.User }
 		anew := r.seen != r.number
 		r.seen = r.number
