@@ -61,12 +61,12 @@ func (c *containers) make(p *process, n *node.Node, name int, engine grant.Engin
 		c.report(checkRefused(p, d, v))
 		for _, g := range v.Grants { // the disk may have failed when that was to be undone
 			if p.hasBound(g) {
-				noteBeside(c.boxes, g.ID, nameOf(name))
+				noteBeside(c.boxes, c.all, g.ID, nameOf(name))
 			}
 		}
 		return
 	}
-	b := &box{name: name, creator: p, faulty: p.faults > 0}
+	b := &box{name: name, creator: p, faulty: p.faults > 0, beside: p.beside}
 	if d.Bound {
 		b.grant, b.alone = d.Grant.ID, d.Grant.Mode.IsWhole()
 		b.limited, b.mps = d.Limited, d.Grant.Mode == grant.MPS

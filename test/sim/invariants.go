@@ -104,7 +104,7 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 			}
 			created := slices.ContainsFunc(processes, creates)
 			if created {
-				noteBeside(boxes, g.ID, at.Container)
+				noteBeside(boxes, processes, g.ID, at.Container)
 			}
 			mayHave := func(b *box) bool { return isBox(b) && b.mayHave(g.ID) }
 			switch {
@@ -119,8 +119,14 @@ func checkAlive(v grant.View, boxes []*box, processes []*process) string {
 	return ""
 }
 
-// noteBeside notes for what runs that another create of its id is at work with a grant.
-func noteBeside(boxes []*box, id grant.ID, container string) {
+// noteBeside notes for what runs, or is being decided about, that another create of its id is at
+// work with a grant.
+func noteBeside(boxes []*box, processes []*process, id grant.ID, container string) {
+	for _, p := range processes {
+		if p.creates && !p.done && nameOf(p.makes) == container {
+			p.beside = append(p.beside, id)
+		}
+	}
 	for _, b := range boxes {
 		if nameOf(b.name) == container && b.runs() {
 			b.beside = append(b.beside, id)

@@ -28,6 +28,8 @@ type process struct {
 	creates bool // it decides about a container
 	binds   bool // or has decided: it may be the creator of a container
 	makes   int  // which container that is
+	// beside are the grants of other creates of that id, which were at work meanwhile
+	beside []grant.ID
 	// earliest is the earliest time that the clock has shown since its create began
 	earliest time.Time
 	update   bool        // it changes a grant, which takes two changes of two files
