@@ -96,6 +96,7 @@ func FindBySecretIn(n *node.Node, o Overview, user uint32, secret string) (grant
 	return g, true, n.Ledger.Persist()
 }
 
+// bySecret looks for the grant among those that could be read.
 func bySecret(o Overview, user uint32, secret string) (g grant.Grant, found bool) {
 	hash, id := grant.SecretHash(secret), grant.IDBySecret(secret)
 	i := slices.IndexFunc(o.Grants, func(g grant.Grant) bool {

@@ -1,7 +1,9 @@
 package grants_test
 
 import (
+	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,24 +69,28 @@ func (s syncs) After(step host.Step, err error) {
 	s[step.Path] = s[step.Path] || step.Kind == host.SyncsDir && err == nil
 }
 
-// ofUser has a grant be one that a user asked for with a secret.
-func ofUser(t *testing.T, n *daemontest.TestNode, id grant.ID, user uint32, secret string) {
+const (
+	user   = 60001
+	secret = "abababababababababababababababab"
+)
+
+// nodeOfUser has a grant that the user asked for with the secret.
+func nodeOfUser(t *testing.T) (*daemontest.TestNode, grant.ID) {
 	t.Helper()
+	n := daemontest.NewNode(t)
+	id := n.Grant('a')
 	daemontest.Must(t, n.Ledger.Update(func(tx *ledger.Tx) error {
 		g, err := tx.Get(id)
 		daemontest.Must(t, err)
 		g.User, g.Secret = user, grant.SecretHash(secret)
 		return tx.Put(g)
 	}))
+	return n, id
 }
 
 // TestAGrantThatIsFoundIsDurable: the program that made it may have been killed before it was.
 func TestAGrantThatIsFoundIsDurable(t *testing.T) {
-	const user = 60001
-	secret := strings.Repeat("ab", 16)
-	n := daemontest.NewNode(t)
-	id := n.Grant('a')
-	ofUser(t, n, id, user, secret)
+	n, id := nodeOfUser(t)
 	seen := syncs{}
 	host.Simulated = seen
 	defer func() { host.Simulated = nil }()
@@ -97,12 +103,9 @@ func TestAGrantThatIsFoundIsDurable(t *testing.T) {
 // TestWhoseGrantIsFound: only its user's, with its secret, until it is released: its container may
 // run for long after that.
 func TestWhoseGrantIsFound(t *testing.T) {
-	const user = 60001
-	secret, other := strings.Repeat("ab", 16), strings.Repeat("cd", 16)
-	n := daemontest.NewNode(t)
+	other := strings.Repeat("cd", 16)
+	n, id := nodeOfUser(t)
 	oneCard(t, n)
-	id := n.Grant('a')
-	ofUser(t, n, id, user, secret)
 	n.Start(id, "lives")
 	finds := func(user uint32, secret string) bool {
 		_, found, err := grants.FindBySecret(n.Node, user, secret)
@@ -120,39 +123,38 @@ func TestWhoseGrantIsFound(t *testing.T) {
 	}
 }
 
-// unreadable fails the next reads of a file, as many as it is told.
-type unreadable struct {
-	path  string
-	times int
-}
+// unreadable fails one read of each of these paths, in this order.
+type unreadable []string
 
 func (*unreadable) Random() (r [16]byte)   { return r }
 func (*unreadable) After(host.Step, error) {}
 func (u *unreadable) Before(step host.Step) error {
-	if step.Kind != host.Reads || step.Path != u.path || u.times == 0 {
+	if step.Kind != host.Reads || len(*u) == 0 || step.Path != (*u)[0] {
 		return nil
 	}
-	u.times--
+	*u = (*u)[1:]
 	return unix.EIO
 }
 
 // TestAGrantIsFoundAfterAnErrorOfTheDisk: a request whose grant cannot be read just then would get
-// a second one.
+// a second one. If the ledger cannot be read then, that is an error. An entry that cannot be read
+// twice is passed over.
 func TestAGrantIsFoundAfterAnErrorOfTheDisk(t *testing.T) {
-	const user = 60001
-	secret := strings.Repeat("ab", 16)
-	n := daemontest.NewNode(t)
-	id := n.Grant('a')
-	ofUser(t, n, id, user, secret)
-	disk := &unreadable{path: n.Policy.StateDir + "/grants/" + string(id) + ".json", times: 1}
-	host.Simulated = disk
+	n, id := nodeOfUser(t)
+	dir := n.Policy.StateDir + "/grants"
+	entry := dir + "/" + string(id) + ".json"
 	defer func() { host.Simulated = nil }()
-	g, found, err := grants.FindBySecret(n.Node, user, secret)
-	if disk.times != 0 || !found || g.ID != id || err != nil {
-		t.Errorf("%d errors are left; %v, %s, %v", disk.times, found, g.ID, err)
-	}
-	disk.times = 9
-	if _, found, err := grants.FindBySecret(n.Node, user, secret); found || err != nil {
-		t.Errorf("a grant that cannot be read is found: %v, %v", found, err)
+	for _, c := range []struct {
+		unreadable unreadable
+		found      bool
+		err        error
+	}{{unreadable{entry}, true, nil}, {unreadable{entry, dir}, false, unix.EIO},
+		{unreadable{entry, entry}, false, nil}} {
+		disk := slices.Clone(c.unreadable)
+		host.Simulated = &disk
+		g, found, err := grants.FindBySecret(n.Node, user, secret)
+		if len(disk) > 0 || found != c.found || found && g.ID != id || !errors.Is(err, c.err) {
+			t.Errorf("%v: %v, %s, %v; not read: %v", c.unreadable, found, g.ID, err, disk)
+		}
 	}
 }

@@ -53,7 +53,7 @@ func live(t *testing.T, seed uint64, traced bool) (*life, string) {
 	return l, l.Run(steps)
 }
 
-// lockFile makes a file and locks it. Whoever had the lock removes the file. Another process may
+// lockFile makes a file and locks it. The process that had the lock removes the file. Another may
 // have made a new one since then and locked that, so a lock of a removed file does not count.
 func lockFile(path string) (*os.File, error) {
 	for {
